@@ -1,0 +1,24 @@
+//! Core ML's model format as prost types: the part that `anec` reads and writes.
+//!
+//! `schema/` states the format's message names, field names and numbers; the code under `generated/` is made from it by
+//! `tests/schema.rs` and committed, so that a build needs no schema compiler. All maps are ordered, so that equal
+//! messages have equal bytes. Model kinds other than ML Programs decode as empty messages: enough to name them.
+
+/// `CoreML.Specification`: the model and its description.
+#[allow(missing_docs, clippy::large_enum_variant)] // names and numbers are the format's; there is nothing to add
+pub mod specification {
+    include!("generated/core_ml.specification.rs");
+
+    /// `CoreML.Specification.CoreMLModels`: kinds of model that are only recognised.
+    pub mod core_ml_models {
+        include!("generated/core_ml.specification.core_ml_models.rs");
+    }
+
+    /// `CoreML.Specification.MILSpec`: ML Programs.
+    pub mod mil_spec {
+        include!("generated/core_ml.specification.mil_spec.rs");
+    }
+}
+
+pub use prost::Message;
+pub use specification::{mil_spec, *};

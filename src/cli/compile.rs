@@ -1,0 +1,34 @@
+//! `anec compile`
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::convert::pipeline::compile_bundle;
+use crate::convert::progress::Progress;
+use crate::error::Result;
+
+/// Compiles the packages of a bundle with Core ML's compiler, and notes it in the bundle.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder of the bundle
+    #[arg(default_value = ".")]
+    bundle: PathBuf,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let bundle = compile_bundle(&self.bundle, &Progress::on_stderr())?;
+        let compiled: Vec<_> = bundle.packages.iter().filter_map(|p| p.compiled.as_deref()).collect();
+        if self.json {
+            print_json(&json!({"bundle": self.bundle, "compiled": compiled}));
+        } else {
+            print(&format!("compiled {} packages of {}", compiled.len(), self.bundle.display()));
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,75 @@
+//! `anec convert`
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::input::Input;
+use super::{print, print_json};
+use crate::convert::progress::Progress;
+use crate::convert::{Options, Outcome, convert};
+use crate::error::Result;
+use crate::report;
+
+/// Converts weights into a bundle of Core ML packages.
+///
+/// An interrupted conversion goes on where it was when the same command is given again.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    input: Input,
+    /// Folder of the bundle; NAME.anec in the current folder if not given
+    #[arg(short, long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Threads; one for each core if not given
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// Replaces a bundle of other inputs, and starts an interrupted conversion anew
+    #[arg(long)]
+    force: bool,
+    /// Leaves compilation to `anec compile`
+    #[arg(long)]
+    no_compile: bool,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        if let Some(jobs) = self.jobs {
+            // fails only where the pool was made before, which nothing here does
+            // with a single thread the package writer waits for itself
+            let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs).max(2)).build_global();
+        }
+        let options = Options {
+            manifest: self.input.manifest()?,
+            out: self.out,
+            force: self.force,
+            compile: !self.no_compile,
+            progress: Progress::on_stderr(),
+        };
+        match convert(&options)? {
+            Outcome::UpToDate(path) if self.json => {
+                print_json(&json!({"status": "up_to_date", "path": path}));
+            }
+            Outcome::UpToDate(path) => print(&format!("{} is up to date", path.display())),
+            Outcome::Written(written) => {
+                for note in &written.notes {
+                    eprintln!("note: {note}");
+                }
+                if self.json {
+                    print_json(&json!({
+                        "status": "written",
+                        "path": written.path,
+                        "notes": written.notes,
+                        "report": written.report,
+                    }));
+                } else {
+                    print(&report::conversion(&written.path, &written.bundle, &written.report));
+                }
+            }
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,111 @@
+//! `anec demo`
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::model::PrecisionName;
+use super::run::continue_text;
+use super::validate::candidates;
+use super::{print, print_json};
+use crate::convert::progress::Progress;
+use crate::convert::{Bundle, Options, Outcome, convert, files};
+use crate::error::Result;
+use crate::manifest::Manifest;
+use crate::report;
+use crate::runtime::{Request, RuntimeError, Sampling, Tokenizer};
+use crate::validate::{Golden, Report, Thresholds, parity, structure};
+
+/// Converts, checks and runs a small language model that is part of this program.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Keeps the bundle in this folder
+    #[arg(short, long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Text for the model to continue
+    #[arg(long, value_name = "TEXT", default_value = "It was a fine morning, and")]
+    prompt: String,
+    /// Seed of the continuation
+    #[arg(long, value_name = "N", default_value_t = SEED)]
+    seed: u64,
+    /// Prints the results as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A seed whose continuation reads well.
+const SEED: u64 = 1;
+/// Length of the continuation: a paragraph.
+const TOKENS: usize = 120;
+
+/// The model's files, built into the binary: the demo runs wherever the binary does.
+const MODEL: [(&str, &[u8]); 5] = [
+    ("config.json", include_bytes!("../../demo/model/config.json")),
+    ("generation_config.json", include_bytes!("../../demo/model/generation_config.json")),
+    ("tokenizer.json", include_bytes!("../../demo/model/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../../demo/model/tokenizer_config.json")),
+    ("model.safetensors", include_bytes!("../../demo/model/model.safetensors")),
+];
+/// What transformers computes from it.
+const GOLDEN: &[u8] = include_bytes!("../../demo/golden.safetensors");
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let folder = tempfile::tempdir().map_err(RuntimeError::io(std::env::temp_dir(), "create a folder in"))?;
+        let source = folder.path().join("model");
+        unpack(&source)?;
+        let out = self.out.clone().unwrap_or_else(|| folder.path().join("demo.anec"));
+
+        let mut manifest = Manifest::open("manifests/demo.yaml", &[])?;
+        manifest.source = Some(source.display().to_string());
+        let options =
+            Options { manifest, out: Some(out.clone()), force: false, compile: true, progress: Progress::on_stderr() };
+        let outcome = convert(&options)?;
+        if let (Outcome::Written(written), false) = (&outcome, self.json) {
+            print(&report::conversion(&written.path, &written.bundle, &written.report));
+        }
+
+        let bundle = Bundle::read(&out)?;
+        let golden = Golden::from_bytes(Path::new("demo/golden.safetensors"), GOLDEN)?;
+        let candidates = candidates(&out, &[PrecisionName::F32, PrecisionName::F16])?;
+        let thresholds = Thresholds::of(&bundle.manifest.gates).parity;
+        let gates = vec![structure(&bundle, &out), parity(&candidates, &golden, &thresholds)?];
+        let report = Report::new(&bundle.name, gates);
+        if !self.json {
+            print(&report::gates(&report));
+        }
+
+        let model = &candidates[0].model;
+        let tokenizer = Tokenizer::of(&bundle, &out)?;
+        let request = Request {
+            prompt: tokenizer.encode(&self.prompt)?,
+            max_tokens: TOKENS,
+            sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.0, seed: self.seed },
+            stops: bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect(),
+        };
+        if !self.json {
+            print("");
+            eprint!("{}", self.prompt);
+        }
+        let (generation, text) = continue_text(model, Some(&tokenizer), &request, !self.json)?;
+        if self.json {
+            print_json(&json!({
+                "bundle": self.out,
+                "gates": report,
+                "prompt": self.prompt,
+                "text": text,
+                "generation": generation,
+            }));
+        }
+        Ok(report.exit_code(false))
+    }
+}
+
+/// Writes the model's files into a folder.
+fn unpack(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(RuntimeError::io(folder, "create"))?;
+    for (name, bytes) in MODEL {
+        files::write(&folder.join(name), bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! `anec inspect`
+
+use std::path::PathBuf;
+
+use super::{print, print_json};
+use crate::convert::{Bundle, bundle};
+use crate::error::Result;
+use crate::mil::verify::verify;
+use crate::package;
+use crate::report::inspection;
+use crate::source::Source;
+
+/// Shows what is in a source (.gguf, .safetensors, a Hugging Face folder), a package (.mlpackage, .mlmodel) or a bundle.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to look at: a path, or hf:owner/name for a source
+    path: String,
+    /// Prints the program of a package as MIL text
+    #[arg(long)]
+    mil: bool,
+    /// Lists every tensor of a source on its own
+    #[arg(long)]
+    all: bool,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a path is.
+enum Kind {
+    Bundle,
+    Package,
+    Source,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let path = PathBuf::from(&self.path);
+        match self.kind() {
+            Kind::Bundle => {
+                let bundle = Bundle::read(&path)?;
+                if self.json {
+                    print_json(&bundle);
+                } else {
+                    print(&inspection::bundle(&bundle));
+                }
+            }
+            Kind::Package => {
+                let package = package::open(&path)?;
+                if self.mil {
+                    print(&package.program.to_string());
+                    return Ok(0);
+                }
+                let inventory = package.inventory();
+                let findings: Vec<String> = package.check_description().iter().map(ToString::to_string).collect();
+                let graph: Vec<String> = verify(&package.program).iter().map(ToString::to_string).collect();
+                if self.json {
+                    print_json(&inspection::package_json(&inventory, &findings, &graph));
+                } else {
+                    print(&inspection::package(&path, &inventory, &findings, &graph));
+                }
+            }
+            Kind::Source => {
+                let source = Source::open(&self.path)?;
+                if self.json {
+                    print_json(&inspection::source_json(&source));
+                } else {
+                    print(&inspection::source(&source, self.all));
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    fn kind(&self) -> Kind {
+        let path = PathBuf::from(&self.path);
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        if path.join(bundle::FILE_NAME).is_file() {
+            Kind::Bundle
+        } else if matches!(extension, "mlpackage" | "mlmodel" | "mlmodelc") || path.join("Manifest.json").is_file() {
+            Kind::Package
+        } else {
+            Kind::Source
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! `anec logits`
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::model::{Input, Runner};
+use super::{print, print_json};
+use crate::convert::files;
+use crate::error::Result;
+use crate::runtime::{Ask, Chunking, Positions};
+use crate::validate::golden::TensorFile;
+
+/// Computes the logits after every token and writes them to a safetensors file.
+///
+/// The file has `tokens` i32 [n], `logits` f32 [n, vocabulary] and, with --hidden, `hidden.N` f32 [n, hidden size]: what
+/// enters layer N, or leaves the last one.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    runner: Runner,
+    #[command(flatten)]
+    input: Input,
+    /// File to write
+    #[arg(short, long, value_name = "FILE")]
+    out: PathBuf,
+    /// Tokens of each call; several numbers are taken in turn. As many as the functions take if not given
+    #[arg(long, value_delimiter = ',', value_name = "T,T,…")]
+    chunk: Vec<u64>,
+    /// Writes the hidden states between the layers, too
+    #[arg(long)]
+    hidden: bool,
+    /// Prints what was written as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let model = self.runner.open()?;
+        let tokens = self.input.tokens(&model)?;
+        let chunking = if self.chunk.is_empty() { Chunking::Largest } else { Chunking::Pattern(self.chunk) };
+        let ask = Ask { logits: Positions::All, hidden: self.hidden, chunking };
+        let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
+        let facts = &model.bundle().model;
+        let about = [
+            ("bundle", model.bundle().name.as_str()),
+            ("precision", self.runner.precision()),
+            ("version", env!("CARGO_PKG_VERSION")),
+        ];
+        let mut file = TensorFile::new(about.map(|(key, value)| (key.into(), value.into())).into());
+        file.integers("tokens", &tokens);
+        file.matrix("logits", facts.vocab_size as usize, &answer.logits);
+        for (number, values) in answer.hidden.iter().enumerate() {
+            file.matrix(&format!("hidden.{number}"), facts.hidden_size as usize, values);
+        }
+        let written = files::write(&self.out, &file.to_bytes())?;
+        let best: Vec<u32> =
+            answer.logits.chunks_exact(facts.vocab_size as usize).map(crate::runtime::sampling::argmax).collect();
+        if self.json {
+            let mut about: BTreeMap<&str, serde_json::Value> =
+                about.into_iter().map(|(key, value)| (key, json!(value))).collect();
+            about.insert("out", json!(self.out));
+            about.insert("positions", json!(tokens.len()));
+            about.insert("vocab_size", json!(facts.vocab_size));
+            about.insert("argmax", json!(best));
+            print_json(&about);
+        } else {
+            let size = crate::report::bytes(written.bytes);
+            print(&format!("{}: logits of {} positions, {size}", self.out.display(), tokens.len()));
+        }
+        Ok(0)
+    }
+}

@@ -1,0 +1,43 @@
+//! `anec manifests`
+
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::error::Result;
+use crate::manifest::{Manifest, ManifestError, builtin, error::nearest};
+use crate::report;
+
+/// Lists the built-in manifests, or prints one.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Prints this manifest
+    name: Option<String>,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let read = |b: &builtin::Builtin| Manifest::from_yaml(b.text, b.name, &[]).map(|manifest| (b.name, manifest));
+        let Some(name) = self.name else {
+            let all = builtin::all().iter().map(read).collect::<Result<Vec<_>, _>>()?;
+            if self.json {
+                print_json(&all.iter().map(|(name, m)| json!({"name": name, "manifest": m})).collect::<Vec<_>>());
+            } else {
+                print(&report::manifests(&all));
+            }
+            return Ok(0);
+        };
+        let Some(found) = builtin::find(&name) else {
+            let suggestion = nearest(&name, builtin::names()).map(str::to_owned);
+            return Err(ManifestError::NotFound { name, suggestion }.into());
+        };
+        if self.json {
+            print_json(&read(found)?.1);
+        } else {
+            print(found.text);
+        }
+        Ok(0)
+    }
+}

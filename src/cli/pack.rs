@@ -1,0 +1,89 @@
+//! `anec pack` and `anec unpack`
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::convert::progress::Progress;
+use crate::convert::{Bundle, ConvertError, resume};
+use crate::error::Result;
+use crate::package::archive;
+use crate::report::{bytes, counted};
+
+/// Packs a bundle into one zip file. Equal bundles give equal files.
+#[derive(Debug, clap::Args)]
+pub struct PackArgs {
+    /// Folder of the bundle
+    bundle: PathBuf,
+    /// The file; BUNDLE.zip if not given
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Replaces a file that is there
+    #[arg(long)]
+    force: bool,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Unpacks a bundle. Archives that are damaged, lead out of the folder or are larger than announced are refused.
+#[derive(Debug, clap::Args)]
+pub struct UnpackArgs {
+    /// The zip file
+    archive: PathBuf,
+    /// Folder of the bundle; the file's name without .zip if not given
+    #[arg(short, long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl PackArgs {
+    pub(super) fn run(self) -> Result<u8> {
+        let bundle = Bundle::read(&self.bundle)?;
+        if let Some(package) = bundle.packages.iter().find(|p| !resume::complete(&self.bundle, &p.files)) {
+            let path = self.bundle.join(&package.package);
+            return Err(ConvertError::Bundle { path, problem: "files are missing or cut short".into() }.into());
+        }
+        let out = self.out.unwrap_or_else(|| with_extension(&self.bundle, "zip"));
+        let progress = Progress::on_stderr();
+        progress.stage(&bundle.name);
+        progress
+            .expect(bundle.packages.iter().flat_map(|p| &p.files).chain([&bundle.host.file]).map(|f| f.bytes).sum());
+        let packed = archive::pack(&self.bundle, &out, self.force, &|bytes| progress.add(bytes))?;
+        progress.finish();
+        finish(self.json, &out, packed, "packed into")
+    }
+}
+
+impl UnpackArgs {
+    pub(super) fn run(self) -> Result<u8> {
+        let out = self.out.unwrap_or_else(|| self.archive.with_extension(""));
+        let progress = Progress::on_stderr();
+        let limits = archive::Limits::default();
+        let unpacked = archive::unpack(&self.archive, &out, &limits, &|bytes| progress.add(bytes))?;
+        progress.finish();
+        Bundle::read(&out)?;
+        finish(self.json, &out, unpacked, "unpacked into")
+    }
+}
+
+fn finish(as_json: bool, out: &Path, archived: archive::Archived, what: &str) -> Result<u8> {
+    if as_json {
+        print_json(&json!({"path": out, "files": archived.files, "bytes": archived.bytes}));
+    } else {
+        print(&format!("{} ({}) {what} {}", counted(archived.files, "file"), bytes(archived.bytes), out.display()));
+    }
+    Ok(0)
+}
+
+/// A folder's name with an extension after all that it has: `model-1.5.anec` becomes `model-1.5.anec.zip`.
+fn with_extension(path: &Path, extension: &str) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(extension);
+    path.with_file_name(name)
+}

@@ -1,0 +1,39 @@
+//! Floor 4: conversions. A manifest and a source become a bundle.
+//!
+//! [`pipeline::convert`] plans the packages, builds their functions through the model's family, checks and writes them
+//! one after another, and finishes with the host's file, the tokenizer and `bundle.json`. Weights are read, converted
+//! and written in one stream.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`plan`], [`size`] | what goes into which package, and how many bytes that takes |
+//! | [`estimate`] | how fast that might run |
+//! | [`emit`] | weights in the number format of their role |
+//! | [`pipeline`] | the conversion itself |
+//! | [`resume`] | the journal by which an interrupted conversion goes on |
+//! | [`host`], [`tokenizer`], [`files`] | the files beside the packages |
+//! | [`compile`] | Core ML's compiler |
+//! | [`bundle`], [`report`] | `bundle.json`, `report.json` |
+//! | [`progress`], [`resources`] | progress bar; time and memory |
+
+pub mod bundle;
+pub mod compile;
+pub mod emit;
+pub mod error;
+pub mod estimate;
+pub mod files;
+pub mod host;
+pub mod pipeline;
+pub mod plan;
+pub mod progress;
+pub mod report;
+pub mod resources;
+pub mod resume;
+pub mod size;
+pub mod tokenizer;
+
+pub use bundle::Bundle;
+pub use error::ConvertError;
+pub use estimate::Estimate;
+pub use pipeline::{Options, Outcome, convert};
+pub use plan::Plan;

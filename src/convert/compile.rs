@@ -1,0 +1,69 @@
+//! Core ML's compiler, `xcrun coremlcompiler`, where it is there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::error::ConvertError;
+
+/// The compiler.
+#[derive(Debug)]
+pub struct Compiler {
+    xcrun: PathBuf,
+}
+
+impl Compiler {
+    /// Finds the compiler.
+    ///
+    /// # Errors
+    /// [`ConvertError::NoCompiler`] with the reason where it isn't there.
+    pub fn find() -> Result<Self, ConvertError> {
+        let missing = |why: &str| ConvertError::NoCompiler(why.to_owned());
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let xcrun = std::env::split_paths(&path)
+            .map(|folder| folder.join("xcrun"))
+            .find(|file| file.is_file())
+            .ok_or_else(|| missing("there is no xcrun on this machine"))?;
+        let found = Command::new(&xcrun).args(["--find", "coremlcompiler"]).output();
+        match found {
+            Ok(output) if output.status.success() => Ok(Compiler { xcrun }),
+            Ok(_) => Err(missing("xcrun finds no coremlcompiler; Xcode has one")),
+            Err(error) => Err(missing(&format!("xcrun doesn't run: {error}"))),
+        }
+    }
+
+    /// Compiles a package of `folder` beside it; gives the name of the compiled model.
+    ///
+    /// # Errors
+    /// What the compiler says, with the package.
+    pub fn compile(&self, folder: &Path, package: &str) -> Result<String, ConvertError> {
+        let stem = package.strip_suffix(".mlpackage").unwrap_or(package);
+        let name = format!("{stem}.mlmodelc");
+        let target = folder.join(&name);
+        // the compiler writes into a folder under the package's name; there the result is whole or not at all
+        let scratch = tempfile::Builder::new()
+            .prefix(".compiling-")
+            .tempdir_in(folder)
+            .map_err(ConvertError::io(folder, "write to"))?;
+        let output = Command::new(&self.xcrun)
+            .args(["coremlcompiler", "compile"])
+            .arg(folder.join(package))
+            .arg(scratch.path())
+            .output()
+            .map_err(ConvertError::io(&self.xcrun, "run"))?;
+        let compiled = scratch.path().join(&name);
+        if !output.status.success() || !compiled.is_dir() {
+            let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
+            let text: Vec<_> = text.into_iter().filter(|t| !t.is_empty()).collect();
+            return Err(ConvertError::Compiler {
+                package: package.to_owned(),
+                status: output.status.to_string(),
+                output: text.join("\n"),
+            });
+        }
+        if target.exists() {
+            std::fs::remove_dir_all(&target).map_err(ConvertError::io(&target, "replace"))?;
+        }
+        std::fs::rename(&compiled, &target).map_err(ConvertError::io(&target, "rename"))?;
+        Ok(name)
+    }
+}

@@ -1,0 +1,128 @@
+//! Puts weights into functions in the number format that the manifest gives their role, and keeps account of them.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::report::TensorReport;
+use crate::error::Result;
+use crate::family::EmitWeight;
+use crate::manifest::{Granularity, Quant, Role, WeightFormat};
+use crate::mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
+use crate::quant::{Fp16, Int8, Measures};
+use crate::source::Weight;
+
+/// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
+pub struct Emitter<'a> {
+    quant: &'a Quant,
+    emitted: IndexMap<Key, Emitted>,
+}
+
+/// What makes two emitted weights the same: their elements and how they are held.
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    weight: String,
+    channels: u64,
+    format: (WeightFormat, Granularity),
+}
+
+struct Emitted {
+    value: ValueId,
+    name: Option<String>,
+    role: Role,
+    tensors: Vec<String>,
+    shape: Vec<u64>,
+    data: Arc<dyn Content>,
+    scale: Option<(Arc<dyn Content>, u64)>,
+    measures: Arc<Measures>,
+}
+
+impl<'a> Emitter<'a> {
+    /// An emitter for a new package.
+    pub fn new(quant: &'a Quant) -> Self {
+        Emitter { quant, emitted: IndexMap::new() }
+    }
+
+    /// Takes the names of weights that this function, which was just built, is the first to use.
+    pub fn name_after(&mut self, function: &Function) {
+        for emitted in self.emitted.values_mut().filter(|e| e.name.is_none()) {
+            emitted.name = Some(function.value(emitted.value).name.clone());
+        }
+    }
+
+    /// What became of each weight; call it once the package is written.
+    pub fn reports(&self) -> Vec<TensorReport> {
+        let report = |(key, e): (&Key, &Emitted)| {
+            let scale_bytes = e.scale.as_ref().map_or(0, |(_, count)| 2 * count);
+            TensorReport {
+                name: e.name.clone().unwrap_or_default(),
+                tensors: e.tensors.clone(),
+                role: e.role,
+                shape: e.shape.clone(),
+                weights: key.format.0,
+                granularity: (key.format.0 != WeightFormat::None).then_some(key.format.1),
+                bytes: e.data.length() + scale_bytes,
+                loss: e.measures.total(),
+            }
+        };
+        self.emitted.iter().map(report).collect()
+    }
+}
+
+impl EmitWeight for Emitter<'_> {
+    fn emit(
+        &mut self,
+        builder: &mut FunctionBuilder,
+        name: &str,
+        role: Role,
+        weight: &Weight,
+        shape: &[u64],
+    ) -> Result<ValueId> {
+        let format = self.quant.of(role);
+        let channels = shape.first().copied().unwrap_or(1);
+        let key = Key { weight: weight.key(), channels, format };
+        if let Some(known) = self.emitted.get(&key) {
+            return Ok(add(builder, name, shape, &known.data, &known.scale));
+        }
+        // rows are output channels
+        let rows = weight.reshape(&[channels, weight.elements() / channels.max(1)])?;
+        let (data, scale, measures) = match format {
+            (WeightFormat::None, _) => {
+                let halves = Fp16::new(weight.clone(), self.quant.overflow);
+                let measures = halves.measures();
+                (Arc::new(halves) as Arc<dyn Content>, None, measures)
+            }
+            (WeightFormat::Int8, granularity) => {
+                let int8 = Int8::new(rows, granularity, self.quant.overflow);
+                (int8.data(), Some((int8.scale(), int8.scale_count())), int8.measures())
+            }
+        };
+        let value = add(builder, name, shape, &data, &scale);
+        let (shape, tensors) = (shape.to_vec(), weight.names());
+        self.emitted.insert(key, Emitted { value, name: None, role, tensors, shape, data, scale, measures });
+        Ok(value)
+    }
+}
+
+/// Adds a weight's constants to a function.
+fn add(
+    builder: &mut FunctionBuilder,
+    name: &str,
+    shape: &[u64],
+    data: &Arc<dyn Content>,
+    scale: &Option<(Arc<dyn Content>, u64)>,
+) -> ValueId {
+    let ty = |dtype, shape: &[u64]| TensorType::new(dtype, shape.iter().copied());
+    match scale {
+        None => builder.constant(name, Constant::content(ty(DataType::Fp16, shape), data.clone())),
+        Some((scale, count)) => {
+            let mut scale_shape = vec![1; shape.len()];
+            if let Some(first) = scale_shape.first_mut() {
+                *first = *count;
+            }
+            let data = Constant::content(ty(DataType::Int8, shape), data.clone());
+            let scale = Constant::content(ty(DataType::Fp16, &scale_shape), scale.clone());
+            builder.op("constexpr_blockwise_shift_scale", name, [("data", data), ("scale", scale)])
+        }
+    }
+}

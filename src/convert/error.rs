@@ -1,0 +1,158 @@
+//! Errors of conversions.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Diagnostic, Fault};
+
+/// Why a conversion can't be planned or done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// Neither manifest nor command line names a source.
+    #[error("no source: the manifest names none, and --source isn't given")]
+    NoSource,
+    /// A layer is larger than a package may be.
+    #[error("layer {layer} needs {megabytes:.1} MB of weights, more than the {limit} MB of `shards.max_mb`")]
+    LayerTooLarge {
+        /// The layer.
+        layer: usize,
+        /// Its weights in units of 1,000,000 bytes.
+        megabytes: f64,
+        /// The limit.
+        limit: f64,
+    },
+    /// One row of the LM head is larger than a package may be.
+    #[error("an LM-head piece of one row needs {megabytes:.3} MB, more than the {limit} MB of `shards.max_mb`")]
+    HeadTooLarge {
+        /// Bytes of one row and the final norm, in units of 1,000,000.
+        megabytes: f64,
+        /// The limit.
+        limit: f64,
+    },
+    /// Explicit ranges that don't tile the model's layers.
+    #[error("`shards.layers` ends at layer {end}, but the model has {layers} layers")]
+    LayersDontTile {
+        /// One past the last layer listed.
+        end: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// More LM-head pieces than rows.
+    #[error("`lm_head.split` asks for {pieces} pieces of an LM head of {rows} rows")]
+    TooManyPieces {
+        /// Pieces asked for.
+        pieces: u64,
+        /// Rows of the LM head.
+        rows: u64,
+    },
+    /// A graph that breaks Core ML's rules: a defect of this crate.
+    #[error("{package}: the graph breaks the rules of Core ML:\n{}", findings.join("\n"))]
+    Graph {
+        /// The package.
+        package: String,
+        /// What doesn't hold.
+        findings: Vec<String>,
+    },
+    /// The tokenizer or a configuration names tokens that the model doesn't have.
+    #[error("{place}: token {id} is beyond the model's vocabulary of {vocab_size}")]
+    Vocabulary {
+        /// Where the token is named.
+        place: String,
+        /// Its id.
+        id: u64,
+        /// Rows of embedding and LM head.
+        vocab_size: u64,
+    },
+    /// The output folder holds something else.
+    #[error("{} is there already and isn't a bundle", .0.display())]
+    NotABundle(PathBuf),
+    /// The output folder holds another bundle.
+    #[error("{} holds a bundle of other inputs: {difference}", path.display())]
+    Exists {
+        /// The output folder.
+        path: PathBuf,
+        /// What differs.
+        difference: String,
+    },
+    /// The system refused.
+    #[error("{}: can't {action}: {source}", path.display())]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A `bundle.json` that can't be read or isn't one.
+    #[error("{}: {problem}", path.display())]
+    Bundle {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Core ML's compiler refused a package.
+    #[error("coremlcompiler refused {package} ({status}):\n{output}")]
+    Compiler {
+        /// The package.
+        package: String,
+        /// How it ended.
+        status: String,
+        /// What it said.
+        output: String,
+    },
+    /// Core ML's compiler isn't here.
+    #[error("Core ML's compiler isn't here: {0}")]
+    NoCompiler(String),
+}
+
+impl ConvertError {
+    /// Turns an I/O error of `action` on `path` into a [`ConvertError::Io`].
+    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| ConvertError::Io { path: path.to_owned(), action, source }
+    }
+}
+
+impl Diagnostic for ConvertError {
+    fn fault(&self) -> Fault {
+        match self {
+            ConvertError::NoSource
+            | ConvertError::LayerTooLarge { .. }
+            | ConvertError::HeadTooLarge { .. }
+            | ConvertError::LayersDontTile { .. }
+            | ConvertError::TooManyPieces { .. }
+            | ConvertError::NotABundle(_)
+            | ConvertError::Exists { .. } => Fault::Usage,
+            ConvertError::Bundle { .. } | ConvertError::Vocabulary { .. } | ConvertError::Graph { .. } => Fault::Source,
+            ConvertError::Io { .. } | ConvertError::Compiler { .. } | ConvertError::NoCompiler(_) => Fault::Platform,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            ConvertError::NoSource => Some("give --source PATH, or `source:` in the manifest".into()),
+            ConvertError::LayerTooLarge { megabytes, .. } => Some(format!(
+                "raise `shards.max_mb` to {} or more, or quantize (`quant.weights: int8`)",
+                megabytes.ceil()
+            )),
+            ConvertError::HeadTooLarge { megabytes, .. } => {
+                Some(format!("raise `shards.max_mb` to {} or more", megabytes.ceil()))
+            }
+            ConvertError::LayersDontTile { layers, .. } => {
+                Some(format!("ranges are [first, one past the last]; the last one ends with {layers}"))
+            }
+            ConvertError::NotABundle(_) => Some("choose another folder with --out".into()),
+            ConvertError::Exists { .. } => Some("--force replaces it; --out names another folder".into()),
+            ConvertError::NoCompiler(_) => {
+                Some("run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools".into())
+            }
+            ConvertError::Graph { .. } => Some("this is a defect of anec; please report it with the manifest".into()),
+            ConvertError::Vocabulary { .. } => Some("tokenizer and weights are of different models".into()),
+            ConvertError::TooManyPieces { .. }
+            | ConvertError::Io { .. }
+            | ConvertError::Bundle { .. }
+            | ConvertError::Compiler { .. } => None,
+        }
+    }
+}

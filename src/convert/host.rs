@@ -1,0 +1,108 @@
+//! `host.safetensors`: what the host computes with, streamed. Rotary tables (f32) come first, so that they are aligned;
+//! then the embedding (fp16).
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::bundle::{HostFacts, RopeTable, RopeVariant};
+use super::files::AtomicFile;
+use super::progress::Progress;
+use crate::error::Result;
+use crate::family::Host;
+use crate::manifest::Overflow;
+use crate::quant::Fp16;
+
+/// File name within a bundle's folder.
+pub const FILE_NAME: &str = "host.safetensors";
+/// Name of the embedding table.
+const EMBEDDING: &str = "embedding";
+
+/// Bytes that the file takes, apart from its header.
+pub fn bytes(host: &Host) -> u64 {
+    let tables = host.rope.iter().flat_map(|t| &t.variants).map(|v| 4 * (v.cos.len() + v.sin.len()) as u64);
+    tables.sum::<u64>() + 2 * host.embedding.elements()
+}
+
+/// Writes the file.
+///
+/// # Errors
+/// When the embedding can't be read or held in fp16, or the file can't be written.
+pub fn write(path: &Path, host: &Host, overflow: Overflow, progress: &Progress) -> Result<HostFacts> {
+    let mut header = serde_json::Map::new();
+    let mut end = 0u64;
+    let mut declare = |name: &str, dtype: &str, shape: &[u64], bytes: u64| {
+        let offsets = [end, end + bytes];
+        end += bytes;
+        header.insert(name.to_owned(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
+    };
+    let mut tables: Vec<&[f32]> = Vec::new();
+    let mut rope = Vec::new();
+    for table in &host.rope {
+        let mut variants = Vec::new();
+        for values in &table.variants {
+            let suffix = if table.variants.len() == 1 { String::new() } else { format!(".{}", values.max_length) };
+            let name = |part: &str| format!("{}.{part}{suffix}", table.table);
+            for (part, values) in [("cos", &values.cos), ("sin", &values.sin)] {
+                let rows = values.len() as u64 / table.columns.max(1);
+                declare(&name(part), "F32", &[rows, table.columns], 4 * values.len() as u64);
+                tables.push(values);
+            }
+            variants.push(RopeVariant { max_length: values.max_length, cos: name("cos"), sin: name("sin") });
+        }
+        rope.push(RopeTable { table: table.table.clone(), variants });
+    }
+    declare(EMBEDDING, "F16", host.embedding.shape(), 2 * host.embedding.elements());
+
+    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+    header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
+    let mut file = AtomicFile::create(path)?;
+    file.write(&(header.len() as u64).to_le_bytes())?;
+    file.write(&header)?;
+    for values in tables {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        file.write(&bytes)?;
+    }
+    let embedding = Fp16::new(host.embedding.clone(), overflow);
+    file.stream(&embedding, &|bytes| progress.add(bytes))?;
+    Ok(HostFacts { file: file.finish()?, embedding: EMBEDDING.into(), rope })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family::{RopeTables, RopeValues};
+    use crate::source::Weight;
+
+    #[test]
+    fn the_file_is_safetensors_that_others_read() {
+        let values = |n: u64| (0..n).map(|i| i as f32 * 0.5).collect::<Vec<f32>>();
+        let variant = |max_length| RopeValues { max_length, cos: values(6), sin: values(6) };
+        let host = Host {
+            embedding: Weight::from_values("e", &[50, 3], values(150)).unwrap(),
+            rope: vec![RopeTables { table: "rope".into(), columns: 2, variants: vec![variant(64), variant(128)] }],
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        let facts = write(&path, &host, Overflow::Error, &Progress::hidden()).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(facts.file.bytes, bytes.len() as u64);
+        let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let embedding = read.tensor(&facts.embedding).unwrap();
+        assert_eq!((embedding.dtype(), embedding.shape()), (safetensors::Dtype::F16, &[50, 3][..]));
+        assert_eq!(&embedding.data()[2..4], &half::f16::from_f32(0.5).to_le_bytes());
+        let cos = read.tensor(&facts.rope[0].variants[1].cos).unwrap();
+        assert_eq!((cos.dtype(), cos.shape()), (safetensors::Dtype::F32, &[3, 2][..]));
+        assert_eq!(&cos.data()[4..8], &0.5f32.to_le_bytes());
+        assert_eq!(facts.rope[0].variants[1].cos, "rope.cos.128");
+    }
+
+    #[test]
+    fn a_file_that_fails_never_appears() {
+        let host = Host { embedding: Weight::from_values("e", &[2, 1], vec![1.0, f32::NAN]).unwrap(), rope: vec![] };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        assert!(write(&path, &host, Overflow::Error, &Progress::hidden()).is_err());
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,315 @@
+//! What a conversion will emit: which layers and which rows of the LM head go into which package, and which functions
+//! each package has. Nothing is read but shapes.
+
+use std::ops::Range;
+
+use super::error::ConvertError;
+use super::size::stored_bytes;
+use crate::error::Result;
+use crate::family::ports::Stage;
+use crate::family::{Form, FunctionRequest, Model, TokenCount};
+use crate::manifest::{HeadSplit, Lengths, Manifest, Quant, Target};
+use crate::mil::Opset;
+
+/// A conversion, planned.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The op forms of every function.
+    pub form: Form,
+    /// Context lengths, ascending.
+    pub contexts: Vec<u64>,
+    /// Packages: layers first, then the LM head.
+    pub packages: Vec<PackagePlan>,
+}
+
+/// A package, planned.
+#[derive(Clone, Debug)]
+pub struct PackagePlan {
+    /// Its name, without extension.
+    pub name: String,
+    /// What it does.
+    pub stage: Stage,
+    /// Its functions, the default one first.
+    pub functions: Vec<FunctionRequest>,
+    /// Bytes of its weights as stored.
+    pub weight_bytes: u64,
+    /// Bytes of cache state for each context, in the order of [`Plan::contexts`].
+    pub state_bytes: Vec<u64>,
+}
+
+impl Plan {
+    /// Plans the conversion of a model.
+    ///
+    /// # Errors
+    /// When the manifest asks for layers or pieces that the model doesn't have, or for packages too small for them.
+    pub fn new(manifest: &Manifest, model: &dyn Model) -> Result<Plan> {
+        let contexts = manifest.context.all();
+        let functions = Functions { lengths: &manifest.lengths, contexts: &contexts, argmax: manifest.lm_head.argmax };
+        let facts = model.facts();
+        let quant = &manifest.quant;
+        let sizes: Vec<u64> = (0..facts.num_layers)
+            .map(|layer| model.layer_weights(layer).iter().map(|w| stored_bytes(quant, w)).sum())
+            .collect();
+        let limit = (manifest.shards.max_mb * 1e6) as u64;
+        let ranges = match &manifest.shards.layers {
+            Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
+            None => layer_ranges(&sizes, limit, manifest.shards.max_mb)?,
+        };
+        let digits = facts.num_layers.to_string().len();
+        let mut packages: Vec<PackagePlan> = ranges
+            .into_iter()
+            .map(|range| {
+                let stage = Stage::Layers { first: range.start, end: range.end };
+                let state = |context| range.clone().map(|layer| model.layer_state_bytes(layer, context)).sum();
+                PackagePlan {
+                    name: format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
+                    functions: functions.of(&stage),
+                    stage,
+                    weight_bytes: sizes[range.clone()].iter().sum(),
+                    state_bytes: contexts.iter().map(|context| state(*context)).collect(),
+                }
+            })
+            .collect();
+        let pieces = head_pieces(manifest, model, limit)?;
+        let (count, digits) = (pieces.len(), (pieces.len() - 1).to_string().len());
+        for (index, rows) in pieces.into_iter().enumerate() {
+            let stage = Stage::Head { first: rows.start, end: rows.end };
+            packages.push(PackagePlan {
+                name: if count == 1 { "lm_head".into() } else { format!("lm_head_{index:0digits$}") },
+                functions: functions.of(&stage),
+                stage,
+                weight_bytes: head_bytes(quant, model, rows)?,
+                state_bytes: vec![0; contexts.len()],
+            });
+        }
+        Ok(Plan { form: form(manifest), contexts, packages })
+    }
+
+    /// Bytes of all packages' weights: what one call of every function reads.
+    pub fn weight_bytes(&self) -> u64 {
+        self.packages.iter().map(|p| p.weight_bytes).sum()
+    }
+
+    /// Bytes of all states for the largest context.
+    pub fn state_bytes(&self) -> u64 {
+        self.packages.iter().map(|p| p.state_bytes.last().copied().unwrap_or(0)).sum()
+    }
+}
+
+/// The op forms that a manifest asks for.
+pub fn form(manifest: &Manifest) -> Form {
+    Form {
+        opset: match manifest.target {
+            Target::Ios18 => Opset::CoreMl8,
+            Target::Ios26 => Opset::CoreMl9,
+        },
+        layout: manifest.layout,
+        linear: manifest.linear,
+        norm: manifest.norm,
+        attention: manifest.attention,
+        kv_write: manifest.kv_write(),
+        state: manifest.state,
+    }
+}
+
+/// Which functions a package gets.
+struct Functions<'a> {
+    lengths: &'a Lengths,
+    contexts: &'a [u64],
+    argmax: bool,
+}
+
+impl Functions<'_> {
+    /// The functions of a stage: one for each number of tokens and, for layers, each context. The LM head sees no
+    /// context; its functions carry the largest one.
+    fn of(&self, stage: &Stage) -> Vec<FunctionRequest> {
+        let largest = self.contexts.last().copied().unwrap_or(1);
+        let head = matches!(stage, Stage::Head { .. });
+        let contexts = if head { std::slice::from_ref(&largest) } else { self.contexts };
+        let tokens: Vec<TokenCount> = match self.lengths {
+            // Core ML plans for the default; most calls of a decoder bring one token
+            Lengths::Range([lower, upper]) => {
+                vec![TokenCount::Range { lower: *lower, upper: *upper, default: *lower }]
+            }
+            Lengths::Fixed(sizes) => {
+                let mut sizes = sizes.clone();
+                sizes.sort_unstable();
+                sizes.into_iter().map(TokenCount::Exactly).collect()
+            }
+        };
+        let single = contexts.len() == 1 && tokens.len() == 1;
+        let name = |context: u64, tokens: TokenCount| match tokens {
+            _ if single => "main".to_owned(),
+            TokenCount::Exactly(t) if contexts.len() == 1 => format!("tokens_{t}"),
+            TokenCount::Exactly(t) => format!("context_{context}_tokens_{t}"),
+            TokenCount::Range { .. } => format!("context_{context}"),
+        };
+        let argmax = self.argmax && head;
+        contexts
+            .iter()
+            .flat_map(|context| tokens.iter().map(move |tokens| (*context, *tokens)))
+            .map(|(context, tokens)| FunctionRequest {
+                name: name(context, tokens),
+                stage: stage.clone(),
+                tokens,
+                context,
+                argmax,
+            })
+            .collect()
+    }
+}
+
+fn explicit_ranges(ranges: &[[usize; 2]], layers: usize) -> Result<Vec<Range<usize>>, ConvertError> {
+    let end = ranges.last().map_or(0, |[_, end]| *end);
+    if end != layers {
+        return Err(ConvertError::LayersDontTile { end, layers });
+    }
+    Ok(ranges.iter().map(|[first, end]| *first..*end).collect())
+}
+
+/// The fewest ranges that stay under the limit, and among those the most equal ones.
+fn layer_ranges(sizes: &[u64], limit: u64, limit_mb: f64) -> Result<Vec<Range<usize>>, ConvertError> {
+    if let Some((layer, bytes)) = sizes.iter().enumerate().find(|(_, bytes)| **bytes > limit) {
+        return Err(ConvertError::LayerTooLarge { layer, megabytes: *bytes as f64 / 1e6, limit: limit_mb });
+    }
+    let count = fill(sizes, limit).len();
+    // the smallest limit that still gives this many ranges: between the largest layer and the given one
+    let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), limit);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if fill(sizes, middle).len() <= count {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    Ok(fill(sizes, low))
+}
+
+/// Ranges filled up to the limit, one after another. Each size is at most the limit.
+fn fill(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
+    let mut ranges = Vec::new();
+    let (mut first, mut sum) = (0, 0u64);
+    for (layer, bytes) in sizes.iter().enumerate() {
+        if sum > 0 && sum.saturating_add(*bytes) > limit {
+            ranges.push(first..layer);
+            (first, sum) = (layer, 0);
+        }
+        sum = sum.saturating_add(*bytes);
+    }
+    if first < sizes.len() {
+        ranges.push(first..sizes.len());
+    }
+    ranges
+}
+
+fn head_bytes(quant: &Quant, model: &dyn Model, rows: Range<u64>) -> Result<u64> {
+    Ok(model.head_weights(rows)?.iter().map(|w| stored_bytes(quant, w)).sum())
+}
+
+fn head_pieces(manifest: &Manifest, model: &dyn Model, limit: u64) -> Result<Vec<Range<u64>>> {
+    let rows = model.facts().vocab_size;
+    let count = match manifest.lm_head.split {
+        HeadSplit::Pieces(pieces) if pieces > rows => {
+            return Err(ConvertError::TooManyPieces { pieces, rows }.into());
+        }
+        HeadSplit::Pieces(pieces) => return Ok(divide(rows, pieces)),
+        HeadSplit::Auto => {
+            let fits = |pieces: u64| -> Result<bool> {
+                let largest = divide(rows, pieces).into_iter().map(|r| r.end - r.start).max().unwrap_or(rows);
+                Ok(head_bytes(&manifest.quant, model, 0..largest)? <= limit)
+            };
+            let smallest = head_bytes(&manifest.quant, model, 0..rows.min(1))?;
+            if smallest > limit {
+                let limit = manifest.shards.max_mb;
+                return Err(ConvertError::HeadTooLarge { megabytes: smallest as f64 / 1e6, limit }.into());
+            }
+            // sizes grow with rows, so the first estimate is close; only its rounding has to be made good
+            let mut pieces = head_bytes(&manifest.quant, model, 0..rows)?.div_ceil(limit).clamp(1, rows);
+            while pieces < rows && !fits(pieces)? {
+                pieces += 1;
+            }
+            pieces
+        }
+    };
+    Ok(divide(rows, count))
+}
+
+/// `count` pieces of equal size, a multiple of 64 rows (or 16, or 1) where that leaves something for the last, which may
+/// be smaller.
+fn divide(rows: u64, count: u64) -> Vec<Range<u64>> {
+    let count = count.clamp(1, rows.max(1));
+    let size = [64, 16, 1]
+        .into_iter()
+        .map(|multiple| rows.div_ceil(count).next_multiple_of(multiple))
+        .find(|size| size * (count - 1) < rows);
+    match size {
+        Some(size) => (0..count).map(|i| i * size..rows.min((i + 1) * size)).collect(),
+        // equal sizes leave nothing for the last (7 rows in 5 pieces): the first ones get one more
+        None => {
+            let (small, larger) = (rows / count, rows % count);
+            let start = |i: u64| i * small + i.min(larger);
+            (0..count).map(|i| start(i)..start(i + 1)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranges_tile_the_layers_and_stay_under_the_limit(
+            sizes in proptest::collection::vec(1u64..1000, 1..60), extra in 0u64..5000
+        ) {
+            let limit = sizes.iter().max().unwrap() + extra;
+            let ranges = layer_ranges(&sizes, limit, 1.0).unwrap();
+            prop_assert_eq!(ranges.len(), fill(&sizes, limit).len());
+            let mut next = 0;
+            for range in ranges {
+                prop_assert_eq!(range.start, next);
+                prop_assert!(range.end > range.start);
+                prop_assert!(sizes[range.clone()].iter().sum::<u64>() <= limit);
+                next = range.end;
+            }
+            prop_assert_eq!(next, sizes.len());
+        }
+
+        #[test]
+        fn pieces_tile_the_rows(rows in 1u64..300_000, count in 1u64..40) {
+            let pieces = divide(rows, count);
+            prop_assert_eq!(pieces.len() as u64, count.min(rows));
+            let mut next = 0;
+            let first = pieces[0].end;
+            for piece in pieces {
+                prop_assert_eq!(piece.start, next);
+                prop_assert!(piece.end > piece.start && piece.end - piece.start <= first);
+                next = piece.end;
+            }
+            prop_assert_eq!(next, rows);
+        }
+    }
+
+    #[test]
+    fn ranges_are_as_equal_as_their_number_allows() {
+        assert_eq!(layer_ranges(&[10; 7], 60, 60.0).unwrap(), [0..4, 4..7]);
+        assert_eq!(layer_ranges(&[10; 7], 70, 70.0).unwrap(), vec![0..7; 1]);
+        assert_eq!(layer_ranges(&[30, 10, 10, 30], 45, 45.0).unwrap(), [0..2, 2..4]);
+    }
+
+    #[test]
+    fn a_layer_over_the_limit_is_named() {
+        let error = layer_ranges(&[10, 70, 10], 60, 60.0).unwrap_err();
+        assert!(matches!(error, ConvertError::LayerTooLarge { layer: 1, .. }));
+    }
+
+    #[test]
+    fn pieces_have_round_sizes_and_a_remainder() {
+        assert_eq!(divide(200_064, 4), [0..50_048, 50_048..100_096, 100_096..150_144, 150_144..200_064]);
+        assert_eq!(divide(2048, 2), [0..1024, 1024..2048]);
+        assert_eq!(divide(7, 5), [0..2, 2..4, 4..5, 5..6, 6..7]);
+        assert_eq!(divide(5, 9).len(), 5);
+    }
+}

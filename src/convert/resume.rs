@@ -1,0 +1,189 @@
+//! What a run has finished, so that the next one can go on after a kill.
+//!
+//! A bundle is made in `OUT.partial`, beside its journal, and gets its name when it is complete. The journal says which
+//! inputs the run has; a run with other inputs starts anew.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::bundle::{FunctionEntry, HostFacts, PackageEntry};
+use super::error::ConvertError;
+use super::files;
+use super::report::PackageReport;
+use crate::manifest::Manifest;
+use crate::source::Source;
+
+const FILE_NAME: &str = "journal.json";
+
+/// The journal of a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Journal {
+    /// Digest of the inputs.
+    inputs: String,
+    /// Finished packages by name.
+    pub packages: BTreeMap<String, FinishedPackage>,
+    /// The host's file, once it is written.
+    pub host: Option<HostFacts>,
+    #[serde(skip)]
+    path: PathBuf,
+}
+
+/// What is known of a finished package.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FinishedPackage {
+    /// For the bundle.
+    pub entry: PackageEntry,
+    /// For the bundle.
+    pub functions: Vec<FunctionEntry>,
+    /// For the report.
+    pub report: PackageReport,
+}
+
+impl Journal {
+    /// Goes on with the journal in `folder` if it is of the same inputs, else empties the folder and begins one.
+    ///
+    /// # Errors
+    /// When the folder can't be made or emptied.
+    pub fn open(folder: &Path, inputs: String, anew: bool) -> Result<Journal, ConvertError> {
+        let path = folder.join(FILE_NAME);
+        let read = || -> Option<Journal> {
+            let journal: Journal = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+            (journal.inputs == inputs && !anew).then_some(journal)
+        };
+        if let Some(mut journal) = read() {
+            journal.path = path;
+            journal.packages.retain(|_, p| complete(folder, &p.entry.files));
+            let host_is_complete = |h: &HostFacts| size(&folder.join(&h.file.file)) == Some(h.file.bytes);
+            journal.host = journal.host.filter(host_is_complete);
+            journal.remove_unfinished(folder)?;
+            return Ok(journal);
+        }
+        if folder.exists() {
+            std::fs::remove_dir_all(folder).map_err(ConvertError::io(folder, "empty"))?;
+        }
+        std::fs::create_dir_all(folder).map_err(ConvertError::io(folder, "create"))?;
+        let journal = Journal { inputs, path, ..Default::default() };
+        journal.save()?;
+        Ok(journal)
+    }
+
+    /// Removes what the journal doesn't name: what an earlier run was writing when it ended.
+    fn remove_unfinished(&self, folder: &Path) -> Result<(), ConvertError> {
+        let finished = |name: &str| {
+            name == FILE_NAME
+                || self.packages.values().any(|p| p.entry.package == name)
+                || self.host.as_ref().is_some_and(|h| h.file.file == name)
+        };
+        for entry in std::fs::read_dir(folder).map_err(ConvertError::io(folder, "read"))? {
+            let path = entry.map_err(ConvertError::io(folder, "read"))?.path();
+            if path.file_name().and_then(|n| n.to_str()).is_some_and(finished) {
+                continue;
+            }
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(ConvertError::io(&path, "remove"))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the journal.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn save(&self) -> Result<(), ConvertError> {
+        files::write_json(&self.path, self).map(|_| ())
+    }
+
+    /// Removes the journal: the run is complete.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn remove(self) -> Result<(), ConvertError> {
+        std::fs::remove_file(&self.path).map_err(ConvertError::io(&self.path, "remove"))
+    }
+}
+
+fn size(path: &Path) -> Option<u64> {
+    std::fs::metadata(path).ok().map(|m| m.len())
+}
+
+/// Whether the files of a package are there in full length. Their content needs no check: a package appears by rename.
+pub fn complete(folder: &Path, files: &[super::bundle::FileDigest]) -> bool {
+    !files.is_empty() && files.iter().all(|f| size(&folder.join(&f.file)) == Some(f.bytes))
+}
+
+/// A digest of everything that decides a bundle's bytes. Source files count by name, size and time of change; reading
+/// them whole is what a resumed run wants to save.
+pub fn inputs(manifest: &Manifest, source: &Source) -> String {
+    let mut hasher = Sha256::new();
+    hasher.update(env!("CARGO_PKG_VERSION"));
+    hasher.update(serde_json::to_vec(manifest).unwrap_or_default());
+    for file in source.files() {
+        let changed = std::fs::metadata(file.path()).and_then(|m| m.modified()).ok();
+        let since = changed.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
+        hasher.update(format!("\0{}\0{}\0{}", file.name(), file.size(), since.as_nanos()));
+    }
+    files::hexadecimal(&hasher.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::bundle::FileDigest;
+
+    fn finished(bytes: u64) -> FinishedPackage {
+        let file = FileDigest { file: "a.mlpackage/w.bin".into(), bytes, sha256: "0".into() };
+        FinishedPackage {
+            entry: PackageEntry {
+                package: "a.mlpackage".into(),
+                compiled: None,
+                weight_bytes: bytes,
+                files: vec![file],
+            },
+            functions: vec![],
+            report: PackageReport { package: "a.mlpackage".into(), weight_bytes: bytes, seconds: 0.0, tensors: vec![] },
+        }
+    }
+
+    #[test]
+    fn finished_packages_are_kept_and_damaged_ones_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let partial = folder.path().join("out.partial");
+        let mut journal = Journal::open(&partial, "same".into(), false).unwrap();
+        std::fs::create_dir(partial.join("a.mlpackage")).unwrap();
+        std::fs::write(partial.join("a.mlpackage/w.bin"), [0; 7]).unwrap();
+        journal.packages.insert("a".into(), finished(7));
+        journal.packages.insert("b".into(), finished(8));
+        journal.save().unwrap();
+        std::fs::create_dir(partial.join(".b.mlpackage.partial-7")).unwrap();
+        std::fs::write(partial.join("host.safetensors.partial"), "x").unwrap();
+        let again = Journal::open(&partial, "same".into(), false).unwrap();
+        assert_eq!(again.packages.keys().collect::<Vec<_>>(), ["a"]);
+        let mut left: Vec<_> = std::fs::read_dir(&partial).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["a.mlpackage", FILE_NAME]);
+    }
+
+    #[test]
+    fn other_inputs_or_force_begin_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let partial = folder.path().join("out.partial");
+        for (inputs, anew) in [("other", false), ("one", true)] {
+            let mut journal = Journal::open(&partial, "one".into(), false).unwrap();
+            std::fs::write(partial.join("left-over"), "x").unwrap();
+            journal.packages.insert("a".into(), finished(1));
+            journal.save().unwrap();
+            let journal = Journal::open(&partial, inputs.into(), anew).unwrap();
+            assert!(journal.packages.is_empty() && !partial.join("left-over").exists());
+        }
+    }
+
+    #[test]
+    fn a_damaged_journal_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(FILE_NAME), "{").unwrap();
+        assert!(Journal::open(folder.path(), "one".into(), false).unwrap().packages.is_empty());
+    }
+}

@@ -1,0 +1,227 @@
+//! The tokenizer's files of a bundle: copied from a Hugging Face folder, or rebuilt from what a GGUF file carries.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value as Json, json};
+
+use super::error::ConvertError;
+use super::files;
+use crate::error::Result;
+use crate::source::gguf::Metadata;
+use crate::source::{Description, HuggingFaceFiles, Source, hugging_face, tokenizer};
+
+/// What a runtime is told about text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TextFacts {
+    /// Files in the bundle, by what they are.
+    pub files: BTreeMap<String, String>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u64>,
+    /// Token that begins a text, if the tokenizer adds one.
+    pub bos_token_id: Option<u64>,
+}
+
+/// A tokenizer's files before they are written.
+struct Text {
+    /// `(what it is, file name, content)`
+    files: Vec<(&'static str, &'static str, Vec<u8>)>,
+    eos_token_ids: Vec<u64>,
+    bos_token_id: Option<u64>,
+}
+
+/// Writes the tokenizer's files into `folder`. A source without a tokenizer gives none.
+///
+/// # Errors
+/// When they can't be read or written, or name tokens that the model doesn't have.
+pub fn write(folder: &Path, source: &Source, vocab_size: u64) -> Result<TextFacts> {
+    let text = match source.description() {
+        Description::HuggingFace(files) => from_hugging_face(source, files, vocab_size)?,
+        Description::Gguf(metadata) => from_gguf(source, metadata, vocab_size)?,
+    };
+    let mut names = BTreeMap::new();
+    for (what, name, content) in text.files {
+        files::write(&folder.join(name), &content)?;
+        names.insert(what.to_owned(), name.to_owned());
+    }
+    Ok(TextFacts { files: names, eos_token_ids: text.eos_token_ids, bos_token_id: text.bos_token_id })
+}
+
+fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -> Result<Text> {
+    let mut text = Text { files: Vec::new(), eos_token_ids: Vec::new(), bos_token_id: None };
+    let tokenizer = match &own.tokenizer {
+        Some(path) => {
+            let content = std::fs::read(path).map_err(ConvertError::io(path, "read"))?;
+            let json = hugging_face::read_json(path)?;
+            check_ids(&path.display().to_string(), &json, vocab_size)?;
+            text.files.push(("tokenizer", "tokenizer.json", content));
+            Some(json)
+        }
+        None => None,
+    };
+    for (what, name, json) in [
+        ("tokenizer_config", "tokenizer_config.json", &own.tokenizer_config),
+        ("generation_config", "generation_config.json", &own.generation_config),
+    ] {
+        if let Some(json) = json {
+            text.files.push((what, name, pretty(json)));
+        }
+    }
+    if let Some(template) = source.chat_template()? {
+        text.files.push(("chat_template", "chat_template.jinja", template.as_bytes().to_vec()));
+    }
+    text.bos_token_id = tokenizer.as_ref().and_then(added_in_front);
+    text.eos_token_ids = [&own.generation_config, &own.config]
+        .into_iter()
+        .flatten()
+        .map(|config| ids(config.get("eos_token_id")))
+        .find(|ids| !ids.is_empty())
+        .unwrap_or_default();
+    // chat models end a turn with the tokenizer's end token, which their configuration doesn't always list
+    let turn_end = own.tokenizer_config.as_ref().and_then(|config| content(config.get("eos_token")?));
+    if let (Some(tokenizer), Some(turn_end)) = (&tokenizer, turn_end) {
+        text.eos_token_ids.extend(added_token(tokenizer, turn_end));
+    }
+    finish(text, vocab_size)
+}
+
+fn from_gguf(source: &Source, metadata: &Metadata, vocab_size: u64) -> Result<Text> {
+    let mut text = Text { files: Vec::new(), eos_token_ids: tokenizer::end_tokens(metadata)?, bos_token_id: None };
+    if let Some(json) = tokenizer::from_gguf(metadata)? {
+        check_ids(source.name(), &json, vocab_size)?;
+        text.bos_token_id = added_in_front(&json);
+        text.files.push(("tokenizer", "tokenizer.json", json.to_string().into_bytes()));
+    }
+    if let Some(template) = source.chat_template()? {
+        text.files.push(("chat_template", "chat_template.jinja", template.as_bytes().to_vec()));
+    }
+    // the special tokens that chat templates print by name
+    let mut config = serde_json::Map::new();
+    if let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? {
+        for (name, key) in [
+            ("bos_token", "tokenizer.ggml.bos_token_id"),
+            ("eos_token", "tokenizer.ggml.eos_token_id"),
+            ("unk_token", "tokenizer.ggml.unknown_token_id"),
+            ("pad_token", "tokenizer.ggml.padding_token_id"),
+        ] {
+            if let Some(token) = metadata.u64(key)?.and_then(|id| tokens.get(usize::try_from(id).ok()?)) {
+                config.insert(name.into(), json!(token));
+            }
+        }
+    }
+    if !config.is_empty() {
+        text.files.push(("tokenizer_config", "tokenizer_config.json", pretty(&Json::Object(config))));
+    }
+    finish(text, vocab_size)
+}
+
+fn finish(mut text: Text, vocab_size: u64) -> Result<Text> {
+    let mut seen = std::collections::BTreeSet::new();
+    text.eos_token_ids.retain(|id| seen.insert(*id));
+    match text.eos_token_ids.iter().find(|id| **id >= vocab_size) {
+        Some(id) => Err(ConvertError::Vocabulary { place: "eos_token_id".into(), id: *id, vocab_size }.into()),
+        None => Ok(text),
+    }
+}
+
+fn pretty(json: &Json) -> Vec<u8> {
+    let mut text = format!("{json:#}").into_bytes();
+    text.push(b'\n');
+    text
+}
+
+/// A number or a list of numbers.
+fn ids(value: Option<&Json>) -> Vec<u64> {
+    match value {
+        Some(Json::Array(list)) => list.iter().filter_map(Json::as_u64).collect(),
+        Some(value) => value.as_u64().into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+/// A token's text: a string, or an object with `content`.
+fn content(value: &Json) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str())
+}
+
+fn added_token(tokenizer: &Json, text: &str) -> Option<u64> {
+    let tokens = tokenizer.get("added_tokens")?.as_array()?;
+    tokens.iter().find(|t| t.get("content").and_then(Json::as_str) == Some(text))?.get("id")?.as_u64()
+}
+
+/// The special token that the tokenizer's post-processor puts before a text.
+fn added_in_front(tokenizer: &Json) -> Option<u64> {
+    fn template(processor: &Json) -> Option<&Json> {
+        match processor.get("type")?.as_str()? {
+            "TemplateProcessing" => Some(processor),
+            "Sequence" => processor.get("processors")?.as_array()?.iter().find_map(template),
+            _ => None,
+        }
+    }
+    let template = template(tokenizer.get("post_processor")?)?;
+    let first = template.get("single")?.as_array()?.first()?.get("SpecialToken")?.get("id")?.as_str()?;
+    template.get("special_tokens")?.get(first)?.get("ids")?.as_array()?.first()?.as_u64()
+}
+
+/// A tokenizer must not give ids that the model has no row for. Fewer ids than rows are usual: tables are padded.
+fn check_ids(place: &str, tokenizer: &Json, vocab_size: u64) -> Result<(), ConvertError> {
+    let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab"));
+    let largest = match vocabulary {
+        Some(Json::Object(map)) => map.values().filter_map(Json::as_u64).max(),
+        Some(Json::Array(list)) => (list.len() as u64).checked_sub(1),
+        _ => None,
+    };
+    let added = tokenizer.get("added_tokens").and_then(Json::as_array);
+    let added = added.into_iter().flatten().filter_map(|t| t.get("id")?.as_u64()).max();
+    match largest.max(added) {
+        Some(id) if id >= vocab_size => Err(ConvertError::Vocabulary { place: place.to_owned(), id, vocab_size }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer() -> Json {
+        json!({
+            "model": {"vocab": {"a": 0, "b": 1}},
+            "added_tokens": [{"id": 2, "content": "<s>"}, {"id": 3, "content": "</s>"}],
+            "post_processor": {"type": "Sequence", "processors": [
+                {"type": "ByteLevel"},
+                {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+                 "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}}
+            ]}
+        })
+    }
+
+    #[test]
+    fn the_token_in_front_is_the_post_processors() {
+        assert_eq!(added_in_front(&tokenizer()), Some(2));
+        assert_eq!(added_in_front(&json!({"post_processor": {"type": "ByteLevel"}})), None);
+        assert_eq!(added_in_front(&json!({})), None);
+    }
+
+    #[test]
+    fn a_tokenizer_with_more_ids_than_rows_is_refused() {
+        check_ids("t", &tokenizer(), 4).unwrap();
+        let error = check_ids("t", &tokenizer(), 3).unwrap_err();
+        assert!(matches!(error, ConvertError::Vocabulary { id: 3, vocab_size: 3, .. }));
+        check_ids("t", &json!({"model": {"vocab": [["a", 0.0], ["b", 0.0]]}}), 1).unwrap_err();
+    }
+
+    #[test]
+    fn end_tokens_come_from_the_configurations_and_the_tokenizer() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, json: Json| std::fs::write(folder.path().join(name), json.to_string()).unwrap();
+        file("tokenizer.json", tokenizer());
+        file("tokenizer_config.json", json!({"eos_token": {"content": "</s>"}, "chat_template": "{{ messages }}"}));
+        file("generation_config.json", json!({"eos_token_id": [1]}));
+        file("config.json", json!({"eos_token_id": 0}));
+        let own = HuggingFaceFiles::read(folder.path()).unwrap();
+        let source = Source::random("r", json!({}), Vec::new()).unwrap();
+        let text = from_hugging_face(&source, &own, 4).unwrap();
+        assert_eq!((text.eos_token_ids, text.bos_token_id), (vec![1, 3], Some(2)));
+        assert!(from_hugging_face(&source, &own, 3).is_err());
+    }
+}

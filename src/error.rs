@@ -1,0 +1,80 @@
+//! What every error of this crate can tell beside its message.
+//!
+//! Each floor has its own `thiserror` enum. An error's message says what is wrong and where (file, tensor, key;
+//! found, expected); [`Diagnostic`] adds which exit code it means and what the user can do about it.
+
+use std::fmt::{Debug, Display};
+
+/// Whose fault an error is; the command line turns it into the exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The command, a manifest or an option is wrong: exit code 2.
+    Usage,
+    /// A source file or package is unreadable, corrupt or unsupported: exit code 4.
+    Source,
+    /// A tool or platform that is needed isn't here, or the system refused (disk full, no permission): exit code 5.
+    Platform,
+}
+
+impl Fault {
+    /// The process exit code for this fault.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Fault::Usage => 2,
+            Fault::Source => 4,
+            Fault::Platform => 5,
+        }
+    }
+}
+
+/// An error with a fault and, where there is one, advice.
+pub trait Diagnostic: std::error::Error + Send + Sync + 'static {
+    /// Whose fault it is.
+    fn fault(&self) -> Fault;
+
+    /// What the user can do about it, one sentence, or nothing if the message says it all.
+    fn help(&self) -> Option<String> {
+        None
+    }
+}
+
+/// Any error of this crate on its way to the user.
+pub struct Error(Box<dyn Diagnostic>);
+
+/// The result of an operation that reports to the user.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Whose fault it is.
+    pub fn fault(&self) -> Fault {
+        self.0.fault()
+    }
+
+    /// What the user can do about it.
+    pub fn help(&self) -> Option<String> {
+        self.0.help()
+    }
+
+    /// The error itself.
+    pub fn inner(&self) -> &dyn Diagnostic {
+        &*self.0
+    }
+}
+
+impl<E: Diagnostic> From<E> for Error {
+    fn from(error: E) -> Self {
+        Error(Box::new(error))
+    }
+}
+
+impl Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Debug::fmt(&self.0, f)
+    }
+}
+
+impl Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(&self.0, f)
+    }
+}

@@ -1,0 +1,32 @@
+//! Floor 4: runs functions of the IR on the CPU.
+//!
+//! An [`Executable`] is a function made ready: its constants loaded (compressed weights stay compressed), its ops
+//! turned into a list of steps over value slots. A run resolves shapes from the inputs it gets, so `T` may differ from
+//! call to call. Under [`Precision::F16`] every value declared fp16 is rounded to fp16, which shows on any machine what
+//! half precision does to a model.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`tensor`] | tensors in memory |
+//! | [`weight`] | constants in memory, and the cache that functions share |
+//! | [`executable`] | what can be run, and running it |
+//! | `compile`, `constexpr` | turning ops into steps, and compressed constants into weights |
+//! | `ops` | the table of kernels by operator, and the kernels by group |
+//! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials |
+
+mod compile;
+mod constexpr;
+pub mod error;
+pub mod executable;
+mod kernels;
+mod ops;
+mod strided;
+pub mod tensor;
+#[cfg(test)]
+mod tests;
+pub mod weight;
+
+pub use error::ExecError;
+pub use executable::{Executable, Options, Precision, State};
+pub use tensor::{Tensor, TensorData};
+pub use weight::WeightCache;

@@ -1,0 +1,238 @@
+//! From ops to steps: operands, constants, and which use of a value is its last.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::constexpr::{self, Part};
+use super::error::ExecError;
+use super::executable::{Operand, Output, Step};
+use super::ops::{self, Value};
+use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor};
+use crate::error::Error;
+use crate::mil::constant::Data;
+use crate::mil::{Binding, Block, Constant, Function, Op, TensorType, ValueId, ValueType};
+
+/// Why a constant can't be had.
+pub(super) enum Trouble {
+    /// It doesn't fit.
+    Problem(String),
+    /// Its bytes can't be produced.
+    Content(Error),
+}
+
+impl From<String> for Trouble {
+    fn from(problem: String) -> Self {
+        Trouble::Problem(problem)
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Trouble::Content(error)
+    }
+}
+
+/// A constant in the form it is kept in: small ones and integers as tensors, the others as they are stored.
+pub(super) fn load(constant: &Constant, cache: &WeightCache) -> Result<Value, Trouble> {
+    if let Data::Strings(strings) = &constant.data {
+        return match &strings[..] {
+            [text] => Ok(Value::Text(text.as_str().into())),
+            several => Err(format!("{} strings, one is expected", several.len()).into()),
+        };
+    }
+    if !constant.is_consistent() {
+        return Err(format!("{constant:?} doesn't fill its type").into());
+    }
+    if constant.ty.dtype.is_float()
+        && constant.elements() >= SMALL as u64
+        && let Some(elements) = cache.elements(constant)?
+    {
+        return Ok(Value::Weight(Arc::new(Weight::plain(constant_shape(constant), elements))));
+    }
+    match constant_tensor(constant)? {
+        Some(tensor) => Ok(Value::Tensor(Arc::new(tensor))),
+        None => Err(format!("constants of type {} can't be computed with", constant.ty.dtype).into()),
+    }
+}
+
+/// Turns the ops of a function into steps.
+pub(super) struct Compiler<'a> {
+    function: &'a Function,
+    cache: &'a WeightCache,
+    constants: HashMap<ValueId, Value>,
+    folded: HashMap<ValueId, &'a Op>,
+    defined: BTreeSet<ValueId>,
+}
+
+impl<'a> Compiler<'a> {
+    pub fn new(function: &'a Function, cache: &'a WeightCache) -> Self {
+        let folded = function.ops().into_iter().filter(|op| op.is_constexpr());
+        let folded = folded.flat_map(|op| op.outputs.iter().map(move |id| (*id, op))).collect();
+        Compiler { function, cache, constants: HashMap::new(), folded, defined: BTreeSet::new() }
+    }
+
+    /// An error about the graph.
+    pub fn wrong(&self, problem: String) -> ExecError {
+        ExecError::Function { function: self.function.name.clone(), problem }
+    }
+
+    /// Notes that a value will have been computed.
+    pub fn define(&mut self, id: ValueId) {
+        self.defined.insert(id);
+    }
+
+    /// The steps of a block.
+    pub fn steps(&mut self, block: &'a Block) -> Result<Vec<Step>, ExecError> {
+        let mut steps = Vec::new();
+        for op in block.ops.iter().filter(|op| !op.is_const() && !op.is_constexpr()) {
+            let Some(row) = ops::lookup(&op.operator) else {
+                let operators = vec![op.operator.clone()];
+                return Err(ExecError::Unsupported { function: self.function.name.clone(), operators });
+            };
+            let mut arguments = Vec::with_capacity(op.inputs.len());
+            for (parameter, bindings) in &op.inputs {
+                let operands: Result<Vec<_>, _> = bindings.iter().map(|b| self.operand(b)).collect();
+                arguments.push((parameter.clone(), operands?));
+            }
+            let (mut types, mut outputs) = (Vec::new(), Vec::new());
+            for id in &op.outputs {
+                let value = self.function.value(*id);
+                let ValueType::Tensor(ty) = &value.ty else {
+                    return Err(self.wrong(format!("`{}` is not a tensor, but {}", value.name, value.ty)));
+                };
+                types.push(ty.clone());
+                outputs.push(Output { name: value.name.clone(), slot: id.0 as usize, read: false });
+                self.defined.insert(*id);
+            }
+            steps.push(Step {
+                operator: op.operator.clone(),
+                name: op.name.clone(),
+                row,
+                arguments,
+                types,
+                outputs,
+                takes_state: false,
+            });
+        }
+        Ok(steps)
+    }
+
+    /// Where a binding's value will be.
+    pub fn operand(&mut self, binding: &Binding) -> Result<Operand, ExecError> {
+        let id = match binding {
+            Binding::Constant(constant) => {
+                let value = load(constant, self.cache).map_err(|t| self.trouble("(inline)", t))?;
+                return Ok(Operand::Constant(value));
+            }
+            Binding::Value(id) => *id,
+        };
+        let value = self.function.value(id);
+        if matches!(value.ty, ValueType::State(_)) {
+            return Ok(Operand::Constant(Value::State(value.name.as_str().into())));
+        }
+        if value.constant.is_some() || self.folded.contains_key(&id) {
+            return Ok(Operand::Constant(self.constant(id)?));
+        }
+        if !self.defined.contains(&id) {
+            return Err(self.wrong(format!("`{}` is used before it is computed", value.name)));
+        }
+        Ok(Operand::Slot { slot: id.0 as usize, last: false })
+    }
+
+    /// A constant or the result of a constexpr op, loaded once.
+    fn constant(&mut self, id: ValueId) -> Result<Value, ExecError> {
+        if let Some(value) = self.constants.get(&id) {
+            return Ok(value.clone());
+        }
+        let name = &self.function.value(id).name;
+        let value = match (&self.function.value(id).constant, self.folded.get(&id).copied()) {
+            (Some(constant), _) => load(constant, self.cache).map_err(|t| self.trouble(name, t))?,
+            (None, Some(op)) => self.fold(id, op)?,
+            (None, None) => return Err(self.wrong(format!("`{name}` is not a constant"))),
+        };
+        self.constants.insert(id, value.clone());
+        Ok(value)
+    }
+
+    fn fold(&mut self, id: ValueId, op: &'a Op) -> Result<Value, ExecError> {
+        // taken out while its arguments are folded, so that a cycle ends as "not a constant"
+        for output in &op.outputs {
+            self.folded.remove(output);
+        }
+        let mut parts: BTreeMap<&str, Part> = BTreeMap::new();
+        for (parameter, constant) in &op.attributes {
+            parts.insert(parameter, Part::Stored(constant.clone()));
+        }
+        for (parameter, bindings) in &op.inputs {
+            let [binding] = bindings.as_slice() else {
+                return Err(self.wrong(format!("op `{}`: parameter `{parameter}` takes one value", op.name)));
+            };
+            let part = match (self.function.constant(binding), binding) {
+                (Some(constant), _) => Part::Stored(constant.clone()),
+                (None, Binding::Value(inner)) => Part::Folded(self.constant(*inner)?),
+                (None, Binding::Constant(constant)) => Part::Stored(constant.clone()),
+            };
+            parts.insert(parameter, part);
+        }
+        let types: Vec<TensorType> =
+            op.outputs.iter().filter_map(|id| self.function.tensor_type(*id).cloned()).collect();
+        let results = constexpr::evaluate(&op.operator, &types, &parts, self.cache)
+            .map_err(|t| self.trouble(&self.function.value(id).name, t))?;
+        for (output, result) in op.outputs.iter().zip(results) {
+            self.constants.insert(*output, result);
+            self.folded.insert(*output, op);
+        }
+        match self.constants.get(&id) {
+            Some(value) => Ok(value.clone()),
+            None => Err(self.wrong(format!("op `{}` has more results than {} gives", op.name, op.operator))),
+        }
+    }
+
+    fn trouble(&self, name: &str, trouble: Trouble) -> ExecError {
+        let (function, name) = (self.function.name.clone(), name.to_owned());
+        match trouble {
+            Trouble::Problem(problem) => ExecError::Constant { function, name, problem },
+            Trouble::Content(error) => ExecError::Content { function, name, error },
+        }
+    }
+}
+
+/// Marks the last use of each slot, and which results are read at all.
+pub(super) fn mark_last_uses(steps: &mut [Step], outputs: &mut [(String, Operand)]) {
+    let mut needed = BTreeSet::new();
+    for (_, operand) in outputs.iter_mut().rev() {
+        mark(operand, &mut needed);
+    }
+    for step in steps.iter_mut().rev() {
+        for output in &mut step.outputs {
+            output.read = needed.contains(&output.slot);
+        }
+        for operand in step.arguments.iter_mut().rev().flat_map(|(_, operands)| operands.iter_mut().rev()) {
+            mark(operand, &mut needed);
+        }
+    }
+}
+
+fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
+    if let Operand::Slot { slot, last } = operand {
+        *last = needed.insert(*slot);
+    }
+}
+
+/// Marks the reads of a state whose next op on that state is a write: they may take its buffer, and what is computed
+/// from it in place goes back without a copy.
+pub(super) fn mark_last_reads(steps: &mut [Step]) {
+    let mut written_next: BTreeSet<String> = BTreeSet::new();
+    for step in steps.iter_mut().rev() {
+        let state = step.arguments.iter().flat_map(|(_, operands)| operands).find_map(|operand| match operand {
+            Operand::Constant(Value::State(name)) => Some(name.to_string()),
+            _ => None,
+        });
+        let Some(state) = state else { continue };
+        if step.operator == "write_state" {
+            written_next.insert(state);
+        } else {
+            step.takes_state = step.operator == "read_state" && written_next.remove(&state);
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Constants that a package stores compressed: what each `constexpr_` op stands for, kept compressed where a kernel can
+//! work on it so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use half::f16;
+
+use super::compile::{Trouble, load};
+use super::ops::Value;
+use super::tensor::{Tensor, TensorData, broadcast_strides, for_each_index, strides};
+use super::weight::{Elements, SMALL, Scales, Weight, WeightCache, constant_shape, constant_tensor, decode_integers};
+use crate::mil::{Constant, DataType, TensorType};
+
+/// An argument of a constexpr op.
+pub(super) enum Part {
+    /// As stored.
+    Stored(Constant),
+    /// The result of another constexpr op.
+    Folded(Value),
+}
+
+/// Arguments and attributes by name.
+pub(super) type Parts<'a> = BTreeMap<&'a str, Part>;
+
+/// The operators.
+const OPERATORS: &[&str] =
+    &["constexpr_affine_dequantize", "constexpr_blockwise_shift_scale", "constexpr_cast", "constexpr_lut_to_dense"];
+
+/// Whether an operator is one of those that [`evaluate`] knows.
+pub(super) fn is_supported(operator: &str) -> bool {
+    OPERATORS.contains(&operator)
+}
+
+/// The constants that an op stands for.
+pub(super) fn evaluate(
+    operator: &str,
+    types: &[TensorType],
+    parts: &Parts<'_>,
+    cache: &WeightCache,
+) -> Result<Vec<Value>, Trouble> {
+    let dtype = types.first().map_or(DataType::Fp32, |t| t.dtype);
+    // the sparse forms give two results: the mask, and the elements it lets through
+    let sparse_dtype = types.get(1).map_or(dtype, |t| t.dtype);
+    let value = match operator {
+        "constexpr_lut_to_sparse" => return lut_to_sparse(sparse_dtype, parts),
+        "constexpr_sparse_blockwise_shift_scale" => return sparse_shift_scale(sparse_dtype, parts),
+        "constexpr_sparse_to_dense" => sparse_to_dense(dtype, parts)?,
+        "constexpr_blockwise_shift_scale" => blockwise_shift_scale(dtype, parts, cache)?,
+        "constexpr_affine_dequantize" => affine_dequantize(dtype, parts, cache)?,
+        "constexpr_lut_to_dense" => lut_to_dense(dtype, parts)?,
+        "constexpr_cast" => pack(dtype, number_tensor(parts, "source_val")?),
+        _ => return Err(format!("{operator} is not supported").into()),
+    };
+    Ok(vec![value])
+}
+
+fn part<'a>(parts: &'a Parts<'_>, name: &str) -> Result<&'a Part, Trouble> {
+    parts.get(name).ok_or_else(|| Trouble::Problem(format!("parameter `{name}` is missing")))
+}
+
+/// A parameter as a tensor.
+fn tensor(parts: &Parts<'_>, name: &str) -> Result<Tensor, Trouble> {
+    let missing = || Trouble::Problem(format!("parameter `{name}` is not a tensor"));
+    match part(parts, name)? {
+        Part::Stored(constant) if !constant.is_consistent() => {
+            Err(format!("parameter `{name}`: {constant:?} doesn't fill its type").into())
+        }
+        Part::Stored(constant) => constant_tensor(constant)?.ok_or_else(missing),
+        Part::Folded(Value::Tensor(tensor)) => Ok(Tensor::clone(tensor)),
+        Part::Folded(Value::Weight(weight)) => Ok(Tensor::clone(weight.dense())),
+        Part::Folded(_) => Err(missing()),
+    }
+}
+
+/// A parameter's shape and its elements as floats, whatever numbers they are.
+fn number_tensor(parts: &Parts<'_>, name: &str) -> Result<(Vec<usize>, Vec<f32>), Trouble> {
+    let Tensor { shape, data } = tensor(parts, name)?;
+    let values = match data {
+        TensorData::F32(v) => v,
+        TensorData::I32(v) => v.into_iter().map(|v| v as f32).collect(),
+        TensorData::Bool(v) => v.into_iter().map(|v| f32::from(u8::from(v))).collect(),
+    };
+    Ok((shape, values))
+}
+
+/// Values in the form they are kept in: in half precision if they are declared so.
+fn pack(dtype: DataType, (shape, values): (Vec<usize>, Vec<f32>)) -> Value {
+    if values.len() < SMALL || !dtype.is_float() {
+        let data = if dtype.is_integer() {
+            TensorData::I32(values.iter().map(|v| *v as i32).collect())
+        } else if dtype == DataType::Fp16 {
+            TensorData::F32(values.iter().map(|v| f16::from_f32(*v).to_f32()).collect())
+        } else {
+            TensorData::F32(values)
+        };
+        return Value::Tensor(Arc::new(Tensor { shape, data }));
+    }
+    let elements = match dtype {
+        DataType::Fp16 => Elements::F16(values.iter().map(|v| f16::from_f32(*v)).collect()),
+        _ => Elements::F32(values),
+    };
+    Value::Weight(Arc::new(Weight::plain(shape, Arc::new(elements))))
+}
+
+/// `(data - offset) * scale`, where scale and offset have the rank of the data and repeat over blocks of equal size.
+fn blockwise_shift_scale(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, Trouble> {
+    let scale = number_tensor(parts, "scale")?;
+    let offset = if parts.contains_key("offset") { Some(number_tensor(parts, "offset")?) } else { None };
+    shift_scale(dtype, part(parts, "data")?, scale, offset, cache)
+}
+
+/// `(quantized_data - zero_point) * scale`, both scalars or vectors along `axis`.
+fn affine_dequantize(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, Trouble> {
+    let data = part(parts, "quantized_data")?;
+    let rank = match data {
+        Part::Stored(constant) => constant.ty.rank(),
+        Part::Folded(_) => return Err("`quantized_data` must be stored".to_owned().into()),
+    };
+    let axis = match number_tensor(parts, "axis") {
+        Ok((_, values)) if values.len() == 1 => super::tensor::axis_index(values[0] as i64, rank.max(1))?,
+        _ => 0,
+    };
+    let along_axis = |(_, values): (Vec<usize>, Vec<f32>)| {
+        let mut shape = vec![1; rank];
+        if values.len() > 1 {
+            shape[axis] = values.len();
+        }
+        (shape, values)
+    };
+    let scale = along_axis(number_tensor(parts, "scale")?);
+    let offset = match parts.contains_key("zero_point") {
+        true => Some(along_axis(number_tensor(parts, "zero_point")?)),
+        false => None,
+    };
+    shift_scale(dtype, data, scale, offset, cache)
+}
+
+type Numbers = (Vec<usize>, Vec<f32>);
+
+fn shift_scale(
+    dtype: DataType,
+    data: &Part,
+    (scale_shape, scale): Numbers,
+    offset: Option<Numbers>,
+    cache: &WeightCache,
+) -> Result<Value, Trouble> {
+    let shape = match data {
+        Part::Stored(constant) => {
+            if !constant.is_consistent() {
+                return Err(format!("{constant:?} doesn't fill its type").into());
+            }
+            constant_shape(constant)
+        }
+        Part::Folded(Value::Tensor(tensor)) => tensor.shape.clone(),
+        Part::Folded(Value::Weight(weight)) => weight.shape.clone(),
+        Part::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
+    };
+    check_blocks(&shape, &scale_shape, offset.as_ref().map(|(shape, _)| shape.as_slice()))?;
+    let offset = offset.filter(|(_, values)| values.iter().any(|v| *v != 0.0));
+    let count: usize = shape.iter().product();
+    // blocks along the first two axes are contiguous in a row, which is what the kernels take
+    let by_rows = scale_shape.iter().skip(2).all(|b| *b == 1);
+    if by_rows && count >= SMALL {
+        let bytes = match (data, &offset) {
+            (Part::Stored(constant), None) if constant.ty.dtype.is_integer() => cache.elements(constant)?,
+            (Part::Stored(constant), Some((offset_shape, offset))) if constant.ty.dtype.is_integer() => {
+                shifted(constant, &shape, offset_shape, offset)?.map(Arc::new)
+            }
+            _ => None,
+        };
+        if let Some(elements) = bytes {
+            let scales = row_scales(&shape, &scale_shape, scale);
+            return Ok(Value::Weight(Arc::new(Weight::scaled(shape, elements, scales))));
+        }
+    }
+    let mut values = match data {
+        Part::Stored(constant) => match load(constant, cache)? {
+            Value::Tensor(tensor) => floats(&tensor),
+            Value::Weight(weight) => floats(weight.dense()),
+            _ => return Err("the data is not a tensor".to_owned().into()),
+        },
+        Part::Folded(Value::Tensor(tensor)) => floats(tensor),
+        Part::Folded(Value::Weight(weight)) => floats(weight.dense()),
+        Part::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
+    };
+    apply(&shape, &mut values, &(scale_shape, scale), offset.as_ref());
+    Ok(pack(dtype, (shape, values)))
+}
+
+/// Whether scale and offset divide the data into equal blocks.
+fn check_blocks(shape: &[usize], scale: &[usize], offset: Option<&[usize]>) -> Result<(), Trouble> {
+    for (name, blocks) in [("scale", Some(scale)), ("offset", offset)] {
+        let Some(blocks) = blocks else { continue };
+        let fits = blocks.len() == shape.len() && blocks.iter().zip(shape).all(|(b, n)| *b > 0 && n % b == 0);
+        if !fits {
+            return Err(format!("a {name} of shape {blocks:?} doesn't divide data of shape {shape:?}").into());
+        }
+    }
+    Ok(())
+}
+
+/// `(values - offset) * scale`, in place.
+fn apply(shape: &[usize], values: &mut [f32], scale: &Numbers, offset: Option<&Numbers>) {
+    if let Some((offset_shape, offset)) = offset {
+        for_each_block(shape, offset_shape, |i, block| values[i] -= offset[block]);
+    }
+    for_each_block(shape, &scale.0, |i, block| values[i] *= scale.1[block]);
+}
+
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    match &tensor.data {
+        TensorData::F32(v) => v.clone(),
+        TensorData::I32(v) => v.iter().map(|v| *v as f32).collect(),
+        TensorData::Bool(v) => v.iter().map(|v| f32::from(u8::from(*v))).collect(),
+    }
+}
+
+/// Integers minus their offsets, if all of them fit a signed byte.
+fn shifted(
+    constant: &Constant,
+    shape: &[usize],
+    offset_shape: &[usize],
+    offset: &[f32],
+) -> Result<Option<Elements>, Trouble> {
+    let count = shape.iter().product();
+    let Some(mut values) = decode_integers(constant.ty.dtype, &constant.bytes()?, count) else { return Ok(None) };
+    for_each_block(shape, offset_shape, |i, block| values[i] -= offset[block] as i32);
+    let bytes: Option<Vec<i8>> = values.into_iter().map(|v| i8::try_from(v).ok()).collect();
+    Ok(bytes.map(Elements::Int8))
+}
+
+/// The scales of each row; `scale_shape` has blocks along the first two axes only.
+fn row_scales(shape: &[usize], scale_shape: &[usize], scale: Vec<f32>) -> Scales {
+    if scale.len() == 1 {
+        return Scales { values: scale, blocks: 1 };
+    }
+    let (groups, blocks) = (scale_shape[0], scale_shape.get(1).copied().unwrap_or(1));
+    let repeat = shape[0] / groups;
+    let values = scale.chunks(blocks).flat_map(|row| std::iter::repeat_n(row, repeat).flatten().copied()).collect();
+    Scales { values, blocks }
+}
+
+/// Calls `visit` with each element's index and the index of the block it is in.
+fn for_each_block(shape: &[usize], blocks: &[usize], mut visit: impl FnMut(usize, usize)) {
+    let sizes: Vec<usize> = shape.iter().zip(blocks).map(|(n, b)| n / b).collect();
+    // every axis as two: the block, and the place within it
+    let split: Vec<usize> = blocks.iter().zip(&sizes).flat_map(|(b, size)| [*b, *size]).collect();
+    let outer: Vec<usize> = blocks.iter().flat_map(|b| [*b, 1]).collect();
+    let element: Vec<usize> = strides(&split);
+    for_each_index(&split, [&element, &broadcast_strides(&outer, &split)], |[i, block]| visit(i, block));
+}
+
+/// Values looked up in tables. The older form has a vector of indices packed into bytes and one table; the newer has
+/// indices of a narrow type and tables `[groups…, entries, vector]` that repeat over blocks.
+fn lut_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, Trouble> {
+    let (lut_shape, lut) = number_tensor(parts, "lut")?;
+    if parts.contains_key("shape") {
+        let (_, shape) = number_tensor(parts, "shape")?;
+        let shape: Vec<usize> = shape.into_iter().map(|n| n as usize).collect();
+        let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX);
+        let bits = lut.len().next_power_of_two().trailing_zeros();
+        let narrow = match bits {
+            1 => DataType::Uint1,
+            2 => DataType::Uint2,
+            3 => DataType::Uint3,
+            4 => DataType::Uint4,
+            6 => DataType::Uint6,
+            8 => DataType::Uint8,
+            _ => return Err(format!("a table of {} entries belongs to no index type", lut.len()).into()),
+        };
+        let Part::Stored(indices) = part(parts, "indices")? else {
+            return Err("`indices` must be stored".to_owned().into());
+        };
+        let bytes = indices.bytes()?;
+        if narrow.packed_bytes(count as u64) > bytes.len() as u64 {
+            return Err(format!("{} bytes of indices are too few for the shape {shape:?}", bytes.len()).into());
+        }
+        let indices = decode_integers(narrow, &bytes[..narrow.packed_bytes(count as u64) as usize], count);
+        let values = indices.unwrap_or_default().into_iter().map(|i| lut.get(i as usize).copied());
+        let values: Option<Vec<f32>> = values.collect();
+        let values = values.ok_or_else(|| format!("an index is beyond the table of {} entries", lut.len()))?;
+        return Ok(pack(dtype, (shape, values)));
+    }
+    let indices = tensor(parts, "indices")?;
+    let index = indices.integers().ok_or_else(|| "`indices` are not integers".to_owned())?;
+    let axis = vector_axis(parts, indices.rank())?;
+    Ok(pack(dtype, look_up(&indices.shape, index, (&lut_shape, &lut), axis)?))
+}
+
+/// Along which axis the vectors of a table run.
+fn vector_axis(parts: &Parts<'_>, rank: usize) -> Result<usize, Trouble> {
+    if !parts.contains_key("vector_axis") {
+        return Ok(0);
+    }
+    let (_, axis) = number_tensor(parts, "vector_axis")?;
+    Ok(super::tensor::axis_index(axis.first().map_or(0, |a| *a as i64), rank.max(1))?)
+}
+
+/// Replaces each index by the vector that the table of its block holds for it.
+fn look_up(
+    shape: &[usize],
+    index: &[i32],
+    (lut_shape, lut): (&[usize], &[f32]),
+    axis: usize,
+) -> Result<Numbers, Trouble> {
+    let rank = shape.len();
+    if lut_shape.len() != rank + 2 || lut_shape.iter().zip(shape).any(|(g, n)| *g == 0 || n % g != 0) {
+        return Err(format!("tables of shape {lut_shape:?} don't divide indices of shape {shape:?}").into());
+    }
+    let (entries, vector) = (lut_shape[rank], lut_shape[rank + 1]);
+    let mut out_shape = shape.to_vec();
+    if vector != 1 {
+        out_shape[axis] *= vector;
+    }
+    let inner: usize = shape.iter().skip(axis + 1).product();
+    let mut values = vec![0.0; index.len() * vector];
+    let mut beyond = false;
+    for_each_block(shape, &lut_shape[..rank], |i, group| {
+        let entry = index[i] as usize;
+        beyond |= entry >= entries;
+        if entry < entries {
+            let (outer, rest) = (i / inner.max(1), i % inner.max(1));
+            for k in 0..vector {
+                values[(outer * vector + k) * inner + rest] = lut[(group * entries + entry) * vector + k];
+            }
+        }
+    });
+    if beyond {
+        return Err(format!("an index is beyond the tables of {entries} entries").into());
+    }
+    Ok((out_shape, values))
+}
+
+/// The elements where a mask is set, in row-major order, spread over the mask's shape; zero elsewhere.
+fn spread(mask: &[f32], elements: &[f32]) -> Result<Vec<f32>, Trouble> {
+    let set = mask.iter().filter(|m| **m != 0.0).count();
+    if set != elements.len() {
+        return Err(format!("{} elements for a mask that lets {set} through", elements.len()).into());
+    }
+    let mut elements = elements.iter();
+    Ok(mask.iter().map(|m| if *m != 0.0 { elements.next().copied().unwrap_or(0.0) } else { 0.0 }).collect())
+}
+
+/// A mask and the elements that it lets through.
+fn sparse(dtype: DataType, shape: Vec<usize>, mask: &[f32], values: &[f32]) -> Vec<Value> {
+    let through: Vec<f32> = values.iter().zip(mask).filter(|(_, m)| **m != 0.0).map(|(v, _)| *v).collect();
+    let bits = mask.iter().map(|m| i32::from(*m != 0.0)).collect::<Vec<_>>();
+    let mask = Value::Tensor(Arc::new(Tensor::new(shape, bits)));
+    vec![mask, pack(dtype, (vec![through.len()], through))]
+}
+
+/// Elements spread over a mask. The older form packs the mask into bytes, least significant bit first, and has its
+/// shape beside it.
+fn sparse_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, Trouble> {
+    let (_, elements) = number_tensor(parts, "nonzero_data")?;
+    if !parts.contains_key("shape") {
+        let (shape, mask) = number_tensor(parts, "mask")?;
+        return Ok(pack(dtype, (shape, spread(&mask, &elements)?)));
+    }
+    let (_, shape) = number_tensor(parts, "shape")?;
+    let shape: Vec<usize> = shape.into_iter().map(|n| n as usize).collect();
+    let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).unwrap_or(usize::MAX);
+    let (_, bytes) = number_tensor(parts, "mask")?;
+    if count.div_ceil(8) > bytes.len() {
+        return Err(format!("{} bytes of mask are too few for the shape {shape:?}", bytes.len()).into());
+    }
+    let mask: Vec<f32> = (0..count).map(|i| f32::from((bytes[i / 8] as u8) >> (i % 8) & 1)).collect();
+    Ok(pack(dtype, (shape, spread(&mask, &elements)?)))
+}
+
+fn lut_to_sparse(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, Trouble> {
+    let (lut_shape, lut) = number_tensor(parts, "lut")?;
+    let (shape, mask) = number_tensor(parts, "indices_mask")?;
+    let (_, indices) = number_tensor(parts, "indices_nonzero_data")?;
+    let indices: Vec<i32> = spread(&mask, &indices)?.into_iter().map(|v| v as i32).collect();
+    let axis = vector_axis(parts, shape.len())?;
+    let (out_shape, values) = look_up(&shape, &indices, (&lut_shape, &lut), axis)?;
+    // the mask, looked up in a table that gives each bit as often as the vectors are long
+    let vector = lut_shape.last().copied().unwrap_or(1);
+    let bits: Vec<f32> = [vec![0.0; vector], vec![1.0; vector]].concat();
+    let bit_shape = [vec![1; shape.len()], vec![2, vector]].concat();
+    let set: Vec<i32> = mask.iter().map(|m| i32::from(*m != 0.0)).collect();
+    let (_, mask) = look_up(&shape, &set, (&bit_shape, &bits), axis)?;
+    Ok(sparse(dtype, out_shape, &mask, &values))
+}
+
+fn sparse_shift_scale(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, Trouble> {
+    let (shape, mask) = number_tensor(parts, "data_mask")?;
+    let (_, elements) = number_tensor(parts, "nonzero_data")?;
+    let mut values = spread(&mask, &elements)?;
+    let scale = number_tensor(parts, "scale")?;
+    let offset = if parts.contains_key("offset") { Some(number_tensor(parts, "offset")?) } else { None };
+    check_blocks(&shape, &scale.0, offset.as_ref().map(|(shape, _)| shape.as_slice()))?;
+    apply(&shape, &mut values, &scale, offset.as_ref());
+    Ok(sparse(dtype, shape, &mask, &values))
+}

@@ -1,0 +1,10 @@
+//! Inner loops. Each that has a version for a processor's vector unit has a portable one beside it, against which it is
+//! tested; which one runs is decided when it is called.
+
+pub(crate) mod activation;
+pub(crate) mod dot;
+pub(crate) mod matrix;
+pub(crate) mod product;
+pub(crate) mod reduce;
+pub(crate) mod round;
+pub(crate) mod widen;

@@ -1,0 +1,246 @@
+//! Products of a stored weight `[O, K]` with activations of `T` tokens.
+
+use gemm::{Parallelism, gemm};
+use rayon::prelude::*;
+
+use super::dot::{MOST_COLUMNS, Stored, dot_rows};
+use crate::exec::weight::{Elements, Scales, Weight};
+
+/// A matrix within a slice: where the element of a row and a column is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    /// Distance between rows.
+    pub row: usize,
+    /// Distance between columns.
+    pub column: usize,
+}
+
+impl Layout {
+    /// How far the last element lies from the first, of a matrix of this size.
+    pub fn extent(self, rows: usize, columns: usize) -> usize {
+        if rows == 0 || columns == 0 { 0 } else { (rows - 1) * self.row + (columns - 1) * self.column + 1 }
+    }
+
+    /// Whether no two elements of a matrix of this size share a place.
+    fn is_injective(self, rows: usize, columns: usize) -> bool {
+        rows <= 1
+            || columns <= 1
+            || (self.column > 0 && self.row >= columns * self.column)
+            || (self.row > 0 && self.column >= rows * self.row)
+    }
+}
+
+/// Rows that are expanded to f32 at a time when there are many tokens.
+const PANEL: usize = 64;
+
+/// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
+/// is a `k`; for `out`, a row is an `o`).
+///
+/// # Panics
+/// If a slice is too short for its layout.
+pub(crate) fn multiply(
+    weight: &Weight,
+    (x, x_layout): (&[f32], Layout),
+    tokens: usize,
+    bias: Option<&[f32]>,
+    (out, out_layout): (&mut [f32], Layout),
+) {
+    let (rows, columns) = (weight.rows(), weight.columns());
+    assert!(x.len() >= x_layout.extent(columns, tokens) && out.len() >= out_layout.extent(rows, tokens));
+    if rows == 0 || tokens == 0 {
+        return;
+    }
+    if tokens > MOST_COLUMNS {
+        by_panels(weight, (x, x_layout), tokens, (&mut *out, out_layout));
+        if let Some(bias) = bias {
+            for (row, bias) in bias.iter().enumerate() {
+                for token in 0..tokens {
+                    out[row * out_layout.row + token * out_layout.column] += bias;
+                }
+            }
+        }
+        return;
+    }
+    // the columns of x, each in one piece
+    let gathered: Vec<f32>;
+    let inputs: Vec<&[f32]> = if x_layout.row == 1 {
+        (0..tokens).map(|t| &x[t * x_layout.column..][..columns]).collect()
+    } else {
+        gathered =
+            (0..tokens).flat_map(|t| (0..columns).map(move |k| x[k * x_layout.row + t * x_layout.column])).collect();
+        gathered.chunks_exact(columns.max(1)).collect()
+    };
+    let start = |row: usize| bias.map_or(0.0, |bias| bias[row]);
+    if out_layout.column == 1 && out_layout.row == tokens || tokens == 1 && out_layout.row == 1 {
+        return by_dots(weight, &inputs, start, &mut out[..rows * tokens]);
+    }
+    let mut product = vec![0.0; rows * tokens];
+    by_dots(weight, &inputs, start, &mut product);
+    for (row, values) in product.chunks_exact(tokens).enumerate() {
+        for (token, value) in values.iter().enumerate() {
+            out[row * out_layout.row + token * out_layout.column] = *value;
+        }
+    }
+}
+
+/// Few tokens: dot products, rows divided among threads.
+fn by_dots(weight: &Weight, inputs: &[&[f32]], start: impl Fn(usize) -> f32 + Sync, out: &mut [f32]) {
+    let (tokens, columns) = (inputs.len(), weight.columns());
+    // enough work for a thread to be worth waking
+    let share = (65_536 / columns.max(1)).clamp(8, 1024).next_multiple_of(4);
+    out.par_chunks_mut(share * tokens).enumerate().for_each(|(i, out)| {
+        let first = i * share;
+        for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
+            out.fill(start(first + r));
+        }
+        match &*weight.elements {
+            Elements::F32(values) => dots(values, &weight.scales, columns, first, inputs, out),
+            Elements::F16(values) => dots(values, &weight.scales, columns, first, inputs, out),
+            Elements::Int8(values) => dots(values, &weight.scales, columns, first, inputs, out),
+        }
+    });
+}
+
+/// Floats of all columns together that are multiplied with every row before the next are: half of a first-level cache.
+const NEAR: usize = 4096;
+
+fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, inputs: &[&[f32]], out: &mut [f32]) {
+    let block = (columns / scales.blocks.max(1)).max(1);
+    let piece = if inputs.len() == 1 { columns } else { (NEAR / inputs.len()).max(1) };
+    for start in (0..columns).step_by(block) {
+        let end = (start + block).min(columns);
+        for from in (start..end).step_by(piece.max(1)) {
+            let range = from..(from + piece).min(end);
+            let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+            for (part, input) in parts.iter_mut().zip(inputs) {
+                *part = &input[range.clone()];
+            }
+            for (i, out) in out.chunks_mut(4 * inputs.len()).enumerate() {
+                let first = first + 4 * i;
+                let count = out.len() / inputs.len();
+                let mut rows: [&[S]; 4] = [&[]; 4];
+                let mut factors = [0f32; 4];
+                for r in 0..count {
+                    rows[r] = &values[(first + r) * columns..][range.clone()];
+                    let of_row = scales.of_row(first + r);
+                    factors[r] = of_row[(start / block).min(of_row.len() - 1)];
+                }
+                dot_rows(&rows[..count], &parts[..inputs.len()], &factors[..count], out);
+            }
+        }
+    }
+}
+
+/// A pointer that threads may write through, each to rows of its own.
+#[derive(Clone, Copy)]
+struct Shared(*mut f32);
+// SAFETY: `by_panels` gives each thread other rows, and the layout keeps the elements of different rows apart.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn pointer(self) -> *mut f32 {
+        self.0
+    }
+}
+
+/// Many tokens: panels of rows are expanded to f32 and multiplied as matrices.
+fn by_panels(weight: &Weight, (x, x_layout): (&[f32], Layout), tokens: usize, (out, out_layout): (&mut [f32], Layout)) {
+    let (rows, columns) = (weight.rows(), weight.columns());
+    assert!(out_layout.is_injective(rows, tokens), "elements of the result would share places");
+    let target = Shared(out.as_mut_ptr());
+    (0..rows.div_ceil(PANEL)).into_par_iter().for_each_init(Vec::new, |scratch: &mut Vec<f32>, panel| {
+        let first = panel * PANEL;
+        let count = PANEL.min(rows - first);
+        let values: &[f32] = match &*weight.elements {
+            Elements::F32(values) => &values[first * columns..][..count * columns],
+            _ => {
+                scratch.resize(count * columns, 0.0);
+                for (r, row) in scratch.chunks_exact_mut(columns.max(1)).enumerate() {
+                    weight.expand_row(first + r, row);
+                }
+                scratch
+            }
+        };
+        // SAFETY: `values` holds count x columns elements; `multiply` has checked that x and out hold what their
+        // layouts reach, and this panel's rows of out are written by no other thread.
+        unsafe {
+            gemm(
+                count,
+                tokens,
+                columns,
+                target.pointer().add(first * out_layout.row),
+                out_layout.column as isize,
+                out_layout.row as isize,
+                false,
+                values.as_ptr(),
+                1,
+                columns as isize,
+                x.as_ptr(),
+                x_layout.column as isize,
+                x_layout.row as isize,
+                0.0,
+                1.0,
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use half::f16;
+
+    use super::super::dot::tests::noise;
+    use super::*;
+
+    #[test]
+    fn every_store_layout_and_number_of_tokens_gives_the_same_product() {
+        let (rows, columns) = (131, 24);
+        let values = noise(rows * columns, 1);
+        let bias = noise(rows, 2);
+        let bytes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
+        let row_scales = Scales { values: (0..rows).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 1 };
+        let block_scales = Scales { values: (0..rows * 3).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 3 };
+        let weights = [
+            Weight::plain(vec![rows, columns], Arc::new(Elements::F32(values.clone()))),
+            Weight::plain(
+                vec![rows, columns],
+                Arc::new(Elements::F16(values.iter().map(|v| f16::from_f32(*v)).collect())),
+            ),
+            Weight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.clone())), row_scales),
+            Weight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes)), block_scales),
+        ];
+        for weight in &weights {
+            let dense = weight.dense().floats().unwrap();
+            for tokens in [1, 2, 3, 5, 8, 9, 40] {
+                let x = noise(columns * tokens, 3);
+                for by_token in [false, true] {
+                    let layout = |size: usize| match by_token {
+                        true => Layout { row: 1, column: size },
+                        false => Layout { row: tokens, column: 1 },
+                    };
+                    let (x_layout, out_layout) = (layout(columns), layout(rows));
+                    let mut out = vec![f32::NAN; rows * tokens];
+                    multiply(weight, (&x, x_layout), tokens, Some(&bias), (&mut out, out_layout));
+                    for o in 0..rows {
+                        for t in 0..tokens {
+                            let exact: f64 = (0..columns)
+                                .map(|k| f64::from(dense[o * columns + k] * x[k * x_layout.row + t * x_layout.column]))
+                                .sum::<f64>()
+                                + f64::from(bias[o]);
+                            let found = out[o * out_layout.row + t * out_layout.column];
+                            assert!((f64::from(found) - exact).abs() < 1e-4, "{found} {exact}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

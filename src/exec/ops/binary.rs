@@ -1,0 +1,291 @@
+//! Ops that combine two tensors element by element, broadcasting as NumPy does.
+
+use std::sync::Arc;
+
+use super::{Call, Results, Row, computing, one};
+use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+
+/// The rows of this group.
+pub(super) const ROWS: &[Row] = computing! {
+    "add" => |c| arithmetic(c, |x, y| x + y, i32::wrapping_add),
+    "equal" => |c| compare(c, |x, y| x == y, |x, y| x == y),
+    "floor_div" => |c| arithmetic(c, |x, y| (x / y).floor(), floor_div),
+    "greater" => |c| compare(c, |x, y| x > y, |x, y| x > y),
+    "greater_equal" => |c| compare(c, |x, y| x >= y, |x, y| x >= y),
+    "less" => |c| compare(c, |x, y| x < y, |x, y| x < y),
+    "less_equal" => |c| compare(c, |x, y| x <= y, |x, y| x <= y),
+    "logical_and" => |c| logical(c, |x, y| x && y),
+    "logical_or" => |c| logical(c, |x, y| x || y),
+    "logical_xor" => |c| logical(c, |x, y| x != y),
+    "maximum" => |c| arithmetic(c, f32::max, i32::max),
+    "minimum" => |c| arithmetic(c, f32::min, i32::min),
+    "mod" => |c| arithmetic(c, |x, y| x - (x / y).floor() * y, modulo),
+    "mul" => |c| arithmetic(c, |x, y| x * y, i32::wrapping_mul),
+    "not_equal" => |c| compare(c, |x, y| x != y, |x, y| x != y),
+    "pow" => power,
+    "real_div" => |c| arithmetic(c, |x, y| x / y, |x, y| x.checked_div(y).unwrap_or(0)),
+    "select" => select,
+    "sub" => |c| arithmetic(c, |x, y| x - y, i32::wrapping_sub),
+};
+
+/// The quotient towards minus infinity; 0 for a division by 0, where NumPy gives 0, too.
+fn floor_div(x: i32, y: i32) -> i32 {
+    let quotient = x.checked_div(y).unwrap_or(0);
+    if y != 0 && x.wrapping_rem(y) != 0 && (x < 0) != (y < 0) { quotient - 1 } else { quotient }
+}
+
+/// The remainder with the sign of the divisor.
+fn modulo(x: i32, y: i32) -> i32 {
+    if y == 0 { 0 } else { x.wrapping_sub(floor_div(x, y).wrapping_mul(y)) }
+}
+
+/// How two tensors are walked together: the result's shape with neighbouring axes merged where both operands allow
+/// it, so that the last axis is as long as can be.
+struct Walk {
+    shape: Vec<usize>,
+    x: Vec<usize>,
+    y: Vec<usize>,
+    /// Length of the innermost run and the steps (0 or 1) along it.
+    inner: (usize, usize, usize),
+}
+
+fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> Walk {
+    let (x, y) = (broadcast_strides(x, shape), broadcast_strides(y, shape));
+    let mut merged: Vec<(usize, usize, usize)> = Vec::with_capacity(shape.len());
+    for ((size, x), y) in shape.iter().zip(x).zip(y) {
+        if *size == 1 {
+            continue;
+        }
+        match merged.last_mut() {
+            Some((outer, outer_x, outer_y)) if *outer_x == x * size && *outer_y == y * size => {
+                (*outer, *outer_x, *outer_y) = (*outer * size, x, y);
+            }
+            _ => merged.push((*size, x, y)),
+        }
+    }
+    let inner = merged.pop().unwrap_or((1, 1, 1));
+    Walk {
+        shape: merged.iter().map(|m| m.0).collect(),
+        x: merged.iter().map(|m| m.1).collect(),
+        y: merged.iter().map(|m| m.2).collect(),
+        inner,
+    }
+}
+
+/// `function` of each pair, into a new vector.
+fn zip<X: Copy, Y: Copy, R>(
+    shape: &[usize],
+    (x_shape, x): (&[usize], &[X]),
+    (y_shape, y): (&[usize], &[Y]),
+    function: impl Fn(X, Y) -> R,
+) -> Vec<R> {
+    let count = shape.iter().product();
+    let mut out = Vec::with_capacity(count);
+    if count == 0 {
+        return out;
+    }
+    let walk = walk(shape, x_shape, y_shape);
+    let (length, x_step, y_step) = walk.inner;
+    for_each_index(&walk.shape, [&walk.x, &walk.y], |[i, j]| match (x_step, y_step) {
+        (1, 1) => out.extend(x[i..][..length].iter().zip(&y[j..][..length]).map(|(x, y)| function(*x, *y))),
+        (1, 0) => {
+            let y = y[j];
+            out.extend(x[i..][..length].iter().map(|x| function(*x, y)));
+        }
+        (0, 1) => {
+            let x = x[i];
+            out.extend(y[j..][..length].iter().map(|y| function(x, *y)));
+        }
+        _ => out.extend((0..length).map(|k| function(x[i + k * x_step], y[j + k * y_step]))),
+    });
+    out
+}
+
+/// `function` of each pair, over the first of each; `x` has the shape of the result.
+fn zip_in_place<T: Copy>(x_shape: &[usize], x: &mut [T], (y_shape, y): (&[usize], &[T]), function: impl Fn(T, T) -> T) {
+    if x.is_empty() {
+        return;
+    }
+    let walk = walk(x_shape, x_shape, y_shape);
+    let (length, _, y_step) = walk.inner;
+    let mut rows = x.chunks_exact_mut(length);
+    for_each_index(&walk.shape, [&walk.y], |[j]| {
+        let Some(row) = rows.next() else { return };
+        if y_step == 0 {
+            let y = y[j];
+            row.iter_mut().for_each(|x| *x = function(*x, y));
+        } else {
+            row.iter_mut().zip(&y[j..][..length]).for_each(|(x, y)| *x = function(*x, *y));
+        }
+    });
+}
+
+/// A float copy of integers, where one operand is floats and the other is not.
+fn to_floats(tensor: &Tensor) -> Result<Vec<f32>, String> {
+    match &tensor.data {
+        TensorData::F32(v) => Ok(v.clone()),
+        TensorData::I32(v) => Ok(v.iter().map(|v| *v as f32).collect()),
+        TensorData::Bool(_) => Err("booleans can't be computed with".into()),
+    }
+}
+
+fn arithmetic(call: &mut Call<'_>, float: impl Fn(f32, f32) -> f32, integer: impl Fn(i32, i32) -> i32) -> Results {
+    let mut x = call.take("x")?;
+    let mut y = call.take("y")?;
+    let shape = broadcast_shape(&x.shape, &y.shape)?;
+    // the buffer of an operand that nothing else needs becomes the result's
+    if x.shape == shape
+        && let Some(Tensor { data, .. }) = Arc::get_mut(&mut x)
+    {
+        match (data, &y.data) {
+            (TensorData::F32(a), TensorData::F32(b)) => {
+                zip_in_place(&shape, a, (&y.shape, b), &float);
+                return Ok(vec![x]);
+            }
+            (TensorData::I32(a), TensorData::I32(b)) => {
+                zip_in_place(&shape, a, (&y.shape, b), &integer);
+                return Ok(vec![x]);
+            }
+            _ => {}
+        }
+    } else if y.shape == shape
+        && let Some(Tensor { data: TensorData::F32(b), .. }) = Arc::get_mut(&mut y)
+        && let TensorData::F32(a) = &x.data
+    {
+        zip_in_place(&shape, b, (&x.shape, a), |y, x| float(x, y));
+        return Ok(vec![y]);
+    }
+    let data: TensorData = match (&x.data, &y.data) {
+        (TensorData::F32(a), TensorData::F32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), float).into(),
+        (TensorData::I32(a), TensorData::I32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), integer).into(),
+        _ => {
+            let (a, b) = (to_floats(&x)?, to_floats(&y)?);
+            zip(&shape, (&x.shape, &a), (&y.shape, &b), float).into()
+        }
+    };
+    one(Tensor { shape, data })
+}
+
+/// Powers; those with an exponent of 2 or 0.5 throughout are squares and roots.
+fn power(call: &mut Call<'_>) -> Results {
+    match call.floats("y") {
+        Ok(y) if y.iter().all(|y| *y == 2.0) => arithmetic(call, |x, _| x * x, |x, _| x.wrapping_mul(x)),
+        Ok(y) if y.iter().all(|y| *y == 0.5) => arithmetic(call, |x, _| x.sqrt(), |x, _| x),
+        _ => arithmetic(call, f32::powf, |x, y| u32::try_from(y).map_or(0, |y| x.wrapping_pow(y))),
+    }
+}
+
+fn compare(call: &mut Call<'_>, float: impl Fn(f32, f32) -> bool, integer: impl Fn(i32, i32) -> bool) -> Results {
+    let (x, y) = (call.tensor("x")?, call.tensor("y")?);
+    let shape = broadcast_shape(&x.shape, &y.shape)?;
+    let bits = |v: &[bool]| -> Vec<i32> { v.iter().map(|b| i32::from(*b)).collect() };
+    let data = match (&x.data, &y.data) {
+        (TensorData::F32(a), TensorData::F32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), float),
+        (TensorData::I32(a), TensorData::I32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), integer),
+        (TensorData::Bool(a), TensorData::Bool(b)) => zip(&shape, (&x.shape, &bits(a)), (&y.shape, &bits(b)), integer),
+        _ => zip(&shape, (&x.shape, &to_floats(x)?), (&y.shape, &to_floats(y)?), float),
+    };
+    one(Tensor { shape, data: data.into() })
+}
+
+fn logical(call: &mut Call<'_>, function: impl Fn(bool, bool) -> bool) -> Results {
+    let (x, y) = (call.tensor("x")?, call.tensor("y")?);
+    let shape = broadcast_shape(&x.shape, &y.shape)?;
+    let (Some(a), Some(b)) = (x.booleans(), y.booleans()) else {
+        return Err(format!("{} and {} are not booleans", x.data.kind(), y.data.kind()));
+    };
+    let data = zip(&shape, (&x.shape, a), (&y.shape, b), function);
+    one(Tensor { shape, data: data.into() })
+}
+
+/// `a` where `cond`, else `b`; all three broadcast.
+fn select(call: &mut Call<'_>) -> Results {
+    let (condition, a, b) = (call.tensor("cond")?, call.tensor("a")?, call.tensor("b")?);
+    let shape = broadcast_shape(&condition.shape, &broadcast_shape(&a.shape, &b.shape)?)?;
+    let flags = match &condition.data {
+        TensorData::Bool(v) => v.clone(),
+        TensorData::I32(v) => v.iter().map(|v| *v != 0).collect(),
+        TensorData::F32(v) => v.iter().map(|v| *v != 0.0).collect(),
+    };
+    fn pick<T: Copy>(shape: &[usize], flags: (&[usize], &[bool]), a: (&[usize], &[T]), b: (&[usize], &[T])) -> Vec<T> {
+        let (flag_strides, a_strides, b_strides) =
+            (broadcast_strides(flags.0, shape), broadcast_strides(a.0, shape), broadcast_strides(b.0, shape));
+        let mut out = Vec::with_capacity(shape.iter().product());
+        for_each_index(shape, [&flag_strides, &a_strides, &b_strides], |[f, i, j]| {
+            out.push(if flags.1[f] { a.1[i] } else { b.1[j] });
+        });
+        out
+    }
+    let flags = (&condition.shape[..], &flags[..]);
+    let data: TensorData = match (&a.data, &b.data) {
+        (TensorData::F32(x), TensorData::F32(y)) => pick(&shape, flags, (&a.shape, x), (&b.shape, y)).into(),
+        (TensorData::I32(x), TensorData::I32(y)) => pick(&shape, flags, (&a.shape, x), (&b.shape, y)).into(),
+        (TensorData::Bool(x), TensorData::Bool(y)) => pick(&shape, flags, (&a.shape, x), (&b.shape, y)).into(),
+        (x, y) => return Err(format!("`a` holds {}, `b` holds {}", x.kind(), y.kind())),
+    };
+    one(Tensor { shape, data })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, b, f, i, run, try_run};
+
+    #[test]
+    fn every_way_of_broadcasting_gives_what_the_shapes_say() {
+        let column = || f(&[2, 1], &[10.0, 20.0]);
+        let row = || f(&[3], &[1.0, 2.0, 3.0]);
+        let full = || f(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let sub = |x, y| run("sub", vec![("x", x), ("y", y)]);
+        assert_close(&sub(full(), full()), &[2, 3], &[0.0; 6]);
+        assert_close(&sub(full(), row()), &[2, 3], &[0.0, 0.0, 0.0, 3.0, 3.0, 3.0]);
+        assert_close(&sub(row(), full()), &[2, 3], &[0.0, 0.0, 0.0, -3.0, -3.0, -3.0]);
+        assert_close(&sub(full(), column()), &[2, 3], &[-9.0, -8.0, -7.0, -16.0, -15.0, -14.0]);
+        assert_close(&sub(column(), row()), &[2, 3], &[9.0, 8.0, 7.0, 19.0, 18.0, 17.0]);
+        assert_close(&sub(full(), f(&[], &[1.0])), &[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_close(&sub(f(&[1, 1], &[1.0]), row()), &[1, 3], &[0.0, -1.0, -2.0]);
+        let problem = try_run("sub", vec![("x", full()), ("y", f(&[2], &[0.0; 2]))]).unwrap_err();
+        assert!(problem.contains("[2, 3]") && problem.contains("[2]"), "{problem}");
+    }
+
+    #[test]
+    fn a_shared_operand_is_left_as_it_is() {
+        let x = f(&[2], &[1.0, 2.0]);
+        assert_close(&run("mul", vec![("x", x.clone()), ("y", x.clone())]), &[2], &[1.0, 4.0]);
+        let super::super::Value::Tensor(x) = x else { panic!("a tensor") };
+        assert_eq!(x.floats().unwrap(), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn integers_divide_towards_minus_infinity() {
+        let (x, y) = (i(&[4], &[7, -7, 7, -7]), i(&[4], &[2, 2, -2, -2]));
+        assert_eq!(run("floor_div", vec![("x", x.clone()), ("y", y.clone())]).integers().unwrap(), [3, -4, -4, 3]);
+        assert_eq!(run("mod", vec![("x", x), ("y", y)]).integers().unwrap(), [1, 1, -1, -1]);
+        let zero = run("floor_div", vec![("x", i(&[1], &[5])), ("y", i(&[1], &[0]))]);
+        assert_eq!(zero.integers().unwrap(), [0]);
+        assert_close(&run("mod", vec![("x", f(&[1], &[-0.5])), ("y", f(&[1], &[2.0]))]), &[1], &[1.5]);
+    }
+
+    #[test]
+    fn powers_and_extremes() {
+        let x = || f(&[2], &[4.0, 9.0]);
+        assert_close(&run("pow", vec![("x", x()), ("y", f(&[], &[2.0]))]), &[2], &[16.0, 81.0]);
+        assert_close(&run("pow", vec![("x", x()), ("y", f(&[], &[0.5]))]), &[2], &[2.0, 3.0]);
+        assert_close(&run("pow", vec![("x", x()), ("y", f(&[2], &[-1.0, 1.0]))]), &[2], &[0.25, 9.0]);
+        assert_close(&run("maximum", vec![("x", x()), ("y", f(&[], &[5.0]))]), &[2], &[5.0, 9.0]);
+        assert_close(&run("minimum", vec![("x", x()), ("y", f(&[], &[5.0]))]), &[2], &[4.0, 5.0]);
+        assert_close(&run("real_div", vec![("x", x()), ("y", f(&[2], &[2.0, 3.0]))]), &[2], &[2.0, 3.0]);
+    }
+
+    #[test]
+    fn comparisons_and_selection() {
+        let less = run("less", vec![("x", i(&[3], &[1, 2, 3])), ("y", i(&[], &[2]))]);
+        assert_eq!(less.booleans().unwrap(), [true, false, false]);
+        let both = run("logical_and", vec![("x", b(&[2], &[true, true])), ("y", b(&[2], &[true, false]))]);
+        assert_eq!(both.booleans().unwrap(), [true, false]);
+        let chosen = run(
+            "select",
+            vec![("cond", b(&[2, 1], &[true, false])), ("a", f(&[2], &[1.0, 2.0])), ("b", f(&[], &[-1.0]))],
+        );
+        assert_close(&chosen, &[2, 2], &[1.0, 2.0, -1.0, -1.0]);
+    }
+}

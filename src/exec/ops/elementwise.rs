@@ -1,0 +1,217 @@
+//! Ops that work on each element by itself.
+
+use std::sync::Arc;
+
+use super::{Call, Results, Row, computing, one};
+use crate::exec::kernels::activation::{
+    erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
+};
+use crate::exec::tensor::{Tensor, TensorData};
+use crate::mil::DataType;
+
+/// The rows of this group.
+pub(super) const ROWS: &[Row] = computing! {
+    "abs" => |c| unary(c, f32::abs),
+    "acos" => |c| unary(c, f32::acos),
+    "asin" => |c| unary(c, f32::asin),
+    "atan" => |c| unary(c, f32::atan),
+    "atanh" => |c| unary(c, f32::atanh),
+    "cast" => cast,
+    "ceil" => |c| unary(c, f32::ceil),
+    "clamped_relu" => |c| two(c, |x, alpha, beta| if x >= 0.0 { x.min(beta) } else { (alpha * x).min(beta) }),
+    "clip" => |c| two(c, |x, low, high| x.max(low).min(high)),
+    "cos" => |c| unary(c, f32::cos),
+    "cosh" => |c| unary(c, f32::cosh),
+    "elu" => |c| with(c, "alpha", 1.0, |x, alpha| if x > 0.0 { x } else { alpha * x.exp_m1() }),
+    "erf" => |c| unary(c, erf),
+    "exp" => |c| slices(c, exp_in_place),
+    "exp2" => |c| unary(c, f32::exp2),
+    "floor" => |c| unary(c, f32::floor),
+    "gelu" => gelu_op,
+    "inverse" => |c| with(c, "epsilon", 1e-4, |x, epsilon| 1.0 / (x + epsilon)),
+    "leaky_relu" => |c| with(c, "alpha", 0.01, |x, alpha| if x >= 0.0 { x } else { alpha * x }),
+    "linear_activation" => |c| two(c, |x, alpha, beta| alpha * x + beta),
+    "log" => |c| with(c, "epsilon", 1e-45, |x, epsilon| (x + epsilon).ln()),
+    "logical_not" => logical_not,
+    "prelu" => |c| by_channel(c, |x, alpha, _| if x >= 0.0 { x } else { alpha * x }),
+    "relu" => |c| unary(c, |x| x.max(0.0)),
+    "relu6" => |c| unary(c, |x| x.clamp(0.0, 6.0)),
+    "round" => |c| unary(c, f32::round_ties_even),
+    "rsqrt" => |c| with(c, "epsilon", 1e-12, |x, epsilon| 1.0 / (x + epsilon).sqrt()),
+    "scaled_tanh" => |c| two(c, |x, alpha, beta| alpha * (beta * x).tanh()),
+    "sigmoid" => |c| slices(c, sigmoid_in_place),
+    "sigmoid_hard" => |c| two(c, |x, alpha, beta| (alpha * x + beta).clamp(0.0, 1.0)),
+    "sign" => |c| unary(c, |x| if x == 0.0 { 0.0 } else { x.signum() }),
+    "silu" => |c| slices(c, silu_in_place),
+    "sin" => |c| unary(c, f32::sin),
+    "sinh" => |c| unary(c, f32::sinh),
+    "softplus" => |c| unary(c, softplus),
+    "softplus_parametric" => |c| by_channel(c, |x, alpha, beta| alpha * softplus(beta * x)),
+    "softsign" => |c| unary(c, |x| x / (1.0 + x.abs())),
+    "sqrt" => |c| unary(c, f32::sqrt),
+    "square" => |c| unary(c, |x| x * x),
+    "tan" => |c| unary(c, f32::tan),
+    "tanh" => |c| slices(c, tanh_in_place),
+    "threshold" => |c| with(c, "alpha", 0.0, f32::max),
+    "thresholded_relu" => |c| with(c, "alpha", 1.0, |x, alpha| if x >= alpha { x } else { 0.0 }),
+};
+
+/// `ln(1 + e^x)` without overflow.
+fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// Applies a function to each element, in place if nothing else needs the argument. Integers stay integers.
+fn unary(call: &mut Call<'_>, function: impl Fn(f32) -> f32) -> Results {
+    let mut x = call.take("x")?;
+    match &mut Arc::make_mut(&mut x).data {
+        TensorData::F32(values) => values.iter_mut().for_each(|v| *v = function(*v)),
+        // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small numbers)
+        TensorData::I32(values) => values.iter_mut().for_each(|v| *v = function(*v as f32) as i32),
+        TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
+    }
+    Ok(vec![x])
+}
+
+/// As [`unary`], for a function of slices.
+fn slices(call: &mut Call<'_>, function: fn(&mut [f32])) -> Results {
+    let mut x = call.take("x")?;
+    match &mut Arc::make_mut(&mut x).data {
+        TensorData::F32(values) => function(values),
+        data => return Err(format!("`x` holds {}, not floats", data.kind())),
+    }
+    Ok(vec![x])
+}
+
+/// A function of the element and one number.
+fn with(call: &mut Call<'_>, parameter: &str, default: f32, function: impl Fn(f32, f32) -> f32) -> Results {
+    let value = call.float_or(parameter, default)?;
+    unary(call, |x| function(x, value))
+}
+
+/// A function of the element and the numbers `alpha` and `beta`.
+fn two(call: &mut Call<'_>, function: impl Fn(f32, f32, f32) -> f32) -> Results {
+    let (alpha, beta) = (call.float_or("alpha", 0.0)?, call.float_or("beta", 0.0)?);
+    unary(call, |x| function(x, alpha, beta))
+}
+
+/// A function of the element and the numbers `alpha` and `beta` of its channel (axis 1).
+fn by_channel(call: &mut Call<'_>, function: impl Fn(f32, f32, f32) -> f32) -> Results {
+    let alpha = call.floats("alpha")?.to_vec();
+    let beta = if call.has("beta") { call.floats("beta")?.to_vec() } else { alpha.clone() };
+    let mut x = call.take("x")?;
+    let Tensor { shape, data } = Arc::make_mut(&mut x);
+    let channels = shape.get(1).copied().unwrap_or(1);
+    if alpha.len() != channels || beta.len() != channels {
+        return Err(format!("`alpha` has {} elements for {channels} channels", alpha.len()));
+    }
+    let inner: usize = shape.iter().skip(2).product();
+    let TensorData::F32(values) = data else { return Err(format!("`x` holds {}, not floats", data.kind())) };
+    for (i, plane) in values.chunks_mut(inner.max(1)).enumerate() {
+        let channel = i % channels;
+        plane.iter_mut().for_each(|v| *v = function(*v, alpha[channel], beta[channel]));
+    }
+    Ok(vec![x])
+}
+
+fn gelu_op(call: &mut Call<'_>) -> Results {
+    match call.text_or("mode", "EXACT")? {
+        "EXACT" => unary(call, gelu),
+        "TANH_APPROXIMATION" => slices(call, gelu_tanh_in_place),
+        "SIGMOID_APPROXIMATION" => slices(call, gelu_sigmoid_in_place),
+        other => Err(format!("mode `{other}` is none of EXACT, TANH_APPROXIMATION, SIGMOID_APPROXIMATION")),
+    }
+}
+
+fn logical_not(call: &mut Call<'_>) -> Results {
+    let mut x = call.take("x")?;
+    match &mut Arc::make_mut(&mut x).data {
+        TensorData::Bool(values) => values.iter_mut().for_each(|v| *v = !*v),
+        data => return Err(format!("`x` holds {}, not booleans", data.kind())),
+    }
+    Ok(vec![x])
+}
+
+/// Conversion to the declared type of the result: floats are cut towards zero, wide integers keep their low bits.
+fn cast(call: &mut Call<'_>) -> Results {
+    let to = call.dtype();
+    let x = call.take("x")?;
+    let Tensor { shape, data } = Arc::unwrap_or_clone(x);
+    let narrow = |v: i32| match to {
+        DataType::Int8 => i32::from(v as i8),
+        DataType::Uint8 => i32::from(v as u8),
+        DataType::Int16 => i32::from(v as i16),
+        DataType::Uint16 => i32::from(v as u16),
+        _ => v,
+    };
+    let data = if to.is_float() {
+        match data {
+            TensorData::F32(v) => TensorData::F32(v),
+            TensorData::I32(v) => TensorData::F32(v.into_iter().map(|v| v as f32).collect()),
+            TensorData::Bool(v) => TensorData::F32(v.into_iter().map(|v| f32::from(u8::from(v))).collect()),
+        }
+    } else if to.is_integer() {
+        match data {
+            TensorData::F32(v) => TensorData::I32(v.into_iter().map(|v| narrow(v as i32)).collect()),
+            TensorData::I32(v) => TensorData::I32(v.into_iter().map(narrow).collect()),
+            TensorData::Bool(v) => TensorData::I32(v.into_iter().map(i32::from).collect()),
+        }
+    } else {
+        match data {
+            TensorData::F32(v) => TensorData::Bool(v.into_iter().map(|v| v != 0.0).collect()),
+            TensorData::I32(v) => TensorData::Bool(v.into_iter().map(|v| v != 0).collect()),
+            TensorData::Bool(v) => TensorData::Bool(v),
+        }
+    };
+    one(Tensor { shape, data })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, f, i, results, run, s, try_run};
+    use super::*;
+
+    #[test]
+    fn functions_of_one_element() {
+        let x = || f(&[3], &[-1.0, 0.0, 4.0]);
+        let check = |operator, expected: [f32; 3]| assert_close(&run(operator, vec![("x", x())]), &[3], &expected);
+        check("abs", [1.0, 0.0, 4.0]);
+        check("square", [1.0, 0.0, 16.0]);
+        check("relu", [0.0, 0.0, 4.0]);
+        check("sign", [-1.0, 0.0, 1.0]);
+        check("exp", [0.367_879_44, 1.0, 54.598_15]);
+        check("sigmoid", [0.268_941_4, 0.5, 0.982_013_8]);
+        check("silu", [-0.268_941_4, 0.0, 3.928_055]);
+        check("tanh", [-0.761_594_2, 0.0, 0.999_329_3]);
+        check("softplus", [0.313_261_7, std::f32::consts::LN_2, 4.018_15]);
+        check("elu", [-0.632_120_6, 0.0, 4.0]);
+        check("leaky_relu", [-0.01, 0.0, 4.0]);
+        check("erf", [-0.842_700_8, 0.0, 1.0]);
+        check("gelu", [-0.158_655_3, 0.0, 3.999_873_3]);
+        let tanh = run("gelu", vec![("x", x()), ("mode", s("TANH_APPROXIMATION"))]);
+        assert_close(&tanh, &[3], &[-0.158_808, 0.0, 3.999_93]);
+        assert!(try_run("gelu", vec![("x", x()), ("mode", s("FAST"))]).unwrap_err().contains("FAST"));
+    }
+
+    #[test]
+    fn functions_with_numbers() {
+        let x = f(&[2], &[3.0, 0.25]);
+        let rsqrt = run("rsqrt", vec![("x", x.clone()), ("epsilon", f(&[], &[1.0]))]);
+        assert_close(&rsqrt, &[2], &[0.5, 0.894_427_2]);
+        let clip = run("clip", vec![("x", x.clone()), ("alpha", f(&[], &[0.5])), ("beta", f(&[], &[2.0]))]);
+        assert_close(&clip, &[2], &[2.0, 0.5]);
+        let log = run("log", vec![("x", x), ("epsilon", f(&[], &[0.0]))]);
+        assert_close(&log, &[2], &[1.098_612_3, -1.386_294_4]);
+        let prelu = run("prelu", vec![("x", f(&[1, 2, 2], &[-1.0, 1.0, -1.0, 1.0])), ("alpha", f(&[2], &[0.1, 0.2]))]);
+        assert_close(&prelu, &[1, 2, 2], &[-0.1, 1.0, -0.2, 1.0]);
+    }
+
+    #[test]
+    fn casts_cut_and_wrap() {
+        let cast = |value, to| results("cast", vec![("x", vec![value])], to).unwrap().remove(0);
+        assert_eq!(cast(f(&[2], &[-1.7, 2.9]), DataType::Int32), Tensor::new([2], vec![-1, 2]));
+        assert_eq!(cast(i(&[2], &[300, -1]), DataType::Uint8), Tensor::new([2], vec![44, 255]));
+        assert_eq!(cast(i(&[2], &[0, 5]), DataType::Bool), Tensor::new([2], vec![false, true]));
+        assert_eq!(cast(i(&[1], &[7]), DataType::Fp16), Tensor::new([1], vec![7.0]));
+    }
+}

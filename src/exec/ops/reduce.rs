@@ -1,0 +1,142 @@
+//! Ops that reduce axes.
+
+use std::borrow::Cow;
+
+use super::{Call, Results, Row, computing, one};
+use crate::exec::kernels::reduce::{max, sum, sum_of, sum_of_squares};
+use crate::exec::strided::View;
+use crate::exec::tensor::{Tensor, TensorData, axis_index};
+
+/// The rows of this group.
+pub(super) const ROWS: &[Row] = computing! {
+    "reduce_argmax" => |c| position(c, |a, b| a > b),
+    "reduce_argmin" => |c| position(c, |a, b| a < b),
+    "reduce_l1_norm" => |c| reduce(c, |v| sum_of(v, f32::abs), |v| v.iter().map(|v| v.wrapping_abs()).fold(0, i32::wrapping_add)),
+    "reduce_l2_norm" => |c| reduce(c, |v| sum_of_squares(v).sqrt(), |v| sum_of(&float(v), |v| v * v).sqrt() as i32),
+    "reduce_log_sum" => |c| reduce(c, |v| sum(v).ln(), |v| sum(&float(v)).ln() as i32),
+    "reduce_log_sum_exp" => |c| reduce(c, log_sum_exp, |v| log_sum_exp(&float(v)) as i32),
+    "reduce_max" => |c| reduce(c, max, |v| v.iter().copied().max().unwrap_or(i32::MIN)),
+    "reduce_mean" => |c| reduce(c, |v| sum(v) / v.len() as f32, mean),
+    "reduce_min" => |c| reduce(c, |v| v.iter().copied().fold(f32::INFINITY, f32::min), |v| v.iter().copied().min().unwrap_or(i32::MAX)),
+    "reduce_prod" => |c| reduce(c, |v| v.iter().product(), |v| v.iter().copied().fold(1, i32::wrapping_mul)),
+    "reduce_sum" => |c| reduce(c, sum, |v| v.iter().copied().fold(0, i32::wrapping_add)),
+    "reduce_sum_square" => |c| reduce(c, sum_of_squares, |v| v.iter().map(|v| v.wrapping_mul(*v)).fold(0, i32::wrapping_add)),
+};
+
+fn float(values: &[i32]) -> Vec<f32> {
+    values.iter().map(|v| *v as f32).collect()
+}
+
+fn mean(values: &[i32]) -> i32 {
+    let sum: i64 = values.iter().map(|v| i64::from(*v)).sum();
+    sum.checked_div(values.len() as i64).unwrap_or(0) as i32
+}
+
+fn log_sum_exp(values: &[f32]) -> f32 {
+    let top = max(values);
+    if top.is_finite() { sum_of(values, |v| (v - top).exp()).ln() + top } else { top }
+}
+
+/// The elements in an order in which those that are reduced together are neighbours.
+pub(super) fn gathered<'a, T: Copy>(shape: &[usize], values: &'a [T], reduced: &[bool]) -> Cow<'a, [T]> {
+    let (inner, outer): (Vec<usize>, Vec<usize>) = (0..shape.len()).partition(|axis| reduced[*axis]);
+    let order = [outer, inner].concat();
+    let moved: Vec<usize> = order.iter().copied().filter(|axis| shape[*axis] != 1).collect();
+    if moved.is_sorted() { Cow::Borrowed(values) } else { Cow::Owned(View::whole(shape).permute(&order).read(values)) }
+}
+
+/// Which axes `axes` names; all if it is left out.
+pub(super) fn reduced_axes(call: &Call<'_>, rank: usize) -> Result<Vec<bool>, String> {
+    let Some(axes) = call.optional_integers("axes")? else { return Ok(vec![true; rank]) };
+    let mut reduced = vec![false; rank];
+    for axis in axes {
+        reduced[axis_index(axis, rank)?] = true;
+    }
+    Ok(reduced)
+}
+
+fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Vec<usize> {
+    let sizes = shape.iter().zip(reduced);
+    if keep {
+        sizes.map(|(size, reduced)| if *reduced { 1 } else { *size }).collect()
+    } else {
+        sizes.filter(|(_, reduced)| !**reduced).map(|(size, _)| *size).collect()
+    }
+}
+
+fn reduce(call: &mut Call<'_>, floats: impl Fn(&[f32]) -> f32, integers: impl Fn(&[i32]) -> i32) -> Results {
+    let keep = call.flag_or("keep_dims", false)?;
+    let x = call.tensor("x")?;
+    let reduced = reduced_axes(call, x.rank())?;
+    let count: usize = x.shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| *n).product();
+    if count == 0 {
+        return Err(format!("a tensor of shape {:?} has nothing to reduce", x.shape));
+    }
+    let shape = result_shape(&x.shape, &reduced, keep);
+    let data: TensorData = match &x.data {
+        TensorData::F32(v) => {
+            gathered(&x.shape, v, &reduced).chunks_exact(count).map(floats).collect::<Vec<_>>().into()
+        }
+        TensorData::I32(v) => {
+            gathered(&x.shape, v, &reduced).chunks_exact(count).map(integers).collect::<Vec<_>>().into()
+        }
+        TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
+    };
+    one(Tensor { shape, data })
+}
+
+/// Where along `axis` the first element lies that `beats` all others.
+fn position(call: &mut Call<'_>, beats: impl Fn(f32, f32) -> bool) -> Results {
+    let keep = call.flag_or("keep_dims", false)?;
+    let axis = call.integer_or("axis", -1)?;
+    let x = call.tensor("x")?;
+    let axis = axis_index(axis, x.rank())?;
+    let reduced: Vec<bool> = (0..x.rank()).map(|i| i == axis).collect();
+    let count = x.shape[axis];
+    if count == 0 {
+        return Err(format!("a tensor of shape {:?} has nothing to reduce", x.shape));
+    }
+    let values: Cow<'_, [f32]> = match &x.data {
+        TensorData::F32(v) => gathered(&x.shape, v, &reduced),
+        TensorData::I32(v) => Cow::Owned(float(&gathered(&x.shape, v, &reduced))),
+        TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
+    };
+    let first = |row: &[f32]| {
+        let best = row.iter().enumerate().reduce(|best, next| if beats(*next.1, *best.1) { next } else { best });
+        best.map_or(0, |(i, _)| i as i32)
+    };
+    let data: Vec<i32> = values.chunks_exact(count).map(first).collect();
+    one(Tensor { shape: result_shape(&x.shape, &reduced, keep), data: data.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{assert_close, b, f, i, run, try_run};
+
+    #[test]
+    fn axes_are_reduced_wherever_they_are() {
+        let x = || f(&[2, 3], &[1.0, 5.0, 3.0, -4.0, 2.0, 0.5]);
+        let along = |operator, axis: i32, keep: bool| {
+            run(operator, vec![("x", x()), ("axes", i(&[1], &[axis])), ("keep_dims", b(&[], &[keep]))])
+        };
+        assert_close(&along("reduce_sum", 1, false), &[2], &[9.0, -1.5]);
+        assert_close(&along("reduce_sum", 0, true), &[1, 3], &[-3.0, 7.0, 3.5]);
+        assert_close(&along("reduce_mean", -1, true), &[2, 1], &[3.0, -0.5]);
+        assert_close(&along("reduce_max", 0, false), &[3], &[1.0, 5.0, 3.0]);
+        assert_close(&along("reduce_min", 1, false), &[2], &[1.0, -4.0]);
+        assert_close(&along("reduce_sum_square", 1, false), &[2], &[35.0, 20.25]);
+        assert_close(&along("reduce_l2_norm", 1, false), &[2], &[35f32.sqrt(), 4.5]);
+        assert_close(&along("reduce_log_sum_exp", 1, false), &[2], &[5.142_931_5, 2.203_437_9]);
+        assert_close(&run("reduce_prod", vec![("x", x())]), &[], &[-60.0]);
+        assert!(try_run("reduce_sum", vec![("x", x()), ("axes", i(&[1], &[2]))]).is_err());
+    }
+
+    #[test]
+    fn the_first_of_equal_extremes_is_found() {
+        let x = || f(&[2, 3], &[1.0, 7.0, 7.0, 4.0, 2.0, 5.0]);
+        let argmax = run("reduce_argmax", vec![("x", x()), ("axis", i(&[], &[1]))]);
+        assert_eq!((argmax.shape.as_slice(), argmax.integers().unwrap()), (&[2][..], &[1, 2][..]));
+        let argmin = run("reduce_argmin", vec![("x", x()), ("axis", i(&[], &[0])), ("keep_dims", b(&[], &[true]))]);
+        assert_eq!((argmin.shape.as_slice(), argmin.integers().unwrap()), (&[1, 3][..], &[0, 1, 1][..]));
+    }
+}

@@ -1,0 +1,223 @@
+//! Functions as wholes: states, symbols, precision, sharing, errors.
+
+mod speed;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use half::f16;
+
+use super::*;
+use crate::mil::{Constant, Content, DataType, Dim, Function, FunctionBuilder, Lengths, Opset, TensorType, ValueType};
+
+const F32: Options = Options { precision: Precision::F32 };
+const F16: Options = Options { precision: Precision::F16 };
+
+fn compile(function: &Function, options: Options) -> Executable {
+    Executable::compile(function, options, &WeightCache::new()).unwrap()
+}
+
+/// `out = weight x` for a symbolic number of tokens `T` of 1 to 8.
+fn projection(weight: Constant) -> Function {
+    let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+    let tokens = b.symbol("T", Lengths::Range { lower: 1, upper: Some(8), default: 1 });
+    let columns = weight.ty.shape[1].clone();
+    let shape = [Dim::Fixed(1), columns, Dim::Fixed(1), Dim::symbol(&tokens)];
+    let x = b.input("x", TensorType::new(DataType::Fp16, shape));
+    let weight = b.constant("weight", weight);
+    let y = b.op_with_outputs("conv", "projection", [("x", x), ("weight", weight)])[0];
+    b.output("out", y);
+    b.finish().unwrap()
+}
+
+#[test]
+fn one_executable_runs_any_number_of_tokens() {
+    let function = projection(Constant::fp16_tensor(&[2, 2, 1, 1], &[1.0, 2.0, 0.0, -1.0]));
+    let executable = compile(&function, F32);
+    let mut state = executable.new_state();
+    for tokens in 1..=8 {
+        let values: Vec<f32> = (0..2 * tokens).map(|v| v as f32).collect();
+        let x = Tensor::new([1, 2, 1, tokens], values);
+        let outputs = executable.run(&[("x", &x)], &mut state).unwrap();
+        assert_eq!(outputs[0].0, "out");
+        assert_eq!(outputs[0].1.shape, [1, 2, 1, tokens]);
+        let first = outputs[0].1.floats().unwrap()[0];
+        assert_eq!(first, 2.0 * tokens as f32, "row (1, 2) times the column (0, T)");
+    }
+    let long = Tensor::new([1, 2, 1, 9], vec![0.0; 18]);
+    let problem = executable.run(&[("x", &long)], &mut state).unwrap_err().to_string();
+    assert!(problem.contains("T = 9"), "{problem}");
+}
+
+#[test]
+fn inputs_are_checked_before_anything_runs() {
+    let executable = compile(&projection(Constant::fp16_tensor(&[1, 2, 1, 1], &[1.0, 1.0])), F32);
+    let mut state = executable.new_state();
+    let mut problem = |inputs: &[(&str, &Tensor)]| executable.run(inputs, &mut state).unwrap_err().to_string();
+    let good = Tensor::new([1, 2, 1, 1], vec![0.0; 2]);
+    assert!(problem(&[]).contains("missing"));
+    assert!(problem(&[("y", &good)]).contains("`y`"));
+    assert!(problem(&[("x", &good), ("x", &good)]).contains("twice"));
+    assert!(problem(&[("x", &Tensor::new([1, 3, 1, 1], vec![0.0; 3]))]).contains("[1, 3, 1, 1]"));
+    assert!(problem(&[("x", &Tensor::new([2], vec![0.0; 2]))]).contains("[2]"));
+    assert!(problem(&[("x", &Tensor::new([1, 2, 1, 1], vec![0; 2]))]).contains("integers"));
+    assert!(problem(&[("x", &Tensor::new([1, 2, 1, 1], vec![0.0; 3]))]).contains("3 elements"));
+}
+
+/// Writes `x` at `position` of a state of four, and gives the whole state.
+fn cache() -> Function {
+    let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+    let x = b.input("x", TensorType::new(DataType::Fp16, [1u64]));
+    let position = b.input("position", TensorType::new(DataType::Int32, [1u64]));
+    let end = b.input("end", TensorType::new(DataType::Int32, [1u64]));
+    let cache = b.state("cache", TensorType::new(DataType::Fp16, [4u64]));
+    let before = b.op_with_outputs("read_state", "before", [("input", cache)])[0];
+    let arguments = [("x", before), ("update", x), ("begin", position), ("end", end)];
+    let updated = b.op_with_outputs("slice_update", "updated", arguments)[0];
+    b.op_with_outputs("write_state", "written", [("input", cache), ("data", updated)]);
+    let after = b.op_with_outputs("read_state", "after", [("input", cache)])[0];
+    let doubled = b.op_with_outputs("add", "doubled", [("x", after), ("y", after)])[0];
+    b.output("out", doubled);
+    b.finish().unwrap()
+}
+
+#[test]
+fn states_persist_and_a_clone_is_a_snapshot() {
+    let executable = compile(&cache(), F32);
+    let mut state = executable.new_state();
+    let write = |state: &mut State, value: f32, position: i32| {
+        let x = Tensor::new([1], vec![value]);
+        let (begin, end) = (Tensor::new([1], vec![position]), Tensor::new([1], vec![position + 1]));
+        let outputs = executable.run(&[("x", &x), ("position", &begin), ("end", &end)], state).unwrap();
+        outputs[0].1.floats().unwrap().to_vec()
+    };
+    assert_eq!(write(&mut state, 3.0, 1), [0.0, 6.0, 0.0, 0.0]);
+    let snapshot = state.clone();
+    let address = |state: &State| state.get("cache").unwrap().floats().unwrap().as_ptr();
+    assert_eq!(address(&snapshot), address(&state), "a snapshot shares the buffer until one side writes");
+    assert_eq!(write(&mut state, 5.0, 3), [0.0, 6.0, 0.0, 10.0]);
+    assert_eq!(snapshot.get("cache").unwrap().floats().unwrap(), [0.0, 3.0, 0.0, 0.0]);
+    let place = address(&state);
+    assert_eq!(write(&mut state, 1.0, 0), [2.0, 6.0, 0.0, 10.0]);
+    assert_eq!(address(&state), place, "an update of a state that nobody else holds is made in place");
+    state.reset();
+    assert_eq!(write(&mut state, 1.0, 0), [2.0, 0.0, 0.0, 0.0]);
+    let missing = executable.run(
+        &[
+            ("x", &Tensor::new([1], vec![0.0])),
+            ("position", &Tensor::new([1], vec![0])),
+            ("end", &Tensor::new([1], vec![1])),
+        ],
+        &mut State::default(),
+    );
+    assert!(missing.unwrap_err().to_string().contains("`cache`"));
+}
+
+#[test]
+fn half_precision_rounds_what_is_declared_so() {
+    let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+    let x = b.input("x", TensorType::new(DataType::Fp16, [2u64]));
+    let square = b.op_with_outputs("mul", "square", [("x", x), ("y", x)])[0];
+    b.output("out", square);
+    let function = b.finish().unwrap();
+    let x = Tensor::new([2], vec![1.0 + 1.0 / 1024.0, 300.0]);
+    let run = |options| {
+        let executable = compile(&function, options);
+        let mut seen = Vec::new();
+        let outputs = executable
+            .run_with(&[("x", &x)], &mut executable.new_state(), &mut |name, tensor| {
+                seen.push((name.to_owned(), tensor.clone()));
+            })
+            .unwrap();
+        assert_eq!(seen, outputs, "the observer sees the one op's result");
+        outputs[0].1.floats().unwrap().to_vec()
+    };
+    let exact = (1.0 + 1.0 / 1024.0f32).powi(2);
+    assert_eq!(run(F32), [exact, 90_000.0]);
+    assert_eq!(run(F16), [1.0 + 2.0 / 1024.0, f32::INFINITY]);
+}
+
+#[test]
+fn compressed_weights_stay_compressed_and_are_shared() {
+    struct Counted(Vec<u8>, AtomicUsize);
+    impl Content for Counted {
+        fn length(&self) -> u64 {
+            self.0.len() as u64
+        }
+        fn granule(&self) -> u64 {
+            1
+        }
+        fn read(&self, offset: u64, out: &mut [u8]) -> crate::error::Result<()> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            out.copy_from_slice(&self.0[offset as usize..][..out.len()]);
+            Ok(())
+        }
+    }
+    let (rows, columns) = (64u64, 32u64);
+    let bytes: Vec<u8> = (0..rows * columns).map(|v| (v % 251) as u8).collect();
+    let content = Arc::new(Counted(bytes.clone(), AtomicUsize::new(0)));
+    let function = |name: &str| {
+        let mut b = FunctionBuilder::new(name, Opset::CoreMl8);
+        let x = b.input("x", TensorType::new(DataType::Fp16, [1, columns]));
+        let data = Constant::content(TensorType::new(DataType::Int8, [rows, columns]), content.clone());
+        let scales: Vec<f32> = (0..rows).map(|r| 2f32.powi(r as i32 % 4 - 7)).collect();
+        let scale = Constant::fp16_tensor(&[rows, 1], &scales);
+        let weight =
+            b.op_with_outputs("constexpr_blockwise_shift_scale", "weight", [("data", data), ("scale", scale)])[0];
+        let y = b.op_with_outputs("linear", "y", [("x", x), ("weight", weight)])[0];
+        b.output("out", y);
+        b.finish().unwrap()
+    };
+    let cache = WeightCache::new();
+    let first = Executable::compile(&function("first"), F32, &cache).unwrap();
+    let second = Executable::compile(&function("second"), F16, &cache).unwrap();
+    assert_eq!(content.1.load(Ordering::Relaxed), 1, "the second function finds the bytes in the cache");
+    assert_eq!(cache.bytes(), (rows * columns) as usize);
+    let x = Tensor::new([1, columns as usize], vec![1.0; columns as usize]);
+    let run = |e: &Executable| e.run(&[("x", &x)], &mut State::default()).unwrap().remove(0).1;
+    let found = run(&first);
+    for (row, found) in found.floats().unwrap().iter().enumerate() {
+        let sum: i32 = bytes[row * 32..][..32].iter().map(|b| i32::from(*b as i8)).sum();
+        assert_eq!(*found, sum as f32 * 2f32.powi(row as i32 % 4 - 7));
+    }
+    let rounded: Vec<f32> = found.floats().unwrap().iter().map(|v| f16::from_f32(*v).to_f32()).collect();
+    assert_eq!(run(&second).floats().unwrap(), rounded);
+}
+
+#[test]
+fn all_unsupported_operators_are_named_at_once() {
+    let mut function = cache();
+    let value = function.block.ops.iter().position(|op| op.operator == "add").unwrap();
+    function.block.ops[value].operator = "lstm".into();
+    let other = function.block.ops.iter().position(|op| op.operator == "slice_update").unwrap();
+    function.block.ops[other].operator = "crystal_ball".into();
+    let error = Executable::compile(&function, F32, &WeightCache::new()).unwrap_err();
+    assert!(matches!(&error, ExecError::Unsupported { operators, .. } if operators == &["crystal_ball", "lstm"]));
+    assert!(error.to_string().contains("crystal_ball, lstm"));
+}
+
+#[test]
+fn a_graph_out_of_order_is_refused() {
+    let mut function = cache();
+    let read = function.block.ops.iter().position(|op| op.operator == "read_state").unwrap();
+    let op = function.block.ops.remove(read);
+    function.block.ops.push(op);
+    let problem = Executable::compile(&function, F32, &WeightCache::new()).unwrap_err().to_string();
+    assert!(problem.contains("`before`"), "{problem}");
+    let mut function = cache();
+    function.values[0].ty = ValueType::Opaque("list".into());
+    assert!(Executable::compile(&function, F32, &WeightCache::new()).unwrap_err().to_string().contains("list"));
+}
+
+#[test]
+fn errors_name_the_op_and_the_shapes() {
+    let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+    let x = b.input("x", TensorType { dtype: DataType::Fp32, shape: vec![Dim::Unknown] });
+    let y = b.input("y", TensorType { dtype: DataType::Fp32, shape: vec![Dim::Unknown] });
+    let sum = b.op_with_outputs("add", "sum", [("x", x), ("y", y)])[0];
+    b.output("out", sum);
+    let executable = compile(&b.finish().unwrap(), F32);
+    let (x, y) = (Tensor::new([2], vec![0.0; 2]), Tensor::new([3], vec![0.0; 3]));
+    let problem = executable.run(&[("x", &x), ("y", &y)], &mut State::default()).unwrap_err().to_string();
+    assert!(problem.contains("(add)") && problem.contains("[2]") && problem.contains("[3]"), "{problem}");
+}

@@ -1,0 +1,47 @@
+//! How fast the products are; run with
+//! `cargo test --release --lib exec::tests::speed -- --ignored --nocapture`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::f16;
+
+use crate::exec::kernels::dot::tests::noise;
+use crate::exec::kernels::product::{Layout, multiply};
+use crate::exec::weight::{Elements, Scales, Weight};
+
+#[test]
+#[ignore = "a measurement"]
+fn products() {
+    for (rows, columns) in [(4864, 896), (16384, 4096)] {
+        let values = noise(rows * columns, 1);
+        let bytes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
+        let halves = values.iter().map(|v| f16::from_f32(*v)).collect();
+        let scales = || Scales { values: vec![0.01; rows], blocks: 1 };
+        let shape = || vec![rows, columns];
+        let weights = [
+            ("int8", 1, Weight::scaled(shape(), Arc::new(Elements::Int8(bytes)), scales())),
+            ("fp16", 2, Weight::plain(shape(), Arc::new(Elements::F16(halves)))),
+            ("fp32", 4, Weight::plain(shape(), Arc::new(Elements::F32(values)))),
+        ];
+        for (name, width, weight) in &weights {
+            for tokens in [1, 2, 4, 8, 16, 64, 256] {
+                let x = noise(columns * tokens, 2);
+                let layout = Layout { row: tokens, column: 1 };
+                let mut out = vec![0.0; rows * tokens];
+                let mut best = f64::INFINITY;
+                for _ in 0..7 {
+                    let start = Instant::now();
+                    multiply(weight, (&x, layout), tokens, None, (&mut out, layout));
+                    best = best.min(start.elapsed().as_secs_f64());
+                }
+                let read = (rows * columns * width) as f64 / best / 1e9;
+                let work = 2.0 * (rows * columns * tokens) as f64 / best / 1e9;
+                println!(
+                    "{rows}x{columns} {name} T={tokens:<3} {:8.3} ms {read:6.1} GB/s {work:7.1} GFLOP/s",
+                    best * 1e3
+                );
+            }
+        }
+    }
+}

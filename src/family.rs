@@ -1,0 +1,323 @@
+//! Floor 3: model families. A family turns a source's configuration and tensors into MIL functions.
+//!
+//! [`open`] reads the configuration of a source, finds the family's row in the table and gives a [`Model`]: what there
+//! is to emit (layers, head, host tensors) and how to build the function for any part of it. A family composes
+//! `blocks`; a block is an equation in ops. Which op form a block takes is the manifest's choice ([`Form`]), the maths
+//! never is.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`table`] | the family table: a row for each dense decoder family |
+//! | [`config`] | a source's configuration, resolved |
+//! | [`rope`] | rotary tables |
+//! | [`tensors`] | a source's tensors, found and checked |
+//! | [`decoder`] | the engine of dense decoders |
+//! | [`blocks`] | equations in ops |
+//! | [`ports`] | what inputs, outputs and states of a function mean |
+
+pub mod blocks;
+pub mod config;
+pub mod decoder;
+pub mod error;
+pub mod ports;
+pub mod rope;
+pub mod table;
+pub mod tensors;
+
+use std::ops::Range;
+
+use serde_json::Value as Json;
+
+use crate::error::Result;
+use crate::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use crate::mil::{Function, FunctionBuilder, Opset, ValueId};
+use crate::source::gguf::Metadata;
+use crate::source::{Description, HuggingFaceFiles, Ledger, Source, Weight};
+use config::DecoderConfig;
+use config::gguf::FactorTensors;
+use decoder::Decoder;
+use error::FamilyError;
+use ports::{Port, Stage, StatePort};
+use table::{DECODERS, DecoderFamily};
+use tensors::{Naming, Tensors};
+
+/// The op forms that a function is built in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// Opset to write in.
+    pub opset: Opset,
+    /// Layout of hidden states.
+    pub layout: Layout,
+    /// What a projection becomes.
+    pub linear: LinearForm,
+    /// Form of the norms.
+    pub norm: NormForm,
+    /// Form of attention.
+    pub attention: AttentionForm,
+    /// How keys and values are written.
+    pub kv_write: KvWrite,
+    /// How the cache is divided into states.
+    pub state: StateForm,
+}
+
+/// Numbers of tokens that a function takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenCount {
+    /// The symbol `T` from `lower` to `upper`; `default` is the shape that Core ML plans for.
+    Range {
+        /// Fewest tokens.
+        lower: u64,
+        /// Most tokens.
+        upper: u64,
+        /// Default.
+        default: u64,
+    },
+    /// Exactly this many.
+    Exactly(u64),
+}
+
+/// A function to build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionRequest {
+    /// Its name in the package.
+    pub name: String,
+    /// Which part of the model.
+    pub stage: Stage,
+    /// Tokens of one call.
+    pub tokens: TokenCount,
+    /// Slots of the key-value cache.
+    pub context: u64,
+    /// Whether an LM-head piece also gives the index of its largest logit.
+    pub argmax: bool,
+}
+
+/// A built function and what its ports mean.
+#[derive(Clone, Debug)]
+pub struct FunctionGraph {
+    /// The MIL function.
+    pub function: Function,
+    /// Inputs that are tensors.
+    pub inputs: Vec<Port>,
+    /// Outputs.
+    pub outputs: Vec<Port>,
+    /// States.
+    pub states: Vec<StatePort>,
+}
+
+/// Puts a weight into a function in the number format that its role asks for.
+pub trait EmitWeight {
+    /// Adds `weight`, seen as a tensor of `shape` (same elements, row-major), and gives its fp16 value.
+    ///
+    /// # Errors
+    /// When the weight can't be represented.
+    fn emit(
+        &mut self,
+        builder: &mut FunctionBuilder,
+        name: &str,
+        role: Role,
+        weight: &Weight,
+        shape: &[u64],
+    ) -> Result<ValueId>;
+}
+
+/// A rotary table for the host, f32.
+#[derive(Clone, Debug)]
+pub struct RopeTables {
+    /// Name by which ports ask for it.
+    pub table: String,
+    /// Values per position: half of the rotated dimensions.
+    pub columns: u64,
+    /// Variants by the length of the text, ascending.
+    pub variants: Vec<RopeValues>,
+}
+
+/// One variant of a rotary table.
+#[derive(Clone, Debug)]
+pub struct RopeValues {
+    /// Longest text it is for.
+    pub max_length: u64,
+    /// Cosines, `[rows, columns]`, rows = min(max_length, context); the attention factor is multiplied in.
+    pub cos: Vec<f32>,
+    /// Sines, likewise.
+    pub sin: Vec<f32>,
+}
+
+/// What the host needs beside the packages.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Token embedding `[vocab_size, hidden_size]`, with any multiplier applied.
+    pub embedding: Weight,
+    /// Rotary tables.
+    pub rope: Vec<RopeTables>,
+}
+
+/// A weight of a layer or head, for planning.
+#[derive(Clone, Debug)]
+pub struct PlannedWeight {
+    /// Name of the tensor in the function, without the layer's prefix.
+    pub name: String,
+    /// What it does.
+    pub role: Role,
+    /// The weight.
+    pub weight: Weight,
+}
+
+/// The dimensions that every family has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Family name: a row of the table.
+    pub family: String,
+    /// Width of the hidden states.
+    pub hidden_size: u64,
+    /// Number of layers.
+    pub num_layers: usize,
+    /// Rows of the LM head.
+    pub vocab_size: u64,
+    /// Longest text the model was made for.
+    pub max_position_embeddings: u64,
+    /// The resolved configuration, for `bundle.json`.
+    pub config: Json,
+}
+
+/// A model that can be emitted.
+pub trait Model: Send + Sync {
+    /// Its dimensions.
+    fn facts(&self) -> &Facts;
+
+    /// The weights of one layer, in the order in which its function holds them.
+    fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight>;
+
+    /// The weights of rows `rows` of the LM head.
+    ///
+    /// # Errors
+    /// When there are fewer rows.
+    fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>>;
+
+    /// Bytes of cache state that one layer holds for `context` slots.
+    fn layer_state_bytes(&self, layer: usize, context: u64) -> u64;
+
+    /// Builds a function.
+    ///
+    /// # Errors
+    /// When a weight can't be emitted or the form can't express the model.
+    fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph>;
+
+    /// What the host needs, with tables for up to `context` positions.
+    ///
+    /// # Errors
+    /// When a table can't be computed.
+    fn host(&self, context: u64) -> Result<Host>;
+}
+
+/// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.
+///
+/// `family` is the manifest's, which must agree with the source's. `acknowledged` lists configuration keys that the user
+/// has declared harmless.
+///
+/// # Errors
+/// When the family is unknown, the configuration isn't understood, or a tensor is missing or doesn't fit.
+pub fn open(ledger: &mut Ledger<'_>, family: Option<&str>, acknowledged: &[String]) -> Result<Box<dyn Model>> {
+    let source = ledger.source();
+    match source.description() {
+        Description::Gguf(metadata) => open_gguf(source, metadata, ledger, family, acknowledged),
+        Description::HuggingFace(files) => open_hugging_face(source, files, ledger, family, acknowledged),
+    }
+}
+
+fn open_hugging_face(
+    source: &Source,
+    files: &HuggingFaceFiles,
+    ledger: &mut Ledger<'_>,
+    family: Option<&str>,
+    acknowledged: &[String],
+) -> Result<Box<dyn Model>> {
+    let place = format!("{}/config.json", source.name());
+    let Some(Json::Object(config)) = &files.config else {
+        return Err(FamilyError::NoConfig { place: source.name().to_owned() }.into());
+    };
+    let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
+        return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
+    };
+    let row = find(&place, model_type, family, |row| row.name == model_type)?;
+    let config = DecoderConfig::read(&place, config, row, acknowledged)?;
+    // buffers that older checkpoints carry; the tables are computed
+    ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
+    ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
+    assemble(config, row, Naming::HuggingFace, ledger)
+}
+
+fn open_gguf(
+    source: &Source,
+    metadata: &Metadata,
+    ledger: &mut Ledger<'_>,
+    family: Option<&str>,
+    acknowledged: &[String],
+) -> Result<Box<dyn Model>> {
+    let place = source.name().to_owned();
+    let Some(architecture) = metadata.str("general.architecture")? else {
+        return Err(FamilyError::MissingKey { place, key: "general.architecture".into() }.into());
+    };
+    let row = find(&place, architecture, family, |row| row.gguf.contains(&architecture))?;
+    let mut factors = |name: &str| -> Result<Option<Vec<f32>>> {
+        let Some(tensor) = ledger.take_optional(name)? else { return Ok(None) };
+        let mut values = vec![0.0; tensor.elements() as usize];
+        tensor.read(0, &mut values)?;
+        Ok(Some(values))
+    };
+    let factors = FactorTensors {
+        plain: factors("rope_freqs.weight")?,
+        short: factors("rope_factors_short.weight")?,
+        long: factors("rope_factors_long.weight")?,
+    };
+    let vocab_size = source.tensor("token_embd.weight").map_or(0, |t| t.rows());
+    let tied = !ledger.has("output.weight");
+    let config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
+    let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
+    assemble(config, row, Naming::Gguf, ledger)
+}
+
+fn find(
+    place: &str,
+    found: &str,
+    asked: Option<&str>,
+    matches: impl Fn(&DecoderFamily) -> bool,
+) -> Result<&'static DecoderFamily, FamilyError> {
+    let rows = || DECODERS.iter().filter(|row| matches(row));
+    // several families may share an architecture name: the manifest's word decides, else the first row
+    if let Some(row) = rows().find(|row| asked == Some(row.name)) {
+        return Ok(row);
+    }
+    let row = rows().next().ok_or_else(|| FamilyError::UnknownFamily {
+        place: place.to_owned(),
+        found: found.to_owned(),
+        known: DECODERS.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),
+    })?;
+    match asked {
+        None => Ok(row),
+        Some(asked) => {
+            Err(FamilyError::OtherFamily { place: place.to_owned(), asked: asked.to_owned(), found: found.to_owned() })
+        }
+    }
+}
+
+fn assemble(
+    config: DecoderConfig,
+    row: &'static DecoderFamily,
+    naming: Naming,
+    ledger: &mut Ledger<'_>,
+) -> Result<Box<dyn Model>> {
+    let mut tensors = Tensors::new(ledger, naming, row, &config);
+    let embedding = tensors.embedding()?;
+    let head = tensors.head(&embedding)?;
+    let final_norm = tensors.final_norm()?;
+    let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
+    let facts = Facts {
+        family: config.family.to_owned(),
+        hidden_size: config.hidden_size,
+        num_layers: config.num_hidden_layers,
+        vocab_size: config.vocab_size,
+        max_position_embeddings: config.max_position_embeddings,
+        config: serde_json::to_value(&config).unwrap_or(Json::Null),
+    };
+    Ok(Box::new(Decoder { config, facts, layers, embedding, final_norm, head }))
+}

@@ -1,0 +1,80 @@
+//! Blocks: the equations that families are composed of, in ops.
+//!
+//! | module | equation |
+//! |---|---|
+//! | [`linear`] | `W x + b` |
+//! | [`norm`] | `x / sqrt(mean(x^2) + eps) * w` |
+//! | [`rope`] | rotation of queries and keys by position |
+//! | [`cache`] | where keys and values are kept between calls |
+//! | [`attention`] | `softmax(q k^T + mask) v` |
+//! | [`mlp`] | `W_down (silu(W_gate x) * W_up x)` |
+
+pub mod attention;
+pub mod cache;
+pub mod linear;
+pub mod mlp;
+pub mod norm;
+pub mod rope;
+
+use super::{EmitWeight, Form};
+use crate::error::{Error, Result};
+use crate::manifest::{Layout, Role};
+use crate::mil::{Dim, FunctionBuilder, ValueId};
+use crate::source::Weight;
+
+/// A function being built: its ops, its form and the way weights get in.
+pub struct Graph<'a> {
+    /// Ops so far.
+    pub ops: FunctionBuilder,
+    /// Op forms.
+    pub form: Form,
+    /// Tokens of one call: a number or the symbol `T`.
+    pub tokens: Dim,
+    weights: &'a mut dyn EmitWeight,
+    error: Option<Error>,
+}
+
+impl<'a> Graph<'a> {
+    /// An empty function.
+    pub fn new(ops: FunctionBuilder, form: Form, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
+        Graph { ops, form, tokens, weights, error: None }
+    }
+
+    /// The fp16 value of a weight, seen as a tensor of `shape`.
+    pub fn weight(&mut self, name: &str, role: Role, weight: &Weight, shape: &[u64]) -> ValueId {
+        match self.weights.emit(&mut self.ops, name, role, weight, shape) {
+            Ok(value) => value,
+            Err(error) => {
+                self.error.get_or_insert(error);
+                self.ops.constant(name, crate::mil::Constant::fp16(0.0))
+            }
+        }
+    }
+
+    /// Names what `body` adds `scope_…`.
+    pub fn scope<R>(&mut self, scope: &str, body: impl FnOnce(&mut Self) -> R) -> R {
+        self.ops.enter(scope);
+        let result = body(self);
+        self.ops.leave();
+        result
+    }
+
+    /// The shape of hidden states with this many channels.
+    pub fn hidden_shape(&self, channels: u64) -> Vec<Dim> {
+        match self.form.layout {
+            Layout::Bcs1 => vec![Dim::Fixed(1), Dim::Fixed(channels), self.tokens.clone(), Dim::Fixed(1)],
+            Layout::Bc1s => vec![Dim::Fixed(1), Dim::Fixed(channels), Dim::Fixed(1), self.tokens.clone()],
+        }
+    }
+
+    /// The finished builder, or the first weight that could not be emitted.
+    ///
+    /// # Errors
+    /// That weight's error.
+    pub fn into_ops(self) -> Result<FunctionBuilder> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(self.ops),
+        }
+    }
+}

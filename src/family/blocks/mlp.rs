@@ -1,0 +1,25 @@
+//! Gated feed-forward network (arXiv:2002.05202): `W_down (silu(W_gate x) * W_up x)`.
+
+use super::Graph;
+use super::linear::{Linear, linear};
+use crate::mil::ValueId;
+
+/// Its weights.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    /// Gate projection.
+    pub gate: Linear,
+    /// Up projection.
+    pub up: Linear,
+    /// Down projection.
+    pub down: Linear,
+}
+
+/// The network on normalised hidden states; gives what is added to the residual stream.
+pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
+    let gate = linear(g, x, &weights.gate);
+    let gate = g.ops.silu(gate);
+    let up = linear(g, x, &weights.up);
+    let gated = g.ops.mul(gate, up);
+    linear(g, gated, &weights.down)
+}

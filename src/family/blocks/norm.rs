@@ -1,0 +1,77 @@
+//! Root-mean-square norm (arXiv:1910.07467): `x / sqrt(mean(x^2) + eps) * w`.
+//!
+//! In fp16 the equation as written overflows at |x| > 256 and its epsilon may vanish. The accurate form first divides
+//! by the largest magnitude `m` of the row, which changes nothing: with `s = x / m`,
+//! `x / sqrt(mean(x^2) + eps) = s / sqrt(mean(s^2) + (sqrt(eps) / m)^2)`. The squares lie in 0..1 and epsilon keeps
+//! its full weight. `m` is held above 2^-14 (the smallest normal fp16), so a row of zeros gives zeros.
+
+use super::Graph;
+use crate::manifest::{NormForm, Role};
+use crate::mil::{Constant, ValueId};
+use crate::source::Weight;
+
+/// Smallest normal fp16.
+const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
+/// Smallest positive fp16: what `rsqrt` is given as its epsilon, for it must have one; the sums it is added to are
+/// at least 1/channels.
+const SMALLEST: f32 = 5.960_464_5e-8;
+/// The constant scale of the `prescale` form: a power of two, so that scaling is exact.
+const PRESCALE: f32 = 1.0 / 16.0;
+
+/// A norm's gain and epsilon.
+#[derive(Clone, Debug)]
+pub struct Norm {
+    /// Name within the layer.
+    pub name: &'static str,
+    /// `[width]`
+    pub weight: Weight,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+/// Normalises rank-4 `x` over `axis`, whose size is that of the gain.
+pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> ValueId {
+    let width = norm.weight.rows() * norm.weight.columns();
+    let mut shape = [1u64; 4];
+    shape[axis] = width;
+    let axis = axis as i32;
+    g.scope(norm.name, |g| {
+        let normal = match g.form.norm {
+            NormForm::Accurate => {
+                let magnitude = g.ops.abs(x);
+                let largest = g.ops.reduce_max(magnitude, &[axis], true);
+                let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
+                let scaled = g.ops.real_div(x, largest);
+                let square = g.ops.mul(scaled, scaled);
+                let mean = g.ops.reduce_mean(square, &[axis], true);
+                let root_eps = g.ops.real_div(Constant::fp16(norm.eps.sqrt() as f32), largest);
+                let eps = g.ops.mul(root_eps, root_eps);
+                let mean = g.ops.add(mean, eps);
+                let inverse = g.ops.rsqrt(mean, SMALLEST);
+                g.ops.mul(scaled, inverse)
+            }
+            NormForm::Naive => {
+                let square = g.ops.mul(x, x);
+                let mean = g.ops.reduce_mean(square, &[axis], true);
+                let inverse = g.ops.rsqrt(mean, norm.eps as f32);
+                g.ops.mul(x, inverse)
+            }
+            NormForm::Prescale => {
+                let scaled = g.ops.mul(x, Constant::fp16(PRESCALE));
+                let square = g.ops.mul(scaled, scaled);
+                let mean = g.ops.reduce_mean(square, &[axis], true);
+                let eps = norm.eps as f32 * PRESCALE * PRESCALE;
+                let inverse = g.ops.rsqrt(mean, eps.max(SMALLEST));
+                g.ops.mul(scaled, inverse)
+            }
+            NormForm::LayerNormConcat => {
+                let negative = g.ops.mul(x, Constant::fp16(-1.0));
+                let both = g.ops.concat(&[x, negative], axis);
+                let normal = g.ops.layer_norm(both, &[axis], norm.eps as f32);
+                g.ops.slice(normal, axis as usize, 0..width)
+            }
+        };
+        let gain = g.weight("weight", Role::Norm, &norm.weight, &shape);
+        g.ops.mul(normal, gain)
+    })
+}

@@ -1,0 +1,131 @@
+//! GGUF metadata in the words of `config.json`, so that one reader serves both (keys as llama.cpp's converter writes
+//! them).
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::error::Result;
+use crate::family::error::FamilyError;
+use crate::source::gguf::{Array, Metadata, Value};
+
+/// Keys below `{architecture}.` and what they are called in `config.json`.
+const NAMES: &[(&str, &str)] = &[
+    ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.key_length", "head_dim"),
+    ("attention.sliding_window", "sliding_window"),
+    ("attention.scale", "attention_multiplier"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("logit_scale", "logits_scaling"),
+    ("rope.freq_base", "rope_theta"),
+    ("rope.dimension_count", "rope_dim"),
+    ("context_length", "max_position_embeddings"),
+    ("vocab_size", "vocab_size"),
+];
+
+/// Keys below `{architecture}.rope.scaling.` and what they are called within `rope_scaling`.
+const ROPE_NAMES: &[(&str, &str)] = &[
+    ("type", "rope_type"),
+    ("factor", "factor"),
+    ("original_context_length", "original_max_position_embeddings"),
+    ("attn_factor", "attention_factor"),
+    ("yarn_beta_fast", "beta_fast"),
+    ("yarn_beta_slow", "beta_slow"),
+];
+
+/// Keys below `{architecture}.` that don't touch the maths.
+const NEUTRAL: &[&str] = &["rope.scaling.finetuned", "expert_count", "expert_used_count", "use_parallel_residual"];
+
+/// Frequency divisors, which GGUF keeps as tensors.
+#[derive(Clone, Debug, Default)]
+pub struct FactorTensors {
+    /// `rope_freqs.weight`
+    pub plain: Option<Vec<f32>>,
+    /// `rope_factors_short.weight`
+    pub short: Option<Vec<f32>>,
+    /// `rope_factors_long.weight`
+    pub long: Option<Vec<f32>>,
+}
+
+/// The configuration that the metadata of an architecture stands for. `vocab_size` is the embedding's row count;
+/// `tied` says that there is no separate LM head.
+///
+/// # Errors
+/// A metadata value that has no counterpart.
+pub fn configuration(
+    metadata: &Metadata,
+    architecture: &str,
+    factors: &FactorTensors,
+    vocab_size: u64,
+    tied: bool,
+) -> Result<Map<String, Json>> {
+    let place = metadata.path().display().to_string();
+    let prefix = format!("{architecture}.");
+    let mut config = Map::new();
+    let mut rope = Map::new();
+    for (key, value) in metadata.iter() {
+        let Some(own) = key.strip_prefix(&prefix) else { continue };
+        if let Some((_, name)) = NAMES.iter().find(|(gguf, _)| *gguf == own) {
+            config.insert((*name).to_owned(), json_of(value));
+        } else if let Some((_, name)) =
+            own.strip_prefix("rope.scaling.").and_then(|own| ROPE_NAMES.iter().find(|(gguf, _)| *gguf == own))
+        {
+            rope.insert((*name).to_owned(), json_of(value));
+        } else if own == "attention.value_length" {
+            let same = metadata.u64(&format!("{prefix}attention.key_length"))? == metadata.u64(key)?;
+            if !same {
+                let expected = "the same as attention.key_length".into();
+                let found = json_of(value).to_string();
+                return Err(FamilyError::Value { place, key: key.into(), found, expected }.into());
+            }
+        } else if !NEUTRAL.contains(&own) {
+            // left under its own name, where the reader refuses it unless the user has acknowledged it
+            config.insert(key.to_owned(), json_of(value));
+        }
+    }
+    // llama.cpp writes 0 for none, or nothing at all
+    if config.get("sliding_window").is_none_or(|window| *window == json!(0)) {
+        config.insert("sliding_window".into(), Json::Null);
+    }
+    config.entry("vocab_size").or_insert(json!(vocab_size));
+    config.insert("tie_word_embeddings".into(), json!(tied));
+    if let (Some(short), Some(long)) = (&factors.short, &factors.long) {
+        rope.insert("rope_type".into(), json!("longrope"));
+        rope.insert("short_factor".into(), json!(short));
+        rope.insert("long_factor".into(), json!(long));
+    } else if let Some(factors) = &factors.plain {
+        rope.insert("rope_type".into(), json!("factors"));
+        rope.insert("factors".into(), json!(factors));
+    }
+    match rope.get("rope_type").and_then(Json::as_str) {
+        // phi3 without factor tensors still names its original length
+        None => rope.retain(|key, _| key == "original_max_position_embeddings"),
+        Some("none") => rope.clear(),
+        Some(_) => {}
+    }
+    config.insert("rope_scaling".into(), Json::Object(rope));
+    Ok(config)
+}
+
+fn json_of(value: &Value) -> Json {
+    match value {
+        Value::U8(v) => json!(v),
+        Value::I8(v) => json!(v),
+        Value::U16(v) => json!(v),
+        Value::I16(v) => json!(v),
+        Value::U32(v) => json!(v),
+        Value::I32(v) => json!(v),
+        Value::U64(v) => json!(v),
+        Value::I64(v) => json!(v),
+        // through text, so that 1e-6 stays 1e-6 and isn't 9.99999997e-7
+        Value::F32(v) => v.to_string().parse::<f64>().map_or(Json::Null, |v| json!(v)),
+        Value::F64(v) => json!(v),
+        Value::Bool(v) => json!(v),
+        Value::String(v) => json!(v),
+        Value::Array(array) => json!(format!("{} elements", Array::len(array))),
+    }
+}

@@ -1,0 +1,176 @@
+//! Reads a configuration key by key and remembers which were read, so that what nobody understood can be named.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value as Json};
+
+use crate::family::error::FamilyError;
+
+/// A JSON object being read.
+pub struct Keys<'a> {
+    place: String,
+    prefix: String,
+    map: &'a Map<String, Json>,
+    read: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Keys<'a> {
+    /// Over an object; `place` names the file in errors, `prefix` the enclosing key (`rope_scaling.`) or nothing.
+    pub fn new(place: &str, prefix: &str, map: &'a Map<String, Json>) -> Self {
+        Keys { place: place.to_owned(), prefix: prefix.to_owned(), map, read: RefCell::default() }
+    }
+
+    /// The value of a key; null counts as absent.
+    pub fn get(&self, key: &str) -> Option<&'a Json> {
+        self.read.borrow_mut().insert(key.to_owned());
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    /// Whether the key is there, be it null.
+    pub fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
+    /// Marks a key as understood.
+    pub fn accept(&self, key: &str) {
+        self.read.borrow_mut().insert(key.to_owned());
+    }
+
+    /// A non-negative integer.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn u64(&self, key: &str) -> Result<Option<u64>, FamilyError> {
+        // some configurations write whole numbers as 4096.0
+        let whole =
+            |v: &Json| v.as_u64().or_else(|| v.as_f64().filter(|f| *f >= 0.0 && f.fract() == 0.0).map(|f| f as u64));
+        self.typed(key, "a whole number", whole)
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn f64(&self, key: &str) -> Result<Option<f64>, FamilyError> {
+        self.typed(key, "a number", |v| v.as_f64().filter(|f| f.is_finite()))
+    }
+
+    /// A boolean.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, FamilyError> {
+        self.typed(key, "true or false", Json::as_bool)
+    }
+
+    /// A string.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn str(&self, key: &str) -> Result<Option<&'a str>, FamilyError> {
+        self.typed(key, "a string", Json::as_str)
+    }
+
+    /// A list of numbers.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn f64s(&self, key: &str) -> Result<Option<Vec<f64>>, FamilyError> {
+        self.typed(key, "a list of numbers", |v| v.as_array()?.iter().map(Json::as_f64).collect())
+    }
+
+    /// A list of strings.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, FamilyError> {
+        self.typed(key, "a list of strings", |v| v.as_array()?.iter().map(Json::as_str).collect())
+    }
+
+    /// A positive integer that must be there.
+    ///
+    /// # Errors
+    /// When it is missing, zero or something else.
+    pub fn size(&self, key: &str) -> Result<u64, FamilyError> {
+        let n = self.required(key, self.u64(key)?)?;
+        // every size of a real model fits easily; a bound keeps products of sizes from overflowing
+        if n == 0 || n > u64::from(u32::MAX) { Err(self.value(key, "a positive number of 32 bits")) } else { Ok(n) }
+    }
+
+    /// The value, or an error that the key is missing.
+    ///
+    /// # Errors
+    /// When it is absent.
+    pub fn required<T>(&self, key: &str, value: Option<T>) -> Result<T, FamilyError> {
+        value.ok_or_else(|| FamilyError::MissingKey { place: self.place.clone(), key: self.path(key) })
+    }
+
+    /// An object within, as keys of its own.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn object(&self, key: &str) -> Result<Option<Keys<'a>>, FamilyError> {
+        let map = self.typed(key, "an object", Json::as_object)?;
+        Ok(map.map(|map| Keys::new(&self.place, &format!("{}.", self.path(key)), map)))
+    }
+
+    /// An error about a key's value.
+    pub fn value(&self, key: &str, expected: &str) -> FamilyError {
+        FamilyError::Value {
+            place: self.place.clone(),
+            key: self.path(key),
+            found: self.map.get(key).map_or_else(|| "absent".into(), shorten),
+            expected: expected.to_owned(),
+        }
+    }
+
+    /// Checks that every key was read, is neutral, is acknowledged by the user, or says nothing (null, false, empty).
+    ///
+    /// # Errors
+    /// The first key that may change the maths and isn't understood.
+    pub fn finish(&self, family: &str, neutral: &[&str], acknowledged: &[String]) -> Result<(), FamilyError> {
+        let read = self.read.borrow();
+        for (key, value) in self.map {
+            let says_nothing = match value {
+                Json::Null | Json::Bool(false) => true,
+                Json::Array(a) => a.is_empty(),
+                Json::Object(o) => o.is_empty(),
+                Json::String(s) => s.is_empty(),
+                _ => false,
+            };
+            let path = self.path(key);
+            let known = read.contains(key) || neutral.contains(&key.as_str()) || acknowledged.contains(&path);
+            if !known && !says_nothing {
+                return Err(FamilyError::UnknownKey {
+                    place: self.place.clone(),
+                    key: path,
+                    value: shorten(value),
+                    family: family.to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: impl FnOnce(&'a Json) -> Option<T>,
+    ) -> Result<Option<T>, FamilyError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => convert(value).map(Some).ok_or_else(|| self.value(key, expected)),
+        }
+    }
+
+    fn path(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+}
+
+fn shorten(value: &Json) -> String {
+    let text = value.to_string();
+    if text.chars().count() > 60 { text.chars().take(57).chain("...".chars()).collect() } else { text }
+}

@@ -1,0 +1,109 @@
+//! What can be wrong with a model: its configuration or how its tensors fit it.
+
+use crate::error::{Diagnostic, Fault};
+
+/// Why a source can't become a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FamilyError {
+    /// No row of the table.
+    #[error("{place}: the model type `{found}` is not known; known: {known}")]
+    UnknownFamily {
+        /// File and key.
+        place: String,
+        /// The model type.
+        found: String,
+        /// Families of the table.
+        known: String,
+    },
+    /// The manifest asks for another family than the source says it is.
+    #[error("the manifest says family `{asked}`, but {place} says `{found}`")]
+    OtherFamily {
+        /// Where the source says it.
+        place: String,
+        /// From the manifest.
+        asked: String,
+        /// From the source.
+        found: String,
+    },
+    /// A key that must be there.
+    #[error("{place}: the key `{key}` is missing")]
+    MissingKey {
+        /// File.
+        place: String,
+        /// Key.
+        key: String,
+    },
+    /// A key that nobody here understands.
+    #[error("{place}: the key `{key}` = {value} is not known for family `{family}`")]
+    UnknownKey {
+        /// File.
+        place: String,
+        /// Key.
+        key: String,
+        /// Its value, shortened.
+        value: String,
+        /// Family.
+        family: String,
+    },
+    /// A key whose value isn't supported or makes no sense.
+    #[error("{place}: `{key}` is {found}; expected {expected}")]
+    Value {
+        /// File.
+        place: String,
+        /// Key.
+        key: String,
+        /// Value.
+        found: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// A tensor whose shape isn't what the configuration says.
+    #[error("tensor `{tensor}` has shape {found:?}; the configuration says {expected:?} ({because})")]
+    Shape {
+        /// Name in the source.
+        tensor: String,
+        /// Shape in the source.
+        found: Vec<u64>,
+        /// Shape by the configuration.
+        expected: Vec<u64>,
+        /// Keys that say so.
+        because: String,
+    },
+    /// The source has no configuration at all.
+    #[error("{place}: there is no config.json beside the weights")]
+    NoConfig {
+        /// The source.
+        place: String,
+    },
+}
+
+impl Diagnostic for FamilyError {
+    fn fault(&self) -> Fault {
+        match self {
+            FamilyError::OtherFamily { .. } => Fault::Usage,
+            _ => Fault::Source,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match self {
+            FamilyError::UnknownFamily { .. } => {
+                "a port is a row in the family table; the porting guide in book/ shows how to add one".into()
+            }
+            FamilyError::OtherFamily { .. } => "leave `family` out, or name the one that the source has".into(),
+            FamilyError::UnknownKey { key, .. } => format!(
+                "it may change the maths, so it is not skipped; if you know that it does not, add `acknowledge: \
+                 [{key}]` to the manifest"
+            ),
+            FamilyError::NoConfig { .. } => {
+                "give the Hugging Face folder instead of the single file: config.json must lie beside the weights"
+                    .into()
+            }
+            FamilyError::Shape { .. } => {
+                "weights and configuration don't belong together: check that both come from the same model".into()
+            }
+            FamilyError::MissingKey { .. } | FamilyError::Value { .. } => return None,
+        })
+    }
+}

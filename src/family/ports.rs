@@ -1,0 +1,114 @@
+//! What the inputs, outputs and states of an emitted function mean, so that a runtime needs no knowledge of the family.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What a function does in the model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Stage {
+    /// Layers `first..end` of the stack; hidden states in, hidden states out.
+    Layers {
+        /// First layer.
+        first: usize,
+        /// One past the last layer.
+        end: usize,
+    },
+    /// Rows `first..end` of the LM head, with the final norm; hidden states in, logits out.
+    Head {
+        /// First row of the vocabulary.
+        first: u64,
+        /// One past the last row.
+        end: u64,
+    },
+}
+
+/// An input or output tensor of a function.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Port {
+    /// Its name in the package.
+    pub name: String,
+    /// What it holds.
+    #[serde(flatten)]
+    pub role: PortRole,
+    /// Its shape: numbers, and `"T"` for the number of tokens of a call.
+    pub shape: Vec<Extent>,
+}
+
+/// One dimension of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Extent {
+    /// A number.
+    Fixed(u64),
+    /// The number of tokens of the call: `"T"`.
+    Tokens(String),
+}
+
+/// What a port holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "role", rename_all = "snake_case")]
+pub enum PortRole {
+    /// Hidden states of the tokens of the call, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`.
+    Hidden,
+    /// Cosines of a rotary table, one row for each token: row `position` of the host tensor `{table}.cos`.
+    RopeCos {
+        /// Which table of the bundle's `rope` list.
+        table: String,
+    },
+    /// Sines, likewise.
+    RopeSin {
+        /// Which table of the bundle's `rope` list.
+        table: String,
+    },
+    /// `[1, 1, T, S]`: 0 where a token may look at a cache slot, -1e4 where it may not. A token at position p sees
+    /// slots `0..=p`, and with a window only the last `window` of them.
+    AttentionMask {
+        /// Tokens that a sliding window shows, the token itself included.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        window: Option<u64>,
+    },
+    /// `[1, 1, S, T]`: 1 where token t is written to slot s, else 0.
+    KvWriteMask,
+    /// int32 `[1]`: the position of the call's first token, where keys and values are written.
+    Position,
+    /// Logits of a part of the vocabulary, `[1, rows, T, 1]` or `[1, rows, 1, T]`.
+    Logits,
+    /// Index of the largest logit within the part, `[1, 1, T, 1]` or `[1, 1, 1, T]`.
+    Argmax,
+}
+
+/// A state of a function.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StatePort {
+    /// Its name in the package; the same name in several functions of a bundle is the same state.
+    pub name: String,
+    /// What it holds.
+    #[serde(flatten)]
+    pub role: StateRole,
+    /// Its shape.
+    pub shape: Vec<u64>,
+}
+
+/// What a state holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "role", rename_all = "snake_case")]
+pub enum StateRole {
+    /// Rotated keys of a layer, `[1, num_key_value_heads, S, head_dim]`.
+    KeyCache {
+        /// The layer, counted over the whole model.
+        layer: usize,
+    },
+    /// Values of a layer, `[1, num_key_value_heads, S, head_dim]`.
+    ValueCache {
+        /// The layer, counted over the whole model.
+        layer: usize,
+    },
+    /// Keys and values of layers `first..end` in one state, `[2 * layers * num_key_value_heads, …]`.
+    KeyValueCache {
+        /// First layer.
+        first: usize,
+        /// One past the last layer.
+        end: usize,
+    },
+}

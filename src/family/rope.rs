@@ -1,0 +1,250 @@
+//! Rotary position embedding tables: the frequencies of every scaling type in use, and cos/sin of all positions.
+//!
+//! RoFormer (arXiv:2104.09864) rotates pairs of dimensions `(i, i + dim/2)` of queries and keys by
+//! `position * theta^(-2i/dim)`. The scaling types are those of transformers' `modeling_rope_utils`: they change the
+//! frequencies, and some multiply cos and sin by an attention factor.
+
+use std::f64::consts::PI;
+
+use serde::Serialize;
+
+use super::{RopeTables, RopeValues};
+
+/// A rotary embedding.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub rope_theta: f64,
+    /// Rotated dimensions of each head, even; the rest pass through.
+    pub rope_dim: u64,
+    /// How the frequencies are changed for longer texts.
+    pub scaling: RopeScaling,
+}
+
+/// How frequencies are changed for texts longer than the model was first trained on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "rope_type", rename_all = "snake_case")]
+pub enum RopeScaling {
+    /// Not at all.
+    Default,
+    /// Position interpolation (arXiv:2306.15595): all frequencies divided by `factor`.
+    Linear {
+        /// Divisor.
+        factor: f64,
+    },
+    /// NTK-aware scaling of the base by the length of the text.
+    Dynamic {
+        /// How many times longer.
+        factor: f64,
+        /// Up to this length the frequencies are unchanged.
+        max_position_embeddings: u64,
+    },
+    /// YaRN (arXiv:2309.00071): high frequencies kept, low ones interpolated, a ramp between.
+    Yarn {
+        /// How many times longer.
+        factor: f64,
+        /// Length of the first training.
+        original_max_position_embeddings: u64,
+        /// Multiplied to cos and sin.
+        attention_factor: f64,
+        /// Rotations within the original length above which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations below which it is interpolated.
+        beta_slow: f64,
+        /// Round the ends of the ramp to whole dimensions.
+        truncate: bool,
+    },
+    /// Llama 3: three bands by wavelength.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// Length of the first training.
+        original_max_position_embeddings: u64,
+    },
+    /// LongRoPE (arXiv:2402.13753): a divisor for each frequency, one set for texts up to the original length and
+    /// another for longer ones.
+    Longrope {
+        /// Divisors up to the original length.
+        short_factor: Vec<f64>,
+        /// Divisors beyond it.
+        long_factor: Vec<f64>,
+        /// Length of the first training.
+        original_max_position_embeddings: u64,
+        /// Multiplied to cos and sin at every length.
+        attention_factor: f64,
+    },
+    /// A divisor for each frequency, as GGUF's `rope_freqs.weight` holds the Llama 3 scaling.
+    Factors {
+        /// Divisors.
+        factors: Vec<f32>,
+    },
+}
+
+impl RopeScaling {
+    /// YaRN's attention factor when the configuration gives none: `0.1 ln(factor) + 1`, a ratio of two where
+    /// `mscale` and `mscale_all_dim` are given.
+    pub fn yarn_attention_factor(factor: f64, mscale: Option<f64>, mscale_all_dim: Option<f64>) -> f64 {
+        let get = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+        match (mscale.filter(|m| *m != 0.0), mscale_all_dim.filter(|m| *m != 0.0)) {
+            (Some(m), Some(all)) => get(m) / get(all),
+            _ => get(1.0),
+        }
+    }
+
+    /// LongRoPE's attention factor when the configuration gives none: `sqrt(1 + ln(factor) / ln(original))`.
+    pub fn longrope_attention_factor(factor: f64, original: u64) -> f64 {
+        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() }
+    }
+}
+
+impl RopeConfig {
+    /// Frequencies (radians per position) of a text of `length` tokens, and the factor on cos and sin.
+    pub fn frequencies(&self, length: u64) -> (Vec<f64>, f64) {
+        let dim = self.rope_dim as f64;
+        let half = self.rope_dim / 2;
+        let with_base =
+            |base: f64| -> Vec<f64> { (0..half).map(|i| base.powf(-((2 * i) as f64) / dim)).collect::<Vec<f64>>() };
+        let plain = with_base(self.rope_theta);
+        match &self.scaling {
+            RopeScaling::Default => (plain, 1.0),
+            RopeScaling::Linear { factor } => (plain.iter().map(|f| f / factor).collect(), 1.0),
+            RopeScaling::Dynamic { factor, max_position_embeddings } => {
+                let max = *max_position_embeddings as f64;
+                let length = (length as f64).max(max);
+                let stretch = factor * length / max - (factor - 1.0);
+                (with_base(self.rope_theta * stretch.powf(dim / (dim - 2.0))), 1.0)
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_max_position_embeddings,
+                attention_factor,
+                beta_fast,
+                beta_slow,
+                truncate,
+            } => {
+                let original = *original_max_position_embeddings as f64;
+                let dimension =
+                    |rotations: f64| dim * (original / (rotations * 2.0 * PI)).ln() / (2.0 * self.rope_theta.ln());
+                let (mut low, mut high) = (dimension(*beta_fast), dimension(*beta_slow));
+                if *truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                low = low.max(0.0);
+                high = high.min(dim - 1.0);
+                if low == high {
+                    high += 0.001;
+                }
+                let blend = |(i, f): (usize, &f64)| {
+                    let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    f / factor * interpolated + f * (1.0 - interpolated)
+                };
+                (plain.iter().enumerate().map(blend).collect(), *attention_factor)
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                let original = *original_max_position_embeddings as f64;
+                let scale = |f: &f64| {
+                    let wavelength = 2.0 * PI / f;
+                    if wavelength < original / high_freq_factor {
+                        *f
+                    } else if wavelength > original / low_freq_factor {
+                        f / factor
+                    } else {
+                        let smooth = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        (1.0 - smooth) * f / factor + smooth * f
+                    }
+                };
+                (plain.iter().map(scale).collect(), 1.0)
+            }
+            RopeScaling::Longrope { short_factor, long_factor, original_max_position_embeddings, attention_factor } => {
+                let divisors = if length > *original_max_position_embeddings { long_factor } else { short_factor };
+                (plain.iter().zip(divisors).map(|(f, d)| f / d).collect(), *attention_factor)
+            }
+            RopeScaling::Factors { factors } => {
+                (plain.iter().zip(factors).map(|(f, d)| f / f64::from(*d)).collect(), 1.0)
+            }
+        }
+    }
+
+    /// The host's tables for texts of up to `context` tokens, under the name `table`.
+    ///
+    /// Where the frequencies depend on the length of the text there are two variants: one for texts up to the
+    /// original length and one for longer ones. The second is computed for the full context: dynamic scaling changes
+    /// with every token, and keys that are already in the cache keep the rotation they were written with.
+    pub fn tables(&self, table: &str, context: u64) -> RopeTables {
+        let original = match &self.scaling {
+            RopeScaling::Dynamic { max_position_embeddings, .. } => Some(*max_position_embeddings),
+            RopeScaling::Longrope { original_max_position_embeddings, .. } => Some(*original_max_position_embeddings),
+            _ => None,
+        };
+        let lengths = match original {
+            Some(original) if original < context => vec![original, context],
+            _ => vec![context],
+        };
+        RopeTables {
+            table: table.to_owned(),
+            columns: self.rope_dim / 2,
+            variants: lengths.into_iter().map(|length| self.values(length)).collect(),
+        }
+    }
+
+    fn values(&self, length: u64) -> RopeValues {
+        let (frequencies, factor) = self.frequencies(length);
+        let angles = (0..length).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f));
+        let (cos, sin) = angles.map(|a| ((a.cos() * factor) as f32, (a.sin() * factor) as f32)).unzip();
+        RopeValues { max_length: length, cos, sin }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> RopeConfig {
+        RopeConfig { rope_theta: 10000.0, rope_dim: 8, scaling }
+    }
+
+    #[test]
+    fn default_frequencies_fall_from_one_by_powers_of_theta() {
+        let (f, factor) = rope(RopeScaling::Default).frequencies(100);
+        assert_eq!(factor, 1.0);
+        for (i, expected) in [1.0, 0.1, 0.01, 0.001].into_iter().enumerate() {
+            assert!((f[i] - expected).abs() < 1e-12, "{f:?}");
+        }
+    }
+
+    #[test]
+    fn phi4_mini_has_the_attention_factor_that_others_lose() {
+        // config of Phi-4-mini: 131072 positions over 4096 original ones
+        let factor = RopeScaling::longrope_attention_factor(131072.0 / 4096.0, 4096);
+        assert!((factor - 1.1902).abs() < 1e-4, "{factor}");
+    }
+
+    #[test]
+    fn a_text_past_the_original_length_gets_its_own_table() {
+        let scaling = RopeScaling::Longrope {
+            short_factor: vec![1.0; 4],
+            long_factor: vec![2.0; 4],
+            original_max_position_embeddings: 16,
+            attention_factor: 1.5,
+        };
+        let tables = rope(scaling).tables("rope", 32);
+        let lengths: Vec<u64> = tables.variants.iter().map(|v| v.max_length).collect();
+        assert_eq!(lengths, [16, 32]);
+        // position 1, first frequency: 1 rad in the short table, 1/2 rad in the long one, both times 1.5
+        assert_eq!(tables.variants[0].cos[4], (1f64.cos() * 1.5) as f32);
+        assert_eq!(tables.variants[1].cos[4], (0.5f64.cos() * 1.5) as f32);
+        assert_eq!(tables.variants[1].sin.len(), 32 * 4);
+    }
+
+    #[test]
+    fn dynamic_scaling_leaves_short_texts_alone() {
+        let scaling = RopeScaling::Dynamic { factor: 4.0, max_position_embeddings: 16 };
+        let plain = rope(RopeScaling::Default).frequencies(16).0;
+        assert_eq!(rope(scaling.clone()).frequencies(16).0, plain);
+        assert!(rope(scaling).frequencies(32).0[3] < plain[3]);
+    }
+}

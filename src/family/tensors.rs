@@ -1,0 +1,280 @@
+//! Finds the weights of a dense decoder in a source, whatever the source calls them, and checks their shapes.
+
+use super::blocks::attention::Attention;
+use super::blocks::linear::Linear;
+use super::blocks::mlp::Mlp;
+use super::blocks::norm::Norm;
+use super::config::DecoderConfig;
+use super::decoder::Layer;
+use super::error::FamilyError;
+use super::table::{DecoderFamily, NormPlacement, QkNorm};
+use crate::error::Result;
+use crate::manifest::Role;
+use crate::source::{Ledger, RowOrder, Weight};
+
+/// How a source names tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// `model.layers.0.self_attn.q_proj.weight`
+    HuggingFace,
+    /// `blk.0.attn_q.weight`
+    Gguf,
+}
+
+/// The tensors of a layer: their names in transformers (below `model.layers.N.`) and in GGUF (below `blk.N.`).
+const LAYER_NAMES: &[(&str, &str)] = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// What GGUF calls the norms of families that have them after the blocks.
+const POST_NORM_NAMES: &[(&str, &str)] =
+    &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")];
+
+/// The weights of a source, taken from its ledger.
+pub struct Tensors<'a, 'b> {
+    ledger: &'a mut Ledger<'b>,
+    naming: Naming,
+    family: &'static DecoderFamily,
+    config: &'a DecoderConfig,
+}
+
+impl<'a, 'b> Tensors<'a, 'b> {
+    /// The weights of a source.
+    pub fn new(
+        ledger: &'a mut Ledger<'b>,
+        naming: Naming,
+        family: &'static DecoderFamily,
+        config: &'a DecoderConfig,
+    ) -> Self {
+        Tensors { ledger, naming, family, config }
+    }
+
+    /// The token embedding, `[vocab_size, hidden_size]`.
+    ///
+    /// # Errors
+    /// When it is missing or has another shape.
+    pub fn embedding(&mut self) -> Result<Weight> {
+        let name = self.model_name("model.embed_tokens", "token_embd");
+        self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
+    }
+
+    /// The LM head, or the embedding where they are tied.
+    ///
+    /// # Errors
+    /// When it is missing or has another shape.
+    pub fn head(&mut self, embedding: &Weight) -> Result<Weight> {
+        let name = self.model_name("lm_head", "output");
+        if self.config.tie_word_embeddings {
+            if self.naming == Naming::HuggingFace {
+                self.ledger.ignore(&name, "tied to the embedding, as the configuration says");
+            }
+            return Ok(embedding.clone());
+        }
+        self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
+    }
+
+    /// The norm before the LM head.
+    ///
+    /// # Errors
+    /// When it is missing or has another shape.
+    pub fn final_norm(&mut self) -> Result<Norm> {
+        let name = self.model_name("model.norm", "output_norm");
+        let weight = self.vector(&name, self.config.hidden_size, "hidden_size")?;
+        Ok(Norm { name: "norm", weight, eps: self.config.rms_norm_eps })
+    }
+
+    /// One layer.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another shape.
+    pub fn layer(&mut self, index: usize) -> Result<Layer> {
+        let config = self.config;
+        let (query_rows, key_rows) = (config.query_width(), config.key_width());
+        let [query, key, value] = if config.fused {
+            let name = self.layer_name(index, "self_attn.qkv_proj");
+            let rows = query_rows + 2 * key_rows;
+            let because = "(num_attention_heads + 2 num_key_value_heads) head_dim, hidden_size";
+            let fused = self.matrix(&name, rows, config.hidden_size, because)?;
+            [
+                fused.slice(0..query_rows)?,
+                fused.slice(query_rows..query_rows + key_rows)?,
+                fused.slice(query_rows + key_rows..rows)?,
+            ]
+        } else {
+            let query_because = "num_attention_heads head_dim, hidden_size";
+            let key_because = "num_key_value_heads head_dim, hidden_size";
+            let query = self.layer_matrix(index, "self_attn.q_proj", query_rows, config.hidden_size, query_because)?;
+            let key = self.layer_matrix(index, "self_attn.k_proj", key_rows, config.hidden_size, key_because)?;
+            let value = self.layer_matrix(index, "self_attn.v_proj", key_rows, config.hidden_size, key_because)?;
+            [self.half_split(query)?, self.half_split(key)?, value]
+        };
+        let [query_bias, key_bias, value_bias] = if self.has_bias(config.qkv_bias, index, "self_attn.q_proj") {
+            let query = self.layer_bias(index, "self_attn.q_proj", query_rows)?;
+            let key = self.layer_bias(index, "self_attn.k_proj", key_rows)?;
+            let value = self.layer_bias(index, "self_attn.v_proj", key_rows)?;
+            [Some(self.half_split(query)?), Some(self.half_split(key)?), Some(value)]
+        } else {
+            [None, None, None]
+        };
+        let output_bias = self.has_bias(config.output_bias, index, "self_attn.o_proj");
+        let output = Linear {
+            name: "o_proj",
+            role: Role::AttentionOutput,
+            weight: self.layer_matrix(
+                index,
+                "self_attn.o_proj",
+                config.hidden_size,
+                query_rows,
+                "hidden_size, num_attention_heads head_dim",
+            )?,
+            bias: output_bias.then(|| self.layer_bias(index, "self_attn.o_proj", config.hidden_size)).transpose()?,
+        };
+        let qkv = |name, weight, bias| Linear { name, role: Role::AttentionQkv, weight, bias };
+        let attention = Attention {
+            query: qkv("q_proj", query, query_bias),
+            key: qkv("k_proj", key, key_bias),
+            value: qkv("v_proj", value, value_bias),
+            output,
+            qk_norm: self.qk_norm(index)?,
+            qk_norm_per_head: config.qk_norm == QkNorm::PerHead,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            rope_dim: config.rope.rope_dim,
+            scale: config.attention_scale,
+        };
+        let (attention_norm, mlp_norm) = match config.norms {
+            NormPlacement::Pre => ("input_layernorm", "post_attention_layernorm"),
+            NormPlacement::Post => ("post_attention_layernorm", "post_feedforward_layernorm"),
+        };
+        Ok(Layer {
+            attention,
+            attention_norm: self.norm(index, attention_norm, "attn_norm", config.hidden_size, "hidden_size")?,
+            mlp: self.mlp(index)?,
+            mlp_norm: self.norm(index, mlp_norm, "mlp_norm", config.hidden_size, "hidden_size")?,
+        })
+    }
+
+    fn mlp(&mut self, index: usize) -> Result<Mlp> {
+        let config = self.config;
+        let (width, hidden) = (config.intermediate_size, config.hidden_size);
+        let [gate, up] = if config.fused {
+            let name = self.layer_name(index, "mlp.gate_up_proj");
+            let fused = self.matrix(&name, 2 * width, hidden, "2 intermediate_size, hidden_size")?;
+            [fused.slice(0..width)?, fused.slice(width..2 * width)?]
+        } else {
+            let because = "intermediate_size, hidden_size";
+            [
+                self.layer_matrix(index, "mlp.gate_proj", width, hidden, because)?,
+                self.layer_matrix(index, "mlp.up_proj", width, hidden, because)?,
+            ]
+        };
+        let down = self.layer_matrix(index, "mlp.down_proj", hidden, width, "hidden_size, intermediate_size")?;
+        let biases = self.has_bias(config.mlp_bias, index, "mlp.down_proj");
+        let mut bias = |name: &str, rows: u64| biases.then(|| self.layer_bias(index, name, rows)).transpose();
+        let (gate_bias, up_bias) = (bias("mlp.gate_proj", width)?, bias("mlp.up_proj", width)?);
+        let down_bias = bias("mlp.down_proj", hidden)?;
+        Ok(Mlp {
+            gate: Linear { name: "gate_proj", role: Role::MlpUp, weight: gate, bias: gate_bias },
+            up: Linear { name: "up_proj", role: Role::MlpUp, weight: up, bias: up_bias },
+            down: Linear { name: "down_proj", role: Role::MlpDown, weight: down, bias: down_bias },
+        })
+    }
+
+    fn qk_norm(&mut self, index: usize) -> Result<Option<(Norm, Norm)>> {
+        let config = self.config;
+        let (query_width, key_width, because) = match config.qk_norm {
+            QkNorm::None => return Ok(None),
+            QkNorm::PerHead => (config.head_dim, config.head_dim, "head_dim"),
+            QkNorm::WholeWidth => (config.query_width(), config.key_width(), "heads, head_dim"),
+        };
+        let query = self.norm(index, "self_attn.q_norm", "q_norm", query_width, because)?;
+        let key = self.norm(index, "self_attn.k_norm", "k_norm", key_width, because)?;
+        Ok(Some((query, key)))
+    }
+
+    fn norm(&mut self, index: usize, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
+        let tensor = format!("{}.weight", self.layer_name(index, tensor));
+        let weight = self.take(&tensor, &[width], because)?;
+        Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
+    }
+
+    /// Rows of q or k (or of their biases) in the order of half-split rotation.
+    fn half_split(&self, weight: Weight) -> Result<Weight> {
+        if self.naming != Naming::Gguf || !self.family.gguf_interleaved {
+            return Ok(weight);
+        }
+        // llama.cpp's converter interleaves whole heads, rotated or not
+        let head_dim = self.config.head_dim;
+        Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim: head_dim })?)
+    }
+
+    /// GGUF has no key for biases: there the tensor decides, unless the family always has one.
+    fn has_bias(&self, configured: bool, index: usize, name: &str) -> bool {
+        let bias = format!("{}.bias", self.layer_name(index, name));
+        configured || (self.naming == Naming::Gguf && self.ledger.has(&bias))
+    }
+
+    fn layer_matrix(&mut self, index: usize, name: &str, rows: u64, columns: u64, because: &str) -> Result<Weight> {
+        let name = self.layer_name(index, name);
+        self.matrix(&name, rows, columns, because)
+    }
+
+    fn layer_bias(&mut self, index: usize, name: &str, rows: u64) -> Result<Weight> {
+        let name = format!("{}.bias", self.layer_name(index, name));
+        self.take(&name, &[rows], "rows of the weight")
+    }
+
+    fn matrix(&mut self, name: &str, rows: u64, columns: u64, because: &str) -> Result<Weight> {
+        self.take(&format!("{name}.weight"), &[rows, columns], because)
+    }
+
+    fn vector(&mut self, name: &str, length: u64, because: &str) -> Result<Weight> {
+        self.take(&format!("{name}.weight"), &[length], because)
+    }
+
+    fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
+        let tensor = self.ledger.take(name)?;
+        if tensor.shape() != shape {
+            return Err(FamilyError::Shape {
+                tensor: name.to_owned(),
+                found: tensor.shape().to_vec(),
+                expected: shape.to_vec(),
+                because: because.to_owned(),
+            }
+            .into());
+        }
+        Ok(Weight::from(tensor))
+    }
+
+    fn model_name(&self, hugging_face: &str, gguf: &str) -> String {
+        match self.naming {
+            Naming::HuggingFace => hugging_face.to_owned(),
+            Naming::Gguf => gguf.to_owned(),
+        }
+    }
+
+    fn layer_name(&self, index: usize, name: &str) -> String {
+        match self.naming {
+            Naming::HuggingFace => format!("model.layers.{index}.{name}"),
+            Naming::Gguf => {
+                let post = self.config.norms == NormPlacement::Post;
+                let names = POST_NORM_NAMES.iter().filter(|_| post).chain(LAYER_NAMES);
+                let own = names.clone().find(|(hugging_face, _)| *hugging_face == name).map_or(name, |(_, gguf)| gguf);
+                format!("blk.{index}.{own}")
+            }
+        }
+    }
+}

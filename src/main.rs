@@ -1,0 +1,5 @@
+//! The `anec` command line.
+
+fn main() -> std::process::ExitCode {
+    anec::cli::main()
+}

@@ -1,0 +1,90 @@
+//! The manifests of `manifests/`, built into the binary.
+
+/// A manifest that is built in.
+#[derive(Clone, Copy, Debug)]
+pub struct Builtin {
+    /// Its name: the file's, without `.yaml`.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+macro_rules! builtin {
+    ($($name:literal),* $(,)?) => {
+        &[$(Builtin { name: $name, text: include_str!(concat!("../../manifests/", $name, ".yaml")) }),*]
+    };
+}
+
+const ALL: &[Builtin] = builtin![
+    "demo",
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "mistral-7b",
+    "phi4-mini",
+    "qwen2.5-0.5b",
+    "qwen2.5-coder-0.5b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "smollm3-3b",
+];
+
+/// All built-in manifests, by name.
+pub fn all() -> &'static [Builtin] {
+    ALL
+}
+
+/// All names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|b| b.name)
+}
+
+/// The built-in manifest that a name, file name or path stands for: `phi4-mini`, `phi4-mini.yaml`,
+/// `manifests/phi4-mini.yaml`.
+pub fn find(name: &str) -> Option<&'static Builtin> {
+    let stem = stem(name);
+    ALL.iter().find(|b| b.name == stem)
+}
+
+/// A manifest's name as it is looked for: without folder and `.yaml`. Only a bare name or one in a folder called
+/// `manifests` can mean a built-in one.
+pub(super) fn stem(name: &str) -> &str {
+    let name = name.strip_prefix("./").unwrap_or(name);
+    let name = name.strip_prefix("manifests/").unwrap_or(name);
+    name.strip_suffix(".yaml").or_else(|| name.strip_suffix(".yml")).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Manifest;
+
+    #[test]
+    fn the_table_holds_every_file_of_the_folder() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
+        let mut files: Vec<String> =
+            std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        files.sort();
+        assert_eq!(files, names().map(|n| format!("{n}.yaml")).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn each_is_a_manifest_that_names_its_source_and_family() {
+        let validator = jsonschema::validator_for(&crate::manifest::schema()).unwrap();
+        for b in all() {
+            let manifest = Manifest::from_yaml(b.text, b.name, &[]).unwrap_or_else(|e| panic!("{}: {e}", b.name));
+            assert_eq!(manifest.name.as_deref(), Some(b.name));
+            assert!(manifest.source.is_some() && manifest.family.is_some(), "{}", b.name);
+            let tree: serde_json::Value = serde_yaml::from_str(b.text).unwrap();
+            assert!(validator.is_valid(&tree), "{}", b.name);
+        }
+    }
+
+    #[test]
+    fn paths_that_end_in_a_name_are_found() {
+        for name in ["phi4-mini", "phi4-mini.yaml", "manifests/phi4-mini.yaml", "./manifests/phi4-mini.yaml"] {
+            assert_eq!(find(name).map(|b| b.name), Some("phi4-mini"), "{name}");
+        }
+        assert!(find("elsewhere/phi4-mini.yaml").is_none());
+    }
+}

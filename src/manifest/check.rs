@@ -1,0 +1,191 @@
+//! What a manifest's values must be among themselves. What depends on the model (number of layers, longest text) is
+//! checked when the conversion is planned.
+
+use super::error::ManifestError;
+use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, WeightFormat};
+
+/// Largest context that can be asked for: more than any published dense model has.
+pub const MAX_CONTEXT: u64 = 1 << 21;
+/// Largest number of tokens of one call.
+pub const MAX_TOKENS: u64 = 1 << 14;
+
+/// Checks all values.
+pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
+    name(manifest)?;
+    context(&manifest.context)?;
+    lengths(manifest)?;
+    shards(manifest)?;
+    if manifest.lm_head.split == HeadSplit::Pieces(0) {
+        return Err(ManifestError::value("lm_head.split", "0 pieces, expected at least 1, or auto"));
+    }
+    for (role, own) in &manifest.quant.overrides {
+        if !role.is_projection() && !matches!(own.weights, Some(WeightFormat::None)) {
+            let key = format!("quant.overrides.{role}");
+            return Err(ManifestError::value(&key, format!("weights of role {role} are never quantized"))
+                .advise("remove the override"));
+        }
+    }
+    share("gates.parity.cosine", manifest.gates.parity.cosine)?;
+    share("gates.parity.top1", manifest.gates.parity.top1)
+}
+
+fn name(manifest: &Manifest) -> Result<(), ManifestError> {
+    let Some(name) = &manifest.name else { return Ok(()) };
+    let fits = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | '+' | ' ');
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(fits) {
+        return Err(ManifestError::value("name", format!("`{name}` can't be the name of a folder"))
+            .advise("use letters, digits, `-`, `_`, `.`"));
+    }
+    Ok(())
+}
+
+fn context(context: &Contexts) -> Result<(), ManifestError> {
+    let all = context.all();
+    if all.is_empty() {
+        return Err(ManifestError::value("context", "an empty list, expected at least one number of tokens"));
+    }
+    match all.iter().find(|n| !(1..=MAX_CONTEXT).contains(*n)) {
+        Some(n) => Err(ManifestError::value("context", format!("{n} tokens, expected 1 to {MAX_CONTEXT}"))),
+        None => Ok(()),
+    }
+}
+
+fn lengths(manifest: &Manifest) -> Result<(), ManifestError> {
+    let contexts = manifest.context.all();
+    let smallest = contexts.first().copied().unwrap_or(1);
+    let key = match &manifest.lengths {
+        Lengths::Range([lower, upper]) => {
+            if *lower < 1 || lower > upper {
+                let problem =
+                    format!("[{lower}, {upper}], expected a smallest of at least 1, then a largest not below");
+                return Err(ManifestError::value("lengths.range", problem));
+            }
+            if manifest.kv_write == Some(KvWrite::Slice) {
+                let problem =
+                    "`slice` needs the number of tokens when the graph is built, `lengths.range` leaves it open";
+                return Err(ManifestError::value("kv_write", problem)
+                    .advise("use `kv_write: mask`, or `lengths: { fixed: [1, 64] }`"));
+            }
+            if contexts.len() > 1 {
+                let problem = "several contexts make several functions, and Core ML doesn't load packages of several \
+                               functions with a flexible dimension (`lengths.range`)";
+                return Err(ManifestError::value("context", problem)
+                    .advise("use `lengths: { fixed: [1, 64] }`, or convert once for each context"));
+            }
+            "lengths.range"
+        }
+        Lengths::Fixed(sizes) => {
+            if sizes.is_empty() {
+                let problem = "an empty list, expected at least one number of tokens";
+                return Err(ManifestError::value("lengths.fixed", problem));
+            }
+            if sizes.contains(&0) {
+                return Err(ManifestError::value("lengths.fixed", "0 tokens, expected at least 1"));
+            }
+            let mut sorted = sizes.clone();
+            sorted.sort_unstable();
+            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(ManifestError::value("lengths.fixed", format!("{} is listed twice", pair[0])));
+            }
+            "lengths.fixed"
+        }
+    };
+    let largest = manifest.lengths.largest();
+    if largest > MAX_TOKENS {
+        return Err(ManifestError::value(key, format!("{largest} tokens in one call, expected at most {MAX_TOKENS}")));
+    }
+    if largest > smallest {
+        let problem = format!("{largest} tokens in one call don't fit into a context of {smallest}");
+        return Err(ManifestError::value(key, problem));
+    }
+    Ok(())
+}
+
+fn shards(manifest: &Manifest) -> Result<(), ManifestError> {
+    let max = manifest.shards.max_mb;
+    if !max.is_finite() || max <= 0.0 {
+        return Err(ManifestError::value("shards.max_mb", format!("{max}, expected a positive number of megabytes")));
+    }
+    let Some(ranges) = &manifest.shards.layers else { return Ok(()) };
+    if ranges.is_empty() {
+        return Err(ManifestError::value("shards.layers", "an empty list, expected at least one range"));
+    }
+    let mut next = 0;
+    for [first, end] in ranges {
+        if first >= end {
+            let problem = format!("[{first}, {end}] holds no layer, expected [first, one past the last]");
+            return Err(ManifestError::value("shards.layers", problem));
+        }
+        if *first != next {
+            let problem = format!("[{first}, {end}] follows layer {next}, expected it to begin at {next}");
+            return Err(ManifestError::value("shards.layers", problem)
+                .advise("ranges follow one another without gaps, from layer 0 on"));
+        }
+        next = *end;
+    }
+    Ok(())
+}
+
+fn share(key: &str, value: Option<f64>) -> Result<(), ManifestError> {
+    match value {
+        Some(v) if !(0.0..=1.0).contains(&v) => {
+            Err(ManifestError::value(key, format!("{v}, expected a number from 0 to 1")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::error::Diagnostic;
+    use crate::manifest::{Manifest, ManifestError};
+
+    /// A manifest, the key that must be named, and a word of the explanation.
+    const WRONG: &[(&str, &str, &str)] = &[
+        ("name: ../up", "name", "folder"),
+        ("name: ''", "name", "folder"),
+        ("context: 0", "context", "expected 1 to"),
+        ("context: []", "context", "empty"),
+        ("context: 99999999", "context", "99999999"),
+        ("lengths: { range: [0, 4] }", "lengths.range", "at least 1"),
+        ("lengths: { range: [5, 4] }", "lengths.range", "not below"),
+        ("lengths: { fixed: [] }", "lengths.fixed", "empty"),
+        ("lengths: { fixed: [1, 0] }", "lengths.fixed", "at least 1"),
+        ("lengths: { fixed: [4, 1, 4] }", "lengths.fixed", "twice"),
+        ("{ context: 32, lengths: { fixed: [1, 64] } }", "lengths.fixed", "context of 32"),
+        ("{ lengths: { range: [1, 4] }, kv_write: slice }", "kv_write", "number of tokens"),
+        ("context: [64, 128]", "context", "flexible"),
+        ("shards: { max_mb: 0 }", "shards.max_mb", "positive"),
+        ("shards: { max_mb: .nan }", "shards.max_mb", "positive"),
+        ("shards: { layers: [] }", "shards.layers", "empty"),
+        ("shards: { layers: [[0, 0]] }", "shards.layers", "no layer"),
+        ("shards: { layers: [[0, 3], [4, 5]] }", "shards.layers", "begin at 3"),
+        ("shards: { layers: [[1, 3]] }", "shards.layers", "begin at 0"),
+        ("lm_head: { split: 0 }", "lm_head.split", "at least 1"),
+        ("quant: { overrides: { norm: { weights: int8 } } }", "quant.overrides.norm", "never"),
+        ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
+    ];
+
+    #[test]
+    fn values_that_make_no_sense_are_named() {
+        for (text, key, word) in WRONG {
+            let error = Manifest::from_yaml(text, "test.yaml", &[]).expect_err(text);
+            let ManifestError::Value { key: found, problem, .. } = &error else { panic!("{text}: {error}") };
+            assert_eq!(found, key, "{text}");
+            assert!(problem.contains(word), "{text}: {problem}");
+            assert_eq!(error.fault().exit_code(), 2);
+        }
+    }
+
+    #[test]
+    fn values_that_make_sense_pass() {
+        for text in [
+            "context: [64, 128]\nlengths: { fixed: [1, 64] }",
+            "shards: { layers: [[0, 20], [20, 24]] }",
+            "quant: { overrides: { norm: { weights: none } } }",
+            "{ lengths: { fixed: [8] }, kv_write: mask }",
+        ] {
+            Manifest::from_yaml(text, "test.yaml", &[]).expect(text);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Errors of manifests: all of them are the user's to correct, so all carry exit code 2.
+
+use std::path::PathBuf;
+
+use crate::error::{Diagnostic, Fault};
+
+/// What can be wrong with a manifest.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// Neither a file nor a built-in manifest has this name.
+    #[error("no file `{name}`, and no built-in manifest of that name")]
+    NotFound {
+        /// As the user gave it.
+        name: String,
+        /// A built-in name that looks like it.
+        suggestion: Option<String>,
+    },
+    /// A file that can't be read.
+    #[error("can't read manifest {}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Text that isn't a manifest.
+    #[error("manifest {origin}: {message}")]
+    Syntax {
+        /// File name, or `--set key=value`.
+        origin: String,
+        /// What is wrong, with line, column and the lines around it.
+        message: String,
+        /// What the user may have meant.
+        suggestion: Option<String>,
+    },
+    /// An override that isn't `key=value`.
+    #[error("`--set {given}`: expected key=value, for example quant.granularity=per_channel")]
+    Override {
+        /// As the user gave it.
+        given: String,
+    },
+    /// A well-typed value that makes no sense.
+    #[error("`{key}`: {problem}")]
+    Value {
+        /// Path of the key.
+        key: String,
+        /// Found and expected.
+        problem: String,
+        /// What to do.
+        advice: Option<String>,
+    },
+}
+
+impl ManifestError {
+    pub(super) fn value(key: &str, problem: impl Into<String>) -> Self {
+        ManifestError::Value { key: key.to_owned(), problem: problem.into(), advice: None }
+    }
+
+    pub(super) fn advise(self, text: impl Into<String>) -> Self {
+        match self {
+            ManifestError::Value { key, problem, .. } => {
+                ManifestError::Value { key, problem, advice: Some(text.into()) }
+            }
+            other => other,
+        }
+    }
+}
+
+impl Diagnostic for ManifestError {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            ManifestError::NotFound { suggestion: Some(name), .. } => Some(format!("did you mean `{name}`?")),
+            ManifestError::NotFound { .. } => Some("`anec manifests` lists the built-in ones".into()),
+            ManifestError::Syntax { suggestion: Some(name), .. } => Some(format!("did you mean `{name}`?")),
+            ManifestError::Syntax { .. } => Some("`anec schema manifest` describes every key".into()),
+            ManifestError::Value { advice, .. } => advice.clone(),
+            ManifestError::Unreadable { .. } | ManifestError::Override { .. } => None,
+        }
+    }
+}
+
+/// The candidate that `given` most likely stands for, if one is close enough.
+pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    candidates
+        .into_iter()
+        .map(|candidate| (strsim::damerau_levenshtein(given, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.chars().count() / 4)
+        .min()
+        .map(|(_, candidate)| candidate)
+}

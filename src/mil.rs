@@ -1,0 +1,33 @@
+//! Floor 1: the intermediate representation, which is MIL (Core ML's Model Intermediate Language) itself.
+//!
+//! A [`Program`] holds [`Function`]s; a function has inputs, states, one block of [`Op`]s in SSA form and outputs.
+//! The same IR is built by the model families, emitted to packages, read back from anybody's packages, printed,
+//! checked, costed and executed; there is no second description of a graph.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`types`] | data types, symbolic dimensions, value types, opsets |
+//! | [`constant`] | constants: small literals and large contents that are produced when needed |
+//! | [`ir`] | program, function, block, op, value |
+//! | [`catalogue`] | the table of ops: parameters, defaults, type inference, opset |
+//! | [`builder`] | builds a function op by op, inferring types |
+//! | [`text`] | the text form: printed and parsed |
+//! | [`codec`] | programs to protobuf and back |
+//! | [`verify`] | what must hold for a program, and inference of a whole function |
+
+pub mod builder;
+pub mod catalogue;
+pub mod codec;
+pub mod constant;
+pub mod error;
+pub mod ir;
+mod ops;
+pub mod text;
+pub mod types;
+pub mod verify;
+
+pub use builder::FunctionBuilder;
+pub use constant::{Constant, Content};
+pub use error::MilError;
+pub use ir::{Argument, Binding, Block, Function, Lengths, Op, Program, Value, ValueId};
+pub use types::{DataType, Dim, Opset, Symbol, TensorType, ValueType};

@@ -1,0 +1,308 @@
+//! Builds a function op by op. Types are inferred as ops are added; the first mistake is kept and given by
+//! [`FunctionBuilder::finish`], so that code which builds a graph reads like the equations it stands for.
+
+mod shorthand;
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::catalogue::{self, Arguments, Presence};
+use super::constant::Constant;
+use super::error::MilError;
+use super::ir::{Argument, Binding, Block, Function, Lengths, Op, Value, ValueId};
+use super::types::{DataType, Opset, Symbol, TensorType, ValueType};
+
+/// Builds one function.
+pub struct FunctionBuilder {
+    function: Function,
+    names: HashSet<String>,
+    scopes: Vec<String>,
+    error: Option<MilError>,
+}
+
+impl FunctionBuilder {
+    /// An empty function.
+    pub fn new(name: &str, opset: Opset) -> Self {
+        FunctionBuilder {
+            function: Function {
+                name: name.to_owned(),
+                opset,
+                inputs: Vec::new(),
+                values: Vec::new(),
+                block: Block::default(),
+                lengths: BTreeMap::new(),
+            },
+            names: HashSet::new(),
+            scopes: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// Declares a symbol and the sizes it may take.
+    pub fn symbol(&mut self, name: &str, lengths: Lengths) -> Symbol {
+        let symbol = Symbol::new(name);
+        self.function.lengths.insert(symbol.clone(), lengths);
+        symbol
+    }
+
+    /// Adds an input tensor; its name is kept as it is.
+    pub fn input(&mut self, name: &str, ty: TensorType) -> ValueId {
+        let id = self.define(name.to_owned(), ty.into(), None);
+        self.function.inputs.push(id);
+        id
+    }
+
+    /// Adds a state.
+    pub fn state(&mut self, name: &str, ty: TensorType) -> ValueId {
+        let id = self.define(name.to_owned(), ValueType::State(ty), None);
+        self.function.inputs.push(id);
+        id
+    }
+
+    /// Names what is added from here on `scope_…`, until [`leave`](Self::leave); scopes nest.
+    pub fn enter(&mut self, scope: &str) {
+        self.scopes.push(scope.to_owned());
+    }
+
+    /// Leaves the innermost scope.
+    pub fn leave(&mut self) {
+        self.scopes.pop();
+    }
+
+    /// Gives a value another name, within the scopes entered; gives the value back.
+    pub fn rename(&mut self, value: ValueId, name: &str) -> ValueId {
+        let name = self.unique(name);
+        let old = std::mem::replace(&mut self.function.values[value.0 as usize].name, name.clone());
+        self.names.remove(&old);
+        self.names.insert(name);
+        value
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, id: ValueId) -> TensorType {
+        self.function.tensor_type(id).cloned().unwrap_or_else(|| TensorType::scalar(DataType::Fp16))
+    }
+
+    /// The opset the function is written in.
+    pub fn opset(&self) -> Opset {
+        self.function.opset
+    }
+
+    /// A `const` op under a name of its own.
+    pub fn constant(&mut self, name: &str, constant: Constant) -> ValueId {
+        if !constant.is_consistent() {
+            self.fail(name, "const", format!("the data of {constant:?} doesn't fill its type"));
+        }
+        let name = self.unique(name);
+        let ty = ValueType::Tensor(constant.ty.clone());
+        let id = self.define(name.clone(), ty, Some(constant.clone()));
+        self.function.block.ops.push(Op {
+            operator: "const".into(),
+            name,
+            inputs: BTreeMap::new(),
+            attributes: BTreeMap::from([("val".to_owned(), constant)]),
+            outputs: vec![id],
+            blocks: Vec::new(),
+        });
+        id
+    }
+
+    /// Adds an op with one result. Constants among the arguments become `const` ops named after op and parameter,
+    /// parameters with a default that are not given are filled in.
+    pub fn op<A: Into<Given>>(
+        &mut self,
+        operator: &str,
+        name: &str,
+        inputs: impl IntoIterator<Item = (&'static str, A)>,
+    ) -> ValueId {
+        let outputs = self.op_with_outputs(operator, name, inputs);
+        match outputs.first() {
+            Some(id) => *id,
+            None => {
+                self.fail(name, operator, "the op has no result, one is needed".into());
+                self.define(format!("{name}_missing"), TensorType::scalar(DataType::Fp16).into(), None)
+            }
+        }
+    }
+
+    /// Adds an op with any number of results (`split` has several, `write_state` none).
+    pub fn op_with_outputs<A: Into<Given>>(
+        &mut self,
+        operator: &str,
+        name: &str,
+        inputs: impl IntoIterator<Item = (&'static str, A)>,
+    ) -> Vec<ValueId> {
+        let name = self.unique(name);
+        let mut arguments: BTreeMap<String, Argument> = BTreeMap::new();
+        let mut float = DataType::Fp16;
+        let given: Vec<(&'static str, Given)> = inputs.into_iter().map(|(p, a)| (p, a.into())).collect();
+        for (_, argument) in &given {
+            if let Given::Value(id) = argument
+                && let Some(t) = self.function.tensor_type(*id)
+                && t.dtype.is_float()
+            {
+                float = t.dtype;
+                break;
+            }
+        }
+        // constexpr ops hold their constants themselves; all others refer to `const` ops
+        let inline = operator.starts_with("constexpr_");
+        for (parameter, argument) in given {
+            let argument = match argument {
+                Given::Value(id) => vec![Binding::Value(id)],
+                Given::Values(ids) => ids.into_iter().map(Binding::Value).collect(),
+                Given::Constant(c) if inline => vec![Binding::Constant(c)],
+                Given::Constant(c) => vec![Binding::Value(self.parameter(&name, parameter, c))],
+                Given::Absent => continue,
+            };
+            arguments.insert(parameter.to_owned(), argument);
+        }
+        let Some(spec) = catalogue::lookup(operator, self.function.opset) else {
+            let opset = self.function.opset.name();
+            self.fail(&name, operator, format!("the catalogue doesn't know this operator in {opset}"));
+            return vec![self.define(name, TensorType::scalar(float).into(), None)];
+        };
+        let rank = arguments.get("x").and_then(|x| self.function.binding_type(x.first()?)).map_or(0, TensorType::rank);
+        for parameter in &spec.parameters {
+            if let Presence::Default(default) = &parameter.presence
+                && !arguments.contains_key(parameter.name)
+            {
+                let id = self.parameter(&name, parameter.name, default.constant(float, rank));
+                arguments.insert(parameter.name.to_owned(), vec![Binding::Value(id)]);
+            }
+        }
+        if let Some(unknown) = arguments.keys().find(|given| spec.parameter(given).is_none()) {
+            let problem = format!("there is no parameter `{unknown}`");
+            self.fail(&name, operator, problem);
+        }
+        let attributes = BTreeMap::new();
+        let inferred =
+            (spec.infer)(&Arguments { function: &self.function, inputs: &arguments, attributes: &attributes });
+        let types = match inferred {
+            Ok(types) => types,
+            Err(problem) => {
+                self.fail(&name, operator, problem);
+                vec![TensorType::scalar(float).into()]
+            }
+        };
+        let several = types.len() > 1;
+        let outputs: Vec<ValueId> = types
+            .into_iter()
+            .enumerate()
+            .map(|(i, ty)| {
+                let output = if several { self.unique_absolute(format!("{name}_{i}")) } else { name.clone() };
+                self.define(output, ty, None)
+            })
+            .collect();
+        self.function.block.ops.push(Op {
+            operator: operator.to_owned(),
+            name,
+            inputs: arguments,
+            attributes,
+            outputs: outputs.clone(),
+            blocks: Vec::new(),
+        });
+        outputs
+    }
+
+    /// Makes a value an output under this name. A value that is an input or already an output is passed through
+    /// `identity`.
+    pub fn output(&mut self, name: &str, value: ValueId) {
+        let taken = self.function.inputs.contains(&value) || self.function.block.outputs.contains(&value);
+        let value = if taken { self.op("identity", "identity", [("x", value)]) } else { value };
+        if !self.names.insert(name.to_owned()) {
+            self.fail(name, "output", "the name is taken by another value".into());
+        }
+        let old = std::mem::replace(&mut self.function.values[value.0 as usize].name, name.to_owned());
+        self.names.remove(&old);
+        self.function.block.outputs.push(value);
+    }
+
+    /// The function, or the first mistake made while building it.
+    ///
+    /// # Errors
+    /// The first op whose arguments didn't fit.
+    pub fn finish(self) -> Result<Function, MilError> {
+        match self.error {
+            Some(error) => Err(error),
+            None => Ok(self.function),
+        }
+    }
+
+    /// Records a mistake that a block finds itself.
+    pub fn fail(&mut self, op: &str, operator: &str, problem: String) {
+        if self.error.is_none() {
+            self.error = Some(MilError::Op {
+                function: self.function.name.clone(),
+                op: op.to_owned(),
+                operator: operator.to_owned(),
+                problem,
+            });
+        }
+    }
+
+    fn parameter(&mut self, op: &str, parameter: &str, constant: Constant) -> ValueId {
+        let scopes = std::mem::take(&mut self.scopes);
+        let id = self.constant(&format!("{op}_{parameter}"), constant);
+        self.scopes = scopes;
+        id
+    }
+
+    fn define(&mut self, name: String, ty: ValueType, constant: Option<Constant>) -> ValueId {
+        self.names.insert(name.clone());
+        let id = ValueId(self.function.values.len() as u32);
+        self.function.values.push(Value { name, ty, constant });
+        id
+    }
+
+    fn unique(&self, name: &str) -> String {
+        let mut full = self.scopes.join("_");
+        if !full.is_empty() {
+            full.push('_');
+        }
+        full.push_str(name);
+        self.unique_absolute(full)
+    }
+
+    fn unique_absolute(&self, full: String) -> String {
+        if !self.names.contains(&full) {
+            return full;
+        }
+        (1u32..).map(|n| format!("{full}_{n}")).find(|n| !self.names.contains(n)).unwrap_or(full)
+    }
+}
+
+/// What can be given for a parameter when building.
+pub enum Given {
+    /// A value.
+    Value(ValueId),
+    /// A list of values.
+    Values(Vec<ValueId>),
+    /// A constant, which becomes a `const` op.
+    Constant(Constant),
+    /// Left out.
+    Absent,
+}
+
+impl From<ValueId> for Given {
+    fn from(id: ValueId) -> Self {
+        Given::Value(id)
+    }
+}
+
+impl From<Vec<ValueId>> for Given {
+    fn from(ids: Vec<ValueId>) -> Self {
+        Given::Values(ids)
+    }
+}
+
+impl From<Constant> for Given {
+    fn from(constant: Constant) -> Self {
+        Given::Constant(constant)
+    }
+}
+
+impl<T: Into<Given>> From<Option<T>> for Given {
+    fn from(given: Option<T>) -> Self {
+        given.map_or(Given::Absent, Into::into)
+    }
+}

@@ -1,0 +1,183 @@
+//! One method for each op that model families use, so that a block reads like its equation.
+
+use std::ops::Range;
+
+use super::{FunctionBuilder, Given};
+use crate::mil::constant::Constant;
+use crate::mil::ir::ValueId;
+
+/// Defines methods `x op y`.
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        pub fn $name(&mut self, x: impl Into<Given>, y: impl Into<Given>) -> ValueId {
+            self.op(stringify!($name), stringify!($name), [("x", x.into()), ("y", y.into())])
+        }
+    )*};
+}
+
+/// Defines methods of one tensor.
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        pub fn $name(&mut self, x: ValueId) -> ValueId {
+            self.op(stringify!($name), stringify!($name), [("x", x)])
+        }
+    )*};
+}
+
+/// Defines reductions.
+macro_rules! reduction {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        pub fn $name(&mut self, x: ValueId, axes: &[i32], keep_dims: bool) -> ValueId {
+            let axes = Constant::int32s(axes);
+            let arguments = [("x", x.into()), ("axes", axes.into()), ("keep_dims", Constant::bool(keep_dims).into())];
+            self.op::<Given>(stringify!($name), stringify!($name), arguments)
+        }
+    )*};
+}
+
+impl FunctionBuilder {
+    binary! {
+        /// `x + y`
+        add
+        /// `x - y`
+        sub
+        /// `x * y`
+        mul
+        /// `x / y`
+        real_div
+        /// The larger of each two.
+        maximum
+    }
+
+    unary! {
+        /// `|x|`
+        abs
+        /// `x / (1 + exp(-x))`
+        silu
+        /// `1 / (1 + exp(-x))`
+        sigmoid
+        /// Hyperbolic tangent.
+        tanh
+        /// `exp(x)`
+        exp
+    }
+
+    reduction! {
+        /// The sum along axes.
+        reduce_sum
+        /// The mean along axes.
+        reduce_mean
+        /// The largest along axes.
+        reduce_max
+    }
+
+    /// `1 / sqrt(x + epsilon)`
+    pub fn rsqrt(&mut self, x: ValueId, epsilon: f32) -> ValueId {
+        self.op::<Given>("rsqrt", "rsqrt", [("x", x.into()), ("epsilon", Constant::fp16(epsilon).into())])
+    }
+
+    /// Softmax along an axis.
+    pub fn softmax(&mut self, x: ValueId, axis: i32) -> ValueId {
+        self.op::<Given>("softmax", "softmax", [("x", x.into()), ("axis", Constant::int32(axis).into())])
+    }
+
+    /// Index of the largest along an axis, int32.
+    pub fn reduce_argmax(&mut self, x: ValueId, axis: i32, keep_dims: bool) -> ValueId {
+        let keep_dims = Constant::bool(keep_dims).into();
+        let arguments = [("x", x.into()), ("axis", Constant::int32(axis).into()), ("keep_dims", keep_dims)];
+        self.op::<Given>("reduce_argmax", "reduce_argmax", arguments)
+    }
+
+    /// The product of matrices in the last two dimensions, the others broadcast.
+    pub fn matmul(&mut self, x: ValueId, y: ValueId, transpose_x: bool, transpose_y: bool) -> ValueId {
+        let arguments = [
+            ("x", x.into()),
+            ("y", y.into()),
+            ("transpose_x", Constant::bool(transpose_x).into()),
+            ("transpose_y", Constant::bool(transpose_y).into()),
+        ];
+        self.op::<Given>("matmul", "matmul", arguments)
+    }
+
+    /// Convolution without padding, of stride 1, in one group.
+    pub fn conv(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
+        self.op::<Given>("conv", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
+    }
+
+    /// `x weight^T + bias` on the last dimension.
+    pub fn linear(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
+        self.op::<Given>("linear", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
+    }
+
+    /// Layer norm along axes, without gain.
+    pub fn layer_norm(&mut self, x: ValueId, axes: &[i32], epsilon: f32) -> ValueId {
+        let axes = Constant::int32s(axes).into();
+        let arguments = [("x", x.into()), ("axes", axes), ("epsilon", Constant::fp16(epsilon).into())];
+        self.op::<Given>("layer_norm", "layer_norm", arguments)
+    }
+
+    /// The same elements in another shape; one size may be -1.
+    pub fn reshape(&mut self, x: ValueId, shape: &[i32]) -> ValueId {
+        self.op::<Given>("reshape", "reshape", [("x", x.into()), ("shape", Constant::int32s(shape).into())])
+    }
+
+    /// Axes in another order.
+    pub fn transpose(&mut self, x: ValueId, perm: &[i32]) -> ValueId {
+        self.op::<Given>("transpose", "transpose", [("x", x.into()), ("perm", Constant::int32s(perm).into())])
+    }
+
+    /// Without axes of size 1.
+    pub fn squeeze(&mut self, x: ValueId, axes: &[i32]) -> ValueId {
+        self.op::<Given>("squeeze", "squeeze", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
+    }
+
+    /// With new axes of size 1.
+    pub fn expand_dims(&mut self, x: ValueId, axes: &[i32]) -> ValueId {
+        self.op::<Given>("expand_dims", "expand_dims", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
+    }
+
+    /// Tensors one after another along an axis.
+    pub fn concat(&mut self, values: &[ValueId], axis: i32) -> ValueId {
+        let values = Given::Values(values.to_vec());
+        self.op::<Given>("concat", "concat", [("values", values), ("axis", Constant::int32(axis).into())])
+    }
+
+    /// Elements `range` of one axis.
+    pub fn slice(&mut self, x: ValueId, axis: usize, range: Range<u64>) -> ValueId {
+        let rank = self.ty(x).rank();
+        let at_axis = |value: u64| (0..rank).map(|i| if i == axis { value as i32 } else { 0 }).collect::<Vec<i32>>();
+        let whole: Vec<bool> = (0..rank).map(|i| i != axis).collect();
+        let arguments = [
+            ("x", x.into()),
+            ("begin", Constant::int32s(&at_axis(range.start)).into()),
+            ("end", Constant::int32s(&at_axis(range.end)).into()),
+            ("begin_mask", Constant::bools(&whole).into()),
+            ("end_mask", Constant::bools(&whole).into()),
+        ];
+        self.op::<Given>("slice_by_index", "slice", arguments)
+    }
+
+    /// `x` with `update` in the box from `begin` to `end`, int32 vectors of its rank.
+    pub fn slice_update(&mut self, x: ValueId, update: ValueId, begin: ValueId, end: ValueId) -> ValueId {
+        let arguments = [("x", x), ("update", update), ("begin", begin), ("end", end)];
+        self.op("slice_update", "slice_update", arguments)
+    }
+
+    /// What a state holds now.
+    pub fn read_state(&mut self, state: ValueId) -> ValueId {
+        self.op("read_state", "read_state", [("input", state)])
+    }
+
+    /// Makes a state hold a value.
+    pub fn write_state(&mut self, state: ValueId, value: ValueId) {
+        self.op_with_outputs("write_state", "write_state", [("input", state), ("data", value)]);
+    }
+
+    /// A constant vector of int32.
+    pub fn integers(&mut self, name: &str, values: &[i32]) -> ValueId {
+        self.constant(name, Constant::int32s(values))
+    }
+}

@@ -1,0 +1,193 @@
+//! A program to protobuf.
+
+use std::collections::{BTreeMap, HashSet};
+
+use coreml_proto::mil_spec as proto;
+
+use super::values::Elements;
+use super::{BlobSink, encoding, names, types, values};
+use crate::error::Result;
+use crate::mil::constant::{Constant, Data};
+use crate::mil::ir::{Argument, Binding, Block, Function, Op, Program, ValueId};
+use crate::mil::types::{DataType, Opset, ValueType};
+
+/// The program as a message; constants that belong in a weight file are given to `blobs`, in the order of the program.
+///
+/// # Errors
+/// A name that the format doesn't allow, a constant that contradicts its type, a name given twice, or what `blobs`
+/// says.
+pub fn encode(program: &Program, blobs: &mut dyn BlobSink) -> Result<proto::Program> {
+    let mut functions = BTreeMap::new();
+    for function in &program.functions {
+        if let Some(problem) = names::problem(&function.name) {
+            return Err(encoding("program", format!("function: {problem}")).into());
+        }
+        let encoded = Encoder { function, opset: function.opset, blobs, scopes: vec![HashSet::new()] }.function()?;
+        if functions.insert(function.name.clone(), encoded).is_some() {
+            return Err(encoding("program", format!("two functions are called `{}`", function.name)).into());
+        }
+    }
+    Ok(proto::Program { version: 1, functions, ..Default::default() })
+}
+
+struct Encoder<'a> {
+    function: &'a Function,
+    opset: Opset,
+    blobs: &'a mut dyn BlobSink,
+    /// Names that are taken, by block.
+    scopes: Vec<HashSet<&'a str>>,
+}
+
+impl<'a> Encoder<'a> {
+    fn function(&mut self) -> Result<proto::Function> {
+        let function = self.function;
+        if let Some(bad) = self.dangling() {
+            return Err(self.error(bad));
+        }
+        let inputs = self.declare(&function.inputs)?;
+        let block = self.block(&function.block)?;
+        let opset = self.opset.name().to_owned();
+        Ok(proto::Function {
+            inputs,
+            opset: opset.clone(),
+            block_specializations: BTreeMap::from([(opset, block)]),
+            attributes: BTreeMap::new(),
+        })
+    }
+
+    /// A reference to a value that the arena doesn't have.
+    fn dangling(&self) -> Option<String> {
+        fn ids(block: &Block) -> Vec<ValueId> {
+            let mut out: Vec<ValueId> = block.inputs.iter().chain(&block.outputs).copied().collect();
+            for op in &block.ops {
+                out.extend(op.operands().chain(op.outputs.iter().copied()));
+                out.extend(op.blocks.iter().flat_map(ids));
+            }
+            out
+        }
+        let function = self.function;
+        let mut all = function.inputs.iter().copied().chain(ids(&function.block));
+        let bad = all.find(|id| id.0 as usize >= function.values.len())?;
+        Some(format!("value {} is used, there are {}", bad.0, function.values.len()))
+    }
+
+    fn block(&mut self, block: &'a Block) -> Result<proto::Block> {
+        let inputs = self.declare(&block.inputs)?;
+        let operations = block.ops.iter().map(|op| self.op(op)).collect::<Result<_>>()?;
+        let outputs = block.outputs.iter().map(|id| self.function.value(*id).name.clone()).collect();
+        Ok(proto::Block { inputs, outputs, operations, attributes: BTreeMap::new() })
+    }
+
+    /// Names and types of values that come into being.
+    fn declare(&mut self, ids: &[ValueId]) -> Result<Vec<proto::NamedValueType>> {
+        let function = self.function;
+        ids.iter()
+            .map(|id| {
+                let value = function.value(*id);
+                if let Some(problem) = names::problem(&value.name) {
+                    return Err(self.error(problem));
+                }
+                if self.scopes.last_mut().is_some_and(|scope| !scope.insert(&value.name)) {
+                    return Err(self.error(format!("the name `{}` is given twice", value.name)));
+                }
+                let ty = types::encode(&value.ty).map_err(|p| self.error(format!("value `{}`: {p}", value.name)))?;
+                Ok(proto::NamedValueType { name: value.name.clone(), r#type: Some(ty) })
+            })
+            .collect()
+    }
+
+    fn op(&mut self, op: &'a Op) -> Result<proto::Operation> {
+        let inputs = op
+            .inputs
+            .iter()
+            .map(|(parameter, argument)| Ok((parameter.clone(), self.argument(op, parameter, argument)?)))
+            .collect::<Result<_>>()?;
+        let mut attributes = BTreeMap::from([("name".to_owned(), values::string(&op.name))]);
+        for (name, constant) in &op.attributes {
+            if name == "name" {
+                return Err(self.op_error(op, "attribute `name` is the op's own name, it can't be given"));
+            }
+            attributes.insert(name.clone(), self.constant(op, name, constant)?);
+        }
+        let mut blocks = Vec::with_capacity(op.blocks.len());
+        for block in &op.blocks {
+            self.scopes.push(HashSet::new());
+            blocks.push(self.block(block)?);
+            self.scopes.pop();
+        }
+        if op.is_const() {
+            let declared = op.outputs.first().map(|id| &self.function.value(*id).ty);
+            match (op.attributes.get("val"), declared) {
+                (Some(value), Some(ValueType::Tensor(ty))) if value.ty != *ty => {
+                    return Err(self.op_error(op, &format!("declared as {ty}, the value is {}", value.ty)));
+                }
+                (Some(_), Some(_)) => {}
+                _ => return Err(self.op_error(op, "a const has an output and the attribute `val`")),
+            }
+        }
+        let outputs = self.declare(&op.outputs)?;
+        Ok(proto::Operation { r#type: op.operator.clone(), inputs, outputs, blocks, attributes })
+    }
+
+    fn argument(&mut self, op: &Op, parameter: &str, argument: &Argument) -> Result<proto::Argument> {
+        use proto::argument::binding;
+        let arguments = argument
+            .iter()
+            .map(|one| {
+                let bound = match one {
+                    Binding::Value(id) => binding::Binding::Name(self.function.value(*id).name.clone()),
+                    Binding::Constant(constant) => binding::Binding::Value(self.constant(op, parameter, constant)?),
+                };
+                Ok(proto::argument::Binding { binding: Some(bound) })
+            })
+            .collect::<Result<_>>()?;
+        Ok(proto::Argument { arguments })
+    }
+
+    /// Whether a constant is written as a list. A `const` declares it; in other places vectors of these types occur
+    /// only as lists (class labels, a custom layer's settings).
+    fn is_list(&self, op: &Op, constant: &Constant) -> bool {
+        if op.is_const() {
+            let declared = op.outputs.first().map(|id| &self.function.value(*id).ty);
+            return matches!(declared, Some(ValueType::Opaque(text)) if text.starts_with("list<"));
+        }
+        constant.ty.rank() == 1 && matches!(constant.ty.dtype, DataType::String | DataType::Int64)
+    }
+
+    fn constant(&mut self, op: &Op, parameter: &str, constant: &Constant) -> Result<proto::Value> {
+        if !constant.is_consistent() {
+            return Err(self.op_error(op, &format!("the data of `{parameter}` doesn't fill its type {}", constant.ty)));
+        }
+        let list = self.is_list(op, constant);
+        if !list && values::belongs_in_blob(constant, self.opset) {
+            let owner = match parameter {
+                "val" => self.owner(op),
+                _ => format!("{}, {parameter}", self.owner(op)),
+            };
+            let place = self.blobs.place(constant, &owner)?;
+            return Ok(values::blob(&constant.ty, place.file_name, place.offset));
+        }
+        let bytes;
+        let elements = match &constant.data {
+            Data::Strings(strings) => Elements::Strings(strings),
+            Data::Literal(literal) => Elements::Bytes(literal),
+            Data::Content(_) => {
+                bytes = constant.bytes()?;
+                Elements::Bytes(&bytes)
+            }
+        };
+        Ok(if list { values::list(constant.ty.dtype, &elements) } else { values::tensor(&constant.ty, &elements) })
+    }
+
+    fn owner(&self, op: &Op) -> String {
+        format!("function `{}`, op `{}`", self.function.name, op.name)
+    }
+
+    fn op_error(&self, op: &Op, problem: &str) -> crate::error::Error {
+        encoding(self.owner(op), problem).into()
+    }
+
+    fn error(&self, problem: String) -> crate::error::Error {
+        encoding(format!("function `{}`", self.function.name), problem).into()
+    }
+}

@@ -1,0 +1,34 @@
+//! The rows of the catalogue, by group (see [`catalogue`](super::catalogue) for how to read one).
+
+mod constexpr;
+mod convolution;
+mod elementwise;
+mod indexing;
+mod matrix;
+mod normalization;
+mod reduction;
+mod rules;
+mod shape;
+mod slicing;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use super::catalogue::Row;
+
+/// All rows.
+pub fn rows() -> Vec<Row> {
+    let groups: [&[Row]; 10] = [
+        elementwise::ROWS,
+        reduction::ROWS,
+        matrix::ROWS,
+        convolution::ROWS,
+        normalization::ROWS,
+        shape::ROWS,
+        slicing::ROWS,
+        indexing::ROWS,
+        state::ROWS,
+        constexpr::ROWS,
+    ];
+    groups.concat()
+}

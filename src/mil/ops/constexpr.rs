@@ -1,0 +1,112 @@
+//! Weights that are expanded from a compressed form before the model runs.
+//!
+//! Up to CoreML7 their parameters are attributes; from CoreML8 on they are inputs that hold the constants themselves.
+
+use super::rules::{Inferred, dtype_of_name, one, shape_text};
+use crate::mil::catalogue::{Arguments, Row};
+use crate::mil::types::Opset::{CoreMl6, CoreMl8};
+use crate::mil::types::{DataType, Dim, ValueType};
+
+pub const ROWS: &[Row] = &[
+    ("constexpr_affine_dequantize", CoreMl6, "quantized_data! zero_point! scale! axis!", affine_dequantize),
+    ("constexpr_cast", CoreMl6, "source_val! output_dtype!", cast),
+    ("constexpr_lut_to_dense", CoreMl6, "indices! lut! shape!", shaped_lut),
+    ("constexpr_sparse_to_dense", CoreMl6, "nonzero_data! mask! shape!", shaped_sparse),
+    ("constexpr_blockwise_shift_scale", CoreMl8, "data! scale! offset!?", blockwise),
+    ("constexpr_lut_to_dense", CoreMl8, "indices! lut! vector_axis!?", lut_to_dense),
+    ("constexpr_sparse_to_dense", CoreMl8, "nonzero_data! mask!", sparse_to_dense),
+    ("constexpr_lut_to_sparse", CoreMl8, "indices_mask! indices_nonzero_data! lut! vector_axis!?", lut_to_sparse),
+    ("constexpr_sparse_blockwise_shift_scale", CoreMl8, "data_mask! nonzero_data! scale! offset!?", sparse_blockwise),
+];
+
+fn affine_dequantize(a: &Arguments<'_>) -> Inferred {
+    one(a.tensor("scale")?.dtype, a.tensor("quantized_data")?.shape.clone())
+}
+
+fn cast(a: &Arguments<'_>) -> Inferred {
+    let name = a.text("output_dtype").ok_or("`output_dtype` must be a constant string")?;
+    let dtype = dtype_of_name(name).ok_or_else(|| format!("`output_dtype` is \"{name}\""))?;
+    one(dtype, a.tensor("source_val")?.shape.clone())
+}
+
+fn given_shape(a: &Arguments<'_>, dtype: DataType) -> Inferred {
+    let dims = a.integers("shape")?.into_iter().map(|d| u64::try_from(d).map(Dim::Fixed));
+    one(dtype, dims.collect::<Result<_, _>>().map_err(|_| "`shape` has a negative dimension")?)
+}
+
+fn shaped_lut(a: &Arguments<'_>) -> Inferred {
+    given_shape(a, a.tensor("lut")?.dtype)
+}
+
+fn shaped_sparse(a: &Arguments<'_>) -> Inferred {
+    given_shape(a, a.tensor("nonzero_data")?.dtype)
+}
+
+/// Every dimension of `blocks` divides that of `data`: one scale or table for each block.
+fn check_blocks(data: &[Dim], blocks: &[Dim], parameter: &str) -> Result<(), String> {
+    let divides = data.len() == blocks.len()
+        && data.iter().zip(blocks).all(|(d, b)| match (d.fixed(), b.fixed()) {
+            (Some(d), Some(b)) => b > 0 && d % b == 0,
+            _ => false,
+        });
+    if divides {
+        Ok(())
+    } else {
+        Err(format!("`{parameter}` has shape {}, which doesn't divide {}", shape_text(blocks), shape_text(data)))
+    }
+}
+
+fn blockwise(a: &Arguments<'_>) -> Inferred {
+    let (data, scale) = (a.tensor("data")?, a.tensor("scale")?);
+    check_blocks(&data.shape, &scale.shape, "scale")?;
+    if let Some(offset) = a.optional_tensor("offset")?
+        && offset.shape != scale.shape
+    {
+        return Err(format!("`offset` has shape {}, `scale` {}", shape_text(&offset.shape), shape_text(&scale.shape)));
+    }
+    one(scale.dtype, data.shape.clone())
+}
+
+/// `lut` has the indices' rank plus two: groups per dimension, entries, vector width.
+fn looked_up(a: &Arguments<'_>, indices: &[Dim]) -> Result<Vec<Dim>, String> {
+    let lut = a.tensor("lut")?;
+    if lut.rank() != indices.len() + 2 {
+        return Err(format!("`lut` has rank {}; {} is needed", lut.rank(), indices.len() + 2));
+    }
+    let width = lut.shape[lut.rank() - 1].clone();
+    check_blocks(indices, &lut.shape[..indices.len()], "lut")?;
+    let mut dims = indices.to_vec();
+    if let Some(along) = a.optional_integers("vector_axis").and_then(|v| v.first().copied()) {
+        let along = super::rules::axis(along, dims.len())?;
+        dims[along] = dims[along].times(&width);
+    } else if width != Dim::Fixed(1) {
+        return Err(format!("`lut` holds vectors of {width} and `vector_axis` is not given"));
+    }
+    Ok(dims)
+}
+
+fn lut_to_dense(a: &Arguments<'_>) -> Inferred {
+    one(a.tensor("lut")?.dtype, looked_up(a, &a.tensor("indices")?.shape)?)
+}
+
+fn sparse_to_dense(a: &Arguments<'_>) -> Inferred {
+    one(a.tensor("nonzero_data")?.dtype, a.tensor("mask")?.shape.clone())
+}
+
+fn lut_to_sparse(a: &Arguments<'_>) -> Inferred {
+    let (mask, nonzero) = (a.tensor("indices_mask")?, a.tensor("indices_nonzero_data")?);
+    let dims = looked_up(a, &mask.shape)?;
+    let mut values = nonzero.clone();
+    values.dtype = a.tensor("lut")?.dtype;
+    let mut full = mask.clone();
+    full.shape = dims;
+    Ok(vec![ValueType::Tensor(full), ValueType::Tensor(values)])
+}
+
+fn sparse_blockwise(a: &Arguments<'_>) -> Inferred {
+    let (mask, nonzero, scale) = (a.tensor("data_mask")?, a.tensor("nonzero_data")?, a.tensor("scale")?);
+    check_blocks(&mask.shape, &scale.shape, "scale")?;
+    let mut values = nonzero.clone();
+    values.dtype = scale.dtype;
+    Ok(vec![mask.clone().into(), values.into()])
+}

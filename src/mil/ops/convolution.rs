@@ -1,0 +1,99 @@
+//! Convolutions and pooling.
+
+use super::rules::{Inferred, one, shape_text};
+use crate::mil::catalogue::{Arguments, Row};
+use crate::mil::types::Dim;
+use crate::mil::types::Opset::{CoreMl5, CoreMl7};
+
+const CONV: &str = "x weight bias!? strides!=spatial:1 pad_type!=\"valid\" pad!=pads:0 dilations!=spatial:1 groups!=1";
+// from iOS 17 on the bias may be computed
+const CONV_17: &str =
+    "x weight bias? strides!=spatial:1 pad_type!=\"valid\" pad!=pads:0 dilations!=spatial:1 groups!=1";
+
+pub const ROWS: &[Row] = &[
+    ("conv", CoreMl5, CONV, conv),
+    ("conv", CoreMl7, CONV_17, conv),
+    (
+        "avg_pool",
+        CoreMl5,
+        "x kernel_sizes! strides!=spatial:1 pad_type! pad!=pads:0 exclude_padding_from_average!=false ceil_mode!=false",
+        pool,
+    ),
+    ("max_pool", CoreMl5, "x kernel_sizes! strides!=spatial:1 pad_type! pad!=pads:0 ceil_mode!=false", pool),
+    ("l2_pool", CoreMl5, "x kernel_sizes! strides!=spatial:1 pad_type! pad!=pads:0 ceil_mode!=false", pool),
+];
+
+fn conv(a: &Arguments<'_>) -> Inferred {
+    let (x, weight) = (a.tensor("x")?, a.tensor("weight")?);
+    if !(3..=5).contains(&x.rank()) || weight.rank() != x.rank() {
+        return Err(format!("x has rank {} and weight rank {}; both must be 3, 4 or 5", x.rank(), weight.rank()));
+    }
+    let groups = a.constant("groups").map_or(Ok(1), |_| a.integer("groups"))?;
+    let groups = u64::try_from(groups).ok().filter(|g| *g > 0).ok_or_else(|| format!("`groups` is {groups}"))?;
+    let channels = weight.shape[1].times(&Dim::Fixed(groups));
+    if !x.shape[1].is_compatible(&channels) {
+        return Err(format!("x has {} channels, the weight expects {channels}", x.shape[1]));
+    }
+    if let Some(bias) = a.optional_tensor("bias")?
+        && !(bias.rank() == 1 && bias.shape[0].is_compatible(&weight.shape[0]))
+    {
+        return Err(format!("bias has shape {}; [{}] is needed", shape_text(&bias.shape), weight.shape[0]));
+    }
+    let kernel = weight.shape[2..].iter().map(|d| d.fixed().ok_or("the kernel's size must be fixed"));
+    let kernel: Vec<u64> = kernel.collect::<Result<_, _>>()?;
+    let mut shape = vec![x.shape[0].clone(), weight.shape[0].clone()];
+    shape.extend(windows(a, &x.shape[2..], &kernel)?);
+    one(x.dtype, shape)
+}
+
+fn pool(a: &Arguments<'_>) -> Inferred {
+    let x = a.tensor("x")?;
+    let kernel: Vec<u64> = a.integers("kernel_sizes")?.into_iter().map(|k| k.max(0) as u64).collect();
+    if x.rank() != kernel.len() + 2 {
+        return Err(format!("x has rank {}, `kernel_sizes` {} numbers", x.rank(), kernel.len()));
+    }
+    let mut shape = x.shape[..2].to_vec();
+    shape.extend(windows(a, &x.shape[2..], &kernel)?);
+    one(x.dtype, shape)
+}
+
+/// The number of places that a kernel takes along each spatial dimension.
+fn windows(a: &Arguments<'_>, x: &[Dim], kernel: &[u64]) -> Result<Vec<Dim>, String> {
+    let count = kernel.len();
+    let per_dimension = |parameter: &str, default: i64| -> Result<Vec<i64>, String> {
+        let values = a.optional_integers(parameter).unwrap_or_else(|| vec![default; count]);
+        let fits = values.len() == count && values.iter().all(|v| *v > 0);
+        if fits { Ok(values) } else { Err(format!("`{parameter}` is {values:?}; {count} positive numbers are needed")) }
+    };
+    let (strides, dilations) = (per_dimension("strides", 1)?, per_dimension("dilations", 1)?);
+    let pads = a.optional_integers("pad").unwrap_or_else(|| vec![0; 2 * count]);
+    let kind = a.text("pad_type").unwrap_or("valid");
+    let ceil = a.flag("ceil_mode");
+    (0..count)
+        .map(|i| {
+            let extent = dilations[i] * (kernel[i] as i64 - 1) + 1;
+            let padding = match kind {
+                "valid" => 0,
+                "custom" => pads.get(2 * i).zip(pads.get(2 * i + 1)).map(|(a, b)| a + b).ok_or("`pad` is too short")?,
+                "same" | "same_lower" => match &x[i] {
+                    Dim::Fixed(n) => return Ok(Dim::Fixed(n.div_ceil(strides[i] as u64))),
+                    dim if strides[i] == 1 => return Ok(dim.clone()),
+                    _ => return Ok(Dim::Unknown),
+                },
+                other => return Err(format!("`pad_type` is \"{other}\"")),
+            };
+            let free = x[i].offset_by(padding - extent);
+            match &free {
+                Dim::Fixed(n) => {
+                    let stride = strides[i] as u64;
+                    Ok(Dim::Fixed(if ceil { n.div_ceil(stride) } else { n / stride } + 1))
+                }
+                Dim::Unknown if x[i].fixed().is_some() => {
+                    Err(format!("the kernel of {extent} is larger than the {} there are", x[i]))
+                }
+                dim if strides[i] == 1 => Ok(dim.offset_by(1)),
+                _ => Ok(Dim::Unknown),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,38 @@
+//! Floor 2: packages (`.mlpackage`), their weight files, and archives of folders.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`blob`] | weight files: planned, written by many threads, read through a map |
+//! | `features` | a model's description from a program's signature and back |
+//! | [`write()`] | a package from a program: streaming, deterministic, whole or not at all |
+//! | [`open`] | a program from a package, ours or anybody's |
+//! | [`describe`] | what is in a package, and whether its description is that of its program |
+//! | [`archive`] | reproducible zip archives of folders, and their safe extraction |
+
+pub mod archive;
+pub mod blob;
+pub mod describe;
+mod error;
+mod features;
+mod files;
+mod manifest;
+mod open;
+mod write;
+
+pub use blob::Progress;
+pub use error::PackageError;
+pub use files::{available_space, check_space, clean_partials};
+pub use manifest::Metadata;
+pub use open::{Package, PackageFile, open};
+pub use write::{WriteOptions, Written, WrittenFile, write};
+
+/// Where packages keep what they hold, below their folder.
+const DATA: &str = "Data";
+/// The model's message, below [`DATA`].
+const MODEL: &str = "com.apple.CoreML/model.mlmodel";
+/// The folder of weight files, below [`DATA`].
+const WEIGHTS: &str = "com.apple.CoreML/weights";
+/// The weight file's name in that folder.
+const WEIGHT_FILE: &str = "weight.bin";
+/// How a program refers to the folder that its message is in.
+const MODEL_PATH: &str = "@model_path/";

@@ -1,0 +1,50 @@
+//! Errors of number formats.
+
+use crate::error::{Diagnostic, Fault};
+
+/// Why a weight can't be held.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantError {
+    /// fp16 ends at 65504.
+    #[error(
+        "tensor `{tensor}`, row {row}, column {column}: {value} doesn't fit into fp16, whose largest number is 65504"
+    )]
+    Overflow {
+        /// The weight: its tensor, or an expression of several.
+        tensor: String,
+        /// Row of the weight.
+        row: u64,
+        /// Column within the row.
+        column: u64,
+        /// What stands there.
+        value: f32,
+    },
+    /// A read that isn't whole blocks.
+    #[error("weight `{weight}`: bytes {offset} to {end} were asked for, which aren't whole granules of {granule}")]
+    Granule {
+        /// The weight.
+        weight: String,
+        /// First byte.
+        offset: u64,
+        /// One past the last byte.
+        end: u64,
+        /// Bytes that reads are multiples of.
+        granule: u64,
+    },
+}
+
+impl Diagnostic for QuantError {
+    fn fault(&self) -> Fault {
+        Fault::Source
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            QuantError::Overflow { .. } => Some(
+                "`quant.overflow: saturate` holds it at 65504 and reports how many; the model will differ there".into(),
+            ),
+            QuantError::Granule { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Weights as fp16: all that isn't quantized.
+
+use std::sync::Arc;
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+use super::kernels;
+use super::measure::{BlockLoss, Measures};
+use super::{Blocks, QuantError};
+use crate::error::Result;
+use crate::manifest::Overflow;
+use crate::mil::Content;
+use crate::source::Weight;
+
+/// Largest number of fp16.
+pub const LARGEST: f32 = 65504.0;
+
+/// A weight converted to fp16 as it is read, rounded to nearest even.
+pub struct Fp16 {
+    weight: Weight,
+    blocks: Blocks,
+    overflow: Overflow,
+    measures: Arc<Measures>,
+}
+
+impl Fp16 {
+    /// The fp16 form of a weight.
+    pub fn new(weight: Weight, overflow: Overflow) -> Self {
+        let blocks = Blocks::of(&weight);
+        Fp16 { weight, blocks, overflow, measures: Arc::new(Measures::new(blocks.count())) }
+    }
+
+    /// What the conversion loses; complete once all was read.
+    pub fn measures(&self) -> Arc<Measures> {
+        self.measures.clone()
+    }
+
+    fn convert(&self, block: usize, buffers: &mut Buffers, out: &mut [u8]) -> Result<()> {
+        let rows = self.blocks.rows(block);
+        let length = out.len() / 2;
+        let Buffers { values, halves } = buffers;
+        let (values, halves) = (&mut values[..length], &mut halves[..length]);
+        self.weight.read_rows(rows.start, values)?;
+        let largest = kernels::largest_magnitude(values);
+        if !largest.is_finite() {
+            self.weight.check_finite(rows.start, values)?;
+        }
+        let mut saturated = 0;
+        if largest > LARGEST {
+            if self.overflow == Overflow::Error {
+                return Err(overflow(&self.weight, rows.start, values).into());
+            }
+            saturated = kernels::count_above(values, LARGEST);
+            values.iter_mut().for_each(|v| *v = v.clamp(-LARGEST, LARGEST));
+        }
+        halves.convert_from_f32_slice(values);
+        // fp16 as bytes: little-endian, as every platform that Core ML or this crate knows
+        out.copy_from_slice(bytemuck::cast_slice(halves));
+        let mut back = [0f32; 1024];
+        let mut loss = BlockLoss { largest, saturated, ..Default::default() };
+        for (values, halves) in values.chunks(back.len()).zip(halves.chunks(1024)) {
+            let back = &mut back[..halves.len()];
+            halves.convert_to_f32_slice(back);
+            let (squares, vanished) = kernels::compare(values, back);
+            loss.squares += squares;
+            loss.vanished += vanished;
+        }
+        self.measures.set(block, loss);
+        Ok(())
+    }
+}
+
+struct Buffers {
+    values: Vec<f32>,
+    halves: Vec<f16>,
+}
+
+impl Content for Fp16 {
+    fn length(&self) -> u64 {
+        2 * self.weight.elements()
+    }
+
+    fn granule(&self) -> u64 {
+        2 * self.blocks.elements()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let first = first_block(&self.weight, self.length(), self.granule(), offset, out.len())?;
+        let granule = self.granule() as usize;
+        let elements = self.blocks.elements() as usize;
+        out.par_chunks_mut(granule).enumerate().try_for_each_init(
+            || Buffers { values: vec![0.0; elements], halves: vec![f16::ZERO; elements] },
+            |buffers, (i, out)| self.convert(first + i, buffers, out),
+        )?;
+        self.weight.release(offset / 2..(offset + out.len() as u64) / 2);
+        Ok(())
+    }
+}
+
+/// The block that a read begins with.
+pub(super) fn first_block(
+    weight: &Weight,
+    length: u64,
+    granule: u64,
+    offset: u64,
+    bytes: usize,
+) -> Result<usize, QuantError> {
+    let end = offset.saturating_add(bytes as u64);
+    let whole = end <= length && (end == length || end.is_multiple_of(granule)) && offset.is_multiple_of(granule);
+    if whole {
+        Ok((offset / granule) as usize)
+    } else {
+        Err(QuantError::Granule { weight: weight.key(), offset, end, granule })
+    }
+}
+
+/// The error for the first value that fp16 can't hold.
+pub(super) fn overflow(weight: &Weight, first_row: u64, values: &[f32]) -> QuantError {
+    let index = values.iter().position(|v| v.abs() > LARGEST).unwrap_or(0);
+    let columns = weight.columns().max(1);
+    let names = weight.names();
+    QuantError::Overflow {
+        tensor: if names.len() == 1 { names[0].clone() } else { weight.key() },
+        row: first_row + index as u64 / columns,
+        column: index as u64 % columns,
+        value: values.get(index).copied().unwrap_or(f32::NAN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mil::Content;
+
+    fn weight(values: Vec<f32>, columns: u64) -> Weight {
+        let rows = values.len() as u64 / columns;
+        Weight::from_values("w", &[rows, columns], values).unwrap()
+    }
+
+    fn bytes(content: &dyn Content) -> Result<Vec<u8>> {
+        let mut out = vec![0; content.length() as usize];
+        content.prepare()?;
+        content.read(0, &mut out)?;
+        Ok(out)
+    }
+
+    #[test]
+    fn values_are_rounded_to_the_nearest_half() {
+        let values: Vec<f32> = (0..70_000).map(|i| (i as f32 * 0.37).sin() * 3.0).collect();
+        let content = Fp16::new(weight(values.clone(), 7), Overflow::Error);
+        let expected: Vec<u8> = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
+        assert_eq!(bytes(&content).unwrap(), expected);
+        let loss = content.measures().total().unwrap();
+        assert!(loss.relative_rms_error < 3e-4 && loss.relative_rms_error > 1e-5, "{loss:?}");
+        assert_eq!((loss.saturated, loss.vanished), (0, 0));
+    }
+
+    #[test]
+    fn parts_read_in_any_order_are_the_whole() {
+        let content = Fp16::new(weight((0..100_000).map(|i| i as f32 * 0.01).collect(), 10), Overflow::Error);
+        let whole = bytes(&content).unwrap();
+        let granule = content.granule() as usize;
+        let mut parts = vec![0; whole.len()];
+        for (i, part) in parts.chunks_mut(granule).enumerate().rev() {
+            content.read((i * granule) as u64, part).unwrap();
+        }
+        assert_eq!(parts, whole);
+        assert!(content.read(1, &mut [0; 2]).is_err());
+    }
+
+    #[test]
+    fn what_fp16_cannot_hold_is_an_error_or_saturates_by_choice() {
+        let values = vec![0.0, 1.0, -7e4, 1e-9, 1.0, 1.0];
+        let error = bytes(&Fp16::new(weight(values.clone(), 2), Overflow::Error)).unwrap_err();
+        let expected = "row 1, column 0: -70000 doesn't fit into fp16, whose largest number is 65504";
+        assert!(error.to_string().ends_with(expected), "{error}");
+        assert!(error.help().unwrap().contains("quant.overflow: saturate"));
+        let content = Fp16::new(weight(values, 2), Overflow::Saturate);
+        let out = bytes(&content).unwrap();
+        assert_eq!(f16::from_le_bytes([out[4], out[5]]), f16::MIN);
+        let loss = content.measures().total().unwrap();
+        assert_eq!((loss.saturated, loss.vanished), (1, 1));
+    }
+
+    #[test]
+    fn what_is_no_number_names_its_place() {
+        let mut values = vec![0.5; 100_000];
+        values[77_777] = f32::NAN;
+        let error = bytes(&Fp16::new(weight(values, 10), Overflow::Saturate)).unwrap_err();
+        assert_eq!(error.fault().exit_code(), 4);
+        assert!(error.to_string().contains("`w`, row 7777, column 7"), "{error}");
+    }
+}

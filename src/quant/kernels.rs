@@ -1,0 +1,247 @@
+//! The inner loops of conversion, written so that the compiler vectorizes them, and compiled for the vector units that
+//! the processor turns out to have. All variants give the same bits: there is no fused multiply-add, and sums run in
+//! a fixed number of lanes.
+
+/// Sums run in this many lanes.
+const LANES: usize = 16;
+/// Lanes are f32 for this many values, then are added up in f64.
+const RUN: usize = 4096;
+/// 1.5 * 2^23: adding it to a number below 2^22 in magnitude leaves the nearest integer (ties to even) in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// Sums of squares over values and over what they became.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Squares {
+    /// Of the values.
+    pub source: f64,
+    /// Of what they became.
+    pub result: f64,
+    /// Of the differences.
+    pub error: f64,
+}
+
+impl std::ops::AddAssign for Squares {
+    fn add_assign(&mut self, other: Self) {
+        self.source += other.source;
+        self.result += other.result;
+        self.error += other.error;
+    }
+}
+
+macro_rules! for_each_processor {
+    ($(#[$doc:meta])* pub fn $name:ident($($argument:ident: $ty:ty),*) -> $result:ty = $generic:ident) => {
+        $(#[$doc])*
+        pub fn $name($($argument: $ty),*) -> $result {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
+                fn avx512($($argument: $ty),*) -> $result {
+                    $generic($($argument),*)
+                }
+                #[target_feature(enable = "avx2")]
+                fn avx2($($argument: $ty),*) -> $result {
+                    $generic($($argument),*)
+                }
+                if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
+                    // SAFETY: the features were just found; avx512bw has avx512f, which has avx2.
+                    return unsafe { avx512($($argument),*) };
+                }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the feature was just found.
+                    return unsafe { avx2($($argument),*) };
+                }
+            }
+            $generic($($argument),*)
+        }
+    };
+}
+
+for_each_processor! {
+    /// The largest magnitude. NaN and infinities count as larger than every number, so the result is finite exactly if
+    /// all values are.
+    pub fn largest_magnitude(values: &[f32]) -> f32 = largest_magnitude_generic
+}
+
+#[inline(always)]
+fn largest_magnitude_generic(values: &[f32]) -> f32 {
+    // without the sign bit, the order of floats is the order of their bits
+    let magnitude = |v: &f32| v.to_bits() & 0x7fff_ffff;
+    let mut lanes = [0u32; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest = chunks.remainder().iter().map(magnitude).max().unwrap_or(0);
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = (*lane).max(magnitude(value));
+        }
+    }
+    f32::from_bits(lanes.into_iter().fold(rest, u32::max))
+}
+
+for_each_processor! {
+    /// Rounds `values / scale` to the nearest integers from -127 to 127, as bytes, and sums squares for the measures.
+    /// Values must be finite, `scale` positive; `out` is as long as `values`.
+    pub fn quantize(values: &[f32], scale: f32, out: &mut [u8]) -> Squares = quantize_generic
+}
+
+#[inline(always)]
+fn quantize_generic(values: &[f32], scale: f32, out: &mut [u8]) -> Squares {
+    let inverse = 1.0 / scale;
+    let mut squares = Squares::default();
+    for (values, out) in values.chunks(RUN).zip(out.chunks_mut(RUN)) {
+        let mut sums = [[0f32; LANES]; 3];
+        let (chunks, rest) = values.as_chunks::<LANES>();
+        let (out_chunks, out_rest) = out.as_chunks_mut::<LANES>();
+        for (x, q) in chunks.iter().zip(out_chunks) {
+            quantize_lanes(x, q, scale, inverse, &mut sums);
+        }
+        if !rest.is_empty() {
+            let (mut x, mut q) = ([0f32; LANES], [0u8; LANES]);
+            x[..rest.len()].copy_from_slice(rest);
+            quantize_lanes(&x, &mut q, scale, inverse, &mut sums);
+            out_rest.copy_from_slice(&q[..out_rest.len()]);
+        }
+        let [source, result, error] = sums.map(|lanes| lanes.into_iter().map(f64::from).sum());
+        squares += Squares { source, result, error };
+    }
+    squares
+}
+
+#[inline(always)]
+fn quantize_lanes(x: &[f32; LANES], q: &mut [u8; LANES], scale: f32, inverse: f32, sums: &mut [[f32; LANES]; 3]) {
+    let mut shifted = [0f32; LANES];
+    for i in 0..LANES {
+        let steps = x[i] * inverse;
+        let steps = if steps > 127.0 { 127.0 } else { steps };
+        let steps = if steps < -127.0 { -127.0 } else { steps };
+        shifted[i] = steps + ROUND;
+    }
+    for i in 0..LANES {
+        q[i] = shifted[i].to_bits() as u8;
+    }
+    for i in 0..LANES {
+        let y = (shifted[i] - ROUND) * scale;
+        let e = x[i] - y;
+        sums[0][i] += x[i] * x[i];
+        sums[1][i] += y * y;
+        sums[2][i] += e * e;
+    }
+}
+
+for_each_processor! {
+    /// How many of `values` are larger than `limit` in magnitude.
+    pub fn count_above(values: &[f32], limit: f32) -> u64 = count_above_generic
+}
+
+#[inline(always)]
+fn count_above_generic(values: &[f32], limit: f32) -> u64 {
+    values.chunks(RUN).map(|run| u64::from(run.iter().map(|v| u32::from(v.abs() > limit)).sum::<u32>())).sum()
+}
+
+for_each_processor! {
+    /// Sums squares of `values` and of `results`, which they became, and counts values other than zero that became zero.
+    pub fn compare(values: &[f32], results: &[f32]) -> (Squares, u64) = compare_generic
+}
+
+#[inline(always)]
+fn compare_generic(values: &[f32], results: &[f32]) -> (Squares, u64) {
+    let mut squares = Squares::default();
+    let mut vanished = 0;
+    for (values, results) in values.chunks(RUN).zip(results.chunks(RUN)) {
+        let mut sums = [[0f32; LANES]; 3];
+        let mut gone = [0u32; LANES];
+        let mut add = |x: &[f32; LANES], y: &[f32; LANES]| {
+            for i in 0..LANES {
+                let e = x[i] - y[i];
+                sums[0][i] += x[i] * x[i];
+                sums[1][i] += y[i] * y[i];
+                sums[2][i] += e * e;
+                gone[i] += u32::from((y[i] == 0.0) & (x[i] != 0.0));
+            }
+        };
+        let (x_chunks, x_rest) = values.as_chunks::<LANES>();
+        let (y_chunks, y_rest) = results.as_chunks::<LANES>();
+        for (x, y) in x_chunks.iter().zip(y_chunks) {
+            add(x, y);
+        }
+        if !x_rest.is_empty() {
+            let (mut x, mut y) = ([0f32; LANES], [0f32; LANES]);
+            x[..x_rest.len()].copy_from_slice(x_rest);
+            y[..y_rest.len()].copy_from_slice(y_rest);
+            add(&x, &y);
+        }
+        let [source, result, error] = sums.map(|lanes| lanes.into_iter().map(f64::from).sum());
+        squares += Squares { source, result, error };
+        vanished += u64::from(gone.into_iter().sum::<u32>());
+    }
+    (squares, vanished)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn quantizing_is_rounding_to_the_nearest_step(
+            values in proptest::collection::vec(-3.0f32..3.0, 0..200), scale in 1e-3f32..0.1
+        ) {
+            let mut out = vec![0; values.len()];
+            let squares = quantize(&values, scale, &mut out);
+            let mut expected = Squares::default();
+            for (x, q) in values.iter().zip(&out) {
+                let q = f64::from(*q as i8);
+                let (x, scale) = (f64::from(*x), f64::from(scale));
+                prop_assert!((-127.0..=127.0).contains(&q));
+                let off = (x / scale).clamp(-127.0, 127.0) - q;
+                prop_assert!(off.abs() <= 0.5 + 1e-4, "{x} {scale} {q}");
+                expected += Squares { source: x * x, result: (q * scale).powi(2), error: (x - q * scale).powi(2) };
+            }
+            for (a, b) in [(squares.source, expected.source), (squares.result, expected.result), (squares.error, expected.error)] {
+                prop_assert!((a - b).abs() <= 1e-5 * b + 1e-12, "{a} {b}");
+            }
+        }
+
+        #[test]
+        fn the_largest_magnitude_is_found(values in proptest::collection::vec(-1e30f32..1e30, 0..100)) {
+            prop_assert_eq!(largest_magnitude(&values), values.iter().fold(0.0, |m, v| v.abs().max(m)));
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_larger_than_everything() {
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for place in [0, 17, 40] {
+                let mut values = vec![f32::MAX; 41];
+                values[place] = bad;
+                assert!(!largest_magnitude(&values).is_finite());
+            }
+        }
+    }
+
+    #[test]
+    fn ties_go_to_even_and_the_ends_are_held() {
+        let mut out = [0; 6];
+        quantize(&[0.5, 1.5, -2.5, 127.4, 200.0, -200.0], 1.0, &mut out);
+        assert_eq!(out.map(|q| q as i8), [0, 2, -2, 127, 127, -127]);
+    }
+
+    #[test]
+    fn all_processors_give_the_same_bits() {
+        let values: Vec<f32> =
+            (0..10_000u32).map(|i| (i.wrapping_mul(2_654_435_761) as f32 / 4e9 - 0.5) * 0.3).collect();
+        let (mut fast, mut plain) = (vec![0; values.len()], vec![0; values.len()]);
+        assert_eq!(quantize(&values, 0.001, &mut fast), quantize_generic(&values, 0.001, &mut plain));
+        assert_eq!(fast, plain);
+        assert_eq!(compare(&values, &values[..]), compare_generic(&values, &values[..]));
+        assert_eq!(count_above(&values, 0.1), count_above_generic(&values, 0.1));
+    }
+
+    #[test]
+    fn what_vanishes_is_counted() {
+        let (squares, vanished) = compare(&[1.0, 1e-9, 0.0, -2.0], &[1.0, 0.0, 0.0, -1.0]);
+        assert_eq!(vanished, 1);
+        assert_eq!((squares.source, squares.result), (5.0, 2.0));
+        assert!((squares.error - 1.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,44 @@
+//! Floor 6: results for people (tables) and for programs (JSON).
+
+pub mod inspection;
+pub mod table;
+
+mod conversion;
+mod gates;
+mod planned;
+
+pub use conversion::conversion;
+pub use gates::gates;
+pub use planned::{manifests, plan, plan_json};
+
+/// Bytes in the unit that suits them: `2.0 kB`, `250.0 MB` (powers of 1000).
+pub fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "kB", "MB", "GB"] {
+        if value < 999.95 || unit == "GB" {
+            return if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1000.0;
+    }
+    unreachable!("the loop returns at the last unit")
+}
+
+/// `1 function`, `2 functions`
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_a_unit_that_suits_them() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(999), "999 B");
+        assert_eq!(bytes(1234), "1.2 kB");
+        assert_eq!(bytes(999_960), "1.0 MB");
+        assert_eq!(bytes(250_000_000), "250.0 MB");
+        assert_eq!(bytes(12_345_000_000_000), "12345.0 GB");
+    }
+}

@@ -1,0 +1,74 @@
+//! What a conversion made.
+
+use std::path::Path;
+
+use super::table::table;
+use super::{bytes, counted};
+use crate::convert::Bundle;
+use crate::convert::report::{PackageReport, Report};
+use crate::family::ports::Stage;
+
+/// How many tensors that lost most are listed.
+const WORST: usize = 3;
+
+/// The result of `anec convert`.
+pub fn conversion(path: &Path, bundle: &Bundle, report: &Report) -> String {
+    let rows = report.packages.iter().map(|package| {
+        let functions: Vec<_> = bundle.functions.iter().filter(|f| f.package == package.package).collect();
+        let what = functions.first().map_or_else(String::new, |f| stage(&f.stage));
+        vec![
+            package.package.clone(),
+            what,
+            functions.len().to_string(),
+            bytes(package.weight_bytes),
+            smallest_cosine(package).map_or_else(|| "-".into(), |cosine| format!("{cosine:.6}")),
+        ]
+    });
+    let mut text = table(&["package", "holds", ">functions", ">weights", ">cosine"], rows);
+    let run = &report.run;
+    text.push_str(&format!(
+        "\n{}: {}, {} in {}; {:.1} s, {:.1} s of processor time, {} of memory at most\n",
+        path.display(),
+        bundle.name,
+        bytes(run.bundle_bytes),
+        counted(bundle.packages.len(), "package"),
+        run.seconds,
+        run.cpu_seconds,
+        bytes(run.peak_memory_bytes),
+    ));
+    if run.resumed_packages > 0 {
+        text.push_str(&format!("{} were finished by an earlier run\n", counted(run.resumed_packages, "package")));
+    }
+    let worst = report.worst();
+    if !worst.is_empty() {
+        let list: Vec<String> = worst
+            .iter()
+            .take(WORST)
+            .map(|t| format!("{} {:.2} %", t.name, t.loss.map_or(0.0, |l| l.relative_rms_error) * 100.0))
+            .collect();
+        text.push_str(&format!("quantization lost most (relative rms error): {}\n", list.join(", ")));
+    }
+    let sum = |count: fn(&crate::quant::Loss) -> u64| -> u64 {
+        report.packages.iter().flat_map(|p| &p.tensors).filter_map(|t| t.loss.as_ref()).map(count).sum()
+    };
+    let saturated = sum(|loss| loss.saturated);
+    if saturated > 0 {
+        text.push_str(&format!("{saturated} weights were held at 65504, fp16's largest number\n"));
+    }
+    text
+}
+
+/// The smallest cosine among a package's quantized weights.
+fn smallest_cosine(package: &PackageReport) -> Option<f64> {
+    let cosines = package.tensors.iter().filter(|t| t.granularity.is_some()).filter_map(|t| t.loss.map(|l| l.cosine));
+    cosines.min_by(f64::total_cmp)
+}
+
+/// A stage in words.
+pub(super) fn stage(stage: &Stage) -> String {
+    match stage {
+        Stage::Layers { first, end } if end - first == 1 => format!("layer {first}"),
+        Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
+        Stage::Head { first, end } => format!("LM head rows {first} to {}", end - 1),
+    }
+}

@@ -1,0 +1,75 @@
+//! What gates said.
+
+use super::counted;
+use super::table::table;
+use crate::validate::{Check, GateReport, Report, Verdict};
+
+/// The result of `anec validate`: a line for each gate, what was measured, and everything that isn't as it should be.
+pub fn gates(report: &Report) -> String {
+    let rows = report.gates.iter().map(|gate| {
+        let passed = gate.checks.iter().filter(|check| check.verdict == Verdict::Passed).count();
+        vec![
+            gate.gate.clone(),
+            format!("{passed} of {}", counted(gate.checks.len(), "check")),
+            gate.verdict.to_string(),
+        ]
+    });
+    let mut text = table(&["gate", "passed", "verdict"], rows);
+    for gate in &report.gates {
+        if let Some(measures) = measures(gate) {
+            text.push_str(&format!("\n{measures}"));
+        }
+    }
+    for (verdict, head) in [(Verdict::Failed, "failed"), (Verdict::Unproven, "unproven")] {
+        let open = report.gates.iter().flat_map(|gate| gate.checks.iter().map(move |check| (gate, check)));
+        let lines: Vec<String> =
+            open.filter(|(_, check)| check.verdict == verdict).map(|(gate, check)| line(gate, check)).collect();
+        if !lines.is_empty() {
+            text.push_str(&format!("\n{head}:\n{}", lines.concat()));
+        }
+    }
+    text
+}
+
+fn line(gate: &GateReport, check: &Check) -> String {
+    let detail = check.detail.as_deref().unwrap_or_default();
+    format!("  {}: {}: {}: {detail}\n", gate.gate, check.subject, check.claim)
+}
+
+/// The checks of a gate that measured something.
+fn measures(gate: &GateReport) -> Option<String> {
+    let rows: Vec<Vec<String>> = gate
+        .checks
+        .iter()
+        .filter(|check| !check.measured.is_empty())
+        .map(|check| {
+            let number = |name: &str, digits: usize| {
+                check.measured.get(name).map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+            };
+            let small =
+                |name: &str| check.measured.get(name).map_or_else(|| "-".into(), |value| format!("{value:.1e}"));
+            let greedy = match (check.measured.get("greedy_agree"), check.measured.get("greedy_tokens")) {
+                (Some(agree), Some(tokens)) => format!("{agree}/{tokens}"),
+                _ => "-".into(),
+            };
+            let norms = match (check.measured.get("norm_ratio_min"), check.measured.get("norm_ratio_max")) {
+                (Some(low), Some(high)) => format!("{low:.3}-{high:.3}"),
+                _ => "-".into(),
+            };
+            let verdict = check.verdict.to_string();
+            vec![
+                check.subject.clone(),
+                number("cosine", 6),
+                small("max_abs"),
+                norms,
+                number("top1", 3),
+                small("kl"),
+                greedy,
+                verdict,
+            ]
+        })
+        .collect();
+    let head = ["", ">cosine", ">max diff", ">norm ratio", ">top-1", ">KL", ">greedy", "verdict"];
+    let head: Vec<&str> = [gate.gate.as_str()].into_iter().chain(head.into_iter().skip(1)).collect();
+    (!rows.is_empty()).then(|| table(&head, rows))
+}

@@ -1,0 +1,287 @@
+//! What is in a source, a package or a bundle.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value as Json, json};
+
+use super::conversion::stage;
+use super::table::table;
+use super::{bytes, counted};
+use crate::convert::Bundle;
+use crate::convert::bundle::Tokens;
+use crate::package::describe::{FunctionInventory, Inventory};
+use crate::source::gguf::{Array, Metadata, Value};
+use crate::source::{Description, Source, Tensor};
+
+/// Longest metadata value that is shown whole.
+const SHOWN: usize = 100;
+
+/// A source as text. Tensors that differ in layer numbers only share a line, unless `all` are asked for.
+pub fn source(source: &Source, all: bool) -> String {
+    let total: u64 = source.tensors().map(Tensor::byte_length).sum();
+    let parameters: u64 = source.tensors().map(Tensor::elements).sum();
+    let mut text = format!(
+        "{}: {}, {} of {}, {} of {} parameters\n\n",
+        source.name(),
+        source.kind().name(),
+        counted(source.tensors().len(), "tensor"),
+        bytes(total),
+        counted(source.files().len(), "file"),
+        millions(parameters),
+    );
+    let files = source.files().iter().map(|f| vec![f.name().to_owned(), bytes(f.size())]);
+    text.push_str(&table(&["file", ">size"], files));
+    text.push('\n');
+    match source.description() {
+        Description::Gguf(metadata) => text.push_str(&gguf(metadata)),
+        Description::HuggingFace(files) => {
+            if let Some(Json::Object(config)) = &files.config {
+                let rows = config.iter().map(|(key, value)| vec![key.clone(), shortened(&value.to_string())]);
+                text.push_str(&table(&["config.json", "value"], rows));
+            }
+        }
+    }
+    text.push('\n');
+    let mut by_dtype: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
+    for tensor in source.tensors() {
+        let (count, size) = by_dtype.entry(tensor.dtype().name()).or_default();
+        *count += 1;
+        *size += tensor.byte_length();
+    }
+    let rows = by_dtype.iter().map(|(name, (count, size))| vec![(*name).to_owned(), count.to_string(), bytes(*size)]);
+    text.push_str(&table(&["type", ">tensors", ">size"], rows));
+    text.push('\n');
+    text.push_str(&tensors(source, all));
+    text
+}
+
+fn gguf(metadata: &Metadata) -> String {
+    let rows = metadata.iter().map(|(key, value)| vec![key.to_owned(), shortened(&value_text(value))]);
+    table(&["key", "value"], rows)
+}
+
+fn value_text(value: &Value) -> String {
+    match value {
+        Value::U8(v) => v.to_string(),
+        Value::I8(v) => v.to_string(),
+        Value::U16(v) => v.to_string(),
+        Value::I16(v) => v.to_string(),
+        Value::U32(v) => v.to_string(),
+        Value::I32(v) => v.to_string(),
+        Value::U64(v) => v.to_string(),
+        Value::I64(v) => v.to_string(),
+        Value::F32(v) => v.to_string(),
+        Value::F64(v) => v.to_string(),
+        Value::Bool(v) => v.to_string(),
+        Value::String(v) => format!("{v:?}"),
+        Value::Array(array) => counted(Array::len(array), "element"),
+    }
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= SHOWN {
+        return text.to_owned();
+    }
+    text.chars().take(SHOWN - 1).chain(['…']).collect()
+}
+
+fn tensors(source: &Source, all: bool) -> String {
+    let shape = |tensor: &Tensor| tensor.shape().iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+    if all {
+        let rows = source
+            .tensors()
+            .map(|t| vec![t.name().to_owned(), t.dtype().name().to_owned(), shape(t), bytes(t.byte_length())]);
+        return table(&["tensor", "type", "shape", ">size"], rows);
+    }
+    let mut groups: BTreeMap<(String, &str, String), (usize, u64)> = BTreeMap::new();
+    for tensor in source.tensors() {
+        let group = groups.entry((pattern(tensor.name()), tensor.dtype().name(), shape(tensor))).or_default();
+        group.0 += 1;
+        group.1 += tensor.byte_length();
+    }
+    let rows = groups.into_iter().map(|((name, dtype, shape), (count, size))| {
+        vec![name, count.to_string(), dtype.to_owned(), shape, bytes(size)]
+    });
+    table(&["tensor", ">number", "type", "shape", ">size"], rows)
+}
+
+/// A tensor's name with its numbers (of layers, of experts) replaced by `*`.
+fn pattern(name: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
+}
+
+fn millions(count: u64) -> String {
+    if count >= 1_000_000_000 {
+        format!("{:.2} billion", count as f64 / 1e9)
+    } else {
+        format!("{:.2} million", count as f64 / 1e6)
+    }
+}
+
+/// A source as JSON.
+pub fn source_json(source: &Source) -> Json {
+    let description = match source.description() {
+        Description::Gguf(metadata) => {
+            let values: serde_json::Map<String, Json> = metadata
+                .iter()
+                .map(|(key, value)| {
+                    let value = match value {
+                        Value::String(text) => json!(text),
+                        Value::Bool(v) => json!(v),
+                        Value::Array(array) => json!({"elements": Array::len(array)}),
+                        number => serde_json::from_str(&value_text(number)).unwrap_or(Json::Null),
+                    };
+                    (key.to_owned(), value)
+                })
+                .collect();
+            json!({"gguf": values})
+        }
+        Description::HuggingFace(files) => json!({"config": files.config}),
+    };
+    let tensors: Vec<Json> = source
+        .tensors()
+        .map(|t| json!({"name": t.name(), "dtype": t.dtype().name(), "shape": t.shape(), "bytes": t.byte_length()}))
+        .collect();
+    let files: Vec<Json> = source.files().iter().map(|f| json!({"name": f.name(), "bytes": f.size()})).collect();
+    json!({
+        "kind": "source",
+        "name": source.name(),
+        "format": source.kind().name(),
+        "files": files,
+        "description": description,
+        "tensors": tensors,
+    })
+}
+
+/// A package as text; `findings` are what is wrong with its description, `graph` with its program.
+pub fn package(path: &Path, inventory: &Inventory, findings: &[String], graph: &[String]) -> String {
+    let size: u64 = inventory.files.iter().map(|f| f.bytes).sum();
+    let mut text = format!(
+        "{}: specification version {}, {}, {} of weights, {} in all\n",
+        path.display(),
+        inventory.specification_version,
+        counted(inventory.functions.len(), "function"),
+        bytes(inventory.weight_bytes),
+        bytes(size),
+    );
+    if !inventory.metadata.short_description.is_empty() {
+        text.push_str(&format!("{}\n", inventory.metadata.short_description));
+    }
+    for (key, value) in inventory.metadata.user_defined.iter().chain(&inventory.build_info) {
+        text.push_str(&format!("{key}: {}\n", shortened(value)));
+    }
+    for function in &inventory.functions {
+        text.push('\n');
+        text.push_str(&package_function(function));
+    }
+    text.push('\n');
+    let files = inventory.files.iter().map(|f| vec![f.path.clone(), bytes(f.bytes)]);
+    text.push_str(&table(&["file", ">size"], files));
+    for (what, list) in [("description", findings), ("program", graph)] {
+        for finding in list {
+            text.push_str(&format!("{what}: {finding}\n"));
+        }
+    }
+    text
+}
+
+fn package_function(function: &FunctionInventory) -> String {
+    let mut text = format!("function {} ({})\n", function.name, function.opset);
+    for (what, list) in [("input", &function.inputs), ("state", &function.states), ("output", &function.outputs)] {
+        for feature in list {
+            text.push_str(&format!("  {what:6} {feature}\n"));
+        }
+    }
+    for (symbol, lengths) in &function.lengths {
+        text.push_str(&format!("  {symbol} = {lengths}\n"));
+    }
+    let constants: Vec<String> =
+        function.constant_bytes.iter().map(|(dtype, size)| format!("{dtype} {}", bytes(*size))).collect();
+    text.push_str(&format!("  constants {}; states {}\n", constants.join(", "), bytes(function.state_bytes)));
+    let mut ops: Vec<(&String, &usize)> = function.ops.iter().filter(|(op, _)| *op != "const").collect();
+    ops.sort_by(|a, b| b.1.cmp(a.1).then_with(|| a.0.cmp(b.0)));
+    let count: usize = ops.iter().map(|(_, count)| **count).sum();
+    let list: Vec<String> = ops.iter().map(|(op, count)| format!("{count} {op}")).collect();
+    text.push_str(&format!("  {count} ops: {}\n", list.join(", ")));
+    text
+}
+
+/// A package as JSON.
+pub fn package_json(inventory: &Inventory, findings: &[String], graph: &[String]) -> Json {
+    json!({"kind": "package", "inventory": inventory, "description_findings": findings, "program_findings": graph})
+}
+
+/// A bundle as text.
+pub fn bundle(bundle: &Bundle) -> String {
+    let model = &bundle.model;
+    let weights: u64 = bundle.packages.iter().map(|p| p.weight_bytes).sum();
+    let list = |numbers: &[u64]| numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+    let mut text = format!(
+        "{}: {}, {} layers of {}, vocabulary {}, context {}; anec {}\nsource: {} ({}, {})\n\
+         {} of weights, {} for the host\nend of text: {}; tokenizer: {}\n\n",
+        bundle.name,
+        bundle.family,
+        model.num_layers,
+        model.hidden_size,
+        model.vocab_size,
+        list(&model.contexts),
+        bundle.anec_version,
+        bundle.source.name,
+        bundle.source.format,
+        bytes(bundle.source.files.iter().map(|f| f.bytes).sum()),
+        bytes(weights),
+        bytes(bundle.host.file.bytes),
+        if model.eos_token_ids.is_empty() { "not known".to_owned() } else { list(&model.eos_token_ids) },
+        if bundle.tokenizer.contains_key("tokenizer") { "yes" } else { "none" },
+    );
+    let rows = bundle.functions.iter().map(|function| {
+        let package = bundle.packages.iter().find(|p| p.package == function.package);
+        let tokens = match function.tokens {
+            Tokens::Range([lower, upper]) => format!("{lower}..{upper}"),
+            Tokens::Exactly(count) => count.to_string(),
+        };
+        vec![
+            function.package.clone(),
+            function.function.clone(),
+            stage(&function.stage),
+            tokens,
+            function.context.to_string(),
+            package.map_or_else(String::new, |p| bytes(p.weight_bytes)),
+            package.map_or("", |p| if p.compiled.is_some() { "yes" } else { "no" }).to_owned(),
+        ]
+    });
+    let head = ["package", "function", "holds", "T", ">context", ">weights", "compiled"];
+    text.push_str(&table(&head, rows));
+    let ignored = &bundle.ledger.ignored;
+    text.push_str(&format!(
+        "\n{} of the source used{}\n",
+        counted(bundle.ledger.used, "tensor"),
+        if ignored.is_empty() { String::new() } else { format!(", {} ignored:", ignored.len()) }
+    ));
+    for (tensor, reason) in ignored {
+        text.push_str(&format!("  {tensor}: {reason}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_differ_in_numbers_share_a_pattern() {
+        assert_eq!(pattern("model.layers.12.mlp.experts.3.w1"), "model.layers.*.mlp.experts.*.w1");
+        assert_eq!(pattern("blk.0.attn_q.weight"), "blk.*.attn_q.weight");
+        assert_eq!(pattern("output"), "output");
+    }
+
+    #[test]
+    fn long_values_are_cut() {
+        assert_eq!(shortened("short"), "short");
+        let long = shortened(&"ä".repeat(500));
+        assert_eq!(long.chars().count(), SHOWN);
+        assert!(long.ends_with('…'));
+    }
+}

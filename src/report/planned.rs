@@ -1,0 +1,110 @@
+//! What a conversion would make.
+
+use serde_json::{Value as Json, json};
+
+use super::conversion::stage;
+use super::table::table;
+use super::{bytes, counted};
+use crate::convert::{Estimate, Plan};
+use crate::family::{Facts, FunctionRequest, TokenCount};
+use crate::manifest::{Granularity, Manifest, WeightFormat};
+
+/// The result of `anec plan`.
+pub fn plan(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate) -> String {
+    let name = manifest.name.as_deref().unwrap_or("model");
+    let quant = match (manifest.quant.weights, manifest.quant.granularity) {
+        (WeightFormat::None, _) => "fp16 weights",
+        (WeightFormat::Int8, Granularity::PerTensor) => "int8 weights per tensor",
+        (WeightFormat::Int8, Granularity::PerChannel) => "int8 weights per channel",
+    };
+    let mut text = format!(
+        "{name}: {}, {} layers of {}, vocabulary {}; {quant}, context {}\n\n",
+        facts.family,
+        facts.num_layers,
+        facts.hidden_size,
+        facts.vocab_size,
+        plan.contexts.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+    );
+    let rows = plan.packages.iter().map(|package| {
+        vec![
+            format!("{}.mlpackage", package.name),
+            stage(&package.stage),
+            package.functions.iter().map(function).collect::<Vec<_>>().join(", "),
+            bytes(package.weight_bytes),
+            bytes(package.state_bytes.last().copied().unwrap_or(0)),
+        ]
+    });
+    text.push_str(&table(&["package", "holds", "functions", ">weights", ">state"], rows));
+    let [slow, fast] = estimate.tokens_per_second;
+    text.push_str(&format!(
+        "\n{}: {} of weights, {} of state\n{} streamed per token in {}\n{slow:.0} to {fast:.0} tokens per second ({})\n",
+        counted(plan.packages.len(), "package"),
+        bytes(plan.weight_bytes()),
+        bytes(plan.state_bytes()),
+        bytes(estimate.weight_bytes_per_token),
+        counted(estimate.calls_per_token, "call"),
+        Estimate::ASSUMPTION,
+    ));
+    text
+}
+
+fn function(request: &FunctionRequest) -> String {
+    match request.tokens {
+        TokenCount::Range { lower, upper, .. } => format!("{} (T = {lower}..{upper})", request.name),
+        TokenCount::Exactly(count) => format!("{} (T = {count})", request.name),
+    }
+}
+
+/// The result of `anec plan --json`.
+pub fn plan_json(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate) -> Json {
+    let packages: Vec<Json> = plan
+        .packages
+        .iter()
+        .map(|package| {
+            let functions: Vec<Json> = package
+                .functions
+                .iter()
+                .map(|f| {
+                    let tokens = match f.tokens {
+                        TokenCount::Range { lower, upper, default } => {
+                            json!({"range": [lower, upper], "default": default})
+                        }
+                        TokenCount::Exactly(count) => json!({"exactly": count}),
+                    };
+                    json!({"name": f.name, "context": f.context, "tokens": tokens})
+                })
+                .collect();
+            json!({
+                "package": format!("{}.mlpackage", package.name),
+                "stage": package.stage,
+                "functions": functions,
+                "weight_bytes": package.weight_bytes,
+                "state_bytes": package.state_bytes,
+            })
+        })
+        .collect();
+    json!({
+        "name": manifest.name,
+        "family": facts.family,
+        "num_layers": facts.num_layers,
+        "hidden_size": facts.hidden_size,
+        "vocab_size": facts.vocab_size,
+        "contexts": plan.contexts,
+        "packages": packages,
+        "weight_bytes": plan.weight_bytes(),
+        "state_bytes": plan.state_bytes(),
+        "estimate": estimate,
+        "estimate_assumption": Estimate::ASSUMPTION,
+        "manifest": manifest,
+    })
+}
+
+/// The result of `anec manifests`.
+pub fn manifests(all: &[(&str, Manifest)]) -> String {
+    let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
+    let rows = all.iter().map(|(name, m)| {
+        let contexts = m.context.all().iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        vec![(*name).to_owned(), or_dash(&m.family), or_dash(&m.source), contexts]
+    });
+    table(&["name", "family", "source", ">context"], rows)
+}

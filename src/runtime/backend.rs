@@ -1,0 +1,35 @@
+//! What runs the functions of a bundle: the CPU executor, or Core ML on a Mac.
+
+use crate::error::Result;
+use crate::exec::Tensor;
+
+/// Sees values inside a function while it runs, by name.
+pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);
+
+/// A bundle made ready to run on something.
+pub trait Backend: Send + Sync {
+    /// Begins a text: states of its own, all zero. Weights are shared with every other sequence.
+    ///
+    /// # Errors
+    /// When the states can't be had.
+    fn sequence(&self) -> Result<Box<dyn Sequence>>;
+}
+
+/// The states of one text.
+pub trait Sequence: Send {
+    /// Runs a function of the bundle, by its index in `bundle.json`, with tensors in the order of its inputs, and gives
+    /// its outputs in their order. Floating-point tensors hold f32, whatever the port's type. States of the same name
+    /// are shared between functions of the same context.
+    ///
+    /// `watch` is shown the values inside the function that have a name.
+    ///
+    /// # Errors
+    /// When the function can't be loaded or run, or when the backend can't show values and `watch` is given.
+    fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>>;
+
+    /// Sets all states to zero.
+    ///
+    /// # Errors
+    /// When the states can't be had.
+    fn reset(&mut self) -> Result<()>;
+}

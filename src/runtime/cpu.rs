@@ -1,0 +1,175 @@
+//! The backend that is everywhere: the emitted program on the CPU executor.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::backend::{Backend, Sequence, Watch};
+use super::error::RuntimeError;
+use crate::convert::bundle::{Bundle, FILE_NAME};
+use crate::error::Result;
+use crate::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
+use crate::mil::{Function, Program};
+use crate::package;
+
+/// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
+pub struct Programs {
+    folder: PathBuf,
+    functions: Vec<Signature>,
+    read: Mutex<BTreeMap<String, Arc<Program>>>,
+    weights: WeightCache,
+}
+
+/// What a bundle says of a function.
+struct Signature {
+    package: String,
+    function: String,
+    context: u64,
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+}
+
+impl Programs {
+    /// The programs of a bundle in a folder. Nothing is read yet.
+    pub fn of(bundle: &Bundle, folder: &Path) -> Arc<Self> {
+        let names = |ports: &[crate::family::ports::Port]| ports.iter().map(|port| port.name.clone()).collect();
+        let signature = |entry: &crate::convert::bundle::FunctionEntry| Signature {
+            package: entry.package.clone(),
+            function: entry.function.clone(),
+            context: entry.context,
+            inputs: names(&entry.inputs),
+            outputs: names(&entry.outputs),
+        };
+        Arc::new(Programs {
+            folder: folder.to_owned(),
+            functions: bundle.functions.iter().map(signature).collect(),
+            read: Mutex::default(),
+            weights: WeightCache::new(),
+        })
+    }
+
+    /// Bytes of weights in memory.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    fn program(&self, name: &str) -> Result<Arc<Program>> {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(program) = read.get(name) {
+            return Ok(program.clone());
+        }
+        let program = Arc::new(package::open(&self.folder.join(name))?.program);
+        read.insert(name.to_owned(), program.clone());
+        Ok(program)
+    }
+
+    fn signature(&self, index: usize) -> Result<&Signature, RuntimeError> {
+        self.functions
+            .get(index)
+            .ok_or_else(|| RuntimeError::bundle(self.folder.join(FILE_NAME), format!("there is no function {index}")))
+    }
+
+    fn compile(&self, index: usize, precision: Precision) -> Result<Executable> {
+        let signature = self.signature(index)?;
+        let program = self.program(&signature.package)?;
+        let error = |problem: String| RuntimeError::bundle(self.folder.join(&signature.package), problem);
+        let Some(function) = program.function(&signature.function) else {
+            return Err(error(format!("the package has no function `{}`", signature.function)).into());
+        };
+        signature.check(function).map_err(error)?;
+        Ok(Executable::compile(function, Options { precision }, &self.weights)?)
+    }
+}
+
+impl Signature {
+    /// Whether a function has the inputs and outputs that the bundle names.
+    fn check(&self, function: &Function) -> Result<(), String> {
+        let inputs: BTreeSet<&str> = function.tensor_inputs().map(|value| value.name.as_str()).collect();
+        let outputs: BTreeSet<&str> = function.outputs().map(|value| value.name.as_str()).collect();
+        for (what, named, found) in [("inputs", &self.inputs, inputs), ("outputs", &self.outputs, outputs)] {
+            if named.iter().map(String::as_str).collect::<BTreeSet<_>>() != found {
+                let found: Vec<&str> = found.into_iter().collect();
+                let (found, named) = (found.join(", "), named.join(", "));
+                return Err(format!(
+                    "function `{}` has the {what} {found}, but {FILE_NAME} names {named}",
+                    self.function
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A bundle on the CPU executor, in one precision.
+pub struct CpuBackend {
+    shared: Arc<Compiled>,
+}
+
+struct Compiled {
+    programs: Arc<Programs>,
+    precision: Precision,
+    executables: Mutex<BTreeMap<usize, Arc<Executable>>>,
+}
+
+impl CpuBackend {
+    /// Runs programs in a precision. Functions are made ready when they are first called.
+    pub fn new(programs: Arc<Programs>, precision: Precision) -> Self {
+        CpuBackend { shared: Arc::new(Compiled { programs, precision, executables: Mutex::default() }) }
+    }
+}
+
+impl Compiled {
+    fn executable(&self, index: usize) -> Result<Arc<Executable>> {
+        let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(executable) = executables.get(&index) {
+            return Ok(executable.clone());
+        }
+        let executable = Arc::new(self.programs.compile(index, self.precision)?);
+        executables.insert(index, executable.clone());
+        Ok(executable)
+    }
+}
+
+impl Backend for CpuBackend {
+    fn sequence(&self) -> Result<Box<dyn Sequence>> {
+        Ok(Box::new(CpuSequence { shared: self.shared.clone(), states: BTreeMap::new() }))
+    }
+}
+
+/// A text's states, by context length: functions of different contexts have states of the same names, but other shapes.
+struct CpuSequence {
+    shared: Arc<Compiled>,
+    states: BTreeMap<u64, States>,
+}
+
+#[derive(Default)]
+struct States {
+    state: State,
+    /// Functions whose states are among them.
+    known: BTreeSet<usize>,
+}
+
+impl Sequence for CpuSequence {
+    fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
+        let executable = self.shared.executable(function)?;
+        let signature = self.shared.programs.signature(function)?;
+        let States { state, known } = self.states.entry(signature.context).or_default();
+        if known.insert(function) {
+            state.merge(executable.new_state());
+        }
+        let inputs: Vec<(&str, &Tensor)> =
+            signature.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
+        let mut outputs = match watch {
+            Some(watch) => executable.run_with(&inputs, state, watch)?,
+            None => executable.run(&inputs, state)?,
+        };
+        // in the bundle's order, which needn't be the program's
+        let mut take = |name: &String| outputs.iter().position(|(n, _)| n == name).map(|i| outputs.swap_remove(i).1);
+        Ok(signature.outputs.iter().filter_map(&mut take).collect())
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.states.values_mut().for_each(|states| states.state.reset());
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! A double of a model for tests: a bundle without packages, and a backend that computes a tiny attention model from
+//! nothing but the ports, so that wrong masks, rows or orders give wrong numbers.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use super::backend::{Backend, Sequence, Watch};
+use super::host::Host;
+use super::session::Model;
+use crate::convert::bundle::*;
+use crate::error::Result;
+use crate::exec::{Tensor, TensorData};
+use crate::family::ports::{Extent, Port, PortRole, Stage, StatePort, StateRole};
+use crate::manifest::Manifest;
+use crate::source::{LedgerTotals, MappedFile};
+
+pub const HIDDEN: usize = 4;
+pub const VOCAB: usize = 8;
+/// Layers of each shard, rows of each piece of the head.
+pub const SHARDS: [[usize; 2]; 2] = [[0, 2], [2, 3]];
+pub const PIECES: [[u64; 2]; 2] = [[0, 5], [5, 8]];
+/// The second layer has a sliding window.
+pub const WINDOW: u64 = 3;
+/// The rotary table has another variant for texts longer than this.
+pub const SHORT: u64 = 6;
+pub const EOS: u64 = 7;
+
+/// How the double is made.
+#[derive(Clone)]
+pub struct Form {
+    pub contexts: Vec<u64>,
+    pub layer_tokens: Vec<Tokens>,
+    pub head_tokens: Vec<Tokens>,
+    /// Keys are written at a position instead of through a mask.
+    pub slice: bool,
+}
+
+impl Default for Form {
+    fn default() -> Self {
+        let range = vec![Tokens::Range([1, 4])];
+        Form { contexts: vec![16], layer_tokens: range.clone(), head_tokens: range, slice: false }
+    }
+}
+
+/// A call that the backend saw: the function's name and its number of tokens.
+pub type Calls = Arc<Mutex<Vec<(String, usize)>>>;
+
+pub fn model(form: &Form) -> (Arc<Model>, Calls) {
+    let bundle = bundle(form);
+    let host =
+        Host::from_file(&bundle, MappedFile::from_bytes(Path::new("host.safetensors"), host_file(form))).unwrap();
+    let calls = Calls::default();
+    let backend = Double { bundle: Arc::new(bundle.clone()), calls: calls.clone() };
+    (Model::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap(), calls)
+}
+
+pub fn bundle(form: &Form) -> Bundle {
+    let t = || Extent::Tokens("T".into());
+    let fixed = Extent::Fixed;
+    let port = |name: &str, role: PortRole, shape: Vec<Extent>| Port { name: name.into(), role, shape };
+    let hidden = || vec![fixed(1), fixed(HIDDEN as u64), t(), fixed(1)];
+    let mut functions = Vec::new();
+    for &context in &form.contexts {
+        for [first, end] in SHARDS {
+            for tokens in &form.layer_tokens {
+                let row = || vec![fixed(1), fixed(1), t(), fixed(1)];
+                let mask = |window| PortRole::AttentionMask { window };
+                let mut inputs = vec![
+                    port("hidden", PortRole::Hidden, hidden()),
+                    port("rope_cos", PortRole::RopeCos { table: "rope".into() }, row()),
+                    port("rope_sin", PortRole::RopeSin { table: "rope".into() }, row()),
+                    port("attn_mask", mask(None), vec![fixed(1), fixed(1), t(), fixed(context)]),
+                    port("attn_mask_local", mask(Some(WINDOW)), vec![fixed(1), fixed(1), t(), fixed(context)]),
+                ];
+                inputs.push(if form.slice {
+                    port("position", PortRole::Position, vec![fixed(1)])
+                } else {
+                    port("kv_write_mask", PortRole::KvWriteMask, vec![fixed(1), fixed(1), fixed(context), t()])
+                });
+                functions.push(FunctionEntry {
+                    package: format!("layers_{first}_{end}.mlpackage"),
+                    function: format!("layers_{first}_{end}_of_{context}"),
+                    stage: Stage::Layers { first, end },
+                    context,
+                    tokens: *tokens,
+                    inputs,
+                    outputs: vec![port("hidden_out", PortRole::Hidden, hidden())],
+                    states: (first..end)
+                        .map(|layer| StatePort {
+                            name: format!("v_cache_{layer}"),
+                            role: StateRole::ValueCache { layer },
+                            shape: vec![1, 1, context, HIDDEN as u64],
+                        })
+                        .collect(),
+                });
+            }
+        }
+    }
+    // the last piece stands first: the order is the stage's, not the list's
+    for [first, end] in [PIECES[1], PIECES[0]] {
+        for tokens in &form.head_tokens {
+            functions.push(FunctionEntry {
+                package: format!("head_{first}_{end}.mlpackage"),
+                function: format!("head_{first}_{end}"),
+                stage: Stage::Head { first, end },
+                context: form.contexts[0],
+                tokens: *tokens,
+                inputs: vec![port("hidden", PortRole::Hidden, hidden())],
+                outputs: vec![port("logits", PortRole::Logits, vec![fixed(1), fixed(end - first), t(), fixed(1)])],
+                states: Vec::new(),
+            });
+        }
+    }
+    let digest = FileDigest { file: "host.safetensors".into(), bytes: 0, sha256: String::new() };
+    let variant = |max_length: u64, name: &str| RopeVariant {
+        max_length,
+        cos: format!("{name}.cos"),
+        sin: format!("{name}.sin"),
+    };
+    Bundle {
+        schema_version: SCHEMA_VERSION,
+        anec_version: "0".into(),
+        name: "double".into(),
+        family: "double".into(),
+        model: ModelFacts {
+            hidden_size: HIDDEN as u64,
+            num_layers: 3,
+            vocab_size: VOCAB as u64,
+            contexts: form.contexts.clone(),
+            eos_token_ids: vec![EOS],
+            bos_token_id: None,
+        },
+        config: serde_json::Value::Null,
+        manifest: Manifest::default(),
+        source: SourceFacts { name: String::new(), format: String::new(), files: Vec::new() },
+        packages: Vec::new(),
+        functions,
+        host: HostFacts {
+            file: digest,
+            embedding: "embedding".into(),
+            rope: vec![RopeTable {
+                table: "rope".into(),
+                variants: vec![variant(SHORT, "short"), variant(*form.contexts.iter().max().unwrap(), "long")],
+            }],
+        },
+        tokenizer: BTreeMap::new(),
+        ledger: LedgerTotals::default(),
+    }
+}
+
+fn embedding(token: usize, channel: usize) -> f32 {
+    ((token * 7 + channel * 3) % 11) as f32 / 8.0 - 0.5
+}
+
+fn wave(position: usize, long: bool) -> (f32, f32) {
+    let angle = position as f32 * if long { 0.25 } else { 0.5 };
+    (angle.cos(), angle.sin())
+}
+
+fn host_file(form: &Form) -> Vec<u8> {
+    let embedding: Vec<u8> = (0..VOCAB)
+        .flat_map(|token| (0..HIDDEN).map(move |channel| half::f16::from_f32(embedding(token, channel))))
+        .flat_map(half::f16::to_le_bytes)
+        .collect();
+    let long = *form.contexts.iter().max().unwrap() as usize;
+    let table = |rows: usize, long: bool, sine: bool| -> Vec<u8> {
+        let value = |position| if sine { wave(position, long).1 } else { wave(position, long).0 };
+        (0..rows).flat_map(|position| value(position).to_le_bytes()).collect()
+    };
+    let tables = [
+        ("short.cos", SHORT as usize, table(SHORT as usize, false, false)),
+        ("short.sin", SHORT as usize, table(SHORT as usize, false, true)),
+        ("long.cos", long, table(long, true, false)),
+        ("long.sin", long, table(long, true, true)),
+    ];
+    let mut views = vec![("embedding", TensorView::new(Dtype::F16, vec![VOCAB, HIDDEN], &embedding).unwrap())];
+    for (name, rows, bytes) in &tables {
+        views.push((name, TensorView::new(Dtype::F32, vec![*rows, 1], bytes).unwrap()));
+    }
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// What a token leaves in the cache of a layer.
+fn cached(hidden: f32, (cos, sin): (f32, f32)) -> f32 {
+    hidden * cos + sin
+}
+
+/// What a layer adds for a cache slot that a token sees.
+fn seen(slot: usize, value: f32) -> f32 {
+    value / (slot + 2) as f32
+}
+
+fn logit(row: usize, hidden: &[f32]) -> f32 {
+    hidden.iter().enumerate().map(|(channel, h)| h * (((row * 5 + channel * 2) % 7) as f32 - 3.0)).sum()
+}
+
+/// What the model is: for each token the hidden states that enter and leave the layers, and the logits. Written over
+/// whole texts, without calls, masks or caches.
+pub fn reference(tokens: &[u32], length: u64) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let long = length > SHORT;
+    let mut hidden: Vec<Vec<f32>> =
+        tokens.iter().map(|token| (0..HIDDEN).map(|c| embedding(*token as usize, c)).collect()).collect();
+    let mut layers = vec![hidden.concat()];
+    for layer in 0..3 {
+        let before = hidden.clone();
+        for (p, now) in hidden.iter_mut().enumerate() {
+            let first = if layer == 1 { (p + 1).saturating_sub(WINDOW as usize) } else { 0 };
+            for (slot, old) in before.iter().enumerate().take(p + 1).skip(first) {
+                for c in 0..HIDDEN {
+                    now[c] += seen(slot, cached(old[c], wave(slot, long)));
+                }
+            }
+        }
+        layers.push(hidden.concat());
+    }
+    let logits = hidden.iter().flat_map(|h| (0..VOCAB).map(|row| logit(row, h))).collect();
+    (layers, logits)
+}
+
+struct Double {
+    bundle: Arc<Bundle>,
+    calls: Calls,
+}
+
+impl Backend for Double {
+    fn sequence(&self) -> Result<Box<dyn Sequence>> {
+        Ok(Box::new(Text { bundle: self.bundle.clone(), calls: self.calls.clone(), caches: Default::default() }))
+    }
+}
+
+struct Text {
+    bundle: Arc<Bundle>,
+    calls: Calls,
+    /// `[S, HIDDEN]` by layer.
+    caches: BTreeMap<usize, Vec<f32>>,
+}
+
+impl Sequence for Text {
+    fn run(&mut self, function: usize, inputs: &[&Tensor], mut watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
+        let entry = self.bundle.functions[function].clone();
+        let named: BTreeMap<&str, &Tensor> =
+            entry.inputs.iter().map(|p| p.name.as_str()).zip(inputs.iter().copied()).collect();
+        let t = named["hidden"].shape[2];
+        assert!(entry.tokens.allows(t as u64), "{} got {t} tokens", entry.function);
+        self.calls.lock().unwrap().push((entry.function.clone(), t));
+        let mut hidden = named["hidden"].floats().unwrap().to_vec();
+        let (first, end) = match entry.stage {
+            Stage::Layers { first, end } => (first, end),
+            Stage::Head { first, end } => {
+                let rows = first as usize..end as usize;
+                let column = |t_: usize| (0..HIDDEN).map(|c| hidden[c * t + t_]).collect::<Vec<_>>();
+                let mut logits = vec![0.0; rows.len() * t];
+                for (i, row) in rows.clone().enumerate() {
+                    for t_ in 0..t {
+                        logits[i * t + t_] = logit(row, &column(t_));
+                    }
+                }
+                return Ok(vec![Tensor::new(vec![1, rows.len(), t, 1], logits)]);
+            }
+        };
+        let slots = entry.context as usize;
+        let (cos, sin) = (named["rope_cos"].floats().unwrap(), named["rope_sin"].floats().unwrap());
+        for layer in first..end {
+            let cache = self.caches.entry(layer).or_insert_with(|| vec![0.0; slots * HIDDEN]);
+            for t_ in 0..t {
+                let goes_to = |slot: usize| match named.get("position").map(|p| &p.data) {
+                    Some(TensorData::I32(position)) => slot == position[0] as usize + t_,
+                    _ => named["kv_write_mask"].floats().unwrap()[slot * t + t_] == 1.0,
+                };
+                for slot in (0..slots).filter(|slot| goes_to(*slot)) {
+                    for c in 0..HIDDEN {
+                        cache[slot * HIDDEN + c] = cached(hidden[c * t + t_], (cos[t_], sin[t_]));
+                    }
+                }
+            }
+            let mask = named[if layer == 1 { "attn_mask_local" } else { "attn_mask" }].floats().unwrap();
+            for t_ in 0..t {
+                for slot in (0..slots).filter(|slot| mask[t_ * slots + slot] == 0.0) {
+                    for c in 0..HIDDEN {
+                        hidden[c * t + t_] += seen(slot, cache[slot * HIDDEN + c]);
+                    }
+                }
+            }
+            let shown = Tensor::new(vec![1, HIDDEN, t, 1], hidden.clone());
+            if let Some(watch) = &mut watch {
+                watch(&format!("layers_{layer}_hidden"), &shown);
+            }
+        }
+        Ok(vec![Tensor::new(vec![1, HIDDEN, t, 1], hidden)])
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.caches.clear();
+        Ok(())
+    }
+}

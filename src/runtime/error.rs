@@ -1,0 +1,132 @@
+//! Errors of running a bundle.
+
+use std::path::PathBuf;
+
+use crate::error::{Diagnostic, Fault};
+
+/// What can go wrong between a bundle and its text.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RuntimeError {
+    /// The system can't read a file of the bundle, or write one for the user.
+    #[error("{}: can't {action}: {error}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// A file of the bundle isn't what it should be, or contradicts another.
+    #[error("{}: {problem}", path.display())]
+    Bundle {
+        /// The file.
+        path: PathBuf,
+        /// Found and expected.
+        problem: String,
+    },
+    /// The folder holds no bundle.
+    #[error("{}: no bundle here: it has no bundle.json", path.display())]
+    NoBundle {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The text doesn't fit into the key-value cache.
+    #[error("the text needs {tokens} tokens, but the bundle's largest context has {context}")]
+    ContextFull {
+        /// Tokens that it would have.
+        tokens: u64,
+        /// Tokens that fit.
+        context: u64,
+    },
+    /// A token that the model doesn't have.
+    #[error("token {token} doesn't exist: the vocabulary has {vocab_size} tokens, 0 to {}", vocab_size.saturating_sub(1))]
+    Token {
+        /// The token.
+        token: u32,
+        /// Tokens of the model.
+        vocab_size: u64,
+    },
+    /// Nothing to compute.
+    #[error("the prompt has no tokens")]
+    NoTokens,
+    /// A number of tokens per call that no function takes.
+    #[error("no call of {size} tokens is possible: the bundle's functions take {allowed}")]
+    Chunk {
+        /// The number that was asked for.
+        size: u64,
+        /// What is possible.
+        allowed: String,
+    },
+    /// Text was given or asked for, but the bundle has no tokenizer.
+    #[error("{}: the bundle has no tokenizer", path.display())]
+    NoTokenizer {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// A chat was asked for, but the model has no chat template.
+    #[error("{}: the model has no chat template", path.display())]
+    NoChatTemplate {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// The chat template can't be rendered.
+    #[error("chat template: {problem}")]
+    ChatTemplate {
+        /// What it says.
+        problem: String,
+    },
+    /// The tokenizer failed on a text.
+    #[error("tokenizer: {problem}")]
+    Tokenizer {
+        /// What it says.
+        problem: String,
+    },
+    /// The backend doesn't do this, or isn't available here.
+    #[error("backend {backend}: {problem}")]
+    Backend {
+        /// Its name.
+        backend: &'static str,
+        /// What it can't do.
+        problem: String,
+    },
+}
+
+impl RuntimeError {
+    /// A [`RuntimeError::Bundle`].
+    pub(crate) fn bundle(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+        RuntimeError::Bundle { path: path.into(), problem: problem.into() }
+    }
+
+    /// Turns an I/O error of `action` on `path` into a [`RuntimeError::Io`].
+    pub(crate) fn io(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |error| RuntimeError::Io { path, action, error }
+    }
+}
+
+impl Diagnostic for RuntimeError {
+    fn fault(&self) -> Fault {
+        match self {
+            RuntimeError::Bundle { .. } | RuntimeError::Io { .. } => Fault::Source,
+            RuntimeError::Backend { .. } => Fault::Platform,
+            _ => Fault::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            RuntimeError::Bundle { .. } => "convert the model again, or unpack the bundle again",
+            RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",
+            RuntimeError::ContextFull { .. } => {
+                "shorten the prompt or --max-tokens, or convert with a larger `context` in the manifest"
+            }
+            RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
+            RuntimeError::NoTokenizer { .. } => "give token ids with --ids",
+            RuntimeError::NoChatTemplate { .. } => "leave out --chat: the prompt is then continued as it is",
+            _ => return None,
+        };
+        Some(help.into())
+    }
+}

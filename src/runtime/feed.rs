@@ -1,0 +1,113 @@
+//! Turns what a call is about (which tokens, at which positions) into the tensors of a function's inputs.
+
+use std::rc::Rc;
+
+use super::error::RuntimeError;
+use super::host::{Host, RopeChoice, Wave};
+use super::plan::Chunk;
+use crate::exec::Tensor;
+use crate::family::ports::{Extent, Port, PortRole};
+
+/// What closes a slot of the cache to a token. Not -inf: fp16 hardware makes NaN of a row that is all -inf.
+const CLOSED: f32 = -1e4;
+
+/// The inputs of all functions for one chunk of tokens. Equal inputs are made once.
+pub struct Feed<'a> {
+    host: &'a Host,
+    rope: &'a RopeChoice,
+    /// Position of the first token.
+    position: u64,
+    chunk: Chunk,
+    context: u64,
+    made: Vec<(PortRole, Rc<Tensor>)>,
+}
+
+impl<'a> Feed<'a> {
+    /// The inputs for `chunk` at `position` of a cache of `context` slots.
+    pub fn new(host: &'a Host, rope: &'a RopeChoice, position: u64, chunk: Chunk, context: u64) -> Self {
+        Feed { host, rope, position, chunk, context, made: Vec::new() }
+    }
+
+    /// The tensor of an input other than the hidden states.
+    ///
+    /// # Errors
+    /// When the host has no such thing, or not in the shape that the port asks for.
+    pub fn input(&mut self, port: &Port) -> Result<Rc<Tensor>, RuntimeError> {
+        let shape = shape_of(port, self.chunk.size);
+        if let Some((_, tensor)) = self.made.iter().find(|(role, tensor)| *role == port.role && tensor.shape == shape) {
+            return Ok(tensor.clone());
+        }
+        let tensor = match &port.role {
+            PortRole::RopeCos { table } => shaped(port, shape, self.rope(table, Wave::Cos)?)?,
+            PortRole::RopeSin { table } => shaped(port, shape, self.rope(table, Wave::Sin)?)?,
+            PortRole::AttentionMask { window } => shaped(port, shape, self.attention_mask(*window))?,
+            PortRole::KvWriteMask => shaped(port, shape, self.kv_write_mask())?,
+            PortRole::Position => Tensor::new(shape, vec![self.first_slot()?]),
+            PortRole::Hidden | PortRole::Logits | PortRole::Argmax => {
+                let problem = format!("a function has an input `{}` of an unexpected role", port.name);
+                return Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem));
+            }
+        };
+        let tensor = Rc::new(tensor);
+        self.made.push((port.role.clone(), tensor.clone()));
+        Ok(tensor)
+    }
+
+    fn rope(&self, table: &str, wave: Wave) -> Result<Vec<f32>, RuntimeError> {
+        let Chunk { real, size } = self.chunk;
+        self.host.rope(self.rope, table, wave, self.position, real as usize, size as usize)
+    }
+
+    /// `[T, S]`: a token sees the slots up to its own, within its window. Tokens that only fill the call see what the
+    /// last real one sees; nobody reads what they give.
+    fn attention_mask(&self, window: Option<u64>) -> Vec<f32> {
+        let mut mask = vec![CLOSED; (self.chunk.size * self.context) as usize];
+        for (t, row) in mask.chunks_exact_mut(self.context as usize).enumerate() {
+            let position = self.position + (t as u64).min(self.chunk.real - 1);
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            row[first as usize..=position as usize].fill(0.0);
+        }
+        mask
+    }
+
+    /// `[S, T]`: token t goes to slot position + t. Tokens that only fill the call are written nowhere.
+    fn kv_write_mask(&self) -> Vec<f32> {
+        let size = self.chunk.size as usize;
+        let mut mask = vec![0.0; self.context as usize * size];
+        for t in 0..self.chunk.real as usize {
+            mask[(self.position as usize + t) * size + t] = 1.0;
+        }
+        mask
+    }
+
+    /// The slot of the first token. A function that writes at a position writes all its tokens; what those that only
+    /// fill the call leave behind is overwritten before a mask opens it, but it has to fit.
+    fn first_slot(&self) -> Result<i32, RuntimeError> {
+        let end = self.position + self.chunk.size;
+        if end > self.context {
+            return Err(RuntimeError::ContextFull { tokens: end, context: self.context });
+        }
+        Ok(self.position as i32)
+    }
+}
+
+/// The shape of a port for a call of `size` tokens.
+pub fn shape_of(port: &Port, size: u64) -> Vec<usize> {
+    let extent = |extent: &Extent| match extent {
+        Extent::Fixed(n) => *n as usize,
+        Extent::Tokens(_) => size as usize,
+    };
+    port.shape.iter().map(extent).collect()
+}
+
+/// `values` as a tensor of `shape`.
+///
+/// # Errors
+/// When the shape has another number of elements.
+pub fn shaped(port: &Port, shape: Vec<usize>, values: Vec<f32>) -> Result<Tensor, RuntimeError> {
+    if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(values.len()) {
+        let problem = format!("port `{}` has shape {shape:?}, but {} numbers go into it", port.name, values.len());
+        return Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem));
+    }
+    Ok(Tensor::new(shape, values))
+}

@@ -1,0 +1,222 @@
+//! What the host computes with: the embedding table and the rotary tables of `host.safetensors`, read from a map.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use half::slice::HalfFloatSliceExt;
+use safetensors::{Dtype, SafeTensors};
+
+use super::error::RuntimeError;
+use crate::convert::bundle::Bundle;
+use crate::error::Result;
+use crate::source::MappedFile;
+
+/// The host's tensors of a bundle.
+#[derive(Debug)]
+pub struct Host {
+    file: MappedFile,
+    embedding: Matrix,
+    vocab_size: u64,
+    rope: BTreeMap<String, Vec<Variant>>,
+}
+
+/// A rotary table for texts up to a length.
+#[derive(Debug)]
+struct Variant {
+    max_length: u64,
+    cos: Matrix,
+    sin: Matrix,
+}
+
+/// A matrix within the file.
+#[derive(Clone, Debug)]
+struct Matrix {
+    rows: u64,
+    columns: usize,
+    dtype: Dtype,
+    bytes: Range<usize>,
+}
+
+/// The variants of the rotary tables that a text uses, by table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RopeChoice {
+    variants: BTreeMap<String, usize>,
+    /// Positions that the chosen tables have.
+    pub rows: u64,
+}
+
+/// Cosines or sines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wave {
+    /// Cosines.
+    Cos,
+    /// Sines.
+    Sin,
+}
+
+impl Host {
+    /// Opens the host tensors of a bundle.
+    ///
+    /// # Errors
+    /// When the file is absent or damaged, or a tensor is missing or of another shape than the bundle says.
+    pub fn open(bundle: &Bundle, folder: &Path) -> Result<Self> {
+        let path = folder.join(&bundle.host.file.file);
+        Self::from_file(bundle, MappedFile::open(&path)?)
+    }
+
+    /// The host tensors in a file that is open already.
+    ///
+    /// # Errors
+    /// As [`Host::open`].
+    pub fn from_file(bundle: &Bundle, file: MappedFile) -> Result<Self> {
+        let tensors = Tensors::read(&file)?;
+        let embedding = tensors.matrix(&bundle.host.embedding)?;
+        let expected = [bundle.model.vocab_size, bundle.model.hidden_size];
+        if [embedding.rows, embedding.columns as u64] != expected {
+            let found = [embedding.rows, embedding.columns as u64];
+            let problem = format!("tensor `{}` has shape {found:?}, expected {expected:?}", bundle.host.embedding);
+            return Err(RuntimeError::bundle(file.path(), problem).into());
+        }
+        let mut rope = BTreeMap::new();
+        for table in &bundle.host.rope {
+            let variants = table
+                .variants
+                .iter()
+                .map(|variant| {
+                    let (cos, sin) = (tensors.matrix(&variant.cos)?, tensors.matrix(&variant.sin)?);
+                    if (cos.rows, cos.columns) != (sin.rows, sin.columns) {
+                        let problem = format!("tensors `{}` and `{}` differ in shape", variant.cos, variant.sin);
+                        return Err(RuntimeError::bundle(file.path(), problem));
+                    }
+                    Ok(Variant { max_length: variant.max_length, cos, sin })
+                })
+                .collect::<Result<Vec<_>, _>>()?;
+            if !variants.is_sorted_by_key(|variant| variant.max_length) || variants.is_empty() {
+                let problem = format!("rotary table `{}` has no variants in ascending order", table.table);
+                return Err(RuntimeError::bundle(file.path(), problem).into());
+            }
+            rope.insert(table.table.clone(), variants);
+        }
+        drop(tensors);
+        Ok(Host { embedding, vocab_size: bundle.model.vocab_size, rope, file })
+    }
+
+    /// Writes the embeddings of `tokens` as columns: `out` is `[hidden_size, size]`, and columns past the tokens stay
+    /// as they are.
+    ///
+    /// # Errors
+    /// When a token isn't in the vocabulary.
+    pub fn embed(&self, tokens: &[u32], size: usize, out: &mut [f32]) -> Result<(), RuntimeError> {
+        let mut row = vec![0.0; self.embedding.columns];
+        for (t, token) in tokens.iter().enumerate() {
+            if u64::from(*token) >= self.vocab_size {
+                return Err(RuntimeError::Token { token: *token, vocab_size: self.vocab_size });
+            }
+            self.read_row(&self.embedding, u64::from(*token), &mut row);
+            for (channel, value) in row.iter().enumerate() {
+                out[channel * size + t] = *value;
+            }
+        }
+        Ok(())
+    }
+
+    /// The variants for a text of `length` tokens: in each table the first that is long enough.
+    ///
+    /// # Errors
+    /// When a table has none.
+    pub fn choose_rope(&self, length: u64) -> Result<RopeChoice, RuntimeError> {
+        let mut choice = RopeChoice { variants: BTreeMap::new(), rows: u64::MAX };
+        for (table, variants) in &self.rope {
+            let fits = |variant: &Variant| variant.max_length >= length && variant.cos.rows >= length;
+            let Some(index) = variants.iter().position(fits) else {
+                let context = variants.iter().map(|variant| variant.cos.rows).max().unwrap_or(0);
+                return Err(RuntimeError::ContextFull { tokens: length, context });
+            };
+            choice.rows = choice.rows.min(variants[index].cos.rows).min(variants[index].max_length);
+            choice.variants.insert(table.clone(), index);
+        }
+        Ok(choice)
+    }
+
+    /// The rows from `position` on of a rotary table, row-major: `real` of them, then the last one again up to `size`.
+    ///
+    /// # Errors
+    /// When there is no such table, or it has too few rows.
+    pub fn rope(
+        &self,
+        choice: &RopeChoice,
+        table: &str,
+        wave: Wave,
+        position: u64,
+        real: usize,
+        size: usize,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let variant = choice.variants.get(table).and_then(|index| self.rope.get(table)?.get(*index));
+        let Some(variant) = variant else {
+            return Err(RuntimeError::bundle(self.file.path(), format!("there is no rotary table `{table}`")));
+        };
+        let matrix = match wave {
+            Wave::Cos => &variant.cos,
+            Wave::Sin => &variant.sin,
+        };
+        if position + real as u64 > matrix.rows {
+            return Err(RuntimeError::ContextFull { tokens: position + real as u64, context: matrix.rows });
+        }
+        let mut out = vec![0.0; size * matrix.columns];
+        for (t, row) in out.chunks_exact_mut(matrix.columns).enumerate() {
+            self.read_row(matrix, position + t.min(real.saturating_sub(1)) as u64, row);
+        }
+        Ok(out)
+    }
+
+    /// Reads a row that is there into a buffer of its length.
+    fn read_row(&self, matrix: &Matrix, row: u64, out: &mut [f32]) {
+        let width = matrix.columns * matrix.dtype.bitsize() / 8;
+        let start = matrix.bytes.start + row as usize * width;
+        let bytes = &self.file.bytes()[start..start + width];
+        if matrix.dtype == Dtype::F16 {
+            let halves: Vec<half::f16> =
+                bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]])).collect();
+            halves.convert_to_f32_slice(out);
+        } else {
+            for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            }
+        }
+    }
+}
+
+/// The header of a safetensors file.
+struct Tensors {
+    path: PathBuf,
+    start: usize,
+    length: usize,
+    metadata: safetensors::tensor::Metadata,
+}
+
+impl Tensors {
+    fn read(file: &MappedFile) -> Result<Self, RuntimeError> {
+        let (header, metadata) = SafeTensors::read_metadata(file.bytes())
+            .map_err(|error| RuntimeError::bundle(file.path(), format!("it isn't a safetensors file: {error}")))?;
+        Ok(Tensors { path: file.path().to_owned(), start: 8 + header, length: file.bytes().len(), metadata })
+    }
+
+    fn matrix(&self, name: &str) -> Result<Matrix, RuntimeError> {
+        let error = |problem: String| RuntimeError::bundle(&self.path, format!("tensor `{name}` {problem}"));
+        let info = self.metadata.info(name).ok_or_else(|| error("is missing".into()))?;
+        let &[rows, columns] = info.shape.as_slice() else {
+            return Err(error(format!("has shape {:?}, expected two dimensions", info.shape)));
+        };
+        if !matches!(info.dtype, Dtype::F16 | Dtype::F32) {
+            return Err(error(format!("holds {:?}, expected F16 or F32", info.dtype)));
+        }
+        let (first, end) = info.data_offsets;
+        let bytes = self.start + first..self.start + end;
+        let expected = rows.checked_mul(columns).and_then(|n| n.checked_mul(info.dtype.bitsize() / 8));
+        if bytes.end > self.length || expected != Some(bytes.len()) || columns == 0 {
+            return Err(error(format!("has {} bytes, which its shape {:?} contradicts", bytes.len(), info.shape)));
+        }
+        Ok(Matrix { rows: rows as u64, columns, dtype: info.dtype, bytes })
+    }
+}

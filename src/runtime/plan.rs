@@ -1,0 +1,291 @@
+//! Which functions of a bundle run a text, in which order, with how many tokens at a time.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::Range;
+use std::path::Path;
+
+use super::error::RuntimeError;
+use crate::convert::bundle::{self, Bundle, Tokens};
+use crate::family::ports::Stage;
+
+/// Every way through the bundle, one for each context length, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// One for each context length.
+    pub routes: Vec<Route>,
+}
+
+/// A way through the bundle: functions of one context length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Slots of the key-value cache.
+    pub context: u64,
+    /// Layers, from the first to the last.
+    pub layers: Vec<Step>,
+    /// Parts of the LM head, from the first row to the last.
+    pub head: Vec<Step>,
+}
+
+/// A part of the model: the functions that compute it, for several numbers of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Layers or rows of the vocabulary.
+    pub part: Range<u64>,
+    /// Numbers of tokens and the function for them.
+    variants: Vec<(Tokens, usize)>,
+}
+
+/// Tokens of one call: `real` of them, filled up to the `size` that a function takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Tokens that count.
+    pub real: u64,
+    /// Tokens that the functions are called with.
+    pub size: u64,
+}
+
+impl Plan {
+    /// The plan of a bundle; `path` is for errors.
+    ///
+    /// # Errors
+    /// When the functions don't tile the model, or can't be called at all.
+    pub fn new(bundle: &Bundle, path: &Path) -> Result<Self, RuntimeError> {
+        let error = |problem: String| RuntimeError::bundle(path.join(bundle::FILE_NAME), problem);
+        let mut contexts = bundle.model.contexts.clone();
+        contexts.sort_unstable();
+        contexts.dedup();
+        if contexts.is_empty() {
+            return Err(error("it names no context length".into()));
+        }
+        for entry in &bundle.functions {
+            let possible = match entry.tokens {
+                Tokens::Range([lower, upper]) => lower >= 1 && lower <= upper,
+                Tokens::Exactly(size) => size >= 1,
+            };
+            if !possible {
+                let Tokens::Range([lower, upper]) = entry.tokens else {
+                    return Err(error(format!("function `{}` takes no tokens", entry.function)));
+                };
+                return Err(error(format!("function `{}` takes from {lower} to {upper} tokens", entry.function)));
+            }
+        }
+        let num_layers = bundle.model.num_layers as u64;
+        let routes = contexts
+            .into_iter()
+            .map(|context| {
+                let layers = steps(bundle, |stage, of| match stage {
+                    Stage::Layers { first, end } if of == context => Some(*first as u64..*end as u64),
+                    _ => None,
+                });
+                let own_head = bundle
+                    .functions
+                    .iter()
+                    .any(|entry| matches!(entry.stage, Stage::Head { .. }) && entry.context == context);
+                let head = steps(bundle, |stage, of| match stage {
+                    // the head has no cache: one head can serve every context
+                    Stage::Head { first, end } if of == context || !own_head => Some(*first..*end),
+                    _ => None,
+                });
+                check_tiling(&layers, num_layers)
+                    .map_err(|problem| error(format!("layers of context {context}: {problem}")))?;
+                check_tiling(&head, bundle.model.vocab_size)
+                    .map_err(|problem| error(format!("LM head of context {context}: {problem}")))?;
+                Ok(Route { context, layers, head })
+            })
+            .collect::<Result<Vec<_>, RuntimeError>>()?;
+        Ok(Plan { routes })
+    }
+
+    /// The route of the smallest context that holds `tokens`.
+    ///
+    /// # Errors
+    /// When none is large enough.
+    pub fn route(&self, tokens: u64) -> Result<usize, RuntimeError> {
+        self.routes.iter().position(|route| route.context >= tokens).ok_or_else(|| RuntimeError::ContextFull {
+            tokens,
+            context: self.routes.last().map_or(0, |route| route.context),
+        })
+    }
+}
+
+/// The functions for which `part` gives something, by what it gives, in its order.
+fn steps(bundle: &Bundle, part: impl Fn(&Stage, u64) -> Option<Range<u64>>) -> Vec<Step> {
+    let mut parts: BTreeMap<(u64, u64), Step> = BTreeMap::new();
+    for (index, entry) in bundle.functions.iter().enumerate() {
+        if let Some(part) = part(&entry.stage, entry.context) {
+            let step = parts.entry((part.start, part.end)).or_insert(Step { part, variants: Vec::new() });
+            step.variants.push((entry.tokens, index));
+        }
+    }
+    parts
+        .into_values()
+        .map(|mut step| {
+            // a function made for one size goes before one that is flexible
+            step.variants.sort_by_key(|(tokens, _)| matches!(tokens, Tokens::Range(_)));
+            step
+        })
+        .collect()
+}
+
+fn check_tiling(steps: &[Step], total: u64) -> Result<(), String> {
+    let mut next = 0;
+    for Step { part, .. } in steps {
+        if part.start != next || part.end <= part.start {
+            return Err(format!("found {}..{} where {next}.. is due", part.start, part.end));
+        }
+        next = part.end;
+    }
+    if next == total { Ok(()) } else { Err(format!("they end at {next} of {total}")) }
+}
+
+impl Step {
+    /// The function for calls of `size` tokens.
+    pub fn function(&self, size: u64) -> Option<usize> {
+        self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
+    }
+
+    fn largest_at_most(&self, size: u64) -> Option<u64> {
+        let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
+            Tokens::Range([lower, upper]) => (lower <= size).then_some(upper.min(size)),
+            Tokens::Exactly(n) => (n <= size).then_some(n),
+        });
+        candidates.max()
+    }
+
+    fn smallest_at_least(&self, size: u64) -> Option<u64> {
+        let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
+            Tokens::Range([lower, upper]) => (upper >= size).then_some(lower.max(size)),
+            Tokens::Exactly(n) => (n >= size).then_some(n),
+        });
+        candidates.min()
+    }
+}
+
+/// The largest number of tokens, at most `size`, that every step takes.
+fn largest_at_most(steps: &[Step], mut size: u64) -> Option<u64> {
+    loop {
+        let next = steps.iter().try_fold(size, |size, step| step.largest_at_most(size))?;
+        if next == size {
+            return Some(size);
+        }
+        size = next;
+    }
+}
+
+/// The smallest number of tokens, at least `size`, that every step takes.
+fn smallest_at_least(steps: &[Step], mut size: u64) -> Option<u64> {
+    loop {
+        let next = steps.iter().try_fold(size, |size, step| step.smallest_at_least(size))?;
+        if next == size {
+            return Some(size);
+        }
+        size = next;
+    }
+}
+
+/// The next call when `left` tokens are to be computed: as many as possible, at most `wish`. Where every function takes
+/// more tokens than are left, the call is filled up.
+///
+/// # Errors
+/// When no function takes so many.
+pub fn chunk(steps: &[Step], left: u64, wish: Option<u64>) -> Result<Chunk, RuntimeError> {
+    let impossible = |size: u64| RuntimeError::Chunk { size, allowed: describe(steps) };
+    if let Some(wish) = wish
+        && largest_at_most(steps, wish) != Some(wish)
+    {
+        return Err(impossible(wish));
+    }
+    let most = wish.map_or(left, |wish| wish.min(left));
+    if let Some(size) = largest_at_most(steps, most) {
+        return Ok(Chunk { real: size, size });
+    }
+    let size = smallest_at_least(steps, most).ok_or_else(|| impossible(most))?;
+    Ok(Chunk { real: most, size })
+}
+
+/// Numbers of tokens that every step takes: all up to eight, and the largest up to `most`.
+pub fn sizes(steps: &[Step], most: u64) -> Vec<u64> {
+    let mut sizes: Vec<u64> = (1..=8.min(most)).filter(|size| largest_at_most(steps, *size) == Some(*size)).collect();
+    sizes.extend(largest_at_most(steps, most).filter(|size| *size > 8));
+    sizes
+}
+
+/// The numbers of tokens that the steps take, for people.
+fn describe(steps: &[Step]) -> String {
+    let mut text = String::new();
+    let mut described: Vec<&[(Tokens, usize)]> = Vec::new();
+    for step in steps {
+        let same = |other: &&[(Tokens, usize)]| other.iter().map(|v| v.0).eq(step.variants.iter().map(|v| v.0));
+        if described.iter().any(same) {
+            continue;
+        }
+        if !described.is_empty() {
+            text.push_str("; ");
+        }
+        described.push(&step.variants);
+        for (i, (tokens, _)) in step.variants.iter().enumerate() {
+            let separator = if i == 0 { "" } else { ", " };
+            let _ = match tokens {
+                Tokens::Range([lower, upper]) => write!(text, "{separator}{lower} to {upper}"),
+                Tokens::Exactly(size) => write!(text, "{separator}{size}"),
+            };
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(variants: &[Tokens]) -> Step {
+        Step { part: 0..1, variants: variants.iter().map(|tokens| (*tokens, 0)).collect() }
+    }
+
+    fn sizes(steps: &[Step], mut left: u64, wish: Option<u64>) -> Vec<(u64, u64)> {
+        let mut sizes = Vec::new();
+        while left > 0 {
+            let chunk = chunk(steps, left, wish).unwrap();
+            sizes.push((chunk.real, chunk.size));
+            left -= chunk.real;
+        }
+        sizes
+    }
+
+    #[test]
+    fn a_range_takes_its_largest_and_then_the_rest() {
+        let steps = [step(&[Tokens::Range([1, 4])])];
+        assert_eq!(sizes(&steps, 11, None), [(4, 4), (4, 4), (3, 3)]);
+        assert_eq!(sizes(&steps, 5, Some(2)), [(2, 2), (2, 2), (1, 1)]);
+    }
+
+    #[test]
+    fn fixed_sizes_need_no_filling_when_one_of_them_is_one() {
+        let steps = [step(&[Tokens::Exactly(1), Tokens::Exactly(8)])];
+        assert_eq!(sizes(&steps, 10, None), [(8, 8), (1, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn a_single_large_size_is_filled_up() {
+        let steps = [step(&[Tokens::Exactly(64)])];
+        assert_eq!(sizes(&steps, 70, None), [(64, 64), (6, 64)]);
+    }
+
+    #[test]
+    fn steps_agree_on_a_size() {
+        let steps =
+            [step(&[Tokens::Range([1, 4])]), step(&[Tokens::Exactly(1), Tokens::Exactly(3), Tokens::Exactly(8)])];
+        assert_eq!(sizes(&steps, 8, None), [(3, 3), (3, 3), (1, 1), (1, 1)]);
+        let steps = [step(&[Tokens::Exactly(2)]), step(&[Tokens::Exactly(3)])];
+        let error = chunk(&steps, 6, None).unwrap_err().to_string();
+        assert_eq!(error, "no call of 6 tokens is possible: the bundle's functions take 2; 3");
+    }
+
+    #[test]
+    fn a_size_that_nothing_takes_is_refused() {
+        let steps = [step(&[Tokens::Range([1, 4])])];
+        let error = chunk(&steps, 20, Some(5)).unwrap_err().to_string();
+        assert_eq!(error, "no call of 5 tokens is possible: the bundle's functions take 1 to 4");
+    }
+}

@@ -1,0 +1,556 @@
+//! A text on its way through a bundle: tokens in, logits out, in calls of as many tokens as the functions take.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::backend::{Backend, Sequence, Watch};
+use super::cpu::{CpuBackend, Programs};
+use super::error::RuntimeError;
+use super::feed::{Feed, shape_of, shaped};
+use super::host::{Host, RopeChoice};
+use super::plan::{self, Chunk, Plan, Route, Step};
+use crate::convert::bundle::{Bundle, FILE_NAME};
+use crate::error::Result;
+use crate::exec::{Precision, Tensor, TensorData};
+use crate::family::ports::{PortRole, Stage};
+
+/// A bundle with a backend that runs it.
+pub struct Model {
+    bundle: Bundle,
+    folder: PathBuf,
+    host: Arc<Host>,
+    plan: Plan,
+    backend: Box<dyn Backend>,
+}
+
+/// For which positions logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// For the last token only.
+    Last,
+    /// For every token.
+    All,
+}
+
+/// How tokens are divided into calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Chunking {
+    /// As many tokens per call as the functions take.
+    #[default]
+    Largest,
+    /// These numbers of tokens, again and again; the last call takes what is left.
+    Pattern(Vec<u64>),
+}
+
+/// What is wanted of a run over tokens.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Positions with logits.
+    pub logits: Positions,
+    /// Whether the hidden states between the layers are wanted, too.
+    pub hidden: bool,
+    /// Division into calls.
+    pub chunking: Chunking,
+}
+
+impl Ask {
+    /// Logits of the last token, in the largest calls.
+    pub fn last() -> Self {
+        Ask { logits: Positions::Last, hidden: false, chunking: Chunking::Largest }
+    }
+
+    /// Logits of all tokens, in calls by `chunking`.
+    pub fn all(chunking: Chunking) -> Self {
+        Ask { logits: Positions::All, hidden: false, chunking }
+    }
+}
+
+/// What a run over tokens gave.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// Logits, row-major `[positions, vocab_size]`.
+    pub logits: Vec<f32>,
+    /// Where wanted, `num_layers + 1` matrices `[tokens, hidden_size]`: what enters layer 0, then what leaves each layer.
+    pub hidden: Vec<Vec<f32>>,
+}
+
+impl Model {
+    /// The bundle in a folder, on the CPU executor.
+    ///
+    /// # Errors
+    /// When there is no bundle, or it contradicts itself.
+    pub fn on_cpu(folder: &Path, precision: Precision) -> Result<Arc<Self>> {
+        Self::on_cpu_in(folder, &[precision])?.pop().ok_or(RuntimeError::NoBundle { path: folder.to_owned() }.into())
+    }
+
+    /// The bundle in a folder, on the CPU executor: a model for each precision, all with the same weights in memory.
+    ///
+    /// # Errors
+    /// As [`Model::on_cpu`].
+    pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
+        if !folder.join(FILE_NAME).exists() {
+            return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
+        }
+        let bundle = Bundle::read(folder)?;
+        let host = Arc::new(Host::open(&bundle, folder)?);
+        let programs = Programs::of(&bundle, folder);
+        let model = |precision: &Precision| {
+            let backend = CpuBackend::new(programs.clone(), *precision);
+            Self::new(bundle.clone(), folder, host.clone(), Box::new(backend))
+        };
+        precisions.iter().map(model).collect()
+    }
+
+    /// A model of parts: a bundle, its host tensors and a backend.
+    ///
+    /// # Errors
+    /// When the bundle's functions don't make a model.
+    pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
+        let plan = Plan::new(&bundle, folder)?;
+        check_ports(&bundle, folder)?;
+        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend }))
+    }
+
+    /// The bundle.
+    pub fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Tokens that fit into the largest context.
+    pub fn context(&self) -> u64 {
+        self.plan.routes.last().map_or(0, |route| route.context)
+    }
+
+    /// Every way through the bundle.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Begins a text of up to `length` tokens, prompt and continuation. The smallest context that holds it is used, and
+    /// the rotary tables that belong to its length.
+    ///
+    /// # Errors
+    /// When it doesn't fit, or the backend has no room.
+    pub fn start(self: &Arc<Self>, length: u64) -> Result<Session> {
+        let route = self.plan.route(length)?;
+        let rope = self.host.choose_rope(length)?;
+        let limit = self.plan.routes[route].context.min(rope.rows);
+        Ok(Session { sequence: self.backend.sequence()?, model: self.clone(), route, rope, position: 0, limit })
+    }
+}
+
+/// Every function has the hidden states and what its stage gives, and no port that a host can't serve.
+fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
+    for entry in &bundle.functions {
+        let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
+        let result = match entry.stage {
+            Stage::Layers { .. } => PortRole::Hidden,
+            Stage::Head { .. } => PortRole::Logits,
+        };
+        let results = entry.outputs.iter().filter(|port| port.role == result).count();
+        if hidden_inputs != 1 || results != 1 {
+            let problem = format!(
+                "function `{}` of {} has {hidden_inputs} inputs of hidden states and {results} results, expected one each",
+                entry.function, entry.package
+            );
+            return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem));
+        }
+    }
+    Ok(())
+}
+
+/// A text: its states and how far it has come.
+pub struct Session {
+    model: Arc<Model>,
+    sequence: Box<dyn Sequence>,
+    route: usize,
+    rope: RopeChoice,
+    position: u64,
+    limit: u64,
+}
+
+impl Session {
+    /// Tokens computed so far; the position of the next one.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Tokens that fit.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The functions that it runs through.
+    pub fn route(&self) -> &Route {
+        &self.model.plan.routes[self.route]
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Forgets everything; the next token is the first of a new text.
+    ///
+    /// # Errors
+    /// When the backend can't reset its states.
+    pub fn reset(&mut self) -> Result<()> {
+        self.sequence.reset()?;
+        self.position = 0;
+        Ok(())
+    }
+
+    /// Computes `tokens`, which follow those before.
+    ///
+    /// # Errors
+    /// When there are none, they don't fit, a token doesn't exist, or a function fails.
+    pub fn forward(&mut self, tokens: &[u32], ask: &Ask) -> Result<Answer> {
+        if tokens.is_empty() {
+            return Err(RuntimeError::NoTokens.into());
+        }
+        let end = self.position + tokens.len() as u64;
+        if end > self.limit {
+            return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
+        }
+        let model = self.model.clone();
+        let route = &model.plan.routes[self.route];
+        let mut record = ask.hidden.then(|| Record::new(&model.bundle));
+        let mut answer = Answer::default();
+        let mut rest = tokens;
+        for turn in 0.. {
+            if rest.is_empty() {
+                break;
+            }
+            let wish = match &ask.chunking {
+                Chunking::Largest => None,
+                Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
+            };
+            let chunk = plan::chunk(&route.layers, rest.len() as u64, wish)?;
+            let (now, later) = rest.split_at(chunk.real as usize);
+            let hidden = self.layers(&model, route, now, chunk, record.as_mut())?;
+            self.position += chunk.real;
+            let real = chunk.real as usize;
+            let wanted = match ask.logits {
+                Positions::All => 0..real,
+                Positions::Last if later.is_empty() => real - 1..real,
+                Positions::Last => real..real,
+            };
+            if !wanted.is_empty() {
+                let hidden = hidden.range(wanted.clone(), wanted.len());
+                self.head(&model, route, &hidden, &mut answer.logits)?;
+            }
+            rest = later;
+        }
+        if let Some(record) = record {
+            answer.hidden = record.finish(tokens.len(), model.bundle.model.hidden_size as usize)?;
+        }
+        Ok(answer)
+    }
+
+    /// Runs the layers on one chunk; gives the hidden states that leave the last.
+    fn layers(
+        &mut self,
+        model: &Model,
+        route: &Route,
+        tokens: &[u32],
+        chunk: Chunk,
+        mut record: Option<&mut Record>,
+    ) -> Result<Columns> {
+        let size = chunk.size as usize;
+        let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, size);
+        model.host.embed(tokens, size, &mut hidden.values)?;
+        if let Some(record) = record.as_deref_mut() {
+            record.add(0, &hidden, chunk);
+        }
+        let rope = self.rope.clone();
+        let mut feed = Feed::new(&model.host, &rope, self.position, chunk, route.context);
+        for step in &route.layers {
+            hidden = match record.as_deref_mut() {
+                None => self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), None)?,
+                Some(record) => {
+                    let channels = hidden.channels;
+                    let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
+                    let out = self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?;
+                    record.add(step.part.end as usize, &out, chunk);
+                    out
+                }
+            };
+        }
+        Ok(hidden)
+    }
+
+    /// Appends the logits of `hidden`, one row of the vocabulary's width for each column.
+    fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
+        let vocab_size = model.bundle.model.vocab_size as usize;
+        let base = logits.len();
+        logits.resize(base + hidden.count * vocab_size, 0.0);
+        for step in &route.head {
+            let mut done = 0;
+            while done < hidden.count {
+                let chunk = plan::chunk(std::slice::from_ref(step), (hidden.count - done) as u64, None)?;
+                let real = chunk.real as usize;
+                let columns = hidden.range(done..done + real, chunk.size as usize);
+                let part = self.call(model, step, columns, PortRole::Logits, None, None)?;
+                for t in 0..real {
+                    let first = base + (done + t) * vocab_size + step.part.start as usize;
+                    let row = &mut logits[first..first + part.channels];
+                    row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
+                }
+                done += real;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the function of a step on `hidden` and gives its output of the role `result`.
+    fn call(
+        &mut self,
+        model: &Model,
+        step: &Step,
+        hidden: Columns,
+        result: PortRole,
+        mut feed: Option<&mut Feed<'_>>,
+        watch: Option<Watch<'_>>,
+    ) -> Result<Columns> {
+        let path = || model.folder.join(FILE_NAME);
+        let size = hidden.count;
+        let Some(function) = step.function(size as u64) else {
+            return Err(RuntimeError::bundle(path(), format!("no function takes {size} tokens")).into());
+        };
+        let entry = &model.bundle.functions[function];
+        let mut values = Some(hidden.values);
+        let inputs = entry
+            .inputs
+            .iter()
+            .map(|port| match (&port.role, feed.as_deref_mut()) {
+                (PortRole::Hidden, _) => {
+                    shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
+                }
+                (_, Some(feed)) => feed.input(port),
+                (role, None) => {
+                    let problem = format!("function `{}` of the LM head has an input of role {role:?}", entry.function);
+                    Err(RuntimeError::bundle(path(), problem))
+                }
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let inputs: Vec<&Tensor> = inputs.iter().map(Rc::as_ref).collect();
+        let outputs = self.sequence.run(function, &inputs, watch)?;
+        let channels = match result {
+            PortRole::Logits => (step.part.end - step.part.start) as usize,
+            _ => hidden.channels,
+        };
+        let output = entry.outputs.iter().position(|port| port.role == result).and_then(|i| outputs.into_iter().nth(i));
+        match output.map(|tensor| tensor.data) {
+            Some(TensorData::F32(values)) if values.len() == channels * size => {
+                Ok(Columns { channels, count: size, values })
+            }
+            found => {
+                let found = found.map_or(0, |data| data.len());
+                let problem = format!(
+                    "function `{}` of {} gave {found} numbers for {size} tokens, expected {channels} for each",
+                    entry.function, entry.package
+                );
+                Err(RuntimeError::bundle(path(), problem).into())
+            }
+        }
+    }
+}
+
+/// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
+struct Columns {
+    channels: usize,
+    count: usize,
+    values: Vec<f32>,
+}
+
+impl Columns {
+    fn zeros(channels: usize, count: usize) -> Self {
+        Columns { channels, count, values: vec![0.0; channels * count] }
+    }
+
+    fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
+        self.values.iter().skip(t).step_by(self.count).copied()
+    }
+
+    /// Some columns, filled up with zeros to `count`.
+    fn range(&self, range: Range<usize>, count: usize) -> Columns {
+        let mut out = Columns::zeros(self.channels, count);
+        for (from, to) in self.values.chunks_exact(self.count).zip(out.values.chunks_exact_mut(count)) {
+            to[..range.len()].copy_from_slice(&from[range.clone()]);
+        }
+        out
+    }
+}
+
+/// The hidden states between the layers, as they come by.
+struct Record {
+    hidden: Vec<Vec<f32>>,
+}
+
+impl Record {
+    fn new(bundle: &Bundle) -> Self {
+        Record { hidden: vec![Vec::new(); bundle.model.num_layers + 1] }
+    }
+
+    fn add(&mut self, index: usize, columns: &Columns, chunk: Chunk) {
+        for t in 0..chunk.real as usize {
+            self.hidden[index].extend(columns.column(t));
+        }
+    }
+
+    /// A value inside the function of `step`: `layers_7_hidden` is what leaves layer 7. What leaves the step's last layer
+    /// is its output.
+    fn see(&mut self, name: &str, tensor: &Tensor, channels: usize, chunk: Chunk, step: &Step) {
+        let layer = name.strip_prefix("layers_").and_then(|rest| rest.strip_suffix("_hidden"));
+        let Some(layer) = layer.and_then(|layer| layer.parse::<u64>().ok()) else { return };
+        let inner = step.part.start..step.part.end - 1;
+        let count = chunk.size as usize;
+        if let Some(values) =
+            tensor.floats().filter(|values| inner.contains(&layer) && values.len() == channels * count)
+        {
+            self.add(layer as usize + 1, &Columns { channels, count, values: values.to_vec() }, chunk);
+        }
+    }
+
+    /// The matrices, if all came by.
+    fn finish(self, tokens: usize, hidden_size: usize) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        match self.hidden.iter().position(|values| values.len() != tokens * hidden_size) {
+            None => Ok(self.hidden),
+            Some(index) => {
+                let problem = format!("the functions don't show the hidden states `hidden.{index}`");
+                Err(RuntimeError::bundle(FILE_NAME, problem))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::double::{self, Form};
+    use super::*;
+    use crate::convert::bundle::Tokens;
+
+    const TEXT: [u32; 11] = [3, 1, 4, 1, 5, 2, 6, 5, 3, 0, 7];
+
+    fn fixed(sizes: &[u64]) -> Vec<Tokens> {
+        sizes.iter().map(|size| Tokens::Exactly(*size)).collect()
+    }
+
+    /// The double computes in one fixed order, so every way through it gives the same bits.
+    fn assert_same_as_reference(form: &Form, tokens: &[u32], chunking: Chunking) {
+        let (model, _) = double::model(form);
+        let mut session = model.start(tokens.len() as u64).unwrap();
+        let ask = Ask { logits: Positions::All, hidden: true, chunking };
+        let (hidden, logits) = double::reference(tokens, tokens.len() as u64);
+        for _ in 0..2 {
+            let answer = session.forward(tokens, &ask).unwrap();
+            assert_eq!(answer.logits, logits);
+            assert_eq!(answer.hidden, hidden);
+            // the second time starts from what the first left behind, unless reset forgets it
+            session.reset().unwrap();
+        }
+    }
+
+    #[test]
+    fn every_chunking_gives_the_same_logits() {
+        for sizes in [vec![1], vec![2], vec![3], vec![4], vec![3, 1, 2, 4]] {
+            assert_same_as_reference(&Form::default(), &TEXT, Chunking::Pattern(sizes));
+        }
+        assert_same_as_reference(&Form::default(), &TEXT, Chunking::Largest);
+    }
+
+    #[test]
+    fn fixed_sizes_write_at_a_position() {
+        let form = Form { layer_tokens: fixed(&[1, 4]), head_tokens: fixed(&[1]), slice: true, ..Form::default() };
+        assert_same_as_reference(&form, &TEXT, Chunking::Largest);
+    }
+
+    #[test]
+    fn a_call_that_is_filled_up_leaves_no_trace() {
+        for slice in [false, true] {
+            let form = Form { layer_tokens: fixed(&[8]), head_tokens: fixed(&[8]), slice, ..Form::default() };
+            assert_same_as_reference(&form, &TEXT, Chunking::Largest);
+        }
+    }
+
+    #[test]
+    fn a_filled_up_call_that_writes_at_a_position_must_fit_the_cache() {
+        let form = Form { layer_tokens: fixed(&[8]), contexts: vec![12], slice: true, ..Form::default() };
+        let error = double::model(&form).0.start(11).unwrap().forward(&TEXT, &Ask::last()).unwrap_err();
+        assert_eq!(error.to_string(), "the text needs 16 tokens, but the bundle's largest context has 12");
+    }
+
+    #[test]
+    fn rotary_rows_are_those_of_the_texts_length() {
+        let short = &TEXT[..double::SHORT as usize];
+        assert_same_as_reference(&Form::default(), short, Chunking::Largest);
+        // the same tokens as the beginning of a longer text are rotated otherwise
+        let (model, _) = double::model(&Form::default());
+        let long = model.start(10).unwrap().forward(short, &Ask::all(Chunking::Largest)).unwrap();
+        assert_eq!(long.logits, double::reference(short, 10).1);
+        assert_ne!(long.logits, double::reference(short, short.len() as u64).1);
+    }
+
+    #[test]
+    fn generation_asks_the_head_for_the_last_token_only() {
+        let (model, calls) = double::model(&Form::default());
+        let answer = model.start(16).unwrap().forward(&TEXT[..6], &Ask::last()).unwrap();
+        assert_eq!(answer.logits, double::reference(&TEXT[..6], 16).1[5 * double::VOCAB..]);
+        let calls = calls.lock().unwrap();
+        let expected = [
+            ("layers_0_2_of_16", 4),
+            ("layers_2_3_of_16", 4),
+            ("layers_0_2_of_16", 2),
+            ("layers_2_3_of_16", 2),
+            ("head_0_5", 1),
+            ("head_5_8", 1),
+        ];
+        assert!(calls.iter().map(|(name, t)| (name.as_str(), *t)).eq(expected), "{calls:?}");
+    }
+
+    #[test]
+    fn the_smallest_context_that_fits_is_used() {
+        let form = Form { contexts: vec![16, 8], ..Form::default() };
+        let (model, calls) = double::model(&form);
+        for (length, name) in [(5, "layers_0_2_of_8"), (8, "layers_0_2_of_8"), (9, "layers_0_2_of_16")] {
+            calls.lock().unwrap().clear();
+            model.start(length).unwrap().forward(&TEXT[..2], &Ask::last()).unwrap();
+            assert_eq!(calls.lock().unwrap()[0].0, name);
+        }
+        assert_same_as_reference(&form, &TEXT, Chunking::Largest);
+    }
+
+    #[test]
+    fn a_full_context_is_an_error_that_says_so() {
+        let (model, _) = double::model(&Form::default());
+        let error = model.start(17).err().unwrap();
+        assert_eq!(error.to_string(), "the text needs 17 tokens, but the bundle's largest context has 16");
+        let mut session = model.start(16).unwrap();
+        session.forward(&[1; 16], &Ask::last()).unwrap();
+        assert!(session.forward(&[1], &Ask::last()).is_err());
+        assert_eq!(session.position(), 16);
+    }
+
+    #[test]
+    fn a_token_outside_the_vocabulary_is_refused() {
+        let (model, _) = double::model(&Form::default());
+        let error = model.start(4).unwrap().forward(&[8], &Ask::last()).unwrap_err();
+        assert_eq!(error.to_string(), "token 8 doesn't exist: the vocabulary has 8 tokens, 0 to 7");
+        assert!(model.start(4).unwrap().forward(&[], &Ask::last()).is_err());
+    }
+
+    #[test]
+    fn a_bundle_with_a_gap_is_refused() {
+        let mut bundle = double::bundle(&Form::default());
+        bundle.functions.retain(|f| f.stage != (Stage::Layers { first: 2, end: 3 }));
+        let error = Plan::new(&bundle, Path::new("b")).unwrap_err().to_string();
+        assert_eq!(error, "b/bundle.json: layers of context 16: they end at 2 of 3");
+    }
+}

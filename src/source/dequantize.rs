@@ -1,0 +1,185 @@
+//! Decoding of source elements to f32, bit for bit as ggml's reference reader decodes them.
+//!
+//! | module | formats |
+//! |---|---|
+//! | `numbers` | plain numbers: floats of 8 to 64 bits, integers |
+//! | `blocks` | blocks of one or two scales over integers: Q4_0 … Q8_0, Q8_K, ternary, FP4 |
+//! | `k_quants` | super-blocks whose sub-blocks have quantized scales: Q2_K … Q6_K, IQ4_XS |
+//! | `codebook` | IQ1 … IQ3: groups of elements looked up in a codebook |
+//!
+//! A format is one function from the bytes of a block to its elements, written so that the compiler vectorizes it.
+//! All of them are compiled once for the baseline of the target and, on x86-64, again for AVX2 and for AVX-512; the
+//! processor decides which copy runs. No copy may contract `a * b + c`, so all give the same bits.
+
+mod blocks;
+mod codebook;
+mod k_quants;
+mod numbers;
+
+use super::dtype::SourceDtype::{self, *};
+
+pub use numbers::half_to_f32;
+
+/// Elements of the largest block.
+const LARGEST_BLOCK: usize = 512;
+
+/// Decodes elements `first ..` of a tensor stored in `bytes` until `output` is full.
+///
+/// `first` need not stand at the start of a block.
+///
+/// # Panics
+/// When `bytes` doesn't hold the elements asked for.
+pub fn read(dtype: SourceDtype, bytes: &[u8], first: u64, output: &mut [f32]) {
+    let block = dtype.block();
+    let (block_elements, block_bytes) = (block.elements as usize, block.bytes as usize);
+    let mut at = (first / block.elements) as usize * block_bytes;
+    let skip = (first % block.elements) as usize;
+    let mut output = output;
+
+    if skip > 0 && !output.is_empty() {
+        let mut buffer = [0.0; LARGEST_BLOCK];
+        decode(dtype, &bytes[at..at + block_bytes], &mut buffer[..block_elements]);
+        let take = output.len().min(block_elements - skip);
+        let (head, rest) = output.split_at_mut(take);
+        head.copy_from_slice(&buffer[skip..skip + take]);
+        output = rest;
+        at += block_bytes;
+    }
+    let whole = output.len() / block_elements;
+    let (body, tail) = output.split_at_mut(whole * block_elements);
+    let body_bytes = whole * block_bytes;
+    decode(dtype, &bytes[at..at + body_bytes], body);
+    at += body_bytes;
+    if !tail.is_empty() {
+        let mut buffer = [0.0; LARGEST_BLOCK];
+        decode(dtype, &bytes[at..at + block_bytes], &mut buffer[..block_elements]);
+        tail.copy_from_slice(&buffer[..tail.len()]);
+    }
+}
+
+/// Decodes whole blocks: `input` holds exactly the blocks of `output`.
+///
+/// # Panics
+/// When the lengths don't fit each other.
+pub fn decode(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
+    let block = dtype.block();
+    let blocks = output.len() as u64 / block.elements;
+    assert!(
+        blocks * block.elements == output.len() as u64 && blocks * block.bytes == input.len() as u64,
+        "{} bytes of {dtype} for {} elements",
+        input.len(),
+        output.len()
+    );
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            // SAFETY: the features that the function is compiled for were just found.
+            return unsafe { decode_avx512(dtype, input, output) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the feature that the function is compiled for was just found.
+            return unsafe { decode_avx2(dtype, input, output) };
+        }
+    }
+    dispatch(dtype, input, output);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn decode_avx2(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
+    dispatch(dtype, input, output);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn decode_avx512(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
+    dispatch(dtype, input, output);
+}
+
+/// Inlined, with all that it calls, into the copy for each instruction set.
+#[inline(always)]
+fn dispatch(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
+    match dtype {
+        F64 => each(input, output, numbers::f64),
+        F32 => each(input, output, f32::from_le_bytes),
+        F16 => each(input, output, numbers::f16),
+        BF16 => each(input, output, numbers::bf16),
+        F8_E4M3 => each(input, output, numbers::f8_e4m3),
+        F8_E5M2 => each(input, output, numbers::f8_e5m2),
+        F8_E8M0 => each(input, output, numbers::f8_e8m0),
+        Bool => each(input, output, |[b]: [u8; 1]| f32::from(b != 0)),
+        I8 => each(input, output, |b| i8::from_le_bytes(b).into()),
+        I16 => each(input, output, |b| i16::from_le_bytes(b).into()),
+        I32 => each(input, output, |b| i32::from_le_bytes(b) as f32),
+        I64 => each(input, output, |b| i64::from_le_bytes(b) as f32),
+        U8 => each(input, output, |[b]: [u8; 1]| b.into()),
+        U16 => each(input, output, |b| u16::from_le_bytes(b).into()),
+        U32 => each(input, output, |b| u32::from_le_bytes(b) as f32),
+        U64 => each(input, output, |b| u64::from_le_bytes(b) as f32),
+        Q4_0 => each_block(input, output, blocks::q4_0),
+        Q4_1 => each_block(input, output, blocks::q4_1),
+        Q5_0 => each_block(input, output, blocks::q5_0),
+        Q5_1 => each_block(input, output, blocks::q5_1),
+        Q8_0 => each_block(input, output, blocks::q8_0),
+        Q8_K => each_block(input, output, blocks::q8_k),
+        Q1_0 => each_block(input, output, blocks::q1_0),
+        SEQ_2BIT => each_block(input, output, blocks::seq_2bit),
+        TQ1_0 => each_block(input, output, blocks::tq1_0),
+        TQ2_0 => each_block(input, output, blocks::tq2_0),
+        MXFP4 => each_block(input, output, blocks::mxfp4),
+        NVFP4 => each_block(input, output, blocks::nvfp4),
+        IQ4_NL => each_block(input, output, blocks::iq4_nl),
+        Q2_K => each_block(input, output, k_quants::q2_k),
+        Q3_K => each_block(input, output, k_quants::q3_k),
+        Q4_K => each_block(input, output, k_quants::q4_k),
+        Q5_K => each_block(input, output, k_quants::q5_k),
+        Q6_K => each_block(input, output, k_quants::q6_k),
+        IQ4_XS => each_block(input, output, k_quants::iq4_xs),
+        IQ1_S => each_block(input, output, codebook::iq1_s),
+        IQ1_M => each_block(input, output, codebook::iq1_m),
+        IQ2_XXS => each_block(input, output, codebook::iq2_xxs),
+        IQ2_XS => each_block(input, output, codebook::iq2_xs),
+        IQ2_S => each_block(input, output, codebook::iq2_s),
+        IQ3_XXS => each_block(input, output, codebook::iq3_xxs),
+        IQ3_S => each_block(input, output, codebook::iq3_s),
+    }
+}
+
+/// Decodes elements that stand alone.
+#[inline(always)]
+fn each<const BYTES: usize>(input: &[u8], output: &mut [f32], decode: impl Fn([u8; BYTES]) -> f32) {
+    for (bytes, value) in input.as_chunks().0.iter().zip(output) {
+        *value = decode(*bytes);
+    }
+}
+
+/// Decodes blocks.
+#[inline(always)]
+fn each_block<const BYTES: usize, const ELEMENTS: usize>(
+    input: &[u8],
+    output: &mut [f32],
+    decode: impl Fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
+) {
+    for (block, values) in input.as_chunks().0.iter().zip(output.as_chunks_mut().0) {
+        // A copy can't overlap the output, which spares every loop of the decoder a check.
+        decode(block, values);
+    }
+}
+
+/// The `N` bytes of a block from `at`, which the format's layout puts inside the block.
+#[inline(always)]
+fn field<const N: usize>(block: &[u8], at: usize) -> &[u8; N] {
+    block[at..].first_chunk().expect("the field lies inside the block")
+}
+
+/// The half-precision number of a block at `at`.
+#[inline(always)]
+fn half_at(block: &[u8], at: usize) -> f32 {
+    half_to_f32(u16::from_le_bytes(*field(block, at)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Files of a source: mapped into memory for reading, streamed for digests.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use memmap2::Mmap;
+use sha2::{Digest, Sha256};
+
+use super::error::{Result, SourceError};
+
+/// A file mapped into memory, or bytes that were never a file.
+pub struct MappedFile {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Map(Mmap),
+    /// An empty file can't be mapped; tests and fuzzers have bytes without a file.
+    Memory(Vec<u8>),
+}
+
+impl MappedFile {
+    /// Maps the file at `path`.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(SourceError::io(path, "open"))?;
+        let length = file.metadata().map_err(SourceError::io(path, "open"))?.len();
+        let bytes = if length == 0 {
+            Bytes::Memory(Vec::new())
+        } else {
+            // SAFETY: the map is only read. That nobody shortens or rewrites the file meanwhile can't be had from the
+            // system; it is what every reader of mapped model files asks of its user.
+            Bytes::Map(unsafe { Mmap::map(&file) }.map_err(SourceError::io(path, "map"))?)
+        };
+        Ok(MappedFile { path: path.to_owned(), bytes })
+    }
+
+    /// Bytes that pass for a file called `path`.
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Self {
+        MappedFile { path: path.to_owned(), bytes: Bytes::Memory(bytes) }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its content.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Map(map) => map,
+            Bytes::Memory(bytes) => bytes,
+        }
+    }
+
+    /// Gives the memory of whole pages within `range` back to the system, which counts pages of mapped files that
+    /// were read as this process's. They can be read again; nothing is lost.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Bytes::Map(map) = &self.bytes {
+            /// No page of any system is larger, and their sizes are powers of two.
+            const PAGE: usize = 64 << 10;
+            let start = range.start.next_multiple_of(PAGE);
+            let end = if range.end == map.len() { range.end } else { range.end / PAGE * PAGE };
+            if start < end {
+                // SAFETY: the map is shared, of a file and never written, so a page that is dropped comes back with
+                // the same content. Failure to release is harmless.
+                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
+impl std::fmt::Debug for MappedFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MappedFile({}, {} bytes)", self.path.display(), self.bytes().len())
+    }
+}
+
+/// A file that a source was read from.
+#[derive(Debug)]
+pub struct SourceFile {
+    name: String,
+    path: PathBuf,
+    size: u64,
+    sha256: OnceLock<String>,
+}
+
+impl SourceFile {
+    /// The file at `path`.
+    ///
+    /// # Errors
+    /// When it can't be looked at.
+    pub(super) fn new(path: &Path) -> Result<Self> {
+        let size = std::fs::metadata(path).map_err(SourceError::io(path, "open"))?.len();
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(SourceFile { name, path: path.to_owned(), size, sha256: OnceLock::new() })
+    }
+
+    /// File name within the source's folder.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// SHA-256 of its content, in hexadecimal. Read when first asked for, through a small buffer.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn sha256(&self) -> Result<&str> {
+        if let Some(digest) = self.sha256.get() {
+            return Ok(digest);
+        }
+        let mut file = File::open(&self.path).map_err(SourceError::io(&self.path, "open"))?;
+        let mut buffer = vec![0; 1 << 20];
+        let mut hasher = Sha256::new();
+        loop {
+            match file.read(&mut buffer).map_err(SourceError::io(&self.path, "read"))? {
+                0 => break,
+                n => hasher.update(&buffer[..n]),
+            }
+        }
+        Ok(self.sha256.get_or_init(|| hexadecimal(&hasher.finalize())))
+    }
+}
+
+/// Lower-case hexadecimal digits.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,415 @@
+//! Typed keys and values.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use indexmap::IndexMap;
+use serde::Serialize;
+
+use super::cursor::Cursor;
+use crate::source::error::{Result, SourceError};
+
+/// A value. The names of the types are GGUF's.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    String(String),
+    Array(Array),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+/// An array of values of one type.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Array {
+    U8(Vec<u8>),
+    I8(Vec<i8>),
+    U16(Vec<u16>),
+    I16(Vec<i16>),
+    U32(Vec<u32>),
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+    Bool(Vec<bool>),
+    String(Vec<String>),
+    Array(Vec<Array>),
+    U64(Vec<u64>),
+    I64(Vec<i64>),
+    F64(Vec<f64>),
+}
+
+/// The metadata of a file: keys and values, in its order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metadata {
+    path: PathBuf,
+    values: IndexMap<String, Value>,
+}
+
+/// Nothing nests deeper; a file that does wants to overflow the stack.
+const DEEPEST_ARRAY: u32 = 8;
+
+impl Metadata {
+    /// Metadata of the file at `path`, which messages name.
+    pub fn new(path: &Path, values: IndexMap<String, Value>) -> Self {
+        Metadata { path: path.to_owned(), values }
+    }
+
+    /// The file that it was read from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Keys and values in the file's order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.values.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key)
+    }
+
+    /// The value of a key as `convert` reads it; an error if the key is there but `convert` gives nothing.
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        self.get(key)
+            .map(|value| {
+                convert(value).ok_or_else(|| {
+                    SourceError::key(&self.path, key, format!("the value is {value}, expected {expected}"))
+                })
+            })
+            .transpose()
+    }
+
+    /// A string, if the key is there.
+    ///
+    /// # Errors
+    /// When the value is something else.
+    pub fn str(&self, key: &str) -> Result<Option<&str>> {
+        self.typed(key, "a string", |value| match value {
+            Value::String(text) => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    /// A boolean, if the key is there.
+    ///
+    /// # Errors
+    /// When the value is something else.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>> {
+        self.typed(key, "a boolean", |value| match value {
+            Value::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    /// A number that isn't negative, of any integer type, if the key is there.
+    ///
+    /// # Errors
+    /// When the value is something else.
+    pub fn u64(&self, key: &str) -> Result<Option<u64>> {
+        self.typed(key, "an integer that isn't negative", |value| u64::try_from(value.integer()?).ok())
+    }
+
+    /// A floating-point number of either type, if the key is there.
+    ///
+    /// # Errors
+    /// When the value is something else.
+    pub fn f64(&self, key: &str) -> Result<Option<f64>> {
+        self.typed(key, "a floating-point number", |value| match *value {
+            Value::F32(value) => Some(value.into()),
+            Value::F64(value) => Some(value),
+            _ => None,
+        })
+    }
+
+    /// Strings, if the key is there.
+    ///
+    /// # Errors
+    /// When the value is something else.
+    pub fn strings(&self, key: &str) -> Result<Option<&[String]>> {
+        self.typed(key, "an array of strings", |value| match value {
+            Value::Array(Array::String(values)) => Some(values.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// Single-precision numbers, if the key is there.
+    ///
+    /// # Errors
+    /// When the value is something else.
+    pub fn f32s(&self, key: &str) -> Result<Option<&[f32]>> {
+        self.typed(key, "an array of f32", |value| match value {
+            Value::Array(Array::F32(values)) => Some(values.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// Integers of any type (booleans count as 0 and 1), if the key is there. A single integer is an array of one.
+    ///
+    /// # Errors
+    /// When the value is something else.
+    pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>> {
+        self.typed(key, "an array of integers", |value| match value {
+            Value::Array(array) => array.integers(),
+            value => Some(vec![i64::try_from(value.integer()?).ok()?]),
+        })
+    }
+}
+
+impl Value {
+    fn integer(&self) -> Option<i128> {
+        Some(match *self {
+            Value::U8(value) => value.into(),
+            Value::I8(value) => value.into(),
+            Value::U16(value) => value.into(),
+            Value::I16(value) => value.into(),
+            Value::U32(value) => value.into(),
+            Value::I32(value) => value.into(),
+            Value::U64(value) => value.into(),
+            Value::I64(value) => value.into(),
+            _ => return None,
+        })
+    }
+
+    /// Number of the type in the format.
+    pub(super) fn type_number(&self) -> u32 {
+        match self {
+            Value::U8(_) => 0,
+            Value::I8(_) => 1,
+            Value::U16(_) => 2,
+            Value::I16(_) => 3,
+            Value::U32(_) => 4,
+            Value::I32(_) => 5,
+            Value::F32(_) => 6,
+            Value::Bool(_) => 7,
+            Value::String(_) => 8,
+            Value::Array(_) => 9,
+            Value::U64(_) => 10,
+            Value::I64(_) => 11,
+            Value::F64(_) => 12,
+        }
+    }
+}
+
+impl Array {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Array::U8(values) => values.len(),
+            Array::I8(values) => values.len(),
+            Array::U16(values) => values.len(),
+            Array::I16(values) => values.len(),
+            Array::U32(values) => values.len(),
+            Array::I32(values) => values.len(),
+            Array::F32(values) => values.len(),
+            Array::Bool(values) => values.len(),
+            Array::String(values) => values.len(),
+            Array::Array(values) => values.len(),
+            Array::U64(values) => values.len(),
+            Array::I64(values) => values.len(),
+            Array::F64(values) => values.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn integers(&self) -> Option<Vec<i64>> {
+        fn widen<T: Copy + Into<i64>>(values: &[T]) -> Vec<i64> {
+            values.iter().map(|&value| value.into()).collect()
+        }
+        Some(match self {
+            Array::U8(values) => widen(values),
+            Array::I8(values) => widen(values),
+            Array::U16(values) => widen(values),
+            Array::I16(values) => widen(values),
+            Array::U32(values) => widen(values),
+            Array::I32(values) => widen(values),
+            Array::I64(values) => values.clone(),
+            Array::U64(values) => values.iter().map(|&value| value.try_into().ok()).collect::<Option<_>>()?,
+            Array::Bool(values) => widen(values),
+            _ => return None,
+        })
+    }
+
+    /// Number of the elements' type in the format.
+    pub(super) fn type_number(&self) -> u32 {
+        match self {
+            Array::U8(_) => 0,
+            Array::I8(_) => 1,
+            Array::U16(_) => 2,
+            Array::I16(_) => 3,
+            Array::U32(_) => 4,
+            Array::I32(_) => 5,
+            Array::F32(_) => 6,
+            Array::Bool(_) => 7,
+            Array::String(_) => 8,
+            Array::Array(_) => 9,
+            Array::U64(_) => 10,
+            Array::I64(_) => 11,
+            Array::F64(_) => 12,
+        }
+    }
+}
+
+/// Short enough for a line: of an array, its length and type.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const TYPES: [&str; 13] =
+            ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"];
+        match self {
+            Value::U8(value) => write!(f, "{value}"),
+            Value::I8(value) => write!(f, "{value}"),
+            Value::U16(value) => write!(f, "{value}"),
+            Value::I16(value) => write!(f, "{value}"),
+            Value::U32(value) => write!(f, "{value}"),
+            Value::I32(value) => write!(f, "{value}"),
+            Value::F32(value) => write!(f, "{value:?}"),
+            Value::Bool(value) => write!(f, "{value}"),
+            Value::String(text) => match text.char_indices().nth(60) {
+                Some((end, _)) => write!(f, "{:?}…", &text[..end]),
+                None => write!(f, "{text:?}"),
+            },
+            Value::Array(array) => write!(f, "array of {} {}", array.len(), TYPES[array.type_number() as usize]),
+            Value::U64(value) => write!(f, "{value}"),
+            Value::I64(value) => write!(f, "{value}"),
+            Value::F64(value) => write!(f, "{value:?}"),
+        }
+    }
+}
+
+macro_rules! value_from {
+    ($($from:ty => |$value:ident| $to:expr;)*) => {
+        $(impl From<$from> for Value {
+            fn from($value: $from) -> Self {
+                $to
+            }
+        })*
+    };
+}
+
+value_from! {
+    u16 => |value| Value::U16(value);
+    u32 => |value| Value::U32(value);
+    i32 => |value| Value::I32(value);
+    u64 => |value| Value::U64(value);
+    f32 => |value| Value::F32(value);
+    bool => |value| Value::Bool(value);
+    &str => |value| Value::String(value.to_owned());
+    String => |value| Value::String(value);
+    Vec<String> => |values| Value::Array(Array::String(values));
+    Vec<f32> => |values| Value::Array(Array::F32(values));
+    Vec<i32> => |values| Value::Array(Array::I32(values));
+    Vec<u32> => |values| Value::Array(Array::U32(values));
+}
+
+/// Reads `count` keys and values.
+pub(super) fn parse(cursor: &mut Cursor, count: u64) -> Result<Metadata> {
+    // Length of the key, type, and a value of one byte.
+    const SMALLEST_PAIR: u64 = 8 + 4 + 1;
+    cursor.check_count(count, SMALLEST_PAIR, format_args!("metadata keys"))?;
+    let mut values = IndexMap::with_capacity(count as usize);
+    for index in 0..count {
+        let key = cursor.string(format_args!("metadata key {index} of {count}"))?.to_owned();
+        let value = parse_value(cursor, &key)?;
+        if values.contains_key(&key) {
+            return Err(SourceError::key(cursor.path(), &key, "the file has this key twice"));
+        }
+        values.insert(key, value);
+    }
+    Ok(Metadata::new(cursor.path(), values))
+}
+
+fn parse_value(cursor: &mut Cursor, key: &str) -> Result<Value> {
+    let number = cursor.u32(format_args!("the type of key `{key}`"))?;
+    let what = format_args!("the value of key `{key}`");
+    Ok(match number {
+        0 => Value::U8(u8::from_le_bytes(cursor.array(what)?)),
+        1 => Value::I8(i8::from_le_bytes(cursor.array(what)?)),
+        2 => Value::U16(u16::from_le_bytes(cursor.array(what)?)),
+        3 => Value::I16(i16::from_le_bytes(cursor.array(what)?)),
+        4 => Value::U32(u32::from_le_bytes(cursor.array(what)?)),
+        5 => Value::I32(i32::from_le_bytes(cursor.array(what)?)),
+        6 => Value::F32(f32::from_le_bytes(cursor.array(what)?)),
+        7 => Value::Bool(boolean(cursor.path(), key, cursor.array(what)?)?),
+        8 => Value::String(cursor.string(what)?.to_owned()),
+        9 => Value::Array(parse_array(cursor, key, DEEPEST_ARRAY)?),
+        10 => Value::U64(u64::from_le_bytes(cursor.array(what)?)),
+        11 => Value::I64(i64::from_le_bytes(cursor.array(what)?)),
+        12 => Value::F64(f64::from_le_bytes(cursor.array(what)?)),
+        _ => return Err(unknown_type(cursor.path(), key, number)),
+    })
+}
+
+fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<Array> {
+    let number = cursor.u32(format_args!("the type of the array of key `{key}`"))?;
+    let count = cursor.u64(format_args!("the length of the array of key `{key}`"))?;
+    Ok(match number {
+        0 => Array::U8(elements(cursor, key, count, u8::from_le_bytes)?),
+        1 => Array::I8(elements(cursor, key, count, i8::from_le_bytes)?),
+        2 => Array::U16(elements(cursor, key, count, u16::from_le_bytes)?),
+        3 => Array::I16(elements(cursor, key, count, i16::from_le_bytes)?),
+        4 => Array::U32(elements(cursor, key, count, u32::from_le_bytes)?),
+        5 => Array::I32(elements(cursor, key, count, i32::from_le_bytes)?),
+        6 => Array::F32(elements(cursor, key, count, f32::from_le_bytes)?),
+        7 => {
+            let path = cursor.path();
+            let bytes: Vec<[u8; 1]> = elements(cursor, key, count, |byte| byte)?;
+            Array::Bool(bytes.into_iter().map(|byte| boolean(path, key, byte)).collect::<Result<_>>()?)
+        }
+        8 => {
+            cursor.check_count(count, 8, format_args!("strings of key `{key}`"))?;
+            let string =
+                |index| cursor.string(format_args!("string {index} of {count} of key `{key}`")).map(str::to_owned);
+            Array::String((0..count).map(string).collect::<Result<_>>()?)
+        }
+        9 => {
+            if depth == 0 {
+                let problem = format!("arrays are nested more than {DEEPEST_ARRAY} deep");
+                return Err(SourceError::key(cursor.path(), key, problem));
+            }
+            cursor.check_count(count, 4 + 8, format_args!("arrays of key `{key}`"))?;
+            Array::Array((0..count).map(|_| parse_array(cursor, key, depth - 1)).collect::<Result<_>>()?)
+        }
+        10 => Array::U64(elements(cursor, key, count, u64::from_le_bytes)?),
+        11 => Array::I64(elements(cursor, key, count, i64::from_le_bytes)?),
+        12 => Array::F64(elements(cursor, key, count, f64::from_le_bytes)?),
+        _ => return Err(unknown_type(cursor.path(), key, number)),
+    })
+}
+
+fn elements<T, const N: usize>(cursor: &mut Cursor, key: &str, count: u64, read: fn([u8; N]) -> T) -> Result<Vec<T>> {
+    let length = count.saturating_mul(N as u64);
+    let bytes = cursor.take(length, format_args!("the array of {count} numbers of key `{key}`"))?;
+    Ok(bytes.as_chunks().0.iter().map(|&bytes| read(bytes)).collect())
+}
+
+fn boolean(path: &Path, key: &str, [byte]: [u8; 1]) -> Result<bool> {
+    match byte {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(SourceError::key(path, key, format!("a boolean is {byte}, expected 0 or 1"))),
+    }
+}
+
+fn unknown_type(path: &Path, key: &str, number: u32) -> SourceError {
+    SourceError::key(path, key, format!("its type number is {number}, expected 0 to 12"))
+}

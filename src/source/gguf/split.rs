@@ -1,0 +1,84 @@
+//! Models in several files, named `…-00001-of-000NN.gguf`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use super::{Header, Metadata};
+use crate::source::error::{Result, SourceError};
+
+/// Key of a file's index among the files, from 0.
+pub const INDEX_KEY: &str = "split.no";
+/// Key of the number of files.
+pub const COUNT_KEY: &str = "split.count";
+/// Key of the number of tensors in all files.
+pub const TENSORS_KEY: &str = "split.tensors.count";
+
+/// The place in a split model that a file's name claims: what comes before, its number from 1, and how many there are.
+pub fn name_parts(path: &Path) -> Option<(&str, u64, u64)> {
+    let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (prefix, number) = rest.rsplit_once('-')?;
+    let parse = |digits: &str| {
+        let five_digits = digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        five_digits.then(|| digits.parse().ok())?
+    };
+    Some((prefix, parse(number)?, parse(count)?))
+}
+
+/// Paths of all files of the model of which `path` is one, in order; only `path` if its name has no numbers.
+///
+/// # Errors
+/// When the numbers of the name can't be, or a file is missing.
+pub fn paths(path: &Path) -> Result<Vec<PathBuf>> {
+    let Some((prefix, number, count)) = name_parts(path) else { return Ok(vec![path.to_owned()]) };
+    if number == 0 || number > count {
+        return Err(SourceError::file(path, format!("the name says part {number} of {count}")));
+    }
+    let part = |number| path.with_file_name(format!("{prefix}-{number:05}-of-{count:05}.gguf"));
+    let paths: Vec<PathBuf> = (1..=count).map(part).collect();
+    let missing: Vec<String> =
+        (1..).zip(&paths).filter(|(_, path)| !path.exists()).map(|(n, _)| n.to_string()).collect();
+    if missing.is_empty() {
+        return Ok(paths);
+    }
+    let problem =
+        format!("the name says part {number} of {count}, but beside it these are missing: {}", missing.join(", "));
+    let help = Some("put all parts into one folder, under the names they were published with".into());
+    Err(SourceError::File { path: path.to_owned(), problem, help })
+}
+
+/// Checks that the headers of the files of a model, in order, belong together.
+///
+/// # Errors
+/// When a file says it is another part, or counts differ, or a tensor is in two files.
+pub fn check(headers: &[&Header]) -> Result<()> {
+    let files = headers.len() as u64;
+    let mut owners: HashMap<&str, &Path> = HashMap::new();
+    for (index, header) in headers.iter().enumerate() {
+        let metadata = &header.metadata;
+        // A file that isn't split needs to say nothing; what it says must be true nevertheless.
+        let default = (files == 1).then_some([1, 0]);
+        expect(metadata, COUNT_KEY, files, default.map(|[count, _]| count))?;
+        expect(metadata, INDEX_KEY, index as u64, default.map(|[_, index]| index))?;
+        for tensor in &header.tensors {
+            if let Some(other) = owners.insert(&tensor.name, metadata.path()) {
+                let problem = format!("it is also in {}", other.display());
+                return Err(SourceError::tensor(metadata.path(), &tensor.name, problem));
+            }
+        }
+    }
+    let tensors = owners.len() as u64;
+    headers.first().map_or(Ok(()), |first| expect(&first.metadata, TENSORS_KEY, tensors, Some(tensors)))
+}
+
+/// Checks that `key` has the value `expected`, or is absent while `default` has it.
+fn expect(metadata: &Metadata, key: &str, expected: u64, default: Option<u64>) -> Result<()> {
+    let problem = match metadata.u64(key)?.or(default) {
+        Some(found) if found == expected => return Ok(()),
+        Some(found) => {
+            format!("the value is {found}, expected {expected}; parts must keep the names they were published with")
+        }
+        None => format!("it is missing, expected {expected} in a part of a split model"),
+    };
+    Err(SourceError::key(metadata.path(), key, problem))
+}

@@ -1,0 +1,197 @@
+//! Sources on the Hugging Face hub, `hf:owner/name[@revision][/file]`.
+//!
+//! Only what is needed is downloaded, into the cache that all Hugging Face tools share: the configuration, tokenizer and
+//! weights of a model, or the files of the one GGUF model that is named. What the cache has isn't downloaded again; with
+//! `HF_HUB_OFFLINE` set, or when the hub can't be reached, a complete model in the cache is used as it is.
+
+#[cfg(feature = "hub")]
+mod client;
+
+use std::path::{Component, Path, PathBuf};
+
+use super::error::{Result, SourceError};
+use super::{gguf, hugging_face, safetensors};
+
+/// What the names of sources on the hub begin with.
+pub const PREFIX: &str = "hf:";
+
+/// A place on the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// `owner/name`.
+    pub repository: String,
+    /// Branch, tag or commit; `main` if none is given.
+    pub revision: String,
+    /// A file of the repository.
+    pub file: Option<String>,
+}
+
+impl Location {
+    /// Reads a source's name; nothing if it isn't one of the hub.
+    ///
+    /// # Errors
+    /// When it begins with `hf:` but doesn't go on as `owner/name[@revision][/file]`.
+    pub fn parse(name: &str) -> Result<Option<Self>> {
+        let Some(rest) = name.strip_prefix(PREFIX) else { return Ok(None) };
+        let wrong = |problem: String| SourceError::Name { name: name.to_owned(), problem };
+        let mut parts = rest.splitn(3, '/');
+        let (owner, model, file) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default(), parts.next());
+        let (model, revision) = model.split_once('@').unwrap_or((model, "main"));
+        for (what, part) in [("owner", owner), ("model", model), ("revision", revision)] {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+            if part.is_empty() || part.starts_with('.') || !part.chars().all(plain) {
+                return Err(wrong(format!("the {what} is {part:?}, expected letters, digits, `.`, `_` and `-`")));
+            }
+        }
+        let inside = |file: &str| Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
+        if let Some(file) = file.filter(|file| file.is_empty() || !inside(file)) {
+            return Err(wrong(format!("{file:?} isn't the path of a file in a repository")));
+        }
+        let repository = format!("{owner}/{model}");
+        Ok(Some(Location { repository, revision: revision.to_owned(), file: file.map(str::to_owned) }))
+    }
+}
+
+/// Downloads what of `location` isn't in the cache, and gives the path to open. `name` is the source as the user wrote
+/// it.
+///
+/// # Errors
+/// When this build can't download, the hub can't be reached or refuses, or there is no model at the location.
+#[cfg(feature = "hub")]
+pub fn download(name: &str, location: &Location) -> Result<PathBuf> {
+    client::Client::from_env(name)?.download(location)
+}
+
+/// Downloads what of `location` isn't in the cache: not in this build.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "hub"))]
+pub fn download(name: &str, _: &Location) -> Result<PathBuf> {
+    let problem = "this anec was built without its Cargo feature `hub`, which downloads models".into();
+    Err(SourceError::Hub { name: name.to_owned(), problem, absent: false })
+}
+
+/// What of a repository is needed.
+#[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "only downloads ask"))]
+struct Needed {
+    /// Files known to be needed.
+    files: Vec<String>,
+    /// An index that names more of them.
+    index: Option<String>,
+    /// What to open when they are there: a file, or nothing for the folder.
+    open: Option<String>,
+}
+
+/// Chooses from the files of a repository, or says why there is nothing to choose.
+#[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "only downloads ask"))]
+fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
+    let has = |name: &str| available.iter().any(|file| file == name);
+    let beside = || hugging_face::FILES.iter().filter(|name| has(name)).map(|&name| name.to_owned());
+    let gguf_parts = |file: &str| -> Vec<String> {
+        match gguf::split::name_parts(Path::new(file)) {
+            None => vec![file.to_owned()],
+            Some((prefix, _, count)) => {
+                let is_part = |name: &&String| {
+                    let parts = gguf::split::name_parts(Path::new(name.as_str()));
+                    let same_folder = Path::new(name.as_str()).parent() == Path::new(file).parent();
+                    same_folder && parts.is_some_and(|(other, _, of)| other == prefix && of == count)
+                };
+                available.iter().filter(is_part).cloned().collect()
+            }
+        }
+    };
+    match file {
+        Some(file) if !has(file) => Err(format!("the repository has no file {file}")),
+        Some(file) if file.ends_with(".gguf") => {
+            Ok(Needed { files: gguf_parts(file), index: None, open: Some(file.to_owned()) })
+        }
+        Some(file) => {
+            let files = beside().filter(|name| name != file).chain([file.to_owned()]).collect();
+            Ok(Needed { files, index: None, open: Some(file.to_owned()) })
+        }
+        None if has(safetensors::SINGLE) => {
+            Ok(Needed { files: beside().chain([safetensors::SINGLE.to_owned()]).collect(), index: None, open: None })
+        }
+        None if has(safetensors::INDEX) => {
+            Ok(Needed { files: beside().collect(), index: Some(safetensors::INDEX.to_owned()), open: None })
+        }
+        None => {
+            let first_part =
+                |name: &str| gguf::split::name_parts(Path::new(name)).is_none_or(|(_, number, _)| number == 1);
+            let models: Vec<&String> =
+                available.iter().filter(|name| name.ends_with(".gguf") && first_part(name)).collect();
+            match models[..] {
+                [] => Err("the repository has neither safetensors nor GGUF".into()),
+                [model] => Ok(Needed { files: gguf_parts(model), index: None, open: Some(model.clone()) }),
+                _ => Err(format!(
+                    "the repository has {} GGUF models; name one of them: {}",
+                    models.len(),
+                    models.iter().map(|model| model.as_str()).collect::<Vec<_>>().join(", ")
+                )),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Diagnostic, Fault};
+
+    fn strings(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_name_is_owner_model_revision_and_file() {
+        let location = |name: &str| Location::parse(name).unwrap();
+        assert_eq!(location("models/x.gguf"), None);
+        let parsed = |repository: &str, revision: &str, file: Option<&str>| {
+            let file = file.map(str::to_owned);
+            Some(Location { repository: repository.into(), revision: revision.into(), file })
+        };
+        assert_eq!(location("hf:Qwen/Qwen2.5-0.5B"), parsed("Qwen/Qwen2.5-0.5B", "main", None));
+        assert_eq!(location("hf:o/m@v1.0"), parsed("o/m", "v1.0", None));
+        assert_eq!(location("hf:o/m@abc/d/q4.gguf"), parsed("o/m", "abc", Some("d/q4.gguf")));
+    }
+
+    #[test]
+    fn a_name_that_leads_elsewhere_is_a_usage_error() {
+        for name in
+            ["hf:", "hf:model", "hf:o/", "hf:o/m@", "hf:o/m/", "hf:../m", "hf:o/m/../x", "hf:o/m//x", "hf:o/m?x"]
+        {
+            let error = Location::parse(name).unwrap_err();
+            assert_eq!(error.fault(), Fault::Usage, "{name}");
+            assert!(error.help().unwrap().contains("hf:owner/name"));
+        }
+    }
+
+    #[test]
+    fn only_what_a_model_needs_is_chosen() {
+        let folder = strings(&["README.md", "config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json"]);
+        assert_eq!(
+            needed(&folder, None).unwrap(),
+            Needed { files: strings(&["config.json", "tokenizer.json", "model.safetensors"]), index: None, open: None }
+        );
+        let sharded = strings(&["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]);
+        assert_eq!(needed(&sharded, None).unwrap().index.as_deref(), Some("model.safetensors.index.json"));
+        let ggufs =
+            strings(&["a-q4.gguf", "b/x-00001-of-00002.gguf", "b/x-00002-of-00002.gguf", "c/x-00002-of-00002.gguf"]);
+        assert!(needed(&ggufs, None).unwrap_err().contains("2 GGUF models"));
+        assert_eq!(needed(&ggufs, Some("a-q4.gguf")).unwrap().files, strings(&["a-q4.gguf"]));
+        assert_eq!(needed(&ggufs, Some("b/x-00001-of-00002.gguf")).unwrap().files, ggufs[1..3]);
+        assert!(needed(&ggufs, Some("z.gguf")).unwrap_err().contains("no file z.gguf"));
+        assert!(needed(&strings(&["pytorch_model.bin"]), None).unwrap_err().contains("neither"));
+    }
+
+    #[cfg(not(feature = "hub"))]
+    #[test]
+    fn a_build_without_downloads_says_so() {
+        let location = Location::parse("hf:o/m").unwrap().unwrap();
+        let error = download("hf:o/m", &location).unwrap_err();
+        assert_eq!(error.fault(), Fault::Platform);
+        assert!(error.to_string().contains("feature `hub`"));
+    }
+}

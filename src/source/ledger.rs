@@ -1,0 +1,240 @@
+//! The account of a source: every tensor is used once, or shared by declaration, or ignored for a reason.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Source;
+use super::error::{Result, SHOWN, SourceError};
+use super::tensor::Tensor;
+
+/// Hands out the tensors of a source and keeps account of them.
+#[derive(Debug)]
+pub struct Ledger<'a> {
+    source: &'a Source,
+    taken: BTreeMap<String, Taken>,
+    ignored: Vec<(String, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Once,
+    Shared,
+}
+
+/// How the tensors of a source were accounted for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LedgerTotals {
+    /// Tensors used.
+    pub used: usize,
+    /// Bytes of them in the source.
+    pub used_bytes: u64,
+    /// Tensors not used, with the reason.
+    pub ignored: BTreeMap<String, String>,
+}
+
+impl<'a> Ledger<'a> {
+    /// An empty account of `source`.
+    pub fn new(source: &'a Source) -> Self {
+        Ledger { source, taken: BTreeMap::new(), ignored: Vec::new() }
+    }
+
+    /// The source.
+    pub fn source(&self) -> &'a Source {
+        self.source
+    }
+
+    /// Whether the source has a tensor of this name. Doesn't use it.
+    pub fn has(&self, name: &str) -> bool {
+        self.source.tensor(name).is_some()
+    }
+
+    /// Uses a tensor.
+    ///
+    /// # Errors
+    /// When the source doesn't have it, or it was used before.
+    pub fn take(&mut self, name: &str) -> Result<Tensor> {
+        self.mark(name, Taken::Once)
+    }
+
+    /// Uses a tensor that others use too, such as an embedding tied to the LM head. All uses must be declared shared.
+    ///
+    /// # Errors
+    /// When the source doesn't have it, or it was used without being declared shared.
+    pub fn take_shared(&mut self, name: &str) -> Result<Tensor> {
+        self.mark(name, Taken::Shared)
+    }
+
+    /// Uses a tensor if the source has it.
+    ///
+    /// # Errors
+    /// When it was used before.
+    pub fn take_optional(&mut self, name: &str) -> Result<Option<Tensor>> {
+        if self.has(name) { self.take(name).map(Some) } else { Ok(None) }
+    }
+
+    fn mark(&mut self, name: &str, how: Taken) -> Result<Tensor> {
+        let Some(tensor) = self.source.tensor(name) else {
+            return Err(SourceError::MissingTensor {
+                source_name: self.source.name().to_owned(),
+                tensor: name.to_owned(),
+                nearest: nearest(name, self.source.tensors().map(Tensor::name), 3),
+            });
+        };
+        match self.taken.insert(name.to_owned(), how) {
+            None => Ok(tensor.clone()),
+            Some(Taken::Shared) if how == Taken::Shared => Ok(tensor.clone()),
+            Some(_) => Err(SourceError::TakenTwice { tensor: name.to_owned() }),
+        }
+    }
+
+    /// Declares that tensors whose name matches `pattern` are no part of the model, and why. `*` matches any
+    /// characters. A tensor that is used nevertheless counts as used.
+    pub fn ignore(&mut self, pattern: &str, reason: &str) {
+        self.ignored.push((pattern.to_owned(), reason.to_owned()));
+    }
+
+    /// Closes the account.
+    ///
+    /// # Errors
+    /// When a tensor was neither used nor ignored.
+    pub fn finish(self) -> Result<LedgerTotals> {
+        let mut totals = LedgerTotals::default();
+        let mut unused = Vec::new();
+        for tensor in self.source.tensors() {
+            let name = tensor.name();
+            if self.taken.contains_key(name) {
+                totals.used += 1;
+                totals.used_bytes += tensor.byte_length();
+            } else if let Some((_, reason)) = self.ignored.iter().find(|(pattern, _)| matches(pattern, name)) {
+                totals.ignored.insert(name.to_owned(), reason.clone());
+            } else {
+                unused.push(name.to_owned());
+            }
+        }
+        if unused.is_empty() {
+            return Ok(totals);
+        }
+        // Only for those that the message shows: there may be very many.
+        let with_nearest = |(index, name): (usize, String)| {
+            let used = (index < SHOWN).then(|| nearest(&name, self.taken.keys().map(String::as_str), 1).pop());
+            (name, used.flatten())
+        };
+        let unused = unused.into_iter().enumerate().map(with_nearest).collect();
+        Err(SourceError::Unused { source_name: self.source.name().to_owned(), unused })
+    }
+}
+
+/// Whether `name` matches `pattern`, in which `*` stands for any characters.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut name) = name.strip_prefix(head) else { return false };
+    let mut pieces: Vec<&str> = rest.split('*').collect();
+    let tail = pieces.pop().unwrap_or_default();
+    for piece in pieces {
+        // The leftmost place leaves the most for the pieces after it.
+        match name.find(piece) {
+            Some(at) => name = &name[at + piece.len()..],
+            None => return false,
+        }
+    }
+    name.ends_with(tail)
+}
+
+/// The names most like `name`, at most `count`, if any is like it at all.
+fn nearest<'n>(name: &str, among: impl Iterator<Item = &'n str>, count: usize) -> Vec<String> {
+    const LIKE: f64 = 0.7;
+    let mut scored: Vec<(f64, &str)> = among
+        .map(|other| (strsim::normalized_damerau_levenshtein(name, other), other))
+        .filter(|(score, _)| *score >= LIKE)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.into_iter().take(count).map(|(_, other)| other.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::error::{Diagnostic, Fault};
+
+    fn source() -> Source {
+        let names = ["embed.weight", "layers.0.q.weight", "layers.0.k.weight", "layers.0.rotary.inv_freq"];
+        let tensors = names.iter().map(|name| Tensor::random(name, &[4, 4], 1, 0.0, 1.0).unwrap()).collect();
+        Source::random("small", json!({}), tensors).unwrap()
+    }
+
+    #[test]
+    fn an_account_closes_when_every_tensor_is_used_or_ignored() {
+        let source = source();
+        let mut ledger = Ledger::new(&source);
+        ledger.take("layers.0.q.weight").unwrap();
+        ledger.take("layers.0.k.weight").unwrap();
+        ledger.take_shared("embed.weight").unwrap();
+        ledger.take_shared("embed.weight").unwrap();
+        assert!(ledger.take_optional("layers.0.q.bias").unwrap().is_none());
+        ledger.ignore("layers.*.inv_freq", "computed from the configuration");
+        let totals = ledger.finish().unwrap();
+        assert_eq!(totals.used, 3);
+        assert_eq!(totals.ignored["layers.0.rotary.inv_freq"], "computed from the configuration");
+        let json = serde_json::to_value(&totals).unwrap();
+        assert_eq!(serde_json::from_value::<LedgerTotals>(json).unwrap(), totals);
+    }
+
+    #[test]
+    fn a_tensor_is_used_once_unless_every_use_says_shared() {
+        let source = source();
+        for (first, second) in [(false, false), (false, true), (true, false)] {
+            let mut ledger = Ledger::new(&source);
+            let take = |ledger: &mut Ledger, shared| match shared {
+                true => ledger.take_shared("embed.weight"),
+                false => ledger.take("embed.weight"),
+            };
+            take(&mut ledger, first).unwrap();
+            let error = take(&mut ledger, second).unwrap_err();
+            assert!(matches!(&error, SourceError::TakenTwice { tensor } if tensor == "embed.weight"));
+        }
+    }
+
+    #[test]
+    fn a_missing_tensor_is_named_with_those_like_it() {
+        let source = source();
+        let error = Ledger::new(&source).take("layers.0.v.weight").unwrap_err();
+        assert_eq!(error.fault(), Fault::Source);
+        let message = error.to_string();
+        assert!(message.contains("`layers.0.v.weight` is missing; the source has `layers.0.k.weight`"), "{message}");
+    }
+
+    #[test]
+    fn an_unused_tensor_is_named_with_the_used_one_nearest_to_it() {
+        let source = source();
+        let mut ledger = Ledger::new(&source);
+        ledger.take("layers.0.q.weight").unwrap();
+        ledger.ignore("embed.weight", "test");
+        ledger.ignore("*inv_freq", "test");
+        let message = ledger.finish().unwrap_err().to_string();
+        let expected =
+            "1 tensor is no part of the model: `layers.0.k.weight` (nearest that is used: `layers.0.q.weight`)";
+        assert!(message.contains(expected), "{message}");
+    }
+
+    #[test]
+    fn patterns_match_whole_names() {
+        for (pattern, name, expected) in [
+            ("a.b", "a.b", true),
+            ("a.b", "a.bc", false),
+            ("a.*", "a.b.c", true),
+            ("*.c", "a.b.c", true),
+            ("*.c", "a.b.cd", false),
+            ("a.*.c", "a.c", false),
+            ("a*b*b", "aab", false),
+            ("a*b*b", "abb", true),
+            ("*", "", true),
+            ("**x", "yx", true),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+}

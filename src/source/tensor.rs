@@ -1,0 +1,235 @@
+//! One tensor of a source.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::dequantize;
+use super::dtype::SourceDtype;
+use super::error::{Result, SourceError};
+use super::file::MappedFile;
+use super::random::Normal;
+
+/// A handle to one tensor of a source. Clones are cheap and share the tensor.
+///
+/// Shapes are row-major, outermost dimension first, whatever the file's own order.
+#[derive(Clone)]
+pub struct Tensor(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    dtype: SourceDtype,
+    shape: Vec<u64>,
+    elements: u64,
+    data: Data,
+}
+
+enum Data {
+    File { file: Arc<MappedFile>, range: Range<usize> },
+    Random(Normal),
+}
+
+impl Tensor {
+    /// The tensor whose blocks are bytes `range` of `file`.
+    ///
+    /// # Errors
+    /// When the shape overflows, isn't whole blocks in each row, or doesn't take exactly `range`, which must lie in the
+    /// file.
+    pub(super) fn in_file(
+        name: String,
+        dtype: SourceDtype,
+        shape: Vec<u64>,
+        file: &Arc<MappedFile>,
+        range: Range<u64>,
+    ) -> Result<Self> {
+        let size = file.bytes().len() as u64;
+        let bytes = byte_length(dtype, &shape).map_err(|problem| SourceError::tensor(file.path(), &name, problem))?;
+        if range.end.checked_sub(range.start) != Some(bytes) {
+            let problem = format!("{dtype} {shape:?} takes {bytes} bytes, but bytes {range:?} are its");
+            return Err(SourceError::tensor(file.path(), &name, problem));
+        }
+        if range.end > size {
+            let problem = format!("bytes {range:?} are its, but the file ends at {size}; the file is incomplete");
+            return Err(SourceError::tensor(file.path(), &name, problem));
+        }
+        let elements = shape.iter().product();
+        let range = range.start as usize..range.end as usize;
+        Ok(Tensor(Arc::new(Inner { name, dtype, shape, elements, data: Data::File { file: file.clone(), range } })))
+    }
+
+    /// A tensor of normally distributed numbers that are computed as they are read: element `i` depends on `seed` and
+    /// `i` only. Its type is F32 and it takes no memory.
+    ///
+    /// # Errors
+    /// When the shape overflows.
+    pub fn random(name: &str, shape: &[u64], seed: u64, mean: f32, standard_deviation: f32) -> Result<Self> {
+        let data = Data::Random(Normal { seed, mean, standard_deviation });
+        byte_length(SourceDtype::F32, shape)
+            .map_err(|problem| SourceError::tensor(Path::new("random"), name, problem))?;
+        let (name, shape, elements) = (name.to_owned(), shape.to_vec(), shape.iter().product());
+        Ok(Tensor(Arc::new(Inner { name, dtype: SourceDtype::F32, shape, elements, data })))
+    }
+
+    /// Name in the source.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// How the elements are stored.
+    pub fn dtype(&self) -> SourceDtype {
+        self.0.dtype
+    }
+
+    /// Dimensions, outermost first.
+    pub fn shape(&self) -> &[u64] {
+        &self.0.shape
+    }
+
+    /// Product of the dimensions.
+    pub fn elements(&self) -> u64 {
+        self.0.elements
+    }
+
+    /// Product of all dimensions but the last.
+    pub fn rows(&self) -> u64 {
+        rows_and_columns(&self.0.shape).0
+    }
+
+    /// The last dimension; 1 for a scalar.
+    pub fn columns(&self) -> u64 {
+        rows_and_columns(&self.0.shape).1
+    }
+
+    /// Bytes that the source holds for it; 0 if its elements are computed.
+    pub fn byte_length(&self) -> u64 {
+        match &self.0.data {
+            Data::File { range, .. } => range.len() as u64,
+            Data::Random(_) => 0,
+        }
+    }
+
+    /// The stored blocks, row after row, unless the elements are computed.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match &self.0.data {
+            Data::File { file, range } => Some(&file.bytes()[range.clone()]),
+            Data::Random(_) => None,
+        }
+    }
+
+    /// The file that holds it, unless the elements are computed.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.0.data {
+            Data::File { file, .. } => Some(file.path()),
+            Data::Random(_) => None,
+        }
+    }
+
+    /// Decodes rows `first_row ..` until `out` is full.
+    ///
+    /// # Errors
+    /// When `out` isn't whole rows, or more than there are.
+    pub fn read_rows(&self, first_row: u64, out: &mut [f32]) -> Result<()> {
+        let first = check_rows(self.name(), self.rows(), self.columns(), first_row, out.len() as u64)?;
+        self.read(first, out)
+    }
+
+    /// Decodes elements `first ..`, in row-major order, until `out` is full.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
+        check_elements(self.name(), self.elements(), first, out.len() as u64)?;
+        match &self.0.data {
+            Data::File { file, range } => {
+                dequantize::read(self.0.dtype, &file.bytes()[range.clone()], first, out);
+            }
+            Data::Random(normal) => normal.fill(first, out),
+        }
+        Ok(())
+    }
+
+    /// Gives the memory that reading elements `range` took back to the system: pages of a mapped file that were read
+    /// count as this process's until then. Reading them again is safe.
+    pub fn release(&self, elements: Range<u64>) {
+        if let Data::File { file, range } = &self.0.data {
+            let block = self.0.dtype.block();
+            let byte = |element: u64| range.start + (element / block.elements * block.bytes) as usize;
+            file.release(byte(elements.start.min(self.0.elements))..byte(elements.end.min(self.0.elements)));
+        }
+    }
+
+    /// The tensor itself if it has this shape.
+    ///
+    /// # Errors
+    /// When it has another.
+    pub fn expect_shape(self, shape: &[u64]) -> Result<Self> {
+        if self.shape() == shape {
+            return Ok(self);
+        }
+        let problem = format!("its shape is {:?}, expected {shape:?} by the configuration", self.shape());
+        Err(SourceError::tensor(self.path().unwrap_or(Path::new("random")), self.name(), problem))
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({:?} {} {:?})", self.name(), self.dtype(), self.shape())
+    }
+}
+
+/// Product of all dimensions but the last, and the last; a scalar is one row of one column.
+pub(super) fn rows_and_columns(shape: &[u64]) -> (u64, u64) {
+    match shape.split_last() {
+        Some((columns, rest)) => (rest.iter().product(), *columns),
+        None => (1, 1),
+    }
+}
+
+/// Checks a read of whole rows of what is called `name` and gives its first element.
+pub(super) fn check_rows(name: &str, rows: u64, columns: u64, first_row: u64, length: u64) -> Result<u64> {
+    let problem = if length == 0 {
+        return Ok(0);
+    } else if columns == 0 || !length.is_multiple_of(columns) {
+        format!("a read of {length} elements isn't whole rows of {columns}")
+    } else if first_row.checked_add(length / columns).is_none_or(|end| end > rows) {
+        format!("a read of {} rows from row {first_row}, but it has {rows}", length / columns)
+    } else {
+        return Ok(first_row * columns);
+    };
+    Err(SourceError::Weight { weight: name.to_owned(), problem })
+}
+
+/// Checks a read of elements of what is called `name`.
+pub(super) fn check_elements(name: &str, elements: u64, first: u64, length: u64) -> Result<()> {
+    if first.checked_add(length).is_none_or(|end| end > elements) {
+        let problem = format!("a read of {length} elements from element {first}, but it has {elements}");
+        return Err(SourceError::Weight { weight: name.to_owned(), problem });
+    }
+    Ok(())
+}
+
+/// Bytes that a tensor takes, or what is wrong with its shape.
+pub(super) fn byte_length(dtype: SourceDtype, shape: &[u64]) -> Result<u64, String> {
+    let block = dtype.block();
+    let (_, columns) = rows_and_columns_checked(shape)?;
+    if columns % block.elements != 0 {
+        return Err(format!("a row of {columns} elements isn't whole blocks of {} ({dtype})", block.elements));
+    }
+    let elements: u64 = shape.iter().product();
+    let bytes = dtype.bytes(elements).ok_or_else(|| format!("{dtype} {shape:?} has too many bytes"))?;
+    // So that no position inside it overflows, in bytes here and in f32 elsewhere, on any machine.
+    if bytes > i64::MAX as u64 / 8 || elements > i64::MAX as u64 / 8 || usize::try_from(bytes).is_err() {
+        return Err(format!("{dtype} {shape:?} has too many bytes"));
+    }
+    Ok(bytes)
+}
+
+fn rows_and_columns_checked(shape: &[u64]) -> Result<(u64, u64), String> {
+    // Zeros don't excuse the other dimensions: their product is used on its own.
+    shape
+        .iter()
+        .try_fold(1u64, |product, &dimension| product.checked_mul(dimension.max(1)))
+        .map(|_| rows_and_columns(shape))
+        .ok_or_else(|| format!("the number of elements of {shape:?} overflows"))
+}

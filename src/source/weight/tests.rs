@@ -1,0 +1,278 @@
+//! Every expression is compared with the same expression written out over plain vectors.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::error::Diagnostic;
+
+/// Rows 0, 1, 2 … with columns .0, .1 …: row 3, column 2 is 3.02.
+fn numbered(name: &str, rows: u64, columns: u64) -> Weight {
+    let values = (0..rows * columns).map(|i| (i / columns) as f32 + (i % columns) as f32 / 100.0).collect();
+    Weight::from_values(name, &[rows, columns], values).unwrap()
+}
+
+fn all(weight: &Weight) -> Vec<f32> {
+    let mut values = vec![f32::NAN; weight.elements() as usize];
+    weight.read(0, &mut values).unwrap();
+    values
+}
+
+/// Whole part of the first column: which row of `numbered` each row came from.
+fn row_numbers(weight: &Weight) -> Vec<u64> {
+    all(weight).chunks(weight.columns() as usize).map(|row| row[0] as u64).collect()
+}
+
+#[test]
+fn rows_of_a_fused_projection_are_split_and_joined() {
+    let fused = numbered("qkv", 12, 4);
+    let (q, k, v) = (fused.slice(0..6).unwrap(), fused.slice(6..9).unwrap(), fused.slice(9..12).unwrap());
+    assert_eq!(k.shape(), [3, 4]);
+    assert_eq!(row_numbers(&k), [6, 7, 8]);
+    let joined = Weight::concatenate(vec![v, q.clone(), k]).unwrap();
+    assert_eq!(joined.shape(), [12, 4]);
+    assert_eq!(row_numbers(&joined), [9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    let mut two_rows = [0.0; 8];
+    joined.read_rows(2, &mut two_rows).unwrap();
+    assert_eq!(two_rows[..5], [11.0, 11.01, 11.02, 11.03, 0.0]);
+    assert_eq!(row_numbers(&q.slice(2..5).unwrap().slice(1..3).unwrap()), [3, 4]);
+}
+
+#[test]
+fn a_vector_is_split_and_joined_by_elements() {
+    let bias = Weight::from_values("b", &[6], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+    let tail = bias.slice(4..6).unwrap();
+    assert_eq!((tail.shape(), all(&tail)), (&[2][..], vec![4.0, 5.0]));
+    let zeros = Weight::constant(&[2], 0.0).unwrap();
+    let joined = Weight::concatenate(vec![tail, zeros, bias.slice(0..1).unwrap()]).unwrap();
+    assert_eq!(all(&joined), [4.0, 5.0, 0.0, 0.0, 0.0]);
+    assert_eq!((bias.rows(), bias.columns()), (1, 6));
+}
+
+#[test]
+fn an_expert_is_an_entry_of_a_stack() {
+    let stack = numbered("experts", 6, 4).reshape(&[3, 2, 4]).unwrap();
+    let expert = stack.entry(2).unwrap();
+    assert_eq!(expert.shape(), [2, 4]);
+    assert_eq!(row_numbers(&expert), [4, 5]);
+    assert!(stack.entry(3).is_err());
+}
+
+#[test]
+fn llama_cpps_neighbouring_rotary_pairs_become_halves_and_back() {
+    // llama.cpp's converter views a head's rows as [2, half] and stores them as [half, 2].
+    let original = numbered("q", 16, 3);
+    let interleaved = RowOrder::HalvesToInterleaved { head_dim: 8, rotary_dim: 8 };
+    let stored = original.reorder(interleaved).unwrap();
+    assert_eq!(row_numbers(&stored)[..8], [0, 4, 1, 5, 2, 6, 3, 7]);
+    assert_eq!(row_numbers(&stored)[8..], [8, 12, 9, 13, 10, 14, 11, 15]);
+    let back = stored.reorder(RowOrder::InterleavedToHalves { head_dim: 8, rotary_dim: 8 }).unwrap();
+    assert_eq!(all(&back), all(&original));
+    let partial = original.reorder(RowOrder::InterleavedToHalves { head_dim: 8, rotary_dim: 4 }).unwrap();
+    assert_eq!(row_numbers(&partial)[..8], [0, 2, 1, 3, 4, 5, 6, 7]);
+    let bias = Weight::from_values("b", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
+    let bias = bias.reorder(RowOrder::InterleavedToHalves { head_dim: 4, rotary_dim: 4 }).unwrap();
+    assert_eq!(all(&bias), [0.0, 2.0, 1.0, 3.0]);
+}
+
+#[test]
+fn rows_can_be_left_out_and_repeated() {
+    let weight = numbered("w", 5, 2).reorder(RowOrder::Explicit([4, 4, 0].into())).unwrap();
+    assert_eq!((weight.shape(), row_numbers(&weight)), (&[3, 2][..], vec![4, 4, 0]));
+    assert!(numbered("w", 5, 2).reorder(RowOrder::Explicit([5].into())).is_err());
+}
+
+#[test]
+fn columns_are_cut_from_every_row() {
+    let middle = numbered("w", 3, 5).columns_range(1..3).unwrap();
+    assert_eq!(all(&middle), [0.01, 0.02, 1.01, 1.02, 2.01, 2.02]);
+    // Under another shape they are the same elements.
+    assert_eq!(all(&middle.reshape(&[6]).unwrap()), all(&middle));
+    assert_eq!(all(&middle.reshape(&[6]).unwrap().slice(2..4).unwrap()), [1.01, 1.02]);
+    let vector = Weight::from_values("v", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
+    assert_eq!(all(&vector.columns_range(2..4).unwrap()), [2.0, 3.0]);
+}
+
+#[test]
+fn elements_are_scaled_shifted_and_raised() {
+    let weight = Weight::from_values("w", &[2], vec![0.5, -1.0]).unwrap();
+    assert_eq!(all(&weight.add(1.0).scale(2.0)), [3.0, 0.0]);
+    assert_eq!(all(&weight.exp().scale(-1.0)), [-(0.5f32.exp()), -(-1.0f32).exp()]);
+}
+
+#[test]
+fn equal_keys_mean_equal_elements_and_neutral_steps_leave_no_trace() {
+    let tensor = |name| Weight::from(Tensor::random(name, &[8, 4], 1, 0.0, 1.0).unwrap());
+    let a = tensor("a");
+    assert_eq!(a.key(), "\"a\"");
+    assert_eq!(a.scale(1.0).add(0.0).slice(0..8).unwrap().reshape(&[4, 8]).unwrap().key(), a.key());
+    assert_eq!(a.slice(1..7).unwrap().slice(1..3).unwrap().key(), a.slice(2..4).unwrap().key());
+    let order = || RowOrder::InterleavedToHalves { head_dim: 4, rotary_dim: 4 };
+    let different = [
+        a.clone(),
+        tensor("b"),
+        a.slice(0..4).unwrap(),
+        a.slice(4..8).unwrap(),
+        a.columns_range(0..2).unwrap(),
+        a.columns_range(2..4).unwrap(),
+        a.scale(2.0),
+        a.scale(-2.0),
+        a.add(2.0),
+        a.exp(),
+        a.reorder(order()).unwrap(),
+        a.reshape(&[4, 8]).unwrap().reorder(order()).unwrap(),
+        a.reorder(RowOrder::Explicit([1, 0].into())).unwrap(),
+        a.reorder(RowOrder::Explicit([0, 1].into())).unwrap(),
+        Weight::concatenate(vec![a.clone(), tensor("b")]).unwrap(),
+        Weight::concatenate(vec![tensor("b"), a.clone()]).unwrap(),
+        Weight::constant(&[2], 1.0).unwrap(),
+        Weight::constant(&[3], 1.0).unwrap(),
+        numbered("n", 2, 2),
+        numbered("n", 2, 3),
+    ];
+    let keys: std::collections::HashSet<String> = different.iter().map(Weight::key).collect();
+    assert_eq!(keys.len(), different.len(), "{keys:#?}");
+    let joined = Weight::concatenate(vec![a.clone(), tensor("b"), a.scale(2.0)]).unwrap();
+    assert_eq!(joined.names(), ["a", "b"]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_weight_named() {
+    let weight = Weight::from(Tensor::random("w", &[4, 6], 1, 0.0, 1.0).unwrap());
+    let mut row_and_a_half = [0.0; 9];
+    let mut two_rows = [0.0; 12];
+    for (error, expected) in [
+        (weight.read_rows(0, &mut row_and_a_half).unwrap_err(), "a read of 9 elements isn't whole rows of 6"),
+        (weight.read_rows(3, &mut two_rows).unwrap_err(), "a read of 2 rows from row 3, but it has 4"),
+        (weight.read_rows(u64::MAX, &mut two_rows).unwrap_err(), "but it has 4"),
+        (weight.read(23, &mut two_rows).unwrap_err(), "but it has 24"),
+        (weight.slice(2..5).unwrap_err(), "entries 2..5 are asked for, but there are 4"),
+        (weight.columns_range(0..7).unwrap_err(), "columns 0..7 are asked for, but there are 6"),
+        (weight.reshape(&[5, 5]).unwrap_err(), "shape [4, 6] can't become [5, 5]"),
+        (
+            weight.reorder(RowOrder::InterleavedToHalves { head_dim: 3, rotary_dim: 2 }).unwrap_err(),
+            "4 rows aren't whole heads of 3",
+        ),
+        (
+            weight.reorder(RowOrder::InterleavedToHalves { head_dim: 4, rotary_dim: 3 }).unwrap_err(),
+            "3 rotated dimensions aren't pairs",
+        ),
+        (
+            Weight::concatenate(vec![numbered("a", 2, 3), weight.clone()]).unwrap_err(),
+            "shape [4, 6] can't follow [2, 3]",
+        ),
+    ] {
+        let message = error.to_string();
+        assert!(message.contains("weight `\"w\"") && message.contains(expected), "{message}");
+    }
+    assert!(Weight::concatenate(vec![]).is_err());
+    assert!(Weight::constant(&[1 << 40, 1 << 40], 0.0).is_err());
+    assert!(Weight::constant(&[0, 1 << 40, 1 << 40], 0.0).is_err());
+    assert!(Weight::from_values("v", &[3], vec![0.0]).is_err());
+}
+
+#[test]
+fn a_number_that_is_not_finite_is_traced_to_its_tensor() {
+    let mut values = vec![1.0; 40];
+    values[7 * 4 + 2] = f32::NAN;
+    let bad = Weight::from_values("bad", &[10, 4], values).unwrap();
+    let weight = Weight::concatenate(vec![numbered("good", 3, 4), bad.slice(6..10).unwrap()]).unwrap().scale(2.0);
+    let mut rows = vec![0.0; 12];
+    weight.read_rows(2, &mut rows).unwrap();
+    let error = weight.check_finite(2, &rows).unwrap_err();
+    let expected = "tensor `bad`, row 7, column 2: the weight is NaN, expected a finite number";
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(error.fault().exit_code(), 4);
+    assert!(weight.check_finite(0, &rows[..4]).is_ok());
+}
+
+#[test]
+fn the_first_of_several_infinities_is_found() {
+    let mut values = vec![f32::MAX; 1000];
+    assert_eq!(first_non_finite(&values), None);
+    values[999] = f32::NAN;
+    assert_eq!(first_non_finite(&values), Some(999));
+    values[300] = f32::NEG_INFINITY;
+    values[301] = f32::INFINITY;
+    assert_eq!(first_non_finite(&values), Some(300));
+}
+
+/// A step of building an expression, with numbers that are fitted to the shape at hand.
+#[derive(Clone, Debug)]
+enum Step {
+    Slice(u64, u64),
+    Columns(u64, u64),
+    Explicit(Vec<u64>),
+    Repeat(u64),
+    Scale(f32),
+    Flatten,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (any::<u64>(), any::<u64>()).prop_map(|(a, b)| Step::Slice(a, b)),
+        (any::<u64>(), any::<u64>()).prop_map(|(a, b)| Step::Columns(a, b)),
+        prop::collection::vec(any::<u64>(), 1..5).prop_map(Step::Explicit),
+        (1u64..4).prop_map(Step::Repeat),
+        (-4i8..4).prop_map(|factor| Step::Scale(factor.into())),
+        Just(Step::Flatten),
+    ]
+}
+
+/// Applies a step to the weight and, by plain loops, to its elements as `[rows][columns]`.
+fn apply(step: Step, weight: Weight, rows: Vec<Vec<f32>>) -> (Weight, Vec<Vec<f32>>) {
+    let (height, width) = (rows.len() as u64, rows[0].len() as u64);
+    let range = |a: u64, b: u64, n: u64| {
+        let start = a % n;
+        start..start + 1 + b % (n - start)
+    };
+    let plain = |range: &Range<u64>| range.start as usize..range.end as usize;
+    match step {
+        Step::Slice(a, b) => {
+            let range = range(a, b, height);
+            (weight.slice(range.clone()).unwrap(), rows[plain(&range)].to_vec())
+        }
+        Step::Columns(a, b) => {
+            let range = range(a, b, width);
+            let cut = rows.iter().map(|row| row[plain(&range)].to_vec()).collect();
+            (weight.columns_range(range).unwrap(), cut)
+        }
+        Step::Explicit(order) => {
+            let order: Vec<u64> = order.into_iter().map(|row| row % height).collect();
+            let picked = order.iter().map(|&row| rows[row as usize].clone()).collect();
+            (weight.reorder(RowOrder::Explicit(order.into())).unwrap(), picked)
+        }
+        Step::Repeat(times) => {
+            let joined = Weight::concatenate(vec![weight; times as usize]).unwrap();
+            (joined, rows.iter().cycle().take(rows.len() * times as usize).cloned().collect())
+        }
+        Step::Scale(factor) => {
+            let scaled = rows.into_iter().map(|row| row.into_iter().map(|value| value * factor).collect()).collect();
+            (weight.scale(factor), scaled)
+        }
+        Step::Flatten => (weight.reshape(&[1, height * width]).unwrap(), vec![rows.into_iter().flatten().collect()]),
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_expression_reads_as_the_plain_loops_say_from_anywhere(
+        height in 1u64..6,
+        width in 1u64..6,
+        steps in prop::collection::vec(any_step(), 0..6),
+        cut in any::<(u64, u64)>(),
+    ) {
+        let mut weight = numbered("w", height, width);
+        let mut rows: Vec<Vec<f32>> = all(&weight).chunks(width as usize).map(<[f32]>::to_vec).collect();
+        for step in steps {
+            (weight, rows) = apply(step, weight, rows);
+        }
+        let expected: Vec<f32> = rows.concat();
+        prop_assert_eq!(weight.shape(), [rows.len() as u64, rows[0].len() as u64]);
+        prop_assert_eq!(&all(&weight), &expected);
+        let first = cut.0 % (expected.len() as u64 + 1);
+        let length = cut.1 % (expected.len() as u64 - first + 1);
+        let mut part = vec![f32::NAN; length as usize];
+        weight.read(first, &mut part).unwrap();
+        prop_assert_eq!(&part, &expected[first as usize..(first + length) as usize]);
+    }
+}

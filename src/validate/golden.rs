@@ -1,0 +1,290 @@
+//! Goldens: what a reference computes for a text, position by position, in a safetensors file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Map, json};
+
+use crate::error::{Diagnostic, Fault};
+
+/// What a reference computed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Golden {
+    /// The text.
+    pub tokens: Vec<u32>,
+    /// Positions that there are logits of, ascending.
+    pub positions: Vec<usize>,
+    /// Logits, row-major `[positions, vocab_size]`.
+    pub logits: Vec<f32>,
+    /// Rows of the vocabulary.
+    pub vocab_size: usize,
+    /// Hidden states `[tokens, hidden_size]`, row-major, by N: what enters layer N, or leaves the last layer.
+    pub hidden: BTreeMap<usize, Vec<f32>>,
+    /// A text and its continuation by the most likely token each time.
+    pub greedy: Option<Greedy>,
+    /// What the file says about itself: `reference`, `version`, `kind`, …
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A greedy continuation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Greedy {
+    /// What is continued.
+    pub prompt: Vec<u32>,
+    /// The continuation.
+    pub ids: Vec<u32>,
+}
+
+/// What is wrong with a golden.
+#[derive(Debug, thiserror::Error)]
+#[error("golden {}: {problem}", path.display())]
+pub struct GoldenError {
+    /// The file.
+    pub path: PathBuf,
+    /// Found and expected.
+    pub problem: String,
+}
+
+impl Diagnostic for GoldenError {
+    fn fault(&self) -> Fault {
+        Fault::Source
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("goldens are written by `anec golden`, or by validators/export_golden.py from transformers".into())
+    }
+}
+
+impl Golden {
+    /// Reads a golden.
+    ///
+    /// # Errors
+    /// When the file can't be read, isn't safetensors, lacks tokens or logits, or contradicts itself.
+    pub fn read(path: &Path) -> Result<Self, GoldenError> {
+        let error = |problem: String| GoldenError { path: path.to_owned(), problem };
+        let bytes = std::fs::read(path).map_err(|e| error(format!("can't read it: {e}")))?;
+        Self::from_bytes(path, &bytes)
+    }
+
+    /// Reads the content of a golden; `path` is for errors.
+    ///
+    /// # Errors
+    /// As [`Golden::read`].
+    pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, GoldenError> {
+        let error = |problem: String| GoldenError { path: path.to_owned(), problem };
+        let file = SafeTensors::deserialize(bytes).map_err(|e| error(format!("it isn't a safetensors file: {e}")))?;
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|e| error(e.to_string()))?;
+        let find = |name: &str| file.tensor(name).ok();
+        let need = |name: &str| find(name).ok_or_else(|| error(format!("there is no tensor `{name}`")));
+        let list = |name: &str, view: TensorView<'_>| {
+            integers(&view)
+                .ok_or_else(|| error(format!("`{name}` holds {:?}, expected integers from 0 on", view.dtype())))
+        };
+        let matrix = |name: &str, view: TensorView<'_>| -> Result<(usize, usize, Vec<f32>), GoldenError> {
+            let &[rows, columns] = view.shape() else {
+                return Err(error(format!("`{name}` has shape {:?}, expected two dimensions", view.shape())));
+            };
+            let values =
+                floats(&view).ok_or_else(|| error(format!("`{name}` holds {:?}, expected F32", view.dtype())))?;
+            if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+                let (row, column) = (at / columns, at % columns);
+                return Err(error(format!("`{name}`, row {row}, column {column}: {}", values[at])));
+            }
+            Ok((rows, columns, values))
+        };
+        let tokens = list("tokens", need("tokens")?)?;
+        let (rows, vocab_size, logits) = matrix("logits", need("logits")?)?;
+        let positions: Vec<usize> = match find("positions") {
+            Some(view) => list("positions", view)?.into_iter().map(|p| p as usize).collect(),
+            None => (0..tokens.len()).collect(),
+        };
+        if positions.len() != rows || !positions.is_sorted_by(|a, b| a < b) || positions.last() >= Some(&tokens.len()) {
+            let count = tokens.len();
+            return Err(error(format!(
+                "it has {rows} rows of logits for {} positions of {count} tokens",
+                positions.len()
+            )));
+        }
+        let mut hidden = BTreeMap::new();
+        for name in file.names() {
+            if let Some(number) = name.strip_prefix("hidden.").and_then(|n| n.parse().ok()) {
+                let (rows, _, values) = matrix(name, need(name)?)?;
+                if rows != tokens.len() {
+                    return Err(error(format!("`{name}` has {rows} rows for {} tokens", tokens.len())));
+                }
+                hidden.insert(number, values);
+            }
+        }
+        let greedy = match (find("greedy"), find("greedy.prompt"), find("greedy.ids")) {
+            (Some(ids), ..) => Some(Greedy { prompt: tokens.clone(), ids: list("greedy", ids)? }),
+            (None, Some(prompt), Some(ids)) => {
+                Some(Greedy { prompt: list("greedy.prompt", prompt)?, ids: list("greedy.ids", ids)? })
+            }
+            _ => None,
+        };
+        let spoken = greedy.iter().flat_map(|greedy| greedy.prompt.iter().chain(&greedy.ids)).chain(&tokens);
+        if let Some(token) = spoken.copied().find(|token| *token as usize >= vocab_size) {
+            return Err(error(format!("token {token} is outside its vocabulary of {vocab_size}")));
+        }
+        let metadata = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
+        Ok(Golden { tokens, positions, logits, vocab_size, hidden, greedy, metadata })
+    }
+
+    /// The file's content.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut file = TensorFile::new(self.metadata.clone());
+        file.integers("tokens", &self.tokens);
+        if self.positions.len() != self.tokens.len() {
+            let positions: Vec<u32> = self.positions.iter().map(|p| *p as u32).collect();
+            file.integers("positions", &positions);
+        }
+        file.matrix("logits", self.vocab_size, &self.logits);
+        for (number, values) in &self.hidden {
+            file.matrix(&format!("hidden.{number}"), values.len() / self.tokens.len().max(1), values);
+        }
+        match &self.greedy {
+            Some(greedy) if greedy.prompt == self.tokens => file.integers("greedy", &greedy.ids),
+            Some(greedy) => {
+                file.integers("greedy.prompt", &greedy.prompt);
+                file.integers("greedy.ids", &greedy.ids);
+            }
+            None => {}
+        }
+        file.to_bytes()
+    }
+
+    /// Who computed it, for people.
+    pub fn reference(&self) -> String {
+        let part = |key: &str| self.metadata.get(key).map(String::as_str).unwrap_or_default();
+        let name = format!("{} {}", part("reference"), part("version"));
+        let name = name.trim();
+        let name = if name.is_empty() { "an unnamed reference" } else { name };
+        match part("kind") {
+            "" => name.to_owned(),
+            kind => format!("{name} ({kind})"),
+        }
+    }
+}
+
+fn integers(view: &TensorView<'_>) -> Option<Vec<u32>> {
+    let data = view.data();
+    match view.dtype() {
+        Dtype::I32 => {
+            data.chunks_exact(4).map(|b| u32::try_from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])).ok()).collect()
+        }
+        Dtype::I64 => {
+            data.chunks_exact(8).map(|b| u32::try_from(i64::from_le_bytes(b.try_into().ok()?)).ok()).collect()
+        }
+        _ => None,
+    }
+}
+
+fn floats(view: &TensorView<'_>) -> Option<Vec<f32>> {
+    let data = view.data();
+    match view.dtype() {
+        Dtype::F32 => Some(data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()),
+        Dtype::F16 => Some(data.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()),
+        Dtype::BF16 => Some(data.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()),
+        _ => None,
+    }
+}
+
+/// A safetensors file in the making; equal contents give equal bytes.
+pub struct TensorFile {
+    metadata: BTreeMap<String, String>,
+    header: Map<String, serde_json::Value>,
+    data: Vec<u8>,
+}
+
+impl TensorFile {
+    /// A file without tensors.
+    pub fn new(metadata: BTreeMap<String, String>) -> Self {
+        TensorFile { metadata, header: Map::new(), data: Vec::new() }
+    }
+
+    fn add(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: impl Iterator<Item = u8>) {
+        let start = self.data.len();
+        self.data.extend(bytes);
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, self.data.len()]});
+        self.header.insert(name.to_owned(), entry);
+    }
+
+    /// Adds a vector of int32.
+    pub fn integers(&mut self, name: &str, values: &[u32]) {
+        self.add(name, "I32", &[values.len()], values.iter().flat_map(|v| v.to_le_bytes()));
+    }
+
+    /// Adds an f32 matrix of rows of `columns`.
+    pub fn matrix(&mut self, name: &str, columns: usize, values: &[f32]) {
+        let shape = [values.len() / columns.max(1), columns];
+        self.add(name, "F32", &shape, values.iter().flat_map(|v| v.to_le_bytes()));
+    }
+
+    /// The file's content.
+    pub fn to_bytes(mut self) -> Vec<u8> {
+        if !self.metadata.is_empty() {
+            self.header.insert("__metadata__".into(), json!(self.metadata));
+        }
+        let mut header = serde_json::Value::Object(self.header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let mut out = (header.len() as u64).to_le_bytes().to_vec();
+        out.append(&mut header);
+        out.append(&mut self.data);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden() -> Golden {
+        Golden {
+            tokens: vec![2, 0, 1],
+            positions: vec![0, 1, 2],
+            logits: (0..12).map(|v| v as f32).collect(),
+            vocab_size: 4,
+            hidden: BTreeMap::from([(0, vec![0.5; 6]), (1, vec![1.5; 6])]),
+            greedy: Some(Greedy { prompt: vec![2], ids: vec![3, 3] }),
+            metadata: BTreeMap::from([("reference".into(), "by hand".into()), ("kind".into(), "test".into())]),
+        }
+    }
+
+    fn refused(change: impl FnOnce(&mut Golden)) -> String {
+        let mut golden = golden();
+        change(&mut golden);
+        Golden::from_bytes(Path::new("g"), &golden.to_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut golden = golden();
+        assert_eq!(Golden::from_bytes(Path::new("g"), &golden.to_bytes()).unwrap(), golden);
+        golden.positions = vec![0, 2];
+        golden.logits.truncate(8);
+        golden.greedy = Some(Greedy { prompt: golden.tokens.clone(), ids: vec![1] });
+        assert_eq!(Golden::from_bytes(Path::new("g"), &golden.to_bytes()).unwrap(), golden);
+        assert_eq!(golden.reference(), "by hand (test)");
+    }
+
+    #[test]
+    fn what_transformers_wrote_is_read() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/golden.safetensors");
+        let golden = Golden::read(&path).unwrap();
+        assert_eq!((golden.tokens.len(), golden.vocab_size, golden.hidden.len()), (80, 2048, 7));
+        assert_eq!(golden.greedy.as_ref().unwrap().ids.len(), 64);
+        assert!(golden.reference().starts_with("transformers"), "{}", golden.reference());
+    }
+
+    #[test]
+    fn a_golden_that_contradicts_itself_is_refused() {
+        assert!(refused(|g| g.logits[5] = f32::NAN).ends_with("`logits`, row 1, column 1: NaN"));
+        assert!(refused(|g| g.logits.truncate(8)).ends_with("it has 2 rows of logits for 3 positions of 3 tokens"));
+        assert!(refused(|g| g.tokens[1] = 9).ends_with("token 9 is outside its vocabulary of 4"));
+        assert!(refused(|g| g.hidden = BTreeMap::from([(2, vec![0.0; 8])])).contains("`hidden.2`"));
+        let error = Golden::from_bytes(Path::new("g"), b"junk").unwrap_err().to_string();
+        assert!(error.starts_with("golden g: it isn't a safetensors file"), "{error}");
+    }
+}

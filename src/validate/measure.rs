@@ -1,0 +1,139 @@
+//! How far two vectors of numbers are apart.
+
+/// What comparing rows with their references gave, over all rows. Any NaN makes all of it NaN, which passes no threshold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measures {
+    /// Smallest cosine of a row.
+    pub cosine: f64,
+    /// Largest difference of two numbers.
+    pub max_abs: f64,
+    /// Smallest and largest quotient of a row's norm and its reference's.
+    pub norm_ratio: [f64; 2],
+    /// Share of rows whose largest number is at the reference's place.
+    pub top1: f64,
+    /// Mean over the rows of the Kullback-Leibler divergence of the softmaxes from the reference's, in nats.
+    pub kl: f64,
+    /// Rows that were compared.
+    pub rows: usize,
+}
+
+impl Measures {
+    /// Compares rows of `width` numbers. The two have the same length.
+    pub fn of(found: &[f32], reference: &[f32], width: usize) -> Self {
+        let mut measures = Measures {
+            cosine: f64::INFINITY,
+            max_abs: 0.0,
+            norm_ratio: [f64::INFINITY, f64::NEG_INFINITY],
+            top1: 0.0,
+            kl: 0.0,
+            rows: 0,
+        };
+        let mut agree = 0;
+        for (a, b) in found.chunks_exact(width.max(1)).zip(reference.chunks_exact(width.max(1))) {
+            measures.rows += 1;
+            measures.cosine = least(measures.cosine, cosine(a, b));
+            let difference = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs();
+            measures.max_abs = a.iter().zip(b).map(difference).fold(measures.max_abs, most);
+            let ratio = quotient(norm(a), norm(b));
+            measures.norm_ratio = [least(measures.norm_ratio[0], ratio), most(measures.norm_ratio[1], ratio)];
+            agree += usize::from(largest(a) == largest(b));
+            measures.kl += divergence(b, a);
+        }
+        measures.top1 = agree as f64 / measures.rows as f64;
+        measures.kl /= measures.rows as f64;
+        measures
+    }
+}
+
+/// The smaller, or NaN if one is.
+fn least(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
+}
+
+/// The larger, or NaN if one is.
+fn most(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn norm(a: &[f32]) -> f64 {
+    dot(a, a).sqrt()
+}
+
+/// Zero over zero is one: nothing was expected and nothing came.
+fn quotient(a: f64, b: f64) -> f64 {
+    if a == 0.0 && b == 0.0 { 1.0 } else { a / b }
+}
+
+/// The cosine of two vectors; 1 for two of zeros, 0 if only one is.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let norms = norm(a) * norm(b);
+    if norms == 0.0 { f64::from(norm(a) == norm(b)) } else { dot(a, b) / norms }
+}
+
+/// The place of the largest number, the first of equals; nothing if one is NaN.
+fn largest(values: &[f32]) -> Option<usize> {
+    if values.iter().any(|v| v.is_nan()) {
+        return None;
+    }
+    (0..values.len()).reduce(|best, i| if values[i] > values[best] { i } else { best })
+}
+
+/// Kullback-Leibler divergence of softmax(q) from softmax(p), in nats: `Σ p (log p - log q)`.
+fn divergence(p: &[f32], q: &[f32]) -> f64 {
+    let log_sum = |v: &[f32]| {
+        let largest = v.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = v.iter().map(|x| f64::from(x - largest).exp()).sum();
+        f64::from(largest) + sum.ln()
+    };
+    let (sum_p, sum_q) = (log_sum(p), log_sum(q));
+    let term = |(p, q): (&f32, &f32)| {
+        let (log_p, log_q) = (f64::from(*p) - sum_p, f64::from(*q) - sum_q);
+        log_p.exp() * (log_p - log_q)
+    };
+    p.iter().zip(q).map(term).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_rows_have_nothing_between_them() {
+        let rows = [1.0, -2.0, 3.0, 0.5, 0.25, 8.0];
+        let measures = Measures::of(&rows, &rows, 3);
+        assert!((measures.cosine - 1.0).abs() < 1e-12 && measures.kl.abs() < 1e-12);
+        assert_eq!((measures.max_abs, measures.norm_ratio, measures.top1, measures.rows), (0.0, [1.0, 1.0], 1.0, 2));
+    }
+
+    #[test]
+    fn the_worst_row_counts() {
+        // the second row is turned by 90 degrees and doubled
+        let measures = Measures::of(&[1.0, 0.0, 0.0, 2.0], &[1.0, 0.0, 1.0, 0.0], 2);
+        assert_eq!((measures.cosine, measures.max_abs, measures.norm_ratio), (0.0, 2.0, [1.0, 2.0]));
+        assert_eq!(measures.top1, 0.5);
+    }
+
+    #[test]
+    fn divergence_is_that_of_two_coins() {
+        // softmax of [ln 3, 0] is [3/4, 1/4]; against a fair coin: 3/4 ln(3/2) + 1/4 ln(1/2)
+        let expected = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
+        assert!((divergence(&[3f32.ln(), 0.0], &[5.0, 5.0]) - expected).abs() < 1e-7);
+    }
+
+    #[test]
+    fn not_a_number_spoils_everything() {
+        let measures = Measures::of(&[1.0, f32::NAN, 1.0, 2.0], &[1.0, 2.0, 1.0, 2.0], 2);
+        assert!(measures.cosine.is_nan() && measures.max_abs.is_nan() && measures.norm_ratio[1].is_nan());
+        assert_eq!(measures.top1, 0.5);
+    }
+
+    #[test]
+    fn a_row_of_zeros_is_like_no_other() {
+        assert_eq!(cosine(&[0.0, 0.0], &[0.0, 0.0]), 1.0);
+        assert_eq!(cosine(&[0.0, 0.0], &[0.0, 1.0]), 0.0);
+    }
+}

@@ -1,0 +1,337 @@
+//! The parity gate: the emitted program against a golden, in every way that it can be called.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::golden::{Golden, GoldenError};
+use super::measure::Measures;
+use super::thresholds::ParityThresholds;
+use super::verdict::{Check, GateReport, Verdict};
+use crate::error::Result;
+use crate::runtime::{self, Answer, Ask, Chunking, Model, Positions, Request, Sampling, Session, generate};
+
+/// Name of the gate.
+pub const GATE: &str = "parity";
+
+/// A bundle on a backend, with what tells it from the others: `f32`, `f16`.
+pub struct Candidate {
+    /// How it computes.
+    pub name: String,
+    /// The model.
+    pub model: Arc<Model>,
+}
+
+/// Compares candidates with a golden: logits in calls of every size and in mixed ones, each after a reset; single
+/// functions, where the golden has hidden states; the greedy continuation.
+///
+/// # Errors
+/// When the golden isn't of this model, its text doesn't fit the context, or a function can't be run.
+pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThresholds) -> Result<GateReport> {
+    let mut checks = Vec::new();
+    for candidate in candidates {
+        check_golden(&candidate.model, golden)?;
+        if golden.positions.is_empty() {
+            continue;
+        }
+        let comparison = Comparison { candidate, golden, thresholds };
+        let mut session = candidate.model.start(golden.tokens.len() as u64)?;
+        let first = comparison.calls(&mut session, &mut checks)?;
+        checks.push(comparison.reset(&mut session, &first)?);
+        comparison.functions(&mut session, &mut checks)?;
+        checks.extend(comparison.greedy()?);
+    }
+    Ok(GateReport::new(GATE, checks))
+}
+
+fn check_golden(model: &Model, golden: &Golden) -> Result<()> {
+    let facts = &model.bundle().model;
+    let wrong = |problem: String| GoldenError { path: "of the parity gate".into(), problem };
+    if golden.vocab_size as u64 != facts.vocab_size {
+        let problem = format!("its vocabulary has {} tokens, the bundle's {}", golden.vocab_size, facts.vocab_size);
+        return Err(wrong(problem).into());
+    }
+    for (number, values) in &golden.hidden {
+        if *number > facts.num_layers || values.len() as u64 != golden.tokens.len() as u64 * facts.hidden_size {
+            let (layers, width) = (facts.num_layers, facts.hidden_size);
+            let problem = format!("`hidden.{number}` isn't of a model of {layers} layers and hidden size {width}");
+            return Err(wrong(problem).into());
+        }
+    }
+    Ok(())
+}
+
+struct Comparison<'a> {
+    candidate: &'a Candidate,
+    golden: &'a Golden,
+    thresholds: &'a ParityThresholds,
+}
+
+impl Comparison<'_> {
+    /// Logits for every size of calls; gives those of the first.
+    fn calls(&self, session: &mut Session, checks: &mut Vec<Check>) -> Result<Vec<f32>> {
+        let mut first = Vec::new();
+        for (name, chunking) in chunkings(session) {
+            session.reset()?;
+            let logits = session.forward(&self.golden.tokens, &Ask::all(chunking))?.logits;
+            let measures = Measures::of(&self.rows(&logits), &self.golden.logits, self.golden.vocab_size);
+            checks.push(self.logits_check(&name, &measures));
+            if first.is_empty() {
+                first = logits;
+            }
+        }
+        Ok(first)
+    }
+
+    /// The rows that the golden has logits of.
+    fn rows(&self, logits: &[f32]) -> Vec<f32> {
+        let width = self.golden.vocab_size;
+        self.golden.positions.iter().flat_map(|p| &logits[p * width..(p + 1) * width]).copied().collect()
+    }
+
+    fn logits_check(&self, name: &str, measures: &Measures) -> Check {
+        let limits = self.thresholds;
+        let [low, high] = measures.norm_ratio;
+        let mut problems = Vec::new();
+        // written so that NaN is a problem
+        if !(measures.cosine >= limits.cosine) {
+            problems.push(format!("cosine {:.5}, expected at least {}", measures.cosine, limits.cosine));
+        }
+        if !(measures.top1 >= limits.top1) {
+            problems.push(format!("top-1 agreement {:.3}, expected at least {}", measures.top1, limits.top1));
+        }
+        if !(low >= limits.norm_ratio[0] && high <= limits.norm_ratio[1]) {
+            let [least, most] = limits.norm_ratio;
+            problems.push(format!("norm ratio from {low:.4} to {high:.4}, expected {least} to {most}"));
+        }
+        let problem = (!problems.is_empty()).then(|| problems.join("; "));
+        let subject = format!("{}, {name}", self.candidate.name);
+        Check { measured: measured(measures), ..Check::of(subject, "logits agree with the golden", problem) }
+    }
+
+    /// The first calls once more: after a reset nothing may be left of the texts between.
+    fn reset(&self, session: &mut Session, first: &[f32]) -> Result<Check> {
+        let mut problem = None;
+        if let Some((name, chunking)) = chunkings(session).into_iter().next() {
+            session.reset()?;
+            let again = session.forward(&self.golden.tokens, &Ask::all(chunking))?.logits;
+            let same = again.iter().map(|v| v.to_bits()).eq(first.iter().map(|v| v.to_bits()));
+            problem = (!same).then(|| format!("{name} gives other logits the second time"));
+        }
+        Ok(Check::of(&self.candidate.name, "a reset forgets the text before", problem))
+    }
+
+    /// What single functions give: the hidden states that leave a shard, a piece of the logits.
+    fn functions(&self, session: &mut Session, checks: &mut Vec<Check>) -> Result<()> {
+        let golden = self.golden;
+        session.reset()?;
+        let ask = Ask { logits: Positions::All, hidden: !golden.hidden.is_empty(), chunking: Chunking::Largest };
+        let Answer { logits, hidden } = session.forward(&golden.tokens, &ask)?;
+        let bundle = self.candidate.model.bundle();
+        let route = session.route();
+        for step in &route.layers {
+            let end = step.part.end as usize;
+            let (Some(reference), Some(found)) = (golden.hidden.get(&end), hidden.get(end)) else { continue };
+            let measures = Measures::of(found, reference, bundle.model.hidden_size as usize);
+            let subject = format!("{}, layers {}..{}", self.candidate.name, step.part.start, end);
+            checks.push(self.function_check(subject, "hidden states agree with the golden", &measures));
+        }
+        if route.head.len() > 1 {
+            let logits = self.rows(&logits);
+            let width = golden.vocab_size;
+            for step in &route.head {
+                let piece = |rows: &[f32]| -> Vec<f32> {
+                    let part = step.part.start as usize..step.part.end as usize;
+                    rows.chunks_exact(width).flat_map(|row| &row[part.clone()]).copied().collect()
+                };
+                let rows = (step.part.end - step.part.start) as usize;
+                let measures = Measures::of(&piece(&logits), &piece(&golden.logits), rows);
+                let subject = format!("{}, head {}..{}", self.candidate.name, step.part.start, step.part.end);
+                checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
+            }
+        }
+        Ok(())
+    }
+
+    fn function_check(&self, subject: String, claim: &str, measures: &Measures) -> Check {
+        let limit = self.thresholds.function_cosine;
+        let low = !(measures.cosine >= limit);
+        let problem = low.then(|| format!("cosine {:.5}, expected at least {limit}", measures.cosine));
+        let mut measured = measured(measures);
+        measured.retain(|name, _| !matches!(name.as_str(), "top1" | "kl"));
+        Check { measured, ..Check::of(subject, claim, problem) }
+    }
+
+    /// How much of the golden's greedy continuation is ours, too. No threshold: where two tokens are all but equally
+    /// likely, quantized weights may rightly choose the other, and all that follows differs.
+    fn greedy(&self) -> Result<Option<Check>> {
+        let Some(greedy) = &self.golden.greedy else { return Ok(None) };
+        let request = Request {
+            prompt: greedy.prompt.clone(),
+            max_tokens: greedy.ids.len(),
+            sampling: Sampling::default(),
+            stops: Vec::new(),
+        };
+        let mut session = request.session(&self.candidate.model)?;
+        let ids = generate(&mut session, &request, |_| Ok(std::ops::ControlFlow::Continue(())))?.ids;
+        let agree = ids.iter().zip(&greedy.ids).take_while(|(a, b)| a == b).count();
+        let mut check = Check::of(&self.candidate.name, "greedy continuation", None);
+        check.measured.insert("greedy_agree".into(), agree as f64);
+        check.measured.insert("greedy_tokens".into(), greedy.ids.len() as f64);
+        check.detail = Some(format!("the first {agree} of {} tokens are the golden's", greedy.ids.len()));
+        Ok(Some(check))
+    }
+}
+
+fn measured(measures: &Measures) -> IndexMap<String, f64> {
+    let [low, high] = measures.norm_ratio;
+    let pairs = [
+        ("cosine", measures.cosine),
+        ("max_abs", measures.max_abs),
+        ("norm_ratio_min", low),
+        ("norm_ratio_max", high),
+        ("top1", measures.top1),
+        ("kl", measures.kl),
+        ("positions", measures.rows as f64),
+    ];
+    pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Ways of dividing a text into calls: every small size and the largest, and all of them in turn.
+fn chunkings(session: &Session) -> Vec<(String, Chunking)> {
+    let mut sizes = runtime::plan::sizes(&session.route().layers, session.limit());
+    let mut ways: Vec<(String, Chunking)> =
+        sizes.iter().map(|size| (format!("T = {size}"), Chunking::Pattern(vec![*size]))).collect();
+    if sizes.len() > 1 {
+        // not in order, so that a large call follows a small one and the other way round
+        let middle = sizes.len() / 2;
+        sizes.rotate_left(middle);
+        let names: Vec<String> = sizes.iter().map(u64::to_string).collect();
+        ways.push((format!("T = {} …", names.join(", ")), Chunking::Pattern(sizes)));
+    }
+    if ways.is_empty() {
+        ways.push(("filled-up calls".into(), Chunking::Largest));
+    }
+    ways
+}
+
+/// The gate where there is nothing to compare with.
+pub fn without_golden() -> GateReport {
+    let reason = "no golden is given (--golden FILE)";
+    let check = Check::unproven("bundle", "logits agree with a golden", reason);
+    debug_assert_eq!(check.verdict, Verdict::Unproven);
+    GateReport::new(GATE, vec![check])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::convert::bundle::Tokens;
+    use crate::manifest::Gates;
+    use crate::runtime::double::{self, Form};
+    use crate::validate::{Greedy, Thresholds};
+
+    const TEXT: [u32; 9] = [3, 1, 4, 1, 5, 2, 6, 5, 3];
+
+    fn golden() -> Golden {
+        let (hidden, logits) = double::reference(&TEXT, TEXT.len() as u64);
+        Golden {
+            tokens: TEXT.to_vec(),
+            positions: (0..TEXT.len()).collect(),
+            logits,
+            vocab_size: double::VOCAB,
+            hidden: hidden.into_iter().enumerate().collect(),
+            greedy: Some(Greedy { prompt: vec![1, 2], ids: vec![0, 0, 0] }),
+            metadata: Default::default(),
+        }
+    }
+
+    fn gate(form: &Form, golden: &Golden) -> GateReport {
+        let candidate = Candidate { name: "double".into(), model: double::model(form).0 };
+        parity(&[candidate], golden, &Thresholds::of(&Gates::default()).parity).unwrap()
+    }
+
+    #[test]
+    fn the_reference_agrees_with_itself_in_every_way_of_calling() {
+        let report = gate(&Form::default(), &golden());
+        assert_eq!(report.verdict, Verdict::Passed, "{report:#?}");
+        let subjects: Vec<&str> = report.checks.iter().map(|check| check.subject.as_str()).collect();
+        let expected = [
+            "double, T = 1",
+            "double, T = 2",
+            "double, T = 3",
+            "double, T = 4",
+            "double, T = 3, 4, 1, 2 …",
+            "double",
+            "double, layers 0..2",
+            "double, layers 2..3",
+            "double, head 0..5",
+            "double, head 5..8",
+            "double",
+        ];
+        assert_eq!(subjects, expected);
+        assert_eq!(report.checks[0].measured["max_abs"], 0.0);
+    }
+
+    #[test]
+    fn a_single_size_is_tried_with_filled_up_calls() {
+        let tokens = vec![Tokens::Exactly(4)];
+        let form = Form { layer_tokens: tokens.clone(), head_tokens: tokens, ..Form::default() };
+        let report = gate(&form, &golden());
+        assert_eq!((report.verdict, report.checks[0].subject.as_str()), (Verdict::Passed, "double, T = 4"));
+    }
+
+    #[test]
+    fn a_wrong_position_fails_the_gate() {
+        let mut golden = golden();
+        let row = &mut golden.logits[5 * double::VOCAB..6 * double::VOCAB];
+        row.reverse();
+        let report = gate(&Form::default(), &golden);
+        assert_eq!(report.verdict, Verdict::Failed);
+        assert!(report.checks[0].detail.as_deref().unwrap().starts_with("cosine "), "{report:?}");
+    }
+
+    #[test]
+    fn a_wrong_scale_fails_although_every_cosine_is_one() {
+        let mut golden = golden();
+        golden.logits.iter_mut().for_each(|v| *v *= 1.2);
+        let report = gate(&Form::default(), &golden);
+        assert_eq!(report.checks[0].detail.as_deref(), Some("norm ratio from 0.8333 to 0.8333, expected 0.9 to 1.1"));
+    }
+
+    #[test]
+    fn a_wrong_shard_is_named() {
+        let mut golden = golden();
+        golden.hidden.get_mut(&2).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
+        let report = gate(&Form::default(), &golden);
+        let failed: Vec<&str> =
+            report.checks.iter().filter(|c| c.verdict == Verdict::Failed).map(|c| c.subject.as_str()).collect();
+        assert_eq!(failed, ["double, layers 0..2"]);
+    }
+
+    #[test]
+    fn comparing_nothing_is_no_success() {
+        let golden = Golden { positions: Vec::new(), logits: Vec::new(), ..golden() };
+        assert_eq!(gate(&Form::default(), &golden).verdict, Verdict::Failed);
+        assert_eq!(without_golden().verdict, Verdict::Unproven);
+    }
+
+    #[test]
+    fn some_positions_are_enough() {
+        let mut golden = golden();
+        golden.positions = vec![0, 8];
+        golden.logits = [&golden.logits[..double::VOCAB], &golden.logits[8 * double::VOCAB..]].concat();
+        let report = gate(&Form::default(), &golden);
+        assert_eq!((report.verdict, report.checks[0].measured["positions"]), (Verdict::Passed, 2.0));
+    }
+
+    #[test]
+    fn a_golden_of_another_model_is_refused() {
+        let candidate = || Candidate { name: "double".into(), model: double::model(&Form::default()).0 };
+        let thresholds = Thresholds::of(&Gates::default()).parity;
+        let other = Golden { vocab_size: 9, ..golden() };
+        assert!(parity(&[candidate()], &other, &thresholds).is_err());
+        let other = Golden { hidden: [(4, Vec::new())].into(), ..golden() };
+        assert!(parity(&[candidate()], &other, &thresholds).is_err());
+    }
+}

@@ -1,0 +1,250 @@
+//! The structure gate: a bundle is whole, its packages are what it says they are, and their programs are right in form.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+use super::verdict::{Check, GateReport};
+use crate::convert::bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, Tokens};
+use crate::convert::files::hexadecimal;
+use crate::convert::plan::form;
+use crate::family::ports::{Extent, Port};
+use crate::mil::verify::{infer_types, verify, verify_function};
+use crate::mil::{Dim, Function, Lengths, TensorType, Value};
+use crate::package::{self, Package};
+use crate::runtime::plan::Plan;
+use crate::runtime::{Host, Tokenizer};
+
+/// Name of the gate.
+pub const GATE: &str = "structure";
+
+/// Most findings that a check lists.
+const LISTED: usize = 5;
+/// Sizes of a range that are tried: all of a small one, the first few and the last of a large one.
+const SIZES: u64 = 16;
+
+/// Checks the bundle in `folder`.
+pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
+    let mut checks = vec![
+        Check::of("bundle", "its functions make the whole model", Plan::new(bundle, folder).err().map(text)),
+        Check::of("bundle", "every tensor of the source is accounted for", ledger(bundle)),
+        Check::of("bundle", "every function is in a package, every package has functions", coverage(bundle)),
+        files(&bundle.host.file.file, std::slice::from_ref(&bundle.host.file), folder),
+        Check::of(&bundle.host.file.file, "it has the host's tensors", Host::open(bundle, folder).err().map(text)),
+    ];
+    checks.extend(tokenizer(bundle, folder));
+    // packages are large, and reading them is most of the work
+    let of_packages: Vec<Vec<Check>> =
+        bundle.packages.par_iter().map(|entry| check_package(bundle, entry, folder)).collect();
+    checks.extend(of_packages.into_iter().flatten());
+    GateReport::new(GATE, checks)
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}
+
+/// The first findings in one line, or nothing if there are none.
+fn listed<T: Display>(findings: &[T]) -> Option<String> {
+    let shown: Vec<String> = findings.iter().take(LISTED).map(T::to_string).collect();
+    let more = findings.len().saturating_sub(LISTED);
+    let tail = if more > 0 { format!("; and {more} more") } else { String::new() };
+    (!findings.is_empty()).then(|| shown.join("; ") + &tail)
+}
+
+fn ledger(bundle: &Bundle) -> Option<String> {
+    if bundle.ledger.used == 0 {
+        return Some("the bundle says that it uses no tensor".into());
+    }
+    let unexplained = bundle.ledger.ignored.iter().find(|(_, reason)| reason.is_empty());
+    unexplained.map(|(tensor, _)| format!("`{tensor}` is ignored without a reason"))
+}
+
+fn coverage(bundle: &Bundle) -> Option<String> {
+    let packages: BTreeSet<&str> = bundle.packages.iter().map(|entry| entry.package.as_str()).collect();
+    let used: BTreeSet<&str> = bundle.functions.iter().map(|entry| entry.package.as_str()).collect();
+    let problems: Vec<String> = used.symmetric_difference(&packages).map(|name| format!("`{name}`")).collect();
+    listed(&problems)
+}
+
+fn tokenizer(bundle: &Bundle, folder: &Path) -> Option<Check> {
+    let file = bundle.tokenizer.get("tokenizer")?;
+    let problem = match Tokenizer::of(bundle, folder) {
+        Ok(tokenizer) if tokenizer.len() as u64 > bundle.model.vocab_size => {
+            let rows = bundle.model.vocab_size;
+            Some(format!("it has {} tokens, the model's vocabulary {rows}", tokenizer.len()))
+        }
+        Ok(_) => None,
+        Err(error) => Some(text(error)),
+    };
+    Some(Check::of(file, "it is a tokenizer for the model's vocabulary", problem))
+}
+
+/// Whether files are there with the sizes and digests that the bundle has of them.
+fn files(subject: &str, files: &[FileDigest], folder: &Path) -> Check {
+    let problems: Vec<String> = files.iter().filter_map(|file| check_file(file, folder).err()).collect();
+    let problem = if files.is_empty() { Some("no file is listed".into()) } else { listed(&problems) };
+    Check::of(subject, "its files are those that were written", problem)
+}
+
+fn check_file(file: &FileDigest, folder: &Path) -> Result<(), String> {
+    let path = folder.join(&file.file);
+    let system = |error: std::io::Error| format!("{}: {error}", file.file);
+    let mut input = File::open(&path).map_err(system)?;
+    let bytes = input.metadata().map_err(system)?.len();
+    if bytes != file.bytes {
+        return Err(format!("{}: {bytes} bytes, expected {}", file.file, file.bytes));
+    }
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match input.read(&mut buffer).map_err(system)? {
+            0 => break,
+            n => hasher.update(&buffer[..n]),
+        }
+    }
+    let found = hexadecimal(&hasher.finalize());
+    if found == file.sha256 { Ok(()) } else { Err(format!("{}: SHA-256 {found}, expected {}", file.file, file.sha256)) }
+}
+
+fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Check> {
+    let name = &entry.package;
+    let mut checks = vec![files(name, &entry.files, folder)];
+    let package = match package::open(&folder.join(name)) {
+        Ok(package) => package,
+        Err(error) => {
+            checks.push(Check::of(name, "it can be read", Some(text(error))));
+            return checks;
+        }
+    };
+    let functions: Vec<&FunctionEntry> = bundle.functions.iter().filter(|f| f.package == *name).collect();
+    let limit = (bundle.manifest.shards.max_mb * 1e6) as u64;
+    // explicit layer ranges are the user's own responsibility
+    let size = (bundle.manifest.shards.layers.is_none() && entry.weight_bytes > limit)
+        .then(|| format!("{} bytes of weights, at most {limit} are allowed", entry.weight_bytes));
+    checks.extend([
+        Check::of(name, "it can be read", None),
+        Check::of(name, "its program obeys the rules of MIL", listed(&verify(&package.program))),
+        Check::of(name, "its description is that of its program", listed(&package.check_description())),
+        Check::of(name, "its specification version is that of the target", specification(bundle, &package)),
+        Check::of(name, "its functions are those of the bundle", listed(&signatures(&functions, &package))),
+        Check::of(name, "types inferred anew at every T are the declared ones", listed(&types(&functions, &package))),
+        Check::of(name, "it has all its files, and no others", listed(&contents(entry, &package))),
+        Check::of(name, "its weights are under the limit of a package", size),
+    ]);
+    checks
+}
+
+fn specification(bundle: &Bundle, package: &Package) -> Option<String> {
+    let opset = form(&bundle.manifest).opset;
+    let expected = opset.specification_version();
+    let found = package.specification_version;
+    (found != expected).then(|| format!("version {found}, {} needs {expected}", opset.name()))
+}
+
+/// Files of the package against those that the bundle lists.
+fn contents(entry: &PackageEntry, package: &Package) -> Vec<String> {
+    let listed: BTreeMap<String, u64> = entry.files.iter().map(|file| (file.file.clone(), file.bytes)).collect();
+    let found: BTreeMap<String, u64> =
+        package.files.iter().map(|file| (format!("{}/{}", entry.package, file.path), file.bytes)).collect();
+    let missing = listed.keys().filter(|file| !found.contains_key(*file)).map(|file| format!("{file} is missing"));
+    let extra = found.keys().filter(|file| !listed.contains_key(*file)).map(|file| format!("{file} isn't listed"));
+    missing.chain(extra).collect()
+}
+
+/// Functions, ports and states of the package against those that the bundle lists.
+fn signatures(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
+    let mut problems = Vec::new();
+    let listed: BTreeSet<&str> = functions.iter().map(|entry| entry.function.as_str()).collect();
+    for function in &package.program.functions {
+        if !listed.contains(function.name.as_str()) {
+            problems.push(format!("function `{}` isn't in the bundle", function.name));
+        }
+    }
+    for entry in functions {
+        let Some(function) = package.program.function(&entry.function) else {
+            problems.push(format!("function `{}` isn't in the package", entry.function));
+            continue;
+        };
+        let mut add = |what: &str, problem: Option<String>| {
+            problems.extend(problem.map(|problem| format!("function `{}`, {what}: {problem}", entry.function)));
+        };
+        add("inputs", names(entry.inputs.iter().map(|port| &port.name), function.tensor_inputs()));
+        add("outputs", names(entry.outputs.iter().map(|port| &port.name), function.outputs()));
+        add("states", names(entry.states.iter().map(|state| &state.name), function.states()));
+        for (state, value) in entry.states.iter().zip(function.states()) {
+            let shape = value.ty.tensor().and_then(TensorType::fixed_shape);
+            if shape.as_deref() != Some(&state.shape) {
+                add(&format!("state `{}`", state.name), Some(format!("{}, expected {:?}", value.ty, state.shape)));
+            }
+        }
+        let lengths: Vec<&Lengths> = function.lengths.values().collect();
+        let same = match (entry.tokens, lengths.as_slice()) {
+            (Tokens::Exactly(_), []) => true,
+            (Tokens::Range([a, b]), [Lengths::Range { lower, upper, .. }]) => (a, Some(b)) == (*lower, *upper),
+            _ => false,
+        };
+        if !same {
+            add("numbers of tokens", Some(format!("{lengths:?}, expected {:?}", entry.tokens)));
+        }
+    }
+    problems
+}
+
+fn names<'a>(listed: impl Iterator<Item = &'a String>, found: impl Iterator<Item = &'a Value>) -> Option<String> {
+    let listed: Vec<&str> = listed.map(String::as_str).collect();
+    let found: Vec<&str> = found.map(|value| value.name.as_str()).collect();
+    (listed != found).then(|| format!("{}, expected {}", found.join(", "), listed.join(", ")))
+}
+
+/// Infers all types anew for every number of tokens; inputs and outputs must come out as the bundle has them.
+fn types(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
+    let mut problems = Vec::new();
+    for entry in functions {
+        let Some(function) = package.program.function(&entry.function) else { continue };
+        for size in sizes(entry.tokens) {
+            let at = |problem: String| format!("function `{}`, T = {size}: {problem}", entry.function);
+            let symbols: Vec<_> = function.symbols().cloned().collect();
+            let fixed = symbols.iter().fold(function.clone(), |function, symbol| function.with_length(symbol, size));
+            match infer_types(&fixed) {
+                Err(error) => problems.push(at(error.to_string())),
+                Ok(inferred) => {
+                    problems.extend(verify_function(&inferred).into_iter().map(|finding| at(finding.to_string())));
+                    problems.extend(ports(entry, &inferred, size).into_iter().map(at));
+                }
+            }
+        }
+    }
+    problems
+}
+
+/// Numbers of tokens to try.
+fn sizes(tokens: Tokens) -> Vec<u64> {
+    match tokens {
+        Tokens::Exactly(size) => vec![size],
+        Tokens::Range([lower, upper]) if upper - lower < SIZES => (lower..=upper).collect(),
+        Tokens::Range([lower, upper]) => (lower..lower + SIZES - 1).chain([upper]).collect(),
+    }
+}
+
+fn ports(entry: &FunctionEntry, function: &Function, size: u64) -> Vec<String> {
+    let pairs = entry.inputs.iter().zip(function.tensor_inputs()).chain(entry.outputs.iter().zip(function.outputs()));
+    let wrong = |(port, value): (&Port, &Value)| {
+        let expected: Vec<Dim> = port.shape.iter().map(|extent| Dim::Fixed(extent_at(extent, size))).collect();
+        let same = value.ty.tensor().is_some_and(|ty| ty.shape == expected);
+        (!same).then(|| format!("`{}` is {}, the bundle has {:?}", port.name, value.ty, port.shape))
+    };
+    pairs.filter_map(wrong).collect()
+}
+
+fn extent_at(extent: &Extent, size: u64) -> u64 {
+    match extent {
+        Extent::Fixed(n) => *n,
+        Extent::Tokens(_) => size,
+    }
+}

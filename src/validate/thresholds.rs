@@ -1,0 +1,66 @@
+//! Thresholds of the gates: `validators/gates.yaml`, tightened by the manifest.
+
+use serde::Deserialize;
+
+use crate::manifest::Gates;
+
+/// Built into the binary, so that a verdict doesn't depend on where it is run.
+const BUILT_IN: &str = include_str!("../../validators/gates.yaml");
+
+/// Thresholds of all gates.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Thresholds {
+    /// Of the parity gate.
+    pub parity: ParityThresholds,
+}
+
+/// Thresholds of the parity gate.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParityThresholds {
+    /// Smallest cosine of the logits at any position.
+    pub cosine: f64,
+    /// Smallest cosine of what a single function gives.
+    pub function_cosine: f64,
+    /// Smallest share of positions whose most likely token agrees.
+    pub top1: f64,
+    /// Smallest and largest ratio of the logits' norms at any position.
+    pub norm_ratio: [f64; 2],
+}
+
+impl Thresholds {
+    /// The built-in thresholds, tightened by a manifest's: of two the stricter holds.
+    pub fn of(gates: &Gates) -> Self {
+        let mut thresholds = Self::built_in();
+        let parity = &mut thresholds.parity;
+        parity.cosine = gates.parity.cosine.unwrap_or(0.0).max(parity.cosine);
+        parity.top1 = gates.parity.top1.unwrap_or(0.0).max(parity.top1);
+        thresholds
+    }
+
+    fn built_in() -> Self {
+        serde_yaml::from_str(BUILT_IN).expect("validators/gates.yaml is part of the binary and tested")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::ParityGate;
+
+    #[test]
+    fn a_manifest_tightens_and_never_loosens() {
+        let with = |cosine| {
+            let parity = ParityGate { cosine: Some(cosine), top1: None };
+            Thresholds::of(&Gates { parity }).parity
+        };
+        let built_in = Thresholds::of(&Gates::default()).parity;
+        assert_eq!(
+            built_in,
+            ParityThresholds { cosine: 0.995, function_cosine: 0.97, top1: 0.95, norm_ratio: [0.9, 1.1] }
+        );
+        assert_eq!(with(0.999).cosine, 0.999);
+        assert_eq!(with(0.5), built_in);
+    }
+}

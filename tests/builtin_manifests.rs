@@ -1,0 +1,95 @@
+//! Every built-in manifest converts the model it is for: its graphs are built in full depth and width from the published
+//! configuration, and packages of a few layers and a piece of the LM head are written from synthesised weights.
+
+#[path = "common/synthetic.rs"]
+mod synthetic;
+
+use std::path::Path;
+
+use anec::convert::Plan;
+use anec::convert::emit::Emitter;
+use anec::convert::pipeline::{build_package, open_model, resolve};
+use anec::family::ports::Stage;
+use anec::manifest::{Manifest, builtin};
+use anec::package::{self, WriteOptions};
+use serde_json::Value as Json;
+
+fn config(name: &str) -> Json {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/configs/{name}.json"));
+    serde_json::from_slice(&std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
+}
+
+/// Layers of the package that is written; SmolLM3's fourth has no RoPE.
+const LAYERS: usize = 2;
+
+fn converts(name: &str) {
+    let found = builtin::find(name).unwrap();
+    let mut manifest = Manifest::from_yaml(found.text, name, &[]).unwrap();
+    let config = config(name);
+    let source = synthetic::source(name, config.clone());
+    let (model, ledger) = open_model(&source, &manifest).unwrap();
+    let facts = model.facts();
+    assert_eq!(Some(&facts.family), manifest.family.as_ref());
+    assert_eq!(Json::from(facts.num_layers), config["num_hidden_layers"]);
+    assert_eq!(Json::from(facts.vocab_size), config["vocab_size"]);
+    assert_eq!(ledger.used, source.tensors().len());
+    assert!(manifest.context.all().iter().all(|context| *context <= facts.max_position_embeddings));
+
+    // the whole model, planned and built
+    let full = Plan::new(&manifest, &*model).unwrap();
+    for package in &full.packages {
+        assert!(package.weight_bytes as f64 <= manifest.shards.max_mb * 1e6, "{}", package.name);
+        let mut emitter = Emitter::new(&manifest.quant);
+        let (program, _) = build_package(&*model, &full.form, package, &mut emitter).unwrap();
+        assert!(program.functions.iter().all(|f| f.block.ops.len() > 3));
+    }
+
+    // a few layers and the last piece of the LM head, written
+    manifest.shards.layers = Some(vec![[0, LAYERS], [LAYERS, facts.num_layers]]);
+    let manifest = resolve(&manifest, &source, &*model);
+    let plan = Plan::new(&manifest, &*model).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for package in [&plan.packages[0], plan.packages.last().unwrap()] {
+        let mut emitter = Emitter::new(&manifest.quant);
+        let (program, functions) = build_package(&*model, &plan.form, package, &mut emitter).unwrap();
+        let path = folder.path().join("p.mlpackage");
+        let written = package::write(&program, &path, &WriteOptions::default()).unwrap();
+        assert!(written.weight_bytes.abs_diff(package.weight_bytes) < 1 << 16, "{name}: {}", written.weight_bytes);
+        for tensor in emitter.reports() {
+            let loss = tensor.loss.unwrap();
+            assert!(loss.cosine > 0.9995, "{name} {}: {loss:?}", tensor.name);
+        }
+        let outputs = &functions[0].outputs;
+        match package.stage {
+            Stage::Layers { .. } => assert_eq!(outputs[0].name, "hidden_out"),
+            Stage::Head { end, .. } => assert_eq!(end, facts.vocab_size),
+        }
+        std::fs::remove_dir_all(path).unwrap();
+    }
+}
+
+macro_rules! each {
+    ($($test:ident: $name:literal),* $(,)?) => {
+        $(#[test] fn $test() { converts($name) })*
+
+        #[test]
+        fn every_built_in_manifest_is_tested() {
+            let mut tested = vec!["demo", $($name),*];
+            tested.sort_unstable();
+            assert_eq!(builtin::names().collect::<Vec<_>>(), tested);
+        }
+    };
+}
+
+each! {
+    llama_3_2_1b: "llama-3.2-1b",
+    llama_3_2_3b: "llama-3.2-3b",
+    mistral_7b: "mistral-7b",
+    phi4_mini: "phi4-mini",
+    qwen2_5_0_5b: "qwen2.5-0.5b",
+    qwen2_5_coder_0_5b: "qwen2.5-coder-0.5b",
+    qwen3_0_6b: "qwen3-0.6b",
+    qwen3_1_7b: "qwen3-1.7b",
+    qwen3_4b: "qwen3-4b",
+    smollm3_3b: "smollm3-3b",
+}

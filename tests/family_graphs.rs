@@ -1,0 +1,121 @@
+//! Every family builds in every form that a manifest can ask for, from either kind of source, and the verifier has
+//! nothing to say about the graph: not with the symbol T, nor with any number in its place.
+
+use std::path::Path;
+
+use anec::error::Result;
+use anec::family::ports::Stage;
+use anec::family::{EmitWeight, Form, FunctionRequest, Model, TokenCount};
+use anec::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use anec::mil::verify::{infer_types, verify_function};
+use anec::mil::{Constant, FunctionBuilder, Opset, Symbol, ValueId};
+use anec::source::{Ledger, Source, Weight};
+use rayon::prelude::*;
+
+/// Weights as fp16 literals.
+struct Fp16;
+
+impl EmitWeight for Fp16 {
+    fn emit(
+        &mut self,
+        builder: &mut FunctionBuilder,
+        name: &str,
+        _: Role,
+        weight: &Weight,
+        shape: &[u64],
+    ) -> Result<ValueId> {
+        let mut values = vec![0f32; weight.elements() as usize];
+        weight.read(0, &mut values)?;
+        Ok(builder.constant(name, Constant::fp16_tensor(shape, &values)))
+    }
+}
+
+fn forms() -> Vec<Form> {
+    let mut forms = Vec::new();
+    for layout in [Layout::Bcs1, Layout::Bc1s] {
+        for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
+            for state in [StateForm::PerLayer, StateForm::Unified] {
+                for (linear, norm) in [
+                    (LinearForm::Conv, NormForm::Accurate),
+                    (LinearForm::Conv, NormForm::Naive),
+                    (LinearForm::Linear, NormForm::LayerNormConcat),
+                    (LinearForm::Matmul, NormForm::Prescale),
+                ] {
+                    let opset = Opset::CoreMl8;
+                    forms.push(Form { opset, layout, linear, norm, attention, kv_write: KvWrite::Mask, state });
+                }
+            }
+        }
+    }
+    forms
+}
+
+fn check(model: &dyn Model, form: Form) -> Result<()> {
+    let facts = model.facts();
+    let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+    let sliced = Form { kv_write: KvWrite::Slice, ..form };
+    for (form, tokens) in [(form, range), (sliced, TokenCount::Exactly(3)), (form, TokenCount::Exactly(1))] {
+        let head = Stage::Head { first: 3, end: facts.vocab_size };
+        for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {
+            let request = FunctionRequest { name: "main".into(), stage, tokens, context: 64, argmax: true };
+            let graph = model.build(&form, &request, &mut Fp16)?;
+            assert_eq!(verify_function(&graph.function), [], "{form:?} {request:?}");
+            assert_eq!(graph.states.len(), graph.function.states().count());
+            for size in [1, 4] {
+                let fixed = infer_types(&graph.function.with_length(&Symbol::new("T"), size))?;
+                assert!(!fixed.is_symbolic());
+                assert_eq!(verify_function(&fixed), [], "T = {size}, {form:?} {request:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_family_builds_in_every_form() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let cases = std::fs::read_to_string(root.join("cases.json")).expect("the list of cases");
+    let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
+    let cases = cases["cases"].as_array().expect("a list");
+    assert!(cases.len() >= 20);
+    cases.par_iter().for_each(|case| {
+        let family = case["family"].as_str();
+        for path in ["hugging_face", "gguf"].into_iter().filter_map(|key| case[key].as_str()) {
+            let source = Source::open_path(&root.join(path)).expect(path);
+            let mut ledger = Ledger::new(&source);
+            let model = anec::family::open(&mut ledger, family, &[]).unwrap_or_else(|e| panic!("{path}: {e}"));
+            let totals = ledger.finish().unwrap_or_else(|e| panic!("{path}: {e}"));
+            assert!(totals.ignored.is_empty(), "{path}: {totals:?}");
+            for form in forms() {
+                check(&*model, form).unwrap_or_else(|e| panic!("{path}: {form:?}: {e}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn configurations_that_change_the_maths_are_refused_by_name() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let cases = std::fs::read_to_string(root.join("cases.json")).expect("the list of cases");
+    let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
+    let mut messages = String::new();
+    for bad in cases["bad"].as_array().expect("a list") {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = root.join(bad["config"].as_str().expect("a path"));
+        std::fs::copy(&config, folder.path().join("config.json")).expect("copied");
+        let weights = root.join(bad["weights_of"].as_str().expect("a case"));
+        for file in std::fs::read_dir(&weights).expect("a folder").flatten() {
+            let name = file.file_name().into_string().unwrap_or_default();
+            if name.contains("safetensors") && !name.contains("golden") {
+                std::fs::copy(file.path(), folder.path().join(name)).expect("copied");
+            }
+        }
+        let source = Source::open_path(folder.path()).expect("a source");
+        let mut ledger = Ledger::new(&source);
+        let refused = anec::family::open(&mut ledger, None, &[]).and_then(|_| Ok(ledger.finish()?));
+        let error = refused.expect_err(&format!("{} must be refused: {}", bad["config"], bad["fault"]));
+        let text = error.to_string().replace(&folder.path().display().to_string(), "MODEL");
+        messages += &format!("{}: {text}\n", config.parent().and_then(|p| p.file_name()).unwrap_or_default().display());
+    }
+    insta::assert_snapshot!(messages);
+}

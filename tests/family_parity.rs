@@ -1,0 +1,299 @@
+//! Every dense family agrees with transformers: the emitted graph, run by the executor, gives the reference's logits and
+//! hidden states at every position, whatever the chunks that the tokens come in, from either kind of source.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anec::error::Result;
+use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
+use anec::family::ports::{PortRole, Stage};
+use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model, TokenCount};
+use anec::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
+use anec::source::{Ledger, Source, Weight};
+use rayon::prelude::*;
+use safetensors::SafeTensors;
+
+const CONTEXT: u64 = 64;
+const FORM: Form = Form {
+    opset: Opset::CoreMl8,
+    layout: Layout::Bcs1,
+    linear: LinearForm::Conv,
+    norm: NormForm::Accurate,
+    attention: AttentionForm::PerHead,
+    kv_write: KvWrite::Mask,
+    state: StateForm::PerLayer,
+};
+
+/// Weights as fp16 literals.
+struct Fp16;
+
+impl EmitWeight for Fp16 {
+    fn emit(&mut self, b: &mut FunctionBuilder, name: &str, _: Role, w: &Weight, shape: &[u64]) -> Result<ValueId> {
+        let mut values = vec![0f32; w.elements() as usize];
+        w.read(0, &mut values)?;
+        Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
+    }
+}
+
+/// A model's two functions, and what the host does for them.
+struct Runner {
+    layers: (FunctionGraph, Executable),
+    head: (FunctionGraph, Executable),
+    host: Host,
+    hidden_size: usize,
+    context: usize,
+    layout: Layout,
+}
+
+impl Runner {
+    fn new(model: &dyn Model, form: Form, tokens: TokenCount, context: u64, precision: Precision) -> Result<Runner> {
+        let facts = model.facts();
+        let cache = WeightCache::new();
+        let build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
+            let request = FunctionRequest { name: "main".into(), stage, tokens, context, argmax: false };
+            let graph = model.build(&form, &request, &mut Fp16)?;
+            let executable = Executable::compile(&graph.function, Options { precision }, &cache)?;
+            Ok((graph, executable))
+        };
+        Ok(Runner {
+            layers: build(Stage::Layers { first: 0, end: facts.num_layers })?,
+            head: build(Stage::Head { first: 0, end: facts.vocab_size })?,
+            host: model.host(context)?,
+            hidden_size: facts.hidden_size as usize,
+            context: context as usize,
+            layout: form.layout,
+        })
+    }
+
+    /// `[1, channels, T, 1]` from one row for each token.
+    fn hidden(&self, rows: &[Vec<f32>]) -> Tensor {
+        let (channels, tokens) = (rows[0].len(), rows.len());
+        let data: Vec<f32> = (0..channels * tokens).map(|i| rows[i % tokens][i / tokens]).collect();
+        let shape = match self.layout {
+            Layout::Bcs1 => vec![1, channels, tokens, 1],
+            Layout::Bc1s => vec![1, channels, 1, tokens],
+        };
+        Tensor::new(shape, data)
+    }
+
+    /// Rows for each token from `[1, channels, T, 1]`.
+    fn rows(tensor: &Tensor, tokens: usize) -> Vec<Vec<f32>> {
+        let data = tensor.floats().expect("floats");
+        let channels = data.len() / tokens;
+        (0..tokens).map(|t| (0..channels).map(|c| data[c * tokens + t]).collect()).collect()
+    }
+
+    /// Logits of every token, and what `layers_i_hidden` held, by layer.
+    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Vec<Vec<f32>>, BTreeMap<String, Vec<Vec<f32>>>)> {
+        let mut state: State = self.layers.1.new_state();
+        let (mut logits, mut hidden) = (Vec::new(), BTreeMap::<String, Vec<Vec<f32>>>::new());
+        let (mut done, mut turn) = (0, 0);
+        while done < tokens.len() {
+            let count = chunks[turn % chunks.len()].min(tokens.len() - done);
+            turn += 1;
+            let chunk = &tokens[done..done + count];
+            let inputs = self.inputs(chunk, done, tokens.len())?;
+            let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            let outputs = self.layers.1.run_with(&inputs, &mut state, &mut |name, tensor| {
+                if name.starts_with("layers_") && name.ends_with("_hidden") || name == "hidden_out" {
+                    hidden.entry(name.to_owned()).or_default().extend(Runner::rows(tensor, count));
+                }
+            })?;
+            let mut none = self.head.1.new_state();
+            let out = self.head.1.run(&[("hidden", &outputs[0].1)], &mut none)?;
+            logits.extend(Runner::rows(&out[0].1, count));
+            done += count;
+        }
+        Ok((logits, hidden))
+    }
+
+    fn inputs(&self, chunk: &[i32], first: usize, length: usize) -> Result<Vec<(String, Tensor)>> {
+        let (count, slots) = (chunk.len(), self.context);
+        let mut inputs = Vec::new();
+        for port in &self.layers.0.inputs {
+            let tensor = match &port.role {
+                PortRole::Hidden => {
+                    let mut rows = Vec::new();
+                    for token in chunk {
+                        let mut row = vec![0f32; self.hidden_size];
+                        self.host.embedding.read_rows(*token as u64, &mut row)?;
+                        rows.push(row);
+                    }
+                    self.hidden(&rows)
+                }
+                PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => {
+                    let table = &self.host.rope[0];
+                    let variant = table.variants.iter().find(|v| v.max_length >= length as u64).expect("a variant");
+                    let values =
+                        if matches!(port.role, PortRole::RopeCos { .. }) { &variant.cos } else { &variant.sin };
+                    let columns = table.columns as usize;
+                    let part = &values[first * columns..(first + count) * columns];
+                    Tensor::new(vec![1, 1, count, columns], part.to_vec())
+                }
+                PortRole::AttentionMask { window } => {
+                    let sees = |t: usize, s: usize| {
+                        let position = first + t;
+                        s <= position && window.is_none_or(|w| position - s < w as usize)
+                    };
+                    let data = (0..count * slots).map(|i| if sees(i / slots, i % slots) { 0.0 } else { -1e4 });
+                    Tensor::new(vec![1, 1, count, slots], data.collect::<Vec<f32>>())
+                }
+                PortRole::KvWriteMask => {
+                    let data = (0..slots * count).map(|i| if i / count == first + i % count { 1.0 } else { 0.0 });
+                    Tensor::new(vec![1, 1, slots, count], data.collect::<Vec<f32>>())
+                }
+                PortRole::Position => Tensor::new(vec![1], vec![first as i32]),
+                other => unreachable!("{other:?} is no input of layers"),
+            };
+            inputs.push((port.name.clone(), tensor));
+        }
+        Ok(inputs)
+    }
+}
+
+/// A golden file's tensors.
+struct Golden {
+    tokens: Vec<i32>,
+    logits: Vec<Vec<f32>>,
+    hidden: Vec<Vec<Vec<f32>>>,
+}
+
+impl Golden {
+    fn read(path: &Path) -> Golden {
+        let bytes = std::fs::read(path).expect("a golden");
+        let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let rows = |name: &str| -> Option<Vec<Vec<f32>>> {
+            let view = tensors.tensor(name).ok()?;
+            let floats: Vec<f32> =
+                view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            Some(floats.chunks(view.shape()[1]).map(<[f32]>::to_vec).collect())
+        };
+        let tokens = tensors.tensor("tokens").expect("tokens").data();
+        Golden {
+            tokens: tokens.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            logits: rows("logits").expect("logits"),
+            hidden: (0..).map_while(|i| rows(&format!("hidden.{i}"))).collect(),
+        }
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Smallest cosine and largest absolute difference over positions.
+fn distance(found: &[Vec<f32>], expected: &[Vec<f32>]) -> (f64, f32) {
+    assert_eq!(found.len(), expected.len());
+    found.iter().zip(expected).fold((1.0, 0.0), |(worst, largest), (f, e)| {
+        assert_eq!(f.len(), e.len());
+        let difference = f.iter().zip(e).map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
+        (cosine(f, e).min(worst), difference.max(largest))
+    })
+}
+
+fn cases() -> (PathBuf, Vec<serde_json::Value>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let list = std::fs::read_to_string(root.join("cases.json")).expect("the list of cases");
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    (root, list["cases"].as_array().expect("a list").clone())
+}
+
+fn with_model(root: &Path, case: &serde_json::Value, key: &str, body: impl FnOnce(&dyn Model)) {
+    let Some(path) = case[key].as_str() else { return };
+    let source = Source::open_path(&root.join(path)).expect(path);
+    let mut ledger = Ledger::new(&source);
+    let model = anec::family::open(&mut ledger, case["family"].as_str(), &[]).unwrap_or_else(|e| panic!("{path}: {e}"));
+    body(&*model);
+}
+
+#[test]
+fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
+    let (root, cases) = cases();
+    let compared = cases
+        .par_iter()
+        .map(|case| {
+            let mut compared = 0;
+            for key in ["hugging_face", "gguf"] {
+                with_model(&root, case, key, |model| {
+                    for golden in case["goldens"].as_array().expect("goldens") {
+                        let golden = Golden::read(&root.join(golden["file"].as_str().expect("a file")));
+                        let length = golden.tokens.len() as u64;
+                        // dynamic scaling is defined by the length of the text: the context is that length
+                        let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
+                        let context = if dynamic { length } else { CONTEXT };
+                        let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+                        let runner = Runner::new(model, FORM, range, context, Precision::F32).expect("compiles");
+                        for chunks in [&[1][..], &[2], &[3], &[4], &[3, 1, 4, 2]] {
+                            let (logits, hidden) = runner.run(&golden.tokens, chunks).expect("runs");
+                            let name = format!("{} {key} {chunks:?}", case["name"]);
+                            let (cosine, difference) = distance(&logits, &golden.logits);
+                            assert!(cosine > 0.99999 && difference < 0.03, "{name}: logits {cosine} {difference}");
+                            for (layer, expected) in golden.hidden.iter().enumerate().skip(1) {
+                                let last = layer == model.facts().num_layers;
+                                let value = format!("layers_{}_hidden", layer - 1);
+                                let found = &hidden[if last { "hidden_out" } else { value.as_str() }];
+                                let (cosine, difference) = distance(found, expected);
+                                assert!(cosine > 0.99999, "{name}: after layer {}: {cosine} {difference}", layer - 1);
+                            }
+                            compared += 1;
+                        }
+                    }
+                });
+            }
+            compared
+        })
+        .sum::<usize>();
+    assert!(compared >= 5 * 40, "{compared} comparisons");
+}
+
+#[test]
+fn every_form_gives_the_same_logits() {
+    let (root, cases) = cases();
+    let names =
+        ["qwen2-tokenizer", "phi3-longrope", "qwen3-default", "olmo2-grouped", "granite-bias", "mistral-window"];
+    cases.par_iter().filter(|c| names.iter().any(|n| c["name"] == *n)).for_each(|case| {
+        with_model(&root, case, "hugging_face", |model| {
+            let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
+            for layout in [Layout::Bcs1, Layout::Bc1s] {
+                for linear in [LinearForm::Conv, LinearForm::Linear, LinearForm::Matmul] {
+                    for norm in [NormForm::Accurate, NormForm::Naive, NormForm::LayerNormConcat, NormForm::Prescale] {
+                        for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
+                            for state in [StateForm::PerLayer, StateForm::Unified] {
+                                for (kv_write, tokens, chunk) in [
+                                    (KvWrite::Mask, TokenCount::Range { lower: 1, upper: 4, default: 1 }, 3),
+                                    (KvWrite::Slice, TokenCount::Exactly(1), 1),
+                                ] {
+                                    let form = Form { layout, linear, norm, attention, state, kv_write, ..FORM };
+                                    let runner = Runner::new(model, form, tokens, CONTEXT, Precision::F32);
+                                    let (logits, _) =
+                                        runner.expect("compiles").run(&golden.tokens, &[chunk]).expect("runs");
+                                    let (cosine, _) = distance(&logits, &golden.logits);
+                                    assert!(cosine > 0.9999, "{} {form:?}: {cosine}", case["name"]);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn fp16_arithmetic_stays_close() {
+    let (root, cases) = cases();
+    cases.par_iter().for_each(|case| {
+        with_model(&root, case, "hugging_face", |model| {
+            let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
+            let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
+            let context = if dynamic { golden.tokens.len() as u64 } else { CONTEXT };
+            let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+            let runner = Runner::new(model, FORM, range, context, Precision::F16).expect("compiles");
+            let (logits, _) = runner.run(&golden.tokens, &[4, 1]).expect("runs");
+            let (cosine, difference) = distance(&logits, &golden.logits);
+            assert!(cosine > 0.999, "{}: {cosine} {difference}", case["name"]);
+        });
+    });
+}
