@@ -45,6 +45,11 @@ pub enum ConvertError {
         /// Rows of the LM head.
         rows: u64,
     },
+    /// Calls of a recurrent model that would have to be filled up.
+    #[error(
+        "`lengths` has no call of one token, which this model needs: its layers carry a state that fillers would change"
+    )]
+    NoSingleToken,
     /// A graph that breaks Core ML's rules: a defect of this crate.
     #[error("{package}: the graph breaks the rules of Core ML:\n{}", findings.join("\n"))]
     Graph {
@@ -122,6 +127,7 @@ impl Diagnostic for ConvertError {
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
             | ConvertError::TooManyPieces { .. }
+            | ConvertError::NoSingleToken
             | ConvertError::NotABundle(_)
             | ConvertError::Exists { .. } => Fault::Usage,
             ConvertError::Bundle { .. } | ConvertError::Vocabulary { .. } | ConvertError::Graph { .. } => Fault::Source,
@@ -141,6 +147,9 @@ impl Diagnostic for ConvertError {
             }
             ConvertError::LayersDontTile { layers, .. } => {
                 Some(format!("ranges are [first, one past the last]; the last one ends with {layers}"))
+            }
+            ConvertError::NoSingleToken => {
+                Some("add it: `lengths: { range: [1, 4] }` or `lengths: { fixed: [1, 64] }`".into())
             }
             ConvertError::NotABundle(_) => Some("choose another folder with --out".into()),
             ConvertError::Exists { .. } => Some("--force replaces it; --out names another folder".into()),
