@@ -125,7 +125,8 @@ for a in "$@"; do
     *) args+=("$a");;
   esac
 done
-exec "${0%/bin/zcc}/zig/bin/python" -m ziglang cc -target aarch64-macos.15.0 "${args[@]}"
+exec "${0%/bin/zcc}/zig/bin/python" -m ziglang cc -target aarch64-macos.15.0 \
+  -fno-sanitize=undefined "${args[@]}"
 CC
   printf '#!/bin/sh\nexec "${0%%/bin/zar}/zig/bin/python" -m ziglang ar "$@"\n' > "$bin/zar"
   chmod +x "$bin/zcc" "$bin/zar"
@@ -145,6 +146,7 @@ exports:
     objc-classes: [ {", ".join(sorted(classes))} ]
 ...
 """)
+tbd(f"{sdk}/usr/lib/libiconv.tbd", "/usr/lib/libiconv.2.dylib", ["_iconv", "_iconv_open", "_iconv_close"], [])
 extern = re.compile(r"extern \"C(?:-unwind)?\"[^{]*\{(.*?)\n\s*\}", re.S)
 item = re.compile(r"\b(?:fn|static)\s+(?:mut\s+)?(\w+)")
 class_ = re.compile(r"extern_class!\(.*?pub struct (\w+)", re.S)
