@@ -8,6 +8,7 @@ use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::error::CoreMlError;
 
@@ -186,6 +187,17 @@ impl ComputePlan {
         }
         serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
     }
+}
+
+/// The SHA-256 of a listing of files, each with its path and its SHA-256 in hexadecimal (see [`PackageDigest`]).
+pub fn listing_digest<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    let mut files: Vec<(&str, &str)> = files.into_iter().collect();
+    files.sort_unstable();
+    let mut hasher = Sha256::new();
+    for (path, sha256) in files {
+        hasher.update(format!("{sha256}  {path}\n"));
+    }
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// JSON Schema of `plan.json`.
