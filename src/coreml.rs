@@ -15,6 +15,8 @@
 
 pub mod array;
 pub mod cache;
+#[cfg(test)]
+pub(crate) mod double;
 pub mod engine;
 pub mod error;
 pub mod plan;

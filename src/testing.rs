@@ -1,22 +1,7 @@
 //! What tests share.
 
-pub mod engine;
-
 use std::io::Write;
-use std::path::{Path, PathBuf};
-
-use crate::convert::progress::Progress;
-use crate::convert::{Options, convert};
-use crate::manifest::Manifest;
-
-/// Converts the demo's model into a folder, with changes of its manifest (`key=value`).
-pub fn convert_demo(out: &Path, changes: &[&str]) {
-    let changes: Vec<String> = changes.iter().map(|change| (*change).to_owned()).collect();
-    let manifest = Manifest::open("manifests/demo.yaml", &changes).unwrap();
-    let progress = Progress::hidden();
-    let out = Some(out.to_owned());
-    convert(&Options { manifest, out, force: false, compile: false, progress }).unwrap();
-}
+use std::path::PathBuf;
 
 /// A real model's file, out of the folder that tests/models.py fills: `ANEC_MODELS`, or `anec/models` in the user's cache
 /// folder. Says so loudly, past the test harness, where it isn't there.

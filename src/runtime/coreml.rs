@@ -222,12 +222,12 @@ pub fn element(role: &PortRole) -> Element {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coreml::double::DoubleEngine;
+    use crate::coreml::double::convert_demo;
     use crate::exec::Precision;
     use crate::mil::{DataType, Value};
     use crate::package;
     use crate::runtime::{Ask, Chunking, Hidden};
-    use crate::testing::convert_demo;
-    use crate::testing::engine::DoubleEngine;
 
     const TEXT: [u32; 11] = [3, 141, 59, 26, 535, 89, 79, 323, 84, 626, 43];
 

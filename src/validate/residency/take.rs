@@ -125,8 +125,8 @@ pub(super) fn digest(package: &Package) -> Result<String, CoreMlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::convert_demo;
-    use crate::testing::engine::DoubleEngine;
+    use crate::coreml::double::DoubleEngine;
+    use crate::coreml::double::convert_demo;
 
     #[test]
     fn every_function_is_planned_at_every_length() {

@@ -32,7 +32,7 @@ impl WeightBytes {
 fn read_by(function: &Function, sources: &HashMap<ValueId, &Op>, op: &Op) -> u64 {
     let stored = |constant: &Constant| {
         // sizes, axes and switches are no weights
-        let is_weight = op.is_constexpr() || (constant.ty.dtype.is_float() && constant.ty.rank() > 0);
+        let is_weight = constant.ty.rank() > 0 && (op.is_constexpr() || constant.ty.dtype.is_float());
         if is_weight { constant.ty.bytes().unwrap_or(0) } else { 0 }
     };
     let mut values: Vec<ValueId> = op.operands().collect();
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn bytes_are_those_that_are_stored() {
         let room = tempfile::tempdir().unwrap();
-        crate::testing::convert_demo(room.path(), &["quant.granularity=per_channel"]);
+        crate::coreml::double::convert_demo(room.path(), &["quant.granularity=per_channel"]);
         let program = package::open(&room.path().join("layers_0_3.mlpackage")).unwrap().program;
         let function = &program.functions[0];
         let weights = WeightBytes::of(function);
@@ -101,6 +101,7 @@ mod tests {
         let stored: u64 = expanded.attributes.values().filter(|c| c.ty.rank() > 0).filter_map(|c| c.ty.bytes()).sum();
         let reader = function.ops().into_iter().find(|op| op.operands().any(|id| id == expanded.outputs[0])).unwrap();
         let behind = weights.behind(&function.value(reader.outputs[0]).name).unwrap();
-        assert!(stored > 100 && behind >= stored && behind < stored + 64, "{behind}, stored {stored}");
+        // the op that reads it has a bias of 32 halves beside it
+        assert_eq!((stored > 2000, behind), (true, stored + 64));
     }
 }

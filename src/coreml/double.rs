@@ -5,12 +5,23 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::convert::progress::Progress;
+use crate::convert::{Options as ConvertOptions, convert};
 use crate::coreml::array::{self, Array, Element, OwnedValues, Values};
 use crate::coreml::plan::{ComputeUnits, Device, Machine, Operation};
 use crate::coreml::{CoreMlError, Engine, LoadedFunction};
 use crate::exec::{Executable, Options, Precision, State, Tensor, TensorData, WeightCache};
+use crate::manifest::Manifest;
 use crate::mil::{Block, Function, Op};
 use crate::package;
+
+/// Converts the demo's model into a folder, with changes of its manifest (`key=value`).
+pub fn convert_demo(out: &Path, changes: &[&str]) {
+    let changes: Vec<String> = changes.iter().map(|change| (*change).to_owned()).collect();
+    let manifest = Manifest::open("manifests/demo.yaml", &changes).unwrap();
+    let progress = Progress::hidden();
+    convert(&ConvertOptions { manifest, out: Some(out.to_owned()), force: false, compile: false, progress }).unwrap();
+}
 
 /// The double.
 pub struct DoubleEngine {
