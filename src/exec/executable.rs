@@ -10,7 +10,7 @@ use super::fuse::fuse;
 use super::ops::{self, Value};
 use super::profile::Profile;
 use super::state::State;
-use super::step::{Frame, Node, Operand, Step};
+use super::step::{Frame, Node, Observer, Operand, Step};
 use super::tensor::Tensor;
 use super::weight::WeightCache;
 use crate::mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, ValueType};
@@ -59,7 +59,7 @@ impl Executable {
     /// [`ExecError::Unsupported`] names every operator without a kernel; constants that can't be read or don't fit
     /// their type; a graph that isn't in order.
     pub fn compile(function: &Function, options: Options, cache: &WeightCache) -> Result<Executable, ExecError> {
-        Self::assemble(function, options, cache, |steps, outputs| fuse(steps, outputs))
+        Self::assemble(function, options, cache, fuse)
     }
 
     /// As [`compile`](Executable::compile), but every op is carried out as it stands, and an observer sees all of them.
@@ -204,7 +204,7 @@ impl Executable {
         &'a self,
         inputs: &[(&str, &Tensor)],
         state: &'a mut State,
-        observer: Option<&'a mut dyn FnMut(&str, &Tensor)>,
+        observer: Option<Observer<'a>>,
         profile: Option<&'a mut Profile>,
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
         self.check_inputs(inputs)?;

@@ -106,6 +106,9 @@ impl Node {
     }
 }
 
+/// Sees the results of ops by name, as they are computed.
+pub(super) type Observer<'a> = &'a mut dyn FnMut(&str, &Tensor);
+
 /// A function that is being run.
 pub(super) struct Frame<'a> {
     /// The function's name.
@@ -117,7 +120,7 @@ pub(super) struct Frame<'a> {
     /// Whether values declared fp16 are rounded.
     pub half: bool,
     /// Is shown results.
-    pub observer: Option<&'a mut dyn FnMut(&str, &Tensor)>,
+    pub observer: Option<Observer<'a>>,
     /// Is told how long steps take.
     pub profile: Option<&'a mut Profile>,
 }

@@ -33,7 +33,12 @@ fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
     let mut ledger = Ledger::new(&source);
     let model = crate::family::open(&mut ledger, None, &[]).unwrap();
     let stage = Stage::Layers { first: 0, end: model.facts().num_layers };
-    let request = FunctionRequest { name: "main".into(), stage, tokens, context: CONTEXT as u64, argmax: false };
+    let most_tokens = match tokens {
+        TokenCount::Range { upper, .. } => upper,
+        TokenCount::Exactly(count) => count,
+    };
+    let context = CONTEXT as u64;
+    let request = FunctionRequest { name: "main".into(), stage, tokens, context, most_tokens, argmax: false };
     model.build(&form, &request, &mut Fp16).unwrap()
 }
 
@@ -66,10 +71,12 @@ fn inputs(graph: &FunctionGraph, first: usize, count: usize) -> Vec<(String, Ten
 }
 
 fn groups(executable: &Executable) -> Vec<&Group> {
-    let group = |node| match node {
-        &Node::Group(ref group) => Some(group),
-        Node::Step(_) => None,
-    };
+    fn group(node: &Node) -> Option<&Group> {
+        match node {
+            Node::Group(group) => Some(group),
+            Node::Step(_) => None,
+        }
+    }
     executable.nodes.iter().filter_map(group).collect()
 }
 
