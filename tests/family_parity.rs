@@ -14,6 +14,9 @@ use anec::source::{Ledger, Source, Weight};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 
+/// One row of numbers for each token.
+type Rows = Vec<Vec<f32>>;
+
 const CONTEXT: u64 = 64;
 const FORM: Form = Form {
     opset: Opset::CoreMl8,
@@ -87,7 +90,7 @@ impl Runner {
     }
 
     /// Logits of every token, and what `layers_i_hidden` held, by layer.
-    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Vec<Vec<f32>>, BTreeMap<String, Vec<Vec<f32>>>)> {
+    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Rows, BTreeMap<String, Rows>)> {
         self.run_from(&mut self.layers.1.new_state(), tokens, chunks)
     }
 

@@ -217,8 +217,9 @@ impl DecoderConfig {
             return Err(keys.value("hidden_act", &format!("\"{}\"", family.activation.names()[0])));
         }
         for (key, inert) in family.inert_keys {
-            let plain = |value: &Json| value.as_bool().map_or_else(|| value.clone(), |b| Json::from(u8::from(b)));
-            if keys.get(key).is_some_and(|value| plain(value).to_string() != *inert) {
+            // older configurations write 0 and 1 for false and true
+            let plain = |value: &Json| value.as_bool().map_or_else(|| value.to_string(), |b| u8::from(b).to_string());
+            if keys.get(key).is_some_and(|value| plain(value).as_str() != *inert) {
                 return Err(keys.value(key, inert));
             }
         }

@@ -74,7 +74,7 @@ pub(super) fn read(
         (_, WindowRule::FromLayer) => layer as u64 >= from_layer,
         (_, WindowRule::WithoutRope) => !rotates[layer],
         (_, WindowRule::Every(_)) => true,
-        (_, WindowRule::Pattern) => (layer as u64 + 1) % pattern != 0,
+        (_, WindowRule::Pattern) => !(layer as u64 + 1).is_multiple_of(pattern),
         (_, WindowRule::None) => false,
     };
     Ok((0..count)
