@@ -248,7 +248,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
     fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
         let tensor = self.ledger.take(name)?;
         if tensor.shape() != shape {
+            let source = self.ledger.source().name();
             return Err(FamilyError::Shape {
+                place: tensor.path().map_or_else(|| source.to_owned(), |path| path.display().to_string()),
                 tensor: name.to_owned(),
                 found: tensor.shape().to_vec(),
                 expected: shape.to_vec(),

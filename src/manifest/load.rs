@@ -24,10 +24,7 @@ impl Manifest {
         let (text, origin) = match text {
             Ok(text) => (text, name.to_owned()),
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
-                let found = builtin::find(name).ok_or_else(|| {
-                    let suggestion = nearest(builtin::stem(name), builtin::names()).map(str::to_owned);
-                    ManifestError::NotFound { name: name.to_owned(), suggestion }
-                })?;
+                let found = builtin::find(name)?;
                 (found.text.to_owned(), format!("{} (built-in)", found.name))
             }
             Err(source) => return Err(ManifestError::Unreadable { path: path.to_owned(), source }),
