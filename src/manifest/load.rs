@@ -70,7 +70,7 @@ pub fn schema() -> Json {
 fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: &str) -> Result<T, ManifestError> {
     serde_yaml::from_str(text).map_err(|e| ManifestError::Syntax {
         origin: origin.to_owned(),
-        message: e.to_string(),
+        message: e.to_string().trim_start_matches("error: ").to_owned(),
         suggestion: suggestion(&e),
     })
 }
@@ -143,6 +143,7 @@ fn plain(error: &serde_yaml::Error) -> String {
         | serde_yaml::Error::SerdeInvalidValue { unexpected, expected, .. } => {
             format!("found {unexpected}, expected {expected}")
         }
+        serde_yaml::Error::Message { msg, .. } => msg.clone(),
         other => other.to_string(),
     }
 }
