@@ -203,7 +203,7 @@ fn shard(name: &str, lengths: Option<Lengths>, weight: &Arc<dyn Content>) -> ane
 }
 
 fn weight() -> Arc<dyn Content> {
-    Arc::new(Bytes((0..1024u32).map(|i| (i * 37 >> 2) as u8).collect()))
+    Arc::new(Bytes((0..1024u32).map(|i| ((i * 37) >> 2) as u8).collect()))
 }
 
 /// The forms in which our packages come.
