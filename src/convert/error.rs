@@ -45,6 +45,11 @@ pub enum ConvertError {
         /// Rows of the LM head.
         rows: u64,
     },
+    /// Calls of a recurrent model that would have to be filled up.
+    #[error(
+        "`lengths` has no call of one token, which this model needs: its layers carry a state that fillers would change"
+    )]
+    NoSingleToken,
     /// A graph that breaks Core ML's rules: a defect of this crate.
     #[error("{package}: the graph breaks the rules of Core ML:\n{}", findings.join("\n"))]
     Graph {
@@ -125,6 +130,7 @@ impl Diagnostic for ConvertError {
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
             | ConvertError::TooManyPieces { .. }
+            | ConvertError::NoSingleToken
             | ConvertError::NotABundle(_)
             | ConvertError::Busy(_)
             | ConvertError::Exists { .. } => Fault::Usage,
@@ -162,6 +168,9 @@ impl Diagnostic for ConvertError {
             ConvertError::Compiler { .. } => {
                 "if the model converts with the newest anec and still isn't accepted, please report it with the manifest"
                     .into()
+            }
+            ConvertError::NoSingleToken => {
+                "add it: `lengths: { range: [1, 4] }` or `lengths: { fixed: [1, 64] }`".into()
             }
             ConvertError::NoCompiler(_) => {
                 "run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools".into()

@@ -111,6 +111,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
         name: name.clone(),
         family: facts.family.clone(),
         model: ModelFacts {
+            hidden_scale: facts.hidden_scale,
             hidden_size: facts.hidden_size,
             num_layers: facts.num_layers,
             vocab_size: facts.vocab_size,

@@ -262,6 +262,9 @@ impl Session {
         }
         if let Some(record) = record {
             answer.hidden = record.finish(tokens.len(), model.bundle.model.hidden_size as usize)?;
+            // a power of two: nothing is lost
+            let unscaled = 1.0 / model.bundle.model.hidden_scale as f32;
+            answer.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
         }
         Ok(answer)
     }
