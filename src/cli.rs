@@ -16,7 +16,9 @@ mod model;
 mod pack;
 mod plan;
 mod run;
+mod sampling;
 mod schema;
+mod serve;
 mod validate;
 
 use std::io::Write;
@@ -42,6 +44,8 @@ enum Verb {
     Validate(validate::Args),
     /// Continues a prompt
     Run(run::Args),
+    /// Answers requests over HTTP (OpenAI's API) or as JSON lines
+    Serve(serve::Args),
     /// Computes the logits after every token
     Logits(logits::Args),
     /// Computes a golden from a source's own weights
@@ -71,6 +75,7 @@ impl Verb {
             Verb::Convert(args) => args.run(),
             Verb::Validate(args) => args.run(),
             Verb::Run(args) => args.run(),
+            Verb::Serve(args) => args.run(),
             Verb::Logits(args) => args.run(),
             Verb::Golden(args) => args.run(),
             Verb::Demo(args) => args.run(),

@@ -73,6 +73,14 @@ impl Runner {
         }
     }
 
+    /// What computes, for people.
+    pub fn device(&self) -> String {
+        match self.backend {
+            BackendName::Cpu => format!("CPU ({})", self.precision()),
+            BackendName::Coreml => "Core ML".into(),
+        }
+    }
+
     /// The precision's name.
     pub fn precision(&self) -> &'static str {
         self.precision.name()
