@@ -8,6 +8,7 @@
 //! | [`host`] | embedding and rotary tables |
 //! | [`feed`] | the inputs of a call |
 //! | [`session`] | a text on its way through the bundle |
+//! | [`profile`] | how long the functions take |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
 //! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
@@ -31,6 +32,7 @@ pub mod logprobs;
 pub mod lookup;
 pub mod plan;
 pub mod prefix;
+pub mod profile;
 pub mod sampling;
 pub mod session;
 pub mod text;

@@ -11,6 +11,7 @@ use super::error::RuntimeError;
 use super::feed::{Feed, shape_of, shaped};
 use super::host::{Host, RopeChoice};
 use super::plan::{self, Chunk, Plan, Route, Step};
+use super::profile::{Profile, Profiled};
 use crate::convert::bundle::{Bundle, FILE_NAME};
 use crate::error::Result;
 use crate::exec::{Precision, Tensor, TensorData};
@@ -22,7 +23,7 @@ pub struct Model {
     folder: PathBuf,
     host: Arc<Host>,
     plan: Plan,
-    backend: Box<dyn Backend>,
+    backend: Arc<dyn Backend>,
     /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
     /// after it is closed by the masks, and overwritten before they open it.
     positional: bool,
@@ -121,7 +122,16 @@ impl Model {
         let plan = Plan::new(&bundle, folder)?;
         check_ports(&bundle, folder)?;
         let positional = bundle.functions.iter().flat_map(|entry| &entry.states).all(|state| by_position(&state.role));
-        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend, positional }))
+        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
+    }
+
+    /// The same model, measuring how long its functions take.
+    ///
+    /// # Errors
+    /// As [`Model::new`].
+    pub fn profiled(&self) -> Result<(Arc<Self>, Profile)> {
+        let (backend, profile) = Profiled::new(self.backend.clone());
+        Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
     }
 
     /// The bundle.
