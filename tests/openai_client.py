@@ -16,7 +16,7 @@ USER = [{"role": "user", "content": "Count from one to ten, in words."}]
 
 
 def greedy(**more):
-    return client.chat.completions.create(model=model, messages=USER, temperature=0, **{"max_tokens": 24, **more})
+    return client.chat.completions.create(model=model, messages=USER, **{"temperature": 0, "max_tokens": 24, **more})
 
 
 def models():

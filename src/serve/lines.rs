@@ -167,7 +167,9 @@ fn prompt(request: Line, history: &[u32]) -> Result<(Prompt, Parameters), ServeE
             Prompt::Chat(Chat::new(system.into_iter().chain([Message::new("user", &text)]).collect()))
         }
         (None, Some(text), None) => Prompt::Text { text, special: false },
-        (None, None, Some(tokens)) if tokens.is_empty() => return Err(ServeError::field("tokens", "`tokens` has no tokens")),
+        (None, None, Some(tokens)) if tokens.is_empty() => {
+            return Err(ServeError::field("tokens", "`tokens` has no tokens"));
+        }
         (None, None, Some(tokens)) if request.reset == Some(false) => Prompt::Ids([history, &tokens].concat()),
         (None, None, Some(tokens)) => Prompt::Ids(tokens),
         _ => {
