@@ -17,6 +17,11 @@ pub fn anec() -> Command {
     command
 }
 
+/// Runs the program; gives exit code, stdout and stderr.
+pub fn run(arguments: &[&str]) -> (i32, String, String) {
+    finish(anec().args(arguments).output().unwrap())
+}
+
 /// What a finished program gave.
 pub fn finish(output: Output) -> (i32, String, String) {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
