@@ -569,7 +569,7 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
     let server = Server::start(bundle(), &["--parallel", "8", "--queue", "40"]);
     let request = |i: usize| {
         let prompt = format!("In the year {} there was a", 1800 + i);
-        json!({"prompt": prompt, "max_tokens": 4 + i % 5, "temperature": 0, "stream": i % 2 == 0})
+        json!({"prompt": prompt, "max_tokens": 4 + i % 5, "temperature": 0, "stream": i.is_multiple_of(2)})
     };
     let expected: Vec<Json> = (0..16)
         .map(|i| {
@@ -588,7 +588,7 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
                     break;
                 }
                 let i = (number * 7 + turn) % 16;
-                if (number + turn) % 9 == 0 {
+                if (number + turn).is_multiple_of(9) {
                     // one in nine leaves without waiting
                     let mut stream = server.connect();
                     stream.write_all(post("/v1/completions", &request(i).to_string(), "").as_bytes()).unwrap();
@@ -599,7 +599,7 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
                 let reply = server.post("/v1/completions", &request(i));
                 match reply.status {
                     200 => {
-                        let text = if i % 2 == 0 {
+                        let text = if i.is_multiple_of(2) {
                             let parts = reply.parts();
                             Json::String(parts.iter().filter_map(|part| part["choices"][0]["text"].as_str()).collect())
                         } else {
