@@ -35,8 +35,11 @@ fn lengths(tokens: Tokens) -> std::ops::RangeInclusive<u64> {
     }
 }
 
+/// Operator, name, values read, results, constants.
+type Parts<'a> = (&'a str, &'a str, Vec<ValueId>, &'a [ValueId], Vec<(TensorType, Arc<[u8]>)>);
+
 /// What an op is: its operator and name, what it reads and gives, and the bytes of its constants.
-fn parts(op: &Op) -> (&str, &str, Vec<ValueId>, &[ValueId], Vec<(TensorType, Arc<[u8]>)>) {
+fn parts(op: &Op) -> Parts<'_> {
     let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
         Binding::Constant(constant) => Some(constant),
         Binding::Value(_) => None,
