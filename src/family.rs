@@ -12,6 +12,7 @@
 //! | [`rope`] | rotary tables |
 //! | [`tensors`] | a source's tensors, found and checked |
 //! | [`decoder`] | the engine of dense decoders |
+//! | [`scale`] | the residual stream in another unit |
 //! | [`blocks`] | equations in ops |
 //! | [`ports`] | what inputs, outputs and states of a function mean |
 
@@ -21,6 +22,7 @@ pub mod decoder;
 pub mod error;
 pub mod ports;
 pub mod rope;
+pub mod scale;
 pub mod table;
 pub mod tensors;
 
@@ -207,6 +209,9 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// When a table can't be computed.
     fn host(&self, context: u64) -> Result<Host>;
+
+    /// Multiplies the residual stream by `factor`, a power of two, and leaves the logits as they are.
+    fn scale_residual(&mut self, factor: f32);
 }
 
 /// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.

@@ -63,6 +63,9 @@ pub struct Manifest {
     pub lm_head: LmHead,
     /// Deployment target, which decides the opset.
     pub target: Target,
+    /// What keeps the model in half precision's range.
+    #[serde(skip_serializing_if = "Numerics::is_default")]
+    pub numerics: Numerics,
     /// Gate thresholds; they can only be stricter than the built-in ones.
     #[serde(skip_serializing_if = "Gates::is_default")]
     pub gates: Gates,
@@ -87,6 +90,7 @@ impl Default for Manifest {
             shards: Shards::default(),
             lm_head: LmHead::default(),
             target: Target::default(),
+            numerics: Numerics::default(),
             gates: Gates::default(),
         }
     }
@@ -393,6 +397,38 @@ pub enum Target {
     /// iOS 26 and macOS 26: specification version 10.
     #[serde(rename = "iOS26", alias = "macOS26")]
     Ios26,
+}
+
+/// What keeps the model in half precision's range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Numerics {
+    /// Factor of the residual stream: `auto`, or a power of two from 2^-16 to 1.
+    pub scale: ResidualScale,
+}
+
+impl Numerics {
+    fn is_default(&self) -> bool {
+        *self == Numerics::default()
+    }
+}
+
+/// A power of two that the whole residual stream is multiplied by. What the model computes stays the same: the norms
+/// that read the stream divide it out again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ResidualScale {
+    /// The largest at which a run in f32 stays well below fp16's largest number.
+    Auto,
+    /// This one.
+    #[serde(untagged)]
+    Factor(f32),
+}
+
+impl Default for ResidualScale {
+    fn default() -> Self {
+        ResidualScale::Factor(1.0)
+    }
 }
 
 /// Gate thresholds of this model.

@@ -3,23 +3,37 @@
 //! | module | holds |
 //! |---|---|
 //! | [`structure`] | the gate of form |
+//! | [`numerics`] | the gate of half precision |
 //! | [`parity`] | the gate that compares with a golden |
 //! | [`residency`] | the gate of placement |
+//! | [`forecast`] | rules applied to a program: no proof |
+//! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
 //! | [`verdict`] | claims, gates, reports |
 //! | [`thresholds`] | `validators/gates.yaml` |
+//! | [`lint`] | what constants and ops say of half precision without a run |
+//! | [`watch`] | a backend that notes how large every value gets |
+//! | [`prompts`] | the text that models are tried on |
 //! | [`golden`] | what a reference computed |
 //! | [`measure`] | how far numbers are apart |
 
+pub mod forecast;
 pub mod golden;
+pub mod lint;
 pub mod measure;
+pub mod numerics;
 pub mod parity;
+pub mod prompts;
 pub mod residency;
+pub mod rules;
 pub mod structure;
 pub mod thresholds;
 pub mod verdict;
+pub mod watch;
 
+pub use forecast::forecast;
 pub use golden::{Golden, Greedy};
 pub use measure::Measures;
+pub use numerics::numerics;
 pub use parity::{Candidate, parity};
 pub use residency::residency;
 pub use structure::structure;

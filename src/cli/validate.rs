@@ -7,12 +7,13 @@ use super::{print, print_json};
 use crate::convert::{Bundle, files};
 use crate::error::Result;
 use crate::report;
-use crate::runtime::{Model, RuntimeError};
-use crate::validate::{self, Candidate, Golden, Report, Thresholds, parity, structure};
+use crate::runtime::{Model, RuntimeError, Tokenizer};
+use crate::validate::{self, Candidate, Golden, Report, Thresholds, numerics, parity, prompts, structure};
 
 /// Proves what a bundle is, gate by gate.
 ///
-/// structure: its packages are whole and right in form. parity: the emitted program computes what a golden says, in
+/// structure: its packages are whole and right in form. numerics: half precision computes what single precision does,
+/// layer by layer, and no constant gets lost in it. parity: the emitted program computes what a golden says, in
 /// calls of every size. residency: every op prefers the Neural Engine. Without the name of a gate, all of them.
 ///
 /// The exit code is 0 if all passed, 1 if one failed, and 3 if one could not be tried here.
@@ -24,6 +25,9 @@ pub struct Args {
     /// The gate of form
     #[arg(long)]
     structure: bool,
+    /// The gate of half precision
+    #[arg(long)]
+    numerics: bool,
     /// The gate that compares with a golden
     #[arg(long)]
     parity: bool,
@@ -36,6 +40,12 @@ pub struct Args {
     /// Precisions for parity
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [PrecisionName::F32, PrecisionName::F16])]
     precision: Vec<PrecisionName>,
+    /// Text for numerics; prose, code and numbers of anec's own if not given
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Tokens of that text that are run
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    positions: u16,
     /// Exits with 0 when gates could not be tried here, if none failed
     #[arg(long)]
     allow_unproven: bool,
@@ -53,10 +63,13 @@ impl Args {
             return Err(RuntimeError::NoBundle { path: self.bundle }.into());
         }
         let bundle = Bundle::read(&self.bundle)?;
-        let all = !(self.structure || self.parity || self.residency);
+        let all = !(self.structure || self.numerics || self.parity || self.residency);
         let mut gates = Vec::new();
         if all || self.structure {
             gates.push(structure(&bundle, &self.bundle));
+        }
+        if all || self.numerics {
+            gates.push(self.numerics(&bundle)?);
         }
         if all || self.parity {
             gates.push(self.parity(&bundle)?);
@@ -74,6 +87,20 @@ impl Args {
             None => print(&report::gates(&report)),
         }
         Ok(report.exit_code(self.allow_unproven))
+    }
+
+    fn numerics(&self, bundle: &Bundle) -> Result<validate::GateReport> {
+        let count = usize::from(self.positions);
+        let tokens = match &self.text {
+            None => prompts::tokens(bundle, &self.bundle, count)?,
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(RuntimeError::io(path, "read"))?;
+                let mut tokens = Tokenizer::of(bundle, &self.bundle)?.encode(&text)?;
+                tokens.truncate(count);
+                tokens
+            }
+        };
+        numerics(bundle, &self.bundle, &tokens, &Thresholds::of(&bundle.manifest.gates).numerics)
     }
 
     fn parity(&self, bundle: &Bundle) -> Result<validate::GateReport> {

@@ -18,7 +18,7 @@ use super::{files, host, resources};
 use crate::error::Result;
 use crate::family::ports::Stage;
 use crate::family::{self, Form, FunctionRequest, Host, Model, TokenCount};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, ResidualScale};
 use crate::mil::Program;
 use crate::mil::verify::verify;
 use crate::package::{self, WriteOptions};
@@ -87,7 +87,12 @@ pub fn open(manifest: &Manifest) -> Result<Opened> {
 /// When it isn't understood in every tensor and key.
 pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model>, LedgerTotals)> {
     let mut ledger = Ledger::new(source);
-    let model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
+    let mut model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
+    if let ResidualScale::Factor(factor) = manifest.numerics.scale
+        && factor != 1.0
+    {
+        model.scale_residual(factor);
+    }
     Ok((model, ledger.finish()?))
 }
 
@@ -130,6 +135,9 @@ pub fn convert(options: &Options) -> Result<Outcome> {
 pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     let begin = Instant::now();
     let Opened { source, model, ledger } = opened;
+    if options.manifest.numerics.scale == ResidualScale::Auto {
+        return Err(ConvertError::ScaleNotMeasured.into());
+    }
     let model = &**model;
     let manifest = resolve(&options.manifest, source, model);
     let plan = Plan::new(&manifest, model)?;

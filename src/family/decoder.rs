@@ -255,6 +255,10 @@ impl Model for Decoder {
         let rope = if rotates { vec![self.config.rope.tables(ROPE_TABLE, context)] } else { Vec::new() };
         Ok(Host { embedding, rope })
     }
+
+    fn scale_residual(&mut self, factor: f32) {
+        Decoder::scale_residual(self, factor);
+    }
 }
 
 /// The ports of a function while it is built.

@@ -13,6 +13,22 @@ const BUILT_IN: &str = include_str!("../../validators/gates.yaml");
 pub struct Thresholds {
     /// Of the parity gate.
     pub parity: ParityThresholds,
+    /// Of the numerics gate.
+    pub numerics: NumericsThresholds,
+}
+
+/// Thresholds of the numerics gate.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumericsThresholds {
+    /// Smallest cosine between what a layer gives in half and in single precision, at any position.
+    pub cosine: f64,
+    /// Smallest and largest ratio of their norms.
+    pub norm_ratio: [f64; 2],
+    /// Room that the largest value must leave below fp16's largest number: a factor.
+    pub headroom: f64,
+    /// Room that an automatic residual scale leaves: a factor.
+    pub scale_headroom: f64,
 }
 
 /// Thresholds of the parity gate.
@@ -39,7 +55,8 @@ impl Thresholds {
         thresholds
     }
 
-    fn built_in() -> Self {
+    /// The built-in thresholds.
+    pub fn built_in() -> Self {
         serde_yaml::from_str(BUILT_IN).expect("validators/gates.yaml is part of the binary and tested")
     }
 }

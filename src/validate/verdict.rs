@@ -1,5 +1,7 @@
 //! What gates say: claims about a bundle, each proven, refuted or open.
 
+use std::fmt::Display;
+
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -49,6 +51,17 @@ impl Check {
     pub fn unproven(subject: impl Into<String>, claim: impl Into<String>, reason: impl Into<String>) -> Self {
         Check { verdict: Verdict::Unproven, ..Check::of(subject, claim, Some(reason.into())) }
     }
+}
+
+/// Most findings that a check lists.
+const LISTED: usize = 5;
+
+/// The first findings in one line, or nothing if there are none.
+pub(super) fn listed<T: Display>(findings: &[T]) -> Option<String> {
+    let shown: Vec<String> = findings.iter().take(LISTED).map(T::to_string).collect();
+    let more = findings.len().saturating_sub(LISTED);
+    let tail = if more > 0 { format!("; and {more} more") } else { String::new() };
+    (!findings.is_empty()).then(|| shown.join("; ") + &tail)
 }
 
 /// A gate: checks that together say one thing.
