@@ -7,11 +7,12 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`table`] | the family table: a row for each dense decoder family |
+//! | [`table`] | the family table: a row for each decoder family |
 //! | [`config`] | a source's configuration, resolved |
 //! | [`rope`] | rotary tables |
 //! | [`tensors`] | a source's tensors, found and checked |
-//! | [`decoder`] | the engine of dense decoders |
+//! | [`decoder`] | the engine of decoders |
+//! | [`layer`] | a layer: a mixer of tokens and a feed-forward network |
 //! | [`scale`] | the residual stream in another unit |
 //! | [`blocks`] | equations in ops |
 //! | [`ports`] | what inputs, outputs and states of a function mean |
@@ -20,6 +21,7 @@ pub mod blocks;
 pub mod config;
 pub mod decoder;
 pub mod error;
+pub mod layer;
 pub mod ports;
 pub mod rope;
 pub mod scale;
@@ -87,8 +89,10 @@ pub struct FunctionRequest {
     pub stage: Stage,
     /// Tokens of one call.
     pub tokens: TokenCount,
-    /// Slots of the key-value cache.
+    /// Tokens of the longest text.
     pub context: u64,
+    /// Most tokens of a call of any function that shares this one's states.
+    pub most_tokens: u64,
     /// Whether an LM-head piece also gives the index of its largest logit.
     pub argmax: bool,
 }
@@ -195,8 +199,8 @@ pub trait Model: Send + Sync {
     /// When there are fewer rows.
     fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>>;
 
-    /// Bytes of cache state that one layer holds for `context` slots.
-    fn layer_state_bytes(&self, layer: usize, context: u64) -> u64;
+    /// Bytes of state that one layer holds for texts of `context` tokens in calls of up to `most_tokens`.
+    fn layer_state_bytes(&self, layer: usize, context: u64, most_tokens: u64) -> u64;
 
     /// Builds a function.
     ///
@@ -243,8 +247,14 @@ fn open_hugging_face(
     let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
         return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
     };
-    let row = find(&place, model_type, family, |row| row.name == model_type)?;
-    let config = DecoderConfig::read(&place, config, row, acknowledged)?;
+    let row = find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
+    let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
+    let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
+    if text.is_some() {
+        for pattern in config::NOT_TEXT {
+            ledger.ignore(pattern, "no part of the text model");
+        }
+    }
     // buffers that older checkpoints carry; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
     ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`backend`] | what runs the functions |
 //! | [`cpu`] | the backend over the CPU executor |
+//! | [`coreml`] | the backend over Core ML |
 //! | [`plan`] | which functions, in which order, with how many tokens at a time |
 //! | [`host`] | embedding and rotary tables |
 //! | [`feed`] | the inputs of a call |
@@ -14,7 +15,8 @@
 
 pub mod backend;
 pub mod chat;
-mod clock;
+pub(crate) mod clock;
+pub mod coreml;
 pub mod cpu;
 #[cfg(test)]
 pub(crate) mod double;
@@ -28,10 +30,11 @@ pub mod session;
 pub mod tokenizer;
 
 pub use backend::{Backend, Sequence, Watch};
+pub use coreml::CoreMlBackend;
 pub use cpu::{CpuBackend, Programs};
 pub use error::RuntimeError;
 pub use generate::{Finish, Generation, Request, Timings, generate};
 pub use host::Host;
 pub use sampling::{Sampler, Sampling};
-pub use session::{Answer, Ask, Chunking, Model, Positions, Session};
+pub use session::{Answer, Ask, Chunking, Hidden, Model, Positions, Session};
 pub use tokenizer::{Detokenizer, Tokenizer};

@@ -35,7 +35,6 @@ pub use golden::{Golden, Greedy};
 pub use measure::Measures;
 pub use numerics::numerics;
 pub use parity::{Candidate, parity};
-pub use residency::residency;
 pub use structure::structure;
 pub use thresholds::Thresholds;
 pub use verdict::{Check, GateReport, Report, Verdict};

@@ -30,8 +30,9 @@ fn converts(name: &str) {
     let (model, ledger) = open_model(&source, &manifest).unwrap();
     let facts = model.facts();
     assert_eq!(Some(&facts.family), manifest.family.as_ref());
-    assert_eq!(Json::from(facts.num_layers), config["num_hidden_layers"]);
-    assert_eq!(Json::from(facts.vocab_size), config["vocab_size"]);
+    let text = config.get("text_config").unwrap_or(&config);
+    assert_eq!(Json::from(facts.num_layers), text["num_hidden_layers"]);
+    assert!(text.get("vocab_size").is_none_or(|size| *size == facts.vocab_size));
     assert_eq!(ledger.used, source.tensors().len());
     assert!(manifest.context.all().iter().all(|context| *context <= facts.max_position_embeddings));
 
@@ -82,6 +83,10 @@ macro_rules! each {
 }
 
 each! {
+    gemma_3_1b: "gemma-3-1b",
+    gemma_3_270m: "gemma-3-270m",
+    gemma_3_4b: "gemma-3-4b",
+    hy_mt_1_5_1_8b: "hy-mt-1.5-1.8b",
     llama_3_2_1b: "llama-3.2-1b",
     llama_3_2_3b: "llama-3.2-3b",
     mistral_7b: "mistral-7b",

@@ -57,7 +57,8 @@ fn check(model: &dyn Model, form: Form) -> Result<()> {
     for (form, tokens) in [(form, range), (sliced, TokenCount::Exactly(3)), (form, TokenCount::Exactly(1))] {
         let head = Stage::Head { first: 3, end: facts.vocab_size };
         for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {
-            let request = FunctionRequest { name: "main".into(), stage, tokens, context: 64, argmax: true };
+            let request =
+                FunctionRequest { name: "main".into(), stage, tokens, context: 64, most_tokens: 4, argmax: true };
             let graph = model.build(&form, &request, &mut Fp16)?;
             assert_eq!(verify_function(&graph.function), [], "{form:?} {request:?}");
             assert_eq!(graph.states.len(), graph.function.states().count());
@@ -85,7 +86,9 @@ fn every_family_builds_in_every_form() {
             let mut ledger = Ledger::new(&source);
             let model = anec::family::open(&mut ledger, family, &[]).unwrap_or_else(|e| panic!("{path}: {e}"));
             let totals = ledger.finish().unwrap_or_else(|e| panic!("{path}: {e}"));
-            assert!(totals.ignored.is_empty(), "{path}: {totals:?}");
+            let other =
+                |name: &String| !name.starts_with("vision_tower.") && !name.starts_with("multi_modal_projector.");
+            assert!(!totals.ignored.keys().any(other), "{path}: {totals:?}");
             for form in forms() {
                 check(&*model, form).unwrap_or_else(|e| panic!("{path}: {form:?}: {e}"));
             }

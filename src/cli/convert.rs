@@ -69,8 +69,7 @@ impl Args {
     pub(super) fn run(self) -> Result<u8> {
         if let Some(jobs) = self.jobs {
             // fails only where the pool was made before, which nothing here does
-            // with a single thread the package writer waits for itself
-            let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs).max(2)).build_global();
+            let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs)).build_global();
         }
         let mut manifest = self.input.manifest()?;
         if manifest.numerics.scale == ResidualScale::Auto {

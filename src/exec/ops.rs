@@ -2,6 +2,7 @@
 
 mod binary;
 mod conv;
+mod conv_transpose;
 mod einsum;
 mod elementwise;
 mod gather;
@@ -90,6 +91,7 @@ pub(crate) use {computing, map_data, moving};
 const GROUPS: &[&[Row]] = &[
     binary::ROWS,
     conv::ROWS,
+    conv_transpose::ROWS,
     einsum::ROWS,
     elementwise::ROWS,
     gather::ROWS,

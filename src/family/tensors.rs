@@ -5,8 +5,8 @@ use super::blocks::linear::Linear;
 use super::blocks::mlp::Mlp;
 use super::blocks::norm::Norm;
 use super::config::DecoderConfig;
-use super::decoder::Layer;
 use super::error::FamilyError;
+use super::layer::{FeedForward, Layer, Mixer, Norms};
 use super::table::{DecoderFamily, NormPlacement, QkNorm};
 use crate::error::Result;
 use crate::manifest::Role;
@@ -38,9 +38,8 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// What GGUF calls the norms of families that have them after the blocks.
-const POST_NORM_NAMES: &[(&str, &str)] =
-    &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")];
+/// Where the layers and the embedding may lie: alone, or within multimodal models, old and new.
+const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model."];
 
 /// The weights of a source, taken from its ledger.
 pub struct Tensors<'a, 'b> {
@@ -48,6 +47,8 @@ pub struct Tensors<'a, 'b> {
     naming: Naming,
     family: &'static DecoderFamily,
     config: &'a DecoderConfig,
+    /// What stands before the names of transformers, `model.` by default.
+    prefix: &'static str,
 }
 
 impl<'a, 'b> Tensors<'a, 'b> {
@@ -58,7 +59,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
         family: &'static DecoderFamily,
         config: &'a DecoderConfig,
     ) -> Self {
-        Tensors { ledger, naming, family, config }
+        let holds = |prefix: &&&str| ledger.has(&format!("{prefix}embed_tokens.weight"));
+        let prefix = PREFIXES.iter().find(holds).unwrap_or(&PREFIXES[0]);
+        Tensors { ledger, naming, family, config, prefix }
     }
 
     /// The token embedding, `[vocab_size, hidden_size]`.
@@ -66,7 +69,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When it is missing or has another shape.
     pub fn embedding(&mut self) -> Result<Weight> {
-        let name = self.model_name("model.embed_tokens", "token_embd");
+        let name = self.model_name("embed_tokens", "token_embd");
         self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
     }
 
@@ -75,10 +78,14 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When it is missing or has another shape.
     pub fn head(&mut self, embedding: &Weight) -> Result<Weight> {
-        let name = self.model_name("lm_head", "output");
+        let name = match self.naming {
+            Naming::HuggingFace if self.prefix == "language_model.model." => "language_model.lm_head".to_owned(),
+            Naming::HuggingFace => "lm_head".to_owned(),
+            Naming::Gguf => "output".to_owned(),
+        };
         if self.config.tie_word_embeddings {
             if self.naming == Naming::HuggingFace {
-                self.ledger.ignore(&name, "tied to the embedding, as the configuration says");
+                self.ledger.ignore(&format!("{name}.weight"), "tied to the embedding, as the configuration says");
             }
             return Ok(embedding.clone());
         }
@@ -90,9 +97,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When it is missing or has another shape.
     pub fn final_norm(&mut self) -> Result<Norm> {
-        let name = self.model_name("model.norm", "output_norm");
-        let weight = self.vector(&name, self.config.hidden_size, "hidden_size")?;
-        Ok(Norm { name: "norm", weight, eps: self.config.rms_norm_eps })
+        let name = format!("{}.weight", self.model_name("norm", "output_norm"));
+        self.norm_of(&name, "norm", self.config.hidden_size, "hidden_size")
     }
 
     /// One layer.
@@ -100,6 +106,30 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn layer(&mut self, index: usize) -> Result<Layer> {
+        let attention_norm = Some(("input_layernorm", "attn_norm"));
+        let post_attention_norm = Some(("post_attention_layernorm", "attn_norm"));
+        let (mixer_norms, feed_forward_norms) = match self.config.norms {
+            NormPlacement::Pre => ((attention_norm, None), (Some(("post_attention_layernorm", "mlp_norm")), None)),
+            NormPlacement::Post => {
+                ((None, post_attention_norm), (None, Some(("post_feedforward_layernorm", "mlp_norm"))))
+            }
+            NormPlacement::Both => (
+                (attention_norm, Some(("post_attention_layernorm", "attn_post_norm"))),
+                (
+                    Some(("pre_feedforward_layernorm", "mlp_norm")),
+                    Some(("post_feedforward_layernorm", "mlp_post_norm")),
+                ),
+            ),
+        };
+        Ok(Layer {
+            mixer: Mixer::Attention(Box::new(self.attention(index)?)),
+            mixer_norms: self.norms(index, mixer_norms.0, mixer_norms.1)?,
+            feed_forward: FeedForward::Mlp(Box::new(self.mlp(index)?)),
+            feed_forward_norms: self.norms(index, feed_forward_norms.0, feed_forward_norms.1)?,
+        })
+    }
+
+    fn attention(&mut self, index: usize) -> Result<Attention> {
         let config = self.config;
         let (query_rows, key_rows) = (config.query_width(), config.key_width());
         let [query, key, value] = if config.fused {
@@ -148,23 +178,28 @@ impl<'a, 'b> Tensors<'a, 'b> {
             value: qkv("v_proj", value, value_bias),
             output,
             qk_norm: self.qk_norm(index)?,
-            qk_norm_per_head: config.qk_norm == QkNorm::PerHead,
+            qk_norm_place: config.qk_norm,
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
             rope_dim: config.rope.rope_dim,
             scale: config.attention_scale,
         };
-        let (attention_norm, mlp_norm) = match config.norms {
-            NormPlacement::Pre => ("input_layernorm", "post_attention_layernorm"),
-            NormPlacement::Post => ("post_attention_layernorm", "post_feedforward_layernorm"),
+        Ok(attention)
+    }
+
+    fn norms(
+        &mut self,
+        index: usize,
+        before: Option<(&str, &'static str)>,
+        after: Option<(&str, &'static str)>,
+    ) -> Result<Norms> {
+        let mut norm = |named: Option<(&str, &'static str)>| {
+            named
+                .map(|(tensor, name)| self.norm(index, tensor, name, self.config.hidden_size, "hidden_size"))
+                .transpose()
         };
-        Ok(Layer {
-            attention,
-            attention_norm: self.norm(index, attention_norm, "attn_norm", config.hidden_size, "hidden_size")?,
-            mlp: self.mlp(index)?,
-            mlp_norm: self.norm(index, mlp_norm, "mlp_norm", config.hidden_size, "hidden_size")?,
-        })
+        Ok(Norms { before: norm(before)?, after: norm(after)? })
     }
 
     fn mlp(&mut self, index: usize) -> Result<Mlp> {
@@ -190,6 +225,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             gate: Linear { name: "gate_proj", role: Role::MlpUp, weight: gate, bias: gate_bias },
             up: Linear { name: "up_proj", role: Role::MlpUp, weight: up, bias: up_bias },
             down: Linear { name: "down_proj", role: Role::MlpDown, weight: down, bias: down_bias },
+            activation: config.activation,
         })
     }
 
@@ -197,7 +233,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
         let config = self.config;
         let (query_width, key_width, because) = match config.qk_norm {
             QkNorm::None => return Ok(None),
-            QkNorm::PerHead => (config.head_dim, config.head_dim, "head_dim"),
+            QkNorm::PerHead | QkNorm::PerHeadRotated => (config.head_dim, config.head_dim, "head_dim"),
             QkNorm::WholeWidth => (config.query_width(), config.key_width(), "heads, head_dim"),
         };
         let query = self.norm(index, "self_attn.q_norm", "q_norm", query_width, because)?;
@@ -207,7 +243,14 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn norm(&mut self, index: usize, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
         let tensor = format!("{}.weight", self.layer_name(index, tensor));
-        let weight = self.take(&tensor, &[width], because)?;
+        self.norm_of(&tensor, name, width, because)
+    }
+
+    fn norm_of(&mut self, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
+        let mut weight = self.take(tensor, &[width], because)?;
+        if self.family.norm_plus_one && self.naming == Naming::HuggingFace {
+            weight = weight.add(1.0);
+        }
         Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
     }
 
@@ -241,10 +284,6 @@ impl<'a, 'b> Tensors<'a, 'b> {
         self.take(&format!("{name}.weight"), &[rows, columns], because)
     }
 
-    fn vector(&mut self, name: &str, length: u64, because: &str) -> Result<Weight> {
-        self.take(&format!("{name}.weight"), &[length], because)
-    }
-
     fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
         let tensor = self.ledger.take(name)?;
         if tensor.shape() != shape {
@@ -261,20 +300,24 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn model_name(&self, hugging_face: &str, gguf: &str) -> String {
         match self.naming {
-            Naming::HuggingFace => hugging_face.to_owned(),
+            Naming::HuggingFace => format!("{}{}", self.prefix, self.own_name(hugging_face)),
             Naming::Gguf => gguf.to_owned(),
         }
     }
 
     fn layer_name(&self, index: usize, name: &str) -> String {
         match self.naming {
-            Naming::HuggingFace => format!("model.layers.{index}.{name}"),
+            Naming::HuggingFace => format!("{}layers.{index}.{}", self.prefix, self.own_name(name)),
             Naming::Gguf => {
-                let post = self.config.norms == NormPlacement::Post;
-                let names = POST_NORM_NAMES.iter().filter(|_| post).chain(LAYER_NAMES);
+                let names = self.family.gguf_names.iter().chain(LAYER_NAMES);
                 let own = names.clone().find(|(hugging_face, _)| *hugging_face == name).map_or(name, |(_, gguf)| gguf);
                 format!("blk.{index}.{own}")
             }
         }
+    }
+
+    /// What transformers calls a tensor in this family.
+    fn own_name<'n>(&self, name: &'n str) -> &'n str {
+        self.family.tensor_names.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
     }
 }

@@ -17,6 +17,10 @@ macro_rules! builtin {
 
 const ALL: &[Builtin] = builtin![
     "demo",
+    "gemma-3-1b",
+    "gemma-3-270m",
+    "gemma-3-4b",
+    "hy-mt-1.5-1.8b",
     "llama-3.2-1b",
     "llama-3.2-3b",
     "mistral-7b",

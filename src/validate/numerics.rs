@@ -19,7 +19,7 @@ use crate::exec::Precision;
 use crate::family::ports::{PortRole, Stage};
 use crate::mil::{Function, ValueId};
 use crate::package;
-use crate::runtime::{Ask, Chunking, Host, Model, Positions, Programs};
+use crate::runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs};
 
 /// Name of the gate.
 pub const GATE: &str = "numerics";
@@ -117,7 +117,11 @@ struct Trace {
 fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
     let mut session = model.start(context)?;
-    let ask = Ask { logits: Positions::All, hidden: true, chunking: every_function(model.bundle(), context) };
+    let ask = Ask {
+        logits: Positions::All,
+        hidden: Hidden::BetweenLayers,
+        chunking: every_function(model.bundle(), context),
+    };
     let answer = session.forward(tokens, &ask)?;
     Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits })
 }

@@ -15,6 +15,8 @@ pub struct Thresholds {
     pub parity: ParityThresholds,
     /// Of the numerics gate.
     pub numerics: NumericsThresholds,
+    /// Of the residency gate.
+    pub residency: ResidencyThresholds,
 }
 
 /// Thresholds of the numerics gate.
@@ -29,6 +31,14 @@ pub struct NumericsThresholds {
     pub headroom: f64,
     /// Room that an automatic residual scale leaves: a factor.
     pub scale_headroom: f64,
+}
+
+/// Thresholds of the residency gate.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidencyThresholds {
+    /// Milliseconds of a call below which its time isn't compared with the CPU's.
+    pub shortest_ms: f64,
 }
 
 /// Thresholds of the parity gate.

@@ -1,7 +1,8 @@
-//! Gated feed-forward network (arXiv:2002.05202): `W_down (silu(W_gate x) * W_up x)`.
+//! Gated feed-forward network (arXiv:2002.05202): `W_down (act(W_gate x) * W_up x)`.
 
 use super::Graph;
 use super::linear::{Linear, linear};
+use crate::family::table::Activation;
 use crate::mil::ValueId;
 
 /// Its weights.
@@ -13,12 +14,17 @@ pub struct Mlp {
     pub up: Linear,
     /// Down projection.
     pub down: Linear,
+    /// Activation of the gate.
+    pub activation: Activation,
 }
 
 /// The network on normalised hidden states; gives what is added to the residual stream.
 pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
     let gate = linear(g, x, &weights.gate);
-    let gate = g.ops.silu(gate);
+    let gate = match weights.activation {
+        Activation::Silu => g.ops.silu(gate),
+        Activation::GeluTanh => g.ops.gelu_tanh(gate),
+    };
     let up = linear(g, x, &weights.up);
     let gated = g.ops.mul(gate, up);
     linear(g, gated, &weights.down)

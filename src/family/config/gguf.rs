@@ -17,11 +17,13 @@ const NAMES: &[(&str, &str)] = &[
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     ("attention.key_length", "head_dim"),
     ("attention.sliding_window", "sliding_window"),
+    ("attention.sliding_window_pattern", "sliding_window_pattern"),
     ("attention.scale", "attention_multiplier"),
     ("embedding_scale", "embedding_multiplier"),
     ("residual_scale", "residual_multiplier"),
     ("logit_scale", "logits_scaling"),
     ("rope.freq_base", "rope_theta"),
+    ("rope.freq_base_swa", "rope_local_base_freq"),
     ("rope.dimension_count", "rope_dim"),
     ("context_length", "max_position_embeddings"),
     ("vocab_size", "vocab_size"),
@@ -91,6 +93,9 @@ pub fn configuration(
     if config.get("sliding_window").is_none_or(|window| *window == json!(0)) {
         config.insert("sliding_window".into(), Json::Null);
     }
+    if architecture == "gemma3" {
+        gemma3(&mut config);
+    }
     config.entry("vocab_size").or_insert(json!(vocab_size));
     config.insert("tie_word_embeddings".into(), json!(tied));
     if let (Some(short), Some(long)) = (&factors.short, &factors.long) {
@@ -109,6 +114,19 @@ pub fn configuration(
     }
     config.insert("rope_scaling".into(), Json::Object(rope));
     Ok(config)
+}
+
+/// What Gemma 3 files leave to the reader: queries are scaled by the head's width, in the largest model (62 layers) by
+/// that of the hidden states over the heads.
+fn gemma3(config: &mut Map<String, Json>) {
+    let number = |key: &str| config.get(key).and_then(Json::as_u64);
+    let scalar = match (number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")) {
+        (Some(62), Some(width), Some(heads)) if heads > 0 => Some(width / heads),
+        _ => number("head_dim"),
+    };
+    if let Some(scalar) = scalar {
+        config.insert("query_pre_attn_scalar".into(), json!(scalar));
+    }
 }
 
 fn json_of(value: &Value) -> Json {

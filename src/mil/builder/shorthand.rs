@@ -79,6 +79,12 @@ impl FunctionBuilder {
         self.op::<Given>("rsqrt", "rsqrt", [("x", x.into()), ("epsilon", Constant::fp16(epsilon).into())])
     }
 
+    /// GELU by its approximation with tanh.
+    pub fn gelu_tanh(&mut self, x: ValueId) -> ValueId {
+        let mode = Constant::string("TANH_APPROXIMATION");
+        self.op::<Given>("gelu", "gelu", [("x", x.into()), ("mode", mode.into())])
+    }
+
     /// Softmax along an axis.
     pub fn softmax(&mut self, x: ValueId, axis: i32) -> ValueId {
         self.op::<Given>("softmax", "softmax", [("x", x.into()), ("axis", Constant::int32(axis).into())])
