@@ -7,6 +7,8 @@
 mod compile;
 mod convert;
 mod demo;
+mod doctor;
+mod explain;
 mod golden;
 mod input;
 mod inspect;
@@ -14,6 +16,7 @@ mod logits;
 mod manifests;
 mod model;
 mod pack;
+mod perplexity;
 mod plan;
 mod run;
 mod schema;
@@ -44,6 +47,8 @@ enum Verb {
     Run(run::Args),
     /// Computes the logits after every token
     Logits(logits::Args),
+    /// Measures how well a bundle predicts a text
+    Perplexity(perplexity::Args),
     /// Computes a golden from a source's own weights
     Golden(golden::Args),
     /// Converts, checks and runs a small model that is part of anec
@@ -58,6 +63,10 @@ enum Verb {
     Pack(pack::PackArgs),
     /// Unpacks a bundle
     Unpack(pack::UnpackArgs),
+    /// Explains a rule, an error code or an exit code
+    Explain(explain::Args),
+    /// Says what this machine can do, and what is missing for the rest
+    Doctor(doctor::Args),
     /// Prints the JSON Schema of a file that anec reads or writes
     Schema(schema::Args),
     /// Lists the built-in manifests, or prints one
@@ -72,6 +81,7 @@ impl Verb {
             Verb::Validate(args) => args.run(),
             Verb::Run(args) => args.run(),
             Verb::Logits(args) => args.run(),
+            Verb::Perplexity(args) => args.run(),
             Verb::Golden(args) => args.run(),
             Verb::Demo(args) => args.run(),
             Verb::Plan(args) => args.run(),
@@ -79,6 +89,8 @@ impl Verb {
             Verb::Compile(args) => args.run(),
             Verb::Pack(args) => args.run(),
             Verb::Unpack(args) => args.run(),
+            Verb::Explain(args) => args.run(),
+            Verb::Doctor(args) => args.run(),
             Verb::Schema(args) => args.run(),
             Verb::Manifests(args) => args.run(),
         }

@@ -408,6 +408,14 @@ pub struct Numerics {
 }
 
 impl Numerics {
+    /// The factor of the residual stream; 1 while it is to be measured.
+    pub fn factor(self) -> f32 {
+        match self.scale {
+            ResidualScale::Factor(factor) => factor,
+            ResidualScale::Auto => 1.0,
+        }
+    }
+
     fn is_default(&self) -> bool {
         *self == Numerics::default()
     }

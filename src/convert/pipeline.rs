@@ -88,10 +88,8 @@ pub fn open(manifest: &Manifest) -> Result<Opened> {
 pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model>, LedgerTotals)> {
     let mut ledger = Ledger::new(source);
     let mut model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
-    if let ResidualScale::Factor(factor) = manifest.numerics.scale
-        && factor != 1.0
-    {
-        model.scale_residual(factor);
+    if manifest.numerics.factor() != 1.0 {
+        model.scale_residual(manifest.numerics.factor());
     }
     Ok((model, ledger.finish()?))
 }

@@ -29,6 +29,9 @@ pub fn gates(report: &Report) -> String {
             text.push_str(&format!("\n{head}:\n{}", lines.concat()));
         }
     }
+    if let Some(findings) = &report.forecast {
+        text.push_str(&format!("\n{}", super::forecast(findings)));
+    }
     text
 }
 

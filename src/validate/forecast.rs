@@ -1,5 +1,6 @@
 //! A forecast of placement: the rules of [`rules`](super::rules) applied to a program. No proof, and never a gate.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::rules::{
@@ -11,7 +12,7 @@ use crate::mil::{Constant, DataType, Dim, Function, Lengths, Op, Program, Tensor
 const NAMED: usize = 3;
 
 /// Where a rule applies.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Finding {
     /// The rule's name.
     pub rule: String,

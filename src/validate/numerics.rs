@@ -208,7 +208,8 @@ impl Traces {
                     None => self.head(bundle, &entry.stage),
                 };
                 let subject = format!("{}, {}, {name}", entry.package, entry.function);
-                checks.push(check(subject, &within(half), &within(single), &places.stream, &measures, thresholds));
+                let check = check(subject, &within(half), &within(single), &places.stream, &measures, thresholds);
+                checks.push(Check { layer, ..check });
             }
         }
         checks.push(self.residual(bundle, residual.largest, thresholds));
@@ -226,10 +227,7 @@ impl Traces {
     }
 
     fn residual(&self, bundle: &Bundle, largest: f32, thresholds: &NumericsThresholds) -> Check {
-        let own = match bundle.manifest.numerics.scale {
-            crate::manifest::ResidualScale::Factor(factor) => f64::from(factor),
-            crate::manifest::ResidualScale::Auto => 1.0,
-        };
+        let own = f64::from(bundle.manifest.numerics.factor());
         let problem = (f64::from(largest) * thresholds.headroom > LARGEST).then(|| {
             let scale = own * f64::from(scale_for(largest, thresholds));
             let power = scale.log2() as i64;
@@ -251,7 +249,7 @@ fn layer_of(value: &str) -> Option<usize> {
     value.strip_prefix("layers_")?.split('_').next()?.parse().ok()
 }
 
-fn check(
+pub(super) fn check(
     subject: String,
     half: &IndexMap<String, Extent>,
     single: &IndexMap<String, Extent>,

@@ -1,5 +1,6 @@
 //! The rules of `validators/ane-rules.yaml` and the codes of `validators/errors.yaml`, typed.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Built into the binary, so that a forecast doesn't depend on where it is made.
@@ -27,7 +28,7 @@ pub struct Rule {
 }
 
 /// How much a rule matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, strum::Display)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Severity {
@@ -40,7 +41,7 @@ pub enum Severity {
 }
 
 /// A source for a rule, or against it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Evidence {
     /// For the rule, or against it.
@@ -59,7 +60,7 @@ pub struct Evidence {
 }
 
 /// Whether evidence supports a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Says {
