@@ -2,42 +2,38 @@
 
 use std::fmt::Write;
 
+use indexmap::IndexMap;
+
 use super::table::table;
 use crate::validate::forecast::Finding;
-use crate::validate::rules::{Evidence, Rule};
+use crate::validate::rules::{Evidence, Rule, Says};
 
-/// A forecast as a table, with what to do.
+/// A forecast as a table of rules, each with the first place where it applies and what to do.
 pub fn forecast(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "forecast for the Neural Engine (no proof): no rule applies\n".into();
     }
-    let rows = findings.iter().map(|finding| {
-        let place = match &finding.function {
-            Some(function) => format!("{}, {function}", finding.package),
-            None => finding.package.clone(),
-        };
-        vec![
-            finding.rule.clone(),
-            finding.severity.to_string(),
-            place,
-            finding.count.to_string(),
-            finding.found.clone(),
-        ]
-    });
-    let mut text = table(&["forecast (no proof)", "severity", "where", ">count", "found"], rows);
-    let mut told: Vec<&str> = Vec::new();
-    text.push('\n');
+    let mut rules: IndexMap<&str, Vec<&Finding>> = IndexMap::new();
     for finding in findings {
-        if !told.contains(&finding.rule.as_str()) {
-            told.push(&finding.rule);
-            let against = if finding.evidence.iter().any(|e| e.says == crate::validate::rules::Says::Against) {
-                "; sources contradict each other"
-            } else {
-                ""
-            };
-            // writing to a string doesn't fail
-            let _ = writeln!(text, "  {}: {}{against}", finding.rule, finding.remedy);
-        }
+        rules.entry(&finding.rule).or_default().push(finding);
+    }
+    rules.sort_by_key(|_, findings| findings[0].severity);
+    let rows = rules.values().map(|findings| {
+        let first = findings[0];
+        let place = match &first.function {
+            Some(function) => format!("{}, {function}", first.package),
+            None => first.package.clone(),
+        };
+        let more = if findings.len() > 1 { format!(" and {} more", findings.len() - 1) } else { String::new() };
+        vec![first.rule.clone(), first.severity.to_string(), place + &more, first.found.clone()]
+    });
+    let mut text = table(&["forecast (no proof)", "severity", "where", "found"], rows);
+    text.push('\n');
+    for (rule, findings) in &rules {
+        let contested = findings[0].evidence.iter().any(|evidence| evidence.says == Says::Against);
+        let tail = if contested { " Sources contradict each other." } else { "" };
+        // writing to a string doesn't fail
+        let _ = writeln!(text, "  {rule}: {}{tail}", findings[0].remedy);
     }
     text.push_str("  (`anec explain RULE` has the sources)\n");
     text

@@ -39,6 +39,7 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
         let first = comparison.calls(&mut session, &mut checks)?;
         checks.push(comparison.reset(&mut session, &first)?);
         checks.extend(comparison.places(&first));
+        checks.extend(comparison.vocabulary(&first));
         comparison.functions(&mut session, &mut checks)?;
         comparison.forced(&mut session, &mut checks)?;
         checks.extend(comparison.end_of_context()?);
@@ -154,6 +155,33 @@ impl Comparison<'_> {
             check =
                 Check { measured: check.measured, ..Check::of(check.subject, check.claim, Some(problems.join("; "))) };
         }
+        Some(check)
+    }
+
+    /// Every row of the vocabulary over all positions: one row of the LM head that is lost or wrong hardly changes the
+    /// cosine of thousands.
+    fn vocabulary(&self, logits: &[f32]) -> Option<Check> {
+        let (found, width) = (self.rows(logits), self.golden.vocab_size);
+        let reference = &self.golden.logits;
+        let mut squares = vec![[0f64; 2]; width];
+        for (found, reference) in found.chunks_exact(width).zip(reference.chunks_exact(width)) {
+            for ((sums, found), reference) in squares.iter_mut().zip(found).zip(reference) {
+                sums[0] += (f64::from(*found) - f64::from(*reference)).powi(2);
+                sums[1] += f64::from(*reference).powi(2);
+            }
+        }
+        let mean = squares.iter().map(|sums| sums[1]).sum::<f64>() / width as f64;
+        let error = |row: usize| (squares[row][0] / mean).sqrt();
+        let worst = (0..width).max_by(|a, b| error(*a).total_cmp(&error(*b)))?;
+        let limit = self.thresholds.row_error;
+        let problem = (!(error(worst) <= limit)).then(|| {
+            format!(
+                "the logits of token {worst} are {:.3} off, relative to all; at most {limit} is expected",
+                error(worst)
+            )
+        });
+        let mut check = Check::of(&self.candidate.name, "the logits of every token agree", problem);
+        check.measured.insert("row_error".into(), error(worst));
         Some(check)
     }
 
@@ -372,6 +400,7 @@ mod tests {
             "double, T = 3",
             "double, T = 4",
             "double, T = 3, 4, 1, 2 …",
+            "double",
             "double",
             "double",
             "double, layers 0..2",

@@ -49,6 +49,8 @@ pub struct ParityThresholds {
     pub cosine: f64,
     /// Smallest cosine of what a single function gives.
     pub function_cosine: f64,
+    /// Largest error of the logits of any one token: root mean square over the positions, relative to that of all logits.
+    pub row_error: f64,
     /// Smallest share of positions whose most likely token agrees.
     pub top1: f64,
     /// Smallest and largest ratio of the logits' norms at any position.
@@ -85,7 +87,13 @@ mod tests {
         let built_in = Thresholds::of(&Gates::default()).parity;
         assert_eq!(
             built_in,
-            ParityThresholds { cosine: 0.995, function_cosine: 0.97, top1: 0.95, norm_ratio: [0.9, 1.1] }
+            ParityThresholds {
+                cosine: 0.995,
+                function_cosine: 0.97,
+                row_error: 0.25,
+                top1: 0.95,
+                norm_ratio: [0.9, 1.1]
+            }
         );
         assert_eq!(with(0.999).cosine, 0.999);
         assert_eq!(with(0.5), built_in);
