@@ -274,7 +274,7 @@ fn of_current_folder() -> Result<PathBuf> {
     let entries = std::fs::read_dir(&here).map_err(RuntimeError::io(&here, "read"))?;
     let mut found: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.join(FILE_NAME).exists() && !path.extension().is_some_and(|e| e == "partial"))
+        .filter(|path| path.join(FILE_NAME).exists() && path.extension().is_none_or(|extension| extension != "partial"))
         .collect();
     found.sort();
     match found.as_slice() {

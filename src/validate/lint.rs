@@ -191,7 +191,7 @@ struct Lint<'a> {
 impl<'a> Lint<'a> {
     /// Every constant of an op, with a name.
     fn constants_of(&self, op: &'a Op) -> impl Iterator<Item = (String, &'a Constant)> + use<'a> {
-        let attributes = op.attributes.iter().map(|(name, constant)| (name, constant));
+        let attributes = op.attributes.iter();
         let inline = op.inputs.iter().flat_map(|(name, bindings)| {
             bindings.iter().filter_map(move |binding| match binding {
                 Binding::Constant(constant) => Some((name, constant)),
