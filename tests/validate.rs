@@ -69,7 +69,9 @@ fn a_residual_stream_that_overflows_is_found_and_scaled() {
     let (code, _, stderr) = run(&[&["golden", "-m", "demo", "--source", &source, "--out", golden], &text[..]].concat());
     assert_eq!(code, 0, "{stderr}");
 
-    let plain = convert(&source, &room.path().join("plain"), &[]);
+    // no loss but that of fp16
+    let exact = ["--set", "quant.weights=none"];
+    let plain = convert(&source, &room.path().join("plain"), &exact);
     let (code, report) = validate(&plain, &["--numerics", "--positions", "40"]);
     let failed = checks(&report, "failed");
     assert_eq!(code, 1, "{report:#}");
@@ -81,7 +83,8 @@ fn a_residual_stream_that_overflows_is_found_and_scaled() {
     let (code, report) = validate(&plain, &["--parity", "--golden", golden, "--precision", "f16"]);
     assert_eq!(code, 1, "{report:#}");
 
-    let scaled = convert(&source, &room.path().join("scaled"), &["--set", "numerics.scale=auto"]);
+    let scaled =
+        convert(&source, &room.path().join("scaled"), &["--set", "numerics.scale=auto", "--set", "quant.weights=none"]);
     let (code, report) = validate(&scaled, &["--numerics", "--parity", "--golden", golden, "--positions", "40"]);
     assert_eq!(code, 0, "{:#?}", checks(&report, "failed"));
     let bundle = folder::json(&Path::new(&scaled).join("bundle.json"));
@@ -487,7 +490,7 @@ fn a_state_written_one_slot_late_is_caught() {
     let plain = convert(
         "demo/model",
         &room.path().join("plain"),
-        &["--set", "lengths.fixed=[1,4]", "--set", "quant.weights=none"],
+        &["--set", "lengths.fixed=[1,4]", "--set", "shards.layers=[[0,3],[3,6]]"],
     );
     let golden = ["--parity", "--golden", "demo/golden.safetensors", "--precision", "f32"];
     let (code, report) = validate(&plain, &golden);

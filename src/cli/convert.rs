@@ -53,7 +53,7 @@ fn measured_scale(manifest: &Manifest, out: Option<&Path>) -> Result<f32> {
         .map_err(ConvertError::io(beside, "create a folder in"))?;
     let mut manifest = manifest.clone();
     manifest.quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
-    manifest.numerics = Numerics::default();
+    manifest.numerics = Numerics { scale: Some(ResidualScale::Factor(1.0)) };
     let bundle = folder.path().join("bundle");
     let model = unquantized(&manifest, &bundle)?;
     let tokens = prompts::tokens(model.bundle(), &bundle, POSITIONS)?;
@@ -72,8 +72,8 @@ impl Args {
             let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs)).build_global();
         }
         let mut manifest = self.input.manifest()?;
-        if manifest.numerics.scale == ResidualScale::Auto {
-            manifest.numerics.scale = ResidualScale::Factor(measured_scale(&manifest, self.out.as_deref())?);
+        if manifest.numerics.scale == Some(ResidualScale::Auto) {
+            manifest.numerics.scale = Some(ResidualScale::Factor(measured_scale(&manifest, self.out.as_deref())?));
         }
         let options = Options {
             manifest,
@@ -88,14 +88,14 @@ impl Args {
             }
             Outcome::UpToDate(path) => print(&format!("{} is up to date", path.display())),
             Outcome::Written(written) => {
-                for note in &written.notes {
+                for note in &written.report.notes {
                     eprintln!("note: {note}");
                 }
                 if self.json {
                     print_json(&json!({
                         "status": "written",
                         "path": written.path,
-                        "notes": written.notes,
+                        "notes": written.report.notes,
                         "report": written.report,
                     }));
                 } else {

@@ -2,8 +2,9 @@
 
 use super::input::Input;
 use super::{print, print_json};
+use crate::convert::build::build_package;
 use crate::convert::emit::Emitter;
-use crate::convert::pipeline::{build_package, open, resolve};
+use crate::convert::open::{open, resolve};
 use crate::convert::{Estimate, Plan};
 use crate::error::Result;
 use crate::report;

@@ -17,7 +17,8 @@ mod state;
 
 use std::sync::Arc;
 
-use super::executable::State;
+pub(super) use self::norm::softmax_rows;
+use super::state::State;
 use super::tensor::{Tensor, TensorData};
 use super::weight::Weight;
 use crate::mil::{DataType, TensorType};

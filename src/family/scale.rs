@@ -11,48 +11,48 @@ use super::layer::{FeedForward, Mixer, Norms};
 
 impl Decoder {
     /// Multiplies the residual stream by `factor`, a power of two, and leaves the logits as they are.
-    pub fn scale_residual(&mut self, factor: f32) {
-        self.embedding = self.embedding.scale(factor);
-        self.final_norm.eps *= square(factor);
+    pub(super) fn scale_hidden(&mut self, factor: f64) {
+        if factor == 1.0 {
+            return;
+        }
+        self.embedding = self.embedding.scale(factor as f32);
+        self.final_norm.eps *= factor * factor;
         for layer in &mut self.layers {
-            match &mut layer.mixer {
+            let mixer = match &mut layer.mixer {
                 Mixer::Attention(attention) => {
+                    let gate = attention.gate.as_mut();
                     let readers = [&mut attention.query, &mut attention.key, &mut attention.value];
-                    scale_block(&mut layer.mixer_norms, readers, &mut attention.output, factor);
+                    (readers.into_iter().chain(gate).collect::<Vec<_>>(), &mut attention.output)
                 }
-            }
-            match &mut layer.feed_forward {
-                FeedForward::Mlp(mlp) => {
-                    let readers = [&mut mlp.gate, &mut mlp.up];
-                    scale_block(&mut layer.feed_forward_norms, readers, &mut mlp.down, factor);
+                Mixer::ShortConv(conv) => (vec![&mut conv.input], &mut conv.output),
+                Mixer::DeltaNet(net) => {
+                    let readers = vec![&mut net.query_key_value, &mut net.gate, &mut net.step, &mut net.decay];
+                    (readers, &mut net.output)
                 }
-            }
+            };
+            scale_block(&mut layer.mixer_norms, mixer, factor);
+            let feed_forward = match &mut layer.feed_forward {
+                FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], &mut mlp.down),
+                FeedForward::Moe(moe) => (vec![&mut moe.router, &mut moe.gate, &mut moe.up], &mut moe.down),
+            };
+            scale_block(&mut layer.feed_forward_norms, feed_forward, factor);
         }
     }
 }
 
 /// A block between the stream and itself. What reads the stream is a norm, whose epsilon goes along, or projections,
 /// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in.
-fn scale_block<'a>(
-    norms: &mut Norms,
-    readers: impl IntoIterator<Item = &'a mut Linear>,
-    writer: &mut Linear,
-    factor: f32,
-) {
+fn scale_block(norms: &mut Norms, (readers, writer): (Vec<&mut Linear>, &mut Linear), factor: f64) {
     match &mut norms.before {
-        Some(norm) => norm.eps *= square(factor),
+        Some(norm) => norm.eps *= factor * factor,
         // a bias is added after the product, which is what it was
-        None => readers.into_iter().for_each(|reader| reader.weight = reader.weight.scale(1.0 / factor)),
+        None => readers.into_iter().for_each(|reader| reader.weight = reader.weight.scale((1.0 / factor) as f32)),
     }
     match &mut norms.after {
-        Some(norm) => norm.weight = norm.weight.scale(factor),
+        Some(norm) => norm.weight = norm.weight.scale(factor as f32),
         None => {
-            writer.weight = writer.weight.scale(factor);
-            writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor));
+            writer.weight = writer.weight.scale(factor as f32);
+            writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
         }
     }
-}
-
-fn square(factor: f32) -> f64 {
-    f64::from(factor) * f64::from(factor)
 }

@@ -31,8 +31,8 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
 }
 
 /// Other factors than powers of two would round every weight anew, and larger ones only take range away.
-fn residual_scale(scale: ResidualScale) -> Result<(), ManifestError> {
-    let ResidualScale::Factor(factor) = scale else { return Ok(()) };
+fn residual_scale(scale: Option<ResidualScale>) -> Result<(), ManifestError> {
+    let Some(ResidualScale::Factor(factor)) = scale else { return Ok(()) };
     if (-16..=0).any(|power| factor == 2f32.powi(power)) {
         return Ok(());
     }

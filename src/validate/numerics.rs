@@ -227,7 +227,7 @@ impl Traces {
     }
 
     fn residual(&self, bundle: &Bundle, largest: f32, thresholds: &NumericsThresholds) -> Check {
-        let own = f64::from(bundle.manifest.numerics.factor());
+        let own = bundle.model.hidden_scale;
         let problem = (f64::from(largest) * thresholds.headroom > LARGEST).then(|| {
             let scale = own * f64::from(scale_for(largest, thresholds));
             let power = scale.log2() as i64;

@@ -9,7 +9,7 @@ use super::measure::Measures;
 use super::thresholds::ParityThresholds;
 use super::verdict::{Check, GateReport, Verdict};
 use crate::error::Result;
-use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Positions, Request, Sampling, Session, generate};
+use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Positions, Request, Session, generate};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -191,17 +191,14 @@ impl Comparison<'_> {
         let golden = self.golden;
         let bundle = self.candidate.model.bundle();
         let width = bundle.model.hidden_size as usize;
-        let scale = bundle.manifest.numerics.factor();
-        let scaled = |values: &[f32]| -> Vec<f32> { values.iter().map(|value| value * scale).collect() };
         let parts: Vec<_> = session.route().layers.iter().map(|step| step.part.clone()).collect();
         for (index, part) in parts.iter().enumerate() {
             let (start, end) = (part.start as usize, part.end as usize);
             let (Some(given), Some(reference)) = (golden.hidden.get(&start), golden.hidden.get(&end)) else { continue };
-            let (given, reference) = (scaled(given), scaled(reference));
             for (name, chunking) in chunkings(session) {
                 session.reset()?;
-                let found = session.force_layers(index, &given, &chunking)?;
-                let measures = Measures::of(&found, &reference, width);
+                let found = session.force_layers(index, given, &chunking)?;
+                let measures = Measures::of(&found, reference, width);
                 let subject = format!("{}, layers {start}..{end} forced, {name}", self.candidate.name);
                 checks.push(self.function_check(subject, "its hidden states agree with the golden", &measures));
             }
@@ -209,7 +206,7 @@ impl Comparison<'_> {
         let last = bundle.model.num_layers;
         if let Some(given) = golden.hidden.get(&last) {
             let width = golden.vocab_size;
-            let logits = self.rows(&session.force_head(&scaled(given))?);
+            let logits = self.rows(&session.force_head(given)?);
             let measures = Measures::of(&logits, &golden.logits, width);
             let subject = format!("{}, head forced", self.candidate.name);
             checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
@@ -265,8 +262,7 @@ impl Comparison<'_> {
         for step in &route.layers {
             let end = step.part.end as usize;
             let (Some(reference), Some(found)) = (golden.hidden.get(&end), hidden.get(end)) else { continue };
-            let reference: Vec<f32> = reference.iter().map(|value| value * bundle.manifest.numerics.factor()).collect();
-            let measures = Measures::of(found, &reference, bundle.model.hidden_size as usize);
+            let measures = Measures::of(found, reference, bundle.model.hidden_size as usize);
             let subject = format!("{}, layers {}..{}", self.candidate.name, step.part.start, end);
             checks.push(self.function_check(subject, "hidden states agree with the golden", &measures));
         }
@@ -300,12 +296,7 @@ impl Comparison<'_> {
     /// likely, quantized weights may rightly choose the other, and all that follows differs.
     fn greedy(&self) -> Result<Option<Check>> {
         let Some(greedy) = &self.golden.greedy else { return Ok(None) };
-        let request = Request {
-            prompt: greedy.prompt.clone(),
-            max_tokens: greedy.ids.len(),
-            sampling: Sampling::default(),
-            stops: Vec::new(),
-        };
+        let request = Request { prompt: greedy.prompt.clone(), max_tokens: greedy.ids.len(), ..Request::default() };
         let mut session = request.session(&self.candidate.model)?;
         let ids = generate(&mut session, &request, |_| Ok(std::ops::ControlFlow::Continue(())))?.ids;
         let agree = ids.iter().zip(&greedy.ids).take_while(|(a, b)| a == b).count();
