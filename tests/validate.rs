@@ -3,13 +3,16 @@
 #[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
+#[path = "common/model.rs"]
+mod model;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anec::mil::{Binding, Constant, DataType, Function, Op, TensorType, Value, ValueId, ValueType};
 use anec::package::{self, WriteOptions};
-use folder::{contents, copy, edit_json, edit_tensors, json, run};
+use folder::{contents, json, run};
+use model::{RawTensor, copy, edit_json, edit_tensors};
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
@@ -262,7 +265,7 @@ fn caught(defect: &str, bundle: &Path, caught: &mut String) {
 #[test]
 fn weights_in_the_wrong_place_are_caught() {
     let mut report = String::new();
-    let mut with = |defect: &str, change: &dyn Fn(&mut Vec<folder::RawTensor>)| {
+    let mut with = |defect: &str, change: &dyn Fn(&mut Vec<RawTensor>)| {
         let room = tempfile::tempdir().unwrap();
         let source = room.path().join("source");
         copy(Path::new("demo/model"), &source);
@@ -270,8 +273,8 @@ fn weights_in_the_wrong_place_are_caught() {
         let bundle = convert(source.to_str().unwrap(), &room.path().join("bundle"), &[]);
         caught(defect, Path::new(&bundle), &mut report);
     };
-    let find = |tensors: &[folder::RawTensor], name: &str| tensors.iter().position(|t| t.0 == name).unwrap();
-    let exchange = |tensors: &mut Vec<folder::RawTensor>, a: &str, b: &str| {
+    let find = |tensors: &[RawTensor], name: &str| tensors.iter().position(|t| t.0 == name).unwrap();
+    let exchange = |tensors: &mut Vec<RawTensor>, a: &str, b: &str| {
         let (a, b) = (find(tensors, a), find(tensors, b));
         let bytes = tensors[a].3.clone();
         tensors[a].3 = std::mem::replace(&mut tensors[b].3, bytes);
