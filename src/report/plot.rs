@@ -125,7 +125,7 @@ fn number(value: f64) -> String {
     if value == 0.0 {
         "0".into()
     } else if (0.01..1e5).contains(&magnitude) {
-        let digits = if magnitude >= 100.0 { 0 } else { 3 };
+        let digits = if magnitude >= 100.0 { 0 } else { 4 };
         let text = format!("{value:.digits$}");
         if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
     } else {

@@ -131,7 +131,8 @@ impl Comparison<'_> {
         let golden = self.golden;
         let (first, last) = (*golden.positions.first()?, *golden.positions.last()?);
         let middle = golden.positions[golden.positions.len() / 2];
-        let mut check = Check::of(&self.candidate.name, "the first, middle and last positions agree", None);
+        let mut check =
+            Check::of(format!("{}, places", self.candidate.name), "the first, middle and last positions agree", None);
         let mut problems = Vec::new();
         let mut seen = Vec::new();
         for position in [first, first + 1, middle, last] {
@@ -180,7 +181,8 @@ impl Comparison<'_> {
                 error(worst)
             )
         });
-        let mut check = Check::of(&self.candidate.name, "the logits of every token agree", problem);
+        let mut check =
+            Check::of(format!("{}, tokens", self.candidate.name), "the logits of every token agree", problem);
         check.measured.insert("row_error".into(), error(worst));
         Some(check)
     }
@@ -392,8 +394,8 @@ mod tests {
             "double, T = 4",
             "double, T = 3, 4, 1, 2 …",
             "double",
-            "double",
-            "double",
+            "double, places",
+            "double, tokens",
             "double, layers 0..2",
             "double, layers 2..3",
             "double, head 0..5",
