@@ -157,7 +157,7 @@ fn trace(
     inputs: &[(&str, Tensor)],
     cache: &WeightCache,
 ) -> Result<Trace, ExecError> {
-    let executable = Executable::compile(function, Options { precision }, cache)?;
+    let executable = Executable::compile_as_written(function, Options { precision }, cache)?;
     let mut state = executable.new_state();
     let mut trace = Trace { seen: Default::default(), outputs: Vec::new() };
     let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (*name, tensor)).collect();

@@ -70,7 +70,7 @@ pub struct Watching {
 impl Watching {
     /// Runs programs in a precision and notes what it sees in `log`.
     pub fn new(programs: Arc<Programs>, precision: Precision, log: Log) -> Self {
-        Watching { inner: CpuBackend::new(programs, precision), log }
+        Watching { inner: CpuBackend::as_written(programs, precision), log }
     }
 }
 
