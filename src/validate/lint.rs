@@ -246,11 +246,11 @@ impl<'a> Lint<'a> {
             let name = format!("`{}` ({})", op.name, op.operator);
             if let Some(epsilon) = self.parameter(op, "epsilon") {
                 let half = f16::from_f32(epsilon);
-                // log and inverse have one that is meant to be next to nothing
-                let needed = !matches!(op.operator.as_str(), "log" | "inverse");
+                // log and inverse have one that is meant to be next to nothing; a sum may hold one already
+                let needed = !matches!(op.operator.as_str(), "log" | "inverse") && !self.is_sum(op.input("x"));
                 if needed && half == f16::ZERO {
                     findings.wrong.push(format!("{name}: epsilon {epsilon:e} is zero in fp16"));
-                } else if needed && half < f16::MIN_POSITIVE && !self.is_sum(op.input("x")) {
+                } else if needed && half < f16::MIN_POSITIVE {
                     findings.notes.push(format!(
                         "{name}: epsilon {epsilon:e} is subnormal in fp16; hardware may take zero for it"
                     ));
