@@ -72,8 +72,8 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
 /// Values of a function that mean something for their size.
 #[derive(Default)]
 struct Places {
-    /// The residual stream and what is added to it: everything that is reached from the hidden states through sums
-    /// alone.
+    /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
+    /// through sums alone, and grows with them.
     stream: BTreeSet<String>,
     /// What a mask was added to: as large as the mask where it is closed, which says nothing.
     masked: BTreeSet<String>,
@@ -94,6 +94,11 @@ impl Places {
             if op.operator == "add" && op.operands().any(|id| stream.contains(&id)) {
                 stream.extend(&op.outputs);
                 named.extend(op.operands().chain(op.outputs.iter().copied()));
+            }
+            // what a norm takes of the stream to scale it by
+            let magnitude = matches!(op.operator.as_str(), "abs" | "reduce_max" | "maximum");
+            if magnitude && op.operands().any(|id| named.contains(&id)) {
+                named.extend(&op.outputs);
             }
             // a mask is repeated for groups of heads before it is added
             if matches!(op.operator.as_str(), "add" | "concat") && op.operands().any(|id| masked.contains(&id)) {
