@@ -8,7 +8,7 @@
 //! | 7 | [`cli`] |
 //! | 6 | [`report`], [`serve`] |
 //! | 5 | [`runtime`], [`validate`] |
-//! | 4 | [`convert`], [`exec`] |
+//! | 4 | [`convert`], [`exec`], [`coreml`] |
 //! | 3 | [`family`], [`quant`] |
 //! | 2 | [`source`], [`package`] |
 //! | 1 | [`mil`] |
@@ -16,6 +16,7 @@
 
 pub mod cli;
 pub mod convert;
+pub mod coreml;
 pub mod error;
 pub mod exec;
 pub mod family;

@@ -6,6 +6,7 @@ pub mod table;
 mod conversion;
 mod gates;
 mod planned;
+mod residency;
 
 pub use conversion::conversion;
 pub use gates::gates;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`backend`] | what runs the functions |
 //! | [`cpu`] | the backend over the CPU executor |
+//! | [`coreml`] | the backend over Core ML |
 //! | [`plan`] | which functions, in which order, with how many tokens at a time |
 //! | [`host`] | embedding and rotary tables |
 //! | [`feed`] | the inputs of a call |
@@ -19,8 +20,9 @@
 
 pub mod backend;
 pub mod chat;
-mod clock;
+pub(crate) mod clock;
 pub mod constraint;
+pub mod coreml;
 pub mod cpu;
 #[cfg(test)]
 pub(crate) mod double;
@@ -40,6 +42,7 @@ pub mod tokenizer;
 
 pub use backend::{Backend, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
+pub use coreml::CoreMlBackend;
 pub use cpu::{CpuBackend, Programs};
 pub use error::RuntimeError;
 pub use generate::{Choice, Finish, Generation, Generator, Request, Timings, generate};
@@ -48,6 +51,6 @@ pub use logprobs::Logprobs;
 pub use lookup::Speculation;
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
-pub use session::{Answer, Ask, Chunking, Model, Positions, Session};
+pub use session::{Answer, Ask, Chunking, Hidden, Model, Positions, Session};
 pub use text::{Piece, TextStream, generate_text};
 pub use tokenizer::{Detokenizer, Tokenizer};

@@ -21,7 +21,6 @@ pub mod verdict;
 pub use golden::{Golden, Greedy};
 pub use measure::Measures;
 pub use parity::{Candidate, parity};
-pub use residency::residency;
 pub use structure::structure;
 pub use thresholds::Thresholds;
 pub use verdict::{Check, GateReport, Report, Verdict};

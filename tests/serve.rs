@@ -5,6 +5,9 @@
 mod folder;
 #[path = "common/http.rs"]
 mod http;
+#[allow(dead_code)]
+#[path = "common/model.rs"]
+mod model;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,8 +16,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anec::runtime::Tokenizer;
-use folder::{anec, edit_json, repository, run};
+use folder::{anec, repository, run};
 use http::{Reply, Server, post};
+use model::edit_json;
 use serde_json::{Value as Json, json};
 
 /// The demo bundle with a simple chat template, converted once.
@@ -565,7 +569,7 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
     let server = Server::start(bundle(), &["--parallel", "8", "--queue", "40"]);
     let request = |i: usize| {
         let prompt = format!("In the year {} there was a", 1800 + i);
-        json!({"prompt": prompt, "max_tokens": 4 + i % 5, "temperature": 0, "stream": i % 2 == 0})
+        json!({"prompt": prompt, "max_tokens": 4 + i % 5, "temperature": 0, "stream": i.is_multiple_of(2)})
     };
     let expected: Vec<Json> = (0..16)
         .map(|i| {
@@ -584,7 +588,7 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
                     break;
                 }
                 let i = (number * 7 + turn) % 16;
-                if (number + turn) % 9 == 0 {
+                if (number + turn).is_multiple_of(9) {
                     // one in nine leaves without waiting
                     let mut stream = server.connect();
                     stream.write_all(post("/v1/completions", &request(i).to_string(), "").as_bytes()).unwrap();
@@ -595,7 +599,7 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
                 let reply = server.post("/v1/completions", &request(i));
                 match reply.status {
                     200 => {
-                        let text = if i % 2 == 0 {
+                        let text = if i.is_multiple_of(2) {
                             let parts = reply.parts();
                             Json::String(parts.iter().filter_map(|part| part["choices"][0]["text"].as_str()).collect())
                         } else {

@@ -39,8 +39,7 @@ impl Args {
     pub(super) fn run(self) -> Result<u8> {
         if let Some(jobs) = self.jobs {
             // fails only where the pool was made before, which nothing here does
-            // with a single thread the package writer waits for itself
-            let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs).max(2)).build_global();
+            let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs)).build_global();
         }
         let options = Options {
             manifest: self.input.manifest()?,
@@ -55,14 +54,14 @@ impl Args {
             }
             Outcome::UpToDate(path) => print(&format!("{} is up to date", path.display())),
             Outcome::Written(written) => {
-                for note in &written.notes {
+                for note in &written.report.notes {
                     eprintln!("note: {note}");
                 }
                 if self.json {
                     print_json(&json!({
                         "status": "written",
                         "path": written.path,
-                        "notes": written.notes,
+                        "notes": written.report.notes,
                         "report": written.report,
                     }));
                 } else {

@@ -15,7 +15,7 @@ use crate::convert::{Options, convert, files};
 use crate::error::Result;
 use crate::exec::Precision;
 use crate::manifest::{Manifest, Quant, WeightFormat};
-use crate::runtime::{Ask, Chunking, Model, Positions, Request, generate};
+use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, generate};
 use crate::validate::{Golden, Greedy};
 
 /// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
@@ -90,6 +90,7 @@ fn unquantized(manifest: &Manifest, folder: &Path) -> Result<Arc<Model>> {
 }
 
 fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, manifest: &Manifest) -> Result<Golden> {
+    let hidden = if hidden { Hidden::BetweenLayers } else { Hidden::No };
     let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
     let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
     let request =

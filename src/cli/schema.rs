@@ -2,6 +2,7 @@
 
 use super::print_json;
 use crate::convert::{bundle, report};
+use crate::coreml::plan;
 use crate::error::Result;
 use crate::manifest;
 
@@ -20,6 +21,8 @@ enum File {
     Bundle,
     /// report.json of a bundle
     Report,
+    /// A compute plan, which `anec validate --plan-out` writes
+    Plan,
 }
 
 impl Args {
@@ -28,6 +31,7 @@ impl Args {
             File::Manifest => manifest::schema(),
             File::Bundle => bundle::schema(),
             File::Report => report::schema(),
+            File::Plan => plan::schema(),
         });
         Ok(0)
     }

@@ -1,14 +1,18 @@
 //! `anec validate`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::model::PrecisionName;
+use super::model::{Backend, PrecisionName, open_on_core_ml};
 use super::{print, print_json};
+use crate::convert::progress::Progress;
 use crate::convert::{Bundle, files};
+use crate::coreml::cache::Cache;
+use crate::coreml::{ComputePlan, CoreMl};
 use crate::error::Result;
 use crate::report;
 use crate::runtime::{Model, RuntimeError};
-use crate::validate::{self, Candidate, Golden, Report, Thresholds, parity, structure};
+use crate::validate::{Candidate, GateReport, Golden, Report, Thresholds, parity, residency, structure};
 
 /// Proves what a bundle is, gate by gate.
 ///
@@ -36,6 +40,14 @@ pub struct Args {
     /// Precisions for parity
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [PrecisionName::F32, PrecisionName::F16])]
     precision: Vec<PrecisionName>,
+    #[command(flatten)]
+    backend: Backend,
+    /// Compute plan for residency, taken on a Mac by --plan-out; with it, the gate needs no Mac
+    #[arg(long, value_name = "FILE", conflicts_with = "plan_out")]
+    plan: Option<PathBuf>,
+    /// Writes the compute plan that residency takes on this Mac
+    #[arg(long, value_name = "FILE")]
+    plan_out: Option<PathBuf>,
     /// Exits with 0 when gates could not be tried here, if none failed
     #[arg(long)]
     allow_unproven: bool,
@@ -53,6 +65,8 @@ impl Args {
             return Err(RuntimeError::NoBundle { path: self.bundle }.into());
         }
         let bundle = Bundle::read(&self.bundle)?;
+        // who names a plan wants it judged
+        let residency = self.residency || self.plan.is_some() || self.plan_out.is_some();
         let all = !(self.structure || self.parity || self.residency);
         let mut gates = Vec::new();
         if all || self.structure {
@@ -61,8 +75,8 @@ impl Args {
         if all || self.parity {
             gates.push(self.parity(&bundle)?);
         }
-        if all || self.residency {
-            gates.push(validate::residency());
+        if all || residency {
+            gates.push(self.residency(&bundle)?);
         }
         let report = Report::new(&bundle.name, gates);
         match &self.json {
@@ -76,19 +90,45 @@ impl Args {
         Ok(report.exit_code(self.allow_unproven))
     }
 
-    fn parity(&self, bundle: &Bundle) -> Result<validate::GateReport> {
+    fn parity(&self, bundle: &Bundle) -> Result<GateReport> {
         let own = self.bundle.join(GOLDEN);
         let Some(path) = self.golden.clone().or_else(|| own.exists().then_some(own)) else {
-            return Ok(validate::parity::without_golden());
+            return Ok(parity::without_golden());
         };
         let golden = Golden::read(&path)?;
         let thresholds = Thresholds::of(&bundle.manifest.gates).parity;
-        parity(&candidates(&self.bundle, &self.precision)?, &golden, &thresholds)
+        let candidates = match self.backend.core_ml() {
+            None => candidates(&self.bundle, &self.precision)?,
+            Some(units) => {
+                vec![Candidate { name: units.to_string(), model: open_on_core_ml(&self.bundle, units)? }]
+            }
+        };
+        parity(&candidates, &golden, &thresholds)
+    }
+
+    fn residency(&self, bundle: &Bundle) -> Result<GateReport> {
+        let thresholds = Thresholds::of(&bundle.manifest.gates).residency;
+        if let Some(path) = &self.plan {
+            return residency::judge(bundle, &self.bundle, &ComputePlan::read(path)?, path, &thresholds);
+        }
+        let engine = match CoreMl::new() {
+            Ok(engine) => Arc::new(engine),
+            Err(error) if self.plan_out.is_some() => return Err(error.into()),
+            Err(_) => return Ok(residency::without_plan()),
+        };
+        let progress = Progress::on_stderr();
+        let mut plan = residency::take(&*engine, bundle, &self.bundle, &progress)?;
+        residency::time(&engine, bundle, &self.bundle, &Cache::of_user()?, &mut plan, &progress)?;
+        progress.finish();
+        if let Some(path) = &self.plan_out {
+            files::write_json(path, &plan)?;
+        }
+        residency::judge(bundle, &self.bundle, &plan, Path::new("just taken"), &thresholds)
     }
 }
 
 /// The bundle on the CPU in several precisions.
-pub(super) fn candidates(bundle: &std::path::Path, precisions: &[PrecisionName]) -> Result<Vec<Candidate>> {
+pub(super) fn candidates(bundle: &Path, precisions: &[PrecisionName]) -> Result<Vec<Candidate>> {
     let as_executor: Vec<_> = precisions.iter().map(|precision| precision.precision()).collect();
     let models = Model::on_cpu_in(bundle, &as_executor)?;
     let names = precisions.iter().map(|precision| precision.name().to_owned());

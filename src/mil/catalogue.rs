@@ -28,6 +28,8 @@ pub struct Parameter {
     pub variadic: bool,
     /// Must be known when the graph is built.
     pub constant: bool,
+    /// Has a default that the runtime knows, too: coremltools leaves it out.
+    pub unwritten: bool,
 }
 
 /// Whether a parameter must be given.
@@ -122,7 +124,8 @@ fn parameter(text: &'static str) -> Parameter {
         None if flag('?') => Presence::Optional,
         None => Presence::Required,
     };
-    Parameter { name: bare, presence, variadic: flag('*'), constant: flag('!') }
+    let unwritten = flag('?') && default.is_some();
+    Parameter { name: bare, presence, variadic: flag('*'), constant: flag('!'), unwritten }
 }
 
 fn default_value(text: &'static str) -> DefaultValue {

@@ -325,7 +325,10 @@ mod tests {
                 "line 2, column 20: found `fp17`, expected a type",
             ),
             ("program(1.3) { func main<ios99>() {} -> (); }", "expected one of ios15, ios16, ios17, ios18, ios26"),
-            ("program(1.3) { func main<ios18>(fp16 x) {} -> (y); }", "but never defined"),
+            (
+                "program(1.3) { func main<ios18>(fp16 x) {} -> (y); }",
+                "`y` is used in function `main` but never defined",
+            ),
             ("program(1.3) { func main<ios18>(fp16 \"x) {} -> (x); }", "line 1, column 38: the quote is never closed"),
             (
                 "program(1.3) { func main<ios18>() { int8 y = const()[val = int8(200)]; } -> (y); }",

@@ -169,7 +169,7 @@ impl<'a> Checker<'a> {
         for parameter in &spec.parameters {
             let given = op.inputs.get(parameter.name);
             if given.is_none() && !op.attributes.contains_key(parameter.name) {
-                if !matches!(parameter.presence, Presence::Optional) {
+                if !matches!(parameter.presence, Presence::Optional) && !parameter.unwritten {
                     self.report(&op.name, format!("parameter `{}` is missing", parameter.name));
                 }
                 continue;

@@ -2,7 +2,7 @@
 
 use super::counted;
 use super::table::table;
-use crate::validate::{Check, GateReport, Report, Verdict};
+use crate::validate::{Check, GateReport, Report, Verdict, residency};
 
 /// The result of `anec validate`: a line for each gate, what was measured, and everything that isn't as it should be.
 pub fn gates(report: &Report) -> String {
@@ -16,7 +16,8 @@ pub fn gates(report: &Report) -> String {
     });
     let mut text = table(&["gate", "passed", "verdict"], rows);
     for gate in &report.gates {
-        if let Some(measures) = measures(gate) {
+        let measures = if gate.gate == residency::GATE { super::residency::residency(gate) } else { measures(gate) };
+        if let Some(measures) = measures {
             text.push_str(&format!("\n{measures}"));
         }
     }

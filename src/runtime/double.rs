@@ -156,6 +156,7 @@ pub fn bundle(form: &Form) -> Bundle {
         name: "double".into(),
         family: "double".into(),
         model: ModelFacts {
+            hidden_scale: 1.0,
             hidden_size: HIDDEN as u64,
             num_layers: 3,
             vocab_size: VOCAB as u64,

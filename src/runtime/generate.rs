@@ -12,7 +12,7 @@ use super::logprobs::Logprobs;
 use super::lookup::{Lookup, Speculation};
 use super::prefix::common;
 use super::sampling::{Sampler, Sampling};
-use super::session::{Ask, Chunking, Model, Positions, Session};
+use super::session::{Ask, Chunking, Hidden, Model, Positions, Session};
 use crate::error::Result;
 
 /// What to continue, and how.
@@ -198,7 +198,7 @@ impl Generator {
         if call.len() > 1 {
             session.checkpoint()?;
         }
-        let ask = Ask { logits: Positions::All, hidden: false, chunking: Chunking::Largest };
+        let ask = Ask { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
         let mut logits = session.forward(&call, &ask)?.logits;
         let width = logits.len() / call.len();
         let mut end = None;

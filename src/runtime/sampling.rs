@@ -200,7 +200,7 @@ mod tests {
         sampler.see(2);
         let mut logits = LOGITS;
         sampler.penalise(&mut logits);
-        assert_eq!(logits, [1.0, 3.0 / 2.0, 2.0 / 2.0 - 0.25 - 2.0 * 0.5, -1.0 * 2.0]);
+        assert_eq!(logits, [1.0, 3.0 / 2.0, 2.0 / 2.0 - 0.25 - 2.0 * 0.5, -2.0]);
         let mut untouched = LOGITS;
         Sampler::new(Sampling::default(), &[1, 2]).penalise(&mut untouched);
         assert_eq!(untouched, LOGITS);

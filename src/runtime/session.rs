@@ -50,13 +50,24 @@ pub enum Chunking {
     Pattern(Vec<u64>),
 }
 
+/// Which hidden states are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hidden {
+    /// None.
+    No,
+    /// Those between functions: what enters the first and leaves each. Every backend can show them.
+    BetweenFunctions,
+    /// Those between all layers. Not every backend shows what is inside a function.
+    BetweenLayers,
+}
+
 /// What is wanted of a run over tokens.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// Positions with logits.
     pub logits: Positions,
-    /// Whether the hidden states between the layers are wanted, too.
-    pub hidden: bool,
+    /// Hidden states beside them.
+    pub hidden: Hidden,
     /// Division into calls.
     pub chunking: Chunking,
 }
@@ -64,17 +75,17 @@ pub struct Ask {
 impl Ask {
     /// No logits: only the states are of interest.
     pub fn none() -> Self {
-        Ask { logits: Positions::None, hidden: false, chunking: Chunking::Largest }
+        Ask { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
     }
 
     /// Logits of the last token, in the largest calls.
     pub fn last() -> Self {
-        Ask { logits: Positions::Last, hidden: false, chunking: Chunking::Largest }
+        Ask { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
     }
 
     /// Logits of all tokens, in calls by `chunking`.
     pub fn all(chunking: Chunking) -> Self {
-        Ask { logits: Positions::All, hidden: false, chunking }
+        Ask { logits: Positions::All, hidden: Hidden::No, chunking }
     }
 }
 
@@ -84,6 +95,7 @@ pub struct Answer {
     /// Logits, row-major `[positions, vocab_size]`.
     pub logits: Vec<f32>,
     /// Where wanted, `num_layers + 1` matrices `[tokens, hidden_size]`: what enters layer 0, then what leaves each layer.
+    /// Those that are not wanted are empty.
     pub hidden: Vec<Vec<f32>>,
 }
 
@@ -359,7 +371,7 @@ impl Session {
         }
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
-        let mut record = ask.hidden.then(|| Record::new(&model.bundle));
+        let mut record = (ask.hidden != Hidden::No).then(|| Record::new(&model.bundle, route, ask.hidden));
         let mut answer = Answer::default();
         let mut rest = tokens;
         for turn in 0.. {
@@ -388,6 +400,9 @@ impl Session {
         }
         if let Some(record) = record {
             answer.hidden = record.finish(tokens.len(), model.bundle.model.hidden_size as usize)?;
+            // a power of two: nothing is lost
+            let unscaled = 1.0 / model.bundle.model.hidden_scale as f32;
+            answer.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
         }
         Ok(answer)
     }
@@ -411,15 +426,16 @@ impl Session {
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
         for step in &route.layers {
             hidden = match record.as_deref_mut() {
-                None => self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), None)?,
-                Some(record) => {
+                Some(record) if record.wants_inside(step) => {
                     let channels = hidden.channels;
                     let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
-                    let out = self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?;
-                    record.add(step.part.end as usize, &out, chunk);
-                    out
+                    self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?
                 }
+                _ => self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), None)?,
             };
+            if let Some(record) = record.as_deref_mut() {
+                record.add(step.part.end as usize, &hidden, chunk);
+            }
         }
         Ok(hidden)
     }
@@ -527,14 +543,26 @@ impl Columns {
     }
 }
 
-/// The hidden states between the layers, as they come by.
+/// The hidden states that are wanted, as they come by.
 struct Record {
     hidden: Vec<Vec<f32>>,
+    /// Which of them are wanted.
+    wanted: Vec<bool>,
 }
 
 impl Record {
-    fn new(bundle: &Bundle) -> Self {
-        Record { hidden: vec![Vec::new(); bundle.model.num_layers + 1] }
+    fn new(bundle: &Bundle, route: &Route, what: Hidden) -> Self {
+        let count = bundle.model.num_layers + 1;
+        let mut wanted = vec![what == Hidden::BetweenLayers; count];
+        for between in route.layers.iter().flat_map(|step| [step.part.start, step.part.end]) {
+            wanted[between as usize] = true;
+        }
+        Record { hidden: vec![Vec::new(); count], wanted }
+    }
+
+    /// Whether something inside the function of a step is wanted.
+    fn wants_inside(&self, step: &Step) -> bool {
+        self.wanted[step.part.start as usize + 1..step.part.end as usize].contains(&true)
     }
 
     fn add(&mut self, index: usize, columns: &Columns, chunk: Chunk) {
@@ -559,7 +587,8 @@ impl Record {
 
     /// The matrices, if all came by.
     fn finish(self, tokens: usize, hidden_size: usize) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        match self.hidden.iter().position(|values| values.len() != tokens * hidden_size) {
+        let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != tokens * hidden_size;
+        match self.hidden.iter().zip(&self.wanted).position(missing) {
             None => Ok(self.hidden),
             Some(index) => {
                 let problem = format!("the functions don't show the hidden states `hidden.{index}`");
@@ -585,7 +614,7 @@ mod tests {
     fn assert_same_as_reference(form: &Form, tokens: &[u32], chunking: Chunking) {
         let (model, _) = double::model(form);
         let mut session = model.start(tokens.len() as u64).unwrap();
-        let ask = Ask { logits: Positions::All, hidden: true, chunking };
+        let ask = Ask { logits: Positions::All, hidden: Hidden::BetweenLayers, chunking };
         let (hidden, logits) = double::reference(tokens, tokens.len() as u64);
         for _ in 0..2 {
             let answer = session.forward(tokens, &ask).unwrap();
@@ -602,6 +631,17 @@ mod tests {
             assert_same_as_reference(&Form::default(), &TEXT, Chunking::Pattern(sizes));
         }
         assert_same_as_reference(&Form::default(), &TEXT, Chunking::Largest);
+    }
+
+    #[test]
+    fn hidden_states_between_functions_need_no_look_inside() {
+        let (model, _) = double::model(&Form::default());
+        let ask = Ask { hidden: Hidden::BetweenFunctions, ..Ask::all(Chunking::Largest) };
+        let found = model.start(TEXT.len() as u64).unwrap().forward(&TEXT, &ask).unwrap().hidden;
+        let mut expected = double::reference(&TEXT, TEXT.len() as u64).0;
+        // layers 0 and 1 are one function
+        expected[1].clear();
+        assert_eq!(found, expected);
     }
 
     #[test]

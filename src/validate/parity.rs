@@ -9,7 +9,7 @@ use super::measure::Measures;
 use super::thresholds::ParityThresholds;
 use super::verdict::{Check, GateReport, Verdict};
 use crate::error::Result;
-use crate::runtime::{self, Answer, Ask, Chunking, Model, Positions, Request, Session, generate};
+use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Positions, Request, Session, generate};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -125,7 +125,8 @@ impl Comparison<'_> {
     fn functions(&self, session: &mut Session, checks: &mut Vec<Check>) -> Result<()> {
         let golden = self.golden;
         session.reset()?;
-        let ask = Ask { logits: Positions::All, hidden: !golden.hidden.is_empty(), chunking: Chunking::Largest };
+        let hidden = if golden.hidden.is_empty() { Hidden::No } else { Hidden::BetweenFunctions };
+        let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
         let Answer { logits, hidden } = session.forward(&golden.tokens, &ask)?;
         let bundle = self.candidate.model.bundle();
         let route = session.route();

@@ -13,6 +13,16 @@ const BUILT_IN: &str = include_str!("../../validators/gates.yaml");
 pub struct Thresholds {
     /// Of the parity gate.
     pub parity: ParityThresholds,
+    /// Of the residency gate.
+    pub residency: ResidencyThresholds,
+}
+
+/// Thresholds of the residency gate.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidencyThresholds {
+    /// Milliseconds of a call below which its time isn't compared with the CPU's.
+    pub shortest_ms: f64,
 }
 
 /// Thresholds of the parity gate.

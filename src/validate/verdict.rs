@@ -3,6 +3,8 @@
 use indexmap::IndexMap;
 use serde::Serialize;
 
+use super::residency::MisplacedOp;
+
 /// Whether a claim holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
@@ -31,6 +33,9 @@ pub struct Check {
     /// What is wrong (found and expected), or what else there is to know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// Ops that contradict the claim.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ops: Vec<MisplacedOp>,
 }
 
 impl Check {
@@ -42,6 +47,7 @@ impl Check {
             verdict: if contradiction.is_some() { Verdict::Failed } else { Verdict::Passed },
             measured: IndexMap::new(),
             detail: contradiction,
+            ops: Vec::new(),
         }
     }
 

@@ -5,9 +5,10 @@ use crate::mil::catalogue::{Arguments, Row};
 use crate::mil::types::Opset::{CoreMl5, CoreMl8};
 use crate::mil::types::{Dim, TensorType};
 
-const MASKS: &str = "x begin end stride!=rank:1 begin_mask!=rank:false end_mask!=rank:false squeeze_mask!=rank:false";
+const MASKS: &str =
+    "x begin end stride!?=rank:1 begin_mask!?=rank:false end_mask!?=rank:false squeeze_mask!?=rank:false";
 const UPDATE_MASKS: &str =
-    "x update begin end stride!=rank:1 begin_mask!=rank:false end_mask!=rank:false squeeze_mask!=rank:false";
+    "x update begin end stride!?=rank:1 begin_mask!?=rank:false end_mask!?=rank:false squeeze_mask!?=rank:false";
 
 pub const ROWS: &[Row] = &[
     ("slice_by_index", CoreMl5, MASKS, slice_by_index),

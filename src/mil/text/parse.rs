@@ -199,8 +199,8 @@ impl Parser {
             lengths = unique(self.list(']', Parser::length)?)?;
         }
         let block = self.block(&mut body, Vec::new(), 0)?;
-        if let Some(name) = body.pending.keys().min() {
-            return Err(format!("`{name}` is used in function `{}` but never defined", name.as_str()));
+        if let Some(missing) = body.pending.keys().min() {
+            return Err(format!("`{missing}` is used in function `{name}` but never defined"));
         }
         Ok(Function { name, opset, inputs, values: body.values, block, lengths })
     }
