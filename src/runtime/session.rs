@@ -683,7 +683,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::super::double::{self, Form};
+    use super::super::double::{self, Form, Mishap};
     use super::*;
     use crate::convert::bundle::Tokens;
 
@@ -834,6 +834,30 @@ mod tests {
             [(false, false, true), (true, false, false), (false, true, true), (false, true, false)]
         {
             assert_rewinds(&Form { slice, recurrent, forks, ..Form::default() });
+        }
+    }
+
+    /// A call fails in the middle of a text. What was computed before it holds, and the text can go on from there.
+    #[test]
+    fn after_a_failure_the_text_can_go_on() {
+        for mishap in [Mishap::Error, Mishap::Short] {
+            // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two pieces of the head
+            for at in 0..8 {
+                let (model, _) = double::model(&Form { script: vec![(at, mishap)], ..Form::default() });
+                let mut session = model.start(TEXT.len() as u64).unwrap();
+                let error = session.forward(&TEXT, &Ask::last()).unwrap_err().to_string();
+                let expected = match mishap {
+                    Mishap::Error => "backend double: the device is busy",
+                    _ => "numbers for",
+                };
+                assert!(error.contains(expected), "{error}");
+                let known = session.position();
+                assert_eq!(known, (at as u64 / 2 * 4).min(11), "whole calls count, at {at}");
+                let rest = known.min(10);
+                session.rewind(rest).unwrap();
+                let logits = session.forward(&TEXT[rest as usize..], &Ask::last()).unwrap().logits;
+                assert_eq!(logits, double::reference(&TEXT, 11).1[10 * double::VOCAB..]);
+            }
         }
     }
 
