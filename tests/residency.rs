@@ -35,11 +35,11 @@ fn lengths(tokens: Tokens) -> std::ops::RangeInclusive<u64> {
     }
 }
 
-/// Operator, name, values read, results, constants.
-type Parts<'a> = (&'a str, &'a str, Vec<ValueId>, &'a [ValueId], Vec<(TensorType, Arc<[u8]>)>);
+/// The constants of an op.
+type Constants = Vec<(TensorType, Arc<[u8]>)>;
 
-/// What an op is: its operator and name, what it reads and gives, and the bytes of its constants.
-fn parts(op: &Op) -> Parts<'_> {
+/// What an op is: its operator and name, what it reads and gives, and its constants.
+fn parts(op: &Op) -> (&str, &str, Vec<ValueId>, &[ValueId], Constants) {
     let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
         Binding::Constant(constant) => Some(constant),
         Binding::Value(_) => None,
@@ -184,6 +184,7 @@ fn resident(bundle: &Bundle, folder: &Path) -> ComputePlan {
             function: entry.function.clone(),
             tokens,
             operations: operations.clone(),
+            refused: None,
             timings: Vec::new(),
         }));
     }

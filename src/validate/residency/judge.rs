@@ -78,6 +78,10 @@ pub fn judge(
                 checks.push(Check::unproven(subject, CLAIM, "the plan says nothing of it"));
                 continue;
             };
+            if let Some(refused) = &planned.refused {
+                checks.push(Check::of(subject, CLAIM, Some(format!("it was refused: {refused}"))));
+                continue;
+            }
             if plan.machine.neural_engine_cores.is_none() {
                 let reason = "the plan is of a machine without a Neural Engine, as virtual machines are";
                 checks.push(Check::unproven(subject, CLAIM, reason));
