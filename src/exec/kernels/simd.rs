@@ -24,6 +24,7 @@ pub(crate) trait Lanes: Copy {
     /// Signed bytes from memory.
     unsafe fn load_i8(at: *const i8) -> Self;
     /// To memory.
+    #[cfg_attr(not(test), allow(dead_code))] // only tests look at single vectors
     unsafe fn store(self, at: *mut f32);
     /// `self * factor + sum`, rounded once where the processor can.
     unsafe fn mul_add(self, factor: Self, sum: Self) -> Self;
