@@ -7,8 +7,9 @@ mod synthetic;
 use std::path::Path;
 
 use anec::convert::Plan;
+use anec::convert::build::build_package;
 use anec::convert::emit::Emitter;
-use anec::convert::pipeline::{build_package, open_model, resolve};
+use anec::convert::open::{open_model, resolve};
 use anec::family::ports::Stage;
 use anec::manifest::{Manifest, builtin};
 use anec::package::{self, WriteOptions};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::error::ConvertError;
 use crate::family::ports::{Port, Stage, StatePort};
 use crate::manifest::Manifest;
-use crate::source::LedgerTotals;
+use crate::source::{LedgerTotals, Source, SourceError, SourceFile};
 
 /// Version of the schema; a reader refuses others.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -111,6 +111,24 @@ pub struct SourceFacts {
     pub format: String,
     /// Files that weights were read from.
     pub files: Vec<FileDigest>,
+}
+
+impl SourceFacts {
+    /// Name, format and digests of a source, which is read whole for them.
+    ///
+    /// # Errors
+    /// When a file can't be read.
+    pub fn of(source: &Source) -> Result<Self, SourceError> {
+        source.digest()?;
+        let digest = |file: &SourceFile| -> Result<FileDigest, SourceError> {
+            Ok(FileDigest { file: file.name().into(), bytes: file.size(), sha256: file.sha256()?.into() })
+        };
+        Ok(SourceFacts {
+            name: source.name().into(),
+            format: source.kind().name().into(),
+            files: source.files().iter().map(digest).collect::<Result<_, _>>()?,
+        })
+    }
 }
 
 /// A file with its size and digest.

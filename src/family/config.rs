@@ -351,7 +351,7 @@ fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetC
         value_head_dim: size("linear_value_head_dim", 128)?,
         kernel: size("linear_conv_kernel_dim", 4)?,
     };
-    if config.num_value_heads % config.num_key_heads != 0 {
+    if !config.num_value_heads.is_multiple_of(config.num_key_heads) {
         return Err(keys.value("linear_num_value_heads", &format!("a multiple of {} key heads", config.num_key_heads)));
     }
     if !(2..=64).contains(&config.kernel) {
