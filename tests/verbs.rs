@@ -3,6 +3,9 @@
 #[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
+#[allow(dead_code)]
+#[path = "common/model.rs"]
+mod model;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -120,7 +123,7 @@ fn a_talk_remembers_what_was_said_and_an_interrupt_ends_only_the_answer() {
     }
     let template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>";
     std::fs::write(room.path().join("chat_template.jinja"), template).unwrap();
-    folder::edit_json(&room.path().join("bundle.json"), |bundle| {
+    model::edit_json(&room.path().join("bundle.json"), |bundle| {
         bundle["tokenizer"]["chat_template"] = serde_json::json!("chat_template.jinja");
     });
     let mut talk = folder::anec()

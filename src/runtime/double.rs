@@ -67,6 +67,7 @@ impl Default for Form {
             slice: false,
             recurrent: false,
             forks: true,
+            script: Vec::new(),
         }
     }
 }
