@@ -15,7 +15,7 @@ use super::profile::{Profile, Profiled};
 use crate::convert::bundle::{Bundle, FILE_NAME};
 use crate::error::Result;
 use crate::exec::{Precision, Tensor, TensorData};
-use crate::family::ports::{PortRole, Stage, StateRole};
+use crate::family::ports::{PortRole, Stage, StatePort, StateRole};
 
 /// A bundle with a backend that runs it.
 pub struct Model {
@@ -143,7 +143,8 @@ impl Model {
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         let plan = Plan::new(&bundle, folder)?;
         check_ports(&bundle, folder)?;
-        let positional = bundle.functions.iter().flat_map(|entry| &entry.states).all(|state| by_position(&state.role));
+        let positional =
+            bundle.functions.iter().all(|entry| entry.states.iter().all(|s| by_position(s, entry.context)));
         Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
     }
 
@@ -211,8 +212,13 @@ impl Model {
     }
 }
 
-fn by_position(role: &StateRole) -> bool {
-    matches!(role, StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. })
+/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
+fn by_position(state: &StatePort, context: u64) -> bool {
+    let cache = matches!(
+        state.role,
+        StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. }
+    );
+    cache && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }
 
 /// Every function has the hidden states and what its stage gives, and no port that a host can't serve.
@@ -316,23 +322,23 @@ impl Session {
         }))
     }
 
-    /// Remembers the states as they are, where going back needs it: [`Session::rewind`] then comes here without computing.
+    /// Remembers the states as they are, where going back needs it. Gives whether [`Session::rewind`] then comes here
+    /// without computing: not where the backend can't copy states that it would need.
     ///
     /// # Errors
     /// When the backend has no room.
-    pub fn checkpoint(&mut self) -> Result<()> {
+    pub fn checkpoint(&mut self) -> Result<bool> {
         let position = self.tokens.len();
         let known = self.checkpoints.last().is_some_and(|last| last.position == position);
         if self.model.positional || known {
-            return Ok(());
+            return Ok(true);
         }
-        if let Some(sequence) = self.sequence.fork()? {
-            if self.checkpoints.len() == CHECKPOINTS {
-                self.checkpoints.remove(CHECKPOINTS - 1);
-            }
-            self.checkpoints.push(Checkpoint { position, sequence });
+        let Some(sequence) = self.sequence.fork()? else { return Ok(false) };
+        if self.checkpoints.len() == CHECKPOINTS {
+            self.checkpoints.remove(CHECKPOINTS - 1);
         }
-        Ok(())
+        self.checkpoints.push(Checkpoint { position, sequence });
+        Ok(true)
     }
 
     /// Goes back to the first `position` tokens, as if those after them had never been.
