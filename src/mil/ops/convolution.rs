@@ -71,7 +71,10 @@ fn windows(a: &Arguments<'_>, x: &[Dim], kernel: &[u64]) -> Result<Vec<Dim>, Str
     let ceil = a.flag("ceil_mode");
     (0..count)
         .map(|i| {
-            let extent = dilations[i] * (kernel[i] as i64 - 1) + 1;
+            let extent =
+                kernel[i].checked_sub(1).and_then(|steps| dilations[i].checked_mul(i64::try_from(steps).ok()?));
+            let extent =
+                extent.and_then(|reach| reach.checked_add(1)).ok_or_else(|| format!("the kernel is {kernel:?}"))?;
             let padding = match kind {
                 "valid" => 0,
                 "custom" => pads.get(2 * i).zip(pads.get(2 * i + 1)).map(|(a, b)| a + b).ok_or("`pad` is too short")?,

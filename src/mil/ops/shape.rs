@@ -1,9 +1,9 @@
 //! Ops that move elements without computing: reshape, transpose, concatenation, padding.
 
-use super::rules::{Inferred, axes, axis, one, product, same, shape_text};
+use super::rules::{Inferred, axes, axis, one, product, same, shape_text, unknown_dimensions};
 use crate::mil::catalogue::{Arguments, Row};
 use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
-use crate::mil::types::{DataType, Dim, ValueType};
+use crate::mil::types::{DataType, Dim, TensorType, ValueType};
 
 pub const ROWS: &[Row] = &[
     ("reshape", CoreMl5, "x shape", reshape),
@@ -32,10 +32,7 @@ pub const ROWS: &[Row] = &[
 
 fn reshape(a: &Arguments<'_>) -> Inferred {
     let x = a.tensor("x")?;
-    let Some(asked) = a.optional_integers("shape") else {
-        let rank = a.tensor("shape")?.shape.first().and_then(Dim::fixed).ok_or("the rank of `shape` must be known")?;
-        return one(x.dtype, vec![Dim::Unknown; rank as usize]);
-    };
+    let Some(asked) = a.optional_integers("shape") else { return one(x.dtype, unknown_dimensions(a, "shape")?) };
     // a 0 keeps the dimension of x that stands there, counted from the left if the ranks are equal, else from the right
     let keep = |i: usize| {
         let at = (i + x.rank()).checked_sub(asked.len()).filter(|at| *at < x.rank());
@@ -122,15 +119,17 @@ fn shape(a: &Arguments<'_>) -> Inferred {
 fn concat(a: &Arguments<'_>) -> Inferred {
     let values = a.tensors("values")?;
     let first = values[0];
-    let along = axis(a.integer("axis")?, first.rank())?;
-    let mut dims = first.shape.clone();
+    // scalars become a vector
+    let at_least_vector = |ty: &TensorType| if ty.rank() == 0 { vec![Dim::Fixed(1)] } else { ty.shape.clone() };
+    let mut dims = at_least_vector(first);
+    let along = axis(a.integer("axis")?, dims.len())?;
     for value in &values[1..] {
         let others_fit = value.rank() == first.rank()
             && (0..first.rank()).all(|i| i == along || value.shape[i].is_compatible(&first.shape[i]));
         if value.dtype != first.dtype || !others_fit {
             return Err(format!("{value} can't be joined to {first} along axis {along}"));
         }
-        dims[along] = dims[along].plus(&value.shape[along]);
+        dims[along] = dims[along].plus(&at_least_vector(value)[along]);
     }
     one(first.dtype, dims)
 }
@@ -200,11 +199,7 @@ fn fill(a: &Arguments<'_>) -> Inferred {
     let dtype = a.optional_tensor("value")?.map_or(DataType::Fp32, |ty| ty.dtype);
     match a.optional_integers("shape") {
         Some(dims) => one(dtype, dims.into_iter().map(|d| Dim::Fixed(d.max(0) as u64)).collect()),
-        None => {
-            let rank =
-                a.tensor("shape")?.shape.first().and_then(Dim::fixed).ok_or("the rank of `shape` must be known")?;
-            one(dtype, vec![Dim::Unknown; rank as usize])
-        }
+        None => one(dtype, unknown_dimensions(a, "shape")?),
     }
 }
 

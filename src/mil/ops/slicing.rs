@@ -5,9 +5,10 @@ use crate::mil::catalogue::{Arguments, Row};
 use crate::mil::types::Opset::{CoreMl5, CoreMl8};
 use crate::mil::types::{Dim, TensorType};
 
-const MASKS: &str = "x begin end stride!=rank:1 begin_mask!=rank:false end_mask!=rank:false squeeze_mask!=rank:false";
+const MASKS: &str =
+    "x begin end stride!?=rank:1 begin_mask!?=rank:false end_mask!?=rank:false squeeze_mask!?=rank:false";
 const UPDATE_MASKS: &str =
-    "x update begin end stride!=rank:1 begin_mask!=rank:false end_mask!=rank:false squeeze_mask!=rank:false";
+    "x update begin end stride!?=rank:1 begin_mask!?=rank:false end_mask!?=rank:false squeeze_mask!?=rank:false";
 
 pub const ROWS: &[Row] = &[
     ("slice_by_index", CoreMl5, MASKS, slice_by_index),
@@ -101,9 +102,6 @@ fn slice_by_index(a: &Arguments<'_>) -> Inferred {
 
 fn slice_update(a: &Arguments<'_>) -> Inferred {
     let (x, update) = (a.tensor("x")?, a.tensor("update")?);
-    if x.dtype != update.dtype {
-        return Err(format!("x is {} and update is {}; both must be the same type", x.dtype, update.dtype));
-    }
     let place = sliced(a, x)?;
     let fits = place.len() == update.rank() && place.iter().zip(&update.shape).all(|(p, u)| p.is_compatible(u));
     if !fits {
