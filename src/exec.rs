@@ -10,7 +10,11 @@
 //! | [`tensor`] | tensors in memory |
 //! | [`weight`] | constants in memory, and the cache that functions share |
 //! | [`executable`] | what can be run, and running it |
+//! | [`state`] | what a sequence keeps from run to run |
+//! | [`profile`] | where the time went |
 //! | `compile`, `constexpr` | turning ops into steps, and compressed constants into weights |
+//! | `fuse` | steps that are carried out as one |
+//! | `step` | steps, and carrying them out |
 //! | `ops` | the table of kernels by operator, and the kernels by group |
 //! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials |
 
@@ -18,8 +22,12 @@ mod compile;
 mod constexpr;
 pub mod error;
 pub mod executable;
+mod fuse;
 mod kernels;
 mod ops;
+pub mod profile;
+pub mod state;
+mod step;
 mod strided;
 pub mod tensor;
 #[cfg(test)]
@@ -27,6 +35,8 @@ mod tests;
 pub mod weight;
 
 pub use error::ExecError;
-pub use executable::{Executable, Options, Precision, State};
+pub use executable::{Executable, Options, Precision};
+pub use profile::{OperatorTime, Profile};
+pub use state::State;
 pub use tensor::{Tensor, TensorData};
 pub use weight::WeightCache;

@@ -7,11 +7,13 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`table`] | the family table: a row for each dense decoder family |
+//! | [`table`] | the family table: a row for each decoder family |
 //! | [`config`] | a source's configuration, resolved |
 //! | [`rope`] | rotary tables |
 //! | [`tensors`] | a source's tensors, found and checked |
-//! | [`decoder`] | the engine of dense decoders |
+//! | [`decoder`] | the engine of decoders |
+//! | [`layer`] | a layer: a mixer of tokens and a feed-forward network |
+//! | [`scale`] | the residual stream in another unit |
 //! | [`blocks`] | equations in ops |
 //! | [`ports`] | what inputs, outputs and states of a function mean |
 
@@ -19,8 +21,10 @@ pub mod blocks;
 pub mod config;
 pub mod decoder;
 pub mod error;
+pub mod layer;
 pub mod ports;
 pub mod rope;
+pub mod scale;
 pub mod table;
 pub mod tensors;
 
@@ -85,8 +89,10 @@ pub struct FunctionRequest {
     pub stage: Stage,
     /// Tokens of one call.
     pub tokens: TokenCount,
-    /// Slots of the key-value cache.
+    /// Tokens of the longest text.
     pub context: u64,
+    /// Most tokens of a call of any function that shares this one's states.
+    pub most_tokens: u64,
     /// Whether an LM-head piece also gives the index of its largest logit.
     pub argmax: bool,
 }
@@ -175,6 +181,10 @@ pub struct Facts {
     pub vocab_size: u64,
     /// Longest text the model was made for.
     pub max_position_embeddings: u64,
+    /// Hidden states between functions are the model's times this.
+    pub hidden_scale: f64,
+    /// Layers carry a state that every token of a call changes for good, so that no call can be filled up.
+    pub recurrent: bool,
     /// The resolved configuration, for `bundle.json`.
     pub config: Json,
 }
@@ -193,8 +203,8 @@ pub trait Model: Send + Sync {
     /// When there are fewer rows.
     fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>>;
 
-    /// Bytes of cache state that one layer holds for `context` slots.
-    fn layer_state_bytes(&self, layer: usize, context: u64) -> u64;
+    /// Bytes of state that one layer holds for texts of `context` tokens in calls of up to `most_tokens`.
+    fn layer_state_bytes(&self, layer: usize, context: u64, most_tokens: u64) -> u64;
 
     /// Builds a function.
     ///
@@ -207,6 +217,9 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// When a table can't be computed.
     fn host(&self, context: u64) -> Result<Host>;
+
+    /// Puts all hidden states into another unit, a power of two, instead of the family's own; the logits stay as they are.
+    fn set_hidden_scale(&mut self, scale: f64);
 }
 
 /// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.
@@ -238,8 +251,14 @@ fn open_hugging_face(
     let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
         return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
     };
-    let row = find(&place, model_type, family, |row| row.name == model_type)?;
-    let config = DecoderConfig::read(&place, config, row, acknowledged)?;
+    let row = find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
+    let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
+    let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
+    if text.is_some() {
+        for pattern in config::NOT_TEXT {
+            ledger.ignore(pattern, "no part of the text model");
+        }
+    }
     // buffers that older checkpoints carry; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
     ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
@@ -317,7 +336,12 @@ fn assemble(
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
         max_position_embeddings: config.max_position_embeddings,
+        hidden_scale: 1.0,
+        recurrent: config.short_conv.is_some() || config.delta_net.is_some(),
         config: serde_json::to_value(&config).unwrap_or(Json::Null),
     };
-    Ok(Box::new(Decoder { config, facts, layers, embedding, final_norm, head }))
+    let hidden_scale = config.hidden_scale;
+    let mut decoder = Decoder { config, facts, layers, embedding, final_norm, head };
+    decoder.set_hidden_scale(hidden_scale);
+    Ok(Box::new(decoder))
 }

@@ -6,9 +6,9 @@
 //! | floor | modules |
 //! |---|---|
 //! | 7 | [`cli`] |
-//! | 6 | [`report`] |
+//! | 6 | [`report`], [`serve`] |
 //! | 5 | [`runtime`], [`validate`] |
-//! | 4 | [`convert`], [`exec`] |
+//! | 4 | [`convert`], [`exec`], [`coreml`] |
 //! | 3 | [`family`], [`quant`] |
 //! | 2 | [`source`], [`package`] |
 //! | 1 | [`mil`] |
@@ -16,6 +16,7 @@
 
 pub mod cli;
 pub mod convert;
+pub mod coreml;
 pub mod error;
 pub mod exec;
 pub mod family;
@@ -25,6 +26,7 @@ pub mod package;
 pub mod quant;
 pub mod report;
 pub mod runtime;
+pub mod serve;
 pub mod source;
 #[cfg(test)]
 mod testing;

@@ -7,8 +7,9 @@ mod synthetic;
 use std::path::Path;
 
 use anec::convert::Plan;
+use anec::convert::build::build_package;
 use anec::convert::emit::Emitter;
-use anec::convert::pipeline::{build_package, open_model, resolve};
+use anec::convert::open::{open_model, resolve};
 use anec::family::ports::Stage;
 use anec::manifest::{Manifest, builtin};
 use anec::package::{self, WriteOptions};
@@ -30,8 +31,9 @@ fn converts(name: &str) {
     let (model, ledger) = open_model(&source, &manifest).unwrap();
     let facts = model.facts();
     assert_eq!(Some(&facts.family), manifest.family.as_ref());
-    assert_eq!(Json::from(facts.num_layers), config["num_hidden_layers"]);
-    assert_eq!(Json::from(facts.vocab_size), config["vocab_size"]);
+    let text = config.get("text_config").unwrap_or(&config);
+    assert_eq!(Json::from(facts.num_layers), text["num_hidden_layers"]);
+    assert!(text.get("vocab_size").is_none_or(|size| *size == facts.vocab_size));
     assert_eq!(ledger.used, source.tensors().len());
     assert!(manifest.context.all().iter().all(|context| *context <= facts.max_position_embeddings));
 
@@ -82,6 +84,12 @@ macro_rules! each {
 }
 
 each! {
+    gemma_3_1b: "gemma-3-1b",
+    gemma_3_270m: "gemma-3-270m",
+    gemma_3_4b: "gemma-3-4b",
+    hy_mt_1_5_1_8b: "hy-mt-1.5-1.8b",
+    lfm2_5_1_2b: "lfm2.5-1.2b",
+    lfm2_5_8b_a1b: "lfm2.5-8b-a1b",
     llama_3_2_1b: "llama-3.2-1b",
     llama_3_2_3b: "llama-3.2-3b",
     mistral_7b: "mistral-7b",
@@ -91,5 +99,9 @@ each! {
     qwen3_0_6b: "qwen3-0.6b",
     qwen3_1_7b: "qwen3-1.7b",
     qwen3_4b: "qwen3-4b",
+    qwen3_5_0_8b: "qwen3.5-0.8b",
+    qwen3_5_2b: "qwen3.5-2b",
+    qwen3_5_4b: "qwen3.5-4b",
+    qwen3_5_9b: "qwen3.5-9b",
     smollm3_3b: "smollm3-3b",
 }

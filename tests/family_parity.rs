@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 
 use anec::error::Result;
 use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
-use anec::family::ports::{PortRole, Stage};
+use anec::family::ports::{Extent, PortRole, Stage};
 use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model, TokenCount};
 use anec::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
 use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
 use anec::source::{Ledger, Source, Weight};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
+
+/// One row of numbers for each token.
+type Rows = Vec<Vec<f32>>;
 
 const CONTEXT: u64 = 64;
 const FORM: Form = Form {
@@ -42,7 +45,6 @@ struct Runner {
     head: (FunctionGraph, Executable),
     host: Host,
     hidden_size: usize,
-    context: usize,
     layout: Layout,
 }
 
@@ -51,7 +53,11 @@ impl Runner {
         let facts = model.facts();
         let cache = WeightCache::new();
         let build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
-            let request = FunctionRequest { name: "main".into(), stage, tokens, context, argmax: false };
+            let most_tokens = match tokens {
+                TokenCount::Range { upper, .. } => upper,
+                TokenCount::Exactly(count) => count,
+            };
+            let request = FunctionRequest { name: "main".into(), stage, tokens, context, most_tokens, argmax: false };
             let graph = model.build(&form, &request, &mut Fp16)?;
             let executable = Executable::compile(&graph.function, Options { precision }, &cache)?;
             Ok((graph, executable))
@@ -61,7 +67,6 @@ impl Runner {
             head: build(Stage::Head { first: 0, end: facts.vocab_size })?,
             host: model.host(context)?,
             hidden_size: facts.hidden_size as usize,
-            context: context as usize,
             layout: form.layout,
         })
     }
@@ -85,8 +90,18 @@ impl Runner {
     }
 
     /// Logits of every token, and what `layers_i_hidden` held, by layer.
-    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Vec<Vec<f32>>, BTreeMap<String, Vec<Vec<f32>>>)> {
-        let mut state: State = self.layers.1.new_state();
+    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Rows, BTreeMap<String, Rows>)> {
+        self.run_from(&mut self.layers.1.new_state(), tokens, chunks)
+    }
+
+    /// The same from a given state.
+    #[allow(clippy::type_complexity, reason = "as above")]
+    fn run_from(
+        &self,
+        state: &mut State,
+        tokens: &[i32],
+        chunks: &[usize],
+    ) -> Result<(Vec<Vec<f32>>, BTreeMap<String, Vec<Vec<f32>>>)> {
         let (mut logits, mut hidden) = (Vec::new(), BTreeMap::<String, Vec<Vec<f32>>>::new());
         let (mut done, mut turn) = (0, 0);
         while done < tokens.len() {
@@ -95,7 +110,7 @@ impl Runner {
             let chunk = &tokens[done..done + count];
             let inputs = self.inputs(chunk, done, tokens.len())?;
             let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-            let outputs = self.layers.1.run_with(&inputs, &mut state, &mut |name, tensor| {
+            let outputs = self.layers.1.run_with(&inputs, state, &mut |name, tensor| {
                 if name.starts_with("layers_") && name.ends_with("_hidden") || name == "hidden_out" {
                     hidden.entry(name.to_owned()).or_default().extend(Runner::rows(tensor, count));
                 }
@@ -109,9 +124,13 @@ impl Runner {
     }
 
     fn inputs(&self, chunk: &[i32], first: usize, length: usize) -> Result<Vec<(String, Tensor)>> {
-        let (count, slots) = (chunk.len(), self.context);
+        let count = chunk.len();
         let mut inputs = Vec::new();
         for port in &self.layers.0.inputs {
+            let slots = |axis: usize| match port.shape[axis] {
+                Extent::Fixed(slots) => slots as usize,
+                Extent::Tokens(_) => unreachable!("slots are fixed"),
+            };
             let tensor = match &port.role {
                 PortRole::Hidden => {
                     let mut rows = Vec::new();
@@ -122,8 +141,8 @@ impl Runner {
                     }
                     self.hidden(&rows)
                 }
-                PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => {
-                    let table = &self.host.rope[0];
+                PortRole::RopeCos { table } | PortRole::RopeSin { table } => {
+                    let table = self.host.rope.iter().find(|t| t.table == *table).expect("a table");
                     let variant = table.variants.iter().find(|v| v.max_length >= length as u64).expect("a variant");
                     let values =
                         if matches!(port.role, PortRole::RopeCos { .. }) { &variant.cos } else { &variant.sin };
@@ -131,17 +150,35 @@ impl Runner {
                     let part = &values[first * columns..(first + count) * columns];
                     Tensor::new(vec![1, 1, count, columns], part.to_vec())
                 }
+                // position p lives in slot p mod S
                 PortRole::AttentionMask { window } => {
+                    let slots = slots(3);
                     let sees = |t: usize, s: usize| {
                         let position = first + t;
-                        s <= position && window.is_none_or(|w| position - s < w as usize)
+                        let oldest = window.map_or(0, |w| (position + 1).saturating_sub(w as usize));
+                        (oldest..=position).any(|seen| seen % slots == s)
                     };
                     let data = (0..count * slots).map(|i| if sees(i / slots, i % slots) { 0.0 } else { -1e4 });
                     Tensor::new(vec![1, 1, count, slots], data.collect::<Vec<f32>>())
                 }
                 PortRole::KvWriteMask => {
-                    let data = (0..slots * count).map(|i| if i / count == first + i % count { 1.0 } else { 0.0 });
+                    let slots = slots(2);
+                    let data =
+                        (0..slots * count).map(|i| if i / count == (first + i % count) % slots { 1.0 } else { 0.0 });
                     Tensor::new(vec![1, 1, slots, count], data.collect::<Vec<f32>>())
+                }
+                PortRole::TokenOrder => {
+                    // halves of ever larger blocks, counted out by splitting
+                    let planes = slots(1);
+                    let mut data = vec![0f32; planes * count * count];
+                    for (i, j) in (0..count).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+                        data[i * count + j] = 1.0;
+                        if i > j {
+                            let level = (0..).find(|n| i >> (n + 1) == j >> (n + 1)).expect("a common block");
+                            data[((1 + level) * count + i) * count + j] = 1.0;
+                        }
+                    }
+                    Tensor::new(vec![1, planes, count, count], data)
                 }
                 PortRole::Position => Tensor::new(vec![1], vec![first as i32]),
                 other => unreachable!("{other:?} is no input of layers"),
@@ -239,6 +276,12 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                             }
                             compared += 1;
                         }
+                        // what an earlier text left behind is gone after a reset
+                        let mut state = runner.layers.1.new_state();
+                        let (fresh, _) = runner.run_from(&mut state, &golden.tokens, &[3]).expect("runs");
+                        state.reset();
+                        let (again, _) = runner.run_from(&mut state, &golden.tokens, &[3]).expect("runs");
+                        assert_eq!(fresh, again, "{} {key}", case["name"]);
                     }
                 });
             }
@@ -251,8 +294,19 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
 #[test]
 fn every_form_gives_the_same_logits() {
     let (root, cases) = cases();
-    let names =
-        ["qwen2-tokenizer", "phi3-longrope", "qwen3-default", "olmo2-grouped", "granite-bias", "mistral-window"];
+    let names = [
+        "qwen2-tokenizer",
+        "phi3-longrope",
+        "qwen3-default",
+        "olmo2-grouped",
+        "granite-bias",
+        "mistral-window",
+        "gemma3-linear",
+        "hunyuan-bias",
+        "lfm2-bias",
+        "qwen3_5-multimodal",
+        "lfm2_moe-default",
+    ];
     cases.par_iter().filter(|c| names.iter().any(|n| c["name"] == *n)).for_each(|case| {
         with_model(&root, case, "hugging_face", |model| {
             let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));

@@ -159,7 +159,7 @@ fn weight_files_are_laid_out_as_coremltools_does() {
                 assert_eq!(plan.place(&constant, "blob").unwrap().offset, record.offset);
             }
             let path = room.path().join(name(&fixture));
-            plan.write(&path, 2, &|_| {}).unwrap();
+            plan.write(&path, &|_| {}).unwrap();
             assert!(fs::read(&path).unwrap() == fs::read(file.path()).unwrap(), "{}", file.path().display());
             compared += records.len();
         }
@@ -206,7 +206,7 @@ fn shard(name: &str, lengths: Option<Lengths>, weight: &Arc<dyn Content>) -> ane
 }
 
 fn weight() -> Arc<dyn Content> {
-    Arc::new(Bytes((0..1024u32).map(|i| (i * 37 >> 2) as u8).collect()))
+    Arc::new(Bytes((0..1024u32).map(|i| ((i * 37) >> 2) as u8).collect()))
 }
 
 /// The forms in which our packages come.
@@ -281,8 +281,8 @@ fn what_is_written_is_read_back() {
 fn the_same_program_is_the_same_bytes() {
     let room = tempfile::tempdir().unwrap();
     let write = |path: &str, threads: usize, program: &Program| {
-        let options = WriteOptions { threads: Some(threads), ..Default::default() };
-        package::write(program, &room.path().join(path), &options).unwrap()
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| package::write(program, &room.path().join(path), &WriteOptions::default())).unwrap()
     };
     for (form, program) in forms() {
         let a = write(&format!("a/{form}.mlpackage"), 1, &program);

@@ -41,7 +41,7 @@ def load(model, gguf_file=None, **kwargs):
             # transformers rebuilds a configuration from few of a GGUF's keys: prefer the original.
             kwargs["config"] = transformers.AutoConfig.from_pretrained(model)
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **kwargs
+        model, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True, **kwargs
     )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(fault):
@@ -83,7 +83,7 @@ def golden(model, tokens, hidden=True):
     if hidden:
         # output_hidden_states is no help: its last entry has passed the final norm, and a multiplier of the embedding may be
         # applied before or after its first.
-        layers = model.base_model.layers
+        layers = getattr(model.base_model, "language_model", model.base_model).layers
         hooks.append(layers[0].register_forward_pre_hook(entering, with_kwargs=True))
         hooks += [layer.register_forward_hook(leaving(index + 1)) for index, layer in enumerate(layers)]
     try:

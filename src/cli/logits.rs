@@ -9,7 +9,7 @@ use super::model::{Input, Runner};
 use super::{print, print_json};
 use crate::convert::files;
 use crate::error::Result;
-use crate::runtime::{Ask, Chunking, Positions};
+use crate::runtime::{Ask, Chunking, Hidden, Positions};
 use crate::validate::golden::TensorFile;
 
 /// Computes the logits after every token and writes them to a safetensors file.
@@ -41,12 +41,14 @@ impl Args {
         let model = self.runner.open()?;
         let tokens = self.input.tokens(&model)?;
         let chunking = if self.chunk.is_empty() { Chunking::Largest } else { Chunking::Pattern(self.chunk) };
-        let ask = Ask { logits: Positions::All, hidden: self.hidden, chunking };
+        let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
+        let ask = Ask { logits: Positions::All, hidden, chunking };
         let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
         let facts = &model.bundle().model;
+        let precision = self.runner.precision();
         let about = [
             ("bundle", model.bundle().name.as_str()),
-            ("precision", self.runner.precision()),
+            ("precision", precision.as_str()),
             ("version", env!("CARGO_PKG_VERSION")),
         ];
         let mut file = TensorFile::new(about.map(|(key, value)| (key.into(), value.into())).into());

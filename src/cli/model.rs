@@ -1,13 +1,14 @@
 //! What verbs that run a bundle take: its folder, a precision, a backend; tokens or text.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
+use crate::coreml::ComputeUnits;
 use crate::error::Result;
 use crate::exec::Precision;
-use crate::runtime::{Model, RuntimeError, Tokenizer};
+use crate::runtime::{Model, Tokenizer, coreml};
 
 /// A bundle, and how it is run.
 #[derive(Debug, Args)]
@@ -17,9 +18,33 @@ pub struct Runner {
     /// Precision of fp16 values on the CPU: computed in f32, or rounded to fp16 after every op, as on the Neural Engine
     #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
     precision: PrecisionName,
+    #[command(flatten)]
+    backend: Backend,
+}
+
+/// What runs a bundle.
+#[derive(Debug, Args)]
+pub struct Backend {
     /// What runs it
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
-    backend: BackendName,
+    #[arg(long = "backend", value_enum, default_value_t = BackendName::Cpu)]
+    name: BackendName,
+    /// The devices that Core ML may use
+    #[arg(long, value_enum, value_name = "UNITS", default_value_t = ComputeUnits::CpuAndNeuralEngine)]
+    compute_units: ComputeUnits,
+}
+
+impl Backend {
+    /// What Core ML may use, where that is the backend.
+    pub fn core_ml(&self) -> Option<ComputeUnits> {
+        (self.name == BackendName::Coreml).then_some(self.compute_units)
+    }
+}
+
+/// The bundle on Core ML. Says on which devices: they are never chosen silently.
+pub fn open_on_core_ml(bundle: &Path, units: ComputeUnits) -> Result<Arc<Model>> {
+    let model = coreml::open(bundle, units)?;
+    eprintln!("Core ML with {units}");
+    Ok(model)
 }
 
 /// Precision of fp16 values.
@@ -64,18 +89,23 @@ impl Runner {
     /// # Errors
     /// When there is none, it contradicts itself, or the backend isn't available.
     pub fn open(&self) -> Result<Arc<Model>> {
-        match self.backend {
-            BackendName::Cpu => Model::on_cpu(&self.bundle, self.precision.precision()),
-            BackendName::Coreml => {
-                let problem = "this build of anec runs bundles on the CPU only (--backend cpu)".to_owned();
-                Err(RuntimeError::Backend { backend: "coreml", problem }.into())
-            }
+        match self.backend.core_ml() {
+            None => Model::on_cpu(&self.bundle, self.precision.precision()),
+            Some(units) => open_on_core_ml(&self.bundle, units),
         }
     }
 
-    /// The precision's name.
-    pub fn precision(&self) -> &'static str {
-        self.precision.name()
+    /// How numbers are computed with: the precision's name, or Core ML's units.
+    pub fn precision(&self) -> String {
+        self.backend.core_ml().map_or_else(|| self.precision.name().to_owned(), |units| units.to_string())
+    }
+
+    /// What computes, for people.
+    pub fn device(&self) -> String {
+        match self.backend.core_ml() {
+            None => format!("CPU ({})", self.precision.name()),
+            Some(units) => format!("Core ML ({units})"),
+        }
     }
 }
 

@@ -46,6 +46,9 @@ impl Plan {
         let contexts = manifest.context.all();
         let functions = Functions { lengths: &manifest.lengths, contexts: &contexts, argmax: manifest.lm_head.argmax };
         let facts = model.facts();
+        if facts.recurrent && functions.fewest_tokens() > 1 {
+            return Err(ConvertError::NoSingleToken.into());
+        }
         let quant = &manifest.quant;
         let sizes: Vec<u64> = (0..facts.num_layers)
             .map(|layer| model.layer_weights(layer).iter().map(|w| stored_bytes(quant, w)).sum())
@@ -60,7 +63,8 @@ impl Plan {
             .into_iter()
             .map(|range| {
                 let stage = Stage::Layers { first: range.start, end: range.end };
-                let state = |context| range.clone().map(|layer| model.layer_state_bytes(layer, context)).sum();
+                let bytes = |layer, context| model.layer_state_bytes(layer, context, functions.most_tokens());
+                let state = |context| range.clone().map(|layer| bytes(layer, context)).sum();
                 PackagePlan {
                     name: format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
                     functions: functions.of(&stage),
@@ -120,6 +124,22 @@ struct Functions<'a> {
 }
 
 impl Functions<'_> {
+    /// Fewest tokens of any call.
+    fn fewest_tokens(&self) -> u64 {
+        match self.lengths {
+            Lengths::Range([lower, _]) => *lower,
+            Lengths::Fixed(sizes) => sizes.iter().copied().min().unwrap_or(1),
+        }
+    }
+
+    /// Most tokens of any call.
+    fn most_tokens(&self) -> u64 {
+        match self.lengths {
+            Lengths::Range([_, upper]) => *upper,
+            Lengths::Fixed(sizes) => sizes.iter().copied().max().unwrap_or(1),
+        }
+    }
+
     /// The functions of a stage: one for each number of tokens and, for layers, each context. The LM head sees no
     /// context; its functions carry the largest one.
     fn of(&self, stage: &Stage) -> Vec<FunctionRequest> {
@@ -153,6 +173,7 @@ impl Functions<'_> {
                 stage: stage.clone(),
                 tokens,
                 context,
+                most_tokens: self.most_tokens(),
                 argmax,
             })
             .collect()

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::constexpr::{self, Part};
 use super::error::ExecError;
-use super::executable::{Operand, Output, Step};
 use super::ops::{self, Value};
+use super::step::{Node, Operand, Output, Step};
 use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor};
 use crate::error::Error;
 use crate::mil::constant::Data;
@@ -197,15 +197,16 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// Marks the last use of each slot, and which results are read at all.
-pub(super) fn mark_last_uses(steps: &mut [Step], outputs: &mut [(String, Operand)]) {
+/// Marks the last use of each slot, and which results are read at all. A slot that is computed twice lives from each
+/// time to the last use before the next.
+pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand)]) {
     let mut needed = BTreeSet::new();
     for (_, operand) in outputs.iter_mut().rev() {
         mark(operand, &mut needed);
     }
-    for step in steps.iter_mut().rev() {
+    for step in nodes.iter_mut().rev().flat_map(|node| node.steps_mut().iter_mut().rev()) {
         for output in &mut step.outputs {
-            output.read = needed.contains(&output.slot);
+            output.read = needed.remove(&output.slot);
         }
         for operand in step.arguments.iter_mut().rev().flat_map(|(_, operands)| operands.iter_mut().rev()) {
             mark(operand, &mut needed);
@@ -221,14 +222,10 @@ fn mark(operand: &mut Operand, needed: &mut BTreeSet<usize>) {
 
 /// Marks the reads of a state whose next op on that state is a write: they may take its buffer, and what is computed
 /// from it in place goes back without a copy.
-pub(super) fn mark_last_reads(steps: &mut [Step]) {
+pub(super) fn mark_last_reads(nodes: &mut [Node]) {
     let mut written_next: BTreeSet<String> = BTreeSet::new();
-    for step in steps.iter_mut().rev() {
-        let state = step.arguments.iter().flat_map(|(_, operands)| operands).find_map(|operand| match operand {
-            Operand::Constant(Value::State(name)) => Some(name.to_string()),
-            _ => None,
-        });
-        let Some(state) = state else { continue };
+    for step in nodes.iter_mut().rev().flat_map(|node| node.steps_mut().iter_mut().rev()) {
+        let Some(state) = step.state().map(|name| name.to_string()) else { continue };
         if step.operator == "write_state" {
             written_next.insert(state);
         } else {

@@ -24,8 +24,15 @@ pub(super) enum Part {
 pub(super) type Parts<'a> = BTreeMap<&'a str, Part>;
 
 /// The operators.
-const OPERATORS: &[&str] =
-    &["constexpr_affine_dequantize", "constexpr_blockwise_shift_scale", "constexpr_cast", "constexpr_lut_to_dense"];
+const OPERATORS: &[&str] = &[
+    "constexpr_affine_dequantize",
+    "constexpr_blockwise_shift_scale",
+    "constexpr_cast",
+    "constexpr_lut_to_dense",
+    "constexpr_lut_to_sparse",
+    "constexpr_sparse_blockwise_shift_scale",
+    "constexpr_sparse_to_dense",
+];
 
 /// Whether an operator is one of those that [`evaluate`] knows.
 pub(super) fn is_supported(operator: &str) -> bool {

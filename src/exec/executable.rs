@@ -6,11 +6,14 @@ use std::sync::Arc;
 use super::compile::{Compiler, mark_last_reads, mark_last_uses};
 use super::constexpr;
 use super::error::ExecError;
-use super::kernels::round::round_to_f16;
-use super::ops::{self, Call, Row, Value};
-use super::tensor::{Tensor, TensorData};
+use super::fuse::fuse;
+use super::ops::{self, Value};
+use super::profile::Profile;
+use super::state::State;
+use super::step::{Frame, Node, Observer, Operand, Step};
+use super::tensor::Tensor;
 use super::weight::WeightCache;
-use crate::mil::{Binding, DataType, Dim, Function, Lengths, Symbol, TensorType, ValueType};
+use crate::mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, ValueType};
 
 /// How values declared fp16 are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,87 +33,6 @@ pub struct Options {
     pub precision: Precision,
 }
 
-/// The states of one sequence, by name. Functions that declare states of the same name share them. A clone is a
-/// snapshot: buffers are copied when one of the two is written.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct State {
-    tensors: BTreeMap<String, Arc<Tensor>>,
-}
-
-impl State {
-    /// The content of a state.
-    pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.tensors.get(name).map(Arc::as_ref)
-    }
-
-    /// Puts a content in place of a state's own, or adds a state.
-    pub fn set(&mut self, name: &str, tensor: Tensor) {
-        self.tensors.insert(name.to_owned(), Arc::new(tensor));
-    }
-
-    /// Names, in alphabetical order.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
-    }
-
-    /// Sets everything to zero.
-    pub fn reset(&mut self) {
-        for tensor in self.tensors.values_mut() {
-            *tensor = Arc::new(Tensor::zeros(DataType::Fp16, tensor.shape.clone()));
-        }
-    }
-
-    /// Adds the states of another that this one doesn't have, so that several executables can run on it.
-    pub fn merge(&mut self, other: State) {
-        for (name, tensor) in other.tensors {
-            self.tensors.entry(name).or_insert(tensor);
-        }
-    }
-
-    /// The buffer of a state, kept here as well.
-    pub(super) fn share(&self, name: &str) -> Option<Arc<Tensor>> {
-        self.tensors.get(name).cloned()
-    }
-
-    /// The buffer of a state, which is missing until it is put back.
-    pub(super) fn take(&mut self, name: &str) -> Option<Arc<Tensor>> {
-        self.tensors.remove(name)
-    }
-
-    /// Puts a buffer in.
-    pub(super) fn put(&mut self, name: &str, tensor: Arc<Tensor>) {
-        self.tensors.insert(name.to_owned(), tensor);
-    }
-}
-
-/// Where a step finds an argument.
-#[derive(Clone, Debug)]
-pub(super) enum Operand {
-    /// A constant.
-    Constant(Value),
-    /// A computed value; `last` when nothing later needs it.
-    Slot { slot: usize, last: bool },
-}
-
-/// One op made ready.
-pub(super) struct Step {
-    pub operator: String,
-    pub name: String,
-    pub row: &'static Row,
-    pub arguments: Vec<(String, Vec<Operand>)>,
-    pub types: Vec<TensorType>,
-    pub outputs: Vec<Output>,
-    pub takes_state: bool,
-}
-
-/// Where a result of a step goes.
-pub(super) struct Output {
-    pub name: String,
-    pub slot: usize,
-    /// Whether anything reads it.
-    pub read: bool,
-}
-
 /// A function made ready to run.
 pub struct Executable {
     function: String,
@@ -118,25 +40,46 @@ pub struct Executable {
     inputs: Vec<(String, TensorType, usize)>,
     states: Vec<(String, TensorType)>,
     lengths: BTreeMap<Symbol, Lengths>,
-    steps: Vec<Step>,
+    pub(super) nodes: Vec<Node>,
     outputs: Vec<(String, Operand)>,
     slots: usize,
 }
 
 impl std::fmt::Debug for Executable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Executable({}, {} steps)", self.function, self.steps.len())
+        write!(f, "Executable({}, {} steps)", self.function, self.nodes.len())
     }
 }
 
 impl Executable {
-    /// Makes a function ready: finds a kernel for each op, loads the constants, and works out when each value is needed
-    /// for the last time.
+    /// Makes a function ready: finds a kernel for each op, loads the constants, finds ops that can be carried out as
+    /// one, and works out when each value is needed for the last time.
     ///
     /// # Errors
     /// [`ExecError::Unsupported`] names every operator without a kernel; constants that can't be read or don't fit
     /// their type; a graph that isn't in order.
     pub fn compile(function: &Function, options: Options, cache: &WeightCache) -> Result<Executable, ExecError> {
+        Self::assemble(function, options, cache, fuse)
+    }
+
+    /// As [`compile`](Executable::compile), but every op is carried out as it stands, and an observer sees all of them.
+    ///
+    /// # Errors
+    /// As [`compile`](Executable::compile).
+    pub fn compile_as_written(
+        function: &Function,
+        options: Options,
+        cache: &WeightCache,
+    ) -> Result<Executable, ExecError> {
+        Self::assemble(function, options, cache, |steps, _| steps.into_iter().map(Node::Step).collect())
+    }
+
+    fn assemble(
+        function: &Function,
+        options: Options,
+        cache: &WeightCache,
+        arrange: impl FnOnce(Vec<Step>, &[(String, Operand)]) -> Vec<Node>,
+    ) -> Result<Executable, ExecError> {
         let operators: BTreeSet<String> = function
             .ops()
             .into_iter()
@@ -166,20 +109,21 @@ impl Executable {
                 }
             }
         }
-        let mut steps = compiler.steps(&function.block)?;
+        let steps = compiler.steps(&function.block)?;
         let mut outputs = Vec::new();
         for id in &function.block.outputs {
             outputs.push((function.value(*id).name.clone(), compiler.operand(&Binding::Value(*id))?));
         }
-        mark_last_uses(&mut steps, &mut outputs);
-        mark_last_reads(&mut steps);
+        let mut nodes = arrange(steps, &outputs);
+        mark_last_uses(&mut nodes, &mut outputs);
+        mark_last_reads(&mut nodes);
         Ok(Executable {
             function: function.name.clone(),
             options,
             inputs,
             states,
             lengths: function.lengths.clone(),
-            steps,
+            nodes,
             outputs,
             slots: function.values.len(),
         })
@@ -216,10 +160,24 @@ impl Executable {
     /// # Errors
     /// Inputs that don't fit the declared types; ops that can't be computed with the shapes that follow from them.
     pub fn run(&self, inputs: &[(&str, &Tensor)], state: &mut State) -> Result<Vec<(String, Tensor)>, ExecError> {
-        self.run_with(inputs, state, &mut |_, _| {})
+        self.on_a_worker(inputs, state, None)
     }
 
-    /// As [`run`](Executable::run), and shows `observer` the results of every op by name as they are computed.
+    /// As [`run`](Executable::run), and adds to `profile` the time that each operator takes.
+    ///
+    /// # Errors
+    /// As [`run`](Executable::run).
+    pub fn run_profiled(
+        &self,
+        inputs: &[(&str, &Tensor)],
+        state: &mut State,
+        profile: &mut Profile,
+    ) -> Result<Vec<(String, Tensor)>, ExecError> {
+        self.on_a_worker(inputs, state, Some(profile))
+    }
+
+    /// As [`run`](Executable::run), and shows `observer` the results of ops by name as they are computed. Values within
+    /// attention and the writes of caches, which are carried out as one, aren't shown.
     ///
     /// # Errors
     /// As [`run`](Executable::run).
@@ -229,21 +187,43 @@ impl Executable {
         state: &mut State,
         observer: &mut dyn FnMut(&str, &Tensor),
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
+        self.in_frame(inputs, state, Some(observer), None)
+    }
+
+    /// Runs on one of the threads that kernels divide their work among, so that it need not be handed over each time.
+    fn on_a_worker(
+        &self,
+        inputs: &[(&str, &Tensor)],
+        state: &mut State,
+        profile: Option<&mut Profile>,
+    ) -> Result<Vec<(String, Tensor)>, ExecError> {
+        rayon::scope(|_| self.in_frame(inputs, state, None, profile))
+    }
+
+    fn in_frame<'a>(
+        &'a self,
+        inputs: &[(&str, &Tensor)],
+        state: &'a mut State,
+        observer: Option<Observer<'a>>,
+        profile: Option<&'a mut Profile>,
+    ) -> Result<Vec<(String, Tensor)>, ExecError> {
         self.check_inputs(inputs)?;
-        let mut slots: Vec<Option<Arc<Tensor>>> = vec![None; self.slots];
+        let half = self.options.precision == Precision::F16;
+        let slots = vec![None; self.slots];
+        let mut frame = Frame { function: &self.function, slots, state, half, observer, profile };
         for (name, ty, slot) in &self.inputs {
             if let Some((_, tensor)) = inputs.iter().find(|(given, _)| given == name) {
                 let mut tensor = Tensor::clone(tensor);
-                self.round(&mut tensor, ty.dtype);
-                slots[*slot] = Some(Arc::new(tensor));
+                frame.round(&mut tensor, ty.dtype);
+                frame.slots[*slot] = Some(Arc::new(tensor));
             }
         }
-        for step in &self.steps {
-            self.step(step, &mut slots, state, observer)?;
+        for node in &self.nodes {
+            frame.node(node)?;
         }
         let mut outputs = Vec::with_capacity(self.outputs.len());
         for (name, operand) in &self.outputs {
-            let tensor = match fetch(operand, &mut slots) {
+            let tensor = match frame.fetch(operand) {
                 Some(Value::Tensor(tensor)) => Arc::unwrap_or_clone(tensor),
                 Some(Value::Weight(weight)) => Tensor::clone(weight.dense()),
                 _ => {
@@ -254,55 +234,6 @@ impl Executable {
             outputs.push((name.clone(), tensor));
         }
         Ok(outputs)
-    }
-
-    fn step(
-        &self,
-        step: &Step,
-        slots: &mut [Option<Arc<Tensor>>],
-        state: &mut State,
-        observer: &mut dyn FnMut(&str, &Tensor),
-    ) -> Result<(), ExecError> {
-        let wrong = |problem: String| ExecError::Op {
-            function: self.function.clone(),
-            op: step.name.clone(),
-            operator: step.operator.clone(),
-            problem,
-        };
-        let mut arguments = Vec::with_capacity(step.arguments.len());
-        for (parameter, operands) in &step.arguments {
-            let values: Option<Vec<Value>> = operands.iter().map(|operand| fetch(operand, slots)).collect();
-            let values = values.ok_or_else(|| wrong(format!("parameter `{parameter}` has not been computed")))?;
-            arguments.push((parameter.as_str(), values));
-        }
-        let mut call = Call { arguments, types: &step.types, state, takes_state: step.takes_state };
-        let results = (step.row.kernel)(&mut call).map_err(wrong)?;
-        drop(call);
-        if results.len() != step.outputs.len() {
-            return Err(wrong(format!("it gives {} results, {} are declared", results.len(), step.outputs.len())));
-        }
-        for ((mut result, output), ty) in results.into_iter().zip(&step.outputs).zip(&step.types) {
-            if !step.row.moves && self.rounds(ty.dtype) {
-                self.round(Arc::make_mut(&mut result), ty.dtype);
-            }
-            observer(&output.name, &result);
-            if output.read {
-                slots[output.slot] = Some(result);
-            }
-        }
-        Ok(())
-    }
-
-    fn rounds(&self, dtype: DataType) -> bool {
-        self.options.precision == Precision::F16 && dtype == DataType::Fp16
-    }
-
-    fn round(&self, tensor: &mut Tensor, dtype: DataType) {
-        if let TensorData::F32(values) = &mut tensor.data
-            && self.rounds(dtype)
-        {
-            round_to_f16(values);
-        }
     }
 
     fn check_inputs(&self, given: &[(&str, &Tensor)]) -> Result<(), ExecError> {
@@ -362,14 +293,5 @@ impl Executable {
             }
         }
         Ok(())
-    }
-}
-
-/// The value of an operand; moved out of its slot if this is its last use.
-fn fetch(operand: &Operand, slots: &mut [Option<Arc<Tensor>>]) -> Option<Value> {
-    match operand {
-        Operand::Constant(value) => Some(value.clone()),
-        Operand::Slot { slot, last: true } => slots[*slot].take().map(Value::Tensor),
-        Operand::Slot { slot, last: false } => slots[*slot].clone().map(Value::Tensor),
     }
 }

@@ -2,6 +2,7 @@
 
 mod binary;
 mod conv;
+mod conv_transpose;
 mod einsum;
 mod elementwise;
 mod gather;
@@ -16,7 +17,8 @@ mod state;
 
 use std::sync::Arc;
 
-use super::executable::State;
+pub(super) use self::norm::softmax_rows;
+use super::state::State;
 use super::tensor::{Tensor, TensorData};
 use super::weight::Weight;
 use crate::mil::{DataType, TensorType};
@@ -90,6 +92,7 @@ pub(crate) use {computing, map_data, moving};
 const GROUPS: &[&[Row]] = &[
     binary::ROWS,
     conv::ROWS,
+    conv_transpose::ROWS,
     einsum::ROWS,
     elementwise::ROWS,
     gather::ROWS,

@@ -1,5 +1,6 @@
 //! Functions as wholes: states, symbols, precision, sharing, errors.
 
+mod fused;
 mod speed;
 
 use std::sync::Arc;

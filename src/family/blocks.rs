@@ -5,16 +5,26 @@
 //! | [`linear`] | `W x + b` |
 //! | [`norm`] | `x / sqrt(mean(x^2) + eps) * w` |
 //! | [`rope`] | rotation of queries and keys by position |
+//! | [`state`] | what a function carries from call to call |
 //! | [`cache`] | where keys and values are kept between calls |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
-//! | [`mlp`] | `W_down (silu(W_gate x) * W_up x)` |
+//! | [`causal_conv`] | depthwise convolution with carried inputs |
+//! | [`short_conv`] | `W_out (C * conv(B * x))` |
+//! | [`delta_net`] | a linear recurrence of matrices |
+//! | [`mlp`] | `W_down (act(W_gate x) * W_up x)` |
+//! | [`moe`] | a few of many such networks |
 
 pub mod attention;
 pub mod cache;
+pub mod causal_conv;
+pub mod delta_net;
 pub mod linear;
 pub mod mlp;
+pub mod moe;
 pub mod norm;
 pub mod rope;
+pub mod short_conv;
+pub mod state;
 
 use super::{EmitWeight, Form};
 use crate::error::{Error, Result};
@@ -49,6 +59,12 @@ impl<'a> Graph<'a> {
                 self.ops.constant(name, crate::mil::Constant::fp16(0.0))
             }
         }
+    }
+
+    /// Records that a block lacks what it needs, which only a mistake in a family's engine can cause; gives `x` back.
+    pub fn missing(&mut self, block: &str, what: &str, x: ValueId) -> ValueId {
+        self.ops.fail(block, block, format!("it needs {what}"));
+        x
     }
 
     /// Names what `body` adds `scope_…`.

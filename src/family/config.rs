@@ -1,19 +1,51 @@
-//! The configuration of a dense decoder, resolved: every default filled in, every rule applied.
+//! The configuration of a decoder, resolved: every default filled in, every rule applied.
 //!
 //! GGUF metadata is first put into the words of `config.json` ([`gguf`]); then one reader serves both.
 
 pub mod gguf;
 pub mod keys;
+mod layers;
+mod rope;
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
-use super::rope::{RopeConfig, RopeScaling};
-use super::table::{Bias, DecoderFamily, NEUTRAL_KEYS, NormPlacement, QkNorm, WindowRule};
+use super::rope::RopeConfig;
+use super::table::{Activation, Bias, DecoderFamily, MixerKind, NEUTRAL_KEYS, NormPlacement, QkNorm};
 use keys::Keys;
 
-/// A dense decoder.
+/// Tensors of multimodal models that the text model has no part in.
+pub const NOT_TEXT: &[&str] = &[
+    "vision_tower.*",
+    "multi_modal_projector.*",
+    "model.vision_tower.*",
+    "model.multi_modal_projector.*",
+    "model.visual.*",
+];
+
+/// The text model's configuration within a multimodal one.
+///
+/// # Errors
+/// When there is none.
+pub fn text_config(
+    place: &str,
+    config: &Map<String, Json>,
+    family: &DecoderFamily,
+) -> Result<Map<String, Json>, FamilyError> {
+    let keys = Keys::new(place, "", config);
+    let Some(Json::Object(text)) = keys.get("text_config") else {
+        return Err(keys.value("text_config", &format!("the configuration of a {} model", family.name)));
+    };
+    let mut text = text.clone();
+    // tying is a matter of the whole model
+    if let Some(tied) = keys.bool("tie_word_embeddings")? {
+        text.insert("tie_word_embeddings".into(), Json::Bool(tied));
+    }
+    Ok(text)
+}
+
+/// A decoder.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecoderConfig {
     /// Family.
@@ -50,8 +82,20 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// The source holds q, k, v in one tensor and gate, up in another.
     pub fused: bool,
+    /// Queries come with a gate on what attention gives.
+    pub gated_attention: bool,
+    /// Shape of the layers with a short convolution.
+    pub short_conv: Option<ShortConvConfig>,
+    /// Experts of the layers that have some.
+    pub experts: Option<ExpertsConfig>,
+    /// Shape of the layers with a DeltaNet.
+    pub delta_net: Option<DeltaNetConfig>,
+    /// Activation of the feed-forward network's gate.
+    pub activation: Activation,
     /// Rotary embedding.
     pub rope: RopeConfig,
+    /// Rotary embedding of the layers with a window, where it is another.
+    pub rope_local: Option<RopeConfig>,
     /// What differs from layer to layer.
     pub layers: Vec<LayerConfig>,
     /// Multiplied to the scores before softmax.
@@ -60,6 +104,8 @@ pub struct DecoderConfig {
     pub embedding_multiplier: f64,
     /// Multiplied to what a block adds to the residual stream.
     pub residual_multiplier: f64,
+    /// What hidden states are multiplied by so that fp16 holds them.
+    pub hidden_scale: f64,
     /// Divides the logits.
     pub logits_scaling: f64,
 }
@@ -67,10 +113,67 @@ pub struct DecoderConfig {
 /// What differs from layer to layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerConfig {
+    /// What mixes tokens.
+    pub mixer: MixerKind,
     /// Queries and keys are rotated.
     pub rope: bool,
     /// Tokens that the layer sees, the token itself included; all if absent.
     pub window: Option<u64>,
+}
+
+/// Gated short convolutions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ShortConvConfig {
+    /// Tokens that the convolution sees.
+    pub kernel: u64,
+    /// Its projections and itself have biases.
+    pub bias: bool,
+}
+
+/// Mixtures of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ExpertsConfig {
+    /// First layers, which have none.
+    pub num_dense_layers: usize,
+    /// Experts of a layer.
+    pub num_experts: u64,
+    /// Experts that a token is given.
+    pub num_experts_per_tok: u64,
+    /// Width of an expert.
+    pub moe_intermediate_size: u64,
+    /// The weights of the chosen ones are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// A bias is added to the scores for choosing.
+    pub use_expert_bias: bool,
+    /// Multiplied to the weights.
+    pub routed_scaling_factor: f64,
+}
+
+/// Gated DeltaNets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeltaNetConfig {
+    /// Heads of queries and keys.
+    pub num_key_heads: u64,
+    /// Heads of values; a multiple.
+    pub num_value_heads: u64,
+    /// Width of a query or key.
+    pub key_head_dim: u64,
+    /// Width of a value.
+    pub value_head_dim: u64,
+    /// Tokens that the convolution sees.
+    pub kernel: u64,
+}
+
+impl DeltaNetConfig {
+    /// Rows of the queries, and of the keys.
+    pub fn key_width(&self) -> u64 {
+        self.num_key_heads * self.key_head_dim
+    }
+
+    /// Rows of the values.
+    pub fn value_width(&self) -> u64 {
+        self.num_value_heads * self.value_head_dim
+    }
 }
 
 impl DecoderConfig {
@@ -85,38 +188,39 @@ impl DecoderConfig {
         family: &'static DecoderFamily,
         acknowledged: &[String],
     ) -> Result<Self, FamilyError> {
-        let keys = Keys::new(place, "", config);
-        let hidden_size = keys.size("hidden_size")?;
-        let num_attention_heads = keys.size("num_attention_heads")?;
-        let num_key_value_heads = match keys.get("num_key_value_heads") {
-            Some(_) => keys.size("num_key_value_heads")?,
-            None => num_attention_heads,
+        let keys = Keys::new(place, "", config).named(family.key_names);
+        let default_size = |key: &str| family.default_sizes.iter().find(|(name, _)| *name == key).map(|(_, n)| *n);
+        let optional_size = |key: &str| match keys.get(key) {
+            Some(_) => keys.size(key).map(Some),
+            None => Ok(default_size(key)),
         };
+        let size = |key: &str| keys.required(key, optional_size(key)?);
+        let hidden_size = size("hidden_size")?;
+        let num_attention_heads = size("num_attention_heads")?;
+        let num_key_value_heads = optional_size("num_key_value_heads")?.unwrap_or(num_attention_heads);
         if num_attention_heads % num_key_value_heads != 0 {
             return Err(keys.value("num_key_value_heads", &format!("a divisor of {num_attention_heads} heads")));
         }
-        let head_dim = match keys.get("head_dim") {
-            Some(_) => keys.size("head_dim")?,
+        let head_dim = match optional_size("head_dim")? {
+            Some(head_dim) => head_dim,
             None if hidden_size % num_attention_heads == 0 => hidden_size / num_attention_heads,
             None => return Err(keys.value("hidden_size", &format!("a multiple of {num_attention_heads} heads"))),
         };
-        let num_hidden_layers = keys.size("num_hidden_layers")?;
+        let num_hidden_layers = size("num_hidden_layers")?;
         if num_hidden_layers > 4096 {
             return Err(keys.value("num_hidden_layers", "at most 4096"));
         }
         let num_hidden_layers = num_hidden_layers as usize;
-        if let Some(act) = keys.str("hidden_act")?
-            && act != "silu"
-            && act != "swish"
+        if let Some(name) = keys.str("hidden_act")?
+            && !family.activation.names().contains(&name)
         {
-            return Err(keys.value("hidden_act", "\"silu\""));
+            return Err(keys.value("hidden_act", &format!("\"{}\"", family.activation.names()[0])));
         }
         for (key, inert) in family.inert_keys {
-            let value = keys.get(key).map(|v| v.as_i64().or(v.as_bool().map(i64::from)));
-            if let Some(value) = value
-                && value != Some(*inert)
-            {
-                return Err(keys.value(key, &inert.to_string()));
+            // older configurations write 0 and 1 for false and true
+            let plain = |value: &Json| value.as_bool().map_or_else(|| value.to_string(), |b| u8::from(b).to_string());
+            if keys.get(key).is_some_and(|value| plain(value).as_str() != *inert) {
+                return Err(keys.value(key, inert));
             }
         }
         let bias = |bias: Bias| match bias {
@@ -128,7 +232,7 @@ impl DecoderConfig {
         if !(0.0..1.0).contains(&rms_norm_eps) {
             return Err(keys.value("rms_norm_eps", "between 0 and 1"));
         }
-        let max_position_embeddings = keys.size("max_position_embeddings")?;
+        let max_position_embeddings = size("max_position_embeddings")?;
         let multiplier = |key: &str, default: f64| match family.multipliers {
             true => match keys.f64(key)? {
                 Some(0.0) => Err(keys.value(key, "not 0")),
@@ -136,15 +240,26 @@ impl DecoderConfig {
             },
             false => Ok(default),
         };
+        let attention_scale = if family.multipliers {
+            multiplier("attention_multiplier", 1.0)? // granite's class default
+        } else if family.query_pre_attn_scalar {
+            match keys.f64("query_pre_attn_scalar")?.unwrap_or(256.0) {
+                scalar if scalar > 0.0 => scalar.powf(-0.5),
+                _ => return Err(keys.value("query_pre_attn_scalar", "more than 0")),
+            }
+        } else {
+            (head_dim as f64).powf(-0.5)
+        };
+        let (rope, rope_local) = rope::read(&keys, family, head_dim, max_position_embeddings, acknowledged)?;
         let read = DecoderConfig {
             family: family.name,
             hidden_size,
-            intermediate_size: keys.size("intermediate_size")?,
+            intermediate_size: intermediate_size(&keys, family, size("intermediate_size")?)?,
             num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
             head_dim,
-            vocab_size: keys.size("vocab_size")?,
+            vocab_size: size("vocab_size")?,
             max_position_embeddings,
             rms_norm_eps,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
@@ -154,18 +269,25 @@ impl DecoderConfig {
             output_bias: bias(family.output_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
             fused: family.fused,
-            rope: rope(&keys, family, head_dim, max_position_embeddings, acknowledged)?,
-            layers: layers(&keys, family, num_hidden_layers)?,
-            // granite's class default is 1, every other family scales by the root of the head's width
-            attention_scale: match family.multipliers {
-                true => multiplier("attention_multiplier", 1.0)?,
-                false => (head_dim as f64).powf(-0.5),
+            gated_attention: family.gated_attention,
+            short_conv: short_conv(&keys, family)?,
+            delta_net: delta_net(&keys, family)?,
+            experts: experts(&keys, family)?,
+            activation: family.activation,
+            rope,
+            rope_local,
+            layers: layers::read(&keys, family, num_hidden_layers, default_size("sliding_window"))?,
+            attention_scale,
+            embedding_multiplier: match family.scaled_embedding {
+                true => (hidden_size as f64).sqrt(),
+                false => multiplier("embedding_multiplier", 1.0)?,
             },
-            embedding_multiplier: multiplier("embedding_multiplier", 1.0)?,
             residual_multiplier: multiplier("residual_multiplier", 1.0)?,
+            hidden_scale: family.hidden_scale,
             logits_scaling: multiplier("logits_scaling", 1.0)?,
         };
-        keys.finish(family.name, NEUTRAL_KEYS, acknowledged)?;
+        let neutral = [NEUTRAL_KEYS, family.neutral_keys].concat();
+        keys.finish(family.name, &neutral, acknowledged)?;
         Ok(read)
     }
 
@@ -180,175 +302,80 @@ impl DecoderConfig {
     }
 }
 
-fn layers(keys: &Keys<'_>, family: &DecoderFamily, count: usize) -> Result<Vec<LayerConfig>, FamilyError> {
-    let rotates: Vec<bool> = if family.layers_without_rope {
-        let interval = keys.u64("no_rope_layer_interval")?.unwrap_or(4);
-        match keys.f64s("no_rope_layers")? {
-            // 1 means that the layer has RoPE, whatever the key's name says
-            Some(list) if list.len() >= count => list.iter().take(count).map(|v| *v != 0.0).collect(),
-            Some(_) => return Err(keys.value("no_rope_layers", &format!("one number for each of {count} layers"))),
-            None if interval == 0 => return Err(keys.value("no_rope_layer_interval", "at least 1")),
-            None => (0..count as u64).map(|layer| (layer + 1) % interval != 0).collect(),
+/// The width of the feed-forward network. Where it is nominal: two thirds of it, times a factor, rounded up.
+fn intermediate_size(keys: &Keys<'_>, family: &DecoderFamily, given: u64) -> Result<u64, FamilyError> {
+    if !family.nominal_intermediate_size || !keys.bool("block_auto_adjust_ff_dim")?.unwrap_or(true) {
+        if family.nominal_intermediate_size {
+            keys.accept("block_ffn_dim_multiplier");
+            keys.accept("block_multiple_of");
         }
-    } else {
-        vec![true; count]
-    };
-    let uses_window = match family.window {
-        WindowRule::None => false,
-        WindowRule::Every(_) => true,
-        WindowRule::FromLayer | WindowRule::WithoutRope => keys.bool("use_sliding_window")?.unwrap_or(false),
-    };
-    let from_layer = keys.u64("max_window_layers")?.unwrap_or(28);
-    let width = match family.window {
-        WindowRule::None => None,
-        WindowRule::Every(default) if !keys.has("sliding_window") => default,
-        _ => keys.u64("sliding_window")?.filter(|_| uses_window),
-    };
-    if width == Some(0) {
-        return Err(keys.value("sliding_window", "at least 1, or null"));
+        return Ok(given);
     }
-    let types = keys.strings("layer_types")?;
-    if let Some(types) = &types {
-        if types.len() != count {
-            return Err(keys.value("layer_types", &format!("one for each of {count} layers")));
-        }
-        if types.iter().any(|t| !matches!(*t, "full_attention" | "sliding_attention")) {
-            return Err(keys.value("layer_types", "\"full_attention\" or \"sliding_attention\""));
-        }
-        if width.is_none() && types.contains(&"sliding_attention") {
-            return Err(keys.value("sliding_window", "a width, for the sliding layers of layer_types"));
-        }
+    let width = (2.0 * given as f64 / 3.0) as u64;
+    // null means that nothing is rounded, either
+    if keys.has("block_ffn_dim_multiplier") && keys.get("block_ffn_dim_multiplier").is_none() {
+        keys.accept("block_multiple_of");
+        return Ok(width);
     }
-    let slides = |layer: usize| match (&types, family.window) {
-        (Some(types), WindowRule::FromLayer | WindowRule::WithoutRope) => types[layer] == "sliding_attention",
-        (_, WindowRule::FromLayer) => layer as u64 >= from_layer,
-        (_, WindowRule::WithoutRope) => !rotates[layer],
-        (_, WindowRule::Every(_)) => true,
-        (_, WindowRule::None) => false,
-    };
-    Ok((0..count).map(|layer| LayerConfig { rope: rotates[layer], window: width.filter(|_| slides(layer)) }).collect())
+    let factor = keys.f64("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+    let multiple = keys.u64("block_multiple_of")?.unwrap_or(256);
+    if factor <= 0.0 || multiple == 0 || multiple > u64::from(u32::MAX) {
+        return Err(keys.value("block_multiple_of", "a positive number, as block_ffn_dim_multiplier"));
+    }
+    Ok(((factor * width as f64) as u64).next_multiple_of(multiple))
 }
 
-fn rope(
-    keys: &Keys<'_>,
-    family: &DecoderFamily,
-    head_dim: u64,
-    max_position_embeddings: u64,
-    acknowledged: &[String],
-) -> Result<RopeConfig, FamilyError> {
-    // `rope_scaling` is the older spelling and wins where both are there, as in transformers
-    let nested = match keys.object("rope_scaling")? {
-        Some(nested) => {
-            keys.accept("rope_parameters");
-            Some(nested)
-        }
-        None => keys.object("rope_parameters")?,
-    };
-    let empty = Map::new();
-    let scaling = nested.unwrap_or_else(|| Keys::new("", "rope_scaling.", &empty));
-    let rope_theta = match (keys.f64("rope_theta")?, scaling.f64("rope_theta")?) {
-        (_, Some(theta)) | (Some(theta), None) => theta,
-        (None, None) => family.default_rope_theta,
-    };
-    if rope_theta <= 1.0 {
-        return Err(keys.value("rope_theta", "more than 1"));
+fn short_conv(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ShortConvConfig>, FamilyError> {
+    if family.mixer != MixerKind::ShortConv {
+        return Ok(None);
     }
-    let partial = match family.partial_rotary {
-        true => scaling.f64("partial_rotary_factor")?.or(keys.f64("partial_rotary_factor")?).unwrap_or(1.0),
-        // other families' default RoPE ignores the key and scaled ones use it: refuse all but 1
-        false => match scaling.f64("partial_rotary_factor")?.or(keys.f64("partial_rotary_factor")?) {
-            None | Some(1.0) => 1.0,
-            Some(_) => return Err(keys.value("partial_rotary_factor", "1 in this family")),
-        },
-    };
-    let rope_dim = match keys.u64("rope_dim")? {
-        Some(dim) => dim, // GGUF names the dimensions themselves
-        None => (head_dim as f64 * partial) as u64,
-    };
-    if rope_dim == 0 || rope_dim % 2 != 0 || rope_dim > head_dim {
-        return Err(keys.value("head_dim", &format!("to give an even number of rotated dimensions, not {rope_dim}")));
+    let kernel = keys.u64("conv_L_cache")?.unwrap_or(3);
+    if !(2..=64).contains(&kernel) {
+        return Err(keys.value("conv_L_cache", "from 2 to 64"));
     }
-    let half = (rope_dim / 2) as usize;
-    let top_original = keys.u64("original_max_position_embeddings")?;
-    let original = || -> Result<u64, FamilyError> {
-        let nested = scaling.u64("original_max_position_embeddings")?;
-        match top_original.or(nested).unwrap_or(max_position_embeddings) {
-            0 => Err(scaling.value("original_max_position_embeddings", "at least 1")),
-            n => Ok(n),
-        }
+    Ok(Some(ShortConvConfig { kernel, bias: keys.bool("conv_bias")?.unwrap_or(false) }))
+}
+
+fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetConfig>, FamilyError> {
+    if family.mixer != MixerKind::DeltaNet {
+        return Ok(None);
+    }
+    let size = |key: &str, default: u64| match keys.get(key) {
+        Some(_) => keys.size(key),
+        None => Ok(default),
     };
-    let factor = || scaling.required("factor", scaling.f64("factor")?);
-    let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
-    let scaled = match kind {
-        "default" => RopeScaling::Default,
-        "linear" => RopeScaling::Linear { factor: factor()? },
-        "dynamic" => {
-            if rope_dim <= 2 {
-                return Err(scaling.value("rope_type", "another type: dynamic needs more than two rotated dimensions"));
-            }
-            RopeScaling::Dynamic { factor: factor()?, max_position_embeddings }
-        }
-        // Phi-3's oldest configurations call LongRoPE `su` or `yarn`
-        "longrope" | "su" | "yarn" if family.partial_rotary || kind != "yarn" => {
-            let factors = |key: &str| -> Result<Vec<f64>, FamilyError> {
-                let list = scaling.required(key, scaling.f64s(key)?)?;
-                if list.len() != half || list.iter().any(|f| *f <= 0.0) {
-                    return Err(scaling.value(key, &format!("{half} positive numbers, half of the rotated dimensions")));
-                }
-                Ok(list)
-            };
-            let original = original()?;
-            let ratio = match scaling.f64("factor")? {
-                Some(factor) => factor,
-                None => max_position_embeddings as f64 / original as f64,
-            };
-            RopeScaling::Longrope {
-                short_factor: factors("short_factor")?,
-                long_factor: factors("long_factor")?,
-                original_max_position_embeddings: original,
-                attention_factor: scaling
-                    .f64("attention_factor")?
-                    .unwrap_or_else(|| RopeScaling::longrope_attention_factor(ratio, original)),
-            }
-        }
-        "yarn" => {
-            let original = original()?;
-            let factor = match scaling.f64("factor")? {
-                Some(factor) => factor,
-                None => max_position_embeddings as f64 / original as f64,
-            };
-            let (mscale, all) = (scaling.f64("mscale")?, scaling.f64("mscale_all_dim")?);
-            RopeScaling::Yarn {
-                factor,
-                original_max_position_embeddings: original,
-                attention_factor: scaling
-                    .f64("attention_factor")?
-                    .unwrap_or_else(|| RopeScaling::yarn_attention_factor(factor, mscale, all)),
-                beta_fast: scaling.f64("beta_fast")?.filter(|b| *b != 0.0).unwrap_or(32.0),
-                beta_slow: scaling.f64("beta_slow")?.filter(|b| *b != 0.0).unwrap_or(1.0),
-                truncate: scaling.bool("truncate")?.unwrap_or(true),
-            }
-        }
-        "llama3" => RopeScaling::Llama3 {
-            factor: factor()?,
-            low_freq_factor: scaling.required("low_freq_factor", scaling.f64("low_freq_factor")?)?,
-            high_freq_factor: scaling.required("high_freq_factor", scaling.f64("high_freq_factor")?)?,
-            original_max_position_embeddings: original()?,
-        },
-        "factors" => {
-            let factors = scaling.required("factors", scaling.f64s("factors")?)?;
-            if factors.len() != half || factors.iter().any(|f| *f <= 0.0) {
-                return Err(scaling.value("factors", &format!("{half} positive numbers")));
-            }
-            RopeScaling::Factors { factors: factors.iter().map(|f| *f as f32).collect() }
-        }
-        _ => {
-            let known = "default, linear, dynamic, yarn, llama3 or longrope";
-            return Err(scaling.value(if scaling.has("rope_type") { "rope_type" } else { "type" }, known));
-        }
+    let config = DeltaNetConfig {
+        num_key_heads: size("linear_num_key_heads", 16)?,
+        num_value_heads: size("linear_num_value_heads", 32)?,
+        key_head_dim: size("linear_key_head_dim", 128)?,
+        value_head_dim: size("linear_value_head_dim", 128)?,
+        kernel: size("linear_conv_kernel_dim", 4)?,
     };
-    // a length that the type doesn't use is harmless
-    scaling.accept("original_max_position_embeddings");
-    scaling.finish(family.name, &["type", "rope_type"], acknowledged)?;
-    Ok(RopeConfig { rope_theta, rope_dim, scaling: scaled })
+    if !config.num_value_heads.is_multiple_of(config.num_key_heads) {
+        return Err(keys.value("linear_num_value_heads", &format!("a multiple of {} key heads", config.num_key_heads)));
+    }
+    if !(2..=64).contains(&config.kernel) {
+        return Err(keys.value("linear_conv_kernel_dim", "from 2 to 64"));
+    }
+    Ok(Some(config))
+}
+
+fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConfig>, FamilyError> {
+    if !family.experts {
+        return Ok(None);
+    }
+    let num_experts = keys.size("num_experts")?;
+    let num_experts_per_tok = keys.size("num_experts_per_tok")?;
+    if num_experts_per_tok > num_experts {
+        return Err(keys.value("num_experts_per_tok", &format!("at most {num_experts} experts")));
+    }
+    Ok(Some(ExpertsConfig {
+        num_dense_layers: keys.u64("num_dense_layers")?.unwrap_or(2) as usize,
+        num_experts,
+        num_experts_per_tok,
+        moe_intermediate_size: keys.size("moe_intermediate_size")?,
+        norm_topk_prob: keys.bool("norm_topk_prob")?.unwrap_or(true),
+        use_expert_bias: keys.bool("use_expert_bias")?.unwrap_or(true),
+        routed_scaling_factor: keys.f64("routed_scaling_factor")?.unwrap_or(1.0),
+    }))
 }

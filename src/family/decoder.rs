@@ -1,8 +1,7 @@
-//! The engine of dense decoders: one graph for every row of the family table.
+//! The engine of decoders: one graph for every row of the family table.
 //!
 //! ```text
-//! x = x + r * attention(norm(x))        (norms before the blocks; olmo2 norms what they give)
-//! x = x + r * mlp(norm(x))
+//! x = layer(x)                          (for each layer: see the module `layer`)
 //! logits = W_head norm(x) / s
 //! ```
 
@@ -10,25 +9,29 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::blocks::Graph;
-use super::blocks::attention::{Attention, AttentionInputs, attention};
-use super::blocks::cache::{Caches, Write};
+use super::blocks::attention::AttentionInputs;
+use super::blocks::cache::Write;
+use super::blocks::delta_net::TokenOrder;
 use super::blocks::linear::{Linear, linear};
-use super::blocks::mlp::{Mlp, mlp};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
+use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
-use super::ports::{Extent, Port, PortRole, Stage, StatePort, StateRole};
-use super::table::NormPlacement;
+use super::layer::{Layer, MixerInputs};
+use super::ports::{Extent, Port, PortRole, Stage, StatePort};
+use super::table::MixerKind;
 use super::{EmitWeight, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount};
 use crate::error::Result;
-use crate::manifest::{KvWrite, Role, StateForm};
+use crate::manifest::{KvWrite, Role};
 use crate::mil::{Constant, DataType, Dim, FunctionBuilder, Lengths, TensorType, ValueId};
 use crate::source::Weight;
 
-/// Name of the one rotary table.
+/// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";
+/// Name of the rotary table of layers with a window, where they have their own.
+const LOCAL_ROPE_TABLE: &str = "rope_local";
 
-/// A dense decoder with its weights.
+/// A decoder with its weights.
 pub struct Decoder {
     /// Resolved configuration.
     pub config: DecoderConfig,
@@ -44,60 +47,19 @@ pub struct Decoder {
     pub head: Weight,
 }
 
-/// The weights of one layer.
-#[derive(Clone, Debug)]
-pub struct Layer {
-    /// Attention.
-    pub attention: Attention,
-    /// Norm before (or after) attention.
-    pub attention_norm: Norm,
-    /// Feed-forward network.
-    pub mlp: Mlp,
-    /// Norm before (or after) it.
-    pub mlp_norm: Norm,
-}
-
 impl Decoder {
-    fn layer_block(
-        &self,
-        g: &mut Graph<'_>,
-        x: ValueId,
-        index: usize,
-        caches: &Caches,
-        inputs: AttentionInputs,
-    ) -> ValueId {
-        let layer = &self.layers[index];
-        g.scope(&format!("layers_{index}"), |g| {
-            let x = self.residual(g, x, &layer.attention_norm, |g, x| {
-                g.scope("attn", |g| attention(g, x, &layer.attention, index, caches, inputs))
-            });
-            let hidden = self.residual(g, x, &layer.mlp_norm, |g, x| g.scope("mlp", |g| mlp(g, x, &layer.mlp)));
-            g.ops.rename(hidden, "hidden")
-        })
+    /// Tokens that a layer of a function with this context and these calls sees, if not all.
+    fn window(&self, layer: usize, context: u64) -> Option<u64> {
+        self.config.layers[layer].window.filter(|window| *window < context)
     }
 
-    /// `x + r * f(norm(x))`, or `x + r * norm(f(x))`.
-    fn residual(
-        &self,
-        g: &mut Graph<'_>,
-        x: ValueId,
-        norm: &Norm,
-        block: impl FnOnce(&mut Graph<'_>, ValueId) -> ValueId,
-    ) -> ValueId {
-        let mut added = match self.config.norms {
-            NormPlacement::Pre => {
-                let normal = rms_norm(g, x, norm, 1);
-                block(g, normal)
-            }
-            NormPlacement::Post => {
-                let out = block(g, x);
-                rms_norm(g, out, norm, 1)
-            }
-        };
-        if self.config.residual_multiplier != 1.0 {
-            added = g.ops.mul(added, Constant::fp16(self.config.residual_multiplier as f32));
+    /// Slots of a layer's key-value cache. A layer with a window needs a ring: when a call has written its tokens, the
+    /// first of them must still find its whole window.
+    fn slots(&self, layer: usize, context: u64, most_tokens: u64) -> u64 {
+        match self.window(layer, context) {
+            Some(window) => context.min(window.saturating_add(most_tokens.saturating_sub(1))),
+            None => context,
         }
-        g.ops.add(x, added)
     }
 
     fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Ports {
@@ -105,69 +67,94 @@ impl Decoder {
         let context = request.context;
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
+        let local = |layer: usize| config.rope_local.is_some() && config.layers[layer].window.is_some();
+        let mut rotation = |g: &mut Graph<'_>, of_local: bool| {
+            let needed = layers.clone().any(|layer| config.layers[layer].rope && local(layer) == of_local);
+            needed.then(|| {
+                let (suffix, table) = if of_local { ("_local", LOCAL_ROPE_TABLE) } else { ("", ROPE_TABLE) };
+                let half = config.rope.rope_dim / 2;
+                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), g.tokens.clone(), Dim::Fixed(half)];
+                let cos = PortRole::RopeCos { table: table.into() };
+                let sin = PortRole::RopeSin { table: table.into() };
+                Rotation {
+                    cos: ports.input(g, &format!("rope_cos{suffix}"), cos, shape.clone()),
+                    sin: ports.input(g, &format!("rope_sin{suffix}"), sin, shape),
+                }
+            })
+        };
+        let [rotation, local_rotation] = [rotation(g, false), rotation(g, true)];
         let tokens = g.tokens.clone();
-        let half = config.rope.rope_dim / 2;
-        let rotation = config.layers[layers.clone()].iter().any(|l| l.rope).then(|| {
-            let shape = vec![Dim::Fixed(1), Dim::Fixed(1), tokens.clone(), Dim::Fixed(half)];
-            let cos = PortRole::RopeCos { table: ROPE_TABLE.into() };
-            let sin = PortRole::RopeSin { table: ROPE_TABLE.into() };
-            Rotation {
-                cos: ports.input(g, "rope_cos", cos, shape.clone()),
-                sin: ports.input(g, "rope_sin", sin, shape),
-            }
-        });
         // one mask for the layers that see everything, one for each width of window
-        let windows: BTreeSet<Option<u64>> = config.layers[layers.clone()].iter().map(|l| l.window).collect();
-        let masks: Vec<(Option<u64>, ValueId)> = windows
-            .into_iter()
-            .map(|window| {
+        let of_layer = |layer: usize| (self.window(layer, context), self.slots(layer, context, request.most_tokens));
+        let is = |layer: usize, kind: MixerKind| config.layers[layer].mixer == kind;
+        let views: BTreeSet<(Option<u64>, u64)> =
+            layers.clone().filter(|layer| is(*layer, MixerKind::Attention)).map(of_layer).collect();
+        let masks: Vec<(Option<u64>, ValueId)> = views
+            .iter()
+            .map(|(window, slots)| {
                 let name = if window.is_some() { "attn_mask_local" } else { "attn_mask" };
-                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), tokens.clone(), Dim::Fixed(context)];
-                (window, ports.input(g, name, PortRole::AttentionMask { window }, shape))
+                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), tokens.clone(), Dim::Fixed(*slots)];
+                (*window, ports.input(g, name, PortRole::AttentionMask { window: *window }, shape))
             })
             .collect();
-        let write = match (g.form.kv_write, request.tokens) {
-            (KvWrite::Slice, TokenCount::Exactly(count)) => {
-                let position = ports.input_of(g, "position", PortRole::Position, DataType::Int32, vec![Dim::Fixed(1)]);
-                Write::from_position(g, position, count)
-            }
-            _ => {
-                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), Dim::Fixed(context), tokens];
-                let mask = ports.input(g, "kv_write_mask", PortRole::KvWriteMask, shape);
-                Write::from_mask(g, mask)
-            }
+        let caches: BTreeSet<u64> = views.iter().map(|(_, slots)| *slots).collect();
+        let writes: Vec<(u64, Write)> =
+            caches.iter().rev().map(|slots| (*slots, self.write(g, &mut ports, *slots, request))).collect();
+        let order = match layers.clone().any(|layer| is(layer, MixerKind::DeltaNet)) {
+            true => self.token_order(g, &mut ports, request),
+            false => None,
         };
-        let caches = Caches::declare(g, layers.clone(), config.num_key_value_heads, context, config.head_dim);
-        ports.states = self.state_ports(g.form.state, &layers, context);
+        let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
+        let states = States::declare(g, specs, context);
         let mut x = hidden;
-        for index in layers {
-            let layer = config.layers[index];
-            let mask = masks.iter().find(|(window, _)| *window == layer.window).map_or(masks[0].1, |(_, mask)| *mask);
-            let inputs = AttentionInputs { rotation: rotation.filter(|_| layer.rope), mask, write };
-            x = self.layer_block(g, x, index, &caches, inputs);
+        for index in layers.clone() {
+            let (window, slots) = of_layer(index);
+            let rotation = if local(index) { local_rotation } else { rotation };
+            let mask = masks.iter().find(|(of, _)| *of == window).map(|(_, mask)| *mask);
+            let write = writes.iter().find(|(of, _)| *of == slots).map(|(_, write)| *write);
+            let attention = mask.zip(write).map(|(mask, write)| AttentionInputs {
+                rotation: rotation.filter(|_| config.layers[index].rope),
+                mask,
+                write,
+            });
+            let inputs = MixerInputs { attention, order: order.as_ref(), states: states.of(index) };
+            x = g.scope(&format!("layers_{index}"), |g| {
+                self.layers[index].apply(g, x, inputs, config.residual_multiplier)
+            });
         }
+        ports.states = states.ports;
         ports.output(g, "hidden_out", PortRole::Hidden, x);
         ports
     }
 
-    fn state_ports(&self, form: StateForm, layers: &Range<usize>, context: u64) -> Vec<StatePort> {
-        let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim);
-        match form {
-            StateForm::PerLayer => layers
-                .clone()
-                .flat_map(|layer| {
-                    let port = |name: String, role| StatePort { name, role, shape: vec![1, heads, context, width] };
-                    [
-                        port(format!("k_cache_{layer}"), StateRole::KeyCache { layer }),
-                        port(format!("v_cache_{layer}"), StateRole::ValueCache { layer }),
-                    ]
-                })
-                .collect(),
-            StateForm::Unified => vec![StatePort {
-                name: format!("kv_cache_{}_{}", layers.start, layers.end),
-                role: StateRole::KeyValueCache { first: layers.start, end: layers.end },
-                shape: vec![1, 2 * heads * layers.len() as u64, context, width],
-            }],
+    /// The order of the tokens of a call of several.
+    fn token_order(&self, g: &mut Graph<'_>, ports: &mut Ports, request: &FunctionRequest) -> Option<TokenOrder> {
+        let most = match request.tokens {
+            TokenCount::Exactly(1) => return None,
+            TokenCount::Exactly(count) => count,
+            TokenCount::Range { upper, .. } => upper,
+        };
+        // a range that ends at 1 has one plane more than it needs, so that there is one at all
+        let levels = TokenOrder::levels(most).max(1);
+        let shape = vec![Dim::Fixed(1), Dim::Fixed(1 + levels), g.tokens.clone(), g.tokens.clone()];
+        let planes = ports.input(g, "token_order", PortRole::TokenOrder, shape);
+        Some(TokenOrder::from_planes(g, planes, levels))
+    }
+
+    /// How caches of `slots` slots are written. In a ring a call's slots may lie at both ends, so there is no slice.
+    fn write(&self, g: &mut Graph<'_>, ports: &mut Ports, slots: u64, request: &FunctionRequest) -> Write {
+        let ring = slots < request.context;
+        match (g.form.kv_write, request.tokens) {
+            (KvWrite::Slice, TokenCount::Exactly(count)) if !ring => {
+                let position = ports.input_of(g, "position", PortRole::Position, DataType::Int32, vec![Dim::Fixed(1)]);
+                Write::from_position(g, position, count)
+            }
+            _ => {
+                let name = if ring { "kv_write_mask_local" } else { "kv_write_mask" };
+                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), Dim::Fixed(slots), g.tokens.clone()];
+                let mask = ports.input(g, name, PortRole::KvWriteMask, shape);
+                Write::from_mask(g, mask)
+            }
         }
     }
 
@@ -198,23 +185,7 @@ impl Model for Decoder {
     }
 
     fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight> {
-        let Layer { attention, attention_norm, mlp, mlp_norm } = &self.layers[layer];
-        let norms = [Some(attention_norm), Some(mlp_norm)].into_iter().flatten();
-        let qk = attention.qk_norm.iter().flat_map(|(q, k)| [q, k]);
-        let linears =
-            [&attention.query, &attention.key, &attention.value, &attention.output, &mlp.gate, &mlp.up, &mlp.down];
-        let mut planned: Vec<PlannedWeight> = norms
-            .chain(qk)
-            .map(|norm| PlannedWeight { name: norm.name.into(), role: Role::Norm, weight: norm.weight.clone() })
-            .collect();
-        for linear in linears {
-            planned.push(PlannedWeight { name: linear.name.into(), role: linear.role, weight: linear.weight.clone() });
-            if let Some(bias) = &linear.bias {
-                let name = format!("{}_bias", linear.name);
-                planned.push(PlannedWeight { name, role: Role::Bias, weight: bias.clone() });
-            }
-        }
-        planned
+        self.layers[layer].weights()
     }
 
     fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>> {
@@ -226,8 +197,9 @@ impl Model for Decoder {
         ])
     }
 
-    fn layer_state_bytes(&self, _layer: usize, context: u64) -> u64 {
-        2 * self.config.key_width() * context * 2
+    fn layer_state_bytes(&self, layer: usize, context: u64, most_tokens: u64) -> u64 {
+        let slots = self.slots(layer, context, most_tokens);
+        self.layers[layer].states(slots).iter().map(StateSpec::bytes).sum()
     }
 
     fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph> {
@@ -251,9 +223,19 @@ impl Model for Decoder {
         let multiplier = self.config.embedding_multiplier;
         let embedding =
             if multiplier == 1.0 { self.embedding.clone() } else { self.embedding.scale(multiplier as f32) };
-        let rotates = self.config.layers.iter().any(|l| l.rope);
-        let rope = if rotates { vec![self.config.rope.tables(ROPE_TABLE, context)] } else { Vec::new() };
-        Ok(Host { embedding, rope })
+        let config = &self.config;
+        let rotates = |local: bool| {
+            config.layers.iter().any(|l| l.rope && (config.rope_local.is_some() && l.window.is_some()) == local)
+        };
+        let rope = Some(&config.rope).filter(|_| rotates(false)).map(|rope| rope.tables(ROPE_TABLE, context));
+        let local = config.rope_local.as_ref().filter(|_| rotates(true));
+        let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
+        Ok(Host { embedding, rope: rope.into_iter().chain(local).collect() })
+    }
+
+    fn set_hidden_scale(&mut self, scale: f64) {
+        self.scale_hidden(scale / self.facts.hidden_scale);
+        self.facts.hidden_scale = scale;
     }
 }
 

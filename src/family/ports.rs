@@ -61,15 +61,19 @@ pub enum PortRole {
         /// Which table of the bundle's `rope` list.
         table: String,
     },
-    /// `[1, 1, T, S]`: 0 where a token may look at a cache slot, -1e4 where it may not. A token at position p sees
-    /// slots `0..=p`, and with a window only the last `window` of them.
+    /// `[1, 1, T, S]`: 0 where a token may look at a cache slot, -1e4 where it may not. The token at position p has the
+    /// slot p mod S; it sees the slots of positions `0..=p`, and with a window only the last `window` of them.
     AttentionMask {
         /// Tokens that a sliding window shows, the token itself included.
         #[serde(skip_serializing_if = "Option::is_none")]
         window: Option<u64>,
     },
-    /// `[1, 1, S, T]`: 1 where token t is written to slot s, else 0.
+    /// `[1, 1, S, T]`: 1 where token t is written to slot s, its position mod S, else 0.
     KvWriteMask,
+    /// `[1, 1 + levels, T, T]` of ones and zeros: which token i of the call (rows) comes after which token j (columns).
+    /// Plane 0: j <= i. Plane 1 + n: i and j lie in the same block of 2^(n + 1) tokens, j in its first half and i in its
+    /// second.
+    TokenOrder,
     /// int32 `[1]`: the position of the call's first token, where keys and values are written.
     Position,
     /// Logits of a part of the vocabulary, `[1, rows, T, 1]` or `[1, rows, 1, T]`.
@@ -91,10 +95,11 @@ pub struct StatePort {
 }
 
 /// What a state holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "role", rename_all = "snake_case")]
 pub enum StateRole {
-    /// Rotated keys of a layer, `[1, num_key_value_heads, S, head_dim]`.
+    /// Rotated keys of a layer, `[1, num_key_value_heads, S, head_dim]`. S is the context, or less where the layer sees
+    /// only a window: then the slots are a ring.
     KeyCache {
         /// The layer, counted over the whole model.
         layer: usize,
@@ -104,11 +109,20 @@ pub enum StateRole {
         /// The layer, counted over the whole model.
         layer: usize,
     },
-    /// Keys and values of layers `first..end` in one state, `[2 * layers * num_key_value_heads, …]`.
+    /// Keys and values of several layers in one state, `[1, 2 * layers * num_key_value_heads, S, head_dim]`: keys of the
+    /// first layer, its values, keys of the second, …
     KeyValueCache {
-        /// First layer.
-        first: usize,
-        /// One past the last layer.
-        end: usize,
+        /// The layers, counted over the whole model.
+        layers: Vec<usize>,
+    },
+    /// The last inputs of a layer's causal convolution, oldest first, `[1, layers, kernel - 1, channels]`.
+    ConvolutionState {
+        /// The layers, counted over the whole model.
+        layers: Vec<usize>,
+    },
+    /// The matrices of a layer's linear recurrence, `[1, layers * heads, key width, value width]`.
+    RecurrentState {
+        /// The layers, counted over the whole model.
+        layers: Vec<usize>,
     },
 }

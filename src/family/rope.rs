@@ -39,6 +39,11 @@ pub enum RopeScaling {
         /// Up to this length the frequencies are unchanged.
         max_position_embeddings: u64,
     },
+    /// NTK-aware scaling of the base by a constant: `theta * alpha^(dim / (dim - 2))`, at every length.
+    NtkAlpha {
+        /// Its strength.
+        alpha: f64,
+    },
     /// YaRN (arXiv:2309.00071): high frequencies kept, low ones interpolated, a ramp between.
     Yarn {
         /// How many times longer.
@@ -118,6 +123,7 @@ impl RopeConfig {
                 let stretch = factor * length / max - (factor - 1.0);
                 (with_base(self.rope_theta * stretch.powf(dim / (dim - 2.0))), 1.0)
             }
+            RopeScaling::NtkAlpha { alpha } => (with_base(self.rope_theta * alpha.powf(dim / (dim - 2.0))), 1.0),
             RopeScaling::Yarn {
                 factor,
                 original_max_position_embeddings,

@@ -1,6 +1,6 @@
-//! The family table: what each dense decoder family does differently, declared.
+//! The family table: what each decoder family does differently, declared.
 //!
-//! A port of another dense decoder is a row here. The source of each row is the family's modeling file in
+//! A port of another decoder is a row here. The source of each row is the family's modeling file in
 //! transformers; the GGUF columns follow llama.cpp's converter.
 
 use serde::Serialize;
@@ -13,6 +13,8 @@ pub enum QkNorm {
     None,
     /// On each head, before the rotation.
     PerHead,
+    /// On each head, after the rotation.
+    PerHeadRotated,
     /// Over all heads at once, before the rotation.
     WholeWidth,
 }
@@ -25,6 +27,51 @@ pub enum NormPlacement {
     Pre,
     /// `x + norm(f(x))`
     Post,
+    /// `x + norm(f(norm(x)))`
+    Both,
+}
+
+/// Activation of the gate in a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`
+    Silu,
+    /// GELU by its approximation with tanh.
+    GeluTanh,
+}
+
+impl Activation {
+    /// What configurations call it.
+    pub fn names(self) -> &'static [&'static str] {
+        match self {
+            Activation::Silu => &["silu", "swish"],
+            Activation::GeluTanh => &["gelu_pytorch_tanh"],
+        }
+    }
+}
+
+/// What mixes tokens in the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MixerKind {
+    /// Softmax attention.
+    Attention,
+    /// Gated short convolution.
+    ShortConv,
+    /// Gated DeltaNet.
+    DeltaNet,
+}
+
+impl MixerKind {
+    /// What `layer_types` calls such a layer, where there are others.
+    pub fn layer_type(self) -> &'static str {
+        match self {
+            MixerKind::Attention => "full_attention",
+            MixerKind::ShortConv => "conv",
+            MixerKind::DeltaNet => "linear_attention",
+        }
+    }
 }
 
 /// Whether a projection has a bias.
@@ -49,6 +96,8 @@ pub enum WindowRule {
     FromLayer,
     /// Where `use_sliding_window`, the layers without rotation, or as `layer_types` says.
     WithoutRope,
+    /// All but every sixth (or `sliding_window_pattern`th) layer, or as `layer_types` says.
+    Pattern,
 }
 
 /// A row of the table.
@@ -56,14 +105,34 @@ pub enum WindowRule {
 pub struct DecoderFamily {
     /// Name, which is transformers' `model_type`.
     pub name: &'static str,
+    /// Model types of multimodal configurations whose `text_config` is of this family.
+    pub wrappers: &'static [&'static str],
     /// `general.architecture` values in GGUF files.
     pub gguf: &'static [&'static str],
+    /// What the configuration calls keys that have another name elsewhere: (name elsewhere, name here).
+    pub key_names: &'static [(&'static str, &'static str)],
+    /// What transformers calls tensors that have another name elsewhere: (name elsewhere, name here).
+    pub tensor_names: &'static [(&'static str, &'static str)],
+    /// What GGUF calls them: (transformers' name elsewhere, GGUF's name).
+    pub gguf_names: &'static [(&'static str, &'static str)],
+    /// Sizes that a configuration may leave out because the class has a default for them.
+    pub default_sizes: &'static [(&'static str, u64)],
     /// In GGUF, the rows of q and k are interleaved for rotation of neighbours and must be put back.
     pub gguf_interleaved: bool,
+    /// What mixes tokens in the layers that aren't attention, if there are such.
+    pub mixer: MixerKind,
+    /// `intermediate_size` is a nominal width, of which two thirds are taken and rounded up.
+    pub nominal_intermediate_size: bool,
+    /// Layers after the first `num_dense_layers` have experts.
+    pub experts: bool,
+    /// Queries come with a gate on what attention gives, head by head.
+    pub gated_attention: bool,
     /// Query-key norms.
     pub qk_norm: QkNorm,
     /// Place of the norms.
     pub norms: NormPlacement,
+    /// Norms multiply by 1 + w. GGUF files hold the sum already.
+    pub norm_plus_one: bool,
     /// One tensor holds q, k and v; another gate and up.
     pub fused: bool,
     /// Biases of q, k and v.
@@ -72,43 +141,106 @@ pub struct DecoderFamily {
     pub output_bias: Bias,
     /// Biases of the feed-forward projections.
     pub mlp_bias: Bias,
+    /// Activation of the feed-forward network's gate.
+    pub activation: Activation,
     /// Sliding windows.
     pub window: WindowRule,
     /// Some layers don't rotate: `no_rope_layers`, or every `no_rope_layer_interval`th.
     pub layers_without_rope: bool,
+    /// Layers with a window rotate by a table of their own, with the base `rope_local_base_freq`.
+    pub local_rope: bool,
+    /// Scores are scaled by the root of `query_pre_attn_scalar` instead of the head's width.
+    pub query_pre_attn_scalar: bool,
+    /// Embeddings are multiplied by the root of their width.
+    pub scaled_embedding: bool,
     /// Has `embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`.
     pub multipliers: bool,
-    /// Has `partial_rotary_factor`.
-    pub partial_rotary: bool,
+    /// A `dynamic` scaling with `alpha` is one of the base, whatever the length of the text.
+    pub ntk_alpha: bool,
+    /// `partial_rotary_factor` where the key is absent, if the family has it.
+    pub partial_rotary: Option<f64>,
+    /// RoPE has sections for images, which are one for text.
+    pub mrope: bool,
     /// `rope_theta` where no key gives it.
     pub default_rope_theta: f64,
     /// `tie_word_embeddings` where the key is absent.
     pub default_tie_word_embeddings: bool,
     /// `rms_norm_eps` where the key is absent.
     pub default_rms_norm_eps: f64,
-    /// Keys of old configurations that have one harmless value only.
-    pub inert_keys: &'static [(&'static str, i64)],
+    /// What hidden states are multiplied by so that fp16 holds them, a power of two; a manifest can
+    /// say otherwise. The maths stay the same: see the module `scale`.
+    pub hidden_scale: f64,
+    /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
+    pub inert_keys: &'static [(&'static str, &'static str)],
+    /// Keys that don't touch the maths, beside [`NEUTRAL_KEYS`].
+    pub neutral_keys: &'static [&'static str],
 }
 
 const LLAMA: DecoderFamily = DecoderFamily {
     name: "llama",
+    wrappers: &[],
     gguf: &["llama"],
+    key_names: &[],
+    tensor_names: &[],
+    gguf_names: &[],
+    default_sizes: &[],
     gguf_interleaved: true,
+    mixer: MixerKind::Attention,
+    nominal_intermediate_size: false,
+    experts: false,
+    gated_attention: false,
     qk_norm: QkNorm::None,
     norms: NormPlacement::Pre,
+    norm_plus_one: false,
     fused: false,
     qkv_bias: Bias::Key("attention_bias"),
     output_bias: Bias::Key("attention_bias"),
     mlp_bias: Bias::Key("mlp_bias"),
+    activation: Activation::Silu,
     window: WindowRule::None,
     layers_without_rope: false,
+    local_rope: false,
+    query_pre_attn_scalar: false,
+    scaled_embedding: false,
     multipliers: false,
-    partial_rotary: false,
+    ntk_alpha: false,
+    partial_rotary: None,
+    mrope: false,
     default_rope_theta: 10000.0,
     default_tie_word_embeddings: false,
     default_rms_norm_eps: 1e-6,
+    hidden_scale: 1.0,
     inert_keys: &[],
+    neutral_keys: &[],
 };
+
+/// What GGUF calls norms after the blocks, and the one before the feed-forward network beside them.
+const POST_NORMS: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// What LFM2 calls its tensors.
+const LFM2_TENSORS: &[(&str, &str)] = &[
+    ("input_layernorm", "operator_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_norm", "self_attn.q_layernorm"),
+    ("self_attn.k_norm", "self_attn.k_layernorm"),
+    ("self_attn.o_proj", "self_attn.out_proj"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("mlp.down_proj", "feed_forward.w2"),
+    ("norm", "embedding_norm"),
+];
+
+/// What GGUF calls them.
+const LFM2_GGUF: &[(&str, &str)] = &[
+    ("norm", "token_embd_norm"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
+];
 
 /// All rows.
 pub const DECODERS: &[DecoderFamily] = &[
@@ -151,15 +283,15 @@ pub const DECODERS: &[DecoderFamily] = &[
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
         window: WindowRule::Every(None),
-        partial_rotary: true,
+        partial_rotary: Some(1.0),
         default_rms_norm_eps: 1e-5,
         // written by the Phi-4-mini configuration, without effect there
         inert_keys: &[
-            ("attention_bias", 0),
-            ("mlp_bias", 0),
-            ("lm_head_bias", 0),
-            ("full_attn_mod", 1),
-            ("interpolate_factor", 1),
+            ("attention_bias", "0"),
+            ("mlp_bias", "0"),
+            ("lm_head_bias", "0"),
+            ("full_attn_mod", "1"),
+            ("interpolate_factor", "1"),
         ],
         ..LLAMA
     },
@@ -179,8 +311,164 @@ pub const DECODERS: &[DecoderFamily] = &[
         gguf_interleaved: false,
         qk_norm: QkNorm::WholeWidth,
         norms: NormPlacement::Post,
+        gguf_names: POST_NORMS,
         mlp_bias: Bias::Never,
         default_rms_norm_eps: 1e-5,
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "gemma3_text",
+        wrappers: &["gemma3"],
+        gguf: &["gemma3"],
+        gguf_interleaved: false,
+        key_names: &[("hidden_act", "hidden_activation")],
+        gguf_names: POST_NORMS,
+        default_sizes: &[
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("vocab_size", 262_208),
+            ("max_position_embeddings", 131_072),
+            ("sliding_window", 4096),
+        ],
+        qk_norm: QkNorm::PerHead,
+        norms: NormPlacement::Both,
+        norm_plus_one: true,
+        mlp_bias: Bias::Never,
+        activation: Activation::GeluTanh,
+        window: WindowRule::Pattern,
+        local_rope: true,
+        query_pre_attn_scalar: true,
+        scaled_embedding: true,
+        default_rope_theta: 1_000_000.0,
+        default_tie_word_embeddings: true,
+        // the smallest model's hidden states reach 104,000, those of larger ones more
+        hidden_scale: 1.0 / 16.0,
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "hunyuan_v1_dense",
+        gguf: &["hunyuan-dense"],
+        gguf_interleaved: false,
+        tensor_names: &[
+            ("self_attn.q_norm", "self_attn.query_layernorm"),
+            ("self_attn.k_norm", "self_attn.key_layernorm"),
+        ],
+        qk_norm: QkNorm::PerHeadRotated,
+        mlp_bias: Bias::Never,
+        ntk_alpha: true,
+        default_rms_norm_eps: 1e-5,
+        // published configurations describe other models of the vendor, too
+        inert_keys: &[
+            ("mlp_bias", "0"),
+            ("norm_type", "\"rms\""),
+            ("num_experts", "1"),
+            ("use_cla", "0"),
+            ("use_qk_norm", "1"),
+            ("use_rotary_pos_emb", "1"),
+        ],
+        neutral_keys: &[
+            "attention_head_dim",
+            "cla_share_factor",
+            "class_num",
+            "dense_list",
+            "eod_token_id",
+            "im_end_id",
+            "im_newline_id",
+            "im_start_id",
+            "mask_init_id",
+            "org_vocab_size",
+            "pad_id",
+            "pool_type",
+            "text_end_id",
+            "text_start_id",
+        ],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "lfm2",
+        gguf: &["lfm2"],
+        gguf_interleaved: false,
+        key_names: &[
+            ("intermediate_size", "block_ff_dim"),
+            ("rms_norm_eps", "norm_eps"),
+            ("tie_word_embeddings", "tie_embedding"),
+        ],
+        tensor_names: LFM2_TENSORS,
+        gguf_names: LFM2_GGUF,
+        mixer: MixerKind::ShortConv,
+        nominal_intermediate_size: true,
+        qk_norm: QkNorm::PerHead,
+        qkv_bias: Bias::Never,
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        default_rope_theta: 1_000_000.0,
+        default_tie_word_embeddings: true,
+        default_rms_norm_eps: 1e-5,
+        inert_keys: &[("block_use_swiglu", "1"), ("use_pos_enc", "1")],
+        // of the initialisation, or said twice
+        neutral_keys: &[
+            "block_dim",
+            "block_mlp_init_scale",
+            "block_norm_eps",
+            "block_out_init_scale",
+            "block_use_xavier_init",
+            "conv_dim",
+            "conv_dim_out",
+            "conv_use_xavier_init",
+            "num_heads",
+            "theta",
+        ],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "lfm2_moe",
+        gguf: &["lfm2moe"],
+        gguf_interleaved: false,
+        key_names: &[("rms_norm_eps", "norm_eps"), ("tie_word_embeddings", "tie_embedding")],
+        tensor_names: LFM2_TENSORS,
+        gguf_names: LFM2_GGUF,
+        mixer: MixerKind::ShortConv,
+        experts: true,
+        qk_norm: QkNorm::PerHead,
+        qkv_bias: Bias::Never,
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        default_rope_theta: 1_000_000.0,
+        default_tie_word_embeddings: true,
+        default_rms_norm_eps: 1e-5,
+        // GGUF: the router's outputs go through a sigmoid
+        inert_keys: &[("expert_gating_func", "2")],
+        neutral_keys: &["output_router_logits"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "qwen3_5_text",
+        wrappers: &["qwen3_5"],
+        gguf: &["qwen35"],
+        gguf_interleaved: false,
+        gguf_names: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("linear_attn.in_proj_qkv", "attn_qkv"),
+            ("linear_attn.in_proj_z", "attn_gate"),
+            ("linear_attn.in_proj_b", "ssm_beta"),
+            ("linear_attn.in_proj_a", "ssm_alpha"),
+            ("linear_attn.conv1d", "ssm_conv1d"),
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+            ("linear_attn.norm", "ssm_norm"),
+            ("linear_attn.out_proj", "ssm_out"),
+        ],
+        mixer: MixerKind::DeltaNet,
+        gated_attention: true,
+        qk_norm: QkNorm::PerHead,
+        norm_plus_one: true,
+        mlp_bias: Bias::Never,
+        partial_rotary: Some(0.25),
+        mrope: true,
+        // of training, and of the prediction of several tokens at once
+        inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
+        neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers"],
         ..LLAMA
     },
 ];
@@ -195,6 +483,7 @@ pub const NEUTRAL_KEYS: &[&str] = &[
     "_attn_implementation",
     "auto_map",
     "bos_token_id",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "decoder_start_token_id",
     "dtype",

@@ -1,16 +1,18 @@
-//! Finds the weights of a dense decoder in a source, whatever the source calls them, and checks their shapes.
+//! Finds the weights of a decoder in a source, whatever the source calls them, and checks their shapes.
 
-use super::blocks::attention::Attention;
+mod experts;
+mod mixers;
+
 use super::blocks::linear::Linear;
 use super::blocks::mlp::Mlp;
 use super::blocks::norm::Norm;
 use super::config::DecoderConfig;
-use super::decoder::Layer;
 use super::error::FamilyError;
-use super::table::{DecoderFamily, NormPlacement, QkNorm};
+use super::layer::{FeedForward, Layer, Mixer, Norms};
+use super::table::{DecoderFamily, MixerKind, NormPlacement};
 use crate::error::Result;
 use crate::manifest::Role;
-use crate::source::{Ledger, RowOrder, Weight};
+use crate::source::{Ledger, Weight};
 
 /// How a source names tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +38,12 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("feed_forward.gate", "ffn_gate_inp"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
 ];
 
-/// What GGUF calls the norms of families that have them after the blocks.
-const POST_NORM_NAMES: &[(&str, &str)] =
-    &[("post_attention_layernorm", "post_attention_norm"), ("post_feedforward_layernorm", "post_ffw_norm")];
+/// Where the layers and the embedding may lie: alone, or within multimodal models, old and new.
+const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model."];
 
 /// The weights of a source, taken from its ledger.
 pub struct Tensors<'a, 'b> {
@@ -48,6 +51,8 @@ pub struct Tensors<'a, 'b> {
     naming: Naming,
     family: &'static DecoderFamily,
     config: &'a DecoderConfig,
+    /// What stands before the names of transformers, `model.` by default.
+    prefix: &'static str,
 }
 
 impl<'a, 'b> Tensors<'a, 'b> {
@@ -58,7 +63,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
         family: &'static DecoderFamily,
         config: &'a DecoderConfig,
     ) -> Self {
-        Tensors { ledger, naming, family, config }
+        let holds = |prefix: &&&str| ledger.has(&format!("{prefix}embed_tokens.weight"));
+        let prefix = PREFIXES.iter().find(holds).unwrap_or(&PREFIXES[0]);
+        Tensors { ledger, naming, family, config, prefix }
     }
 
     /// The token embedding, `[vocab_size, hidden_size]`.
@@ -66,7 +73,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When it is missing or has another shape.
     pub fn embedding(&mut self) -> Result<Weight> {
-        let name = self.model_name("model.embed_tokens", "token_embd");
+        let name = self.model_name("embed_tokens", "token_embd");
         self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
     }
 
@@ -75,10 +82,14 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When it is missing or has another shape.
     pub fn head(&mut self, embedding: &Weight) -> Result<Weight> {
-        let name = self.model_name("lm_head", "output");
+        let name = match self.naming {
+            Naming::HuggingFace if self.prefix == "language_model.model." => "language_model.lm_head".to_owned(),
+            Naming::HuggingFace => "lm_head".to_owned(),
+            Naming::Gguf => "output".to_owned(),
+        };
         if self.config.tie_word_embeddings {
             if self.naming == Naming::HuggingFace {
-                self.ledger.ignore(&name, "tied to the embedding, as the configuration says");
+                self.ledger.ignore(&format!("{name}.weight"), "tied to the embedding, as the configuration says");
             }
             return Ok(embedding.clone());
         }
@@ -90,9 +101,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When it is missing or has another shape.
     pub fn final_norm(&mut self) -> Result<Norm> {
-        let name = self.model_name("model.norm", "output_norm");
-        let weight = self.vector(&name, self.config.hidden_size, "hidden_size")?;
-        Ok(Norm { name: "norm", weight, eps: self.config.rms_norm_eps })
+        let name = format!("{}.weight", self.model_name("norm", "output_norm"));
+        self.norm_of(&name, "norm", self.config.hidden_size, "hidden_size")
     }
 
     /// One layer.
@@ -100,71 +110,48 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// # Errors
     /// When a tensor is missing or has another shape.
     pub fn layer(&mut self, index: usize) -> Result<Layer> {
-        let config = self.config;
-        let (query_rows, key_rows) = (config.query_width(), config.key_width());
-        let [query, key, value] = if config.fused {
-            let name = self.layer_name(index, "self_attn.qkv_proj");
-            let rows = query_rows + 2 * key_rows;
-            let because = "(num_attention_heads + 2 num_key_value_heads) head_dim, hidden_size";
-            let fused = self.matrix(&name, rows, config.hidden_size, because)?;
-            [
-                fused.slice(0..query_rows)?,
-                fused.slice(query_rows..query_rows + key_rows)?,
-                fused.slice(query_rows + key_rows..rows)?,
-            ]
-        } else {
-            let query_because = "num_attention_heads head_dim, hidden_size";
-            let key_because = "num_key_value_heads head_dim, hidden_size";
-            let query = self.layer_matrix(index, "self_attn.q_proj", query_rows, config.hidden_size, query_because)?;
-            let key = self.layer_matrix(index, "self_attn.k_proj", key_rows, config.hidden_size, key_because)?;
-            let value = self.layer_matrix(index, "self_attn.v_proj", key_rows, config.hidden_size, key_because)?;
-            [self.half_split(query)?, self.half_split(key)?, value]
-        };
-        let [query_bias, key_bias, value_bias] = if self.has_bias(config.qkv_bias, index, "self_attn.q_proj") {
-            let query = self.layer_bias(index, "self_attn.q_proj", query_rows)?;
-            let key = self.layer_bias(index, "self_attn.k_proj", key_rows)?;
-            let value = self.layer_bias(index, "self_attn.v_proj", key_rows)?;
-            [Some(self.half_split(query)?), Some(self.half_split(key)?), Some(value)]
-        } else {
-            [None, None, None]
-        };
-        let output_bias = self.has_bias(config.output_bias, index, "self_attn.o_proj");
-        let output = Linear {
-            name: "o_proj",
-            role: Role::AttentionOutput,
-            weight: self.layer_matrix(
-                index,
-                "self_attn.o_proj",
-                config.hidden_size,
-                query_rows,
-                "hidden_size, num_attention_heads head_dim",
-            )?,
-            bias: output_bias.then(|| self.layer_bias(index, "self_attn.o_proj", config.hidden_size)).transpose()?,
-        };
-        let qkv = |name, weight, bias| Linear { name, role: Role::AttentionQkv, weight, bias };
-        let attention = Attention {
-            query: qkv("q_proj", query, query_bias),
-            key: qkv("k_proj", key, key_bias),
-            value: qkv("v_proj", value, value_bias),
-            output,
-            qk_norm: self.qk_norm(index)?,
-            qk_norm_per_head: config.qk_norm == QkNorm::PerHead,
-            num_attention_heads: config.num_attention_heads,
-            num_key_value_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
-            rope_dim: config.rope.rope_dim,
-            scale: config.attention_scale,
-        };
-        let (attention_norm, mlp_norm) = match config.norms {
-            NormPlacement::Pre => ("input_layernorm", "post_attention_layernorm"),
-            NormPlacement::Post => ("post_attention_layernorm", "post_feedforward_layernorm"),
+        let attention_norm = Some(("input_layernorm", "attn_norm"));
+        let post_attention_norm = Some(("post_attention_layernorm", "attn_norm"));
+        let (mixer_norms, feed_forward_norms) = match self.config.norms {
+            NormPlacement::Pre => ((attention_norm, None), (Some(("post_attention_layernorm", "mlp_norm")), None)),
+            NormPlacement::Post => {
+                ((None, post_attention_norm), (None, Some(("post_feedforward_layernorm", "mlp_norm"))))
+            }
+            NormPlacement::Both => (
+                (attention_norm, Some(("post_attention_layernorm", "attn_post_norm"))),
+                (
+                    Some(("pre_feedforward_layernorm", "mlp_norm")),
+                    Some(("post_feedforward_layernorm", "mlp_post_norm")),
+                ),
+            ),
         };
         Ok(Layer {
-            attention,
-            attention_norm: self.norm(index, attention_norm, "attn_norm", config.hidden_size, "hidden_size")?,
-            mlp: self.mlp(index)?,
-            mlp_norm: self.norm(index, mlp_norm, "mlp_norm", config.hidden_size, "hidden_size")?,
+            mixer: match self.config.layers[index].mixer {
+                MixerKind::Attention => Mixer::Attention(Box::new(self.attention(index)?)),
+                MixerKind::ShortConv => Mixer::ShortConv(Box::new(self.short_conv(index)?)),
+                MixerKind::DeltaNet => Mixer::DeltaNet(Box::new(self.delta_net(index)?)),
+            },
+            mixer_norms: self.norms(index, mixer_norms.0, mixer_norms.1)?,
+            feed_forward: match self.config.experts.filter(|experts| index >= experts.num_dense_layers) {
+                Some(experts) => FeedForward::Moe(Box::new(self.moe(index, experts)?)),
+                None => FeedForward::Mlp(Box::new(self.mlp(index)?)),
+            },
+            feed_forward_norms: self.norms(index, feed_forward_norms.0, feed_forward_norms.1)?,
         })
+    }
+
+    fn norms(
+        &mut self,
+        index: usize,
+        before: Option<(&str, &'static str)>,
+        after: Option<(&str, &'static str)>,
+    ) -> Result<Norms> {
+        let mut norm = |named: Option<(&str, &'static str)>| {
+            named
+                .map(|(tensor, name)| self.norm(index, tensor, name, self.config.hidden_size, "hidden_size"))
+                .transpose()
+        };
+        Ok(Norms { before: norm(before)?, after: norm(after)? })
     }
 
     fn mlp(&mut self, index: usize) -> Result<Mlp> {
@@ -190,35 +177,21 @@ impl<'a, 'b> Tensors<'a, 'b> {
             gate: Linear { name: "gate_proj", role: Role::MlpUp, weight: gate, bias: gate_bias },
             up: Linear { name: "up_proj", role: Role::MlpUp, weight: up, bias: up_bias },
             down: Linear { name: "down_proj", role: Role::MlpDown, weight: down, bias: down_bias },
+            activation: config.activation,
         })
-    }
-
-    fn qk_norm(&mut self, index: usize) -> Result<Option<(Norm, Norm)>> {
-        let config = self.config;
-        let (query_width, key_width, because) = match config.qk_norm {
-            QkNorm::None => return Ok(None),
-            QkNorm::PerHead => (config.head_dim, config.head_dim, "head_dim"),
-            QkNorm::WholeWidth => (config.query_width(), config.key_width(), "heads, head_dim"),
-        };
-        let query = self.norm(index, "self_attn.q_norm", "q_norm", query_width, because)?;
-        let key = self.norm(index, "self_attn.k_norm", "k_norm", key_width, because)?;
-        Ok(Some((query, key)))
     }
 
     fn norm(&mut self, index: usize, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
         let tensor = format!("{}.weight", self.layer_name(index, tensor));
-        let weight = self.take(&tensor, &[width], because)?;
-        Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
+        self.norm_of(&tensor, name, width, because)
     }
 
-    /// Rows of q or k (or of their biases) in the order of half-split rotation.
-    fn half_split(&self, weight: Weight) -> Result<Weight> {
-        if self.naming != Naming::Gguf || !self.family.gguf_interleaved {
-            return Ok(weight);
+    fn norm_of(&mut self, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
+        let mut weight = self.take(tensor, &[width], because)?;
+        if self.family.norm_plus_one && self.naming == Naming::HuggingFace {
+            weight = weight.add(1.0);
         }
-        // llama.cpp's converter interleaves whole heads, rotated or not
-        let head_dim = self.config.head_dim;
-        Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim: head_dim })?)
+        Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
     }
 
     /// GGUF has no key for biases: there the tensor decides, unless the family always has one.
@@ -241,14 +214,12 @@ impl<'a, 'b> Tensors<'a, 'b> {
         self.take(&format!("{name}.weight"), &[rows, columns], because)
     }
 
-    fn vector(&mut self, name: &str, length: u64, because: &str) -> Result<Weight> {
-        self.take(&format!("{name}.weight"), &[length], because)
-    }
-
     fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
         let tensor = self.ledger.take(name)?;
         if tensor.shape() != shape {
+            let source = self.ledger.source().name();
             return Err(FamilyError::Shape {
+                place: tensor.path().map_or_else(|| source.to_owned(), |path| path.display().to_string()),
                 tensor: name.to_owned(),
                 found: tensor.shape().to_vec(),
                 expected: shape.to_vec(),
@@ -261,20 +232,27 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn model_name(&self, hugging_face: &str, gguf: &str) -> String {
         match self.naming {
-            Naming::HuggingFace => hugging_face.to_owned(),
-            Naming::Gguf => gguf.to_owned(),
+            Naming::HuggingFace => format!("{}{}", self.prefix, self.own_name(hugging_face)),
+            Naming::Gguf => self.gguf_name(hugging_face).unwrap_or(gguf).to_owned(),
         }
+    }
+
+    fn gguf_name(&self, name: &str) -> Option<&'static str> {
+        self.family.gguf_names.iter().find(|(hugging_face, _)| *hugging_face == name).map(|(_, gguf)| *gguf)
     }
 
     fn layer_name(&self, index: usize, name: &str) -> String {
         match self.naming {
-            Naming::HuggingFace => format!("model.layers.{index}.{name}"),
+            Naming::HuggingFace => format!("{}layers.{index}.{}", self.prefix, self.own_name(name)),
             Naming::Gguf => {
-                let post = self.config.norms == NormPlacement::Post;
-                let names = POST_NORM_NAMES.iter().filter(|_| post).chain(LAYER_NAMES);
-                let own = names.clone().find(|(hugging_face, _)| *hugging_face == name).map_or(name, |(_, gguf)| gguf);
-                format!("blk.{index}.{own}")
+                let elsewhere = || LAYER_NAMES.iter().find(|(own, _)| *own == name).map_or(name, |(_, gguf)| gguf);
+                format!("blk.{index}.{}", self.gguf_name(name).unwrap_or_else(elsewhere))
             }
         }
+    }
+
+    /// What transformers calls a tensor in this family.
+    fn own_name<'n>(&self, name: &'n str) -> &'n str {
+        self.family.tensor_names.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
     }
 }

@@ -30,8 +30,6 @@ pub struct WriteOptions<'a> {
     /// Whether the package appears under its name only once it is on the disk, which a power failure then leaves whole.
     /// A killed process doesn't need it, and waiting for the disk takes several times as long as writing.
     pub sync: bool,
-    /// How many threads produce constants; the pool's number if not given.
-    pub threads: Option<usize>,
     /// Told how far it has come, by any thread.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
 }
@@ -62,8 +60,9 @@ pub struct WrittenFile {
 ///
 /// Equal programs give equal bytes: ids are derived from contents, and everything has an order. The package appears
 /// under its name when it is complete; until then, and after a kill, there is only a hidden folder
-/// beside it, which [`clean_partials`](super::clean_partials) removes. Memory is bounded by the number of threads times
-/// a few MB (or the largest granule of a content), and what contents need themselves.
+/// beside it, which [`clean_partials`](super::clean_partials) removes. Constants are produced by the threads of rayon's
+/// pool, at any number of them. Memory is bounded by that number times a few MB (or the largest granule of a content), and
+/// what contents need themselves.
 ///
 /// # Errors
 /// A program that the format can't hold, a constant that can't be produced, or a system that refuses: nothing is left
@@ -76,13 +75,12 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
     let opset = check(program)?;
     let quiet = |_| {};
     let progress = options.progress.unwrap_or(&quiet);
-    let threads = options.threads.unwrap_or_else(rayon::current_num_threads);
 
     let folder = PartialFolder::create(path, options.replace)?;
     let contents = contents(program);
     check_space(folder.path(), contents.bytes().saturating_add(SLACK))?;
     // Small contents are written into the message itself, so all must be ready before it is made.
-    contents.prepare(threads, progress)?;
+    contents.prepare(progress)?;
     let mut plan = WeightPlan::new();
     let message = codec::encode(program, &mut plan)?;
     let model = Model {
@@ -99,7 +97,7 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
     } else {
         let weights = folder.path().join(DATA).join(WEIGHTS);
         create_folder(&weights)?;
-        let digest = plan.write(&weights.join(WEIGHT_FILE), threads, progress)?;
+        let digest = plan.write(&weights.join(WEIGHT_FILE), progress)?;
         files.push(written(&format!("{DATA}/{WEIGHTS}/{WEIGHT_FILE}"), plan.size(), &digest));
         Some(digest)
     };
@@ -209,7 +207,6 @@ impl std::fmt::Debug for WriteOptions<'_> {
             .field("metadata", &self.metadata)
             .field("replace", &self.replace)
             .field("sync", &self.sync)
-            .field("threads", &self.threads)
             .finish_non_exhaustive()
     }
 }

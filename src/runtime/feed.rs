@@ -40,8 +40,18 @@ impl<'a> Feed<'a> {
         let tensor = match &port.role {
             PortRole::RopeCos { table } => shaped(port, shape, self.rope(table, Wave::Cos)?)?,
             PortRole::RopeSin { table } => shaped(port, shape, self.rope(table, Wave::Sin)?)?,
-            PortRole::AttentionMask { window } => shaped(port, shape, self.attention_mask(*window))?,
-            PortRole::KvWriteMask => shaped(port, shape, self.kv_write_mask())?,
+            PortRole::AttentionMask { window } => {
+                let mask = self.attention_mask(slots(port, 3)?, *window);
+                shaped(port, shape, mask)?
+            }
+            PortRole::KvWriteMask => {
+                let mask = self.kv_write_mask(slots(port, 2)?);
+                shaped(port, shape, mask)?
+            }
+            PortRole::TokenOrder => {
+                let levels = slots(port, 1)? - 1;
+                shaped(port, shape, token_order(self.chunk.size, levels))?
+            }
             PortRole::Position => Tensor::new(shape, vec![self.first_slot()?]),
             PortRole::Hidden | PortRole::Logits | PortRole::Argmax => {
                 let problem = format!("a function has an input `{}` of an unexpected role", port.name);
@@ -58,24 +68,24 @@ impl<'a> Feed<'a> {
         self.host.rope(self.rope, table, wave, self.position, real as usize, size as usize)
     }
 
-    /// `[T, S]`: a token sees the slots up to its own, within its window. Tokens that only fill the call see what the
-    /// last real one sees; nobody reads what they give.
-    fn attention_mask(&self, window: Option<u64>) -> Vec<f32> {
-        let mut mask = vec![CLOSED; (self.chunk.size * self.context) as usize];
-        for (t, row) in mask.chunks_exact_mut(self.context as usize).enumerate() {
+    /// `[T, S]`: a token sees the slots of the positions up to its own, within its window; position p has the slot p mod
+    /// S. Tokens that only fill the call see what the last real one sees; nobody reads what they give.
+    fn attention_mask(&self, slots: u64, window: Option<u64>) -> Vec<f32> {
+        let mut mask = vec![CLOSED; (self.chunk.size * slots) as usize];
+        for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
             let position = self.position + (t as u64).min(self.chunk.real - 1);
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-            row[first as usize..=position as usize].fill(0.0);
+            (first..=position).for_each(|seen| row[(seen % slots) as usize] = 0.0);
         }
         mask
     }
 
-    /// `[S, T]`: token t goes to slot position + t. Tokens that only fill the call are written nowhere.
-    fn kv_write_mask(&self) -> Vec<f32> {
+    /// `[S, T]`: token t goes to the slot of its position. Tokens that only fill the call are written nowhere.
+    fn kv_write_mask(&self, slots: u64) -> Vec<f32> {
         let size = self.chunk.size as usize;
-        let mut mask = vec![0.0; self.context as usize * size];
-        for t in 0..self.chunk.real as usize {
-            mask[(self.position as usize + t) * size + t] = 1.0;
+        let mut mask = vec![0.0; slots as usize * size];
+        for t in 0..self.chunk.real {
+            mask[((self.position + t) % slots * self.chunk.size + t) as usize] = 1.0;
         }
         mask
     }
@@ -88,6 +98,28 @@ impl<'a> Feed<'a> {
             return Err(RuntimeError::ContextFull { tokens: end, context: self.context });
         }
         Ok(self.position as i32)
+    }
+}
+
+/// `[1 + levels, T, T]`: which token comes after which; see [`PortRole::TokenOrder`].
+fn token_order(size: u64, levels: u64) -> Vec<f32> {
+    let after = |plane: u64, i: u64, j: u64| match plane.checked_sub(1) {
+        None => j <= i,
+        Some(level) => i >> (level + 1) == j >> (level + 1) && i >> level & 1 == 1 && j >> level & 1 == 0,
+    };
+    let planes = (0..=levels).flat_map(|plane| (0..size * size).map(move |at| (plane, at / size, at % size)));
+    planes.map(|(plane, i, j)| f32::from(u8::from(after(plane, i, j)))).collect()
+}
+
+/// The size of one of a port's dimensions, such as the slots of the cache that a mask is for.
+fn slots(port: &Port, axis: usize) -> Result<u64, RuntimeError> {
+    match port.shape.get(axis) {
+        Some(Extent::Fixed(slots)) if *slots > 0 => Ok(*slots),
+        _ => {
+            let problem =
+                format!("port `{}` has shape {:?}, expected a number in dimension {axis}", port.name, port.shape);
+            Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem))
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Programs as the converter emits them.
 
 use anec::convert::emit::Emitter;
-use anec::convert::pipeline::{build_package, open};
-use anec::convert::{Plan, pipeline};
+use anec::convert::build::build_package;
+use anec::convert::{Plan, open};
 use anec::manifest::Manifest;
 use anec::mil::Program;
 
@@ -15,9 +15,9 @@ pub fn manifest(source: &str, overrides: &[&str]) -> Manifest {
 
 /// The programs of a manifest's packages, by the packages' names.
 pub fn programs(manifest: &Manifest) -> Vec<(String, Program)> {
-    let opened = open(manifest).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
+    let opened = open::open(manifest).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
     let model = &*opened.model;
-    let manifest = pipeline::resolve(manifest, &opened.source, model);
+    let manifest = open::resolve(manifest, &opened.source, model);
     let plan = Plan::new(&manifest, model).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
     let build = |package| {
         let mut emitter = Emitter::new(&manifest.quant);

@@ -19,36 +19,53 @@ pub(super) struct Axis {
     pub size: usize,
     pub kernel: usize,
     pub stride: usize,
-    dilation: usize,
+    pub dilation: usize,
     pub before: usize,
     pub after: usize,
     pub out: usize,
+}
+
+/// What the op says of the spatial axes.
+pub(super) struct Geometry {
+    pub strides: Vec<usize>,
+    pub dilations: Vec<usize>,
+    /// Elements added before and after each axis; none unless `pad_type` is `custom`.
+    pub pad: Vec<usize>,
+}
+
+/// The strides, dilations and padding of an op, for so many spatial axes.
+pub(super) fn geometry(call: &Call<'_>, rank: usize) -> Result<Geometry, String> {
+    let numbers = |name: &str| -> Result<Vec<usize>, String> {
+        let given = call.optional_integers(name)?.unwrap_or_else(|| vec![1; rank]);
+        let numbers: Option<Vec<usize>> = given.iter().map(|n| usize::try_from(*n).ok().filter(|n| *n > 0)).collect();
+        numbers.filter(|n| n.len() == rank).ok_or_else(|| format!("`{name}` {given:?} doesn't fit {rank} spatial axes"))
+    };
+    let (strides, dilations) = (numbers("strides")?, numbers("dilations")?);
+    if call.text_or("pad_type", "valid")? != "custom" {
+        return Ok(Geometry { strides, dilations, pad: vec![0; 2 * rank] });
+    }
+    let pad = call.integers("pad")?;
+    if pad.len() != 2 * rank || pad.iter().any(|n| *n < 0) {
+        return Err(format!("`pad` {pad:?} doesn't fit {rank} spatial axes"));
+    }
+    Ok(Geometry { strides, dilations, pad: pad.iter().map(|n| *n as usize).collect() })
+}
+
+/// How far the ends of a kernel are apart, both counted.
+pub(super) fn reach(kernel: usize, dilation: usize) -> usize {
+    kernel.saturating_sub(1).saturating_mul(dilation) + 1
 }
 
 /// `pad_type`: `valid` pads nothing; `same` and `same_lower` pad until there are `ceil(size / stride)` results, the odd
 /// one after or before; `custom` is told by `pad`.
 pub(super) fn axes(call: &Call<'_>, sizes: &[usize], kernels: &[usize]) -> Result<Vec<Axis>, String> {
     let rank = sizes.len();
-    let numbers = |name: &str, default: i64| -> Result<Vec<usize>, String> {
-        let given = call.optional_integers(name)?.unwrap_or_else(|| vec![default; rank]);
-        let numbers: Option<Vec<usize>> = given.iter().map(|n| usize::try_from(*n).ok().filter(|n| *n > 0)).collect();
-        numbers.filter(|n| n.len() == rank).ok_or_else(|| format!("`{name}` {given:?} doesn't fit {rank} spatial axes"))
-    };
-    let (stride, dilation) = (numbers("strides", 1)?, numbers("dilations", 1)?);
+    let Geometry { strides, dilations, pad } = geometry(call, rank)?;
     let pad_type = call.text_or("pad_type", "valid")?;
-    let pad = if pad_type == "custom" {
-        let pad = call.integers("pad")?;
-        if pad.len() != 2 * rank || pad.iter().any(|n| *n < 0) {
-            return Err(format!("`pad` {pad:?} doesn't fit {rank} spatial axes"));
-        }
-        pad.iter().map(|n| *n as usize).collect()
-    } else {
-        vec![0; 2 * rank]
-    };
     (0..rank)
         .map(|i| {
-            let (size, kernel, stride, dilation) = (sizes[i], kernels[i], stride[i], dilation[i]);
-            let reach = kernel.saturating_sub(1).saturating_mul(dilation) + 1;
+            let (size, kernel, stride, dilation) = (sizes[i], kernels[i], strides[i], dilations[i]);
+            let reach = reach(kernel, dilation);
             let (before, after) = match pad_type {
                 "valid" | "custom" => (pad[2 * i], pad[2 * i + 1]),
                 "same" | "same_lower" => {
@@ -124,31 +141,36 @@ fn conv(call: &mut Call<'_>) -> Results {
 
 /// For each channel and each place in the kernel, the elements that the kernel meets there, one for each result.
 fn windows(values: &[f32], axes: &[Axis]) -> Vec<f32> {
+    let size: usize = axes.iter().map(|a| a.size).product();
+    let count: usize = axes.iter().map(|a| a.kernel * a.out).product();
+    let mut out = Vec::with_capacity(values.len() / size.max(1) * count);
+    for plane in values.chunks_exact(size.max(1)) {
+        for_each_meeting(axes, |offset| out.push(offset.map_or(0.0, |offset| plane[offset])));
+    }
+    out
+}
+
+/// For each place in the kernel and each result, where in the plane the two meet; `None` in the padding.
+pub(super) fn for_each_meeting(axes: &[Axis], mut visit: impl FnMut(Option<usize>)) {
     let sizes: Vec<usize> = axes.iter().map(|a| a.size).collect();
     let kernel: Vec<usize> = axes.iter().map(|a| a.kernel).collect();
     let results: Vec<usize> = axes.iter().map(|a| a.out).collect();
-    let size: usize = sizes.iter().product();
     let step = strides(&sizes);
-    let count = kernel.iter().product::<usize>() * results.iter().product::<usize>();
-    let mut out = Vec::with_capacity(values.len() / size.max(1) * count);
     // an index into a space of this shape is told by its number when the strides are those of the space itself
     let (kernel_strides, result_strides) = (strides(&kernel), strides(&results));
-    for plane in values.chunks_exact(size.max(1)) {
-        for_each_index(&kernel, [&kernel_strides], |[at]| {
-            for_each_index(&results, [&result_strides], |[result]| {
-                let mut offset = Some(0);
-                for (i, axis) in axes.iter().enumerate() {
-                    let k = at / kernel_strides[i] % axis.kernel;
-                    let r = result / result_strides[i] % axis.out;
-                    let place = (r * axis.stride + k * axis.dilation).checked_sub(axis.before);
-                    let place = place.filter(|place| *place < axis.size);
-                    offset = offset.and_then(|offset| place.map(|place| offset + place * step[i]));
-                }
-                out.push(offset.map_or(0.0, |offset| plane[offset]));
-            });
+    for_each_index(&kernel, [&kernel_strides], |[at]| {
+        for_each_index(&results, [&result_strides], |[result]| {
+            let mut offset = Some(0);
+            for (i, axis) in axes.iter().enumerate() {
+                let k = at / kernel_strides[i] % axis.kernel;
+                let r = result / result_strides[i] % axis.out;
+                let place = (r * axis.stride + k * axis.dilation).checked_sub(axis.before);
+                let place = place.filter(|place| *place < axis.size);
+                offset = offset.and_then(|offset| place.map(|place| offset + place * step[i]));
+            }
+            visit(offset);
         });
-    }
-    out
+    });
 }
 
 #[cfg(test)]

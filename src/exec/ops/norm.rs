@@ -20,7 +20,7 @@ pub(super) const ROWS: &[Row] = computing! {
 };
 
 /// Softmax over the last axis of rows of `length`.
-pub(super) fn softmax_rows(values: &mut [f32], length: usize) {
+pub(crate) fn softmax_rows(values: &mut [f32], length: usize) {
     for row in values.chunks_exact_mut(length.max(1)) {
         let top = max(row);
         row.iter_mut().for_each(|v| *v -= top);

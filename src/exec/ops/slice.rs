@@ -180,11 +180,15 @@ fn join(tensors: &[&Tensor], rows: usize) -> Result<TensorData, String> {
     joined.ok_or_else(|| "the tensors hold different kinds of elements".into())
 }
 
+/// Scalars are joined to a vector.
 fn concat(call: &mut Call<'_>) -> Results {
     let axis = call.integer("axis")?;
     let interleaved = call.flag_or("interleave", false)?;
     let tensors = call.tensors("values")?;
     let first = tensors.first().ok_or("there is nothing to join")?;
+    if tensors.iter().all(|t| t.rank() == 0) {
+        return one(Tensor { data: join(&tensors, 1)?, shape: vec![tensors.len()] });
+    }
     let axis = axis_index(axis, first.rank())?;
     let mut shape = first.shape.clone();
     shape[axis] = 0;
@@ -370,6 +374,8 @@ mod tests {
         assert_close(&join("concat", 0), &[2, 2], &[0.0, 1.0, 0.0, 1.0]);
         assert_close(&join("concat", -1), &[1, 4], &[0.0, 1.0, 0.0, 1.0]);
         assert_close(&join("stack", 2), &[1, 2, 2], &[0.0, 0.0, 1.0, 1.0]);
+        let scalars = vec![("values", vec![f(&[], &[1.0]), f(&[], &[2.0])]), ("axis", vec![i(&[], &[0])])];
+        assert_close(&results("concat", scalars, DataType::Fp32).unwrap()[0], &[2], &[1.0, 2.0]);
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub(super) const ROWS: &[Row] = moving! {
     "pixel_unshuffle" => |c| to_depth(c, "downscale_factor", true),
     "sliding_windows" => sliding_windows,
     "space_to_depth" => |c| to_depth(c, "block_size", false),
+    "upsample_nearest_neighbor" => upsample_nearest_neighbor,
 };
 
 /// The rows of the group that computes.
@@ -59,6 +60,27 @@ fn to_depth(call: &mut Call<'_>, parameter: &str, channels_first: bool) -> Resul
     let view = View::whole(&split).permute(&order);
     let shape = vec![n, c * block * block, h / block, w / block];
     one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape })
+}
+
+/// The last two axes scaled: each result is the element that its place, divided by the factor and cut, names.
+fn upsample_nearest_neighbor(call: &mut Call<'_>) -> Results {
+    let factors = [call.float_or("scale_factor_height", 1.0)?, call.float_or("scale_factor_width", 1.0)?];
+    let x = call.tensor("x")?;
+    let [lead @ .., h, w] = &x.shape[..] else { return Err(format!("`x` of shape {:?} is no image", x.shape)) };
+    if factors.iter().any(|f| !(*f > 0.0 && f.is_finite())) {
+        return Err(format!("`x` can't be scaled by {factors:?}"));
+    }
+    let sources = |size: usize, factor: f32| -> Vec<usize> {
+        let count = (size as f32 * factor) as usize;
+        (0..count).map(|i| ((i as f32 / factor) as usize).min(size.saturating_sub(1))).collect()
+    };
+    let (rows, columns) = (sources(*h, factors[0]), sources(*w, factors[1]));
+    fn pick<T: Copy>(from: &[T], (h, w): (usize, usize), rows: &[usize], columns: &[usize]) -> Vec<T> {
+        let planes = from.chunks_exact((h * w).max(1));
+        planes.flat_map(|p| rows.iter().flat_map(move |r| columns.iter().map(move |c| p[r * w + c]))).collect()
+    }
+    let shape = [lead, &[rows.len(), columns.len()]].concat();
+    one(Tensor { data: map_data!(&x.data, v => pick(v, (*h, *w), &rows, &columns)), shape })
 }
 
 /// Windows of `size` along an axis, each `stride` after the one before: the axis becomes two.
@@ -163,6 +185,18 @@ mod tests {
             let Value::Tensor(original) = counted(&[1, 3, 4, 6]) else { panic!("a tensor") };
             assert_eq!(run(back, vec![("x", deep), (from, i(&[], &[2]))]), *original);
         }
+    }
+
+    #[test]
+    fn the_nearest_element_fills_a_scaled_image() {
+        let x = || counted(&[1, 1, 2, 2]);
+        let scale = |h, w| {
+            run("upsample_nearest_neighbor", vec![("x", x()), ("scale_factor_height", h), ("scale_factor_width", w)])
+        };
+        let whole = scale(i(&[], &[1]), i(&[], &[2]));
+        assert_close(&whole, &[1, 1, 2, 4], &[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]);
+        let part = scale(f(&[], &[1.5]), f(&[], &[0.5]));
+        assert_close(&part, &[1, 1, 3, 1], &[0.0, 0.0, 2.0]);
     }
 
     #[test]

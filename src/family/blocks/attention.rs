@@ -1,10 +1,12 @@
 //! Attention with grouped key-value heads (arXiv:2305.13245) over a cache: `softmax(q k^T + mask) v`.
 
 use super::Graph;
-use super::cache::{Caches, Write};
+use super::cache::{Write, update};
 use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
+use super::state::{Slot, StateKind, StateSpec};
+use crate::family::table::QkNorm;
 use crate::manifest::{AttentionForm, Layout};
 use crate::mil::{Constant, ValueId};
 
@@ -17,12 +19,14 @@ pub struct Attention {
     pub key: Linear,
     /// Value projection.
     pub value: Linear,
+    /// Gate on what attention gives, before the sigmoid.
+    pub gate: Option<Linear>,
     /// Output projection.
     pub output: Linear,
     /// Norms of queries and keys.
     pub qk_norm: Option<(Norm, Norm)>,
-    /// The norms work on each head (else on all heads at once).
-    pub qk_norm_per_head: bool,
+    /// Where they sit.
+    pub qk_norm_place: QkNorm,
     /// Query heads.
     pub num_attention_heads: u64,
     /// Key-value heads.
@@ -33,6 +37,26 @@ pub struct Attention {
     pub rope_dim: u64,
     /// Multiplied to the scores.
     pub scale: f64,
+}
+
+impl Attention {
+    /// Norms queries and keys if `place` is where the norms sit.
+    fn qk_norm_at(&self, g: &mut Graph<'_>, place: QkNorm, query: ValueId, key: ValueId) -> (ValueId, ValueId) {
+        match self.qk_norm.as_ref().filter(|_| self.qk_norm_place == place) {
+            None => (query, key),
+            Some((query_norm, key_norm)) => {
+                // all heads at once are channels, single heads lie in the last dimension
+                let axis = if place == QkNorm::WholeWidth { 1 } else { 3 };
+                (rms_norm(g, query, query_norm, axis), rms_norm(g, key, key_norm, axis))
+            }
+        }
+    }
+
+    /// Keys and values of `slots` tokens.
+    pub fn states(&self, slots: u64) -> Vec<StateSpec> {
+        let spec = |kind| StateSpec { kind, rows: self.num_key_value_heads, slots, width: self.head_dim };
+        vec![spec(StateKind::Key), spec(StateKind::Value)]
+    }
 }
 
 /// What the calls of all layers share.
@@ -46,52 +70,53 @@ pub struct AttentionInputs {
     pub write: Write,
 }
 
-/// Attention of layer `layer` on normalised hidden states; gives what is added to the residual stream.
+/// Attention on normalised hidden states; gives what is added to the residual stream. `keys` and `values` are the layer's
+/// caches.
 pub fn attention(
     g: &mut Graph<'_>,
     x: ValueId,
     weights: &Attention,
-    layer: usize,
-    caches: &Caches,
+    [keys, values]: [Slot; 2],
     inputs: AttentionInputs,
 ) -> ValueId {
     let mut query = linear(g, x, &weights.query);
     let mut key = linear(g, x, &weights.key);
     let value = linear(g, x, &weights.value);
-    if let Some((query_norm, key_norm)) = weights.qk_norm.as_ref().filter(|_| !weights.qk_norm_per_head) {
-        query = rms_norm(g, query, query_norm, 1);
-        key = rms_norm(g, key, key_norm, 1);
-    }
-    let mut query = split_heads(g, query, weights.num_attention_heads, weights.head_dim);
-    let mut key = split_heads(g, key, weights.num_key_value_heads, weights.head_dim);
+    (query, key) = weights.qk_norm_at(g, QkNorm::WholeWidth, query, key);
+    query = split_heads(g, query, weights.num_attention_heads, weights.head_dim);
+    key = split_heads(g, key, weights.num_key_value_heads, weights.head_dim);
     let value = split_heads(g, value, weights.num_key_value_heads, weights.head_dim);
-    if let Some((query_norm, key_norm)) = weights.qk_norm.as_ref().filter(|_| weights.qk_norm_per_head) {
-        query = rms_norm(g, query, query_norm, 3);
-        key = rms_norm(g, key, key_norm, 3);
-    }
+    (query, key) = weights.qk_norm_at(g, QkNorm::PerHead, query, key);
     if let Some(rotation) = inputs.rotation {
         query = rotate(g, query, rotation, weights.rope_dim, weights.head_dim);
         key = rotate(g, key, rotation, weights.rope_dim, weights.head_dim);
     }
+    (query, key) = weights.qk_norm_at(g, QkNorm::PerHeadRotated, query, key);
     // scaling the queries before the product keeps the scores in fp16's range
     let query = g.ops.mul(query, Constant::fp16(weights.scale as f32));
-    let (keys, values) = caches.update(g, layer, inputs.write, key, value);
+    let (keys, values) =
+        g.scope("cache", |g| (update(g, keys, inputs.write, key), update(g, values, inputs.write, value)));
     let heads = match g.form.attention {
         AttentionForm::PerHead => per_head(g, query, keys, values, inputs.mask, weights),
         AttentionForm::Grouped => grouped(g, query, keys, values, inputs.mask, weights),
     };
-    let merged = merge_heads(g, heads, weights.num_attention_heads * weights.head_dim);
+    let mut merged = merge_heads(g, heads, weights.num_attention_heads * weights.head_dim);
+    if let Some(gate) = &weights.gate {
+        let gate = linear(g, x, gate);
+        let gate = g.ops.sigmoid(gate);
+        merged = g.ops.mul(merged, gate);
+    }
     linear(g, merged, &weights.output)
 }
 
 /// `[1, heads * head_dim, T, 1]` to `[1, heads, T, head_dim]`; the same for the other layout.
-fn split_heads(g: &mut Graph<'_>, x: ValueId, heads: u64, head_dim: u64) -> ValueId {
+pub(super) fn split_heads(g: &mut Graph<'_>, x: ValueId, heads: u64, head_dim: u64) -> ValueId {
     let x = g.ops.reshape(x, &[1, heads as i32, head_dim as i32, -1]);
     g.ops.transpose(x, &[0, 1, 3, 2])
 }
 
 /// The way back.
-fn merge_heads(g: &mut Graph<'_>, x: ValueId, channels: u64) -> ValueId {
+pub(super) fn merge_heads(g: &mut Graph<'_>, x: ValueId, channels: u64) -> ValueId {
     let x = g.ops.transpose(x, &[0, 1, 3, 2]);
     let shape = match g.form.layout {
         Layout::Bcs1 => [1, channels as i32, -1, 1],

@@ -1,7 +1,8 @@
-//! Gated feed-forward network (arXiv:2002.05202): `W_down (silu(W_gate x) * W_up x)`.
+//! Gated feed-forward network (arXiv:2002.05202): `W_down (act(W_gate x) * W_up x)`.
 
 use super::Graph;
 use super::linear::{Linear, linear};
+use crate::family::table::Activation;
 use crate::mil::ValueId;
 
 /// Its weights.
@@ -13,13 +14,23 @@ pub struct Mlp {
     pub up: Linear,
     /// Down projection.
     pub down: Linear,
+    /// Activation of the gate.
+    pub activation: Activation,
 }
 
 /// The network on normalised hidden states; gives what is added to the residual stream.
 pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
     let gate = linear(g, x, &weights.gate);
-    let gate = g.ops.silu(gate);
+    let gate = activate(g, gate, weights.activation);
     let up = linear(g, x, &weights.up);
     let gated = g.ops.mul(gate, up);
     linear(g, gated, &weights.down)
+}
+
+/// An activation, element by element.
+pub fn activate(g: &mut Graph<'_>, x: ValueId, activation: Activation) -> ValueId {
+    match activation {
+        Activation::Silu => g.ops.silu(x),
+        Activation::GeluTanh => g.ops.gelu_tanh(x),
+    }
 }

@@ -34,44 +34,65 @@ pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> Valu
     let width = norm.weight.rows() * norm.weight.columns();
     let mut shape = [1u64; 4];
     shape[axis] = width;
-    let axis = axis as i32;
     g.scope(norm.name, |g| {
-        let normal = match g.form.norm {
-            NormForm::Accurate => {
-                let magnitude = g.ops.abs(x);
-                let largest = g.ops.reduce_max(magnitude, &[axis], true);
-                let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
-                let scaled = g.ops.real_div(x, largest);
-                let square = g.ops.mul(scaled, scaled);
-                let mean = g.ops.reduce_mean(square, &[axis], true);
-                let root_eps = g.ops.real_div(Constant::fp16(norm.eps.sqrt() as f32), largest);
-                let eps = g.ops.mul(root_eps, root_eps);
-                let mean = g.ops.add(mean, eps);
-                let inverse = g.ops.rsqrt(mean, SMALLEST);
-                g.ops.mul(scaled, inverse)
-            }
-            NormForm::Naive => {
-                let square = g.ops.mul(x, x);
-                let mean = g.ops.reduce_mean(square, &[axis], true);
-                let inverse = g.ops.rsqrt(mean, norm.eps as f32);
-                g.ops.mul(x, inverse)
-            }
-            NormForm::Prescale => {
-                let scaled = g.ops.mul(x, Constant::fp16(PRESCALE));
-                let square = g.ops.mul(scaled, scaled);
-                let mean = g.ops.reduce_mean(square, &[axis], true);
-                let eps = norm.eps as f32 * PRESCALE * PRESCALE;
-                let inverse = g.ops.rsqrt(mean, eps.max(SMALLEST));
-                g.ops.mul(scaled, inverse)
-            }
-            NormForm::LayerNormConcat => {
-                let negative = g.ops.mul(x, Constant::fp16(-1.0));
-                let both = g.ops.concat(&[x, negative], axis);
-                let normal = g.ops.layer_norm(both, &[axis], norm.eps as f32);
-                g.ops.slice(normal, axis as usize, 0..width)
-            }
-        };
+        let normal = normalize(g, x, axis, width, norm.eps);
         let gain = g.weight("weight", Role::Norm, &norm.weight, &shape);
         g.ops.mul(normal, gain)
     })
+}
+
+/// `x / sqrt(sum(x^2) + eps)` over `axis`, in the accurate form.
+pub fn l2_normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, eps: f64) -> ValueId {
+    let axes = [axis as i32];
+    let magnitude = g.ops.abs(x);
+    let largest = g.ops.reduce_max(magnitude, &axes, true);
+    let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
+    let scaled = g.ops.real_div(x, largest);
+    let square = g.ops.mul(scaled, scaled);
+    let sum = g.ops.reduce_sum(square, &axes, true);
+    let root_eps = g.ops.real_div(Constant::fp16(eps.sqrt() as f32), largest);
+    let eps = g.ops.mul(root_eps, root_eps);
+    let sum = g.ops.add(sum, eps);
+    let inverse = g.ops.rsqrt(sum, SMALLEST);
+    g.ops.mul(scaled, inverse)
+}
+
+/// `x / sqrt(mean(x^2) + eps)` over `axis` of size `width`, without gain.
+fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f64) -> ValueId {
+    let axes = [axis as i32];
+    match g.form.norm {
+        NormForm::Accurate => {
+            let magnitude = g.ops.abs(x);
+            let largest = g.ops.reduce_max(magnitude, &axes, true);
+            let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
+            let scaled = g.ops.real_div(x, largest);
+            let square = g.ops.mul(scaled, scaled);
+            let mean = g.ops.reduce_mean(square, &axes, true);
+            let root_eps = g.ops.real_div(Constant::fp16(eps.sqrt() as f32), largest);
+            let eps = g.ops.mul(root_eps, root_eps);
+            let mean = g.ops.add(mean, eps);
+            let inverse = g.ops.rsqrt(mean, SMALLEST);
+            g.ops.mul(scaled, inverse)
+        }
+        NormForm::Naive => {
+            let square = g.ops.mul(x, x);
+            let mean = g.ops.reduce_mean(square, &axes, true);
+            let inverse = g.ops.rsqrt(mean, (eps as f32).max(SMALLEST));
+            g.ops.mul(x, inverse)
+        }
+        NormForm::Prescale => {
+            let scaled = g.ops.mul(x, Constant::fp16(PRESCALE));
+            let square = g.ops.mul(scaled, scaled);
+            let mean = g.ops.reduce_mean(square, &axes, true);
+            let eps = eps as f32 * PRESCALE * PRESCALE;
+            let inverse = g.ops.rsqrt(mean, eps.max(SMALLEST));
+            g.ops.mul(scaled, inverse)
+        }
+        NormForm::LayerNormConcat => {
+            let negative = g.ops.mul(x, Constant::fp16(-1.0));
+            let both = g.ops.concat(&[x, negative], axis as i32);
+            let normal = g.ops.layer_norm(both, &axes, (eps as f32).max(SMALLEST));
+            g.ops.slice(normal, axis, 0..width)
+        }
+    }
 }

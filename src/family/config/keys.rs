@@ -12,24 +12,31 @@ pub struct Keys<'a> {
     place: String,
     prefix: String,
     map: &'a Map<String, Json>,
+    names: &'static [(&'static str, &'static str)],
     read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
     /// Over an object; `place` names the file in errors, `prefix` the enclosing key (`rope_scaling.`) or nothing.
     pub fn new(place: &str, prefix: &str, map: &'a Map<String, Json>) -> Self {
-        Keys { place: place.to_owned(), prefix: prefix.to_owned(), map, read: RefCell::default() }
+        Keys { place: place.to_owned(), prefix: prefix.to_owned(), map, names: &[], read: RefCell::default() }
+    }
+
+    /// The same keys where some may have another name: (the name that is asked for, the name that goes before it).
+    pub fn named(self, names: &'static [(&'static str, &'static str)]) -> Self {
+        Keys { names, ..self }
     }
 
     /// The value of a key; null counts as absent.
     pub fn get(&self, key: &str) -> Option<&'a Json> {
+        let key = self.own(key);
         self.read.borrow_mut().insert(key.to_owned());
         self.map.get(key).filter(|v| !v.is_null())
     }
 
     /// Whether the key is there, be it null.
     pub fn has(&self, key: &str) -> bool {
-        self.map.contains_key(key)
+        self.map.contains_key(self.own(key))
     }
 
     /// Marks a key as understood.
@@ -120,7 +127,7 @@ impl<'a> Keys<'a> {
         FamilyError::Value {
             place: self.place.clone(),
             key: self.path(key),
-            found: self.map.get(key).map_or_else(|| "absent".into(), shorten),
+            found: self.map.get(self.own(key)).map_or_else(|| "absent".into(), shorten),
             expected: expected.to_owned(),
         }
     }
@@ -131,6 +138,8 @@ impl<'a> Keys<'a> {
     /// The first key that may change the maths and isn't understood.
     pub fn finish(&self, family: &str, neutral: &[&str], acknowledged: &[String]) -> Result<(), FamilyError> {
         let read = self.read.borrow();
+        // what another name stands for is read under that name
+        let shadowed = |key: &str| self.names.iter().any(|(name, own)| *name == key && read.contains(*own));
         for (key, value) in self.map {
             let says_nothing = match value {
                 Json::Null | Json::Bool(false) => true,
@@ -139,8 +148,9 @@ impl<'a> Keys<'a> {
                 Json::String(s) => s.is_empty(),
                 _ => false,
             };
-            let path = self.path(key);
-            let known = read.contains(key) || neutral.contains(&key.as_str()) || acknowledged.contains(&path);
+            let path = format!("{}{key}", self.prefix);
+            let known =
+                read.contains(key) || shadowed(key) || neutral.contains(&key.as_str()) || acknowledged.contains(&path);
             if !known && !says_nothing {
                 return Err(FamilyError::UnknownKey {
                     place: self.place.clone(),
@@ -165,8 +175,14 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// The name under which the object has a key.
+    fn own<'k>(&self, key: &'k str) -> &'k str {
+        let other = self.names.iter().find(|(name, own)| *name == key && self.map.contains_key(*own));
+        other.map_or(key, |(_, own)| *own)
+    }
+
     fn path(&self, key: &str) -> String {
-        format!("{}{key}", self.prefix)
+        format!("{}{}", self.prefix, self.own(key))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::rules::{Inferred, axes, axis, one, product, same, shape_text, unknown_dimensions};
 use crate::mil::catalogue::{Arguments, Row};
 use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
-use crate::mil::types::{DataType, Dim, TensorType, ValueType};
+use crate::mil::types::{DataType, Dim, ValueType};
 
 pub const ROWS: &[Row] = &[
     ("reshape", CoreMl5, "x shape", reshape),
@@ -26,6 +26,7 @@ pub const ROWS: &[Row] = &[
     ("pixel_unshuffle", CoreMl6, "x downscale_factor!", pixel_unshuffle),
     ("depth_to_space", CoreMl5, "x block_size!", depth_to_space),
     ("space_to_depth", CoreMl5, "x block_size!", space_to_depth),
+    ("upsample_nearest_neighbor", CoreMl5, "x scale_factor_height!=1 scale_factor_width!=1", upsample),
     ("quantize", CoreMl7, "input zero_point!? scale! axis!? output_dtype!", quantize),
     ("dequantize", CoreMl7, "input zero_point!? scale! axis!?", dequantize),
 ];
@@ -119,17 +120,19 @@ fn shape(a: &Arguments<'_>) -> Inferred {
 fn concat(a: &Arguments<'_>) -> Inferred {
     let values = a.tensors("values")?;
     let first = values[0];
-    // scalars become a vector
-    let at_least_vector = |ty: &TensorType| if ty.rank() == 0 { vec![Dim::Fixed(1)] } else { ty.shape.clone() };
-    let mut dims = at_least_vector(first);
-    let along = axis(a.integer("axis")?, dims.len())?;
+    // scalars make a vector
+    if values.iter().all(|value| value.rank() == 0 && value.dtype == first.dtype) {
+        return one(first.dtype, vec![Dim::Fixed(values.len() as u64)]);
+    }
+    let along = axis(a.integer("axis")?, first.rank())?;
+    let mut dims = first.shape.clone();
     for value in &values[1..] {
         let others_fit = value.rank() == first.rank()
             && (0..first.rank()).all(|i| i == along || value.shape[i].is_compatible(&first.shape[i]));
         if value.dtype != first.dtype || !others_fit {
             return Err(format!("{value} can't be joined to {first} along axis {along}"));
         }
-        dims[along] = dims[along].plus(&at_least_vector(value)[along]);
+        dims[along] = dims[along].plus(&value.shape[along]);
     }
     one(first.dtype, dims)
 }
@@ -262,6 +265,23 @@ fn depth_to_space(a: &Arguments<'_>) -> Inferred {
 
 fn space_to_depth(a: &Arguments<'_>) -> Inferred {
     rescale(a, "block_size", false)
+}
+
+/// The last two dimensions times a number, which may be a fraction, rounded down.
+fn upsample(a: &Arguments<'_>) -> Inferred {
+    let x = a.tensor("x")?;
+    let count = x.rank().checked_sub(2).ok_or_else(|| format!("x has rank {}, it must be at least 3", x.rank()))?;
+    let mut dims = x.shape.clone();
+    for (dim, parameter) in dims[count..].iter_mut().zip(["scale_factor_height", "scale_factor_width"]) {
+        let factor = a.constant(parameter).filter(|factor| factor.ty.dtype == DataType::Fp32);
+        let bytes = factor.and_then(|factor| factor.bytes().ok()).and_then(|b| b.first_chunk().copied());
+        *dim = match (a.optional_integers(parameter).as_deref(), bytes.map(f32::from_le_bytes), dim.fixed()) {
+            (Some([factor]), ..) => dim.times(&Dim::Fixed((*factor).max(0) as u64)),
+            (_, Some(factor), Some(size)) => Dim::Fixed((size as f32 * factor) as u64),
+            _ => Dim::Unknown,
+        };
+    }
+    one(x.dtype, dims)
 }
 
 fn quantize(a: &Arguments<'_>) -> Inferred {

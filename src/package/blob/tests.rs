@@ -14,6 +14,10 @@ use crate::package::PackageError;
 
 fn quiet(_: Progress) {}
 
+fn pool(threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
+}
+
 fn ty(dtype: DataType, elements: u64) -> TensorType {
     TensorType::new(dtype, [elements])
 }
@@ -80,7 +84,7 @@ fn bytes_are_as_the_format_has_them() {
     assert_eq!((first, second), (64, 192));
     let room = tempfile::tempdir().unwrap();
     let path = room.path().join("weight.bin");
-    let digest = plan.write(&path, 2, &quiet).unwrap();
+    let digest = plan.write(&path, &quiet).unwrap();
     let bytes = fs::read(&path).unwrap();
 
     let mut expected = Vec::new();
@@ -134,7 +138,7 @@ fn many_threads_write_what_one_does_in_bounded_memory() {
             Progress::Written(bytes) => drop(written.fetch_add(bytes, Ordering::Relaxed)),
             Progress::Prepared(_) => panic!("nothing is prepared here"),
         };
-        let digest = plan.write(&path, threads, &progress).unwrap();
+        let digest = pool(threads).install(|| plan.write(&path, &progress)).unwrap();
         assert_eq!(written.into_inner(), plan.records().map(|r| r.length).sum::<u64>());
         let most = contents[0].most.load(Ordering::SeqCst);
         assert!(most <= threads as u64 * (4 << 20), "{most} bytes at a time with {threads} threads");
@@ -158,11 +162,12 @@ fn what_cannot_be_produced_is_named() {
         place(&mut plan, &content(&pattern(20 << 20, 64, 0)));
         let bad = Arc::new(Pattern { length: 30 << 20, granule: 64, fail_at: Some(17 << 20), ..Default::default() });
         plan.place(&content(&bad), "function `main`, op `lm_head`").unwrap();
-        let error = plan.write(&room.path().join(format!("{threads}")), threads, &quiet).unwrap_err();
+        let path = room.path().join(format!("{threads}"));
+        let error = pool(threads).install(|| plan.write(&path, &quiet)).unwrap_err();
         assert_eq!(error.to_string(), "function `main`, op `lm_head`: program: a NaN at row 3");
     }
     let path = room.path().join("missing/weight.bin");
-    let error = WeightPlan::new().write(&path, 1, &quiet).unwrap_err();
+    let error = WeightPlan::new().write(&path, &quiet).unwrap_err();
     assert_eq!(error.fault(), crate::error::Fault::Platform);
     assert!(error.to_string().contains("can't create the weight file"), "{error}");
 }
@@ -184,7 +189,7 @@ fn a_panic_of_a_content_does_not_hang() {
     let room = tempfile::tempdir().unwrap();
     let mut plan = WeightPlan::new();
     place(&mut plan, &Constant::content(ty(DataType::Uint8, 50_000_000), Arc::new(Panics)));
-    let write = || plan.write(&room.path().join("w"), 2, &quiet).map(drop);
+    let write = || plan.write(&room.path().join("w"), &quiet).map(drop);
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_err());
 }
 
@@ -198,7 +203,7 @@ fn sample(path: &Path) -> Vec<(u64, TensorType)> {
             (place(&mut plan, &constant), constant.ty)
         })
         .collect();
-    plan.write(path, 2, &quiet).unwrap();
+    plan.write(path, &quiet).unwrap();
     placed
 }
 
@@ -226,7 +231,7 @@ fn large_data_stays_in_the_map() {
     let original = pattern(1 << 20, 1, 9);
     let mut plan = WeightPlan::new();
     let offset = place(&mut plan, &content(&original));
-    plan.write(&path, 2, &quiet).unwrap();
+    plan.write(&path, &quiet).unwrap();
     let file = WeightFile::open(&path).unwrap();
     let Data::Content(mapped) = file.load(offset, &ty(DataType::Uint8, 1 << 20), "op `w`").unwrap() else { panic!() };
     let (mut expected, mut found) = (vec![0; 5000], vec![0; 5000]);

@@ -62,38 +62,28 @@ impl Preparation {
         self.contents.iter().fold(0, |sum, (content, _)| sum.saturating_add(content.length()))
     }
 
-    /// Lets every content do what must precede reading, several at a time.
+    /// Lets every content do what must precede reading. A content spreads that over the threads of the pool itself.
     ///
     /// # Errors
     /// The first content that can't be produced, with its constant's name.
-    pub(in crate::package) fn prepare(&self, threads: usize, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
-        let next = AtomicUsize::new(0);
-        let failure = Failure::default();
-        std::thread::scope(|scope| {
-            for _ in 0..threads.clamp(1, self.contents.len().max(1)) {
-                scope.spawn(|| {
-                    while failure.none() {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some((content, owner)) = self.contents.get(index) else { break };
-                        if let Err(cause) = content.prepare() {
-                            failure.set(PackageError::Constant { owner: format!("op `{owner}`"), cause }.into());
-                        }
-                        progress(Progress::Prepared(content.length()));
-                    }
-                });
-            }
-        });
-        failure.into_result()
+    pub(in crate::package) fn prepare(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
+        self.contents.iter().try_for_each(|(content, owner)| {
+            content.prepare().map_err(|cause| PackageError::Constant { owner: format!("op `{owner}`"), cause })?;
+            progress(Progress::Prepared(content.length()));
+            Ok(())
+        })
     }
 }
 
 impl WeightPlan {
-    /// Writes the file, whose contents must be prepared, and gives the SHA-256 of it.
+    /// Writes the file, whose contents must be prepared, and gives the SHA-256 of it. Data is produced by the threads of
+    /// rayon's pool. The thread that digests is none of them and never waits for one, so that a pool of one thread, which
+    /// may be the caller, suffices.
     ///
     /// # Errors
     /// When the system refuses (a full disk is found before the first constant where the system can reserve room), or
     /// a content can't be produced.
-    pub fn write(&self, path: &Path, threads: usize, progress: &(dyn Fn(Progress) + Sync)) -> Result<[u8; 32]> {
+    pub fn write(&self, path: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<[u8; 32]> {
         let refused = |action, source| PackageError::write(path, action, source);
         let file = File::options().read(true).write(true).create_new(true).open(path);
         let file = file.map_err(|e| refused("create the weight file", e))?;
@@ -109,23 +99,23 @@ impl WeightPlan {
         let next = AtomicUsize::new(0);
         let failure = Failure::default();
         let front = Front::new(&pieces, self.size());
+        let produce = || {
+            let _guard = Guard { front: &front, failure: &failure };
+            let mut buffer = Vec::new();
+            while failure.none() {
+                // in the order of the file, which the digest follows
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(piece) = pieces.get(index) else { break };
+                match piece.produce(&mut buffer).and_then(|bytes| Ok(write(bytes, piece.place())?)) {
+                    Ok(()) => front.finish(index),
+                    Err(error) => failure.set(error),
+                }
+                progress(Progress::Written(piece.length));
+            }
+        };
         let digest = std::thread::scope(|scope| {
             let hash = scope.spawn(|| hash(&file, &front));
-            for _ in 0..threads.clamp(1, pieces.len().max(1)) {
-                scope.spawn(|| {
-                    let _guard = Guard { front: &front, failure: &failure };
-                    let mut buffer = Vec::new();
-                    while failure.none() {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(piece) = pieces.get(index) else { break };
-                        match piece.produce(&mut buffer).and_then(|bytes| Ok(write(bytes, piece.place())?)) {
-                            Ok(()) => front.finish(index),
-                            Err(error) => failure.set(error),
-                        }
-                        progress(Progress::Written(piece.length));
-                    }
-                });
-            }
+            rayon::scope(|pool| (0..rayon::current_num_threads()).for_each(|_| pool.spawn(|_| produce())));
             hash.join()
         });
         failure.into_result()?;

@@ -1,0 +1,227 @@
+//! Elements of arrays whose rows may be padded: Core ML chooses the strides of what it gives.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+/// The element type of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// 16-bit floating point.
+    F16,
+    /// 32-bit floating point.
+    F32,
+    /// 32-bit integers.
+    I32,
+}
+
+impl Element {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Element::F16 => 2,
+            Element::F32 | Element::I32 => 4,
+        }
+    }
+}
+
+/// An input or output of a function at one shape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    /// Its name.
+    pub name: String,
+    /// The element type.
+    pub element: Element,
+    /// Sizes, outermost first.
+    pub shape: Vec<usize>,
+}
+
+impl Array {
+    /// Number of elements.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Elements from one index to the next in each dimension, where rows aren't padded.
+    pub fn strides(&self) -> Vec<usize> {
+        let mut strides = vec![1; self.shape.len()];
+        for axis in (1..self.shape.len()).rev() {
+            strides[axis - 1] = strides[axis] * self.shape[axis];
+        }
+        strides
+    }
+}
+
+/// Elements in row-major order; floating-point ones are held as `f32`, whatever the array's type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Values<'a> {
+    /// Of [`Element::F16`] and [`Element::F32`].
+    Floats(&'a [f32]),
+    /// Of [`Element::I32`].
+    Integers(&'a [i32]),
+}
+
+/// As [`Values`], owned.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OwnedValues {
+    /// Of [`Element::F16`] and [`Element::F32`].
+    Floats(Vec<f32>),
+    /// Of [`Element::I32`].
+    Integers(Vec<i32>),
+}
+
+/// Writes values into the memory of an array without padding.
+///
+/// # Errors
+/// When they are of another kind or number than the array's elements.
+pub fn write(array: &Array, values: Values<'_>, memory: &mut [u8]) -> Result<(), String> {
+    let (count, given) = match values {
+        Values::Floats(values) => (array.count(), values.len()),
+        Values::Integers(values) => (array.count(), values.len()),
+    };
+    if count != given || memory.len() != count * array.element.size() {
+        return Err(format!("`{}` has {count} elements, {given} are given", array.name));
+    }
+    match (array.element, values) {
+        (Element::F16, Values::Floats(values)) => match bytemuck::try_cast_slice_mut::<u8, f16>(memory) {
+            Ok(halves) => halves.convert_from_f32_slice(values),
+            Err(_) => return Err(format!("the memory of `{}` isn't aligned", array.name)),
+        },
+        (Element::F32, Values::Floats(values)) => memory.copy_from_slice(bytemuck::cast_slice(values)),
+        (Element::I32, Values::Integers(values)) => memory.copy_from_slice(bytemuck::cast_slice(values)),
+        (element, _) => return Err(format!("`{}` takes {element:?}, other values are given", array.name)),
+    }
+    Ok(())
+}
+
+/// Reads the elements of an array out of its memory; strides count elements.
+///
+/// # Errors
+/// When an element would lie outside of the memory.
+pub fn read(element: Element, shape: &[usize], strides: &[usize], memory: &[u8]) -> Result<OwnedValues, String> {
+    if shape.len() != strides.len() {
+        return Err(format!("{} sizes and {} strides", shape.len(), strides.len()));
+    }
+    let count = shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+    let count = count.ok_or_else(|| format!("the shape {shape:?} is too large"))?;
+    let last = shape
+        .iter()
+        .zip(strides)
+        .try_fold(0usize, |last, (size, stride)| last.checked_add(size.saturating_sub(1).checked_mul(*stride)?));
+    let needed = last.and_then(|last| last.checked_add(1)?.checked_mul(element.size()));
+    if count > 0 && needed.is_none_or(|needed| needed > memory.len()) {
+        let held = memory.len();
+        return Err(format!("{held} bytes don't hold {element:?} of shape {shape:?} with strides {strides:?}"));
+    }
+    Ok(match element {
+        Element::F16 => {
+            let halves = gather(count, shape, strides, memory, f16::from_le_bytes);
+            let mut floats = vec![0.0; halves.len()];
+            halves.convert_to_f32_slice(&mut floats);
+            OwnedValues::Floats(floats)
+        }
+        Element::F32 => OwnedValues::Floats(gather(count, shape, strides, memory, f32::from_le_bytes)),
+        Element::I32 => OwnedValues::Integers(gather(count, shape, strides, memory, i32::from_le_bytes)),
+    })
+}
+
+/// Elements in row-major order. The memory holds all of them.
+fn gather<T: Copy, const N: usize>(
+    count: usize,
+    shape: &[usize],
+    strides: &[usize],
+    memory: &[u8],
+    element: fn([u8; N]) -> T,
+) -> Vec<T> {
+    let (elements, _) = memory.as_chunks::<N>();
+    let mut out = Vec::with_capacity(count);
+    let mut index = vec![0; shape.len()];
+    let mut at = 0;
+    while out.len() < count {
+        out.push(element(elements[at]));
+        // the next index, as an odometer counts
+        for axis in (0..shape.len()).rev() {
+            index[axis] += 1;
+            at += strides[axis];
+            if index[axis] < shape[axis] {
+                break;
+            }
+            at -= strides[axis] * shape[axis];
+            index[axis] = 0;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(element: Element, shape: &[usize]) -> Array {
+        Array { name: "x".into(), element, shape: shape.to_vec() }
+    }
+
+    /// Memory of 16-bit elements 0, 1, 2, …
+    fn halves(count: usize) -> Vec<u8> {
+        (0..count).flat_map(|i| f16::from_f32(i as f32).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for (element, values) in [
+            (Element::F16, Values::Floats(&[0.5, -1.0, 2048.0, 0.0, 6e-8, 65504.0])),
+            (Element::F32, Values::Floats(&[0.1, -1.0, 1e30, 0.0, 1e-30, 3.0])),
+            (Element::I32, Values::Integers(&[1, -1, i32::MAX, i32::MIN, 0, 7])),
+        ] {
+            let array = array(element, &[1, 2, 3]);
+            let mut memory = vec![0; 6 * element.size()];
+            write(&array, values, &mut memory).unwrap();
+            let again = read(element, &array.shape, &array.strides(), &memory).unwrap();
+            match (values, again) {
+                (Values::Floats(a), OwnedValues::Floats(b)) => {
+                    let tolerance = if element == Element::F16 { 1e-8 } else { 0.0 };
+                    assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= tolerance), "{a:?} {b:?}");
+                }
+                (Values::Integers(a), OwnedValues::Integers(b)) => assert_eq!(a, b),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn padding_is_skipped() {
+        // two rows of three, of which each takes four places; and the same, transposed
+        assert_eq!(
+            read(Element::F16, &[2, 3], &[4, 1], &halves(7)),
+            Ok(OwnedValues::Floats(vec![0.0, 1.0, 2.0, 4.0, 5.0, 6.0]))
+        );
+        assert_eq!(
+            read(Element::F16, &[3, 2], &[1, 4], &halves(7)),
+            Ok(OwnedValues::Floats(vec![0.0, 4.0, 1.0, 5.0, 2.0, 6.0]))
+        );
+        // [1, 2, 2, 1] with the last axis padded to 32
+        assert_eq!(
+            read(Element::F16, &[1, 2, 2, 1], &[128, 64, 32, 1], &halves(97)),
+            Ok(OwnedValues::Floats(vec![0.0, 32.0, 64.0, 96.0]))
+        );
+        // a broadcast: stride 0
+        assert_eq!(read(Element::F16, &[3], &[0], &halves(1)), Ok(OwnedValues::Floats(vec![0.0; 3])));
+        assert_eq!(read(Element::I32, &[], &[], &[7, 0, 0, 0]), Ok(OwnedValues::Integers(vec![7])));
+        assert_eq!(read(Element::I32, &[0, 3], &[3, 1], &[]), Ok(OwnedValues::Integers(vec![])));
+    }
+
+    #[test]
+    fn nothing_outside_of_the_memory_is_read() {
+        assert!(read(Element::F16, &[2, 3], &[4, 1], &halves(6)).is_err());
+        assert!(read(Element::F16, &[2, 3], &[4], &halves(6)).is_err());
+        assert!(read(Element::F16, &[usize::MAX, 2], &[1, 1], &halves(6)).is_err());
+        assert!(read(Element::F16, &[2, 2], &[usize::MAX, usize::MAX], &halves(6)).is_err());
+    }
+
+    #[test]
+    fn values_of_another_kind_or_number_are_refused() {
+        let x = array(Element::F16, &[2]);
+        assert_eq!(write(&x, Values::Floats(&[1.0]), &mut [0; 4]), Err("`x` has 2 elements, 1 are given".into()));
+        assert!(write(&x, Values::Integers(&[1, 2]), &mut [0; 4]).is_err());
+        assert!(write(&x, Values::Floats(&[1.0, 2.0]), &mut [0; 2]).is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! What the floors above need of Core ML. A double stands in for it where there is none.
+
+use std::path::Path;
+
+use super::array::{Array, OwnedValues, Values};
+use super::error::CoreMlError;
+use super::plan::{ComputeUnits, Machine, Operation};
+
+/// Core ML.
+pub trait Engine: Send + Sync + 'static {
+    /// A function in memory.
+    type Function: LoadedFunction;
+
+    /// The machine that it is on.
+    ///
+    /// # Errors
+    /// When the system doesn't tell.
+    fn machine(&self) -> Result<Machine, CoreMlError>;
+
+    /// Compiles a package into a folder, `….mlmodelc`, which doesn't exist yet.
+    ///
+    /// # Errors
+    /// When Core ML refuses the package, or the system the folder.
+    fn compile(&self, package: &Path, target: &Path) -> Result<(), CoreMlError>;
+
+    /// What is planned for a compiled model that has one function: its ops in order, with their nested blocks.
+    ///
+    /// # Errors
+    /// When Core ML can't plan it.
+    fn plan(&self, model: &Path, units: ComputeUnits) -> Result<Vec<Operation>, CoreMlError>;
+
+    /// Loads a function of a compiled model, by name where the model has several.
+    ///
+    /// # Errors
+    /// When Core ML can't load it.
+    fn load(&self, model: &Path, function: Option<&str>, units: ComputeUnits) -> Result<Self::Function, CoreMlError>;
+}
+
+/// A function in memory. One thread may use it at a time.
+pub trait LoadedFunction: Send + 'static {
+    /// The states of one text. Functions of one package that have the same states can share them.
+    type State: Send;
+    /// The arrays of a call, which are used again and again.
+    type Call: Send;
+
+    /// New states, all zero.
+    ///
+    /// # Errors
+    /// When Core ML doesn't give them.
+    fn state(&self, names: &[String]) -> Result<Self::State, CoreMlError>;
+
+    /// Arrays for calls with inputs and outputs of these shapes.
+    ///
+    /// # Errors
+    /// When Core ML doesn't give them.
+    fn call(&self, inputs: &[Array], outputs: &[Array]) -> Result<Self::Call, CoreMlError>;
+
+    /// Runs the function; inputs and outputs are in the order of the call's arrays.
+    ///
+    /// # Errors
+    /// When Core ML fails, or gives something else than the call's outputs.
+    fn predict(
+        &self,
+        call: &mut Self::Call,
+        state: Option<&Self::State>,
+        inputs: &[Values<'_>],
+    ) -> Result<Vec<OwnedValues>, CoreMlError>;
+}

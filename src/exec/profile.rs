@@ -1,0 +1,45 @@
+//! Where the time of a run went.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Time by operator, over any number of runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
+    operators: BTreeMap<String, OperatorTime>,
+}
+
+/// What the steps of one operator took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperatorTime {
+    /// How often it was carried out.
+    pub calls: u64,
+    /// How long all calls took together.
+    pub time: Duration,
+}
+
+impl Profile {
+    /// Counts one call.
+    pub(super) fn add(&mut self, operator: &str, time: Duration) {
+        let entry = match self.operators.get_mut(operator) {
+            Some(entry) => entry,
+            None => self.operators.entry(operator.to_owned()).or_default(),
+        };
+        entry.calls += 1;
+        entry.time += time;
+    }
+
+    /// The operators and their times, the one that took longest first. Ops that are carried out as one are counted
+    /// together, as `attention` and `cache write`.
+    pub fn operators(&self) -> Vec<(&str, OperatorTime)> {
+        let mut operators: Vec<(&str, OperatorTime)> =
+            self.operators.iter().map(|(name, time)| (name.as_str(), *time)).collect();
+        operators.sort_by_key(|(_, time)| std::cmp::Reverse(time.time));
+        operators
+    }
+
+    /// The time of all operators.
+    pub fn total(&self) -> Duration {
+        self.operators.values().map(|operator| operator.time).sum()
+    }
+}

@@ -1,0 +1,142 @@
+//! Steps that are carried out as one give what they give one by one, in every form that the families are built in.
+
+use std::path::Path;
+
+use crate::error::Result;
+use crate::exec::fuse::Group;
+use crate::exec::kernels::dot::tests::noise;
+use crate::exec::step::Node;
+use crate::exec::{Executable, Options, Precision, Profile, Tensor, TensorData, WeightCache};
+use crate::family::ports::{PortRole, Stage};
+use crate::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, TokenCount};
+use crate::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use crate::mil::{Constant, FunctionBuilder, Opset, ValueId};
+use crate::source::{Ledger, Source, Weight};
+
+const CONTEXT: usize = 96;
+
+/// Weights as fp16 literals.
+struct Fp16;
+
+impl EmitWeight for Fp16 {
+    fn emit(&mut self, b: &mut FunctionBuilder, name: &str, _: Role, w: &Weight, shape: &[u64]) -> Result<ValueId> {
+        let mut values = vec![0f32; w.elements() as usize];
+        w.read(0, &mut values)?;
+        Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
+    }
+}
+
+/// The layers of a small model.
+fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families").join(case);
+    let source = Source::open_path(&path).unwrap();
+    let mut ledger = Ledger::new(&source);
+    let model = crate::family::open(&mut ledger, None, &[]).unwrap();
+    let stage = Stage::Layers { first: 0, end: model.facts().num_layers };
+    let most_tokens = match tokens {
+        TokenCount::Range { upper, .. } => upper,
+        TokenCount::Exactly(count) => count,
+    };
+    let context = CONTEXT as u64;
+    let request = FunctionRequest { name: "main".into(), stage, tokens, context, most_tokens, argmax: false };
+    model.build(&form, &request, &mut Fp16).unwrap()
+}
+
+/// The inputs of a call of `count` tokens from position `first`.
+fn inputs(graph: &FunctionGraph, first: usize, count: usize) -> Vec<(String, Tensor)> {
+    let ports = graph.inputs.iter().enumerate();
+    let tensor = |(seed, port): (usize, &crate::family::ports::Port)| {
+        let extent = |extent: &crate::family::ports::Extent| match extent {
+            crate::family::ports::Extent::Fixed(n) => *n as usize,
+            crate::family::ports::Extent::Tokens(_) => count,
+        };
+        let shape: Vec<usize> = port.shape.iter().map(extent).collect();
+        let size = shape.iter().product();
+        let data: TensorData = match &port.role {
+            PortRole::AttentionMask { window } => {
+                let sees = |t: usize, s: usize| s <= first + t && window.is_none_or(|w| first + t - s < w as usize);
+                let value = |i: usize| if sees(i / CONTEXT, i % CONTEXT) { 0.0 } else { -1e4 };
+                (0..size).map(value).collect::<Vec<f32>>().into()
+            }
+            PortRole::KvWriteMask => {
+                let value = |i: usize| if i / count == first + i % count { 1.0 } else { 0.0 };
+                (0..size).map(value).collect::<Vec<f32>>().into()
+            }
+            PortRole::Position => vec![first as i32].into(),
+            _ => noise(size, (1000 * first + seed) as u32).into(),
+        };
+        (port.name.clone(), Tensor::new(shape, data))
+    };
+    ports.map(tensor).collect()
+}
+
+fn groups(executable: &Executable) -> Vec<&Group> {
+    fn group(node: &Node) -> Option<&Group> {
+        match node {
+            Node::Group(group) => Some(group),
+            Node::Step(_) => None,
+        }
+    }
+    executable.nodes.iter().filter_map(group).collect()
+}
+
+/// Largest absolute difference of two tensors of floats.
+fn apart(a: &Tensor, b: &Tensor) -> f32 {
+    assert_eq!(a.shape, b.shape);
+    let (a, b) = (a.floats().unwrap(), b.floats().unwrap());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn compare(case: &str, form: Form, precision: Precision) {
+    let (tokens, chunks) = match form.kv_write {
+        KvWrite::Mask => (TokenCount::Range { lower: 1, upper: 8, default: 1 }, &[3, 1, 8, 1, 1, 4][..]),
+        KvWrite::Slice => (TokenCount::Exactly(2), &[2, 2, 2][..]),
+    };
+    let what = format!("{case} {form:?} {precision:?}");
+    let graph = layers(case, form, tokens);
+    let cache = WeightCache::new();
+    let fused = Executable::compile(&graph.function, Options { precision }, &cache).unwrap();
+    let plain = Executable::compile_as_written(&graph.function, Options { precision }, &cache).unwrap();
+    let count = |name: &str| groups(&fused).iter().filter(|group| group.name() == name).count();
+    let softmaxes = graph.function.ops().iter().filter(|op| op.operator == "softmax").count();
+    let writes = graph.function.ops().iter().filter(|op| op.operator == "write_state").count();
+    assert_eq!(count("attention"), softmaxes, "{what}");
+    assert_eq!(count("cache write"), if form.kv_write == KvWrite::Mask { writes } else { 0 }, "{what}");
+    let (mut fused_state, mut plain_state) = (fused.new_state(), plain.new_state());
+    let mut position = 0;
+    for chunk in chunks {
+        let inputs = inputs(&graph, position, *chunk);
+        let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let mut profile = Profile::default();
+        let found = fused.run_profiled(&inputs, &mut fused_state, &mut profile).unwrap();
+        let expected = plain.run(&inputs, &mut plain_state).unwrap();
+        assert!(profile.operators().iter().all(|(name, _)| *name != "softmax"), "{what}: the groups gave up");
+        let size = expected[0].1.floats().unwrap().iter().fold(0f32, |most, v| most.max(v.abs()));
+        // in half precision a sum in another order may round to the next number
+        let limit = size * if precision == Precision::F32 { 1e-6 } else { 2e-3 };
+        let most = apart(&found[0].1, &expected[0].1);
+        assert!(most <= limit, "{what}: {most} at position {position}, values up to {size}");
+        for name in plain_state.names() {
+            let (found, expected) = (fused_state.get(name).unwrap(), plain_state.get(name).unwrap());
+            assert!(apart(found, expected) <= 1e-5f32.max(limit), "{what}: {name} at position {position}");
+        }
+        position += chunk;
+    }
+}
+
+#[test]
+fn groups_give_what_their_steps_give() {
+    for case in ["qwen2-tokenizer", "mistral-window", "olmo2-grouped"] {
+        for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
+            for state in [StateForm::PerLayer, StateForm::Unified] {
+                for kv_write in [KvWrite::Mask, KvWrite::Slice] {
+                    let (linear, norm) = (LinearForm::Conv, NormForm::Naive);
+                    let (opset, layout) = (Opset::CoreMl8, Layout::Bcs1);
+                    let form = Form { opset, layout, linear, norm, attention, kv_write, state };
+                    compare(case, form, Precision::F32);
+                    compare(case, form, Precision::F16);
+                }
+            }
+        }
+    }
+}

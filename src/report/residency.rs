@@ -1,0 +1,266 @@
+//! What the residency gate said.
+
+use super::bytes;
+use super::table::table;
+use crate::validate::GateReport;
+
+/// Most ops that are listed of one function; JSON has all.
+const LISTED: usize = 12;
+
+/// Where the ops of each function are, and which are in the wrong place. Nothing without a plan.
+pub fn residency(gate: &GateReport) -> Option<String> {
+    let planned: Vec<_> = gate.checks.iter().filter(|check| !check.measured.is_empty()).collect();
+    if planned.is_empty() {
+        return None;
+    }
+    let rows = planned.iter().map(|check| {
+        let of = |name: &str| check.measured.get(name);
+        let count = |name: &str| of(name).map_or_else(|| "-".into(), |value| format!("{value:.0}"));
+        let milliseconds = |name: &str| of(name).map_or_else(|| "-".into(), |value| format!("{value:.2}"));
+        let cost = of("cost_on_neural_engine").map_or_else(|| "-".into(), |share| percent(*share));
+        vec![
+            check.subject.clone(),
+            count("compute_ops"),
+            count("on_neural_engine"),
+            count("convs"),
+            cost,
+            milliseconds("milliseconds"),
+            milliseconds("cpu_milliseconds"),
+            check.verdict.to_string(),
+        ]
+    });
+    let head = [&gate.gate, ">ops", ">on Neural Engine", ">convs", ">cost there", ">ms", ">ms on CPU", "verdict"];
+    let mut text = String::new();
+    let plan = gate.checks.iter().find(|check| check.subject == "plan").and_then(|check| check.detail.as_deref());
+    if let Some(plan) = plan {
+        text.push_str(&format!("plan: {plan}\n\n"));
+    }
+    text.push_str(&table(&head, rows));
+
+    let misplaced: Vec<Vec<String>> = planned
+        .iter()
+        .flat_map(|check| {
+            let shown = check.ops.iter().take(LISTED).map(|op| {
+                let devices: Vec<String> = op.supported.iter().map(ToString::to_string).collect();
+                vec![
+                    check.subject.clone(),
+                    op.operator.clone(),
+                    op.output.clone(),
+                    op.device.map_or_else(|| "none".into(), |device| device.to_string()),
+                    devices.join(", "),
+                    op.cost.map_or_else(|| "-".into(), percent),
+                    op.weight_bytes.map_or_else(|| "-".into(), bytes),
+                ]
+            });
+            let more = check.ops.len().saturating_sub(LISTED);
+            let rest = (more > 0).then(|| vec![check.subject.clone(), format!("and {more} more")]);
+            shown.chain(rest).collect::<Vec<_>>()
+        })
+        .collect();
+    if !misplaced.is_empty() {
+        let head = ["not on the Neural Engine", "op", "result", "prefers", "could run on", ">cost", ">weights"];
+        text.push_str(&format!("\n{}", table(&head, misplaced)));
+    }
+    Some(text)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value as Json, json};
+
+    use crate::convert::bundle::{Bundle, PackageEntry, Tokens};
+    use crate::coreml::ComputePlan;
+    use crate::error::{Error, Fault};
+    use crate::report;
+    use crate::runtime::double::{self, Form};
+    use crate::validate::residency::judge;
+    use crate::validate::thresholds::ResidencyThresholds;
+    use crate::validate::{GateReport, Report, Verdict};
+
+    /// A bundle of the one package that the hand-made plan is of.
+    fn bundle() -> Bundle {
+        let mut bundle = double::bundle(&Form::default());
+        let package = "model.mlpackage".to_owned();
+        bundle.functions.truncate(1);
+        bundle.functions[0].package = package.clone();
+        bundle.functions[0].function = "main".into();
+        bundle.functions[0].tokens = Tokens::Range([1, 2]);
+        bundle.packages = vec![PackageEntry { package, compiled: None, weight_bytes: 0, files: Vec::new() }];
+        bundle
+    }
+
+    /// Judges the hand-made plan after a change.
+    fn try_judged(change: impl FnOnce(&mut Json)) -> Result<GateReport, Error> {
+        let text = include_str!("../../tests/fixtures/plans/resident.json");
+        let mut json: Json = serde_json::from_str(text).unwrap();
+        jsonschema::validate(&crate::coreml::plan::schema(), &json).unwrap();
+        change(&mut json);
+        let plan: ComputePlan = serde_json::from_value(json).unwrap();
+        let folder = Path::new("tests/fixtures/coremltools/conv_fp16");
+        judge(&bundle(), folder, &plan, Path::new("plan.json"), &ResidencyThresholds { shortest_ms: 0.5 })
+    }
+
+    fn judged(change: impl FnOnce(&mut Json)) -> (Verdict, String) {
+        let gate = try_judged(change).unwrap();
+        let verdict = gate.verdict;
+        (verdict, report::gates(&Report::new("double", vec![gate])))
+    }
+
+    /// An op of the function for one token, by the name of its result.
+    fn op<'a>(plan: &'a mut Json, output: &str) -> &'a mut Json {
+        let operations = plan["functions"][0]["operations"].as_array_mut().unwrap();
+        operations.iter_mut().find(|op| op["outputs"][0] == output).unwrap()
+    }
+
+    #[test]
+    fn a_resident_bundle_passes() {
+        let (verdict, text) = judged(|_| {});
+        assert_eq!(verdict, Verdict::Passed);
+        insta::assert_snapshot!("resident", text);
+    }
+
+    #[test]
+    fn ops_elsewhere_are_listed_with_the_weights_behind_them() {
+        let (verdict, text) = judged(|plan| {
+            let conv = op(plan, "var_62_cast_fp16");
+            (conv["preferred"], conv["supported"]) = (json!("cpu"), json!(["cpu", "gpu"]));
+            op(plan, "point_1_cast_fp16")["preferred"] = json!("gpu");
+            let unplanned = op(plan, "causal");
+            (unplanned["preferred"], unplanned["supported"], unplanned["cost"]) = (Json::Null, json!([]), Json::Null);
+        });
+        assert_eq!(verdict, Verdict::Failed);
+        insta::assert_snapshot!("elsewhere", text);
+    }
+
+    #[test]
+    fn ops_in_nested_blocks_count() {
+        let (verdict, text) = judged(|plan| {
+            let inner = json!([
+                {"operator": "const", "outputs": ["zero"], "preferred": null, "supported": [], "cost": null},
+                {"operator": "ios18.constexpr_blockwise_shift_scale", "outputs": ["w"], "preferred": null, "supported": [], "cost": null},
+                {"operator": "read_state", "outputs": ["old"], "preferred": null, "supported": [], "cost": null},
+                {"operator": "write_state", "outputs": [], "preferred": "cpu", "supported": ["cpu"], "cost": 0.1},
+                {"operator": "ios18.gather", "outputs": ["row"], "preferred": "cpu", "supported": ["cpu"], "cost": 0.1},
+            ]);
+            op(plan, "point_1_cast_fp16")["blocks"] = json!([[], inner]);
+        });
+        assert_eq!(verdict, Verdict::Failed);
+        insta::assert_snapshot!("nested", text);
+    }
+
+    #[test]
+    fn a_plan_that_shows_nothing_proves_nothing() {
+        // nothing at all
+        let (verdict, text) = judged(|plan| plan["functions"] = json!([]));
+        assert_eq!(verdict, Verdict::Unproven);
+        insta::assert_snapshot!("empty", text);
+        // nothing of one length
+        let (verdict, text) = judged(|plan| {
+            plan["functions"].as_array_mut().unwrap().pop();
+        });
+        assert_eq!(verdict, Verdict::Unproven);
+        insta::assert_snapshot!("missing", text);
+        // a function without ops; then one without convolutions, and one with some of them
+        let (verdict, text) = judged(|plan| {
+            plan["functions"][0]["operations"] = json!([]);
+            let operations = plan["functions"][1]["operations"].as_array_mut().unwrap();
+            operations.retain(|op| op["operator"] != "ios18.conv");
+        });
+        assert_eq!(verdict, Verdict::Failed);
+        insta::assert_snapshot!("no_conv", text);
+        let (verdict, text) = judged(|plan| {
+            let operations = plan["functions"][1]["operations"].as_array_mut().unwrap();
+            operations.retain(|op| op["outputs"][0] != "var_62_cast_fp16");
+        });
+        assert_eq!(verdict, Verdict::Unproven);
+        assert!(text.contains("the plan has 3 of the 4 convs of the program"), "{text}");
+        // a virtual machine
+        let (verdict, text) = judged(|plan| plan["machine"]["neural_engine_cores"] = Json::Null);
+        assert_eq!(verdict, Verdict::Unproven);
+        assert!(text.contains("the plan is of a machine without a Neural Engine"), "{text}");
+    }
+
+    #[test]
+    fn the_clock_can_cast_doubt_on_a_plan() {
+        let (verdict, text) = judged(|plan| {
+            plan["functions"][1]["timings"][0]["milliseconds"] = json!([3.4, 3.6, 3.5]);
+        });
+        assert_eq!(verdict, Verdict::Unproven);
+        insta::assert_snapshot!("suspect", text);
+        // what isn't resident anyway needs no doubt; what wasn't timed isn't doubted
+        let (verdict, text) = judged(|plan| {
+            plan["functions"][0]["timings"] = json!([]);
+            plan["functions"][1]["timings"][0]["milliseconds"] = json!([3.4]);
+            plan["functions"][1]["operations"][2]["preferred"] = json!("gpu");
+        });
+        assert_eq!((verdict, text.contains("suspect")), (Verdict::Failed, false), "{text}");
+    }
+
+    #[test]
+    fn a_function_that_core_ml_refuses_fails() {
+        let (verdict, text) = judged(|plan| plan["functions"][1]["refused"] = json!("error -14"));
+        assert_eq!(verdict, Verdict::Failed);
+        let line = "residency: model, T = 2: every compute op prefers the Neural Engine: it was refused: error -14";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn all_ops_are_in_the_json() {
+        let gate = try_judged(|plan| {
+            for op in plan["functions"][0]["operations"].as_array_mut().unwrap() {
+                op["preferred"] = json!("cpu");
+            }
+            let more: Vec<Json> = plan["functions"][0]["operations"].as_array().unwrap().clone();
+            plan["functions"][0]["operations"].as_array_mut().unwrap().extend(more);
+        });
+        let gate = gate.unwrap();
+        let text = report::gates(&Report::new("double", vec![gate.clone()]));
+        assert!(text.contains("and 10 more"), "{text}");
+        let json = serde_json::to_value(&gate).unwrap();
+        let ops = json["checks"][1]["ops"].as_array().unwrap();
+        assert_eq!(ops.len(), 22);
+        let expected = json!({
+            "operator": "ios18.conv",
+            "output": "input_1_cast_fp16",
+            "device": "cpu",
+            "supported": ["cpu", "gpu", "neural_engine"],
+            "cost": 0.14,
+            // 20 x 12 weights and 20 biases
+            "weight_bytes": 2 * (20 * 12 + 20),
+        });
+        assert_eq!(ops[0], expected);
+    }
+
+    #[test]
+    fn plans_of_something_else_are_refused() {
+        let refused = |change: fn(&mut Json)| {
+            let error = try_judged(change).unwrap_err();
+            assert_eq!((error.fault(), error.help().is_some()), (Fault::Source, true));
+            error.to_string()
+        };
+        let text = refused(|plan| plan["packages"][0]["sha256"] = json!("ab12"));
+        assert!(
+            text.starts_with(
+                "compute plan plan.json: model.mlpackage is not the package that the plan was taken of: SHA-256 f2a6"
+            ),
+            "{text}"
+        );
+        assert!(text.ends_with("the plan's is ab12"), "{text}");
+        let text = refused(|plan| plan["packages"][0]["package"] = json!("other.mlpackage"));
+        assert_eq!(text, "compute plan plan.json: it is of another bundle: double has no package other.mlpackage");
+        let text = refused(|plan| plan["packages"] = json!([]));
+        assert_eq!(text, "compute plan plan.json: it has a function of model.mlpackage, but no digest of that");
+        let text = refused(|plan| plan["compute_units"] = json!("all"));
+        assert_eq!(text, "compute plan plan.json: it was taken for all, expected cpu-and-neural-engine");
+        let text = refused(|plan| plan["functions"][0]["tokens"] = json!(3));
+        assert_eq!(text, "compute plan plan.json: model.mlpackage has no function `main` for 3 tokens");
+        let text = refused(|plan| plan["functions"][0]["tokens"] = json!(2));
+        assert_eq!(text, "compute plan plan.json: it has function `main` of model.mlpackage for 2 tokens twice");
+    }
+}

@@ -1,0 +1,364 @@
+//! The backend over Core ML: compiled functions with states of their own kind, on the devices that are asked for.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::backend::{Backend, Sequence, Watch};
+use super::error::RuntimeError;
+use super::feed::shape_of;
+use super::host::Host;
+use super::session::Model;
+use crate::convert::bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
+use crate::coreml::array::{Array, Element, OwnedValues, Values};
+use crate::coreml::cache::Cache;
+use crate::coreml::plan::listing_digest;
+use crate::coreml::{ComputeUnits, CoreMl, Engine, LoadedFunction};
+use crate::error::Result;
+use crate::exec::{Tensor, TensorData};
+use crate::family::ports::{Extent, Port, PortRole};
+
+/// Name of the backend.
+pub const NAME: &str = "coreml";
+
+/// The bundle in a folder, on Core ML.
+///
+/// # Errors
+/// When there is no Core ML or no bundle, or the bundle contradicts itself.
+pub fn open(folder: &Path, units: ComputeUnits) -> Result<Arc<Model>> {
+    if !folder.join(FILE_NAME).exists() {
+        return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
+    }
+    let engine = Arc::new(CoreMl::new()?);
+    let bundle = Bundle::read(folder)?;
+    let host = Arc::new(Host::open(&bundle, folder)?);
+    let backend = CoreMlBackend::new(engine, &bundle, folder, units, Cache::of_user()?);
+    Model::new(bundle, folder, host, Box::new(backend))
+}
+
+/// A bundle on Core ML. Functions are loaded when they are first called, and compiled before that if they aren't yet.
+pub struct CoreMlBackend<E: Engine> {
+    shared: Arc<Shared<E>>,
+}
+
+struct Shared<E: Engine> {
+    engine: Arc<E>,
+    bundle: Bundle,
+    folder: PathBuf,
+    units: ComputeUnits,
+    cache: Cache,
+    loaded: Mutex<BTreeMap<usize, Arc<Mutex<E::Function>>>>,
+}
+
+impl<E: Engine> CoreMlBackend<E> {
+    /// A bundle in a folder. Nothing is loaded yet.
+    pub fn new(engine: Arc<E>, bundle: &Bundle, folder: &Path, units: ComputeUnits, cache: Cache) -> Self {
+        let (bundle, folder) = (bundle.clone(), folder.to_owned());
+        CoreMlBackend { shared: Arc::new(Shared { engine, bundle, folder, units, cache, loaded: Mutex::default() }) }
+    }
+}
+
+impl<E: Engine> Shared<E> {
+    fn entry(&self, index: usize) -> Result<&FunctionEntry, RuntimeError> {
+        self.bundle.functions.get(index).ok_or_else(|| self.wrong(format!("there is no function {index}")))
+    }
+
+    fn wrong(&self, problem: String) -> RuntimeError {
+        RuntimeError::bundle(self.folder.join(FILE_NAME), problem)
+    }
+
+    fn function(&self, index: usize) -> Result<Arc<Mutex<E::Function>>> {
+        // loading takes seconds to minutes, and two loads of one function twice as long: others wait
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = loaded.get(&index) {
+            return Ok(function.clone());
+        }
+        let entry = self.entry(index)?;
+        let siblings = self.bundle.functions.iter().filter(|other| other.package == entry.package).count();
+        // the only function of a package has no name for Core ML
+        let name = (siblings > 1).then_some(entry.function.as_str());
+        let model = self.compiled(&entry.package)?;
+        let function = Arc::new(Mutex::new(self.engine.load(&model, name, self.units)?));
+        loaded.insert(index, function.clone());
+        Ok(function)
+    }
+
+    /// The compiled model of a package: the bundle's own, or one from the cache.
+    fn compiled(&self, package: &str) -> Result<PathBuf> {
+        let entry = self.bundle.packages.iter().find(|entry| entry.package == package);
+        let entry = entry.ok_or_else(|| self.wrong(format!("there is no package `{package}`")))?;
+        let own = entry.compiled.as_ref().map(|name| self.folder.join(name)).filter(|path| path.exists());
+        match own {
+            Some(path) => Ok(path),
+            None => Ok(self.cache.compiled(&*self.engine, &self.folder.join(package), &recorded_digest(entry))?),
+        }
+    }
+}
+
+impl<E: Engine> Shared<E> {
+    /// The states of a function, which all functions that share them must have.
+    fn state_names(&self, entry: &FunctionEntry) -> Result<Vec<String>, RuntimeError> {
+        let names = |entry: &FunctionEntry| entry.states.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
+        let sharing = |other: &&FunctionEntry| (&other.package, other.context) == (&entry.package, entry.context);
+        let own = names(entry);
+        match self.bundle.functions.iter().filter(sharing).find(|other| names(other) != own) {
+            None => Ok(own),
+            Some(other) => Err(self.wrong(format!(
+                "functions `{}` and `{}` of {} have different states; Core ML can't share them",
+                entry.function, other.function, entry.package
+            ))),
+        }
+    }
+}
+
+/// The digest of a package as the bundle has it.
+fn recorded_digest(entry: &PackageEntry) -> String {
+    let prefix = format!("{}/", entry.package);
+    let files = entry.files.iter().map(|file| (file.file.strip_prefix(&prefix).unwrap_or(&file.file), &*file.sha256));
+    listing_digest(files)
+}
+
+impl<E: Engine> Backend for CoreMlBackend<E> {
+    fn sequence(&self) -> Result<Box<dyn Sequence>> {
+        Ok(Box::new(CoreMlSequence { shared: self.shared.clone(), states: BTreeMap::new(), calls: BTreeMap::new() }))
+    }
+}
+
+type StateOf<E> = <<E as Engine>::Function as LoadedFunction>::State;
+type CallOf<E> = <<E as Engine>::Function as LoadedFunction>::Call;
+
+struct CoreMlSequence<E: Engine> {
+    shared: Arc<Shared<E>>,
+    /// By package and context: Core ML makes states for the functions of one package together, and functions of other
+    /// contexts have states of other shapes.
+    states: BTreeMap<(String, u64), StateOf<E>>,
+    /// By function and number of tokens.
+    calls: BTreeMap<(usize, usize), Call<E>>,
+}
+
+struct Call<E: Engine> {
+    arrays: CallOf<E>,
+    outputs: Vec<Array>,
+}
+
+impl<E: Engine> Sequence for CoreMlSequence<E> {
+    fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
+        if watch.is_some() {
+            let problem = "Core ML shows no values inside a function".to_owned();
+            return Err(RuntimeError::Backend { backend: NAME, problem }.into());
+        }
+        let CoreMlSequence { shared, states, calls } = self;
+        let loaded = shared.function(function)?;
+        let loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = shared.entry(function)?;
+        let size = tokens(&entry.inputs, inputs);
+        let call = match calls.entry((function, size)) {
+            std::collections::btree_map::Entry::Occupied(call) => call.into_mut(),
+            std::collections::btree_map::Entry::Vacant(place) => {
+                let [inputs, outputs] = [&entry.inputs, &entry.outputs].map(|ports| arrays(ports, size));
+                place.insert(Call { arrays: loaded.call(&inputs, &outputs)?, outputs })
+            }
+        };
+        let state = match states.entry((entry.package.clone(), entry.context)) {
+            _ if entry.states.is_empty() => None,
+            std::collections::btree_map::Entry::Occupied(state) => Some(state.into_mut()),
+            std::collections::btree_map::Entry::Vacant(place) => {
+                Some(place.insert(loaded.state(&shared.state_names(entry)?)?))
+            }
+        };
+        let values = inputs.iter().map(|tensor| match &tensor.data {
+            TensorData::F32(values) => Ok(Values::Floats(values)),
+            TensorData::I32(values) => Ok(Values::Integers(values)),
+            TensorData::Bool(_) => Err(shared.wrong(format!("function `{}` has an input of booleans", entry.function))),
+        });
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let given = loaded.predict(&mut call.arrays, state.as_deref(), &values)?;
+        let tensor = |(array, values): (&Array, OwnedValues)| match values {
+            OwnedValues::Floats(values) => Tensor::new(array.shape.clone(), values),
+            OwnedValues::Integers(values) => Tensor::new(array.shape.clone(), values),
+        };
+        Ok(call.outputs.iter().zip(given).map(tensor).collect())
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        // new ones are zero
+        self.states.clear();
+        Ok(())
+    }
+}
+
+/// The number of tokens that inputs are for.
+fn tokens(ports: &[Port], inputs: &[&Tensor]) -> usize {
+    let of_port = |(port, tensor): (&Port, &&Tensor)| {
+        let axis = port.shape.iter().position(|extent| matches!(extent, Extent::Tokens(_)))?;
+        tensor.shape.get(axis).copied()
+    };
+    ports.iter().zip(inputs).find_map(of_port).unwrap_or(1)
+}
+
+/// The arrays of ports for calls of `size` tokens.
+fn arrays(ports: &[Port], size: usize) -> Vec<Array> {
+    let array = |port: &Port| Array {
+        name: port.name.clone(),
+        element: element(&port.role),
+        shape: shape_of(port, size as u64),
+    };
+    ports.iter().map(array).collect()
+}
+
+/// The element type that a port has in a package.
+pub fn element(role: &PortRole) -> Element {
+    match role {
+        PortRole::Position | PortRole::Argmax => Element::I32,
+        PortRole::Hidden
+        | PortRole::RopeCos { .. }
+        | PortRole::RopeSin { .. }
+        | PortRole::AttentionMask { .. }
+        | PortRole::KvWriteMask
+        | PortRole::TokenOrder
+        | PortRole::Logits => Element::F16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coreml::double::DoubleEngine;
+    use crate::coreml::double::convert_demo;
+    use crate::exec::Precision;
+    use crate::mil::{DataType, Value};
+    use crate::package;
+    use crate::runtime::{Ask, Chunking, Hidden};
+
+    const TEXT: [u32; 11] = [3, 141, 59, 26, 535, 89, 79, 323, 84, 626, 43];
+
+    /// A bundle on the double, with a cache of its own beside it.
+    fn on_double(folder: &Path) -> (Arc<Model>, Arc<DoubleEngine>) {
+        let engine = Arc::new(DoubleEngine::new());
+        let bundle = Bundle::read(folder).unwrap();
+        let host = Arc::new(Host::open(&bundle, folder).unwrap());
+        let cache = Cache::new(folder.join("cache"));
+        let backend = CoreMlBackend::new(engine.clone(), &bundle, folder, ComputeUnits::CpuAndNeuralEngine, cache);
+        (Model::new(bundle, folder, host, Box::new(backend)).unwrap(), engine)
+    }
+
+    fn logits(model: &Arc<Model>, chunking: Chunking) -> [Vec<f32>; 2] {
+        let mut session = model.start(TEXT.len() as u64).unwrap();
+        [(); 2].map(|()| {
+            session.reset().unwrap();
+            session.forward(&TEXT, &Ask::all(chunking.clone())).unwrap().logits
+        })
+    }
+
+    #[test]
+    fn a_bundle_runs_as_on_the_executor() {
+        let room = tempfile::tempdir().unwrap();
+        for (name, changes) in [
+            ("range", &[][..]),
+            ("fixed", &["lengths={fixed: [1, 4]}", "context=[256, 512]"]),
+            ("unified", &["state=unified", "layout=bc1s", "lengths={fixed: [4]}"]),
+        ] {
+            let folder = room.path().join(name);
+            convert_demo(&folder, changes);
+            let (model, _) = on_double(&folder);
+            let executor = Model::on_cpu(&folder, Precision::F16).unwrap();
+            for chunking in [Chunking::Largest, Chunking::Pattern(vec![1])] {
+                if name == "unified" && chunking != Chunking::Largest {
+                    continue;
+                }
+                let (found, expected) = (logits(&model, chunking.clone()), logits(&executor, chunking));
+                assert!(expected[0].iter().any(|logit| *logit != 0.0));
+                assert!(found == expected, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn functions_are_compiled_once_and_loaded_when_they_are_needed() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, &["lengths={fixed: [1, 4]}"]);
+        let (model, engine) = on_double(&folder);
+        model.start(4).unwrap().forward(&TEXT[..4], &Ask::last()).unwrap();
+        let expected = [
+            "compile layers_0_3.mlpackage",
+            "load tokens_4 for cpu-and-neural-engine",
+            "compile layers_3_6.mlpackage",
+            "load tokens_4 for cpu-and-neural-engine",
+            "compile lm_head_0.mlpackage",
+            "load tokens_1 for cpu-and-neural-engine",
+            "compile lm_head_1.mlpackage",
+            "load tokens_1 for cpu-and-neural-engine",
+        ];
+        assert_eq!(engine.take_log(), expected);
+        // another text needs other functions of the same packages
+        model.start(4).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
+        assert_eq!(engine.take_log(), ["load tokens_1 for cpu-and-neural-engine"; 2]);
+
+        // what the cache has isn't compiled again, and neither is what the bundle has itself
+        let (model, engine) = on_double(&folder);
+        model.start(1).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
+        assert_eq!(engine.take_log().len(), 4);
+        let bundle = Bundle::read(&folder).unwrap();
+        let cached = Cache::new(folder.join("cache"));
+        let package = &bundle.packages[0];
+        let own = cached.compiled(&*engine, Path::new("no"), &recorded_digest(package)).unwrap();
+        std::fs::rename(own, folder.join("layers_0_3.mlmodelc")).unwrap();
+        let mut changed = bundle.clone();
+        changed.packages[0].compiled = Some("layers_0_3.mlmodelc".into());
+        crate::convert::files::write_json(&folder.join(FILE_NAME), &changed).unwrap();
+        let (model, engine) = on_double(&folder);
+        model.start(1).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
+        assert_eq!(engine.take_log(), ["load tokens_1 for cpu-and-neural-engine"; 4]);
+    }
+
+    #[test]
+    fn ports_have_the_element_types_of_the_packages() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, &["lengths={fixed: [1, 4]}", "lm_head.argmax=true"]);
+        let bundle = Bundle::read(&folder).unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for entry in &bundle.functions {
+            let program = package::open(&folder.join(&entry.package)).unwrap().program;
+            let function = program.function(&entry.function).unwrap();
+            let values: Vec<&Value> = function.tensor_inputs().chain(function.outputs()).collect();
+            for port in entry.inputs.iter().chain(&entry.outputs) {
+                let value = values.iter().find(|value| value.name == port.name).unwrap();
+                let expected = match element(&port.role) {
+                    Element::F16 => DataType::Fp16,
+                    Element::F32 => DataType::Fp32,
+                    Element::I32 => DataType::Int32,
+                };
+                assert_eq!(value.ty.tensor().unwrap().dtype, expected, "{}", port.name);
+                seen.insert(port.name.clone());
+            }
+        }
+        for name in ["position", "argmax", "logits", "hidden", "attn_mask", "rope_cos"] {
+            assert!(seen.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn values_inside_a_function_cant_be_seen() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, &[]);
+        let (model, _) = on_double(&folder);
+        let ask = Ask { hidden: Hidden::BetweenLayers, ..Ask::all(Chunking::Largest) };
+        let error = model.start(4).unwrap().forward(&TEXT[..4], &ask).unwrap_err();
+        assert_eq!(error.to_string(), "backend coreml: Core ML shows no values inside a function");
+        assert_eq!(error.fault(), crate::error::Fault::Platform);
+    }
+
+    #[cfg(not(target_os = "macos"))]
+    #[test]
+    fn without_core_ml_there_is_no_such_backend() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, &[]);
+        let error = open(&folder, ComputeUnits::CpuAndNeuralEngine).err().unwrap();
+        assert!(error.to_string().starts_with("Core ML isn't here: it is part of macOS, this is "), "{error}");
+        assert_eq!(error.fault().exit_code(), 5);
+    }
+}

@@ -1,0 +1,139 @@
+//! The cross-check of a plan by the clock: what is on the Neural Engine is faster than on the CPU alone.
+
+use std::time::Instant;
+
+use crate::convert::bundle::FunctionEntry;
+use crate::coreml::ComputeUnits;
+use crate::coreml::array::Element;
+use crate::coreml::plan::{FunctionPlan, Timing};
+use crate::error::Result;
+use crate::exec::{Tensor, TensorData};
+use crate::runtime::Sequence;
+use crate::runtime::coreml::element;
+use crate::runtime::feed::shape_of;
+
+use super::UNITS;
+
+/// Calls before those that count: the first ones load, allocate and wake the device.
+const WARM_UP: usize = 3;
+/// Calls that count.
+const CALLS: usize = 20;
+
+/// Times calls of a function with nothing but zeros; milliseconds.
+///
+/// # Errors
+/// When a call fails.
+pub fn measure(sequence: &mut dyn Sequence, function: usize, entry: &FunctionEntry, tokens: u64) -> Result<Vec<f64>> {
+    let zeros = |port| {
+        let shape = shape_of(port, tokens);
+        let count = shape.iter().product();
+        match element(&port.role) {
+            Element::I32 => Tensor::new(shape, vec![0i32; count]),
+            Element::F16 | Element::F32 => Tensor::new(shape, vec![0f32; count]),
+        }
+    };
+    let inputs: Vec<Tensor> = entry.inputs.iter().map(zeros).collect();
+    let inputs: Vec<&Tensor> = inputs.iter().collect();
+    let mut milliseconds = Vec::with_capacity(CALLS);
+    for call in 0..WARM_UP + CALLS {
+        let begin = Instant::now();
+        let outputs = sequence.run(function, &inputs, None)?;
+        let elapsed = begin.elapsed();
+        debug_assert!(outputs.iter().all(|output| !matches!(output.data, TensorData::Bool(_))));
+        if call >= WARM_UP {
+            milliseconds.push(elapsed.as_secs_f64() * 1e3);
+        }
+    }
+    Ok(milliseconds)
+}
+
+/// What the clock says of a function.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Latency {
+    /// Median of the calls with the Neural Engine, in milliseconds.
+    pub neural_engine: f64,
+    /// Median of the calls on the CPU alone.
+    pub cpu: f64,
+}
+
+impl Latency {
+    /// The medians, where both were measured.
+    pub fn of(plan: &FunctionPlan) -> Option<Self> {
+        let median = |units: ComputeUnits| {
+            let timing: &Timing = plan.timings.iter().find(|timing| timing.compute_units == units)?;
+            median(&timing.milliseconds)
+        };
+        Some(Latency { neural_engine: median(UNITS)?, cpu: median(ComputeUnits::CpuOnly)? })
+    }
+
+    /// Whether it contradicts a plan that has everything on the Neural Engine. A call costs a few tenths of a millisecond
+    /// on its own: of functions that are done in less than `shortest` milliseconds nothing can be said.
+    pub fn contradiction(&self, shortest: f64) -> Option<String> {
+        let Latency { neural_engine, cpu } = self;
+        // written so that NaN is a contradiction
+        let faster = neural_engine < cpu;
+        let too_short = *cpu < shortest && *neural_engine < shortest;
+        (!faster && !too_short).then(|| {
+            format!(
+                "suspect: {neural_engine:.2} ms a call, {cpu:.2} ms on the CPU alone; it may run elsewhere than planned"
+            )
+        })
+    }
+}
+
+/// The middle of numbers, or the mean of the two in the middle; nothing where one isn't a number.
+fn median(numbers: &[f64]) -> Option<f64> {
+    if numbers.is_empty() || numbers.iter().any(|number| !number.is_finite()) {
+        return None;
+    }
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    Some(if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(timings: &[(ComputeUnits, &[f64])]) -> FunctionPlan {
+        let timings = timings.iter().map(|(units, ms)| Timing { compute_units: *units, milliseconds: ms.to_vec() });
+        FunctionPlan {
+            package: "p".into(),
+            function: "main".into(),
+            tokens: 1,
+            operations: Vec::new(),
+            refused: None,
+            timings: timings.collect(),
+        }
+    }
+
+    #[test]
+    fn medians_are_compared() {
+        let cpu = ComputeUnits::CpuOnly;
+        // one slow call says nothing
+        let fast = Latency::of(&plan(&[(UNITS, &[1.0, 90.0, 1.2]), (cpu, &[4.0, 5.0])])).unwrap();
+        assert_eq!(fast, Latency { neural_engine: 1.2, cpu: 4.5 });
+        assert_eq!(fast.contradiction(0.5), None);
+        let slow = Latency::of(&plan(&[(UNITS, &[4.6]), (cpu, &[4.5])])).unwrap();
+        assert!(slow.contradiction(0.5).unwrap().starts_with("suspect: 4.60 ms a call, 4.50 ms on the CPU alone"));
+        // too short for the difference to mean anything, unless it is the Neural Engine that is slow
+        assert_eq!(Latency { neural_engine: 0.3, cpu: 0.1 }.contradiction(0.5), None);
+        assert!(Latency { neural_engine: 3.0, cpu: 0.1 }.contradiction(0.5).is_some());
+        assert!(Latency { neural_engine: 0.5, cpu: 0.5 }.contradiction(0.5).is_some());
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_compared() {
+        let cpu = ComputeUnits::CpuOnly;
+        for timings in [
+            &[][..],
+            &[(UNITS, &[1.0][..])],
+            &[(UNITS, &[]), (cpu, &[1.0])],
+            &[(UNITS, &[f64::NAN]), (cpu, &[1.0])],
+            &[(ComputeUnits::All, &[1.0]), (cpu, &[1.0])],
+        ] {
+            assert_eq!(Latency::of(&plan(timings)), None);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Weights behind ops: how much of the model an op that is in the wrong place carries with it.
+
+use std::collections::HashMap;
+
+use crate::mil::{Binding, Constant, Function, Op, ValueId};
+
+/// The bytes of weights that each op reads, by the names of its results.
+pub struct WeightBytes(HashMap<String, u64>);
+
+impl WeightBytes {
+    /// Of all ops of a function.
+    pub fn of(function: &Function) -> Self {
+        let ops = function.ops();
+        let sources: HashMap<ValueId, &Op> = ops.iter().flat_map(|op| op.outputs.iter().map(|id| (*id, *op))).collect();
+        let mut bytes = HashMap::new();
+        for op in ops {
+            let read = read_by(function, &sources, op);
+            for output in &op.outputs {
+                bytes.insert(function.value(*output).name.clone(), read);
+            }
+        }
+        WeightBytes(bytes)
+    }
+
+    /// Behind the op that gives this value, if the function has it.
+    pub fn behind(&self, output: &str) -> Option<u64> {
+        self.0.get(output).copied()
+    }
+}
+
+/// Bytes of the weights among what an op reads, compressed as they are stored.
+fn read_by(function: &Function, sources: &HashMap<ValueId, &Op>, op: &Op) -> u64 {
+    let stored = |constant: &Constant| {
+        // sizes, axes and switches are no weights
+        let is_weight = constant.ty.rank() > 0 && (op.is_constexpr() || constant.ty.dtype.is_float());
+        if is_weight { constant.ty.bytes().unwrap_or(0) } else { 0 }
+    };
+    let mut values: Vec<ValueId> = op.operands().collect();
+    values.sort_unstable();
+    values.dedup();
+    let mut bytes: u64 = values
+        .into_iter()
+        .map(|id| match (&function.value(id).constant, sources.get(&id)) {
+            (Some(constant), _) => stored(constant),
+            (None, Some(source)) if source.is_constexpr() => read_by(function, sources, source),
+            _ => 0,
+        })
+        .sum();
+    let written_into = op.inputs.values().flatten().filter_map(|binding| match binding {
+        Binding::Constant(constant) => Some(constant),
+        Binding::Value(_) => None,
+    });
+    bytes += written_into.map(stored).sum::<u64>();
+    // older constexpr ops have what they expand as attributes; those of a const op are the constant itself
+    if op.is_constexpr() {
+        bytes += op.attributes.values().map(stored).sum::<u64>();
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::package;
+    use std::path::Path;
+
+    #[test]
+    fn bytes_are_those_that_are_stored() {
+        let room = tempfile::tempdir().unwrap();
+        crate::coreml::double::convert_demo(room.path(), &["quant.granularity=per_channel"]);
+        let program = package::open(&room.path().join("layers_0_3.mlpackage")).unwrap().program;
+        let function = &program.functions[0];
+        let weights = WeightBytes::of(function);
+        let convs: Vec<(&str, u64)> = function
+            .ops()
+            .into_iter()
+            .filter(|op| op.operator == "conv")
+            .map(|op| {
+                let output = &function.value(op.outputs[0]).name;
+                (output.as_str(), weights.behind(output).unwrap())
+            })
+            .collect();
+        // 3 layers of 7 projections: int8 and an fp16 scale for each of the rows
+        assert_eq!(convs.len(), 21);
+        let of = |part: &str| convs.iter().find(|(name, _)| name.contains(part)).unwrap().1;
+        assert_eq!(of("q_proj"), 192 * 256 + 2 * 192);
+        let total: u64 = convs.iter().map(|(_, bytes)| bytes).sum();
+        let package = package::open(&room.path().join("layers_0_3.mlpackage")).unwrap();
+        let stored = package.inventory().weight_bytes;
+        assert!(total <= stored && total > stored * 95 / 100, "{total} of {stored}");
+        assert_eq!(weights.behind("no such value"), None);
+    }
+
+    #[test]
+    fn older_forms_of_weights_are_counted() {
+        let folder = Path::new("tests/fixtures/coremltools");
+        let package = package::open(&folder.join("uint8_affine_channel/model.mlpackage")).unwrap();
+        let function = &package.program.functions[0];
+        let weights = WeightBytes::of(function);
+        let expanded = function.ops().into_iter().find(|op| op.is_constexpr()).unwrap();
+        let stored: u64 = expanded.attributes.values().filter(|c| c.ty.rank() > 0).filter_map(|c| c.ty.bytes()).sum();
+        let reader = function.ops().into_iter().find(|op| op.operands().any(|id| id == expanded.outputs[0])).unwrap();
+        let behind = weights.behind(&function.value(reader.outputs[0]).name).unwrap();
+        // the op that reads it has a bias of 32 halves beside it
+        assert_eq!((stored > 2000, behind), (true, stored + 64));
+    }
+}

@@ -1,0 +1,272 @@
+//! The whole line on real models, Qwen2.5-Coder-0.5B-Instruct and Gemma 3 270M in Q4_K_M: from their GGUF to text. What is right
+//! comes from transformers (folders of the same names in tests/fixtures). Without the models every test says loudly that it didn't run.
+
+#[allow(dead_code)] // this test needs only some of it
+#[path = "common/folder.rs"]
+mod folder;
+#[path = "../src/testing.rs"]
+mod testing;
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use anec::exec::Precision;
+use anec::runtime::chat::{Chat, ChatTemplate, Message};
+use anec::runtime::{Ask, Chunking, Model, Request, Tokenizer, generate};
+use anec::validate::measure::Measures;
+use folder::{json, repository, run};
+use serde_json::Value as Json;
+
+/// A model: its file and the folder of what is expected.
+struct Real {
+    file: &'static str,
+    fixture: &'static str,
+}
+
+const QWEN: Real = Real { file: "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", fixture: "qwen2.5-coder-0.5b" };
+const GEMMA: Real = Real { file: "gemma-3-270m-q4_k_m.gguf", fixture: "gemma-3-270m" };
+
+/// Ways of dividing 64 tokens into calls of at most 4.
+const CHUNKINGS: [&[u64]; 5] = [&[1], &[2], &[3], &[4], &[3, 1, 4, 2]];
+
+impl Real {
+    fn fixture(&self, name: &str) -> PathBuf {
+        repository("tests/fixtures").join(self.fixture).join(name)
+    }
+}
+
+/// Converts a source into `out`.
+fn convert(source: &Path, out: &Path, sets: &[&str]) {
+    // the name is part of a package: it must not be the source's
+    let mut arguments = vec!["convert", "--set", "name=qwen", "--source", source.to_str().unwrap()];
+    arguments.extend(["--out", out.to_str().unwrap()]);
+    arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
+    let (code, _, stderr) = run(&arguments);
+    assert_eq!(code, 0, "{stderr}");
+}
+
+/// Prints past the test harness, which would keep it to itself.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// What transformers' logits are in logits.safetensors: tokens, the positions that there are all logits of, those logits, and the
+/// five best tokens after every token.
+struct Reference {
+    tokens: Vec<u32>,
+    positions: Vec<usize>,
+    logits: Vec<f32>,
+    best: Vec<[u32; 5]>,
+}
+
+impl Reference {
+    fn of(real: &Real) -> Self {
+        let bytes = std::fs::read(real.fixture("logits.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let integers = |name: &str| -> Vec<u32> {
+            let words = file.tensor(name).unwrap().data().chunks_exact(4);
+            words.map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+        };
+        let halves = file.tensor("logits").unwrap().data().chunks_exact(2);
+        Reference {
+            tokens: integers("tokens"),
+            positions: integers("positions").iter().map(|position| *position as usize).collect(),
+            logits: halves.map(|half| half::f16::from_le_bytes(half.try_into().unwrap()).to_f32()).collect(),
+            best: integers("top_ids").chunks_exact(5).map(|ids| ids.try_into().unwrap()).collect(),
+        }
+    }
+
+    /// The rows of `logits`, which has one for every token, that the reference has.
+    fn same_positions(&self, logits: &[f32]) -> Vec<f32> {
+        let width = self.width();
+        self.positions.iter().flat_map(|position| &logits[position * width..(position + 1) * width]).copied().collect()
+    }
+
+    fn width(&self) -> usize {
+        self.logits.len() / self.positions.len()
+    }
+
+    /// How far `logits`, which has a row for every token, are from the reference's.
+    fn measure(&self, logits: &[f32]) -> Measures {
+        Measures::of(&self.same_positions(logits), &self.logits, self.width())
+    }
+}
+
+fn logits(model: &Arc<Model>, tokens: &[u32], chunking: &[u64]) -> Vec<f32> {
+    let ask = Ask::all(Chunking::Pattern(chunking.to_vec()));
+    model.start(tokens.len() as u64).unwrap().forward(tokens, &ask).unwrap().logits
+}
+
+fn largest(row: &[f32]) -> u32 {
+    (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32
+}
+
+#[test]
+fn without_quantization_qwen_says_what_transformers_says() {
+    let Some(source) = testing::real_model(QWEN.file) else { return };
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("fp16");
+    without_quantization(&QWEN, &source, &out);
+    in_half_precision(&QWEN, &out);
+    let folder = room.path().join("folder");
+    if hugging_face_folder(&source, &folder) {
+        let twin = room.path().join("twin");
+        convert(&folder, &twin, &["quant.weights=none"]);
+        same_packages(&out, &twin);
+    }
+}
+
+#[test]
+fn without_quantization_gemma_says_what_transformers_says() {
+    let Some(source) = testing::real_model(GEMMA.file) else { return };
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("fp16");
+    without_quantization(&GEMMA, &source, &out);
+    // its own hidden states reach 104,000, more than fp16 can hold
+    in_half_precision(&GEMMA, &out);
+}
+
+/// Converts a model with fp16 weights; the logits and the continuations are transformers'.
+fn without_quantization(real: &Real, source: &Path, out: &Path) {
+    convert(source, out, &["quant.weights=none"]);
+    let model = Model::on_cpu(out, Precision::F32).unwrap();
+    let reference = Reference::of(real);
+    for chunking in CHUNKINGS {
+        let found = logits(&model, &reference.tokens, chunking);
+        let measures = reference.measure(&found);
+        let name = real.fixture;
+        tell(&format!(
+            "{name}, fp16 weights, T = {chunking:?}: cosine {:.7} with transformers' logits",
+            measures.cosine
+        ));
+        assert!(measures.cosine > 0.99999, "T = {chunking:?}: {measures:?}");
+        assert!(measures.norm_ratio[0] > 0.999 && measures.norm_ratio[1] < 1.001, "{measures:?}");
+        let rows = found.chunks_exact(reference.width());
+        assert_eq!(rows.len(), reference.tokens.len());
+        let same = rows.zip(&reference.best).filter(|(row, best)| largest(row) == best[0]).count();
+        assert_eq!(same, reference.tokens.len(), "the likeliest tokens are transformers'");
+    }
+    greedy_texts(real, &model, out);
+}
+
+/// With every result rounded to half precision, as on the Neural Engine, the logits stay close.
+fn in_half_precision(real: &Real, out: &Path) {
+    let reference = Reference::of(real);
+    let half = Model::on_cpu(out, Precision::F16).unwrap();
+    let measures = reference.measure(&logits(&half, &reference.tokens, &[4]));
+    tell(&format!("{}, fp16 weights and arithmetic: cosine {:.6}", real.fixture, measures.cosine));
+    assert!(measures.cosine > 0.999, "{measures:?}");
+}
+
+/// 64 tokens after each prompt are those of transformers, one by one, and so are the tokens of the prompts.
+fn greedy_texts(real: &Real, model: &Arc<Model>, bundle: &Path) {
+    let tokenizer = Tokenizer::of(model.bundle(), bundle).unwrap();
+    let golden = json(&real.fixture("golden.json"));
+    let ids = |json: &Json| -> Vec<u32> { serde_json::from_value(json.clone()).unwrap() };
+    let prompts = golden["prompts"].as_array().unwrap();
+    assert!(prompts.len() >= 7);
+    for golden in prompts {
+        let name = golden["name"].as_str().unwrap();
+        let text = golden["prompt"].as_str().unwrap();
+        let prompt = match golden.get("messages") {
+            Some(messages) => {
+                let template = ChatTemplate::of(model.bundle(), bundle, &tokenizer).unwrap();
+                let messages: Vec<Message> = serde_json::from_value(messages.clone()).unwrap();
+                let chat = Chat::new(messages);
+                assert_eq!(template.render(&chat).unwrap(), text, "{name}");
+                template.encode(&tokenizer, &chat).unwrap()
+            }
+            None => tokenizer.encode(text).unwrap(),
+        };
+        assert_eq!(prompt, ids(&golden["prompt_ids"]), "{name}");
+        let expected = ids(&golden["greedy"]);
+        let request = Request { prompt, max_tokens: expected.len(), ..Request::default() };
+        let mut session = request.session(model).unwrap();
+        let generation = generate(&mut session, &request, |_| Ok(ControlFlow::Continue(()))).unwrap();
+        assert_eq!(generation.ids, expected, "{name}");
+        assert_eq!(tokenizer.decode(&generation.ids, true).unwrap(), golden["text"].as_str().unwrap(), "{name}");
+        let rate = generation.timings.decode_tps;
+        tell(&format!("{name}: {} tokens are transformers', {rate:.1} per second", expected.len()));
+    }
+}
+
+/// Writes the model as a Hugging Face folder with gguf-py, if there is a Python that has it.
+fn hugging_face_folder(source: &Path, folder: &Path) -> bool {
+    let Some(python) = std::env::var_os("ANEC_PYTHON") else {
+        tell("!!! SKIPPED: the real model as a Hugging Face folder: ANEC_PYTHON is not set !!!");
+        return false;
+    };
+    let output = Command::new(python).arg(QWEN.fixture("hf_folder.py")).arg(source).arg(folder).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    true
+}
+
+/// Two bundles have the same packages and host tensors, byte for byte.
+fn same_packages(a: &Path, b: &Path) {
+    let [a, b] = [a, b].map(|folder| json(&folder.join("bundle.json")));
+    for key in ["packages", "functions", "host"] {
+        assert_eq!(a[key], b[key], "{key}");
+    }
+    let packages = a["packages"].as_array().unwrap();
+    assert!(packages.len() >= 4 && packages.iter().all(|p| p["files"][0]["sha256"].is_string()));
+    tell(&format!("the Hugging Face folder gives the same {} packages, byte for byte", packages.len()));
+}
+
+#[test]
+fn int8_keeps_qwen_close_per_channel_and_not_per_tensor() {
+    let Some(source) = testing::real_model(QWEN.file) else { return };
+    let [per_tensor, per_channel] = int8(&QWEN, &source);
+    assert!(per_channel > 0.995, "per_channel: {per_channel}");
+    // the reason why the manifest says per_channel: should this ever pass the gate, the manifest can change
+    assert!(per_tensor < 0.995, "per_tensor: {per_tensor}");
+}
+
+#[test]
+fn int8_keeps_gemma_close_per_channel() {
+    let Some(source) = testing::real_model(GEMMA.file) else { return };
+    let [per_tensor, per_channel] = int8(&GEMMA, &source);
+    assert!(per_channel > 0.995, "per_channel: {per_channel}");
+    assert!(per_tensor > 0.9, "per_tensor: {per_tensor}");
+}
+
+/// Least cosines of the logits with transformers', over all ways of dividing the text into calls: for one scale for each tensor, and one for
+/// each channel.
+fn int8(real: &Real, source: &Path) -> [f64; 2] {
+    let room = tempfile::tempdir().unwrap();
+    let reference = Reference::of(real);
+    let width = reference.width();
+    ["per_tensor", "per_channel"].map(|granularity| {
+        let out = room.path().join(granularity);
+        convert(source, &out, &[&format!("quant.granularity={granularity}")]);
+        let model = Model::on_cpu(&out, Precision::F32).unwrap();
+        let first = logits(&model, &reference.tokens, CHUNKINGS[0]);
+        let mut cosines = Vec::new();
+        for chunking in CHUNKINGS {
+            let found = logits(&model, &reference.tokens, chunking);
+            let measures = reference.measure(&found);
+            let rows = found.chunks_exact(width).zip(&reference.best);
+            let top1 = rows.filter(|(row, best)| largest(row) == best[0]).count();
+            let each: Vec<String> = reference
+                .same_positions(&found)
+                .chunks_exact(width)
+                .zip(reference.logits.chunks_exact(width))
+                .zip(&reference.positions)
+                .map(|((a, b), position)| format!("{:.5} at {position}", Measures::of(a, b, width).cosine))
+                .collect();
+            let tokens = reference.tokens.len();
+            tell(&format!(
+                "{}, int8 {granularity}, T = {chunking:?}: cosine {}; likeliest token at {top1} of {tokens}",
+                real.fixture,
+                each.join(", ")
+            ));
+            // however the text is divided into calls, the same is computed
+            let same = Measures::of(&found, &first, width);
+            assert!(same.cosine > 0.99999, "{granularity}, T = {chunking:?}: {same:?}");
+            cosines.push(measures.cosine);
+        }
+        cosines.into_iter().fold(f64::INFINITY, f64::min)
+    })
+}

@@ -1,0 +1,333 @@
+//! What each verb prints, for results and for mistakes: snapshots of stdout, stderr and exit code over the demo model.
+
+#[allow(dead_code)] // this test needs only some of it
+#[path = "common/folder.rs"]
+mod folder;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use folder::{contents, json, repository, run};
+
+/// The demo bundle, converted once, in a folder that lives as long as the test program.
+fn bundle() -> &'static Path {
+    static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
+    BUNDLE.get_or_init(|| {
+        let room = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("verbs-{}", std::process::id()));
+        let out = room.join("demo.anec");
+        let (code, _, stderr) = run(&["convert", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
+        assert_eq!(code, 0, "{stderr}");
+        out
+    })
+}
+
+/// Runs a verb with `BUNDLE` and `ROOM` standing for folders; shows what it was, what it gave, and what it printed.
+fn show(words: &[&str], room: &Path) -> String {
+    let replaced =
+        |word: &&str| word.replace("BUNDLE", bundle().to_str().unwrap()).replace("ROOM", room.to_str().unwrap());
+    let arguments: Vec<String> = words.iter().map(replaced).collect();
+    let (code, stdout, stderr) = run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let named =
+        |text: String| text.replace(bundle().to_str().unwrap(), "BUNDLE").replace(room.to_str().unwrap(), "ROOM");
+    let part = |name: &str, text: String| if text.is_empty() { String::new() } else { format!("--- {name}\n{text}") };
+    format!("$ anec {}\n{}{}=> {code}\n", words.join(" "), part("stdout", named(stdout)), part("stderr", named(stderr)))
+}
+
+/// Snapshots of several commands as one.
+fn story(name: &str, commands: &[&[&str]]) {
+    let room = tempfile::tempdir().unwrap();
+    let text: Vec<String> = commands.iter().map(|words| show(words, room.path())).collect();
+    insta::with_settings!({
+        filters => vec![
+            // what the clock says differs from run to run
+            (r"\d+\.\d per second", "[rate] per second"),
+            (r"after \d+ ms", "after [time]"),
+            (r"\d+(\.\d+)? (ms|s|min)\b", "[time]"),
+        ],
+        prepend_module_to_snapshot => false,
+        snapshot_path => "snapshots",
+    }, { insta::assert_snapshot!(name, text.join("\n")) });
+}
+
+#[test]
+fn run_continues_a_prompt() {
+    story(
+        "run",
+        &[
+            &["run", "BUNDLE", "--prompt", "It was a dark night", "--max-tokens", "12"],
+            &["run", "BUNDLE", "--ids", "47,1024,880,259,580", "--max-tokens", "3"],
+            &["run", "BUNDLE", "--prompt", "The lady", "--max-tokens", "12", "--temperature", "0.8", "--seed", "7"],
+        ],
+    );
+}
+
+#[test]
+fn equal_seeds_give_equal_texts_and_json_holds_what_scripts_need() {
+    let ask = |seed: &str| {
+        let arguments = ["--prompt", "The lady", "--max-tokens", "24", "--temperature", "1", "--seed", seed, "--json"];
+        let (code, stdout, stderr) = run(&[&["run", bundle().to_str().unwrap()], &arguments[..]].concat());
+        assert_eq!(code, 0, "{stderr}");
+        serde_json::from_str::<serde_json::Value>(&stdout).unwrap()
+    };
+    let [first, again, other] = ["3", "3", "4"].map(ask);
+    assert_eq!((&first["ids"], &first["text"]), (&again["ids"], &again["text"]));
+    assert_ne!(first["ids"], other["ids"]);
+    assert_eq!(first["ids"].as_array().unwrap().len(), 24);
+    assert_eq!(first["finish"], "length");
+    for time in ["prefill_tps", "decode_tps", "ttft_ms", "elapsed_s"] {
+        assert!(first[time].as_f64().unwrap() > 0.0, "{time}");
+    }
+}
+
+#[test]
+fn a_benchmark_measures_what_it_was_asked_for() {
+    let lengths = ["--prefill", "5,9", "--decode", "4", "--depth", "1,20", "--repetitions", "3", "--functions"];
+    let (code, stdout, stderr) = run(&[&["bench", bundle().to_str().unwrap()], &lengths[..], &["--json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let bench: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let tests = bench["tests"].as_array().unwrap();
+    let names: Vec<&str> = tests.iter().filter_map(|test| test["test"].as_str()).collect();
+    assert_eq!(names, ["pp5", "pp9", "tg4", "tg4 @ d20"]);
+    for test in tests {
+        let mut samples: Vec<f64> = serde_json::from_value(test["samples_tps"].clone()).unwrap();
+        samples.sort_by(f64::total_cmp);
+        assert_eq!(samples.len(), 3);
+        assert_eq!(test["median_tps"], samples[1]);
+        assert!(samples[0] > 0.0 && test["ttft_ms"].as_f64().unwrap() > 0.0);
+    }
+    let shares: f64 = bench["functions"].as_array().unwrap().iter().map(|f| f["share"].as_f64().unwrap()).sum();
+    assert!((shares - 1.0).abs() < 1e-9);
+    let (code, stdout, _) = run(&["bench", bundle().to_str().unwrap(), "--suite", "--warmup", "0", "--json"]);
+    let bench: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let counts: Vec<u64> =
+        bench["suite"].as_array().unwrap().iter().map(|case| case["gen_tokens"].as_u64().unwrap()).collect();
+    assert_eq!((code, counts.len()), (0, 5));
+    assert!(counts.iter().zip([10, 20, 100, 200, 50]).all(|(count, most)| *count > 0 && *count <= most), "{counts:?}");
+    let llama = ["bench", bundle().to_str().unwrap(), "--prefill", "4", "--decode", "2", "--format", "llama"];
+    assert!(run(&llama).1.lines().any(|line| line.starts_with("| demo | ") && line.contains(" | pp4 | ")));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_talk_remembers_what_was_said_and_an_interrupt_ends_only_the_answer() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::process::Stdio;
+    let room = tempfile::tempdir().unwrap();
+    for entry in walk(bundle()) {
+        let to = room.path().join(entry.strip_prefix(bundle()).unwrap());
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(&entry, to).unwrap();
+    }
+    let template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>";
+    std::fs::write(room.path().join("chat_template.jinja"), template).unwrap();
+    folder::edit_json(&room.path().join("bundle.json"), |bundle| {
+        bundle["tokenizer"]["chat_template"] = serde_json::json!("chat_template.jinja");
+    });
+    let mut talk = folder::anec()
+        .arg("chat")
+        .arg(room.path())
+        .args(["--max-tokens", "450", "--ignore-eos", "--timings"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = talk.stdin.take().unwrap();
+    let mut output = talk.stdout.take().unwrap();
+    let mut notes = BufReader::new(talk.stderr.take().unwrap()).lines();
+    writeln!(input, "Tell me of the sea").unwrap();
+    let mut beginning = [0; 8];
+    output.read_exact(&mut beginning).unwrap();
+    let status = std::process::Command::new("/bin/kill").args(["-INT", &talk.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    // how fast each answer came: `(9 tokens of prompt at 100.0 per second, 12 tokens at 50.0 per second, …)`
+    let mut counts = || {
+        let line = notes.next().unwrap().unwrap();
+        let before =
+            |end: &str| line[..line.find(end).unwrap()].rsplit(['(', ' ']).next().unwrap().parse::<u32>().unwrap();
+        (before(" tokens of prompt"), before(" tokens at "))
+    };
+    let (_, first) = counts();
+    assert!(first < 450, "the answer was cut short: {first} tokens");
+    writeln!(input, "/system You are a sailor.\nAnd the ships?").unwrap();
+    drop(input);
+    let (prompt, second) = counts();
+    assert!(prompt < 40, "/system forgets what was said: {prompt} tokens of prompt");
+    assert_eq!(second, 450, "the next answer is whole");
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(rest.len() > 100 && talk.wait().unwrap().success(), "{rest}");
+}
+
+/// Every file under a folder.
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn wrong_requests_are_explained() {
+    story(
+        "mistakes",
+        &[
+            &["run", "BUNDLE", "--ids", "1,2,99999"],
+            &["run", "BUNDLE"],
+            &["run", "ROOM", "--prompt", "x"],
+            &["run", "BUNDLE", "--prompt", "x", "--chat"],
+            &["logits", "BUNDLE", "--tokens", "1,2,3", "--chunk", "9", "--out", "ROOM/l"],
+            &["validate", "ROOM"],
+            &["validate", "BUNDLE", "--parity", "--golden", "ROOM/none"],
+            &["inspect", "ROOM/none"],
+            &["inspect", "Cargo.toml"],
+            &["plan", "--manifest", "phi-4"],
+            &["plan", "--manifest", "demo", "--set", "quant.granularty=per_channel"],
+            &["plan", "--manifest", "demo", "--set", "context=many"],
+            &["unpack", "Cargo.toml", "--out", "ROOM/out"],
+            &["manifests", "phi4"],
+        ],
+    );
+}
+
+#[test]
+fn what_a_model_is_can_be_looked_at() {
+    story(
+        "inspect",
+        &[
+            &["inspect", "demo/model"],
+            &["inspect", "BUNDLE"],
+            &["inspect", "BUNDLE/layers_0_3.mlpackage"],
+            &["inspect", "BUNDLE/lm_head_1.mlpackage", "--mil"],
+            &["plan", "--manifest", "demo"],
+            &["manifests"],
+            &["manifests", "demo"],
+        ],
+    );
+}
+
+#[cfg_attr(target_os = "macos", ignore = "on a Mac the residency gate takes a plan, which says what it says")]
+#[test]
+fn the_gates_of_the_demo_bundle() {
+    story(
+        "validate",
+        &[
+            &["validate", "BUNDLE", "--structure"],
+            &["validate", "BUNDLE", "--parity", "--golden", "demo/golden.safetensors", "--precision", "f32"],
+            &["validate", "BUNDLE", "--golden", "demo/golden.safetensors", "--precision", "f32", "--allow-unproven"],
+            &["validate", "BUNDLE"],
+        ],
+    );
+}
+
+#[test]
+fn a_damaged_bundle_fails_its_gate() {
+    let room = tempfile::tempdir().unwrap();
+    let copy = room.path().join("damaged");
+    for (name, bytes) in contents(bundle()) {
+        std::fs::create_dir_all(copy.join(&name).parent().unwrap()).unwrap();
+        std::fs::write(copy.join(name), bytes).unwrap();
+    }
+    let weights = copy.join("layers_3_6.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    // some rows of layer 4's gate projection: still numbers, but others
+    let middle = bytes.len() / 2 + 0x10000;
+    bytes[middle..middle + 20_000].iter_mut().for_each(|byte| *byte = byte.wrapping_mul(3));
+    std::fs::write(&weights, bytes).unwrap();
+    let validate = |gate: &str| {
+        run(&["validate", copy.to_str().unwrap(), gate, "--golden", "demo/golden.safetensors", "--precision", "f32"])
+    };
+    let (code, stdout, _) = validate("--structure");
+    assert_eq!(code, 1);
+    assert!(stdout.contains("weight.bin"), "{stdout}");
+    let (code, stdout, _) = validate("--parity");
+    assert_eq!(code, 1);
+    assert!(stdout.contains("f32, layers 3..6") && stdout.contains("failed"), "{stdout}");
+    assert!(!stdout.contains("f32, layers 0..3       failed"), "{stdout}");
+}
+
+#[test]
+fn logits_are_a_safetensors_file_and_chunks_do_not_matter() {
+    let room = tempfile::tempdir().unwrap();
+    let write = |name: &str, more: &[&str]| {
+        let out = room.path().join(name);
+        let tokens = ["--tokens", "47,1024,880,259,580,12,283", "--out", out.to_str().unwrap()];
+        let (code, _, stderr) = run(&[&["logits", bundle().to_str().unwrap()], &tokens[..], more].concat());
+        assert_eq!(code, 0, "{stderr}");
+        std::fs::read(out).unwrap()
+    };
+    let whole = write("whole", &["--hidden"]);
+    let file = safetensors::SafeTensors::deserialize(&whole).unwrap();
+    let shape = |name: &str| file.tensor(name).unwrap().shape().to_vec();
+    assert_eq!(shape("logits"), [7, 2048]);
+    assert_eq!(shape("tokens"), [7]);
+    // what enters the two shards, and what leaves the last
+    for name in ["hidden.0", "hidden.3", "hidden.6"] {
+        assert_eq!(shape(name), [7, 256], "{name}");
+    }
+    let values = |bytes: &[u8]| -> Vec<f32> {
+        let file = safetensors::SafeTensors::deserialize(bytes).unwrap();
+        let logits = file.tensor("logits").unwrap();
+        logits.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    for chunk in ["1", "2", "3", "1,4,2"] {
+        let other = values(&write("other", &["--chunk", chunk]));
+        for (a, b) in values(&whole).iter().zip(&other) {
+            assert!((a - b).abs() < 1e-4, "chunk {chunk}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn a_golden_of_the_source_passes_for_unquantized_weights() {
+    let room = tempfile::tempdir().unwrap();
+    let path = |name: &str| room.path().join(name).to_str().unwrap().to_owned();
+    let (golden, plain) = (path("golden"), path("plain"));
+    let text = ["--prompt", "It was a dark night, and the wind", "--greedy", "8", "--hidden"];
+    let (code, _, stderr) = run(&[&["golden", "-m", "demo", "--out", &golden], &text[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(run(&["convert", "-m", "demo", "--set", "quant.weights=none", "--out", &plain]).0, 0);
+    let (code, stdout, _) = run(&["validate", &plain, "--parity", "--golden", &golden, "--json", "-"]);
+    assert_eq!(code, 0, "{stdout}");
+    let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let checks = report["gates"][0]["checks"].as_array().unwrap();
+    let cosines: Vec<f64> = checks.iter().filter_map(|check| check["measured"]["cosine"].as_f64()).collect();
+    assert!(cosines.len() > 10 && cosines.iter().all(|cosine| *cosine > 0.9999), "{cosines:?}");
+}
+
+#[test]
+fn the_demo_runs_from_the_repository_and_says_what_it_proved() {
+    let (code, stdout, stderr) = run(&["demo"]);
+    assert_eq!(code, 0, "{stderr}");
+    for part in ["structure", "parity", "f16, layers 3..6", "layers_0_3.mlpackage", "lm_head_1.mlpackage"] {
+        assert!(stdout.contains(part), "no `{part}` in:\n{stdout}");
+    }
+}
+
+#[test]
+fn a_packed_bundle_unpacks_to_itself() {
+    let room = tempfile::tempdir().unwrap();
+    let path = |name: &str| room.path().join(name).to_str().unwrap().to_owned();
+    let pack = |name: &str| run(&["pack", bundle().to_str().unwrap(), "--out", &path(name)]);
+    assert_eq!(pack("a.zip").0, 0);
+    assert_eq!(pack("b.zip").0, 0);
+    assert_eq!(std::fs::read(path("a.zip")).unwrap(), std::fs::read(path("b.zip")).unwrap());
+    let (code, _, stderr) = pack("a.zip");
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("a.zip: exists already"), "{stderr}");
+    let (code, _, stderr) = run(&["unpack", &path("a.zip"), "--out", &path("out")]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(contents(bundle()), contents(Path::new(&path("out"))));
+}
+
+#[test]
+fn the_schemas_fit_what_they_describe() {
+    let schema = |name: &str| {
+        let (code, stdout, _) = run(&["schema", name]);
+        assert_eq!(code, 0);
+        serde_json::from_str::<serde_json::Value>(&stdout).unwrap()
+    };
+    jsonschema::validate(&schema("bundle"), &json(&bundle().join("bundle.json"))).unwrap();
+    jsonschema::validate(&schema("report"), &json(&bundle().join("report.json"))).unwrap();
+    let manifest = std::fs::read_to_string(repository("manifests/phi4-mini.yaml")).unwrap();
+    let manifest: serde_json::Value = serde_yaml::from_str(&manifest).unwrap();
+    jsonschema::validate(&schema("manifest"), &manifest).unwrap();
+}

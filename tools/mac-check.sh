@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# Type-checks anec for aarch64-apple-darwin on a machine that is no Mac, or lints or links it.
+#
+#   tools/mac-check.sh [--clippy | --link] [cargo arguments…]
+#
+# What is under cfg(target_os = "macos") can't run elsewhere, but it can be compiled, so that a Mac sees it compile.
+#
+# The standard library for the target is the prebuilt one where rustup has it (`rustup target add aarch64-apple-darwin`).
+# Where it doesn't, it is compiled from source (-Zbuild-std): the rust-src component, or else Debian's package rust-src of
+# the very version of rustc, verified by apt's signatures. C and Objective-C of build scripts is not compiled: a stand-in
+# compiler writes empty objects, which is all that a check needs.
+#
+# --link makes a real, ad-hoc signed Mach-O executable with rustup's own rust-lld. PyPI's ziglang gives a C compiler and
+# the symbols of libSystem; the symbols of the Objective-C runtime and of the frameworks are taken from the objc2 crates.
+#
+# Exit codes: cargo's; 3 if the check could not be done here.
+set -euo pipefail
+
+target=aarch64-apple-darwin
+export MACOSX_DEPLOYMENT_TARGET=15.0 # the first with states
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/anec/mac-check
+verb=check kind=check
+while :; do case ${1-} in
+  --clippy) verb=clippy; shift;;
+  --link) verb=build kind=link; shift;;
+  *) break;;
+esac; done
+say() { printf 'mac-check: %s\n' "$*" >&2; }
+
+cd "$(dirname "$0")/.."                      # rust-toolchain.toml decides which rustc
+release=$(rustc -vV | sed -n 's/^release: //p')
+version=${release%%-*}
+sysroot=$(rustc --print sysroot)
+mkdir -p "$cache"
+
+# The source of the standard library, into a folder of its own: from Debian.
+fetch_std() {
+  local apt=$cache/apt mirror list deb=
+  command -v apt-get >/dev/null || { say "no standard library for $target, no rust-src, no apt"; exit 3; }
+  say "fetching the source of the standard library $version from Debian"
+  mkdir -p "$apt"/{lists/partial,archives/partial}
+  # lists of its own: those of the system stay as they are
+  local options=(-q -o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    -o Dir::State::lists="$apt/lists" -o Dir::Cache="$apt" -o APT::Sandbox::User=root -o Acquire::Retries=3
+    -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -m1 '/debian/$') ||
+    { say "apt knows no Debian mirror: run apt-get update first"; exit 3; }
+  suites() { # KIND SUITE…
+    local kind=$1 suite; shift
+    for suite; do
+      echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main"
+    done > "$apt/sources.list"
+    apt-get "${options[@]}" update >/dev/null || { say "apt can't reach Debian"; exit 3; }
+  }
+  tmp=$(mktemp -d "$cache/std.XXXXXX"); trap 'rm -rf "$tmp"' EXIT # global: the trap runs outside
+  for list in trixie-backports 'sid experimental trixie'; do
+    suites deb $list
+    deb=$(apt-cache "${options[@]}" madison rust-src | awk -F' *[|] *' '{print $2}' |
+      grep -m1 "^${version//./\\.}+" || true)
+    [ -z "$deb" ] || break
+  done
+  if [ -n "$deb" ]; then
+    (cd "$tmp" && apt-get "${options[@]}" download "rust-src=$deb" >/dev/null)
+    dpkg-deb --fsys-tarfile "$tmp"/rust-src_*.deb |
+      tar -x -C "$tmp" --strip-components=4 --wildcards './usr/src/rustc-*/library'
+  else # the binary package is gone: the source package stays longer
+    suites deb-src sid experimental
+    deb=$(apt-cache "${options[@]}" showsrc rustc | sed -n 's/^Version: //p' | grep -m1 "^${version//./\\.}+" || true)
+    [ -n "$deb" ] || { say "Debian has no source of the standard library $version"; exit 3; }
+    (cd "$tmp" && apt-get "${options[@]}" source --download-only --tar-only "rustc=$deb" >/dev/null)
+    tar -x -C "$tmp" --strip-components=1 --wildcards '*/library' -f "$tmp"/rustc_*.orig.tar.xz
+  fi
+  [ -f "$tmp/library/Cargo.lock" ]
+  mkdir -p "${1%/library}"; rm -rf "$1"; mv "$tmp/library" "$1"
+}
+
+std=()
+if [ ! -d "$sysroot/lib/rustlib/$target/lib" ]; then
+  source=$sysroot/lib/rustlib/src/rust/library
+  if [ ! -d "$source" ]; then
+    source=$cache/std-$version/library
+    [ -f "$source/Cargo.lock" ] || fetch_std "$source"
+    export __CARGO_TESTS_ONLY_SRC_ROOT=$source # where cargo looks instead of in the sysroot
+  fi
+  std=(-Zbuild-std=std,panic_abort)
+  export RUSTC_BOOTSTRAP=1 # -Z with a stable toolchain
+fi
+
+# A C compiler and archiver that write nothing. With an SDKROOT, nothing looks for xcrun.
+bin=$cache/bin sdk=$cache/sdk
+mkdir -p "$bin" "$sdk/usr/lib"
+cat > "$bin/cc" <<'CC'
+#!/bin/sh
+prev=; for a in "$@"; do [ "$prev" = -o ] && : > "$a"; prev=$a; done; exit 0
+CC
+cat > "$bin/ar" <<'AR'
+#!/bin/sh
+for a in "$@"; do case $a in *.a) : > "$a"; exit 0;; esac; done; exit 0
+AR
+chmod +x "$bin/cc" "$bin/ar"
+
+# For --link: real ones, and an SDK that is nothing but lists of symbols.
+prepare_link() {
+  if [ ! -f "$sdk/usr/lib/libSystem.tbd" ]; then
+    say "installing zig (PyPI's ziglang)"
+    python3 -m venv "$cache/zig" && "$cache/zig/bin/pip" -q install "ziglang${ZIG_VERSION:+==$ZIG_VERSION}" ||
+      { say "ziglang can't be had"; exit 3; }
+    "$cache/zig/bin/python" - "$sdk/usr/lib/libSystem.tbd" <<'PY'
+import os, sys, ziglang
+text = open(os.path.dirname(ziglang.__file__) + '/lib/libc/darwin/libSystem.tbd').read()
+# zig 0.17 names an architecture that lld doesn't know
+open(sys.argv[1], 'w').write(text.replace('arm64e.x1-', 'arm64-'))
+PY
+    for l in c m dl pthread System.B; do ln -sf libSystem.tbd "$sdk/usr/lib/lib$l.tbd"; done
+  fi
+  cat > "$bin/zcc" <<'CC'
+#!/usr/bin/env bash
+args=() skip=
+for a in "$@"; do
+  if [ -n "$skip" ]; then skip=; continue; fi
+  case $a in
+    -arch) skip=1;; -mmacosx-version-min=*|--target=*) ;;
+    -xassembler-with-cpp) args+=(-x assembler-with-cpp);;
+    -xobjective-c) args+=(-x objective-c);;
+    *) args+=("$a");;
+  esac
+done
+exec "${0%/bin/zcc}/zig/bin/python" -m ziglang cc -target aarch64-macos.15.0 \
+  -fno-sanitize=undefined "${args[@]}"
+CC
+  printf '#!/bin/sh\nexec "${0%%/bin/zar}/zig/bin/python" -m ziglang ar "$@"\n' > "$bin/zar"
+  chmod +x "$bin/zcc" "$bin/zar"
+  cargo fetch -q --target $target
+  cargo metadata -q --format-version 1 --filter-platform $target | python3 -c '
+import json, os, re, sys
+sdk = sys.argv[1]
+def tbd(path, install, symbols, classes):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    open(path, "w").write(f"""--- !tapi-tbd
+tbd-version: 4
+targets: [ arm64-macos ]
+install-name: {install!r}
+exports:
+  - targets: [ arm64-macos ]
+    symbols: [ {", ".join(sorted(symbols))} ]
+    objc-classes: [ {", ".join(sorted(classes))} ]
+...
+""")
+tbd(f"{sdk}/usr/lib/libiconv.tbd", "/usr/lib/libiconv.2.dylib", ["_iconv", "_iconv_open", "_iconv_close"], [])
+extern = re.compile(r"extern \"C(?:-unwind)?\"[^{]*\{(.*?)\n\s*\}", re.S)
+item = re.compile(r"\b(?:fn|static)\s+(?:mut\s+)?(\w+)")
+class_ = re.compile(r"extern_class!\(.*?pub struct (\w+)", re.S)
+framework_of = re.compile(r"link\(name = \"(\w+)\", kind = \"framework\"\)")
+def framework(name, symbols=(), classes=()):
+    tbd(f"{sdk}/System/Library/Frameworks/{name}.framework/{name}.tbd",
+        f"/System/Library/Frameworks/{name}.framework/Versions/A/{name}", symbols, classes)
+for name in ["CoreFoundation", "Foundation", "Security", "SystemConfiguration"]:  # std and others name them
+    framework(name)
+for package in json.load(sys.stdin)["packages"]:
+    if not package["name"].startswith("objc2"): continue
+    root = os.path.dirname(package["manifest_path"]) + "/src"
+    text = "\n".join(open(os.path.join(d, f), encoding="utf8").read()
+                     for d, _, fs in os.walk(root) for f in fs if f.endswith(".rs"))
+    code = re.sub(r"^\s*//.*$", "", text, flags=re.M)
+    symbols = {"_" + s for b in extern.findall(code) for s in item.findall(b)}
+    for name in set(framework_of.findall(code)):
+        framework(name, symbols, class_.findall(code))
+    if package["name"] == "objc2":
+        symbols |= {"_" + s for s in re.findall(
+            r"\b((?:objc|class|sel|method|object|protocol|ivar|property|imp)_\w+)\b", code)}
+        symbols |= {"_objc_" + s for s in
+                    "msgSend msgSendSuper exception_throw begin_catch end_catch exception_rethrow terminate".split()}
+        tbd(f"{sdk}/usr/lib/libobjc.tbd", "/usr/lib/libobjc.A.dylib", symbols, {"NSObject"})
+' "$sdk"
+  export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER=rust-lld
+  export CARGO_TARGET_AARCH64_APPLE_DARWIN_RUSTFLAGS="-Clinker-flavor=ld64.lld"
+}
+
+if [ "$(uname)" != Darwin ]; then
+  cc=cc ar=ar
+  if [ $kind = link ]; then prepare_link; cc=zcc ar=zar; fi
+  export CC_aarch64_apple_darwin=$bin/$cc CXX_aarch64_apple_darwin=$bin/$cc AR_aarch64_apple_darwin=$bin/$ar
+  export SDKROOT=$sdk
+fi
+
+# Build folders of its own: the host's build stays as it is, and no empty object meets the linker.
+folder=$(cargo metadata -q --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+export CARGO_TARGET_DIR=$folder/mac-$kind
+start=$(date +%s)
+# the release profile, unoptimised: nothing is going to run
+cargo $verb ${std[@]+"${std[@]}"} --target $target --release \
+  --config profile.release.opt-level=0 --config profile.release.debug=false --lib --bins "$@"
+say "$target: cargo $verb took $(( $(date +%s) - start )) s (rustc $release)"
