@@ -267,7 +267,7 @@ fn texts_with_other_tokens() {
         Ok(())
     });
     tried.unwrap_or_else(|error| panic!("{error}"));
-    assert!(read.get() > 200, "{} of 4000 texts are programs", read.get());
+    assert!(read.get() > 40, "{} of 4000 texts are programs", read.get());
 }
 
 /// A manifest that says something of everything.
@@ -276,7 +276,7 @@ name: phi4-mini
 source: hf:microsoft/Phi-4-mini-instruct
 family: phi3
 context: [512, 2048]
-lengths: { range: [1, 4] }
+lengths: { fixed: [1, 4] }
 quant: { weights: int8, granularity: per_tensor, overrides: { lm_head: { granularity: per_channel } } }
 shards: { layers: [[0, 20], [20, 24], [24, 30], [30, 32]] }
 lm_head: { split: 2, argmax: true }

@@ -129,12 +129,18 @@ fn write_filetests(write: &mut impl FnMut(String, &Program)) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests/infer");
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        // what coremltools' inference refuses or leaves open: a `linear` without bias, a zero that keeps a dimension of
+        // `reshape`, a slice that runs backwards to the beginning
+        if ["products", "shapes", "slices"].contains(&name.as_str()) {
+            continue;
+        }
         let mut program = text::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
         for function in &mut program.functions {
             fill(function);
             *function = infer_types(function).unwrap();
         }
-        write(format!("infer-{}", path.file_stem().unwrap().to_string_lossy()), &program);
+        write(format!("infer-{name}"), &program);
     }
 }
 

@@ -255,7 +255,8 @@ mod tests {
                 assert!(crate::mil::DataType::from_name(dtype).is_some(), "{}: {dtype}", rule.id);
             }
             // the catalogue lacks some that foreign packages have; a misspelt one is close to one that it has
-            for operator in operators.iter().filter(|operator| !known.contains(operator.as_str())) {
+            let foreign = operators.iter().filter(|operator| !known.contains(operator.as_str()) && *operator != "cond");
+            for operator in foreign {
                 let near = known.iter().find(|other| strsim::levenshtein(other, operator) <= 1);
                 assert!(near.is_none(), "{}: {operator}, or {near:?}?", rule.id);
             }

@@ -39,7 +39,7 @@ pub struct Check {
     pub layer: Option<usize>,
     /// What was measured, by name; what is not a number is null.
     #[schemars(with = "std::collections::BTreeMap<String, Option<f64>>")]
-    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub measured: IndexMap<String, f64>,
     /// What is wrong (found and expected), or what else there is to know.
     #[serde(skip_serializing_if = "Option::is_none")]

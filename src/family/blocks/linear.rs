@@ -2,7 +2,7 @@
 
 use super::Graph;
 use crate::manifest::{Layout, LinearForm, Role};
-use crate::mil::ValueId;
+use crate::mil::{Constant, ValueId};
 use crate::source::Weight;
 
 /// A projection's weights: `weight` is `[out, in]`, `bias` `[out]`.
@@ -43,10 +43,14 @@ pub fn linear(g: &mut Graph<'_>, x: ValueId, linear: &Linear) -> ValueId {
         }
         LinearForm::Linear => {
             let weight = g.weight(&format!("{name}_weight"), linear.role, &linear.weight, &[rows, columns]);
-            let bias = linear.bias.as_ref().map(|b| g.weight(&bias_name, Role::Bias, b, &[rows]));
+            // Core ML has no default for the op's bias
+            let bias = match &linear.bias {
+                Some(bias) => g.weight(&bias_name, Role::Bias, bias, &[rows]),
+                None => g.ops.constant(&bias_name, Constant::fp16_tensor(&[rows], &vec![0.0; rows as usize])),
+            };
             let x = g.ops.squeeze(x, &[unit_axis]);
             let x = g.ops.transpose(x, &[0, 2, 1]);
-            let y = g.ops.linear(name, x, weight, bias);
+            let y = g.ops.linear(name, x, weight, Some(bias));
             let y = g.ops.transpose(y, &[0, 2, 1]);
             g.ops.expand_dims(y, &[unit_axis])
         }

@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(problem(int8(vec![1, 128])), "128 is out of the range of int8");
         let huge = TensorType::new(DataType::Fp16, [u64::MAX, 2]);
         let problem = problem(tensor(&huge, &Elements::Bytes(&[])));
-        assert!(problem.ends_with("has no fixed size"), "{problem}");
+        assert!(problem.contains("expected at most"), "{problem}");
         let most = TensorType::new(DataType::Fp64, [u64::MAX]);
         assert!(decode(&tensor(&most, &Elements::Bytes(&[]))).is_err());
         let bools = tensor_value::RepeatedBools { values: vec![true] };
