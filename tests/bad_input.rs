@@ -1,6 +1,7 @@
 //! Bad input, item by item: what the user is told and with which exit code. Whatever it is, nothing is left that looks
 //! like a bundle.
 
+#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
 #[path = "common/gguf.rs"]
@@ -20,6 +21,10 @@ use model::{copy, edit_json, edit_tensors};
 use safetensors::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
+
+/// What is done to a model's folder, and to the parts of a GGUF file.
+type Damage = fn(&Path);
+type Edit = fn(&mut Parts);
 
 /// What the user saw of each attempt, for a snapshot.
 #[derive(Default)]
@@ -73,7 +78,7 @@ fn assert_no_bundle(what: &str, folder: &Path) {
 }
 
 /// Damages a copy of a model, `times` over, and shows what a conversion says of each.
-fn damaged(fixture: &str, damages: &[(&str, fn(&Path))]) -> String {
+fn damaged(fixture: &str, damages: &[(&str, Damage)]) -> String {
     let mut transcript = Transcript::default();
     for (what, damage) in damages {
         let folder = TempDir::new().unwrap();
@@ -348,7 +353,7 @@ fn tensors_that_are_no_weights_of_the_model() {
 fn gguf_tensors_that_are_no_weights_of_the_model() {
     let mut transcript = Transcript::default();
     let q8_0 = "tests/fixtures/families/llama-q8_0";
-    let damages: [(&str, &str, fn(&mut Parts)); 5] = [
+    let damages: [(&str, &str, Edit); 5] = [
         ("a scale that isn't a number", q8_0, |p| {
             p.data("blk.1.ffn_down.weight")[34 * 4..34 * 4 + 2].copy_from_slice(&0x7E00u16.to_le_bytes())
         }),
@@ -411,7 +416,7 @@ fn configurations_that_contradict_the_weights() {
 #[test]
 fn gguf_keys_that_contradict_the_weights() {
     let mut transcript = Transcript::default();
-    let damages: [(&str, fn(&mut Parts)); 6] = [
+    let damages: [(&str, Edit); 6] = [
         ("no architecture", |p| p.keys.retain(|(key, _)| key != "general.architecture")),
         ("an unknown architecture", |p| p.set("general.architecture", "mamba9")),
         ("an unknown key", |p| p.set("llama.attention.wobble", 3u32)),

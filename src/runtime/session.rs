@@ -61,6 +61,16 @@ pub enum Hidden {
     BetweenLayers,
 }
 
+impl Chunking {
+    /// The number of tokens that the call of this turn should have, if any.
+    fn wish(&self, turn: usize) -> Option<u64> {
+        match self {
+            Chunking::Largest => None,
+            Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
+        }
+    }
+}
+
 /// What is wanted of a run over tokens.
 #[derive(Clone, Debug)]
 pub struct Ask {
@@ -384,11 +394,7 @@ impl Session {
             if rest.is_empty() {
                 break;
             }
-            let wish = match &ask.chunking {
-                Chunking::Largest => None,
-                Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
-            };
-            let chunk = plan::chunk(&route.layers, rest.len() as u64, wish)?;
+            let chunk = plan::chunk(&route.layers, rest.len() as u64, ask.chunking.wish(turn))?;
             let (now, later) = rest.split_at(chunk.real as usize);
             let hidden = self.layers(&model, route, now, chunk, record.as_mut())?;
             self.tokens.extend(now);
@@ -411,6 +417,73 @@ impl Session {
             answer.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
         }
         Ok(answer)
+    }
+
+    /// Goes to a position, as if zeros had been computed before it: what a validator needs to try the end of a context
+    /// without computing all of it.
+    ///
+    /// # Errors
+    /// When the position is beyond the context.
+    pub fn seek(&mut self, position: u64) -> Result<()> {
+        if position >= self.limit {
+            return Err(RuntimeError::ContextFull { tokens: position + 1, context: self.limit }.into());
+        }
+        self.reset()?;
+        // which tokens they were is nobody's question: nothing is recalled of them
+        self.tokens = vec![0; position as usize];
+        Ok(())
+    }
+
+    /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
+    /// `[tokens, hidden_size]`, row-major, as is the result. `part` counts the parts of [`Session::route`].
+    ///
+    /// # Errors
+    /// As [`Session::forward`].
+    pub fn force_layers(&mut self, part: usize, hidden: &[f32], chunking: &Chunking) -> Result<Vec<f32>> {
+        let model = self.model.clone();
+        let route = &model.plan.routes[self.route];
+        let width = model.bundle.model.hidden_size as usize;
+        let count = hidden.len() / width.max(1);
+        let mut position = self.position();
+        if position + count as u64 > self.limit {
+            return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
+        }
+        let scale = model.bundle.model.hidden_scale as f32;
+        let given = Columns::of_rows(hidden, width, scale);
+        let rope = self.rope.clone();
+        let mut out = Vec::with_capacity(hidden.len());
+        let mut done = 0;
+        for turn in 0.. {
+            if done == count {
+                break;
+            }
+            let chunk = plan::chunk(&route.layers, (count - done) as u64, chunking.wish(turn))?;
+            let real = chunk.real as usize;
+            let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
+            let columns = given.range(done..done + real, chunk.size as usize);
+            let left = self.call(&model, &route.layers[part], columns, PortRole::Hidden, Some(&mut feed), None)?;
+            for t in 0..real {
+                out.extend(left.column(t).map(|value| value / scale));
+            }
+            position += chunk.real;
+            done += real;
+        }
+        self.tokens.resize(position as usize, 0);
+        Ok(out)
+    }
+
+    /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
+    ///
+    /// # Errors
+    /// When a function fails.
+    pub fn force_head(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
+        let model = self.model.clone();
+        let route = &model.plan.routes[self.route];
+        let given =
+            Columns::of_rows(hidden, model.bundle.model.hidden_size as usize, model.bundle.model.hidden_scale as f32);
+        let mut logits = Vec::new();
+        self.head(&model, route, &given, &mut logits)?;
+        Ok(logits)
     }
 
     /// Runs the layers on one chunk; gives the hidden states that leave the last.
@@ -533,6 +606,16 @@ struct Columns {
 impl Columns {
     fn zeros(channels: usize, count: usize) -> Self {
         Columns { channels, count, values: vec![0.0; channels * count] }
+    }
+
+    /// From one row of channels for each token, in the source's unit.
+    fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
+        let count = rows.len() / channels.max(1);
+        let mut columns = Columns::zeros(channels, count);
+        for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
+            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value * scale);
+        }
+        columns
     }
 
     fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
