@@ -21,7 +21,7 @@ impl Server {
     pub fn start(bundle: &Path, options: &[&str]) -> Self {
         let mut command = anec();
         command.arg("serve").arg(bundle).args(["--port", "0"]).args(options).env_remove("ANEC_API_KEY");
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let address = loop {
             let line = lines.next().expect("the server says where it listens").unwrap();
