@@ -4,6 +4,8 @@
 //! 0 done (all asked-for gates passed), 1 a gate failed, 2 usage or manifest error, 3 a gate could not be run here,
 //! 4 source unreadable or unsupported, 5 a needed tool or platform is missing.
 
+mod bench;
+mod chat;
 mod compile;
 mod convert;
 mod demo;
@@ -16,7 +18,9 @@ mod model;
 mod pack;
 mod plan;
 mod run;
+mod sampling;
 mod schema;
+mod serve;
 mod validate;
 
 use std::io::Write;
@@ -42,6 +46,12 @@ enum Verb {
     Validate(validate::Args),
     /// Continues a prompt
     Run(run::Args),
+    /// Talks with a model
+    Chat(chat::Args),
+    /// Measures how fast a bundle runs
+    Bench(bench::Args),
+    /// Answers requests over HTTP (OpenAI's API) or as JSON lines
+    Serve(serve::Args),
     /// Computes the logits after every token
     Logits(logits::Args),
     /// Computes a golden from a source's own weights
@@ -71,6 +81,9 @@ impl Verb {
             Verb::Convert(args) => args.run(),
             Verb::Validate(args) => args.run(),
             Verb::Run(args) => args.run(),
+            Verb::Chat(args) => args.run(),
+            Verb::Bench(args) => args.run(),
+            Verb::Serve(args) => args.run(),
             Verb::Logits(args) => args.run(),
             Verb::Golden(args) => args.run(),
             Verb::Demo(args) => args.run(),

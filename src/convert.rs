@@ -9,13 +9,17 @@
 //! | [`plan`], [`size`] | what goes into which package, and how many bytes that takes |
 //! | [`estimate`] | how fast that might run |
 //! | [`emit`] | weights in the number format of their role |
+//! | [`open`] | the source that a manifest names, and the model in it |
+//! | [`build`] | the functions of a package |
 //! | [`pipeline`] | the conversion itself |
 //! | [`resume`] | the journal by which an interrupted conversion goes on |
+//! | [`output`] | the folder that the bundle gets |
 //! | [`host`], [`tokenizer`], [`files`] | the files beside the packages |
 //! | [`compile`] | Core ML's compiler |
-//! | [`bundle`], [`report`] | `bundle.json`, `report.json` |
+//! | [`bundle`], [`report`], [`notes`] | `bundle.json`, `report.json` and what the user should know |
 //! | [`progress`], [`resources`] | progress bar; time and memory |
 
+pub mod build;
 pub mod bundle;
 pub mod compile;
 pub mod emit;
@@ -23,6 +27,9 @@ pub mod error;
 pub mod estimate;
 pub mod files;
 pub mod host;
+pub mod notes;
+pub mod open;
+pub mod output;
 pub mod pipeline;
 pub mod plan;
 pub mod progress;

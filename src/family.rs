@@ -179,6 +179,10 @@ pub struct Facts {
     pub vocab_size: u64,
     /// Longest text the model was made for.
     pub max_position_embeddings: u64,
+    /// Hidden states between functions are the model's times this.
+    pub hidden_scale: f64,
+    /// Layers carry a state that every token of a call changes for good, so that no call can be filled up.
+    pub recurrent: bool,
     /// The resolved configuration, for `bundle.json`.
     pub config: Json,
 }
@@ -327,6 +331,8 @@ fn assemble(
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
         max_position_embeddings: config.max_position_embeddings,
+        hidden_scale: config.hidden_scale,
+        recurrent: config.short_conv.is_some() || config.delta_net.is_some(),
         config: serde_json::to_value(&config).unwrap_or(Json::Null),
     };
     Ok(Box::new(Decoder { config, facts, layers, embedding, final_norm, head }))

@@ -21,7 +21,7 @@ mod write;
 
 pub use blob::Progress;
 pub use error::PackageError;
-pub use files::{available_space, check_space, clean_partials};
+pub use files::{available_space, check_space, clean_partials, exchange};
 pub use manifest::Metadata;
 pub use open::{Package, PackageFile, open};
 pub use write::{WriteOptions, Written, WrittenFile, write};

@@ -148,9 +148,9 @@ impl Source {
         if name != safetensors::SINGLE && index_path.exists() {
             let index = hugging_face::read_json(&index_path)?;
             if safetensors::parse_index(&index_path, &index)?.keys().any(|shard| name == shard.as_str()) {
-                let help = Some(format!("give the folder, {}, as the source", folder.display()));
                 let problem = format!("it is one shard of the model that {} describes", index_path.display());
-                return Err(SourceError::File { path: path.to_owned(), problem, help });
+                let advice = format!("give the folder, {}, as the source", folder.display());
+                return Err(SourceError::file(path, problem).advise(advice));
             }
         }
         let tensors = safetensors::tensors(&Arc::new(MappedFile::open(path)?))?;
@@ -172,7 +172,7 @@ impl Source {
                 let path = folder.join(&shard);
                 if !path.exists() {
                     let problem = format!("shard {shard} is missing, which has {} of the tensors", expected.len());
-                    return Err(SourceError::file(&index_path, problem));
+                    return Err(SourceError::file(&index_path, problem).advise("download the whole model again"));
                 }
                 let of_shard = safetensors::tensors(&Arc::new(MappedFile::open(&path)?))?;
                 safetensors::check_shard(&index_path, &path, &expected, &of_shard)?;
@@ -313,23 +313,18 @@ fn only_gguf(folder: &Path) -> Result<Option<PathBuf>> {
         models.sort();
         let names: Vec<_> = models.iter().filter_map(|path| path.file_name()?.to_str()).collect();
         let problem = format!("the folder has {} GGUF models: {}", models.len(), names.join(", "));
-        let help = Some("give the path of one of them as the source".into());
-        return Err(SourceError::File { path: folder.to_owned(), problem, help });
+        return Err(SourceError::file(folder, problem).advise("give the path of one of them as the source"));
     }
     Ok(models.pop())
 }
 
 fn not_a_source(path: &Path) -> SourceError {
-    SourceError::File {
-        path: path.to_owned(),
-        problem: "this is neither GGUF, nor safetensors, nor a folder that holds either".into(),
-        help: Some(format!(
-            "a source is a .gguf file, a .safetensors file, or a folder with {} or {}; weights in other formats (.bin, .pth) \
-             can be saved as safetensors with transformers' save_pretrained",
-            safetensors::SINGLE,
-            safetensors::INDEX
-        )),
-    }
+    SourceError::file(path, "this is neither GGUF, nor safetensors, nor a folder that holds either").advise(format!(
+        "a source is a .gguf file, a .safetensors file, or a folder with {} or {}; weights in other formats (.bin, .pth) \
+         can be saved as safetensors with transformers' save_pretrained",
+        safetensors::SINGLE,
+        safetensors::INDEX
+    ))
 }
 
 #[cfg(test)]

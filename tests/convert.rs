@@ -1,16 +1,13 @@
-//! Conversions from the command line: what a bundle holds, that its bytes are the same every time, that an interrupted
-//! run goes on, and that bad input is named and leaves nothing that looks whole.
+//! Conversions from the command line: what a bundle holds, that its bytes are the same every time, how it is compiled.
 
 #[path = "common/folder.rs"]
 mod folder;
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use anec::convert::bundle::{self, Bundle};
 use anec::family::ports::Stage;
-use folder::{anec, contents, copy, edit_json, edit_tensors, finish, json, repository, run};
-use serde_json::json;
+use folder::{anec, contents, finish, json, repository, run};
 
 /// Converts the demo model into `out`.
 fn convert_demo(out: &Path, more: &[&str]) -> (i32, String, String) {
@@ -94,41 +91,6 @@ fn same(a: &Path, b: &Path) {
     }
 }
 
-#[test]
-fn an_interrupted_run_goes_on_and_ends_with_the_same_bytes() {
-    let folder = tempfile::tempdir().unwrap();
-    let whole = folder.path().join("whole");
-    assert_eq!(convert_demo(&whole, &[]).0, 0);
-    let mut interrupted = 0;
-    let mut resumed = 0;
-    for delay in (0..100).step_by(4) {
-        let out = folder.path().join("killed");
-        let mut child = anec()
-            .args(["convert", "--manifest", "demo", "--out", out.to_str().unwrap()])
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_millis(delay));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let partial = folder.path().join("killed.partial");
-        if partial.is_dir() {
-            assert!(!out.exists());
-            interrupted += 1;
-        }
-        let (code, stdout, stderr) = run(&["convert", "-m", "demo", "--json", "--out", out.to_str().unwrap()]);
-        assert_eq!(code, 0, "{stderr}");
-        let result: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-        resumed += result["report"]["run"]["resumed_packages"].as_u64().unwrap_or(0);
-        assert!(!partial.exists());
-        same(&whole, &out);
-        std::fs::remove_dir_all(&out).unwrap();
-    }
-    assert!(interrupted > 0, "no run was killed in the middle");
-    println!("{interrupted} runs were killed in the middle; {resumed} packages were kept");
-}
-
 #[cfg(unix)]
 #[test]
 fn what_an_earlier_run_finished_is_kept() {
@@ -201,176 +163,6 @@ fn a_source_without_a_manifest_converts_with_defaults() {
     assert_eq!(code, 0, "{stderr}");
     let bundle = Bundle::read(&folder.path().join("model.anec")).unwrap();
     assert_eq!((bundle.name.as_str(), bundle.family.as_str()), ("model", "qwen3"));
-}
-
-/// What is done to a copy of a small model.
-type Damage = fn(&Path);
-
-/// Damage to a source, the exit code, and words of the error.
-const BAD: &[(&str, Damage, i32, &[&str])] = &[
-    ("a weight that is no number", |m| edit_first_value(m, f32::NAN), 4, &["q_proj.weight", "row 0, column 0", "NaN"]),
-    ("a weight beyond fp16", |m| edit_first_value(m, 1e6), 4, &["q_proj.weight", "65504", "quant.overflow"]),
-    (
-        "a missing tensor",
-        |m| edit_tensors(&weights(m), |t| t.retain(|(name, ..)| !name.contains("layers.1.mlp.up"))),
-        4,
-        &["layers.1.mlp.up_proj.weight", "missing"],
-    ),
-    (
-        "a superfluous tensor",
-        |m| {
-            edit_tensors(&weights(m), |t| {
-                let mut extra = t[0].clone();
-                extra.0 = "model.layers.0.extra.weight".into();
-                t.push(extra);
-            })
-        },
-        4,
-        &["model.layers.0.extra.weight", "no part of the model"],
-    ),
-    (
-        "a file cut short",
-        |m| {
-            let bytes = std::fs::read(weights(m)).unwrap();
-            std::fs::write(weights(m), &bytes[..bytes.len() - 100]).unwrap();
-        },
-        4,
-        &["model.safetensors"],
-    ),
-    (
-        "a file of another kind",
-        |m| std::fs::write(weights(m), b"not weights at all").unwrap(),
-        4,
-        &["model.safetensors"],
-    ),
-    ("no configuration", |m| std::fs::remove_file(m.join("config.json")).unwrap(), 4, &["config.json"]),
-    (
-        "a configuration that contradicts the tensors",
-        |m| edit_json(&m.join("config.json"), |c| c["intermediate_size"] = json!(500)),
-        4,
-        &["mlp", "500"],
-    ),
-    (
-        "an unknown family",
-        |m| edit_json(&m.join("config.json"), |c| c["model_type"] = json!("mamba9")),
-        4,
-        &["mamba9", "known"],
-    ),
-    (
-        "an unknown key",
-        |m| edit_json(&m.join("config.json"), |c| c["attention_wobble"] = json!(3)),
-        4,
-        &["attention_wobble"],
-    ),
-    (
-        "a tokenizer of another model",
-        |m| {
-            let tokenizer = json!({"model": {"type": "BPE", "vocab": {"a": 123456}}, "added_tokens": []});
-            std::fs::write(m.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-        },
-        4,
-        &["tokenizer.json", "123456", "vocabulary"],
-    ),
-];
-
-fn weights(model: &Path) -> PathBuf {
-    model.join("model.safetensors")
-}
-
-/// Puts a value in the place of the first weight of a projection, which becomes f32.
-fn edit_first_value(model: &Path, value: f32) {
-    edit_tensors(&weights(model), |tensors| {
-        let found = tensors.iter_mut().find(|(name, ..)| name.ends_with("layers.1.self_attn.q_proj.weight"));
-        let (_, dtype, shape, bytes) = found.unwrap();
-        let elements: usize = shape.iter().product();
-        let mut values = vec![0.01f32; elements];
-        values[0] = value;
-        *dtype = safetensors::Dtype::F32;
-        *bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    });
-}
-
-#[test]
-fn bad_sources_are_named_and_leave_no_bundle() {
-    for (what, damage, expected, words) in BAD {
-        let folder = tempfile::tempdir().unwrap();
-        let model = folder.path().join("model");
-        copy(&repository("tests/fixtures/families/llama-default"), &model);
-        damage(&model);
-        let out = folder.path().join("out");
-        let (code, stdout, stderr) = run(&[
-            "convert",
-            "--source",
-            model.to_str().unwrap(),
-            "--out",
-            out.to_str().unwrap(),
-            "--set",
-            "context=32",
-        ]);
-        assert_eq!(code, *expected, "{what}: {stderr}");
-        assert!(stderr.starts_with("error: ") && stdout.is_empty(), "{what}: {stderr}");
-        for word in *words {
-            assert!(stderr.contains(word), "{what}: `{word}` isn't in\n{stderr}");
-        }
-        assert!(!stderr.contains("panicked"), "{what}: {stderr}");
-        assert!(!out.exists(), "{what}");
-        assert!(!folder.path().join("out.partial/bundle.json").exists(), "{what}");
-    }
-}
-
-/// Arguments that are wrong, the exit code, and words of the error.
-const WRONG: &[(&[&str], i32, &[&str])] = &[
-    (&["--manifest", "phi4-mino"], 2, &["phi4-mino", "did you mean `phi4-mini`?"]),
-    (&["--manifest", "demo", "--set", "contxt=5"], 2, &["--set contxt=5", "did you mean `context`?"]),
-    (&["--manifest", "demo", "--set", "family=llama"], 2, &["llama", "qwen3"]),
-    (&["--manifest", "demo", "--set", "shards.max_mb=0.1"], 2, &["layer 0", "0.1 MB", "raise `shards.max_mb`"]),
-    (&["--manifest", "demo", "--set", "shards.layers=[[0, 2], [2, 5]]"], 2, &["layer 5", "6 layers"]),
-    (&["--manifest", "demo", "--set", "lm_head.split=4000"], 2, &["4000 pieces", "2048 rows"]),
-    (&["--source", "/nowhere/at/all"], 4, &["/nowhere/at/all", "No such file"]),
-    (&["--source", "hf:"], 2, &["hf:"]),
-    (&[], 2, &["no source", "--source"]),
-    (&["--manifest", "demo", "--out", "Cargo.toml/bundle"], 5, &["Cargo.toml/bundle"]),
-    (&["--jobs", "many"], 2, &["--jobs"]),
-];
-
-#[test]
-fn wrong_commands_are_explained() {
-    for (arguments, expected, words) in WRONG {
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("out");
-        let mut all = vec!["convert"];
-        all.extend(*arguments);
-        if !all.contains(&"--out") {
-            all.extend(["--out", out.to_str().unwrap()]);
-        }
-        let (code, _, stderr) = run(&all);
-        assert_eq!(code, *expected, "{arguments:?}: {stderr}");
-        for word in *words {
-            assert!(stderr.contains(word), "{arguments:?}: `{word}` isn't in\n{stderr}");
-        }
-        assert!(!out.exists(), "{arguments:?}");
-    }
-}
-
-/// A limit on the size of files stands for a full disk.
-#[cfg(unix)]
-#[test]
-fn a_full_disk_is_an_error_and_leaves_no_bundle() {
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("out");
-    let script = "trap '' XFSZ; ulimit -f 1024; exec \"$0\" \"$@\"";
-    let output = std::process::Command::new("bash")
-        .args(["-c", script, env!("CARGO_BIN_EXE_anec"), "convert", "--manifest", "demo", "--out"])
-        .arg(&out)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output();
-    let (code, _, stderr) = finish(output.unwrap());
-    assert_eq!(code, 5, "{stderr}");
-    assert!(stderr.contains("File too large"), "{stderr}");
-    assert!(!out.exists());
-    // with room again, the run goes on
-    assert_eq!(convert_demo(&out, &[]).0, 0);
-    assert!(out.join("bundle.json").is_file());
 }
 
 /// `xcrun` as it behaves on a Mac, as far as compilation goes.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::convert::pipeline::compile_bundle;
+use crate::convert::compile::compile_bundle;
 use crate::convert::progress::Progress;
 use crate::error::Result;
 

@@ -54,14 +54,14 @@ impl Args {
             }
             Outcome::UpToDate(path) => print(&format!("{} is up to date", path.display())),
             Outcome::Written(written) => {
-                for note in &written.notes {
+                for note in &written.report.notes {
                     eprintln!("note: {note}");
                 }
                 if self.json {
                     print_json(&json!({
                         "status": "written",
                         "path": written.path,
-                        "notes": written.notes,
+                        "notes": written.report.notes,
                         "report": written.report,
                     }));
                 } else {

@@ -15,7 +15,7 @@ use crate::convert::{Options, convert, files};
 use crate::error::Result;
 use crate::exec::Precision;
 use crate::manifest::{Manifest, Quant, WeightFormat};
-use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Sampling, generate};
+use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, generate};
 use crate::validate::{Golden, Greedy};
 
 /// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
@@ -93,12 +93,8 @@ fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, ma
     let hidden = if hidden { Hidden::BetweenLayers } else { Hidden::No };
     let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
     let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
-    let request = Request {
-        prompt: tokens.clone(),
-        max_tokens: greedy,
-        sampling: Sampling::default(),
-        stops: model.bundle().model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect(),
-    };
+    let request =
+        Request { prompt: tokens.clone(), max_tokens: greedy, stops: model.end_tokens(), ..Request::default() };
     let greedy = match greedy {
         0 => None,
         _ => {

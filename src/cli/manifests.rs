@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{print, print_json};
 use crate::error::Result;
-use crate::manifest::{Manifest, ManifestError, builtin, error::nearest};
+use crate::manifest::{Manifest, builtin};
 use crate::report;
 
 /// Lists the built-in manifests, or prints one.
@@ -29,10 +29,7 @@ impl Args {
             }
             return Ok(0);
         };
-        let Some(found) = builtin::find(&name) else {
-            let suggestion = nearest(&name, builtin::names()).map(str::to_owned);
-            return Err(ManifestError::NotFound { name, suggestion }.into());
-        };
+        let found = builtin::find(&name)?;
         if self.json {
             print_json(&read(found)?.1);
         } else {

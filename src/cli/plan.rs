@@ -2,7 +2,7 @@
 
 use super::input::Input;
 use super::{print, print_json};
-use crate::convert::pipeline::{open, resolve};
+use crate::convert::open::{open, resolve};
 use crate::convert::{Estimate, Plan};
 use crate::error::Result;
 use crate::report;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::error::ConvertError;
 use crate::family::ports::{Port, Stage, StatePort};
 use crate::manifest::Manifest;
-use crate::source::LedgerTotals;
+use crate::source::{LedgerTotals, Source, SourceError, SourceFile};
 
 /// Version of the schema; a reader refuses others.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -85,6 +85,10 @@ pub struct ModelFacts {
     pub num_layers: usize,
     /// Rows of the embedding and of the LM head.
     pub vocab_size: u64,
+    /// Hidden states between functions, the embedding's among them, are the model's times this, a power of two by which
+    /// fp16 can hold them.
+    #[serde(default = "unscaled")]
+    pub hidden_scale: f64,
     /// Context lengths for which there are functions, ascending.
     pub contexts: Vec<u64>,
     /// Tokens that end a text.
@@ -92,6 +96,10 @@ pub struct ModelFacts {
     /// Token that begins a text, if the model wants one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bos_token_id: Option<u64>,
+}
+
+fn unscaled() -> f64 {
+    1.0
 }
 
 /// Where the weights came from.
@@ -103,6 +111,24 @@ pub struct SourceFacts {
     pub format: String,
     /// Files that weights were read from.
     pub files: Vec<FileDigest>,
+}
+
+impl SourceFacts {
+    /// Name, format and digests of a source, which is read whole for them.
+    ///
+    /// # Errors
+    /// When a file can't be read.
+    pub fn of(source: &Source) -> Result<Self, SourceError> {
+        source.digest()?;
+        let digest = |file: &SourceFile| -> Result<FileDigest, SourceError> {
+            Ok(FileDigest { file: file.name().into(), bytes: file.size(), sha256: file.sha256()?.into() })
+        };
+        Ok(SourceFacts {
+            name: source.name().into(),
+            format: source.kind().name().into(),
+            files: source.files().iter().map(digest).collect::<Result<_, _>>()?,
+        })
+    }
 }
 
 /// A file with its size and digest.

@@ -3,7 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::bundle::{self, Bundle};
 use super::error::ConvertError;
+use super::files;
+use super::progress::Progress;
+use crate::error::Result;
 
 /// The compiler.
 #[derive(Debug)]
@@ -66,4 +70,21 @@ impl Compiler {
         std::fs::rename(&compiled, &target).map_err(ConvertError::io(&target, "rename"))?;
         Ok(name)
     }
+}
+
+/// Compiles the packages of a bundle that is there, and notes it in its `bundle.json`.
+///
+/// # Errors
+/// When the compiler isn't there or refuses a package.
+pub fn compile_bundle(path: &Path, progress: &Progress) -> Result<Bundle> {
+    let mut bundle = Bundle::read(path)?;
+    let compiler = Compiler::find()?;
+    for index in 0..bundle.packages.len() {
+        let package = bundle.packages[index].package.clone();
+        progress.stage(&format!("compiling {package}"));
+        bundle.packages[index].compiled = Some(compiler.compile(path, &package)?);
+        files::write_json(&path.join(bundle::FILE_NAME), &bundle)?;
+    }
+    progress.finish();
+    Ok(bundle)
 }

@@ -45,6 +45,11 @@ pub enum ConvertError {
         /// Rows of the LM head.
         rows: u64,
     },
+    /// Calls of a recurrent model that would have to be filled up.
+    #[error(
+        "`lengths` has no call of one token, which this model needs: its layers carry a state that fillers would change"
+    )]
+    NoSingleToken,
     /// A graph that breaks Core ML's rules: a defect of this crate.
     #[error("{package}: the graph breaks the rules of Core ML:\n{}", findings.join("\n"))]
     Graph {
@@ -74,6 +79,9 @@ pub enum ConvertError {
         /// What differs.
         difference: String,
     },
+    /// Another run makes the same bundle.
+    #[error("{}: another conversion is at work there", .0.display())]
+    Busy(PathBuf),
     /// The system refused.
     #[error("{}: can't {action}: {source}", path.display())]
     Io {
@@ -122,7 +130,9 @@ impl Diagnostic for ConvertError {
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
             | ConvertError::TooManyPieces { .. }
+            | ConvertError::NoSingleToken
             | ConvertError::NotABundle(_)
+            | ConvertError::Busy(_)
             | ConvertError::Exists { .. } => Fault::Usage,
             ConvertError::Bundle { .. } | ConvertError::Vocabulary { .. } | ConvertError::Graph { .. } => Fault::Source,
             ConvertError::Io { .. } | ConvertError::Compiler { .. } | ConvertError::NoCompiler(_) => Fault::Platform,
@@ -130,29 +140,43 @@ impl Diagnostic for ConvertError {
     }
 
     fn help(&self) -> Option<String> {
-        match self {
-            ConvertError::NoSource => Some("give --source PATH, or `source:` in the manifest".into()),
-            ConvertError::LayerTooLarge { megabytes, .. } => Some(format!(
+        Some(match self {
+            ConvertError::NoSource => "give --source PATH, or `source:` in the manifest".into(),
+            ConvertError::LayerTooLarge { megabytes, .. } => format!(
                 "raise `shards.max_mb` to {} or more, or quantize (`quant.weights: int8`)",
                 megabytes.ceil()
-            )),
+            ),
             ConvertError::HeadTooLarge { megabytes, .. } => {
-                Some(format!("raise `shards.max_mb` to {} or more", megabytes.ceil()))
+                format!("raise `shards.max_mb` to {} or more", megabytes.ceil())
             }
             ConvertError::LayersDontTile { layers, .. } => {
-                Some(format!("ranges are [first, one past the last]; the last one ends with {layers}"))
+                format!("ranges are [first, one past the last]; the last one ends with {layers}")
             }
-            ConvertError::NotABundle(_) => Some("choose another folder with --out".into()),
-            ConvertError::Exists { .. } => Some("--force replaces it; --out names another folder".into()),
+            ConvertError::TooManyPieces { .. } => "ask for fewer pieces, or leave `lm_head.split` at auto".into(),
+            ConvertError::NotABundle(_) => "choose another folder with --out".into(),
+            ConvertError::Busy(_) => "wait until it ends, or name another folder with --out".into(),
+            ConvertError::Exists { .. } => "--force replaces it; --out names another folder".into(),
+            ConvertError::Io { source, .. } => match source.kind() {
+                std::io::ErrorKind::NotFound => "check the path",
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                    "free some space, or write to another disk with --out"
+                }
+                _ => "choose a folder that may be written to with --out",
+            }
+            .into(),
+            ConvertError::Bundle { .. } => "convert the model again".into(),
+            ConvertError::Compiler { .. } => {
+                "if the model converts with the newest anec and still isn't accepted, please report it with the manifest"
+                    .into()
+            }
+            ConvertError::NoSingleToken => {
+                "add it: `lengths: { range: [1, 4] }` or `lengths: { fixed: [1, 64] }`".into()
+            }
             ConvertError::NoCompiler(_) => {
-                Some("run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools".into())
+                "run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools".into()
             }
-            ConvertError::Graph { .. } => Some("this is a defect of anec; please report it with the manifest".into()),
-            ConvertError::Vocabulary { .. } => Some("tokenizer and weights are of different models".into()),
-            ConvertError::TooManyPieces { .. }
-            | ConvertError::Io { .. }
-            | ConvertError::Bundle { .. }
-            | ConvertError::Compiler { .. } => None,
-        }
+            ConvertError::Graph { .. } => "this is a defect of anec; please report it with the manifest".into(),
+            ConvertError::Vocabulary { .. } => "tokenizer and weights are of different models".into(),
+        })
     }
 }

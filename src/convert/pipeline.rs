@@ -3,26 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::bundle::{
-    self, Bundle, FileDigest, FunctionEntry, HostFacts, ModelFacts, PackageEntry, SourceFacts, Tokens,
-};
-use super::compile::{self, Compiler};
+use super::build::build_package;
+use super::bundle::{self, Bundle, FileDigest, HostFacts, ModelFacts, PackageEntry, SourceFacts};
+use super::compile::Compiler;
 use super::emit::Emitter;
 use super::error::ConvertError;
+use super::open::{Opened, open, resolve};
+use super::output::{self, Existing};
 use super::plan::{PackagePlan, Plan};
 use super::progress::Progress;
 use super::report::{self, PackageReport, Report, RunReport};
 use super::resume::{self, FinishedPackage, Journal};
 use super::tokenizer::{self, TextFacts};
-use super::{files, host, resources};
+use super::{files, host, notes, resources};
 use crate::error::Result;
 use crate::family::ports::Stage;
-use crate::family::{self, Form, FunctionRequest, Host, Model, TokenCount};
+use crate::family::{Host, Model};
 use crate::manifest::Manifest;
-use crate::mil::Program;
-use crate::mil::verify::verify;
 use crate::package::{self, WriteOptions};
-use crate::source::{Ledger, LedgerTotals, Source};
+use crate::source::Source;
 
 /// What to convert, and how.
 pub struct Options {
@@ -54,63 +53,8 @@ pub struct Written {
     pub path: PathBuf,
     /// What is in it.
     pub bundle: Bundle,
-    /// What was measured.
+    /// What was measured, and what the user should know.
     pub report: Report,
-    /// What the user should know: one sentence each.
-    pub notes: Vec<String>,
-}
-
-/// A source with the model that was found in it.
-pub struct Opened {
-    /// The source.
-    pub source: Source,
-    /// The model.
-    pub model: Box<dyn Model>,
-    /// The account of the source's tensors.
-    pub ledger: LedgerTotals,
-}
-
-/// Opens the source that a manifest names, and the model in it.
-///
-/// # Errors
-/// When there is no source, it can't be read, or its model isn't understood in every tensor and key.
-pub fn open(manifest: &Manifest) -> Result<Opened> {
-    let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
-    let source = Source::open(name)?;
-    let (model, ledger) = open_model(&source, manifest)?;
-    Ok(Opened { source, model, ledger })
-}
-
-/// Opens the model of a source.
-///
-/// # Errors
-/// When it isn't understood in every tensor and key.
-pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model>, LedgerTotals)> {
-    let mut ledger = Ledger::new(source);
-    let model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
-    Ok((model, ledger.finish()?))
-}
-
-/// The manifest with what the source decides and all defaults filled in.
-pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn Model) -> Manifest {
-    let mut manifest = manifest.clone();
-    manifest.kv_write = Some(manifest.kv_write());
-    manifest.family = Some(model.facts().family.clone());
-    manifest.source = Some(source.name().to_owned());
-    manifest.name.get_or_insert_with(|| name_of(source.name()));
-    manifest
-}
-
-/// A bundle's name, where the manifest gives none: the last part of the source's, without extension.
-pub fn name_of(source: &str) -> String {
-    let name = source.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(source);
-    let name = name.split('@').next().unwrap_or(name);
-    let name = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".safetensors")).unwrap_or(name);
-    let name: String = name.chars().map(|c| if c.is_alphanumeric() || "-_.+".contains(c) { c } else { '_' }).collect();
-    match name.trim_start_matches('.') {
-        "" => "model".into(),
-        name => name.into(),
-    }
 }
 
 /// Converts a source into a bundle. Work is done by the threads of rayon's global pool.
@@ -135,10 +79,10 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     let plan = Plan::new(&manifest, model)?;
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
-    if let Some(outcome) = existing(&path, &manifest, source, options.force)? {
-        return Ok(outcome);
+    if output::existing(&path, &manifest, source, options.force)? == Existing::UpToDate {
+        return Ok(Outcome::UpToDate(path));
     }
-    let partial = with_suffix(&path, ".partial");
+    let partial = output::partial(&path);
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
     let host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
     let mut run = Run {
@@ -148,13 +92,13 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
         plan: &plan,
         folder: &partial,
         progress: &options.progress,
-        notes: notes(&plan, model),
+        notes: notes::of_plan(&plan, model),
     };
     run.check_space(&journal, &host)?;
     let resumed_packages = journal.packages.len();
 
     // the source is digested beside the conversion: it is read anyway
-    let (digests, converted) = rayon::join(|| source_facts(source), || run.write_all(&mut journal, &host));
+    let (digests, converted) = rayon::join(|| SourceFacts::of(source), || run.write_all(&mut journal, &host));
     let (packages, host_facts, text) = converted?;
     let mut entries: Vec<PackageEntry> = packages.iter().map(|p| p.entry.clone()).collect();
     if options.compile {
@@ -167,6 +111,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
         name: name.clone(),
         family: facts.family.clone(),
         model: ModelFacts {
+            hidden_scale: facts.hidden_scale,
             hidden_size: facts.hidden_size,
             num_layers: facts.num_layers,
             vocab_size: facts.vocab_size,
@@ -185,7 +130,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     };
     let usage = resources::usage().unwrap_or_default();
     let weights: u64 = bundle.packages.iter().flat_map(|p| &p.files).map(|f| f.bytes).sum();
-    let report = Report {
+    let mut report = Report {
         anec_version: bundle.anec_version.clone(),
         name,
         run: RunReport {
@@ -198,13 +143,14 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
             resumed_packages,
         },
         packages: packages.into_iter().map(|p| p.report).collect(),
+        notes: run.notes,
     };
+    report.notes.extend(notes::of_losses(&report));
     files::write_json(&partial.join(report::FILE_NAME), &report)?;
     files::write_json(&partial.join(bundle::FILE_NAME), &bundle)?;
-    journal.remove()?;
-    publish(&partial, &path)?;
+    output::publish(&partial, &path)?;
     options.progress.finish();
-    Ok(Outcome::Written(Box::new(Written { path, bundle, report, notes: run.notes })))
+    Ok(Outcome::Written(Box::new(Written { path, bundle, report })))
 }
 
 /// A conversion at work.
@@ -328,177 +274,5 @@ impl Run<'_> {
             Err(other) => return Err(other.into()),
         }
         Ok(())
-    }
-}
-
-/// Builds and checks the functions of one package.
-///
-/// # Errors
-/// When a weight can't be emitted, or the graph breaks Core ML's rules.
-pub fn build_package(
-    model: &dyn Model,
-    form: &Form,
-    plan: &PackagePlan,
-    emitter: &mut Emitter<'_>,
-) -> Result<(Program, Vec<FunctionEntry>)> {
-    let package = format!("{}.mlpackage", plan.name);
-    let mut functions = Vec::new();
-    let mut entries = Vec::new();
-    for request in &plan.functions {
-        let graph = model.build(form, request, emitter)?;
-        emitter.name_after(&graph.function);
-        entries.push(FunctionEntry {
-            package: package.clone(),
-            function: request.name.clone(),
-            stage: request.stage.clone(),
-            context: request.context,
-            tokens: tokens(request),
-            inputs: graph.inputs,
-            outputs: graph.outputs,
-            states: graph.states,
-        });
-        functions.push(graph.function);
-    }
-    let default_function = functions.first().map(|f| f.name.clone()).unwrap_or_default();
-    let program = Program { functions, default_function };
-    let findings = verify(&program);
-    if !findings.is_empty() {
-        let findings = findings.iter().map(ToString::to_string).collect();
-        return Err(ConvertError::Graph { package, findings }.into());
-    }
-    Ok((program, entries))
-}
-
-fn tokens(request: &FunctionRequest) -> Tokens {
-    match request.tokens {
-        TokenCount::Range { lower, upper, .. } => Tokens::Range([lower, upper]),
-        TokenCount::Exactly(count) => Tokens::Exactly(count),
-    }
-}
-
-/// Name, format and digests of a source.
-fn source_facts(source: &Source) -> Result<SourceFacts> {
-    source.digest()?;
-    let digest = |file: &crate::source::SourceFile| -> Result<FileDigest> {
-        Ok(FileDigest { file: file.name().into(), bytes: file.size(), sha256: file.sha256()?.into() })
-    };
-    Ok(SourceFacts {
-        name: source.name().into(),
-        format: source.kind().name().into(),
-        files: source.files().iter().map(digest).collect::<Result<_>>()?,
-    })
-}
-
-/// What is odd about a plan and yet allowed.
-fn notes(plan: &Plan, model: &dyn Model) -> Vec<String> {
-    let longest = model.facts().max_position_embeddings;
-    let over = plan.contexts.iter().filter(|context| **context > longest);
-    over.map(|context| format!("context {context} is longer than the {longest} tokens that the model was made for"))
-        .collect()
-}
-
-/// What to do about an output folder that is there already.
-fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) -> Result<Option<Outcome>> {
-    let replaced = with_suffix(path, ".replaced");
-    if replaced.exists() {
-        // an earlier run was killed between its last two steps
-        std::fs::remove_dir_all(&replaced).map_err(ConvertError::io(&replaced, "remove"))?;
-    }
-    match std::fs::read_dir(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(ConvertError::io(path, "open")(e).into()),
-        Ok(mut entries) => {
-            if entries.next().is_none() {
-                return Ok(None);
-            }
-        }
-    }
-    if !path.join(bundle::FILE_NAME).is_file() {
-        return Err(ConvertError::NotABundle(path.to_owned()).into());
-    }
-    if force {
-        return Ok(None);
-    }
-    let old = Bundle::read(path)?;
-    let difference = if old.manifest != *manifest {
-        "its manifest differs"
-    } else if old.anec_version != env!("CARGO_PKG_VERSION") {
-        "another version of anec wrote it"
-    } else if !old.packages.iter().all(|p| resume::complete(path, &p.files)) {
-        "files of it are missing or cut short"
-    } else if source_facts(source)? != old.source {
-        "its source differs"
-    } else {
-        return Ok(Some(Outcome::UpToDate(path.to_owned())));
-    };
-    Err(ConvertError::Exists { path: path.to_owned(), difference: difference.into() }.into())
-}
-
-/// Gives a complete bundle its name.
-fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
-    let replaced = with_suffix(path, ".replaced");
-    let replaces = path.join(bundle::FILE_NAME).exists();
-    if replaces {
-        std::fs::rename(path, &replaced).map_err(ConvertError::io(path, "rename"))?;
-    }
-    std::fs::rename(partial, path).map_err(ConvertError::io(path, "rename"))?;
-    if replaces {
-        std::fs::remove_dir_all(&replaced).map_err(ConvertError::io(&replaced, "remove"))?;
-    }
-    Ok(())
-}
-
-/// A path beside another.
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    // `.` and `..` have no name of their own
-    let path = match path.file_name() {
-        Some(_) => path.to_owned(),
-        None => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
-    };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(suffix);
-    path.with_file_name(name)
-}
-
-/// Compiles the packages of a bundle that is there, and notes it in its `bundle.json`.
-///
-/// # Errors
-/// When the compiler isn't there or refuses a package.
-pub fn compile_bundle(path: &Path, progress: &Progress) -> Result<Bundle> {
-    let mut bundle = Bundle::read(path)?;
-    let compiler = compile::Compiler::find()?;
-    for index in 0..bundle.packages.len() {
-        let package = bundle.packages[index].package.clone();
-        progress.stage(&format!("compiling {package}"));
-        bundle.packages[index].compiled = Some(compiler.compile(path, &package)?);
-        files::write_json(&path.join(bundle::FILE_NAME), &bundle)?;
-    }
-    progress.finish();
-    Ok(bundle)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_come_from_sources() {
-        for (source, name) in [
-            ("hf:Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
-            ("hf:Qwen/Qwen3-0.6B@main", "Qwen3-0.6B"),
-            ("hf:owner/name/file.gguf", "file"),
-            ("/models/phi4/", "phi4"),
-            ("./a b.safetensors", "a_b"),
-            ("..", "model"),
-        ] {
-            assert_eq!(name_of(source), name, "{source}");
-        }
-    }
-
-    #[test]
-    fn suffixes_go_to_the_name() {
-        assert_eq!(with_suffix(Path::new("a/b.anec"), ".partial"), Path::new("a/b.anec.partial"));
-        assert_eq!(with_suffix(Path::new("a/b.anec/"), ".partial"), Path::new("a/b.anec.partial"));
-        assert!(with_suffix(Path::new("."), ".partial").is_absolute());
     }
 }

@@ -26,6 +26,9 @@ pub struct Report {
     pub run: RunReport,
     /// Each package.
     pub packages: Vec<PackageReport>,
+    /// What the user should know: one sentence each.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// Time, memory and bytes of a run.

@@ -4,6 +4,7 @@
 //! inputs the run has; a run with other inputs starts anew.
 
 use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -18,8 +19,8 @@ use crate::source::Source;
 
 const FILE_NAME: &str = "journal.json";
 
-/// The journal of a run.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// The journal of a run. While it exists its folder is locked, where the system locks folders.
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Journal {
     /// Digest of the inputs.
     inputs: String,
@@ -29,6 +30,8 @@ pub struct Journal {
     pub host: Option<HostFacts>,
     #[serde(skip)]
     path: PathBuf,
+    #[serde(skip)]
+    _lock: Option<File>,
 }
 
 /// What is known of a finished package.
@@ -46,27 +49,32 @@ impl Journal {
     /// Goes on with the journal in `folder` if it is of the same inputs, else empties the folder and begins one.
     ///
     /// # Errors
-    /// When the folder can't be made or emptied.
+    /// When the folder can't be made or emptied, or another run is at work there.
     pub fn open(folder: &Path, inputs: String, anew: bool) -> Result<Journal, ConvertError> {
+        std::fs::create_dir_all(folder).map_err(ConvertError::io(folder, "create"))?;
+        let lock = File::open(folder).ok();
+        let taken = lock.as_ref().is_some_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)));
+        // what another run has just finished has another name now
+        if taken || !folder.exists() {
+            return Err(ConvertError::Busy(folder.to_owned()));
+        }
         let path = folder.join(FILE_NAME);
         let read = || -> Option<Journal> {
             let journal: Journal = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
             (journal.inputs == inputs && !anew).then_some(journal)
         };
-        if let Some(mut journal) = read() {
-            journal.path = path;
-            journal.packages.retain(|_, p| complete(folder, &p.entry.files));
-            let host_is_complete = |h: &HostFacts| size(&folder.join(&h.file.file)) == Some(h.file.bytes);
-            journal.host = journal.host.filter(host_is_complete);
-            journal.remove_unfinished(folder)?;
-            return Ok(journal);
+        let found = read();
+        let begins = found.is_none();
+        let mut journal = found.unwrap_or_else(|| Journal { inputs, ..Default::default() });
+        (journal.path, journal._lock) = (path, lock);
+        journal.packages.retain(|_, p| complete(folder, &p.entry.files));
+        let host_is_complete = |h: &HostFacts| size(&folder.join(&h.file.file)) == Some(h.file.bytes);
+        journal.host = journal.host.filter(host_is_complete);
+        if begins {
+            // first, so that what is left by others is never taken for this run's
+            journal.save()?;
         }
-        if folder.exists() {
-            std::fs::remove_dir_all(folder).map_err(ConvertError::io(folder, "empty"))?;
-        }
-        std::fs::create_dir_all(folder).map_err(ConvertError::io(folder, "create"))?;
-        let journal = Journal { inputs, path, ..Default::default() };
-        journal.save()?;
+        journal.remove_unfinished(folder)?;
         Ok(journal)
     }
 
@@ -96,12 +104,21 @@ impl Journal {
         files::write_json(&self.path, self).map(|_| ())
     }
 
-    /// Removes the journal: the run is complete.
+    /// Whether a folder holds a journal: a run is, or was, at work there.
+    pub fn is_in(folder: &Path) -> bool {
+        folder.join(FILE_NAME).exists()
+    }
+
+    /// Removes the journal of a folder, if there is one: the run is complete.
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn remove(self) -> Result<(), ConvertError> {
-        std::fs::remove_file(&self.path).map_err(ConvertError::io(&self.path, "remove"))
+    pub fn remove(folder: &Path) -> Result<(), ConvertError> {
+        let path = folder.join(FILE_NAME);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(ConvertError::io(&path, "remove")(e)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -114,18 +131,31 @@ pub fn complete(folder: &Path, files: &[super::bundle::FileDigest]) -> bool {
     !files.is_empty() && files.iter().all(|f| size(&folder.join(&f.file)) == Some(f.bytes))
 }
 
-/// A digest of everything that decides a bundle's bytes. Source files count by name, size and time of change; reading
-/// them whole is what a resumed run wants to save.
+/// A digest of everything that decides a bundle's bytes. Source files count by name, size, time of change and identity;
+/// reading them whole is what a resumed run wants to save.
 pub fn inputs(manifest: &Manifest, source: &Source) -> String {
     let mut hasher = Sha256::new();
     hasher.update(env!("CARGO_PKG_VERSION"));
     hasher.update(serde_json::to_vec(manifest).unwrap_or_default());
     for file in source.files() {
-        let changed = std::fs::metadata(file.path()).and_then(|m| m.modified()).ok();
-        let since = changed.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
-        hasher.update(format!("\0{}\0{}\0{}", file.name(), file.size(), since.as_nanos()));
+        hasher.update(format!("\0{}\0{}\0{}", file.name(), file.size(), changed(file.path())));
     }
     files::hexadecimal(&hasher.finalize())
+}
+
+/// What tells that a file may have another content than before, even with the size and time of the one before: archives
+/// and copies set times.
+fn changed(path: &Path) -> String {
+    let Ok(metadata) = std::fs::metadata(path) else { return String::new() };
+    let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+    let modified = modified.unwrap_or_default().as_nanos();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        format!("{modified} {} {} {} {}", metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec())
+    }
+    #[cfg(not(unix))]
+    modified.to_string()
 }
 
 #[cfg(test)]
@@ -159,6 +189,7 @@ mod tests {
         journal.save().unwrap();
         std::fs::create_dir(partial.join(".b.mlpackage.partial-7")).unwrap();
         std::fs::write(partial.join("host.safetensors.partial"), "x").unwrap();
+        drop(journal);
         let again = Journal::open(&partial, "same".into(), false).unwrap();
         assert_eq!(again.packages.keys().collect::<Vec<_>>(), ["a"]);
         let mut left: Vec<_> = std::fs::read_dir(&partial).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -175,9 +206,36 @@ mod tests {
             std::fs::write(partial.join("left-over"), "x").unwrap();
             journal.packages.insert("a".into(), finished(1));
             journal.save().unwrap();
+            drop(journal);
             let journal = Journal::open(&partial, inputs.into(), anew).unwrap();
             assert!(journal.packages.is_empty() && !partial.join("left-over").exists());
         }
+    }
+
+    #[test]
+    fn two_runs_are_never_at_work_in_one_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Journal::open(folder.path(), "one".into(), false).unwrap();
+        let second = Journal::open(folder.path(), "one".into(), false).unwrap_err();
+        assert!(matches!(second, ConvertError::Busy(_)));
+        drop(first);
+        Journal::open(folder.path(), "one".into(), false).unwrap();
+    }
+
+    #[test]
+    fn a_file_with_the_size_and_time_of_another_is_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        let write = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            File::options().write(true).open(&path).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+            changed(&path)
+        };
+        let before = write("one");
+        assert_eq!(changed(&path), before);
+        // longer than any system's unit of time
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(cfg!(not(unix)) || write("two") != before);
     }
 
     #[test]

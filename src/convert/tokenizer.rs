@@ -82,7 +82,7 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
     if let (Some(tokenizer), Some(turn_end)) = (&tokenizer, turn_end) {
         text.eos_token_ids.extend(added_token(tokenizer, turn_end));
     }
-    finish(text, vocab_size)
+    finish(text, source, vocab_size)
 }
 
 fn from_gguf(source: &Source, metadata: &Metadata, vocab_size: u64) -> Result<Text> {
@@ -112,14 +112,17 @@ fn from_gguf(source: &Source, metadata: &Metadata, vocab_size: u64) -> Result<Te
     if !config.is_empty() {
         text.files.push(("tokenizer_config", "tokenizer_config.json", pretty(&Json::Object(config))));
     }
-    finish(text, vocab_size)
+    finish(text, source, vocab_size)
 }
 
-fn finish(mut text: Text, vocab_size: u64) -> Result<Text> {
+fn finish(mut text: Text, source: &Source, vocab_size: u64) -> Result<Text> {
     let mut seen = std::collections::BTreeSet::new();
     text.eos_token_ids.retain(|id| seen.insert(*id));
     match text.eos_token_ids.iter().find(|id| **id >= vocab_size) {
-        Some(id) => Err(ConvertError::Vocabulary { place: "eos_token_id".into(), id: *id, vocab_size }.into()),
+        Some(id) => {
+            let place = format!("{}, eos_token_id", source.name());
+            Err(ConvertError::Vocabulary { place, id: *id, vocab_size }.into())
+        }
         None => Ok(text),
     }
 }

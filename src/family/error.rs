@@ -59,8 +59,10 @@ pub enum FamilyError {
         expected: String,
     },
     /// A tensor whose shape isn't what the configuration says.
-    #[error("tensor `{tensor}` has shape {found:?}; the configuration says {expected:?} ({because})")]
+    #[error("{place}: tensor `{tensor}` has shape {found:?}; the configuration says {expected:?} ({because})")]
     Shape {
+        /// File or source.
+        place: String,
         /// Name in the source.
         tensor: String,
         /// Shape in the source.
@@ -103,7 +105,9 @@ impl Diagnostic for FamilyError {
             FamilyError::Shape { .. } => {
                 "weights and configuration don't belong together: check that both come from the same model".into()
             }
-            FamilyError::MissingKey { .. } | FamilyError::Value { .. } => return None,
+            FamilyError::MissingKey { .. } | FamilyError::Value { .. } => {
+                "check that the configuration is the one that the weights were published with".into()
+            }
         })
     }
 }

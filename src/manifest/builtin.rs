@@ -1,5 +1,7 @@
 //! The manifests of `manifests/`, built into the binary.
 
+use super::error::{ManifestError, nearest};
+
 /// A manifest that is built in.
 #[derive(Clone, Copy, Debug)]
 pub struct Builtin {
@@ -21,6 +23,8 @@ const ALL: &[Builtin] = builtin![
     "gemma-3-270m",
     "gemma-3-4b",
     "hy-mt-1.5-1.8b",
+    "lfm2.5-1.2b",
+    "lfm2.5-8b-a1b",
     "llama-3.2-1b",
     "llama-3.2-3b",
     "mistral-7b",
@@ -30,6 +34,10 @@ const ALL: &[Builtin] = builtin![
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
+    "qwen3.5-0.8b",
+    "qwen3.5-2b",
+    "qwen3.5-4b",
+    "qwen3.5-9b",
     "smollm3-3b",
 ];
 
@@ -45,14 +53,27 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// The built-in manifest that a name, file name or path stands for: `phi4-mini`, `phi4-mini.yaml`,
 /// `manifests/phi4-mini.yaml`.
-pub fn find(name: &str) -> Option<&'static Builtin> {
+///
+/// # Errors
+/// When there is none: an error that suggests those that look like it.
+pub fn find(name: &str) -> Result<&'static Builtin, ManifestError> {
     let stem = stem(name);
-    ALL.iter().find(|b| b.name == stem)
+    let found = ALL.iter().find(|b| b.name == stem);
+    found.ok_or_else(|| ManifestError::NotFound { name: name.to_owned(), like: like(stem) })
+}
+
+/// Names that begin with what was given, apart from punctuation (`phi-4`); else the one nearest to it.
+fn like(given: &str) -> Vec<&'static str> {
+    let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "");
+    let given_plain = plain(given);
+    let begin_so: Vec<_> =
+        names().filter(|name| !given_plain.is_empty() && plain(name).starts_with(&given_plain)).collect();
+    if begin_so.is_empty() { nearest(given, names()).into_iter().collect() } else { begin_so }
 }
 
 /// A manifest's name as it is looked for: without folder and `.yaml`. Only a bare name or one in a folder called
 /// `manifests` can mean a built-in one.
-pub(super) fn stem(name: &str) -> &str {
+fn stem(name: &str) -> &str {
     let name = name.strip_prefix("./").unwrap_or(name);
     let name = name.strip_prefix("manifests/").unwrap_or(name);
     name.strip_suffix(".yaml").or_else(|| name.strip_suffix(".yml")).unwrap_or(name)
@@ -87,8 +108,23 @@ mod tests {
     #[test]
     fn paths_that_end_in_a_name_are_found() {
         for name in ["phi4-mini", "phi4-mini.yaml", "manifests/phi4-mini.yaml", "./manifests/phi4-mini.yaml"] {
-            assert_eq!(find(name).map(|b| b.name), Some("phi4-mini"), "{name}");
+            assert_eq!(find(name).unwrap().name, "phi4-mini", "{name}");
         }
-        assert!(find("elsewhere/phi4-mini.yaml").is_none());
+        assert!(find("elsewhere/phi4-mini.yaml").is_err());
+    }
+
+    #[test]
+    fn what_looks_like_a_name_is_suggested() {
+        for (given, expected) in [
+            ("phi4", &["phi4-mini"][..]),
+            ("phi-4", &["phi4-mini"]),
+            ("Qwen2.5", &["qwen2.5-0.5b", "qwen2.5-coder-0.5b"]),
+            ("qwen25", &["qwen2.5-0.5b", "qwen2.5-coder-0.5b"]),
+            ("phi4-mino", &["phi4-mini"]),
+            ("something else", &[]),
+            ("-", &[]),
+        ] {
+            assert_eq!(like(given), expected, "{given}");
+        }
     }
 }

@@ -13,8 +13,8 @@ pub enum ManifestError {
     NotFound {
         /// As the user gave it.
         name: String,
-        /// A built-in name that looks like it.
-        suggestion: Option<String>,
+        /// Built-in names that look like it.
+        like: Vec<&'static str>,
     },
     /// A file that can't be read.
     #[error("can't read manifest {}", path.display())]
@@ -74,12 +74,20 @@ impl Diagnostic for ManifestError {
 
     fn help(&self) -> Option<String> {
         match self {
-            ManifestError::NotFound { suggestion: Some(name), .. } => Some(format!("did you mean `{name}`?")),
-            ManifestError::NotFound { .. } => Some("`anec manifests` lists the built-in ones".into()),
+            ManifestError::NotFound { like, .. } => Some(match &like[..] {
+                [] => "`anec manifests` lists the built-in ones".into(),
+                [first @ .., last] => {
+                    let first: Vec<String> = first.iter().map(|name| format!("`{name}`")).collect();
+                    let or = if first.is_empty() { "" } else { " or " };
+                    format!("did you mean {}{or}`{last}`?", first.join(", "))
+                }
+            }),
             ManifestError::Syntax { suggestion: Some(name), .. } => Some(format!("did you mean `{name}`?")),
-            ManifestError::Syntax { .. } => Some("`anec schema manifest` describes every key".into()),
-            ManifestError::Value { advice, .. } => advice.clone(),
-            ManifestError::Unreadable { .. } | ManifestError::Override { .. } => None,
+            ManifestError::Value { advice: Some(advice), .. } => Some(advice.clone()),
+            ManifestError::Syntax { .. } | ManifestError::Value { .. } | ManifestError::Override { .. } => {
+                Some("`anec schema manifest` describes every key".into())
+            }
+            ManifestError::Unreadable { .. } => Some("a manifest is a text file that may be read".into()),
         }
     }
 }

@@ -24,10 +24,7 @@ impl Manifest {
         let (text, origin) = match text {
             Ok(text) => (text, name.to_owned()),
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
-                let found = builtin::find(name).ok_or_else(|| {
-                    let suggestion = nearest(builtin::stem(name), builtin::names()).map(str::to_owned);
-                    ManifestError::NotFound { name: name.to_owned(), suggestion }
-                })?;
+                let found = builtin::find(name)?;
                 (found.text.to_owned(), format!("{} (built-in)", found.name))
             }
             Err(source) => return Err(ManifestError::Unreadable { path: path.to_owned(), source }),
@@ -73,7 +70,7 @@ pub fn schema() -> Json {
 fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: &str) -> Result<T, ManifestError> {
     serde_yaml::from_str(text).map_err(|e| ManifestError::Syntax {
         origin: origin.to_owned(),
-        message: e.to_string(),
+        message: e.to_string().trim_start_matches("error: ").to_owned(),
         suggestion: suggestion(&e),
     })
 }
@@ -146,6 +143,7 @@ fn plain(error: &serde_yaml::Error) -> String {
         | serde_yaml::Error::SerdeInvalidValue { unexpected, expected, .. } => {
             format!("found {unexpected}, expected {expected}")
         }
+        serde_yaml::Error::Message { msg, .. } => msg.clone(),
         other => other.to_string(),
     }
 }

@@ -152,9 +152,10 @@ impl Diagnostic for PackageError {
             PackageError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some space or write to another disk".into())
             }
-            PackageError::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some("choose a folder that may be written to".into())
+            PackageError::Write { source, .. } if source.kind() == io::ErrorKind::FileTooLarge => {
+                Some("raise the limit on the size of files (`ulimit -f`), or write to another disk".into())
             }
+            PackageError::Write { .. } => Some("choose a folder that may be written to".into()),
             PackageError::NoSpace { .. } => Some("free some space or write to another disk".into()),
             PackageError::Exists { .. } => Some("remove it, choose another name, or ask for it to be replaced".into()),
             PackageError::NotAProgram { .. } => {

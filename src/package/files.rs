@@ -230,12 +230,8 @@ fn parent(path: &Path) -> &Path {
 
 /// Puts a folder in the place of what is there, which ends up at the folder's old path and is removed.
 fn replace(new: &Path, target: &Path) -> io::Result<()> {
-    #[cfg(any(target_os = "linux", target_os = "macos"))]
-    {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        if renameat_with(CWD, new, CWD, target, RenameFlags::EXCHANGE).is_ok() {
-            return remove(new);
-        }
+    if exchange(new, target).is_ok() {
+        return remove(new);
     }
     let mut aside = new.as_os_str().to_owned();
     aside.push("-old");
@@ -246,6 +242,23 @@ fn replace(new: &Path, target: &Path) -> io::Result<()> {
         return Err(error);
     }
     remove(&aside)
+}
+
+/// Gives two things each other's name in one step.
+///
+/// # Errors
+/// Where the system or the file system can't; nothing has changed then.
+pub fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
+    {
+        let _ = (a, b);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 fn remove(path: &Path) -> io::Result<()> {

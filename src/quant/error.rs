@@ -44,7 +44,7 @@ impl Diagnostic for QuantError {
             QuantError::Overflow { .. } => Some(
                 "`quant.overflow: saturate` holds it at 65504 and reports how many; the model will differ there".into(),
             ),
-            QuantError::Granule { .. } => None,
+            QuantError::Granule { .. } => Some("this is a defect of anec; please report it with the manifest".into()),
         }
     }
 }

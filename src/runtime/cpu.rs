@@ -142,7 +142,7 @@ struct CpuSequence {
     states: BTreeMap<u64, States>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct States {
     state: State,
     /// Functions whose states are among them.
@@ -171,5 +171,9 @@ impl Sequence for CpuSequence {
     fn reset(&mut self) -> Result<()> {
         self.states.values_mut().for_each(|states| states.state.reset());
         Ok(())
+    }
+
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        Ok(Some(Box::new(CpuSequence { shared: self.shared.clone(), states: self.states.clone() })))
     }
 }

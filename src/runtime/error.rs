@@ -77,6 +77,12 @@ pub enum RuntimeError {
         /// What it says.
         problem: String,
     },
+    /// A form that a text was to keep to is wrong or unsupported.
+    #[error("grammar: {problem}")]
+    Grammar {
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The tokenizer failed on a text.
     #[error("tokenizer: {problem}")]
     Tokenizer {

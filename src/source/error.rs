@@ -40,6 +40,8 @@ pub enum SourceError {
         key: String,
         /// What is wrong: found and expected.
         problem: String,
+        /// What to do about it.
+        help: Option<String>,
     },
     /// A tensor of a file is wrong.
     #[error("{}: tensor `{tensor}`: {problem}", path.display())]
@@ -130,7 +132,17 @@ impl SourceError {
 
     /// A [`SourceError::Key`].
     pub(crate) fn key(path: &Path, key: &str, problem: impl Into<String>) -> Self {
-        SourceError::Key { path: path.to_owned(), key: key.to_owned(), problem: problem.into() }
+        SourceError::Key { path: path.to_owned(), key: key.to_owned(), problem: problem.into(), help: None }
+    }
+
+    /// The same error with advice; only errors of files, keys and tensors take any.
+    pub(crate) fn advise(mut self, text: impl Into<String>) -> Self {
+        if let SourceError::File { help, .. } | SourceError::Key { help, .. } | SourceError::Tensor { help, .. } =
+            &mut self
+        {
+            *help = Some(text.into());
+        }
+        self
     }
 
     /// Turns an I/O error of `action` on `path` into a [`SourceError::Io`].
@@ -149,26 +161,43 @@ impl Diagnostic for SourceError {
     }
 
     fn help(&self) -> Option<String> {
-        match self {
-            SourceError::File { help, .. } | SourceError::Tensor { help, .. } => help.clone(),
-            SourceError::Name { .. } => {
-                Some("a source is a path, or hf:owner/name, hf:owner/name@revision, hf:owner/name/file.gguf".into())
+        let text = match self {
+            SourceError::Io { error, .. } => match error.kind() {
+                std::io::ErrorKind::NotFound => "check the path",
+                std::io::ErrorKind::PermissionDenied => "make it readable",
+                _ => "check the path and the disk that it is on",
+            },
+            SourceError::File { help, .. } | SourceError::Key { help, .. } | SourceError::Tensor { help, .. } => {
+                help.as_deref().unwrap_or("the file is incomplete or damaged; download or copy it again")
             }
-            SourceError::Hub { absent: false, .. } => {
-                Some("download the files by other means and give their path as the source".into())
-            }
-            SourceError::NotFinite { .. } => {
-                Some("the file is damaged, or was trained or quantized wrongly; get it again from its publisher".into())
+            SourceError::MissingTensor { .. } => {
+                "the weights are incomplete, an adapter, or of another model than their configuration; get the whole \
+                 model from its publisher"
             }
             SourceError::Unused { .. } => {
-                Some("the model family doesn't know these tensors, so the result would not be this model".into())
+                "the model family doesn't know these tensors, so the result would not be this model"
             }
-            _ => None,
-        }
+            SourceError::NotFinite { .. } => {
+                "the file is damaged, or was trained or quantized wrongly; get it again from its publisher"
+            }
+            SourceError::Name { .. } => {
+                "a source is a path, or hf:owner/name, hf:owner/name@revision, hf:owner/name/file.gguf"
+            }
+            SourceError::Hub { absent: true, .. } => {
+                "check the name and the revision; a model that isn't public needs a token in HF_TOKEN"
+            }
+            SourceError::Hub { absent: false, .. } => {
+                "download the files by other means and give their path as the source"
+            }
+            SourceError::TakenTwice { .. } | SourceError::Weight { .. } => {
+                "this is a defect of anec; please report it with the name of the source"
+            }
+        };
+        Some(text.into())
     }
 }
 
-/// `; did you mean …?` for an error message, or nothing.
+/// `; the source has …` for an error message, or nothing.
 fn similar(names: &[String]) -> String {
     match names {
         [] => String::new(),

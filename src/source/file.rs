@@ -28,7 +28,7 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system refuses, or the file only stands for another.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(SourceError::io(path, "open"))?;
         let length = file.metadata().map_err(SourceError::io(path, "open"))?.len();
@@ -39,7 +39,9 @@ impl MappedFile {
             // system; it is what every reader of mapped model files asks of its user.
             Bytes::Map(unsafe { Mmap::map(&file) }.map_err(SourceError::io(path, "map"))?)
         };
-        Ok(MappedFile { path: path.to_owned(), bytes })
+        let file = MappedFile { path: path.to_owned(), bytes };
+        refuse_pointer(path, file.bytes())?;
+        Ok(file)
     }
 
     /// Bytes that pass for a file called `path`.
@@ -84,6 +86,15 @@ impl std::fmt::Debug for MappedFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "MappedFile({}, {} bytes)", self.path.display(), self.bytes().len())
     }
+}
+
+/// Refuses what Git LFS leaves in a clone in place of large files.
+pub(super) fn refuse_pointer(path: &Path, bytes: &[u8]) -> Result<()> {
+    if bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
+        return Err(SourceError::file(path, "it is a pointer of Git LFS, not the file that it stands for")
+            .advise("fetch the file itself with `git lfs pull`"));
+    }
+    Ok(())
 }
 
 /// A file that a source was read from.

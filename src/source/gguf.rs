@@ -80,16 +80,16 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Header> {
 }
 
 fn check_version(path: &Path, version: u32) -> Result<()> {
-    let (problem, help) = match version {
+    let version_is = format!("GGUF version {version}, expected 2 or 3");
+    Err(match version {
         2 | 3 => return Ok(()),
-        1 => ("GGUF version 1, expected 2 or 3", Some("convert it with a current llama.cpp")),
-        v if (1..=3).contains(&v.swap_bytes()) => (
-            "GGUF for big-endian machines, expected little-endian",
-            Some("convert it with gguf-py's gguf-convert-endian"),
-        ),
-        v => return Err(SourceError::file(path, format!("GGUF version {v}, expected 2 or 3"))),
-    };
-    Err(SourceError::File { path: path.to_owned(), problem: problem.into(), help: help.map(str::to_owned) })
+        1 => SourceError::file(path, version_is).advise("convert it with a current llama.cpp"),
+        v if (1..=3).contains(&v.swap_bytes()) => {
+            SourceError::file(path, "GGUF for big-endian machines, expected little-endian")
+                .advise("convert it with gguf-py's gguf-convert-endian")
+        }
+        _ => SourceError::file(path, version_is),
+    })
 }
 
 fn alignment(metadata: &Metadata) -> Result<u64> {
@@ -157,8 +157,7 @@ fn place(path: &Path, entries: Vec<Entry>, alignment: u64, data_start: u64, size
                           of the model will do"
                     }
                 };
-                let (path, help) = (path.to_owned(), Some(help.to_owned()));
-                return Err(SourceError::Tensor { path, tensor: name, problem, help });
+                return Err(SourceError::tensor(path, &name, problem).advise(help));
             }
         };
         let wrong = |problem| SourceError::tensor(path, &name, problem);
@@ -171,10 +170,7 @@ fn place(path: &Path, entries: Vec<Entry>, alignment: u64, data_start: u64, size
             .and_then(|start| Some(start..start.checked_add(length)?))
             .filter(|range| range.end <= size)
             .ok_or_else(|| {
-                let problem =
-                    format!("its {length} bytes at offset {offset} of the data end after the file, {size} bytes");
-                let help = Some("the file is incomplete; download or copy it again".into());
-                SourceError::Tensor { path: path.to_owned(), tensor: name.clone(), problem, help }
+                wrong(format!("its {length} bytes at offset {offset} of the data end after the file, {size} bytes"))
             })?;
         tensors.push(TensorInfo { name, dtype, shape, range });
     }

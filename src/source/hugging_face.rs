@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
+use super::file::refuse_pointer;
 
 /// Names of the files beside the weights that are read if they are there.
 pub const FILES: [&str; 7] = [
@@ -38,11 +39,17 @@ impl HuggingFaceFiles {
     /// Reads the files of `folder` that are there.
     ///
     /// # Errors
-    /// When one can't be read or isn't JSON.
+    /// When one can't be read or isn't a JSON object.
     pub fn read(folder: &Path) -> Result<Self> {
         let json = |name: &str| {
             let path = folder.join(name);
-            if path.exists() { read_json(&path).map(Some) } else { Ok(None) }
+            if !path.exists() {
+                return Ok(None);
+            }
+            match read_json(&path)? {
+                object @ Json::Object(_) => Ok(Some(object)),
+                _ => Err(SourceError::file(&path, "it isn't a JSON object")),
+            }
         };
         let tokenizer = folder.join("tokenizer.json");
         let tokenizer_config = json("tokenizer_config.json")?;
@@ -90,5 +97,6 @@ fn chat_template(folder: &Path, tokenizer_config: Option<&Json>, legacy: Option<
 /// When it can't be read or isn't JSON.
 pub fn read_json(path: &Path) -> Result<Json> {
     let bytes = std::fs::read(path).map_err(SourceError::io(path, "read"))?;
+    refuse_pointer(path, &bytes)?;
     serde_json::from_slice(&bytes).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
 }

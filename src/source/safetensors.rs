@@ -30,7 +30,7 @@ pub fn tensors(file: &Arc<MappedFile>) -> Result<Vec<Tensor>> {
     for (name, info) in metadata.tensors() {
         let dtype = SourceDtype::from_safetensors(info.dtype).ok_or_else(|| {
             let problem = format!("its type is {:?}, which isn't one that models are stored in", info.dtype);
-            SourceError::tensor(path, &name, problem)
+            SourceError::tensor(path, &name, problem).advise("save the model again, in F32, F16 or BF16")
         })?;
         let shape = info.shape.iter().map(|&dimension| dimension as u64).collect();
         let (start, end) = info.data_offsets;
@@ -43,6 +43,10 @@ pub fn tensors(file: &Arc<MappedFile>) -> Result<Vec<Tensor>> {
 fn damaged(path: &Path, bytes: &[u8], error: SafeTensorError) -> SourceError {
     use SafeTensorError::*;
     let size = bytes.len();
+    if bytes.starts_with(b"PK") {
+        return SourceError::file(path, "it is a zip archive, as PyTorch writes, and not safetensors")
+            .advise("save the model as safetensors, for example with transformers' save_pretrained");
+    }
     let problem = match &error {
         InvalidHeader(error) => format!("the header isn't UTF-8: {error}"),
         InvalidHeaderDeserialization(error) => format!("the header isn't a table of tensors in JSON: {error}"),
@@ -58,8 +62,7 @@ fn damaged(path: &Path, bytes: &[u8], error: SafeTensorError) -> SourceError {
         ValidationOverflow => "the size of a tensor overflows".into(),
         _ => format!("the header is damaged: {error}"),
     };
-    let help = Some("the file is incomplete or damaged; download or copy it again".into());
-    SourceError::File { path: path.to_owned(), problem, help }
+    SourceError::file(path, problem)
 }
 
 /// Where an index says that tensors are: for each shard's file name, the names of its tensors.

@@ -158,18 +158,6 @@ impl Tensor {
             file.release(byte(elements.start.min(self.0.elements))..byte(elements.end.min(self.0.elements)));
         }
     }
-
-    /// The tensor itself if it has this shape.
-    ///
-    /// # Errors
-    /// When it has another.
-    pub fn expect_shape(self, shape: &[u64]) -> Result<Self> {
-        if self.shape() == shape {
-            return Ok(self);
-        }
-        let problem = format!("its shape is {:?}, expected {shape:?} by the configuration", self.shape());
-        Err(SourceError::tensor(self.path().unwrap_or(Path::new("random")), self.name(), problem))
-    }
 }
 
 impl fmt::Debug for Tensor {

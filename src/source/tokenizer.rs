@@ -6,12 +6,15 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value as Json, json};
 
 use super::error::{Result, SourceError};
 use super::gguf::Metadata;
+
+/// What to do about a tokenizer that can't be rebuilt.
+const FROM_HUGGING_FACE: &str = "convert the model's Hugging Face folder instead, which has its tokenizer.json";
 
 /// `token_type` values of GGUF.
 const CONTROL: i64 = 3;
@@ -28,15 +31,15 @@ pub fn from_gguf(metadata: &Metadata) -> Result<Option<Json>> {
     let types = metadata.i64s("tokenizer.ggml.token_type")?.unwrap_or_default();
     if !types.is_empty() && types.len() != tokens.len() {
         let problem = format!("{} token types for {} tokens", types.len(), tokens.len());
-        return Err(SourceError::file(metadata.path(), problem));
+        return Err(SourceError::key(metadata.path(), "tokenizer.ggml.token_type", problem));
     }
     let vocabulary = Vocabulary { metadata, tokens: tokens.into(), types };
     match model {
         "gpt2" => vocabulary.byte_level().map(Some),
         "llama" => vocabulary.with_visible_spaces().sentence_piece().map(Some),
         other => {
-            let problem = format!("tokenizer.ggml.model is \"{other}\"; \"gpt2\" and \"llama\" are known");
-            Err(SourceError::file(metadata.path(), problem))
+            let problem = format!("\"{other}\", expected \"gpt2\" or \"llama\"");
+            Err(SourceError::key(metadata.path(), "tokenizer.ggml.model", problem).advise(FROM_HUGGING_FACE))
         }
     }
 }
@@ -64,18 +67,11 @@ impl Vocabulary<'_> {
     /// Byte-level BPE (GPT-2's): merges are given, splitting goes by name.
     fn byte_level(&self) -> Result<Json> {
         let name = self.metadata.str("tokenizer.ggml.pre")?.unwrap_or("default");
-        let rules = Splitting::of(name).ok_or_else(|| {
-            let problem = format!("tokenizer.ggml.pre is \"{name}\", whose rules are not known here");
-            SourceError::file(self.metadata.path(), problem)
+        let (_, rules) = SPLITTINGS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
+            let problem = format!("\"{name}\", expected one of {}", SPLITTINGS.map(|(known, _)| known).join(", "));
+            SourceError::key(self.metadata.path(), "tokenizer.ggml.pre", problem).advise(FROM_HUGGING_FACE)
         })?;
-        let merges = self.metadata.strings("tokenizer.ggml.merges")?.unwrap_or_default();
-        let merges = merges
-            .iter()
-            .map(|merge| match merge.split_once(' ') {
-                Some((left, right)) => Ok(json!([left, right])),
-                None => Err(SourceError::file(self.metadata.path(), format!("the merge {merge:?} is not a pair"))),
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let merges = self.merges()?;
         let mut pre_tokenizers: Vec<Json> = rules
             .patterns
             .iter()
@@ -113,6 +109,23 @@ impl Vocabulary<'_> {
         }))
     }
 
+    /// The pairs of tokens that become one, in the order of their priority.
+    fn merges(&self) -> Result<Vec<Json>> {
+        const KEY: &str = "tokenizer.ggml.merges";
+        let tokens: HashSet<&str> = self.tokens.iter().map(String::as_str).collect();
+        let pair = |merge: &String| {
+            let wrong = |problem: String| SourceError::key(self.metadata.path(), KEY, problem);
+            let (left, right) = merge
+                .split_once(' ')
+                .ok_or_else(|| wrong(format!("{merge:?}, expected two tokens with a space between")))?;
+            match [left, right, &format!("{left}{right}")].into_iter().find(|part| !tokens.contains(part)) {
+                Some(part) => Err(wrong(format!("{merge:?}, but {part:?} isn't one of the {} tokens", tokens.len()))),
+                None => Ok(json!([left, right])),
+            }
+        };
+        self.metadata.strings(KEY)?.unwrap_or_default().iter().map(pair).collect()
+    }
+
     /// GGUF spells user-defined SentencePiece tokens with spaces; in the vocabulary a space is always U+2581.
     fn with_visible_spaces(mut self) -> Self {
         for (token, kind) in self.tokens.to_mut().iter_mut().zip(&self.types) {
@@ -128,7 +141,7 @@ impl Vocabulary<'_> {
         let scores = self.metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default();
         if scores.len() != self.tokens.len() {
             let problem = format!("{} scores for {} tokens", scores.len(), self.tokens.len());
-            return Err(SourceError::file(self.metadata.path(), problem));
+            return Err(SourceError::key(self.metadata.path(), "tokenizer.ggml.scores", problem));
         }
         let prefix = self.metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
@@ -257,6 +270,7 @@ impl Vocabulary<'_> {
 }
 
 /// How text is split before byte-level BPE.
+#[derive(Clone, Copy)]
 struct Splitting {
     patterns: &'static [&'static str],
     nfc: bool,
@@ -270,20 +284,22 @@ const QWEN2: &str =
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-impl Splitting {
-    fn of(name: &str) -> Option<Splitting> {
-        let plain =
-            Splitting { patterns: &[], nfc: false, single_digits: false, ignores_merges: false, adds_bos: false };
-        Some(match name {
-            "gpt-2" => plain,
-            "qwen2" => Splitting { patterns: &[QWEN2], nfc: true, ..plain },
-            "llama-bpe" | "llama3" | "llama-v3" => {
-                Splitting { patterns: &[LLAMA3], ignores_merges: true, adds_bos: true, ..plain }
-            }
-            "dbrx" | "olmo2" => Splitting { patterns: &[LLAMA3], ..plain },
-            "gpt-4o" => Splitting { patterns: &[GPT4O], ..plain },
-            "smollm" | "starcoder" | "refact" => Splitting { single_digits: true, ..plain },
-            _ => return None,
-        })
-    }
-}
+const PLAIN: Splitting =
+    Splitting { patterns: &[], nfc: false, single_digits: false, ignores_merges: false, adds_bos: false };
+const LIKE_LLAMA3: Splitting = Splitting { patterns: &[LLAMA3], ignores_merges: true, adds_bos: true, ..PLAIN };
+const SINGLE_DIGITS: Splitting = Splitting { single_digits: true, ..PLAIN };
+
+/// The names that `tokenizer.ggml.pre` may have.
+const SPLITTINGS: [(&str, Splitting); 11] = [
+    ("gpt-2", PLAIN),
+    ("qwen2", Splitting { patterns: &[QWEN2], nfc: true, ..PLAIN }),
+    ("llama-bpe", LIKE_LLAMA3),
+    ("llama3", LIKE_LLAMA3),
+    ("llama-v3", LIKE_LLAMA3),
+    ("dbrx", Splitting { patterns: &[LLAMA3], ..PLAIN }),
+    ("olmo2", Splitting { patterns: &[LLAMA3], ..PLAIN }),
+    ("gpt-4o", Splitting { patterns: &[GPT4O], ..PLAIN }),
+    ("smollm", SINGLE_DIGITS),
+    ("starcoder", SINGLE_DIGITS),
+    ("refact", SINGLE_DIGITS),
+];

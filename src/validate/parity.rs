@@ -9,7 +9,7 @@ use super::measure::Measures;
 use super::thresholds::ParityThresholds;
 use super::verdict::{Check, GateReport, Verdict};
 use crate::error::Result;
-use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Positions, Request, Sampling, Session, generate};
+use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Positions, Request, Session, generate};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -167,12 +167,7 @@ impl Comparison<'_> {
     /// likely, quantized weights may rightly choose the other, and all that follows differs.
     fn greedy(&self) -> Result<Option<Check>> {
         let Some(greedy) = &self.golden.greedy else { return Ok(None) };
-        let request = Request {
-            prompt: greedy.prompt.clone(),
-            max_tokens: greedy.ids.len(),
-            sampling: Sampling::default(),
-            stops: Vec::new(),
-        };
+        let request = Request { prompt: greedy.prompt.clone(), max_tokens: greedy.ids.len(), ..Request::default() };
         let mut session = request.session(&self.candidate.model)?;
         let ids = generate(&mut session, &request, |_| Ok(std::ops::ControlFlow::Continue(())))?.ids;
         let agree = ids.iter().zip(&greedy.ids).take_while(|(a, b)| a == b).count();

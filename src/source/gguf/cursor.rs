@@ -81,7 +81,6 @@ impl<'a> Cursor<'a> {
     }
 
     pub fn damaged(&self, problem: String) -> SourceError {
-        let help = Some("the file is incomplete or damaged; download or copy it again".into());
-        SourceError::File { path: self.path.to_owned(), problem, help }
+        SourceError::file(self.path, problem)
     }
 }

@@ -43,8 +43,8 @@ pub fn paths(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let problem =
         format!("the name says part {number} of {count}, but beside it these are missing: {}", missing.join(", "));
-    let help = Some("put all parts into one folder, under the names they were published with".into());
-    Err(SourceError::File { path: path.to_owned(), problem, help })
+    let advice = "put all parts into one folder, under the names they were published with";
+    Err(SourceError::file(path, problem).advise(advice))
 }
 
 /// Checks that the headers of the files of a model, in order, belong together.

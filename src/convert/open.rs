@@ -1,0 +1,79 @@
+//! The source that a manifest names, and the model in it.
+
+use super::error::ConvertError;
+use crate::error::Result;
+use crate::family::{self, Model};
+use crate::manifest::Manifest;
+use crate::source::{Ledger, LedgerTotals, Source};
+
+/// A source with the model that was found in it.
+pub struct Opened {
+    /// The source.
+    pub source: Source,
+    /// The model.
+    pub model: Box<dyn Model>,
+    /// The account of the source's tensors.
+    pub ledger: LedgerTotals,
+}
+
+/// Opens the source that a manifest names, and the model in it.
+///
+/// # Errors
+/// When there is no source, it can't be read, or its model isn't understood in every tensor and key.
+pub fn open(manifest: &Manifest) -> Result<Opened> {
+    let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
+    let source = Source::open(name)?;
+    let (model, ledger) = open_model(&source, manifest)?;
+    Ok(Opened { source, model, ledger })
+}
+
+/// Opens the model of a source.
+///
+/// # Errors
+/// When it isn't understood in every tensor and key.
+pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model>, LedgerTotals)> {
+    let mut ledger = Ledger::new(source);
+    let model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
+    Ok((model, ledger.finish()?))
+}
+
+/// The manifest with what the source decides and all defaults filled in.
+pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn Model) -> Manifest {
+    let mut manifest = manifest.clone();
+    manifest.kv_write = Some(manifest.kv_write());
+    manifest.family = Some(model.facts().family.clone());
+    manifest.source = Some(source.name().to_owned());
+    manifest.name.get_or_insert_with(|| name_of(source.name()));
+    manifest
+}
+
+/// A bundle's name, where the manifest gives none: the last part of the source's, without extension.
+pub fn name_of(source: &str) -> String {
+    let name = source.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(source);
+    let name = name.split('@').next().unwrap_or(name);
+    let name = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".safetensors")).unwrap_or(name);
+    let name: String = name.chars().map(|c| if c.is_alphanumeric() || "-_.+".contains(c) { c } else { '_' }).collect();
+    match name.trim_start_matches('.') {
+        "" => "model".into(),
+        name => name.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_from_sources() {
+        for (source, name) in [
+            ("hf:Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
+            ("hf:Qwen/Qwen3-0.6B@main", "Qwen3-0.6B"),
+            ("hf:owner/name/file.gguf", "file"),
+            ("/models/phi4/", "phi4"),
+            ("./a b.safetensors", "a_b"),
+            ("..", "model"),
+        ] {
+            assert_eq!(name_of(source), name, "{source}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! The folder that a bundle gets: what may be there already, and how a complete bundle takes its place.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+
+use super::bundle::{self, Bundle, SourceFacts};
+use super::error::ConvertError;
+use super::resume::{self, Journal};
+use crate::error::Result;
+use crate::manifest::Manifest;
+use crate::package;
+use crate::source::Source;
+
+/// What is where the bundle will be.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// Nothing, or what may be replaced.
+    Nothing,
+    /// The bundle of the same inputs, whole.
+    UpToDate,
+}
+
+/// Looks at what is there already, after putting in order what a killed run left.
+///
+/// # Errors
+/// When something else than a bundle is there, or a bundle of other inputs and `force` isn't given.
+pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) -> Result<Existing> {
+    tidy(path)?;
+    match std::fs::read_dir(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Existing::Nothing),
+        Err(e) => return Err(ConvertError::io(path, "open")(e).into()),
+        Ok(mut entries) => {
+            if entries.next().is_none() {
+                return Ok(Existing::Nothing);
+            }
+        }
+    }
+    if !path.join(bundle::FILE_NAME).is_file() {
+        return Err(ConvertError::NotABundle(path.to_owned()).into());
+    }
+    if force {
+        return Ok(Existing::Nothing);
+    }
+    match difference(path, manifest, source)? {
+        None => Ok(Existing::UpToDate),
+        Some(difference) => Err(ConvertError::Exists { path: path.to_owned(), difference }.into()),
+    }
+}
+
+/// What tells a bundle from the one that would be made.
+fn difference(path: &Path, manifest: &Manifest, source: &Source) -> Result<Option<String>> {
+    let old = match Bundle::read(path) {
+        Ok(old) => old,
+        Err(ConvertError::Bundle { problem, .. }) => return Ok(Some(format!("its bundle.json is damaged: {problem}"))),
+        Err(other) => return Err(other.into()),
+    };
+    Ok(if old.manifest != *manifest {
+        let keys = differing(&old.manifest, manifest);
+        Some(format!("its manifest differs in {}", keys.join(", ")))
+    } else if old.anec_version != env!("CARGO_PKG_VERSION") {
+        Some("another version of anec wrote it".into())
+    } else if !old.packages.iter().all(|p| resume::complete(path, &p.files)) {
+        Some("files of it are missing or cut short".into())
+    } else if SourceFacts::of(source)? != old.source {
+        Some("its source differs".into())
+    } else {
+        None
+    })
+}
+
+/// The keys in which two manifests differ.
+fn differing(a: &Manifest, b: &Manifest) -> Vec<String> {
+    fn visit(path: &str, a: &Json, b: &Json, out: &mut Vec<String>) {
+        match (a, b) {
+            (a, b) if a == b => {}
+            (Json::Object(a), Json::Object(b)) => {
+                for key in a.keys().chain(b.keys().filter(|key| !a.contains_key(*key))) {
+                    let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                    let of = |map: &serde_json::Map<String, Json>| map.get(key).cloned().unwrap_or_default();
+                    visit(&path, &of(a), &of(b), out);
+                }
+            }
+            _ => out.push(format!("`{path}`")),
+        }
+    }
+    let mut keys = Vec::new();
+    let [a, b] = [a, b].map(|manifest| serde_json::to_value(manifest).unwrap_or_default());
+    visit("", &a, &b, &mut keys);
+    keys
+}
+
+/// Where the bundle of `path` is made.
+pub fn partial(path: &Path) -> PathBuf {
+    with_suffix(path, ".partial")
+}
+
+/// Where a bundle waits that another replaces, on systems that can't exchange two folders.
+fn replaced(path: &Path) -> PathBuf {
+    with_suffix(path, ".replaced")
+}
+
+/// Gives a complete bundle its name, and removes its journal and the bundle that it replaces. A kill at any moment
+/// leaves the old bundle or the new one, and what [`tidy`] puts in order.
+///
+/// # Errors
+/// When the system refuses.
+pub fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
+    let renamed = |e| ConvertError::io(path, "rename")(e);
+    if !path.join(bundle::FILE_NAME).exists() {
+        std::fs::rename(partial, path).map_err(renamed)?;
+    } else if package::exchange(partial, path).is_err() {
+        std::fs::rename(path, replaced(path)).map_err(renamed)?;
+        std::fs::rename(partial, path).map_err(renamed)?;
+    }
+    tidy(path)
+}
+
+/// Finishes what [`publish`] was doing when it was killed.
+fn tidy(path: &Path) -> Result<(), ConvertError> {
+    let (partial, replaced) = (partial(path), replaced(path));
+    let remove_folder = |folder: &Path| match std::fs::remove_dir_all(folder) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(ConvertError::io(folder, "remove")(e)),
+        _ => Ok(()),
+    };
+    if !path.join(bundle::FILE_NAME).is_file() {
+        // between the two renames
+        return match replaced.exists() {
+            true => std::fs::rename(&replaced, path).map_err(ConvertError::io(path, "rename")),
+            false => Ok(()),
+        };
+    }
+    Journal::remove(path)?;
+    if partial.is_dir() && !Journal::is_in(&partial) {
+        remove_folder(&partial)?;
+    }
+    remove_folder(&replaced)
+}
+
+/// A path beside another.
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    // `.` and `..` have no name of their own
+    let path = match path.file_name() {
+        Some(_) => path.to_owned(),
+        None => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
+    };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suffixes_go_to_the_name() {
+        assert_eq!(with_suffix(Path::new("a/b.anec"), ".partial"), Path::new("a/b.anec.partial"));
+        assert_eq!(with_suffix(Path::new("a/b.anec/"), ".partial"), Path::new("a/b.anec.partial"));
+        assert!(with_suffix(Path::new("."), ".partial").is_absolute());
+    }
+
+    #[test]
+    fn the_keys_in_which_manifests_differ_are_named() {
+        let read = |text: &str| Manifest::from_yaml(text, "test", &[]).unwrap();
+        let a = read("{ context: 64, quant: { granularity: per_channel } }");
+        assert_eq!(differing(&a, &a), [""; 0]);
+        assert_eq!(differing(&a, &read("{ context: 64, name: b }")), ["`quant.granularity`", "`name`"]);
+    }
+}

@@ -1,0 +1,87 @@
+//! The forms that a graph can take, which compute the same.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Layout of the hidden states between layers: batch, channels, sequence and a unit axis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// `[1, channels, T, 1]`
+    #[default]
+    Bcs1,
+    /// `[1, channels, 1, T]`
+    Bc1s,
+}
+
+/// The op that a projection becomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LinearForm {
+    /// 1x1 convolution.
+    #[default]
+    Conv,
+    /// The `linear` op.
+    Linear,
+    /// The `matmul` op.
+    Matmul,
+}
+
+/// The form of root-mean-square norms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NormForm {
+    /// Scaled by the largest magnitude first: accurate in fp16 for hidden rms from 1e-3 to 1e3, zero rows give zeros.
+    #[default]
+    Accurate,
+    /// `x * rsqrt(mean(x^2) + eps)` as written in the paper: overflows in fp16 at |x| > 256.
+    Naive,
+    /// Layer norm of `[x, -x]`, whose mean is zero.
+    LayerNormConcat,
+    /// Scaled by a constant power of two first.
+    Prescale,
+}
+
+/// The form of attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionForm {
+    /// One group of query heads (one key-value head) at a time.
+    #[default]
+    PerHead,
+    /// Batched over key-value heads in rank 4: far fewer ops.
+    Grouped,
+}
+
+/// How new keys and values enter the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KvWrite {
+    /// A one-hot mask scatters them; rewrites the whole cache, works for any number of tokens.
+    Mask,
+    /// `slice_update` at a position.
+    Slice,
+}
+
+/// How the cache is divided into states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StateForm {
+    /// Two for each layer: keys and values.
+    #[default]
+    PerLayer,
+    /// One for each shard.
+    Unified,
+}
+
+/// Deployment target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Target {
+    /// iOS 18 and macOS 15: specification version 9, the first with states.
+    #[default]
+    #[serde(rename = "iOS18", alias = "macOS15")]
+    Ios18,
+    /// iOS 26 and macOS 26: specification version 10.
+    #[serde(rename = "iOS26", alias = "macOS26")]
+    Ios26,
+}

@@ -1,0 +1,30 @@
+//! Thresholds of the gates.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Gate thresholds of this model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Gates {
+    /// Parity thresholds.
+    pub parity: ParityGate,
+}
+
+impl Gates {
+    pub(super) fn is_default(&self) -> bool {
+        *self == Gates::default()
+    }
+}
+
+/// Parity thresholds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParityGate {
+    /// Smallest cosine of the logits at any position.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cosine: Option<f64>,
+    /// Smallest share of positions whose most likely token agrees.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top1: Option<f64>,
+}

@@ -1,0 +1,92 @@
+//! How much goes where: contexts, tokens of a call, layers of a package, pieces of the LM head.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One context length or several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a number of tokens, or a list of numbers: 2048, [512, 2048]")]
+pub enum Contexts {
+    /// One.
+    One(u64),
+    /// One function for each.
+    Several(Vec<u64>),
+}
+
+impl Contexts {
+    /// All context lengths, ascending and distinct.
+    pub fn all(&self) -> Vec<u64> {
+        let mut all = match self {
+            Contexts::One(n) => vec![*n],
+            Contexts::Several(list) => list.clone(),
+        };
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+/// Numbers of tokens per call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Lengths {
+    /// Every number from the first to the second in one function with a flexible dimension (RangeDim).
+    Range([u64; 2]),
+    /// One function for each number, weights shared.
+    Fixed(Vec<u64>),
+}
+
+impl Default for Lengths {
+    fn default() -> Self {
+        Lengths::Range([1, 4])
+    }
+}
+
+impl Lengths {
+    /// The largest number of tokens of one call.
+    pub fn largest(&self) -> u64 {
+        match self {
+            Lengths::Range([_, upper]) => *upper,
+            Lengths::Fixed(sizes) => sizes.iter().copied().max().unwrap_or(1),
+        }
+    }
+}
+
+/// Division of the layers into packages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Shards {
+    /// Most weight bytes of one package, in units of 1,000,000 bytes.
+    pub max_mb: f64,
+    /// Explicit layer ranges `[first, end)` instead; they must tile the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Vec<[usize; 2]>>,
+}
+
+impl Default for Shards {
+    fn default() -> Self {
+        Shards { max_mb: 250.0, layers: None }
+    }
+}
+
+/// The LM head.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LmHead {
+    /// Number of pieces.
+    pub split: HeadSplit,
+    /// Adds the index of the largest logit of each piece as a second output.
+    pub argmax: bool,
+}
+
+/// Number of LM-head pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", expecting = "expected `auto` or a number of pieces")]
+pub enum HeadSplit {
+    /// As many as keep each under the shard limit.
+    #[default]
+    Auto,
+    /// This many; the last may be smaller.
+    #[serde(untagged)]
+    Pieces(u64),
+}

@@ -1,0 +1,65 @@
+//! The same model as GGUF and as a Hugging Face folder gives the same packages, byte for byte: the formats differ in
+//! names, in the order of rows, in how numbers are stored and in what a configuration is called, and in nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anec::convert::progress::Progress;
+use anec::convert::{Bundle, Options, Outcome, convert};
+use anec::manifest::Manifest;
+use serde_json::Value as Json;
+
+/// Converts a source; gives the bundle and the bytes of its packages and of the host's file.
+fn converted(source: &Path, sets: &[&str], folder: &Path) -> (Bundle, BTreeMap<String, Vec<u8>>) {
+    let source = format!("source={}", serde_json::to_string(source).unwrap());
+    let sets: Vec<String> = ["name=twin", "context=32", &source].iter().chain(sets).map(|s| s.to_string()).collect();
+    let options = Options {
+        manifest: Manifest::from_yaml("", "test", &sets).unwrap(),
+        out: Some(folder.to_owned()),
+        force: false,
+        compile: false,
+        progress: Progress::hidden(),
+    };
+    let Ok(Outcome::Written(written)) = convert(&options) else { panic!("{} isn't converted", source) };
+    let bundle = written.bundle;
+    let files = bundle.packages.iter().flat_map(|p| &p.files).chain([&bundle.host.file]);
+    let files = files.map(|f| (f.file.clone(), std::fs::read(folder.join(&f.file)).unwrap())).collect();
+    (bundle, files)
+}
+
+fn cases() -> (PathBuf, Vec<Json>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let list: Json = serde_json::from_slice(&std::fs::read(root.join("cases.json")).unwrap()).unwrap();
+    let cases = list["cases"].as_array().unwrap().iter().filter(|case| case["gguf"].is_string());
+    (root, cases.cloned().collect())
+}
+
+#[test]
+fn both_formats_of_a_model_give_the_same_packages() {
+    let (root, cases) = cases();
+    let mut seen = BTreeSet::new();
+    for case in &cases {
+        let name = case["name"].as_str().unwrap();
+        for sets in [
+            &["quant.granularity=per_tensor"][..],
+            &["quant.granularity=per_channel", "lengths.fixed=[1, 4]"],
+            &["quant.weights=none", "shards.max_mb=0.02"],
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let of = |key: &str| converted(&root.join(case[key].as_str().unwrap()), sets, &folder.path().join(key));
+            let ((safetensors, a), (gguf, b)) = (of("hugging_face"), of("gguf"));
+            assert_eq!((safetensors.source.format.as_str(), gguf.source.format.as_str()), ("safetensors", "gguf"));
+            assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>(), "{name} {sets:?}");
+            for (file, bytes) in &a {
+                assert!(*bytes == b[file], "{name} {sets:?}: {file} differs");
+            }
+            assert_eq!(safetensors.functions, gguf.functions, "{name} {sets:?}");
+            assert_eq!(safetensors.model.vocab_size, gguf.model.vocab_size, "{name}");
+        }
+        seen.insert((case["family"].as_str().unwrap(), case["gguf_matrices"].as_str().unwrap()));
+    }
+    let stored: BTreeSet<&str> = seen.iter().map(|(_, stored)| *stored).collect();
+    assert!(stored.is_superset(&BTreeSet::from(["F16", "F32", "BF16", "Q8_0"])), "{seen:?}");
+    let families: BTreeSet<&str> = seen.iter().map(|(family, _)| *family).collect();
+    assert!(families.len() >= 8, "{families:?}");
+}
