@@ -9,6 +9,8 @@ mod chat;
 mod compile;
 mod convert;
 mod demo;
+mod doctor;
+mod explain;
 mod golden;
 mod input;
 mod inspect;
@@ -16,6 +18,7 @@ mod logits;
 mod manifests;
 mod model;
 mod pack;
+mod perplexity;
 mod plan;
 mod run;
 mod sampling;
@@ -54,6 +57,8 @@ enum Verb {
     Serve(serve::Args),
     /// Computes the logits after every token
     Logits(logits::Args),
+    /// Measures how well a bundle predicts a text
+    Perplexity(perplexity::Args),
     /// Computes a golden from a source's own weights
     Golden(golden::Args),
     /// Converts, checks and runs a small model that is part of anec
@@ -68,6 +73,10 @@ enum Verb {
     Pack(pack::PackArgs),
     /// Unpacks a bundle
     Unpack(pack::UnpackArgs),
+    /// Explains a rule, an error code or an exit code
+    Explain(explain::Args),
+    /// Says what this machine can do, and what is missing for the rest
+    Doctor(doctor::Args),
     /// Prints the JSON Schema of a file that anec reads or writes
     Schema(schema::Args),
     /// Lists the built-in manifests, or prints one
@@ -85,6 +94,7 @@ impl Verb {
             Verb::Bench(args) => args.run(),
             Verb::Serve(args) => args.run(),
             Verb::Logits(args) => args.run(),
+            Verb::Perplexity(args) => args.run(),
             Verb::Golden(args) => args.run(),
             Verb::Demo(args) => args.run(),
             Verb::Plan(args) => args.run(),
@@ -92,6 +102,8 @@ impl Verb {
             Verb::Compile(args) => args.run(),
             Verb::Pack(args) => args.run(),
             Verb::Unpack(args) => args.run(),
+            Verb::Explain(args) => args.run(),
+            Verb::Doctor(args) => args.run(),
             Verb::Schema(args) => args.run(),
             Verb::Manifests(args) => args.run(),
         }

@@ -14,7 +14,7 @@ use crate::convert::progress::Progress;
 use crate::convert::{Options, convert, files};
 use crate::error::Result;
 use crate::exec::Precision;
-use crate::manifest::{Manifest, Quant, WeightFormat};
+use crate::manifest::{Manifest, Numerics, Quant, WeightFormat};
 use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, generate};
 use crate::validate::{Golden, Greedy};
 
@@ -47,6 +47,8 @@ impl Args {
     pub(super) fn run(self) -> Result<u8> {
         let mut manifest = self.source.manifest()?;
         manifest.quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
+        // hidden states in the source's own unit
+        manifest.numerics = Numerics::default();
         let beside = self.out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = tempfile::Builder::new()
             .prefix(".anec-golden-")
@@ -78,7 +80,7 @@ impl Args {
 }
 
 /// The source's model without quantization, on the CPU in f32.
-fn unquantized(manifest: &Manifest, folder: &Path) -> Result<Arc<Model>> {
+pub(super) fn unquantized(manifest: &Manifest, folder: &Path) -> Result<Arc<Model>> {
     convert(&Options {
         manifest: manifest.clone(),
         out: Some(folder.to_owned()),

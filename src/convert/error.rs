@@ -11,6 +11,9 @@ pub enum ConvertError {
     /// Neither manifest nor command line names a source.
     #[error("no source: the manifest names none, and --source isn't given")]
     NoSource,
+    /// The factor of the residual stream has to be measured first.
+    #[error("`numerics.scale: auto` needs a run of the model, which has not been made")]
+    ScaleNotMeasured,
     /// A layer is larger than a package may be.
     #[error("layer {layer} needs {megabytes:.1} MB of weights, more than the {limit} MB of `shards.max_mb`")]
     LayerTooLarge {
@@ -126,6 +129,7 @@ impl Diagnostic for ConvertError {
     fn fault(&self) -> Fault {
         match self {
             ConvertError::NoSource
+            | ConvertError::ScaleNotMeasured
             | ConvertError::LayerTooLarge { .. }
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
@@ -142,6 +146,9 @@ impl Diagnostic for ConvertError {
     fn help(&self) -> Option<String> {
         Some(match self {
             ConvertError::NoSource => "give --source PATH, or `source:` in the manifest".into(),
+            ConvertError::ScaleNotMeasured => {
+                "`anec convert` measures it; a library caller gives the factor of `validate::numerics`".into()
+            }
             ConvertError::LayerTooLarge { megabytes, .. } => format!(
                 "raise `shards.max_mb` to {} or more, or quantize (`quant.weights: int8`)",
                 megabytes.ceil()

@@ -220,7 +220,7 @@ impl Model for Decoder {
     }
 
     fn host(&self, context: u64) -> Result<Host> {
-        let multiplier = self.config.embedding_multiplier * self.config.hidden_scale;
+        let multiplier = self.config.embedding_multiplier;
         let embedding =
             if multiplier == 1.0 { self.embedding.clone() } else { self.embedding.scale(multiplier as f32) };
         let config = &self.config;
@@ -231,6 +231,11 @@ impl Model for Decoder {
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
         Ok(Host { embedding, rope: rope.into_iter().chain(local).collect() })
+    }
+
+    fn set_hidden_scale(&mut self, scale: f64) {
+        self.scale_hidden(scale / self.facts.hidden_scale);
+        self.facts.hidden_scale = scale;
     }
 }
 

@@ -167,8 +167,8 @@ pub struct DecoderFamily {
     pub default_tie_word_embeddings: bool,
     /// `rms_norm_eps` where the key is absent.
     pub default_rms_norm_eps: f64,
-    /// What hidden states are multiplied by so that fp16 holds them, a power of two. Only for families that norm what the
-    /// blocks give: it goes into the embedding and the gains of those norms, and the maths stay the same.
+    /// What hidden states are multiplied by so that fp16 holds them, a power of two; a manifest can
+    /// say otherwise. The maths stay the same: see the module `scale`.
     pub hidden_scale: f64,
     /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
     pub inert_keys: &'static [(&'static str, &'static str)],

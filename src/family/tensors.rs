@@ -102,8 +102,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     /// When it is missing or has another shape.
     pub fn final_norm(&mut self) -> Result<Norm> {
         let name = format!("{}.weight", self.model_name("norm", "output_norm"));
-        let norm = self.norm_of(&name, "norm", self.config.hidden_size, "hidden_size")?;
-        Ok(Norm { eps: norm.eps * self.config.hidden_scale * self.config.hidden_scale, ..norm })
+        self.norm_of(&name, "norm", self.config.hidden_size, "hidden_size")
     }
 
     /// One layer.
@@ -147,15 +146,12 @@ impl<'a, 'b> Tensors<'a, 'b> {
         before: Option<(&str, &'static str)>,
         after: Option<(&str, &'static str)>,
     ) -> Result<Norms> {
-        let scale = self.config.hidden_scale;
         let mut norm = |named: Option<(&str, &'static str)>| {
             named
                 .map(|(tensor, name)| self.norm(index, tensor, name, self.config.hidden_size, "hidden_size"))
                 .transpose()
         };
-        let before = norm(before)?.map(|norm| Norm { eps: norm.eps * scale * scale, ..norm });
-        let after = norm(after)?.map(|norm| Norm { weight: norm.weight.scale(scale as f32), ..norm });
-        Ok(Norms { before, after })
+        Ok(Norms { before: norm(before)?, after: norm(after)? })
     }
 
     fn mlp(&mut self, index: usize) -> Result<Mlp> {

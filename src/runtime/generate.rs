@@ -195,9 +195,6 @@ impl Generator {
         let Some(last) = self.ids.last() else { return Ok(Some(Finish::Length)) };
         let mut call = vec![*last];
         call.extend(self.draft(session)?);
-        if call.len() > 1 {
-            session.checkpoint()?;
-        }
         let ask = Ask { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
         let mut logits = session.forward(&call, &ask)?.logits;
         let width = logits.len() / call.len();
@@ -219,14 +216,18 @@ impl Generator {
         Ok(end)
     }
 
-    /// Guesses what comes next: as many tokens as fit into one call, the text and the context.
-    fn draft(&mut self, session: &Session) -> Result<Vec<u32>> {
+    /// Guesses what comes next: as many tokens as fit into one call, the text and the context. Where going back would mean
+    /// to compute the text again, nothing is guessed.
+    fn draft(&mut self, session: &mut Session) -> Result<Vec<u32>> {
         let Some(lookup) = &mut self.lookup else { return Ok(Vec::new()) };
         let one_call = session.model().largest_call(session.limit(), self.request.speculation as u64 + 1)?;
         let wanted = self.request.max_tokens.saturating_sub(self.ids.len() + 1);
         let room = session.limit().saturating_sub(session.position() + 1);
         let most = (one_call as usize).saturating_sub(1).min(wanted).min(room as usize);
         let draft = if most > 0 { lookup.draft(most).to_vec() } else { Vec::new() };
+        if draft.is_empty() || !session.checkpoint()? {
+            return Ok(Vec::new());
+        }
         self.speculation.drafted += draft.len();
         Ok(draft)
     }
@@ -413,7 +414,9 @@ mod tests {
                     let calls_with = count();
                     assert_eq!((&found.ids, found.finish), (&expected.ids, expected.finish));
                     assert_eq!(expected.speculation, Speculation::default());
-                    if temperature == 0.0 && repetition_penalty == 1.0 {
+                    if recurrent && !forks {
+                        assert_eq!(found.speculation.drafted, 0, "a wrong guess would cost too much");
+                    } else if temperature == 0.0 && repetition_penalty == 1.0 {
                         assert!(found.speculation.accepted > 50, "{:?}", found.speculation);
                         assert!(calls_with < calls_without, "{calls_with} calls, {calls_without} without guesses");
                     }

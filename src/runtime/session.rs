@@ -15,7 +15,7 @@ use super::profile::{Profile, Profiled};
 use crate::convert::bundle::{Bundle, FILE_NAME};
 use crate::error::Result;
 use crate::exec::{Precision, Tensor, TensorData};
-use crate::family::ports::{PortRole, Stage, StateRole};
+use crate::family::ports::{PortRole, Stage, StatePort, StateRole};
 
 /// A bundle with a backend that runs it.
 pub struct Model {
@@ -59,6 +59,16 @@ pub enum Hidden {
     BetweenFunctions,
     /// Those between all layers. Not every backend shows what is inside a function.
     BetweenLayers,
+}
+
+impl Chunking {
+    /// The number of tokens that the call of this turn should have, if any.
+    fn wish(&self, turn: usize) -> Option<u64> {
+        match self {
+            Chunking::Largest => None,
+            Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
+        }
+    }
 }
 
 /// What is wanted of a run over tokens.
@@ -133,7 +143,8 @@ impl Model {
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         let plan = Plan::new(&bundle, folder)?;
         check_ports(&bundle, folder)?;
-        let positional = bundle.functions.iter().flat_map(|entry| &entry.states).all(|state| by_position(&state.role));
+        let positional =
+            bundle.functions.iter().all(|entry| entry.states.iter().all(|s| by_position(s, entry.context)));
         Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
     }
 
@@ -201,8 +212,13 @@ impl Model {
     }
 }
 
-fn by_position(role: &StateRole) -> bool {
-    matches!(role, StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. })
+/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
+fn by_position(state: &StatePort, context: u64) -> bool {
+    let cache = matches!(
+        state.role,
+        StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. }
+    );
+    cache && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }
 
 /// Every function has the hidden states and what its stage gives, and no port that a host can't serve.
@@ -306,23 +322,23 @@ impl Session {
         }))
     }
 
-    /// Remembers the states as they are, where going back needs it: [`Session::rewind`] then comes here without computing.
+    /// Remembers the states as they are, where going back needs it. Gives whether [`Session::rewind`] then comes here
+    /// without computing: not where the backend can't copy states that it would need.
     ///
     /// # Errors
     /// When the backend has no room.
-    pub fn checkpoint(&mut self) -> Result<()> {
+    pub fn checkpoint(&mut self) -> Result<bool> {
         let position = self.tokens.len();
         let known = self.checkpoints.last().is_some_and(|last| last.position == position);
         if self.model.positional || known {
-            return Ok(());
+            return Ok(true);
         }
-        if let Some(sequence) = self.sequence.fork()? {
-            if self.checkpoints.len() == CHECKPOINTS {
-                self.checkpoints.remove(CHECKPOINTS - 1);
-            }
-            self.checkpoints.push(Checkpoint { position, sequence });
+        let Some(sequence) = self.sequence.fork()? else { return Ok(false) };
+        if self.checkpoints.len() == CHECKPOINTS {
+            self.checkpoints.remove(CHECKPOINTS - 1);
         }
-        Ok(())
+        self.checkpoints.push(Checkpoint { position, sequence });
+        Ok(true)
     }
 
     /// Goes back to the first `position` tokens, as if those after them had never been.
@@ -378,11 +394,7 @@ impl Session {
             if rest.is_empty() {
                 break;
             }
-            let wish = match &ask.chunking {
-                Chunking::Largest => None,
-                Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
-            };
-            let chunk = plan::chunk(&route.layers, rest.len() as u64, wish)?;
+            let chunk = plan::chunk(&route.layers, rest.len() as u64, ask.chunking.wish(turn))?;
             let (now, later) = rest.split_at(chunk.real as usize);
             let hidden = self.layers(&model, route, now, chunk, record.as_mut())?;
             self.tokens.extend(now);
@@ -405,6 +417,73 @@ impl Session {
             answer.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
         }
         Ok(answer)
+    }
+
+    /// Goes to a position, as if zeros had been computed before it: what a validator needs to try the end of a context
+    /// without computing all of it.
+    ///
+    /// # Errors
+    /// When the position is beyond the context.
+    pub fn seek(&mut self, position: u64) -> Result<()> {
+        if position >= self.limit {
+            return Err(RuntimeError::ContextFull { tokens: position + 1, context: self.limit }.into());
+        }
+        self.reset()?;
+        // which tokens they were is nobody's question: nothing is recalled of them
+        self.tokens = vec![0; position as usize];
+        Ok(())
+    }
+
+    /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
+    /// `[tokens, hidden_size]`, row-major, as is the result. `part` counts the parts of [`Session::route`].
+    ///
+    /// # Errors
+    /// As [`Session::forward`].
+    pub fn force_layers(&mut self, part: usize, hidden: &[f32], chunking: &Chunking) -> Result<Vec<f32>> {
+        let model = self.model.clone();
+        let route = &model.plan.routes[self.route];
+        let width = model.bundle.model.hidden_size as usize;
+        let count = hidden.len() / width.max(1);
+        let mut position = self.position();
+        if position + count as u64 > self.limit {
+            return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
+        }
+        let scale = model.bundle.model.hidden_scale as f32;
+        let given = Columns::of_rows(hidden, width, scale);
+        let rope = self.rope.clone();
+        let mut out = Vec::with_capacity(hidden.len());
+        let mut done = 0;
+        for turn in 0.. {
+            if done == count {
+                break;
+            }
+            let chunk = plan::chunk(&route.layers, (count - done) as u64, chunking.wish(turn))?;
+            let real = chunk.real as usize;
+            let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
+            let columns = given.range(done..done + real, chunk.size as usize);
+            let left = self.call(&model, &route.layers[part], columns, PortRole::Hidden, Some(&mut feed), None)?;
+            for t in 0..real {
+                out.extend(left.column(t).map(|value| value / scale));
+            }
+            position += chunk.real;
+            done += real;
+        }
+        self.tokens.resize(position as usize, 0);
+        Ok(out)
+    }
+
+    /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
+    ///
+    /// # Errors
+    /// When a function fails.
+    pub fn force_head(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
+        let model = self.model.clone();
+        let route = &model.plan.routes[self.route];
+        let given =
+            Columns::of_rows(hidden, model.bundle.model.hidden_size as usize, model.bundle.model.hidden_scale as f32);
+        let mut logits = Vec::new();
+        self.head(&model, route, &given, &mut logits)?;
+        Ok(logits)
     }
 
     /// Runs the layers on one chunk; gives the hidden states that leave the last.
@@ -529,6 +608,16 @@ impl Columns {
         Columns { channels, count, values: vec![0.0; channels * count] }
     }
 
+    /// From one row of channels for each token, in the source's unit.
+    fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
+        let count = rows.len() / channels.max(1);
+        let mut columns = Columns::zeros(channels, count);
+        for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
+            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value * scale);
+        }
+        columns
+    }
+
     fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
         self.values.iter().skip(t).step_by(self.count).copied()
     }
@@ -600,7 +689,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::super::double::{self, Form};
+    use super::super::double::{self, Form, Mishap};
     use super::*;
     use crate::convert::bundle::Tokens;
 
@@ -751,6 +840,30 @@ mod tests {
             [(false, false, true), (true, false, false), (false, true, true), (false, true, false)]
         {
             assert_rewinds(&Form { slice, recurrent, forks, ..Form::default() });
+        }
+    }
+
+    /// A call fails in the middle of a text. What was computed before it holds, and the text can go on from there.
+    #[test]
+    fn after_a_failure_the_text_can_go_on() {
+        for mishap in [Mishap::Error, Mishap::Short] {
+            // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two pieces of the head
+            for at in 0..8 {
+                let (model, _) = double::model(&Form { script: vec![(at, mishap)], ..Form::default() });
+                let mut session = model.start(TEXT.len() as u64).unwrap();
+                let error = session.forward(&TEXT, &Ask::last()).unwrap_err().to_string();
+                let expected = match mishap {
+                    Mishap::Error => "backend double: the device is busy",
+                    _ => "numbers for",
+                };
+                assert!(error.contains(expected), "{error}");
+                let known = session.position();
+                assert_eq!(known, (at as u64 / 2 * 4).min(11), "whole calls count, at {at}");
+                let rest = known.min(10);
+                session.rewind(rest).unwrap();
+                let logits = session.forward(&TEXT[rest as usize..], &Ask::last()).unwrap().logits;
+                assert_eq!(logits, double::reference(&TEXT, 11).1[10 * double::VOCAB..]);
+            }
         }
     }
 

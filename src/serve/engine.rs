@@ -417,3 +417,86 @@ fn send(events: &Sender<Event>, event: Event) {
     let sent = events.try_send(event);
     debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "a turn gives few events");
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::runtime::double::{self, Form, Mishap};
+    use crate::serve::service::whole;
+
+    const LIMITS: Limits = Limits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
+
+    fn engine(form: &Form, limits: Limits) -> (Engine, Arc<Metrics>) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::open(&path).unwrap());
+        let metrics = Arc::new(Metrics::default());
+        (Engine::start(double::model(form).0, tokenizer, limits, metrics.clone()), metrics)
+    }
+
+    fn job(prompt: &[u32], max_tokens: usize) -> Job {
+        let request = Request { prompt: prompt.to_vec(), max_tokens, ..Request::default() };
+        Job { request, constraint: None, stops: Vec::new() }
+    }
+
+    /// Writes one text to its end.
+    fn write(engine: &Engine, prompt: &[u32], max_tokens: usize) -> Result<Vec<u32>, ServeError> {
+        let mut receivers = engine.submit(vec![job(prompt, max_tokens)])?;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(whole(receivers.remove(0))).map(|text| text.ending.generation.ids)
+    }
+
+    #[test]
+    fn a_backend_that_fails_or_panics_costs_one_text() {
+        let expected = write(&engine(&Form::default(), LIMITS).0, &[3, 1, 4], 5).unwrap();
+        for mishap in [Mishap::Error, Mishap::Panic, Mishap::Short] {
+            let (engine, _) = engine(&Form { script: vec![(6, mishap)], ..Form::default() }, LIMITS);
+            let error = write(&engine, &[3, 1, 4], 5).unwrap_err();
+            assert!(matches!(error, ServeError::Model { .. }), "{mishap:?}: {error}");
+            assert_eq!(write(&engine, &[3, 1, 4], 5).unwrap(), expected, "the next text is right: {mishap:?}");
+            assert_eq!(engine.load(), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_client_that_doesnt_read_stops_its_own_text_only() {
+        let form = Form { contexts: vec![400], ..Form::default() };
+        let (engine, _) = engine(&form, LIMITS);
+        let mut unread = engine.submit(vec![job(&[3, 1], 300)]).unwrap();
+        for _ in 0..5 {
+            assert_eq!(write(&engine, &[1, 2], 100).unwrap().len(), 100);
+        }
+        assert_eq!(engine.load(), (0, 1), "it waits for its reader");
+        assert!(unread[0].len() < EVENTS, "what waits has an end: {}", unread[0].len());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert_eq!(runtime.block_on(whole(unread.remove(0))).unwrap().ending.generation.ids.len(), 300);
+    }
+
+    #[test]
+    fn a_request_with_many_texts_leaves_room_for_others() {
+        let form = Form { contexts: vec![400], ..Form::default() };
+        let (engine, metrics) = engine(&form, LIMITS);
+        let many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
+        write(&engine, &[1, 2], 5).unwrap();
+        let (waiting, active) = engine.load();
+        assert!(waiting + active >= 4, "the short text needn't wait for all six: {waiting} wait, {active} run");
+        drop(many);
+        for _ in 0..1000 {
+            if engine.load() == (0, 0) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(engine.load(), (0, 0), "{}", metrics.render(0, 0));
+    }
+
+    #[test]
+    fn what_stops_says_so() {
+        let (engine, _) = engine(&Form::default(), Limits { queue: 0, ..LIMITS });
+        assert!(matches!(engine.submit((0..3).map(|_| job(&[1], 1)).collect()), Err(ServeError::Busy { waiting: 0 })));
+        engine.close();
+        assert!(matches!(write(&engine, &[1], 1), Err(ServeError::Stopping)));
+        engine.stop();
+    }
+}

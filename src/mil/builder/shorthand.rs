@@ -206,7 +206,14 @@ impl FunctionBuilder {
             ("begin_mask", Constant::bools(&others).into()),
             ("end_mask", Constant::bools(&vec![true; rank]).into()),
         ];
-        self.op::<Given>("slice_by_index", "last", arguments)
+        let last = self.op::<Given>("slice_by_index", "last", arguments);
+        if self.ty(x).shape[axis].fixed().is_some() {
+            return last;
+        }
+        // the size of a slice from the end of an unknown dimension is unknown to coremltools: the reshape says it
+        let shape = self.ty(last).shape;
+        let sizes: Vec<i32> = shape.iter().map(|size| size.fixed().map_or(-1, |size| size as i32)).collect();
+        self.reshape(last, &sizes)
     }
 
     /// `x` with `update` in the box from `begin` to `end`, int32 vectors of its rank.
