@@ -7,12 +7,7 @@ use std::path::Path;
 
 use anec::convert::bundle::{self, Bundle};
 use anec::family::ports::Stage;
-use folder::{anec, contents, finish, json, repository};
-
-/// Runs the program; gives exit code, stdout and stderr.
-fn run(arguments: &[&str]) -> (i32, String, String) {
-    finish(anec().args(arguments).output().unwrap())
-}
+use folder::{anec, contents, finish, json, repository, run};
 
 /// Converts the demo model into `out`.
 fn convert_demo(out: &Path, more: &[&str]) -> (i32, String, String) {

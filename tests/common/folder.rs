@@ -1,4 +1,5 @@
 //! The program under test, and what it writes.
+#![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,6 +16,11 @@ pub fn anec() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_anec"));
     command.current_dir(env!("CARGO_MANIFEST_DIR")).env("PATH", "").env_remove("RUST_BACKTRACE");
     command
+}
+
+/// Runs the program; gives exit code, stdout and stderr.
+pub fn run(arguments: &[&str]) -> (i32, String, String) {
+    finish(anec().args(arguments).output().unwrap())
 }
 
 /// What a finished program gave.
