@@ -4,9 +4,13 @@
 //! 0 done (all asked-for gates passed), 1 a gate failed, 2 usage or manifest error, 3 a gate could not be run here,
 //! 4 source unreadable or unsupported, 5 a needed tool or platform is missing.
 
+mod bench;
+mod chat;
 mod compile;
 mod convert;
 mod demo;
+mod doctor;
+mod explain;
 mod golden;
 mod input;
 mod inspect;
@@ -14,9 +18,12 @@ mod logits;
 mod manifests;
 mod model;
 mod pack;
+mod perplexity;
 mod plan;
 mod run;
+mod sampling;
 mod schema;
+mod serve;
 mod validate;
 
 use std::io::Write;
@@ -42,8 +49,16 @@ enum Verb {
     Validate(validate::Args),
     /// Continues a prompt
     Run(run::Args),
+    /// Talks with a model
+    Chat(chat::Args),
+    /// Measures how fast a bundle runs
+    Bench(bench::Args),
+    /// Answers requests over HTTP (OpenAI's API) or as JSON lines
+    Serve(serve::Args),
     /// Computes the logits after every token
     Logits(logits::Args),
+    /// Measures how well a bundle predicts a text
+    Perplexity(perplexity::Args),
     /// Computes a golden from a source's own weights
     Golden(golden::Args),
     /// Converts, checks and runs a small model that is part of anec
@@ -58,6 +73,10 @@ enum Verb {
     Pack(pack::PackArgs),
     /// Unpacks a bundle
     Unpack(pack::UnpackArgs),
+    /// Explains a rule, an error code or an exit code
+    Explain(explain::Args),
+    /// Says what this machine can do, and what is missing for the rest
+    Doctor(doctor::Args),
     /// Prints the JSON Schema of a file that anec reads or writes
     Schema(schema::Args),
     /// Lists the built-in manifests, or prints one
@@ -71,7 +90,11 @@ impl Verb {
             Verb::Convert(args) => args.run(),
             Verb::Validate(args) => args.run(),
             Verb::Run(args) => args.run(),
+            Verb::Chat(args) => args.run(),
+            Verb::Bench(args) => args.run(),
+            Verb::Serve(args) => args.run(),
             Verb::Logits(args) => args.run(),
+            Verb::Perplexity(args) => args.run(),
             Verb::Golden(args) => args.run(),
             Verb::Demo(args) => args.run(),
             Verb::Plan(args) => args.run(),
@@ -79,6 +102,8 @@ impl Verb {
             Verb::Compile(args) => args.run(),
             Verb::Pack(args) => args.run(),
             Verb::Unpack(args) => args.run(),
+            Verb::Explain(args) => args.run(),
+            Verb::Doctor(args) => args.run(),
             Verb::Schema(args) => args.run(),
             Verb::Manifests(args) => args.run(),
         }

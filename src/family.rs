@@ -13,6 +13,7 @@
 //! | [`tensors`] | a source's tensors, found and checked |
 //! | [`decoder`] | the engine of decoders |
 //! | [`layer`] | a layer: a mixer of tokens and a feed-forward network |
+//! | [`scale`] | the residual stream in another unit |
 //! | [`blocks`] | equations in ops |
 //! | [`ports`] | what inputs, outputs and states of a function mean |
 
@@ -23,6 +24,7 @@ pub mod error;
 pub mod layer;
 pub mod ports;
 pub mod rope;
+pub mod scale;
 pub mod table;
 pub mod tensors;
 
@@ -179,6 +181,10 @@ pub struct Facts {
     pub vocab_size: u64,
     /// Longest text the model was made for.
     pub max_position_embeddings: u64,
+    /// Hidden states between functions are the model's times this.
+    pub hidden_scale: f64,
+    /// Layers carry a state that every token of a call changes for good, so that no call can be filled up.
+    pub recurrent: bool,
     /// The resolved configuration, for `bundle.json`.
     pub config: Json,
 }
@@ -211,6 +217,9 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// When a table can't be computed.
     fn host(&self, context: u64) -> Result<Host>;
+
+    /// Puts all hidden states into another unit, a power of two, instead of the family's own; the logits stay as they are.
+    fn set_hidden_scale(&mut self, scale: f64);
 }
 
 /// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.
@@ -327,7 +336,12 @@ fn assemble(
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
         max_position_embeddings: config.max_position_embeddings,
+        hidden_scale: 1.0,
+        recurrent: config.short_conv.is_some() || config.delta_net.is_some(),
         config: serde_json::to_value(&config).unwrap_or(Json::Null),
     };
-    Ok(Box::new(Decoder { config, facts, layers, embedding, final_norm, head }))
+    let hidden_scale = config.hidden_scale;
+    let mut decoder = Decoder { config, facts, layers, embedding, final_norm, head };
+    decoder.set_hidden_scale(hidden_scale);
+    Ok(Box::new(decoder))
 }

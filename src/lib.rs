@@ -6,7 +6,7 @@
 //! | floor | modules |
 //! |---|---|
 //! | 7 | [`cli`] |
-//! | 6 | [`report`] |
+//! | 6 | [`report`], [`serve`] |
 //! | 5 | [`runtime`], [`validate`] |
 //! | 4 | [`convert`], [`exec`], [`coreml`] |
 //! | 3 | [`family`], [`quant`] |
@@ -26,6 +26,7 @@ pub mod package;
 pub mod quant;
 pub mod report;
 pub mod runtime;
+pub mod serve;
 pub mod source;
 #[cfg(test)]
 mod testing;

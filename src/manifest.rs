@@ -5,7 +5,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`form`], [`sizes`], [`quant`], [`gates`] | the types of the keys |
+//! | [`form`], [`sizes`], [`quant`], [`numerics`], [`gates`] | the types of the keys |
 //! | [`load`] | reading: YAML text, files, built-in names, `--set` overrides; the JSON Schema |
 //! | [`check`] | what values must be among themselves |
 //! | [`builtin`] | the manifests of `manifests/`, built in |
@@ -16,6 +16,7 @@ pub mod error;
 pub mod form;
 pub mod gates;
 pub mod load;
+pub mod numerics;
 pub mod quant;
 pub mod sizes;
 
@@ -26,6 +27,7 @@ pub use error::ManifestError;
 pub use form::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, StateForm, Target};
 pub use gates::{Gates, ParityGate};
 pub use load::schema;
+pub use numerics::{Numerics, ResidualScale};
 pub use quant::{Granularity, Overflow, Quant, QuantOverride, Role, WeightFormat};
 pub use sizes::{Contexts, HeadSplit, Lengths, LmHead, Shards};
 
@@ -70,6 +72,9 @@ pub struct Manifest {
     pub lm_head: LmHead,
     /// Deployment target, which decides the opset.
     pub target: Target,
+    /// What keeps the model in half precision's range.
+    #[serde(skip_serializing_if = "Numerics::is_default")]
+    pub numerics: Numerics,
     /// Gate thresholds; they can only be stricter than the built-in ones.
     #[serde(skip_serializing_if = "Gates::is_default")]
     pub gates: Gates,
@@ -94,6 +99,7 @@ impl Default for Manifest {
             shards: Shards::default(),
             lm_head: LmHead::default(),
             target: Target::default(),
+            numerics: Numerics::default(),
             gates: Gates::default(),
         }
     }

@@ -9,6 +9,7 @@
 //! | [`types`] | data types, symbolic dimensions, value types, opsets |
 //! | [`constant`] | constants: small literals and large contents that are produced when needed |
 //! | [`ir`] | program, function, block, op, value |
+//! | `names` | which names functions and values can have |
 //! | [`catalogue`] | the table of ops: parameters, defaults, type inference, opset |
 //! | [`builder`] | builds a function op by op, inferring types |
 //! | [`text`] | the text form: printed and parsed |
@@ -21,6 +22,7 @@ pub mod codec;
 pub mod constant;
 pub mod error;
 pub mod ir;
+mod names;
 mod ops;
 pub mod text;
 pub mod types;

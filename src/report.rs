@@ -4,12 +4,22 @@ pub mod inspection;
 pub mod table;
 
 mod conversion;
+mod escape;
+mod forecast;
 mod gates;
+mod html;
+mod junit;
+mod markdown;
 mod planned;
+mod plot;
 mod residency;
 
 pub use conversion::conversion;
+pub use forecast::{forecast, rule};
 pub use gates::gates;
+pub use html::html;
+pub use junit::junit;
+pub use markdown::markdown;
 pub use planned::{manifests, plan, plan_json};
 
 /// Bytes in the unit that suits them: `2.0 kB`, `250.0 MB` (powers of 1000).

@@ -9,13 +9,19 @@
 //! | [`host`] | embedding and rotary tables |
 //! | [`feed`] | the inputs of a call |
 //! | [`session`] | a text on its way through the bundle |
-//! | [`sampling`] | choosing the next token |
+//! | [`profile`] | how long the functions take |
+//! | [`prefix`] | sessions kept for texts with the same beginning |
+//! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
+//! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
+//! | [`lookup`] | guessing tokens from the text's own past |
 //! | [`generate`] | continuing a prompt |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
+//! | [`text`] | a continuation as text, up to a stop string |
 
 pub mod backend;
 pub mod chat;
 pub(crate) mod clock;
+pub mod constraint;
 pub mod coreml;
 pub mod cpu;
 #[cfg(test)]
@@ -24,17 +30,27 @@ pub mod error;
 pub mod feed;
 pub mod generate;
 pub mod host;
+pub mod logprobs;
+pub mod lookup;
 pub mod plan;
+pub mod prefix;
+pub mod profile;
 pub mod sampling;
 pub mod session;
+pub mod text;
 pub mod tokenizer;
 
 pub use backend::{Backend, Sequence, Watch};
+pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::CoreMlBackend;
 pub use cpu::{CpuBackend, Programs};
 pub use error::RuntimeError;
-pub use generate::{Finish, Generation, Request, Timings, generate};
+pub use generate::{Choice, Finish, Generation, Generator, Request, Timings, generate};
 pub use host::Host;
+pub use logprobs::Logprobs;
+pub use lookup::Speculation;
+pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
 pub use session::{Answer, Ask, Chunking, Hidden, Model, Positions, Session};
+pub use text::{Piece, TextStream, generate_text};
 pub use tokenizer::{Detokenizer, Tokenizer};

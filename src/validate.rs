@@ -3,24 +3,45 @@
 //! | module | holds |
 //! |---|---|
 //! | [`structure`] | the gate of form |
+//! | [`numerics`] | the gate of half precision |
 //! | [`parity`] | the gate that compares with a golden |
 //! | [`residency`] | the gate of placement |
+//! | [`forecast`] | rules applied to a program: no proof |
+//! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
 //! | [`verdict`] | claims, gates, reports |
 //! | [`thresholds`] | `validators/gates.yaml` |
+//! | [`lint`] | what constants and ops say of half precision without a run |
+//! | [`watch`] | a backend that notes how large every value gets |
+//! | [`perplexity`] | how well a model predicts a text |
+//! | [`probe`] | small programs for the self-test of a Mac |
+//! | [`prompts`] | the text that models are tried on |
+//! | [`foreign`] | packages that anec did not make |
 //! | [`golden`] | what a reference computed |
 //! | [`measure`] | how far numbers are apart |
 
+pub mod forecast;
+pub mod foreign;
 pub mod golden;
+pub mod lint;
 pub mod measure;
+pub mod numerics;
 pub mod parity;
+pub mod perplexity;
+pub mod probe;
+pub mod prompts;
 pub mod residency;
+pub mod rules;
 pub mod structure;
 pub mod thresholds;
 pub mod verdict;
+pub mod watch;
 
+pub use forecast::forecast;
 pub use golden::{Golden, Greedy};
 pub use measure::Measures;
+pub use numerics::numerics;
 pub use parity::{Candidate, parity};
+pub use perplexity::{Perplexity, perplexity};
 pub use structure::structure;
 pub use thresholds::Thresholds;
 pub use verdict::{Check, GateReport, Report, Verdict};

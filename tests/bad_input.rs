@@ -1,6 +1,7 @@
 //! Bad input, item by item: what the user is told and with which exit code. Whatever it is, nothing is left that looks
 //! like a bundle.
 
+#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
 #[path = "common/gguf.rs"]
@@ -20,6 +21,10 @@ use model::{copy, edit_json, edit_tensors};
 use safetensors::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
+
+/// What is done to a model's folder, and to the parts of a GGUF file.
+type Damage = fn(&Path);
+type Edit<'a> = &'a dyn Fn(&mut Parts);
 
 /// What the user saw of each attempt, for a snapshot.
 #[derive(Default)]
@@ -79,7 +84,7 @@ fn assert_no_bundle(what: &str, folder: &Path) {
 }
 
 /// Damages copies of a model, one after another, and shows what a conversion says of each.
-fn damaged(fixture: &str, damages: &[(&str, fn(&Path))]) -> String {
+fn damaged(fixture: &str, damages: &[(&str, Damage)]) -> String {
     let mut transcript = Transcript::default();
     for (what, damage) in damages {
         let folder = TempDir::new().unwrap();
@@ -92,7 +97,7 @@ fn damaged(fixture: &str, damages: &[(&str, fn(&Path))]) -> String {
 }
 
 /// Damages copies of a fixture's GGUF, one after another, and shows what a conversion says of each.
-fn damaged_gguf(fixture: &str, damages: &[(&str, &dyn Fn(&mut Parts))]) -> String {
+fn damaged_gguf(fixture: &str, damages: &[(&str, Edit)]) -> String {
     let mut transcript = Transcript::default();
     for (what, damage) in damages {
         let folder = TempDir::new().unwrap();

@@ -88,6 +88,8 @@ each! {
     gemma_3_270m: "gemma-3-270m",
     gemma_3_4b: "gemma-3-4b",
     hy_mt_1_5_1_8b: "hy-mt-1.5-1.8b",
+    lfm2_5_1_2b: "lfm2.5-1.2b",
+    lfm2_5_8b_a1b: "lfm2.5-8b-a1b",
     llama_3_2_1b: "llama-3.2-1b",
     llama_3_2_3b: "llama-3.2-3b",
     mistral_7b: "mistral-7b",
@@ -97,5 +99,9 @@ each! {
     qwen3_0_6b: "qwen3-0.6b",
     qwen3_1_7b: "qwen3-1.7b",
     qwen3_4b: "qwen3-4b",
+    qwen3_5_0_8b: "qwen3.5-0.8b",
+    qwen3_5_2b: "qwen3.5-2b",
+    qwen3_5_4b: "qwen3.5-4b",
+    qwen3_5_9b: "qwen3.5-9b",
     smollm3_3b: "smollm3-3b",
 }

@@ -86,14 +86,40 @@ fn every_family_builds_in_every_form() {
             let mut ledger = Ledger::new(&source);
             let model = anec::family::open(&mut ledger, family, &[]).unwrap_or_else(|e| panic!("{path}: {e}"));
             let totals = ledger.finish().unwrap_or_else(|e| panic!("{path}: {e}"));
-            let other =
-                |name: &String| !name.starts_with("vision_tower.") && !name.starts_with("multi_modal_projector.");
+            let vision = ["vision_tower.", "multi_modal_projector.", "model.visual."];
+            let other = |name: &String| !vision.iter().any(|prefix| name.starts_with(prefix));
             assert!(!totals.ignored.keys().any(other), "{path}: {totals:?}");
             for form in forms() {
                 check(&*model, form).unwrap_or_else(|e| panic!("{path}: {form:?}: {e}"));
             }
         }
     });
+}
+
+#[test]
+fn both_kinds_of_source_give_the_same_graph() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let cases = std::fs::read_to_string(root.join("cases.json")).expect("the list of cases");
+    let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
+    let cases = cases["cases"].as_array().expect("a list").iter().filter(|case| case["gguf"].is_string());
+    let compared = cases.map(|case| {
+        let [hugging_face, gguf] = ["hugging_face", "gguf"].map(|key| {
+            let source = Source::open_path(&root.join(case[key].as_str().expect("a path"))).expect("a source");
+            let mut ledger = Ledger::new(&source);
+            let model = anec::family::open(&mut ledger, case["family"].as_str(), &[]).expect("a model");
+            let facts = model.facts().clone();
+            let stages =
+                [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Head { first: 0, end: facts.vocab_size }];
+            let tokens = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+            stages.map(|stage| {
+                let name = "main".into();
+                let request = FunctionRequest { name, stage, tokens, context: 64, most_tokens: 4, argmax: false };
+                model.build(&forms()[0], &request, &mut Fp16).expect("a graph").function
+            })
+        });
+        assert!(hugging_face == gguf, "{}", case["name"]);
+    });
+    assert!(compared.count() >= 15);
 }
 
 #[test]

@@ -167,6 +167,19 @@ impl Runner {
                         (0..slots * count).map(|i| if i / count == (first + i % count) % slots { 1.0 } else { 0.0 });
                     Tensor::new(vec![1, 1, slots, count], data.collect::<Vec<f32>>())
                 }
+                PortRole::TokenOrder => {
+                    // halves of ever larger blocks, counted out by splitting
+                    let planes = slots(1);
+                    let mut data = vec![0f32; planes * count * count];
+                    for (i, j) in (0..count).flat_map(|i| (0..=i).map(move |j| (i, j))) {
+                        data[i * count + j] = 1.0;
+                        if i > j {
+                            let level = (0..).find(|n| i >> (n + 1) == j >> (n + 1)).expect("a common block");
+                            data[((1 + level) * count + i) * count + j] = 1.0;
+                        }
+                    }
+                    Tensor::new(vec![1, planes, count, count], data)
+                }
                 PortRole::Position => Tensor::new(vec![1], vec![first as i32]),
                 other => unreachable!("{other:?} is no input of layers"),
             };
@@ -290,6 +303,9 @@ fn every_form_gives_the_same_logits() {
         "mistral-window",
         "gemma3-linear",
         "hunyuan-bias",
+        "lfm2-bias",
+        "qwen3_5-multimodal",
+        "lfm2_moe-default",
     ];
     cases.par_iter().filter(|c| names.iter().any(|n| c["name"] == *n)).for_each(|case| {
         with_model(&root, case, "hugging_face", |model| {

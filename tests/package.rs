@@ -2,6 +2,9 @@
 //!
 //! Tests that need coremltools run `tests/oracle/check_package.py` with the Python that `ANEC_PYTHON` names.
 
+#[path = "common/coremltools.rs"]
+mod coremltools;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -332,21 +335,10 @@ fn manifests_hold_what_coremltools_manifests_hold() {
     assert_eq!(ours["fileFormatVersion"], theirs["fileFormatVersion"]);
 }
 
-/// Runs coremltools' judgement over packages; says so loudly when it can't be had.
-fn judge(packages: &Path, arguments: &[&str]) {
-    let Some(python) = std::env::var_os("ANEC_PYTHON") else {
-        eprintln!("SKIPPED: coremltools is not asked about {}: ANEC_PYTHON is not set", packages.display());
-        return;
-    };
-    let output = Command::new(python)
-        .arg(repository("tests/oracle/check_package.py"))
-        .args(arguments)
-        .arg(packages)
-        .output()
-        .expect("ANEC_PYTHON runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(text.lines().count(), fs::read_dir(packages).unwrap().count(), "a verdict for each package");
+/// What coremltools finds wrong with packages, and odd if `strict`.
+fn complaints(packages: &Path, strict: bool) -> String {
+    let Some(python) = coremltools::python() else { return String::new() };
+    coremltools::judge(&python, packages).iter().map(|verdict| verdict.complaints(strict)).collect()
 }
 
 #[test]
@@ -356,7 +348,7 @@ fn coremltools_accepts_our_packages() {
         let path = room.path().join(format!("{form}.mlpackage"));
         package::write(&program, &path, &WriteOptions::default()).unwrap();
     }
-    judge(room.path(), &["--strict"]);
+    assert_eq!(complaints(room.path(), true), "");
 }
 
 #[test]
@@ -367,7 +359,7 @@ fn coremltools_accepts_what_we_make_of_its_packages() {
         let path = room.path().join(format!("{}.mlpackage", name(&fixture)));
         package::write(&package.program, &path, &options(&package)).unwrap();
     }
-    judge(room.path(), &[]);
+    assert_eq!(complaints(room.path(), false), "");
 }
 
 #[test]

@@ -3,6 +3,9 @@
 #[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
+#[allow(dead_code)]
+#[path = "common/model.rs"]
+mod model;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -77,6 +80,92 @@ fn equal_seeds_give_equal_texts_and_json_holds_what_scripts_need() {
     for time in ["prefill_tps", "decode_tps", "ttft_ms", "elapsed_s"] {
         assert!(first[time].as_f64().unwrap() > 0.0, "{time}");
     }
+}
+
+#[test]
+fn a_benchmark_measures_what_it_was_asked_for() {
+    let lengths = ["--prefill", "5,9", "--decode", "4", "--depth", "1,20", "--repetitions", "3", "--functions"];
+    let (code, stdout, stderr) = run(&[&["bench", bundle().to_str().unwrap()], &lengths[..], &["--json"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let bench: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let tests = bench["tests"].as_array().unwrap();
+    let names: Vec<&str> = tests.iter().filter_map(|test| test["test"].as_str()).collect();
+    assert_eq!(names, ["pp5", "pp9", "tg4", "tg4 @ d20"]);
+    for test in tests {
+        let mut samples: Vec<f64> = serde_json::from_value(test["samples_tps"].clone()).unwrap();
+        samples.sort_by(f64::total_cmp);
+        assert_eq!(samples.len(), 3);
+        assert_eq!(test["median_tps"], samples[1]);
+        assert!(samples[0] > 0.0 && test["ttft_ms"].as_f64().unwrap() > 0.0);
+    }
+    let shares: f64 = bench["functions"].as_array().unwrap().iter().map(|f| f["share"].as_f64().unwrap()).sum();
+    assert!((shares - 1.0).abs() < 1e-9);
+    let (code, stdout, _) = run(&["bench", bundle().to_str().unwrap(), "--suite", "--warmup", "0", "--json"]);
+    let bench: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let counts: Vec<u64> =
+        bench["suite"].as_array().unwrap().iter().map(|case| case["gen_tokens"].as_u64().unwrap()).collect();
+    assert_eq!((code, counts.len()), (0, 5));
+    assert!(counts.iter().zip([10, 20, 100, 200, 50]).all(|(count, most)| *count > 0 && *count <= most), "{counts:?}");
+    let llama = ["bench", bundle().to_str().unwrap(), "--prefill", "4", "--decode", "2", "--format", "llama"];
+    assert!(run(&llama).1.lines().any(|line| line.starts_with("| demo | ") && line.contains(" | pp4 | ")));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_talk_remembers_what_was_said_and_an_interrupt_ends_only_the_answer() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::process::Stdio;
+    let room = tempfile::tempdir().unwrap();
+    for entry in walk(bundle()) {
+        let to = room.path().join(entry.strip_prefix(bundle()).unwrap());
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(&entry, to).unwrap();
+    }
+    let template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>";
+    std::fs::write(room.path().join("chat_template.jinja"), template).unwrap();
+    model::edit_json(&room.path().join("bundle.json"), |bundle| {
+        bundle["tokenizer"]["chat_template"] = serde_json::json!("chat_template.jinja");
+    });
+    let mut talk = folder::anec()
+        .arg("chat")
+        .arg(room.path())
+        .args(["--max-tokens", "450", "--ignore-eos", "--timings"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = talk.stdin.take().unwrap();
+    let mut output = talk.stdout.take().unwrap();
+    let mut notes = BufReader::new(talk.stderr.take().unwrap()).lines();
+    writeln!(input, "Tell me of the sea").unwrap();
+    let mut beginning = [0; 8];
+    output.read_exact(&mut beginning).unwrap();
+    let status = std::process::Command::new("/bin/kill").args(["-INT", &talk.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    // how fast each answer came: `(9 tokens of prompt at 100.0 per second, 12 tokens at 50.0 per second, …)`
+    let mut counts = || {
+        let line = notes.next().unwrap().unwrap();
+        let before =
+            |end: &str| line[..line.find(end).unwrap()].rsplit(['(', ' ']).next().unwrap().parse::<u32>().unwrap();
+        (before(" tokens of prompt"), before(" tokens at "))
+    };
+    let (_, first) = counts();
+    assert!(first < 450, "the answer was cut short: {first} tokens");
+    writeln!(input, "/system You are a sailor.\nAnd the ships?").unwrap();
+    drop(input);
+    let (prompt, second) = counts();
+    assert!(prompt < 40, "/system forgets what was said: {prompt} tokens of prompt");
+    assert_eq!(second, 450, "the next answer is whole");
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(rest.len() > 100 && talk.wait().unwrap().success(), "{rest}");
+}
+
+/// Every file under a folder.
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
 #[test]

@@ -41,7 +41,7 @@ def load(model, gguf_file=None, **kwargs):
             # transformers rebuilds a configuration from few of a GGUF's keys: prefer the original.
             kwargs["config"] = transformers.AutoConfig.from_pretrained(model)
     loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **kwargs
+        model, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True, **kwargs
     )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(fault):

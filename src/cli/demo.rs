@@ -1,6 +1,7 @@
 //! `anec demo`
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::json;
 
@@ -76,18 +77,19 @@ impl Args {
         }
 
         let model = &candidates[0].model;
-        let tokenizer = Tokenizer::of(&bundle, &out)?;
+        let tokenizer = Arc::new(Tokenizer::of(&bundle, &out)?);
         let request = Request {
             prompt: tokenizer.encode(&self.prompt)?,
             max_tokens: TOKENS,
-            sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, min_p: 0.0, seed: self.seed },
-            stops: bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect(),
+            sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, seed: self.seed, ..Sampling::default() },
+            stops: model.end_tokens(),
+            ..Request::default()
         };
         if !self.json {
             print("");
             eprint!("{}", self.prompt);
         }
-        let (generation, text) = continue_text(model, Some(&tokenizer), &request, !self.json)?;
+        let (generation, text) = continue_text(model, Some(&tokenizer), request, None, &[], !self.json)?;
         if self.json {
             print_json(&json!({
                 "bundle": self.out,

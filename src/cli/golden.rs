@@ -14,8 +14,8 @@ use crate::convert::progress::Progress;
 use crate::convert::{Options, convert, files};
 use crate::error::Result;
 use crate::exec::Precision;
-use crate::manifest::{Manifest, Quant, WeightFormat};
-use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Sampling, generate};
+use crate::manifest::{Manifest, Numerics, Quant, WeightFormat};
+use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, generate};
 use crate::validate::{Golden, Greedy};
 
 /// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
@@ -47,6 +47,8 @@ impl Args {
     pub(super) fn run(self) -> Result<u8> {
         let mut manifest = self.source.manifest()?;
         manifest.quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
+        // hidden states in the source's own unit
+        manifest.numerics = Numerics::default();
         let beside = self.out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = tempfile::Builder::new()
             .prefix(".anec-golden-")
@@ -78,7 +80,7 @@ impl Args {
 }
 
 /// The source's model without quantization, on the CPU in f32.
-fn unquantized(manifest: &Manifest, folder: &Path) -> Result<Arc<Model>> {
+pub(super) fn unquantized(manifest: &Manifest, folder: &Path) -> Result<Arc<Model>> {
     convert(&Options {
         manifest: manifest.clone(),
         out: Some(folder.to_owned()),
@@ -93,12 +95,8 @@ fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, ma
     let hidden = if hidden { Hidden::BetweenLayers } else { Hidden::No };
     let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
     let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
-    let request = Request {
-        prompt: tokens.clone(),
-        max_tokens: greedy,
-        sampling: Sampling::default(),
-        stops: model.bundle().model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect(),
-    };
+    let request =
+        Request { prompt: tokens.clone(), max_tokens: greedy, stops: model.end_tokens(), ..Request::default() };
     let greedy = match greedy {
         0 => None,
         _ => {

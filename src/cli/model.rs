@@ -99,6 +99,14 @@ impl Runner {
     pub fn precision(&self) -> String {
         self.backend.core_ml().map_or_else(|| self.precision.name().to_owned(), |units| units.to_string())
     }
+
+    /// What computes, for people.
+    pub fn device(&self) -> String {
+        match self.backend.core_ml() {
+            None => format!("CPU ({})", self.precision.name()),
+            Some(units) => format!("Core ML ({units})"),
+        }
+    }
 }
 
 /// Tokens, or text that becomes tokens.

@@ -2,12 +2,16 @@
 
 use super::input::Input;
 use super::{print, print_json};
+use crate::convert::build::build_package;
+use crate::convert::emit::Emitter;
 use crate::convert::open::{open, resolve};
 use crate::convert::{Estimate, Plan};
 use crate::error::Result;
 use crate::report;
+use crate::validate::forecast;
 
-/// Shows what a conversion would emit, without reading weights: packages, functions, bytes, and an estimate of speed.
+/// Shows what a conversion would emit, without reading weights: packages, functions, bytes, an estimate of speed, and a
+/// forecast of what keeps ops off the Neural Engine.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -24,10 +28,20 @@ impl Args {
         let manifest = resolve(&manifest, &opened.source, &*opened.model);
         let plan = Plan::new(&manifest, &*opened.model)?;
         let estimate = Estimate::of(&plan);
+        let mut findings = Vec::new();
+        for package in &plan.packages {
+            // the graphs are built, their weights are not read
+            let mut emitter = Emitter::new(&manifest.quant);
+            let (program, _) = build_package(&*opened.model, &plan.form, package, &mut emitter)?;
+            findings.extend(forecast(&format!("{}.mlpackage", package.name), &program, package.weight_bytes));
+        }
         if self.json {
-            print_json(&report::plan_json(&manifest, opened.model.facts(), &plan, &estimate));
+            let mut json = report::plan_json(&manifest, opened.model.facts(), &plan, &estimate);
+            json["forecast"] = serde_json::json!(findings);
+            print_json(&json);
         } else {
             print(&report::plan(&manifest, opened.model.facts(), &plan, &estimate));
+            print(&report::forecast(&findings));
         }
         Ok(0)
     }

@@ -1,15 +1,21 @@
 //! `anec run`
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde_json::json;
 
 use super::model::Runner;
+use super::sampling::SamplingArgs;
 use super::{print, print_json};
 use crate::error::Result;
-use crate::runtime::chat::{ChatTemplate, Message};
-use crate::runtime::{Detokenizer, Generation, Model, Request, Sampling, Tokenizer, generate};
+use crate::runtime::chat::{Chat, ChatTemplate, Message};
+use crate::runtime::{
+    Constraint, Generation, Generator, Grammar, Grammars, Model, Piece, Request, RuntimeError, Tokenizer, generate,
+    generate_text,
+};
 
 /// Continues a prompt: text in, text out.
 ///
@@ -20,14 +26,11 @@ pub struct Args {
     runner: Runner,
     #[command(flatten)]
     prompt: Prompt,
-    /// Most tokens to add
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    max_tokens: usize,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Goes on after tokens that end a text
-    #[arg(long)]
-    ignore_eos: bool,
+    /// Makes the text JSON by the JSON Schema in this file
+    #[arg(long, value_name = "FILE", conflicts_with = "ids")]
+    json_schema: Option<PathBuf>,
     /// Prints one JSON object at the end instead: prompt_ids, ids, text, finish, timings
     #[arg(long)]
     json: bool,
@@ -36,7 +39,7 @@ pub struct Args {
 /// What is continued.
 #[derive(Debug, clap::Args)]
 struct Prompt {
-    /// Text to continue
+    /// Text to continue; `-` reads it from stdin
     #[arg(long, value_name = "TEXT", required_unless_present = "ids", conflicts_with = "ids")]
     prompt: Option<String>,
     /// Token ids to continue
@@ -48,54 +51,28 @@ struct Prompt {
     /// A system message before it
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
-    /// Special tokens that are written out in the text are letters like all others
+    /// Special tokens that are written out in the text (`<|fim_prefix|>`) count as such; else they are letters like all others
     #[arg(long, requires = "prompt")]
-    literal: bool,
-}
-
-/// How tokens are chosen.
-#[derive(Debug, clap::Args)]
-pub struct SamplingArgs {
-    /// 0 takes the most likely token each time; higher is bolder
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
-    temperature: f32,
-    /// Only the N most likely tokens; 0 for all
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    top_k: usize,
-    /// Only the most likely tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
-    top_p: f32,
-    /// Only tokens with at least this share of the most likely one's probability
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    min_p: f32,
-    /// Seed: equal seeds give equal texts
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-}
-
-impl SamplingArgs {
-    fn sampling(&self) -> Sampling {
-        let Self { temperature, top_k, top_p, min_p, seed } = *self;
-        Sampling { temperature, top_k, top_p, min_p, seed }
-    }
+    special: bool,
 }
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.open()?;
         let tokenizer = match Tokenizer::of(model.bundle(), model.folder()) {
-            Ok(tokenizer) => Some(tokenizer),
+            Ok(tokenizer) => Some(Arc::new(tokenizer)),
             Err(_) if self.prompt.ids.is_some() && !model.bundle().tokenizer.contains_key("tokenizer") => None,
             Err(error) => return Err(error.into()),
         };
-        let eos = if self.ignore_eos { &[][..] } else { &model.bundle().model.eos_token_ids };
-        let request = Request {
-            prompt: self.prompt.tokens(&model, tokenizer.as_ref())?,
-            max_tokens: self.max_tokens,
-            sampling: self.sampling.sampling(),
-            stops: eos.iter().filter_map(|id| u32::try_from(*id).ok()).collect(),
+        let prompt = self.prompt.tokens(&model, tokenizer.as_deref())?;
+        let request = self.sampling.request(&model, prompt);
+        let constraint = match (&self.json_schema, &tokenizer) {
+            (Some(file), Some(tokenizer)) => Some(json_schema(file, &model, tokenizer)?),
+            _ => None,
         };
-        let (generation, text) = continue_text(&model, tokenizer.as_ref(), &request, !self.json)?;
+        let stops = self.sampling.stops();
+        let (generation, text) =
+            continue_text(&model, tokenizer.as_ref(), request.clone(), constraint, stops, !self.json)?;
         if self.json {
             print_json(&result(&request, &generation, text.as_deref()));
         } else {
@@ -103,7 +80,7 @@ impl Args {
                 let ids: Vec<String> = generation.ids.iter().map(u32::to_string).collect();
                 print(&ids.join(","));
             }
-            eprintln!("{}", summary(&request, &generation));
+            eprintln!("{}", summary(request.prompt.len(), &generation));
         }
         Ok(0)
     }
@@ -114,47 +91,60 @@ impl Prompt {
         let (Some(text), Some(tokenizer)) = (&self.prompt, tokenizer) else {
             return Ok(self.ids.clone().unwrap_or_default());
         };
+        let mut text = text.clone();
+        if text == "-" {
+            text.clear();
+            std::io::stdin().read_to_string(&mut text).map_err(RuntimeError::io("stdin", "read"))?;
+        }
         if !self.chat {
-            let tokens = if self.literal { tokenizer.encode_literal(text) } else { tokenizer.encode(text) };
-            return Ok(tokens?);
+            return Ok(if self.special { tokenizer.encode(&text) } else { tokenizer.encode_literal(&text) }?);
         }
         let template = ChatTemplate::of(model.bundle(), model.folder(), tokenizer)?;
-        let message = |role: &str, content: &String| Message { role: role.into(), content: content.clone() };
-        let system = self.system.iter().map(|text| message("system", text));
-        let messages: Vec<Message> = system.chain([message("user", text)]).collect();
-        Ok(template.encode(tokenizer, &messages, self.literal)?)
+        let system = self.system.iter().map(|text| Message::new("system", text));
+        let chat = Chat::new(system.chain([Message::new("user", &text)]).collect());
+        Ok(match self.special {
+            true => tokenizer.encode_rest(&template.render(&chat)?),
+            false => template.encode(tokenizer, &chat),
+        }?)
     }
+}
+
+fn json_schema(file: &PathBuf, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
+    let bytes = std::fs::read(file).map_err(RuntimeError::io(file, "read"))?;
+    let schema = serde_json::from_slice(&bytes)
+        .map_err(|error| RuntimeError::bundle(file, format!("it isn't a JSON Schema: {error}")))?;
+    let grammars = Grammars::new(tokenizer, model.bundle().model.vocab_size, &model.end_tokens())?;
+    Ok(grammars.start(&Grammar::JsonSchema(schema))?)
 }
 
 /// Continues a prompt; with a tokenizer, gives the text as well, and streams it to stdout if `show`.
 pub(super) fn continue_text(
-    model: &std::sync::Arc<Model>,
-    tokenizer: Option<&Tokenizer>,
-    request: &Request,
+    model: &Arc<Model>,
+    tokenizer: Option<&Arc<Tokenizer>>,
+    request: Request,
+    constraint: Option<Constraint>,
+    stops: &[String],
     show: bool,
 ) -> Result<(Generation, Option<String>)> {
     let mut session = request.session(model)?;
     let Some(tokenizer) = tokenizer else {
-        return Ok((generate(&mut session, request, |_| Ok(ControlFlow::Continue(())))?, None));
+        return Ok((generate(&mut session, &request, |_| Ok(ControlFlow::Continue(())))?, None));
     };
-    let mut stream = Detokenizer::after(tokenizer, &request.prompt, false)?;
-    let mut text = String::new();
+    let generator = Generator::new(request, constraint, &mut session)?;
+    let (generation, text) = generate_text(generator, &mut session, tokenizer, stops, |piece| put(piece, show))?;
+    if show {
+        print("");
+    }
+    Ok((generation, Some(text)))
+}
+
+/// Shows a piece of text. A reader that went away wants no more.
+pub(super) fn put(piece: &Piece, show: bool) -> ControlFlow<()> {
     let mut out = std::io::stdout().lock();
-    // a reader that went away wants no more text
-    let mut put = |piece: &str| match show.then(|| out.write_all(piece.as_bytes()).and_then(|()| out.flush())) {
+    match show.then(|| out.write_all(piece.text.as_bytes()).and_then(|()| out.flush())) {
         Some(Err(_)) => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
-    };
-    let generation = generate(&mut session, request, |id| {
-        let piece = stream.push(id)?;
-        text.push_str(&piece);
-        Ok(put(&piece))
-    })?;
-    let rest = stream.finish()?;
-    text.push_str(&rest);
-    let _ = put(&rest);
-    let _ = put("\n");
-    Ok((generation, Some(text)))
+    }
 }
 
 fn result(request: &Request, generation: &Generation, text: Option<&str>) -> serde_json::Value {
@@ -168,14 +158,23 @@ fn result(request: &Request, generation: &Generation, text: Option<&str>) -> ser
         "decode_tps": timings.decode_tps,
         "ttft_ms": timings.ttft_ms,
         "elapsed_s": timings.elapsed_s,
+        "speculation": generation.speculation,
     })
 }
 
-fn summary(request: &Request, generation: &Generation) -> String {
+/// How fast a text came, in one line.
+pub(super) fn summary(prompt: usize, generation: &Generation) -> String {
     let timings = generation.timings;
+    let speculation = match generation.speculation {
+        guesses if guesses.drafted == 0 => String::new(),
+        guesses => format!(", {} of {} guesses right", guesses.accepted, guesses.drafted),
+    };
+    let cached = match timings.cached_tokens {
+        0 => String::new(),
+        count => format!(" ({count} known)"),
+    };
     format!(
-        "{} tokens of prompt at {:.1} per second, {} tokens at {:.1} per second, the first after {:.0} ms",
-        request.prompt.len(),
+        "{prompt} tokens of prompt{cached} at {:.1} per second, {} tokens at {:.1} per second, the first after {:.0} ms{speculation}",
         timings.prefill_tps,
         generation.ids.len(),
         timings.decode_tps,

@@ -5,6 +5,7 @@ use crate::convert::{bundle, report};
 use crate::coreml::plan;
 use crate::error::Result;
 use crate::manifest;
+use crate::validate::verdict;
 
 /// Prints the JSON Schema of a file that anec reads or writes.
 #[derive(Debug, clap::Args)]
@@ -21,6 +22,8 @@ enum File {
     Bundle,
     /// report.json of a bundle
     Report,
+    /// What `anec validate --json` writes
+    Validation,
     /// A compute plan, which `anec validate --plan-out` writes
     Plan,
 }
@@ -31,6 +34,7 @@ impl Args {
             File::Manifest => manifest::schema(),
             File::Bundle => bundle::schema(),
             File::Report => report::schema(),
+            File::Validation => verdict::schema(),
             File::Plan => plan::schema(),
         });
         Ok(0)

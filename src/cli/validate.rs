@@ -5,41 +5,62 @@ use std::sync::Arc;
 
 use super::model::{Backend, PrecisionName, open_on_core_ml};
 use super::{print, print_json};
+use crate::convert::bundle::FILE_NAME;
 use crate::convert::progress::Progress;
 use crate::convert::{Bundle, files};
 use crate::coreml::cache::Cache;
 use crate::coreml::{ComputePlan, CoreMl};
 use crate::error::Result;
+use crate::manifest::Gates;
+use crate::package;
 use crate::report;
-use crate::runtime::{Model, RuntimeError};
-use crate::validate::{Candidate, GateReport, Golden, Report, Thresholds, parity, residency, structure};
+use crate::runtime::{Model, RuntimeError, Tokenizer};
+use crate::validate::verdict::PackageFacts;
+use crate::validate::{
+    Candidate, Check, GateReport, Golden, Report, Thresholds, Verdict, forecast, foreign, numerics, parity, prompts,
+    residency, structure,
+};
 
 /// Proves what a bundle is, gate by gate.
 ///
-/// structure: its packages are whole and right in form. parity: the emitted program computes what a golden says, in
+/// structure: its packages are whole and right in form. numerics: half precision computes what single precision does,
+/// layer by layer, and no constant gets lost in it. parity: the emitted program computes what a golden says, in
 /// calls of every size. residency: every op prefers the Neural Engine. Without the name of a gate, all of them.
+///
+/// Any .mlpackage can be given instead of a bundle; then parity, which needs to know what the inputs mean, is left out.
 ///
 /// The exit code is 0 if all passed, 1 if one failed, and 3 if one could not be tried here.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder of the bundle
-    #[arg(default_value = ".")]
-    bundle: PathBuf,
+    /// Folder of the bundle, or an .mlpackage; the bundle of the current folder if not given
+    path: Option<PathBuf>,
     /// The gate of form
     #[arg(long)]
     structure: bool,
+    /// The gate of half precision
+    #[arg(long)]
+    numerics: bool,
     /// The gate that compares with a golden
     #[arg(long)]
     parity: bool,
     /// The gate of placement
     #[arg(long)]
     residency: bool,
+    /// Says what rules expect of the Neural Engine; a forecast, beside the gate of placement, and no proof
+    #[arg(long)]
+    forecast: bool,
     /// Golden for parity; golden.safetensors in the bundle's folder if not given
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
     /// Precisions for parity
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [PrecisionName::F32, PrecisionName::F16])]
     precision: Vec<PrecisionName>,
+    /// Text for numerics; prose, code and numbers of anec's own if not given
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Tokens of that text that are run
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    positions: u16,
     #[command(flatten)]
     backend: Backend,
     /// Compute plan for residency, taken on a Mac by --plan-out; with it, the gate needs no Mac
@@ -54,6 +75,15 @@ pub struct Args {
     /// Writes the report as JSON; - for stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Writes the report as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Writes the report as Markdown, for a step summary
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Writes the report as one HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Name of a golden that lies in the bundle.
@@ -61,69 +91,199 @@ const GOLDEN: &str = "golden.safetensors";
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        if !self.bundle.join(crate::convert::bundle::FILE_NAME).exists() {
-            return Err(RuntimeError::NoBundle { path: self.bundle }.into());
-        }
-        let bundle = Bundle::read(&self.bundle)?;
-        // who names a plan wants it judged
-        let residency = self.residency || self.plan.is_some() || self.plan_out.is_some();
-        let all = !(self.structure || self.parity || self.residency);
-        let mut gates = Vec::new();
-        if all || self.structure {
-            gates.push(structure(&bundle, &self.bundle));
-        }
-        if all || self.parity {
-            gates.push(self.parity(&bundle)?);
-        }
-        if all || residency {
-            gates.push(self.residency(&bundle)?);
-        }
-        let report = Report::new(&bundle.name, gates);
-        match &self.json {
-            Some(path) if path.as_os_str() == "-" => print_json(&report),
-            Some(path) => {
-                files::write_json(path, &report)?;
-                print(&report::gates(&report));
-            }
-            None => print(&report::gates(&report)),
-        }
+        let path = match &self.path {
+            Some(path) => path.clone(),
+            None => of_current_folder()?,
+        };
+        let (report, plan) = if path.join(FILE_NAME).exists() {
+            self.bundle(&path)?
+        } else if is_package(&path) {
+            (self.package(&path)?, None)
+        } else {
+            return Err(RuntimeError::NoBundle { path }.into());
+        };
+        self.write(&report, plan.as_ref())?;
         Ok(report.exit_code(self.allow_unproven))
     }
 
-    fn parity(&self, bundle: &Bundle) -> Result<GateReport> {
-        let own = self.bundle.join(GOLDEN);
+    /// No gate named: all of them.
+    fn all(&self) -> bool {
+        !(self.structure || self.numerics || self.parity || self.wants_residency())
+    }
+
+    /// Who names a plan wants it judged; a forecast stands beside the gate that it is no proof for.
+    fn wants_residency(&self) -> bool {
+        self.residency || self.forecast || self.plan.is_some() || self.plan_out.is_some()
+    }
+
+    fn bundle(&self, folder: &Path) -> Result<(Report, Option<ComputePlan>)> {
+        let bundle = Bundle::read(folder)?;
+        let all = self.all();
+        let mut gates = Vec::new();
+        if all || self.structure {
+            gates.push(structure(&bundle, folder));
+        }
+        let mut plan = None;
+        if all || self.numerics {
+            gates.push(run(&gates, numerics::GATE, self.numerics(&bundle, folder))?);
+        }
+        if all || self.parity {
+            gates.push(run(&gates, parity::GATE, self.parity(&bundle, folder))?);
+        }
+        if all || self.wants_residency() {
+            let (gate, judged) = self.residency(&bundle, folder)?;
+            gates.push(gate);
+            plan = judged;
+        }
+        let mut report = Report::new(&bundle.name, gates);
+        if self.forecast {
+            report.forecast = Some(Vec::new());
+        }
+        for entry in &bundle.packages {
+            // a package that can't be read is structure's to report
+            let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
+            if let Some(findings) = &mut report.forecast {
+                findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes));
+            }
+            report.packages.push(PackageFacts::of(&entry.package, &package));
+        }
+        report.add_quantization(folder);
+        Ok((report, plan))
+    }
+
+    /// A package of whatever origin.
+    fn package(&self, path: &Path) -> Result<Report> {
+        let package = package::open(path)?;
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let all = self.all();
+        let mut gates = Vec::new();
+        if all || self.structure {
+            gates.push(foreign::structure(&name, &package));
+        }
+        if all || self.numerics {
+            let thresholds = Thresholds::of(&Gates::default()).numerics;
+            gates.push(foreign::numerics(&name, &package, &thresholds)?);
+        }
+        if self.parity {
+            gates.push(foreign::parity(&name));
+        }
+        if all || self.wants_residency() {
+            gates.push(residency::without_plan());
+        }
+        let facts = PackageFacts::of(&name, &package);
+        let mut report = Report::new(&name, gates);
+        report.forecast = (all || self.forecast).then(|| forecast(&name, &package.program, facts.weight_bytes));
+        report.packages.push(facts);
+        Ok(report)
+    }
+
+    fn write(&self, report: &Report, plan: Option<&ComputePlan>) -> Result<()> {
+        let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| -> Result<()> {
+            if let Some(path) = path {
+                files::write(path, text().as_bytes())?;
+            }
+            Ok(())
+        };
+        write(&self.junit, &|| report::junit(report))?;
+        write(&self.markdown, &|| report::markdown(report))?;
+        write(&self.html, &|| report::html(report, plan))?;
+        match &self.json {
+            Some(path) if path.as_os_str() == "-" => print_json(report),
+            Some(path) => {
+                files::write_json(path, report)?;
+                print(&report::gates(report));
+            }
+            None => print(&report::gates(report)),
+        }
+        Ok(())
+    }
+
+    fn numerics(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
+        let count = usize::from(self.positions);
+        let tokens = match &self.text {
+            None => prompts::tokens(bundle, folder, count)?,
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(RuntimeError::io(path, "read"))?;
+                let mut tokens = Tokenizer::of(bundle, folder)?.encode(&text)?;
+                tokens.truncate(count);
+                tokens
+            }
+        };
+        numerics(bundle, folder, &tokens, &Thresholds::of(&bundle.manifest.gates).numerics)
+    }
+
+    fn parity(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
+        let own = folder.join(GOLDEN);
         let Some(path) = self.golden.clone().or_else(|| own.exists().then_some(own)) else {
             return Ok(parity::without_golden());
         };
         let golden = Golden::read(&path)?;
         let thresholds = Thresholds::of(&bundle.manifest.gates).parity;
         let candidates = match self.backend.core_ml() {
-            None => candidates(&self.bundle, &self.precision)?,
-            Some(units) => {
-                vec![Candidate { name: units.to_string(), model: open_on_core_ml(&self.bundle, units)? }]
-            }
+            None => candidates(folder, &self.precision)?,
+            Some(units) => vec![Candidate { name: units.to_string(), model: open_on_core_ml(folder, units)? }],
         };
         parity(&candidates, &golden, &thresholds)
     }
 
-    fn residency(&self, bundle: &Bundle) -> Result<GateReport> {
+    fn residency(&self, bundle: &Bundle, folder: &Path) -> Result<(GateReport, Option<ComputePlan>)> {
         let thresholds = Thresholds::of(&bundle.manifest.gates).residency;
         if let Some(path) = &self.plan {
-            return residency::judge(bundle, &self.bundle, &ComputePlan::read(path)?, path, &thresholds);
+            let plan = ComputePlan::read(path)?;
+            return Ok((residency::judge(bundle, folder, &plan, path, &thresholds)?, Some(plan)));
         }
         let engine = match CoreMl::new() {
             Ok(engine) => Arc::new(engine),
             Err(error) if self.plan_out.is_some() => return Err(error.into()),
-            Err(_) => return Ok(residency::without_plan()),
+            Err(_) => return Ok((residency::without_plan(), None)),
         };
         let progress = Progress::on_stderr();
-        let mut plan = residency::take(&*engine, bundle, &self.bundle, &progress)?;
-        residency::time(&engine, bundle, &self.bundle, &Cache::of_user()?, &mut plan, &progress)?;
+        let mut plan = residency::take(&*engine, bundle, folder, &progress)?;
+        residency::time(&engine, bundle, folder, &Cache::of_user()?, &mut plan, &progress)?;
         progress.finish();
         if let Some(path) = &self.plan_out {
             files::write_json(path, &plan)?;
         }
-        residency::judge(bundle, &self.bundle, &plan, Path::new("just taken"), &thresholds)
+        Ok((residency::judge(bundle, folder, &plan, Path::new("just taken"), &thresholds)?, Some(plan)))
+    }
+}
+
+/// The report of a gate that runs the bundle. Where the bundle is known to be broken, an error is what was to be expected:
+/// the gate failed.
+fn run(before: &[GateReport], gate: &str, result: Result<GateReport>) -> Result<GateReport> {
+    let broken = before.iter().any(|gate| gate.verdict == Verdict::Failed);
+    match result {
+        Err(error) if broken => {
+            let check = Check::of("bundle", "it can be run", Some(error.to_string()));
+            Ok(GateReport::new(gate, vec![check]))
+        }
+        other => other,
+    }
+}
+
+fn is_package(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "mlpackage" || extension == "mlmodel") && path.exists()
+}
+
+/// The bundle that the current folder is, or the only one that it holds.
+fn of_current_folder() -> Result<PathBuf> {
+    let here = PathBuf::from(".");
+    if here.join(FILE_NAME).exists() {
+        return Ok(here);
+    }
+    let entries = std::fs::read_dir(&here).map_err(RuntimeError::io(&here, "read"))?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.join(FILE_NAME).exists() && path.extension().is_none_or(|extension| extension != "partial"))
+        .collect();
+    found.sort();
+    match found.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(RuntimeError::NoBundle { path: here }.into()),
+        several => {
+            let names = several.iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+            Err(RuntimeError::SeveralBundles { names: names.collect() }.into())
+        }
     }
 }
 

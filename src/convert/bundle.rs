@@ -86,6 +86,10 @@ pub struct ModelFacts {
     pub num_layers: usize,
     /// Rows of the embedding and of the LM head.
     pub vocab_size: u64,
+    /// Hidden states between functions, the embedding's among them, are the model's times this, a power of two by which
+    /// fp16 can hold them.
+    #[serde(default = "unscaled")]
+    pub hidden_scale: f64,
     /// Context lengths for which there are functions, ascending.
     pub contexts: Vec<u64>,
     /// Tokens that end a text.
@@ -93,6 +97,10 @@ pub struct ModelFacts {
     /// Token that begins a text, if the model wants one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bos_token_id: Option<u64>,
+}
+
+fn unscaled() -> f64 {
+    1.0
 }
 
 /// Where the weights came from.

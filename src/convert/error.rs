@@ -11,6 +11,9 @@ pub enum ConvertError {
     /// Neither manifest nor command line names a source.
     #[error("no source: the manifest names none, and --source isn't given")]
     NoSource,
+    /// The factor of the residual stream has to be measured first.
+    #[error("`numerics.scale: auto` needs a run of the model, which has not been made")]
+    ScaleNotMeasured,
     /// A layer is larger than a package may be.
     #[error("layer {layer} needs {megabytes:.1} MB of weights, more than the {limit} MB of `shards.max_mb`")]
     LayerTooLarge {
@@ -45,6 +48,11 @@ pub enum ConvertError {
         /// Rows of the LM head.
         rows: u64,
     },
+    /// Calls of a recurrent model that would have to be filled up.
+    #[error(
+        "`lengths` has no call of one token, which this model needs: its layers carry a state that fillers would change"
+    )]
+    NoSingleToken,
     /// A graph that breaks Core ML's rules: a defect of this crate.
     #[error("{package}: the graph breaks the rules of Core ML:\n{}", findings.join("\n"))]
     Graph {
@@ -121,10 +129,12 @@ impl Diagnostic for ConvertError {
     fn fault(&self) -> Fault {
         match self {
             ConvertError::NoSource
+            | ConvertError::ScaleNotMeasured
             | ConvertError::LayerTooLarge { .. }
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
             | ConvertError::TooManyPieces { .. }
+            | ConvertError::NoSingleToken
             | ConvertError::NotABundle(_)
             | ConvertError::Busy(_)
             | ConvertError::Exists { .. } => Fault::Usage,
@@ -136,6 +146,9 @@ impl Diagnostic for ConvertError {
     fn help(&self) -> Option<String> {
         Some(match self {
             ConvertError::NoSource => "give --source PATH, or `source:` in the manifest".into(),
+            ConvertError::ScaleNotMeasured => {
+                "`anec convert` measures it; a library caller gives the factor of `validate::numerics`".into()
+            }
             ConvertError::LayerTooLarge { megabytes, .. } => format!(
                 "raise `shards.max_mb` to {} or more, or quantize (`quant.weights: int8`)",
                 megabytes.ceil()
@@ -162,6 +175,9 @@ impl Diagnostic for ConvertError {
             ConvertError::Compiler { .. } => {
                 "if the model converts with the newest anec and still isn't accepted, please report it with the manifest"
                     .into()
+            }
+            ConvertError::NoSingleToken => {
+                "add it: `lengths: { range: [1, 4] }` or `lengths: { fixed: [1, 64] }`".into()
             }
             ConvertError::NoCompiler(_) => {
                 "run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools".into()

@@ -3,7 +3,7 @@
 use super::error::ConvertError;
 use crate::error::Result;
 use crate::family::{self, Model};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, ResidualScale};
 use crate::source::{Ledger, LedgerTotals, Source};
 
 /// A source with the model that was found in it.
@@ -33,7 +33,10 @@ pub fn open(manifest: &Manifest) -> Result<Opened> {
 /// When it isn't understood in every tensor and key.
 pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model>, LedgerTotals)> {
     let mut ledger = Ledger::new(source);
-    let model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
+    let mut model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
+    if let Some(ResidualScale::Factor(factor)) = manifest.numerics.scale {
+        model.set_hidden_scale(f64::from(factor));
+    }
     Ok((model, ledger.finish()?))
 }
 

@@ -19,7 +19,7 @@ use super::{files, host, notes, resources};
 use crate::error::Result;
 use crate::family::ports::Stage;
 use crate::family::{Host, Model};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, ResidualScale};
 use crate::package::{self, WriteOptions};
 use crate::source::Source;
 
@@ -74,6 +74,9 @@ pub fn convert(options: &Options) -> Result<Outcome> {
 pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     let begin = Instant::now();
     let Opened { source, model, ledger } = opened;
+    if options.manifest.numerics.scale == Some(ResidualScale::Auto) {
+        return Err(ConvertError::ScaleNotMeasured.into());
+    }
     let model = &**model;
     let manifest = resolve(&options.manifest, source, model);
     let plan = Plan::new(&manifest, model)?;
@@ -111,6 +114,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
         name: name.clone(),
         family: facts.family.clone(),
         model: ModelFacts {
+            hidden_scale: facts.hidden_scale,
             hidden_size: facts.hidden_size,
             num_layers: facts.num_layers,
             vocab_size: facts.vocab_size,

@@ -46,6 +46,9 @@ impl Plan {
         let contexts = manifest.context.all();
         let functions = Functions { lengths: &manifest.lengths, contexts: &contexts, argmax: manifest.lm_head.argmax };
         let facts = model.facts();
+        if facts.recurrent && functions.fewest_tokens() > 1 {
+            return Err(ConvertError::NoSingleToken.into());
+        }
         let quant = &manifest.quant;
         let sizes: Vec<u64> = (0..facts.num_layers)
             .map(|layer| model.layer_weights(layer).iter().map(|w| stored_bytes(quant, w)).sum())
@@ -121,6 +124,14 @@ struct Functions<'a> {
 }
 
 impl Functions<'_> {
+    /// Fewest tokens of any call.
+    fn fewest_tokens(&self) -> u64 {
+        match self.lengths {
+            Lengths::Range([lower, _]) => *lower,
+            Lengths::Fixed(sizes) => sizes.iter().copied().min().unwrap_or(1),
+        }
+    }
+
     /// Most tokens of any call.
     fn most_tokens(&self) -> u64 {
         match self.lengths {

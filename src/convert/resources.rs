@@ -35,6 +35,13 @@ pub fn usage() -> Option<Usage> {
     None
 }
 
+/// Memory that the process has now, in bytes, where the system tells: on Linux.
+pub fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+}
+
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;

@@ -27,6 +27,8 @@ pub fn convert_demo(out: &Path, changes: &[&str]) {
 pub struct DoubleEngine {
     /// Operators that don't prefer the Neural Engine, with the device that they prefer.
     pub elsewhere: BTreeMap<&'static str, Device>,
+    /// A package that it refuses to compile.
+    pub refuses: Option<&'static str>,
     /// Everything that was done, in order.
     pub log: Arc<Mutex<Vec<String>>>,
     weights: WeightCache,
@@ -34,7 +36,7 @@ pub struct DoubleEngine {
 
 impl DoubleEngine {
     pub fn new() -> Self {
-        DoubleEngine { elsewhere: BTreeMap::new(), log: Arc::default(), weights: WeightCache::new() }
+        DoubleEngine { elsewhere: BTreeMap::new(), refuses: None, log: Arc::default(), weights: WeightCache::new() }
     }
 
     /// What was done since the last time.
@@ -93,6 +95,9 @@ impl Engine for DoubleEngine {
     fn compile(&self, package: &Path, target: &Path) -> Result<(), CoreMlError> {
         self.note(format!("compile {}", package.file_name().unwrap().display()));
         assert!(!target.exists());
+        if self.refuses.is_some_and(|name| package.ends_with(name)) {
+            return Err(refused(package, "no"));
+        }
         let opened = package::open(package).map_err(|e| refused(package, e))?;
         std::fs::create_dir(target).map_err(|e| refused(target, e))?;
         package::write(&opened.program, &target.join(PACKAGE), &Default::default()).map_err(|e| refused(target, e))?;

@@ -111,6 +111,9 @@ pub struct FunctionPlan {
     pub tokens: u64,
     /// Ops, in their order.
     pub operations: Vec<Operation>,
+    /// What Core ML said if it refused to compile, plan or run the function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
     /// How long calls took, if that was measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timings: Vec<Timing>,

@@ -7,4 +7,5 @@ pub(crate) mod matrix;
 pub(crate) mod product;
 pub(crate) mod reduce;
 pub(crate) mod round;
+pub(crate) mod simd;
 pub(crate) mod widen;

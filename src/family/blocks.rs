@@ -8,14 +8,22 @@
 //! | [`state`] | what a function carries from call to call |
 //! | [`cache`] | where keys and values are kept between calls |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
+//! | [`causal_conv`] | depthwise convolution with carried inputs |
+//! | [`short_conv`] | `W_out (C * conv(B * x))` |
+//! | [`delta_net`] | a linear recurrence of matrices |
 //! | [`mlp`] | `W_down (act(W_gate x) * W_up x)` |
+//! | [`moe`] | a few of many such networks |
 
 pub mod attention;
 pub mod cache;
+pub mod causal_conv;
+pub mod delta_net;
 pub mod linear;
 pub mod mlp;
+pub mod moe;
 pub mod norm;
 pub mod rope;
+pub mod short_conv;
 pub mod state;
 
 use super::{EmitWeight, Form};

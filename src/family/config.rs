@@ -12,7 +12,7 @@ use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
 use super::rope::RopeConfig;
-use super::table::{Activation, Bias, DecoderFamily, NEUTRAL_KEYS, NormPlacement, QkNorm};
+use super::table::{Activation, Bias, DecoderFamily, MixerKind, NEUTRAL_KEYS, NormPlacement, QkNorm};
 use keys::Keys;
 
 /// Tensors of multimodal models that the text model has no part in.
@@ -82,6 +82,14 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// The source holds q, k, v in one tensor and gate, up in another.
     pub fused: bool,
+    /// Queries come with a gate on what attention gives.
+    pub gated_attention: bool,
+    /// Shape of the layers with a short convolution.
+    pub short_conv: Option<ShortConvConfig>,
+    /// Experts of the layers that have some.
+    pub experts: Option<ExpertsConfig>,
+    /// Shape of the layers with a DeltaNet.
+    pub delta_net: Option<DeltaNetConfig>,
     /// Activation of the feed-forward network's gate.
     pub activation: Activation,
     /// Rotary embedding.
@@ -96,6 +104,8 @@ pub struct DecoderConfig {
     pub embedding_multiplier: f64,
     /// Multiplied to what a block adds to the residual stream.
     pub residual_multiplier: f64,
+    /// What hidden states are multiplied by so that fp16 holds them.
+    pub hidden_scale: f64,
     /// Divides the logits.
     pub logits_scaling: f64,
 }
@@ -103,10 +113,67 @@ pub struct DecoderConfig {
 /// What differs from layer to layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerConfig {
+    /// What mixes tokens.
+    pub mixer: MixerKind,
     /// Queries and keys are rotated.
     pub rope: bool,
     /// Tokens that the layer sees, the token itself included; all if absent.
     pub window: Option<u64>,
+}
+
+/// Gated short convolutions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ShortConvConfig {
+    /// Tokens that the convolution sees.
+    pub kernel: u64,
+    /// Its projections and itself have biases.
+    pub bias: bool,
+}
+
+/// Mixtures of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ExpertsConfig {
+    /// First layers, which have none.
+    pub num_dense_layers: usize,
+    /// Experts of a layer.
+    pub num_experts: u64,
+    /// Experts that a token is given.
+    pub num_experts_per_tok: u64,
+    /// Width of an expert.
+    pub moe_intermediate_size: u64,
+    /// The weights of the chosen ones are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// A bias is added to the scores for choosing.
+    pub use_expert_bias: bool,
+    /// Multiplied to the weights.
+    pub routed_scaling_factor: f64,
+}
+
+/// Gated DeltaNets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeltaNetConfig {
+    /// Heads of queries and keys.
+    pub num_key_heads: u64,
+    /// Heads of values; a multiple.
+    pub num_value_heads: u64,
+    /// Width of a query or key.
+    pub key_head_dim: u64,
+    /// Width of a value.
+    pub value_head_dim: u64,
+    /// Tokens that the convolution sees.
+    pub kernel: u64,
+}
+
+impl DeltaNetConfig {
+    /// Rows of the queries, and of the keys.
+    pub fn key_width(&self) -> u64 {
+        self.num_key_heads * self.key_head_dim
+    }
+
+    /// Rows of the values.
+    pub fn value_width(&self) -> u64 {
+        self.num_value_heads * self.value_head_dim
+    }
 }
 
 impl DecoderConfig {
@@ -187,7 +254,7 @@ impl DecoderConfig {
         let read = DecoderConfig {
             family: family.name,
             hidden_size,
-            intermediate_size: size("intermediate_size")?,
+            intermediate_size: intermediate_size(&keys, family, size("intermediate_size")?)?,
             num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
@@ -202,6 +269,10 @@ impl DecoderConfig {
             output_bias: bias(family.output_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
             fused: family.fused,
+            gated_attention: family.gated_attention,
+            short_conv: short_conv(&keys, family)?,
+            delta_net: delta_net(&keys, family)?,
+            experts: experts(&keys, family)?,
             activation: family.activation,
             rope,
             rope_local,
@@ -212,6 +283,7 @@ impl DecoderConfig {
                 false => multiplier("embedding_multiplier", 1.0)?,
             },
             residual_multiplier: multiplier("residual_multiplier", 1.0)?,
+            hidden_scale: family.hidden_scale,
             logits_scaling: multiplier("logits_scaling", 1.0)?,
         };
         let neutral = [NEUTRAL_KEYS, family.neutral_keys].concat();
@@ -228,4 +300,82 @@ impl DecoderConfig {
     pub fn key_width(&self) -> u64 {
         self.num_key_value_heads * self.head_dim
     }
+}
+
+/// The width of the feed-forward network. Where it is nominal: two thirds of it, times a factor, rounded up.
+fn intermediate_size(keys: &Keys<'_>, family: &DecoderFamily, given: u64) -> Result<u64, FamilyError> {
+    if !family.nominal_intermediate_size || !keys.bool("block_auto_adjust_ff_dim")?.unwrap_or(true) {
+        if family.nominal_intermediate_size {
+            keys.accept("block_ffn_dim_multiplier");
+            keys.accept("block_multiple_of");
+        }
+        return Ok(given);
+    }
+    let width = (2.0 * given as f64 / 3.0) as u64;
+    // null means that nothing is rounded, either
+    if keys.has("block_ffn_dim_multiplier") && keys.get("block_ffn_dim_multiplier").is_none() {
+        keys.accept("block_multiple_of");
+        return Ok(width);
+    }
+    let factor = keys.f64("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+    let multiple = keys.u64("block_multiple_of")?.unwrap_or(256);
+    if factor <= 0.0 || multiple == 0 || multiple > u64::from(u32::MAX) {
+        return Err(keys.value("block_multiple_of", "a positive number, as block_ffn_dim_multiplier"));
+    }
+    Ok(((factor * width as f64) as u64).next_multiple_of(multiple))
+}
+
+fn short_conv(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ShortConvConfig>, FamilyError> {
+    if family.mixer != MixerKind::ShortConv {
+        return Ok(None);
+    }
+    let kernel = keys.u64("conv_L_cache")?.unwrap_or(3);
+    if !(2..=64).contains(&kernel) {
+        return Err(keys.value("conv_L_cache", "from 2 to 64"));
+    }
+    Ok(Some(ShortConvConfig { kernel, bias: keys.bool("conv_bias")?.unwrap_or(false) }))
+}
+
+fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetConfig>, FamilyError> {
+    if family.mixer != MixerKind::DeltaNet {
+        return Ok(None);
+    }
+    let size = |key: &str, default: u64| match keys.get(key) {
+        Some(_) => keys.size(key),
+        None => Ok(default),
+    };
+    let config = DeltaNetConfig {
+        num_key_heads: size("linear_num_key_heads", 16)?,
+        num_value_heads: size("linear_num_value_heads", 32)?,
+        key_head_dim: size("linear_key_head_dim", 128)?,
+        value_head_dim: size("linear_value_head_dim", 128)?,
+        kernel: size("linear_conv_kernel_dim", 4)?,
+    };
+    if !config.num_value_heads.is_multiple_of(config.num_key_heads) {
+        return Err(keys.value("linear_num_value_heads", &format!("a multiple of {} key heads", config.num_key_heads)));
+    }
+    if !(2..=64).contains(&config.kernel) {
+        return Err(keys.value("linear_conv_kernel_dim", "from 2 to 64"));
+    }
+    Ok(Some(config))
+}
+
+fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConfig>, FamilyError> {
+    if !family.experts {
+        return Ok(None);
+    }
+    let num_experts = keys.size("num_experts")?;
+    let num_experts_per_tok = keys.size("num_experts_per_tok")?;
+    if num_experts_per_tok > num_experts {
+        return Err(keys.value("num_experts_per_tok", &format!("at most {num_experts} experts")));
+    }
+    Ok(Some(ExpertsConfig {
+        num_dense_layers: keys.u64("num_dense_layers")?.unwrap_or(2) as usize,
+        num_experts,
+        num_experts_per_tok,
+        moe_intermediate_size: keys.size("moe_intermediate_size")?,
+        norm_topk_prob: keys.bool("norm_topk_prob")?.unwrap_or(true),
+        use_expert_bias: keys.bool("use_expert_bias")?.unwrap_or(true),
+        routed_scaling_factor: keys.f64("routed_scaling_factor")?.unwrap_or(1.0),
+    }))
 }

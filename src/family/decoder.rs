@@ -11,6 +11,7 @@ use std::ops::Range;
 use super::blocks::Graph;
 use super::blocks::attention::AttentionInputs;
 use super::blocks::cache::Write;
+use super::blocks::delta_net::TokenOrder;
 use super::blocks::linear::{Linear, linear};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
@@ -18,6 +19,7 @@ use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{Layer, MixerInputs};
 use super::ports::{Extent, Port, PortRole, Stage, StatePort};
+use super::table::MixerKind;
 use super::{EmitWeight, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount};
 use crate::error::Result;
 use crate::manifest::{KvWrite, Role};
@@ -84,7 +86,9 @@ impl Decoder {
         let tokens = g.tokens.clone();
         // one mask for the layers that see everything, one for each width of window
         let of_layer = |layer: usize| (self.window(layer, context), self.slots(layer, context, request.most_tokens));
-        let views: BTreeSet<(Option<u64>, u64)> = layers.clone().map(of_layer).collect();
+        let is = |layer: usize, kind: MixerKind| config.layers[layer].mixer == kind;
+        let views: BTreeSet<(Option<u64>, u64)> =
+            layers.clone().filter(|layer| is(*layer, MixerKind::Attention)).map(of_layer).collect();
         let masks: Vec<(Option<u64>, ValueId)> = views
             .iter()
             .map(|(window, slots)| {
@@ -96,6 +100,10 @@ impl Decoder {
         let caches: BTreeSet<u64> = views.iter().map(|(_, slots)| *slots).collect();
         let writes: Vec<(u64, Write)> =
             caches.iter().rev().map(|slots| (*slots, self.write(g, &mut ports, *slots, request))).collect();
+        let order = match layers.clone().any(|layer| is(layer, MixerKind::DeltaNet)) {
+            true => self.token_order(g, &mut ports, request),
+            false => None,
+        };
         let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
         let states = States::declare(g, specs, context);
         let mut x = hidden;
@@ -109,7 +117,7 @@ impl Decoder {
                 mask,
                 write,
             });
-            let inputs = MixerInputs { attention, states: states.of(index) };
+            let inputs = MixerInputs { attention, order: order.as_ref(), states: states.of(index) };
             x = g.scope(&format!("layers_{index}"), |g| {
                 self.layers[index].apply(g, x, inputs, config.residual_multiplier)
             });
@@ -117,6 +125,20 @@ impl Decoder {
         ports.states = states.ports;
         ports.output(g, "hidden_out", PortRole::Hidden, x);
         ports
+    }
+
+    /// The order of the tokens of a call of several.
+    fn token_order(&self, g: &mut Graph<'_>, ports: &mut Ports, request: &FunctionRequest) -> Option<TokenOrder> {
+        let most = match request.tokens {
+            TokenCount::Exactly(1) => return None,
+            TokenCount::Exactly(count) => count,
+            TokenCount::Range { upper, .. } => upper,
+        };
+        // a range that ends at 1 has one plane more than it needs, so that there is one at all
+        let levels = TokenOrder::levels(most).max(1);
+        let shape = vec![Dim::Fixed(1), Dim::Fixed(1 + levels), g.tokens.clone(), g.tokens.clone()];
+        let planes = ports.input(g, "token_order", PortRole::TokenOrder, shape);
+        Some(TokenOrder::from_planes(g, planes, levels))
     }
 
     /// How caches of `slots` slots are written. In a ring a call's slots may lie at both ends, so there is no slice.
@@ -209,6 +231,11 @@ impl Model for Decoder {
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
         Ok(Host { embedding, rope: rope.into_iter().chain(local).collect() })
+    }
+
+    fn set_hidden_scale(&mut self, scale: f64) {
+        self.scale_hidden(scale / self.facts.hidden_scale);
+        self.facts.hidden_scale = scale;
     }
 }
 

@@ -10,12 +10,17 @@
 use super::PlannedWeight;
 use super::blocks::Graph;
 use super::blocks::attention::{Attention, AttentionInputs, attention};
+use super::blocks::causal_conv::CausalConv;
+use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
 use super::blocks::linear::Linear;
 use super::blocks::mlp::{Mlp, mlp};
+use super::blocks::moe::{Moe, moe};
 use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
 use crate::manifest::Role;
 use crate::mil::{Constant, ValueId};
+use crate::source::Weight;
 
 /// The weights of one layer.
 #[derive(Clone, Debug)]
@@ -44,6 +49,10 @@ pub struct Norms {
 pub enum Mixer {
     /// Softmax attention over a cache.
     Attention(Box<Attention>),
+    /// Gated short convolution.
+    ShortConv(Box<ShortConv>),
+    /// Gated DeltaNet.
+    DeltaNet(Box<DeltaNet>),
 }
 
 /// What works on each token of a layer alone.
@@ -51,6 +60,8 @@ pub enum Mixer {
 pub enum FeedForward {
     /// A gated network.
     Mlp(Box<Mlp>),
+    /// A mixture of experts.
+    Moe(Box<Moe>),
 }
 
 /// What the mixer of a layer works with, beside the hidden states.
@@ -58,6 +69,8 @@ pub enum FeedForward {
 pub struct MixerInputs<'a> {
     /// For attention.
     pub attention: Option<AttentionInputs>,
+    /// For DeltaNet in calls of more than one token.
+    pub order: Option<&'a TokenOrder>,
     /// What the layer carries.
     pub states: &'a [Slot],
 }
@@ -67,6 +80,8 @@ impl Layer {
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.states(slots),
+            Mixer::ShortConv(conv) => conv.states(),
+            Mixer::DeltaNet(delta) => delta.states(),
         }
     }
 
@@ -77,9 +92,18 @@ impl Layer {
                 (Some(shared), &[keys, values]) => attention(g, x, weights, [keys, values], shared),
                 _ => g.missing("attention", "its inputs and two states", x),
             }),
+            Mixer::ShortConv(weights) => g.scope("short_conv", |g| match inputs.states {
+                &[state] => short_conv(g, x, weights, state),
+                _ => g.missing("short_conv", "one state", x),
+            }),
+            Mixer::DeltaNet(weights) => g.scope("delta_net", |g| match inputs.states {
+                &[conv, matrices] => delta_net(g, x, weights, [conv, matrices], inputs.order),
+                _ => g.missing("delta_net", "two states", x),
+            }),
         });
         let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
             FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
+            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
         });
         g.ops.rename(hidden, "hidden")
     }
@@ -90,13 +114,31 @@ impl Layer {
         planned.norms([&self.mixer_norms, &self.feed_forward_norms].into_iter().flat_map(Norms::iter));
         match &self.mixer {
             Mixer::Attention(attention) => {
-                let Attention { query, key, value, output, qk_norm, .. } = &**attention;
+                let Attention { query, key, value, output, gate, qk_norm, .. } = &**attention;
                 planned.norms(qk_norm.iter().flat_map(|(q, k)| [q, k]));
-                planned.linears([query, key, value, output]);
+                planned.linears([query, key, value].into_iter().chain(gate).chain([output]));
+            }
+            Mixer::ShortConv(short) => {
+                planned.linears([&short.input, &short.output]);
+                planned.conv(&short.conv);
+            }
+            Mixer::DeltaNet(delta) => {
+                let DeltaNet { query_key_value, gate, step, decay, output, conv, norm, .. } = &**delta;
+                planned.norms([norm]);
+                planned.linears([query_key_value, gate, step, decay, output]);
+                planned.conv(conv);
+                planned.add("decay_bias", Role::Bias, &delta.decay_bias);
+                planned.add("decay_rate", Role::Table, &delta.decay_rate);
             }
         }
         match &self.feed_forward {
             FeedForward::Mlp(mlp) => planned.linears([&mlp.gate, &mlp.up, &mlp.down]),
+            FeedForward::Moe(moe) => {
+                planned.linears([&moe.router, &moe.gate, &moe.up, &moe.down]);
+                if let Some(bias) = &moe.selection_bias {
+                    planned.add("selection_bias", Role::Router, bias);
+                }
+            }
         }
         planned.0
     }
@@ -130,18 +172,28 @@ impl Norms {
 struct Planned(Vec<PlannedWeight>);
 
 impl Planned {
+    fn add(&mut self, name: &str, role: Role, weight: &Weight) {
+        self.0.push(PlannedWeight { name: name.into(), role, weight: weight.clone() });
+    }
+
+    fn conv(&mut self, conv: &CausalConv) {
+        self.add("conv_weight", Role::Table, &conv.weight);
+        if let Some(bias) = &conv.bias {
+            self.add("conv_bias", Role::Bias, bias);
+        }
+    }
+
     fn norms<'a>(&mut self, norms: impl IntoIterator<Item = &'a Norm>) {
         for norm in norms {
-            self.0.push(PlannedWeight { name: norm.name.into(), role: Role::Norm, weight: norm.weight.clone() });
+            self.add(norm.name, Role::Norm, &norm.weight);
         }
     }
 
     fn linears<'a>(&mut self, linears: impl IntoIterator<Item = &'a Linear>) {
         for linear in linears {
-            self.0.push(PlannedWeight { name: linear.name.into(), role: linear.role, weight: linear.weight.clone() });
+            self.add(linear.name, linear.role, &linear.weight);
             if let Some(bias) = &linear.bias {
-                let name = format!("{}_bias", linear.name);
-                self.0.push(PlannedWeight { name, role: Role::Bias, weight: bias.clone() });
+                self.add(&format!("{}_bias", linear.name), Role::Bias, bias);
             }
         }
     }

@@ -70,6 +70,10 @@ pub enum PortRole {
     },
     /// `[1, 1, S, T]`: 1 where token t is written to slot s, its position mod S, else 0.
     KvWriteMask,
+    /// `[1, 1 + levels, T, T]` of ones and zeros: which token i of the call (rows) comes after which token j (columns).
+    /// Plane 0: j <= i. Plane 1 + n: i and j lie in the same block of 2^(n + 1) tokens, j in its first half and i in its
+    /// second.
+    TokenOrder,
     /// int32 `[1]`: the position of the call's first token, where keys and values are written.
     Position,
     /// Logits of a part of the vocabulary, `[1, rows, T, 1]` or `[1, rows, 1, T]`.

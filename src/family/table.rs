@@ -1,6 +1,6 @@
-//! The family table: what each dense decoder family does differently, declared.
+//! The family table: what each decoder family does differently, declared.
 //!
-//! A port of another dense decoder is a row here. The source of each row is the family's modeling file in
+//! A port of another decoder is a row here. The source of each row is the family's modeling file in
 //! transformers; the GGUF columns follow llama.cpp's converter.
 
 use serde::Serialize;
@@ -51,6 +51,29 @@ impl Activation {
     }
 }
 
+/// What mixes tokens in the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MixerKind {
+    /// Softmax attention.
+    Attention,
+    /// Gated short convolution.
+    ShortConv,
+    /// Gated DeltaNet.
+    DeltaNet,
+}
+
+impl MixerKind {
+    /// What `layer_types` calls such a layer, where there are others.
+    pub fn layer_type(self) -> &'static str {
+        match self {
+            MixerKind::Attention => "full_attention",
+            MixerKind::ShortConv => "conv",
+            MixerKind::DeltaNet => "linear_attention",
+        }
+    }
+}
+
 /// Whether a projection has a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bias {
@@ -96,6 +119,14 @@ pub struct DecoderFamily {
     pub default_sizes: &'static [(&'static str, u64)],
     /// In GGUF, the rows of q and k are interleaved for rotation of neighbours and must be put back.
     pub gguf_interleaved: bool,
+    /// What mixes tokens in the layers that aren't attention, if there are such.
+    pub mixer: MixerKind,
+    /// `intermediate_size` is a nominal width, of which two thirds are taken and rounded up.
+    pub nominal_intermediate_size: bool,
+    /// Layers after the first `num_dense_layers` have experts.
+    pub experts: bool,
+    /// Queries come with a gate on what attention gives, head by head.
+    pub gated_attention: bool,
     /// Query-key norms.
     pub qk_norm: QkNorm,
     /// Place of the norms.
@@ -126,14 +157,19 @@ pub struct DecoderFamily {
     pub multipliers: bool,
     /// A `dynamic` scaling with `alpha` is one of the base, whatever the length of the text.
     pub ntk_alpha: bool,
-    /// Has `partial_rotary_factor`.
-    pub partial_rotary: bool,
+    /// `partial_rotary_factor` where the key is absent, if the family has it.
+    pub partial_rotary: Option<f64>,
+    /// RoPE has sections for images, which are one for text.
+    pub mrope: bool,
     /// `rope_theta` where no key gives it.
     pub default_rope_theta: f64,
     /// `tie_word_embeddings` where the key is absent.
     pub default_tie_word_embeddings: bool,
     /// `rms_norm_eps` where the key is absent.
     pub default_rms_norm_eps: f64,
+    /// What hidden states are multiplied by so that fp16 holds them, a power of two; a manifest can
+    /// say otherwise. The maths stay the same: see the module `scale`.
+    pub hidden_scale: f64,
     /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
     pub inert_keys: &'static [(&'static str, &'static str)],
     /// Keys that don't touch the maths, beside [`NEUTRAL_KEYS`].
@@ -149,6 +185,10 @@ const LLAMA: DecoderFamily = DecoderFamily {
     gguf_names: &[],
     default_sizes: &[],
     gguf_interleaved: true,
+    mixer: MixerKind::Attention,
+    nominal_intermediate_size: false,
+    experts: false,
+    gated_attention: false,
     qk_norm: QkNorm::None,
     norms: NormPlacement::Pre,
     norm_plus_one: false,
@@ -164,10 +204,12 @@ const LLAMA: DecoderFamily = DecoderFamily {
     scaled_embedding: false,
     multipliers: false,
     ntk_alpha: false,
-    partial_rotary: false,
+    partial_rotary: None,
+    mrope: false,
     default_rope_theta: 10000.0,
     default_tie_word_embeddings: false,
     default_rms_norm_eps: 1e-6,
+    hidden_scale: 1.0,
     inert_keys: &[],
     neutral_keys: &[],
 };
@@ -177,6 +219,27 @@ const POST_NORMS: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// What LFM2 calls its tensors.
+const LFM2_TENSORS: &[(&str, &str)] = &[
+    ("input_layernorm", "operator_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_norm", "self_attn.q_layernorm"),
+    ("self_attn.k_norm", "self_attn.k_layernorm"),
+    ("self_attn.o_proj", "self_attn.out_proj"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("mlp.down_proj", "feed_forward.w2"),
+    ("norm", "embedding_norm"),
+];
+
+/// What GGUF calls them.
+const LFM2_GGUF: &[(&str, &str)] = &[
+    ("norm", "token_embd_norm"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
 ];
 
 /// All rows.
@@ -220,7 +283,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
         window: WindowRule::Every(None),
-        partial_rotary: true,
+        partial_rotary: Some(1.0),
         default_rms_norm_eps: 1e-5,
         // written by the Phi-4-mini configuration, without effect there
         inert_keys: &[
@@ -279,6 +342,8 @@ pub const DECODERS: &[DecoderFamily] = &[
         scaled_embedding: true,
         default_rope_theta: 1_000_000.0,
         default_tie_word_embeddings: true,
+        // the smallest model's hidden states reach 104,000, those of larger ones more
+        hidden_scale: 1.0 / 16.0,
         ..LLAMA
     },
     DecoderFamily {
@@ -318,6 +383,92 @@ pub const DECODERS: &[DecoderFamily] = &[
             "text_end_id",
             "text_start_id",
         ],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "lfm2",
+        gguf: &["lfm2"],
+        gguf_interleaved: false,
+        key_names: &[
+            ("intermediate_size", "block_ff_dim"),
+            ("rms_norm_eps", "norm_eps"),
+            ("tie_word_embeddings", "tie_embedding"),
+        ],
+        tensor_names: LFM2_TENSORS,
+        gguf_names: LFM2_GGUF,
+        mixer: MixerKind::ShortConv,
+        nominal_intermediate_size: true,
+        qk_norm: QkNorm::PerHead,
+        qkv_bias: Bias::Never,
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        default_rope_theta: 1_000_000.0,
+        default_tie_word_embeddings: true,
+        default_rms_norm_eps: 1e-5,
+        inert_keys: &[("block_use_swiglu", "1"), ("use_pos_enc", "1")],
+        // of the initialisation, or said twice
+        neutral_keys: &[
+            "block_dim",
+            "block_mlp_init_scale",
+            "block_norm_eps",
+            "block_out_init_scale",
+            "block_use_xavier_init",
+            "conv_dim",
+            "conv_dim_out",
+            "conv_use_xavier_init",
+            "num_heads",
+            "theta",
+        ],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "lfm2_moe",
+        gguf: &["lfm2moe"],
+        gguf_interleaved: false,
+        key_names: &[("rms_norm_eps", "norm_eps"), ("tie_word_embeddings", "tie_embedding")],
+        tensor_names: LFM2_TENSORS,
+        gguf_names: LFM2_GGUF,
+        mixer: MixerKind::ShortConv,
+        experts: true,
+        qk_norm: QkNorm::PerHead,
+        qkv_bias: Bias::Never,
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        default_rope_theta: 1_000_000.0,
+        default_tie_word_embeddings: true,
+        default_rms_norm_eps: 1e-5,
+        // GGUF: the router's outputs go through a sigmoid
+        inert_keys: &[("expert_gating_func", "2")],
+        neutral_keys: &["output_router_logits"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "qwen3_5_text",
+        wrappers: &["qwen3_5"],
+        gguf: &["qwen35"],
+        gguf_interleaved: false,
+        gguf_names: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("linear_attn.in_proj_qkv", "attn_qkv"),
+            ("linear_attn.in_proj_z", "attn_gate"),
+            ("linear_attn.in_proj_b", "ssm_beta"),
+            ("linear_attn.in_proj_a", "ssm_alpha"),
+            ("linear_attn.conv1d", "ssm_conv1d"),
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+            ("linear_attn.norm", "ssm_norm"),
+            ("linear_attn.out_proj", "ssm_out"),
+        ],
+        mixer: MixerKind::DeltaNet,
+        gated_attention: true,
+        qk_norm: QkNorm::PerHead,
+        norm_plus_one: true,
+        mlp_bias: Bias::Never,
+        partial_rotary: Some(0.25),
+        mrope: true,
+        // of training, and of the prediction of several tokens at once
+        inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
+        neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers"],
         ..LLAMA
     },
 ];

@@ -1,16 +1,18 @@
-//! Finds the weights of a dense decoder in a source, whatever the source calls them, and checks their shapes.
+//! Finds the weights of a decoder in a source, whatever the source calls them, and checks their shapes.
 
-use super::blocks::attention::Attention;
+mod experts;
+mod mixers;
+
 use super::blocks::linear::Linear;
 use super::blocks::mlp::Mlp;
 use super::blocks::norm::Norm;
 use super::config::DecoderConfig;
 use super::error::FamilyError;
 use super::layer::{FeedForward, Layer, Mixer, Norms};
-use super::table::{DecoderFamily, NormPlacement, QkNorm};
+use super::table::{DecoderFamily, MixerKind, NormPlacement};
 use crate::error::Result;
 use crate::manifest::Role;
-use crate::source::{Ledger, RowOrder, Weight};
+use crate::source::{Ledger, Weight};
 
 /// How a source names tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,8 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
+    ("feed_forward.gate", "ffn_gate_inp"),
+    ("feed_forward.expert_bias", "exp_probs_b.bias"),
 ];
 
 /// Where the layers and the embedding may lie: alone, or within multimodal models, old and new.
@@ -122,70 +126,18 @@ impl<'a, 'b> Tensors<'a, 'b> {
             ),
         };
         Ok(Layer {
-            mixer: Mixer::Attention(Box::new(self.attention(index)?)),
+            mixer: match self.config.layers[index].mixer {
+                MixerKind::Attention => Mixer::Attention(Box::new(self.attention(index)?)),
+                MixerKind::ShortConv => Mixer::ShortConv(Box::new(self.short_conv(index)?)),
+                MixerKind::DeltaNet => Mixer::DeltaNet(Box::new(self.delta_net(index)?)),
+            },
             mixer_norms: self.norms(index, mixer_norms.0, mixer_norms.1)?,
-            feed_forward: FeedForward::Mlp(Box::new(self.mlp(index)?)),
+            feed_forward: match self.config.experts.filter(|experts| index >= experts.num_dense_layers) {
+                Some(experts) => FeedForward::Moe(Box::new(self.moe(index, experts)?)),
+                None => FeedForward::Mlp(Box::new(self.mlp(index)?)),
+            },
             feed_forward_norms: self.norms(index, feed_forward_norms.0, feed_forward_norms.1)?,
         })
-    }
-
-    fn attention(&mut self, index: usize) -> Result<Attention> {
-        let config = self.config;
-        let (query_rows, key_rows) = (config.query_width(), config.key_width());
-        let [query, key, value] = if config.fused {
-            let name = self.layer_name(index, "self_attn.qkv_proj");
-            let rows = query_rows + 2 * key_rows;
-            let because = "(num_attention_heads + 2 num_key_value_heads) head_dim, hidden_size";
-            let fused = self.matrix(&name, rows, config.hidden_size, because)?;
-            [
-                fused.slice(0..query_rows)?,
-                fused.slice(query_rows..query_rows + key_rows)?,
-                fused.slice(query_rows + key_rows..rows)?,
-            ]
-        } else {
-            let query_because = "num_attention_heads head_dim, hidden_size";
-            let key_because = "num_key_value_heads head_dim, hidden_size";
-            let query = self.layer_matrix(index, "self_attn.q_proj", query_rows, config.hidden_size, query_because)?;
-            let key = self.layer_matrix(index, "self_attn.k_proj", key_rows, config.hidden_size, key_because)?;
-            let value = self.layer_matrix(index, "self_attn.v_proj", key_rows, config.hidden_size, key_because)?;
-            [self.half_split(query)?, self.half_split(key)?, value]
-        };
-        let [query_bias, key_bias, value_bias] = if self.has_bias(config.qkv_bias, index, "self_attn.q_proj") {
-            let query = self.layer_bias(index, "self_attn.q_proj", query_rows)?;
-            let key = self.layer_bias(index, "self_attn.k_proj", key_rows)?;
-            let value = self.layer_bias(index, "self_attn.v_proj", key_rows)?;
-            [Some(self.half_split(query)?), Some(self.half_split(key)?), Some(value)]
-        } else {
-            [None, None, None]
-        };
-        let output_bias = self.has_bias(config.output_bias, index, "self_attn.o_proj");
-        let output = Linear {
-            name: "o_proj",
-            role: Role::AttentionOutput,
-            weight: self.layer_matrix(
-                index,
-                "self_attn.o_proj",
-                config.hidden_size,
-                query_rows,
-                "hidden_size, num_attention_heads head_dim",
-            )?,
-            bias: output_bias.then(|| self.layer_bias(index, "self_attn.o_proj", config.hidden_size)).transpose()?,
-        };
-        let qkv = |name, weight, bias| Linear { name, role: Role::AttentionQkv, weight, bias };
-        let attention = Attention {
-            query: qkv("q_proj", query, query_bias),
-            key: qkv("k_proj", key, key_bias),
-            value: qkv("v_proj", value, value_bias),
-            output,
-            qk_norm: self.qk_norm(index)?,
-            qk_norm_place: config.qk_norm,
-            num_attention_heads: config.num_attention_heads,
-            num_key_value_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
-            rope_dim: config.rope.rope_dim,
-            scale: config.attention_scale,
-        };
-        Ok(attention)
     }
 
     fn norms(
@@ -229,18 +181,6 @@ impl<'a, 'b> Tensors<'a, 'b> {
         })
     }
 
-    fn qk_norm(&mut self, index: usize) -> Result<Option<(Norm, Norm)>> {
-        let config = self.config;
-        let (query_width, key_width, because) = match config.qk_norm {
-            QkNorm::None => return Ok(None),
-            QkNorm::PerHead | QkNorm::PerHeadRotated => (config.head_dim, config.head_dim, "head_dim"),
-            QkNorm::WholeWidth => (config.query_width(), config.key_width(), "heads, head_dim"),
-        };
-        let query = self.norm(index, "self_attn.q_norm", "q_norm", query_width, because)?;
-        let key = self.norm(index, "self_attn.k_norm", "k_norm", key_width, because)?;
-        Ok(Some((query, key)))
-    }
-
     fn norm(&mut self, index: usize, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
         let tensor = format!("{}.weight", self.layer_name(index, tensor));
         self.norm_of(&tensor, name, width, because)
@@ -252,16 +192,6 @@ impl<'a, 'b> Tensors<'a, 'b> {
             weight = weight.add(1.0);
         }
         Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
-    }
-
-    /// Rows of q or k (or of their biases) in the order of half-split rotation.
-    fn half_split(&self, weight: Weight) -> Result<Weight> {
-        if self.naming != Naming::Gguf || !self.family.gguf_interleaved {
-            return Ok(weight);
-        }
-        // llama.cpp's converter interleaves whole heads, rotated or not
-        let head_dim = self.config.head_dim;
-        Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim: head_dim })?)
     }
 
     /// GGUF has no key for biases: there the tensor decides, unless the family always has one.
@@ -303,17 +233,20 @@ impl<'a, 'b> Tensors<'a, 'b> {
     fn model_name(&self, hugging_face: &str, gguf: &str) -> String {
         match self.naming {
             Naming::HuggingFace => format!("{}{}", self.prefix, self.own_name(hugging_face)),
-            Naming::Gguf => gguf.to_owned(),
+            Naming::Gguf => self.gguf_name(hugging_face).unwrap_or(gguf).to_owned(),
         }
+    }
+
+    fn gguf_name(&self, name: &str) -> Option<&'static str> {
+        self.family.gguf_names.iter().find(|(hugging_face, _)| *hugging_face == name).map(|(_, gguf)| *gguf)
     }
 
     fn layer_name(&self, index: usize, name: &str) -> String {
         match self.naming {
             Naming::HuggingFace => format!("{}layers.{index}.{}", self.prefix, self.own_name(name)),
             Naming::Gguf => {
-                let names = self.family.gguf_names.iter().chain(LAYER_NAMES);
-                let own = names.clone().find(|(hugging_face, _)| *hugging_face == name).map_or(name, |(_, gguf)| gguf);
-                format!("blk.{index}.{own}")
+                let elsewhere = || LAYER_NAMES.iter().find(|(own, _)| *own == name).map_or(name, |(_, gguf)| gguf);
+                format!("blk.{index}.{}", self.gguf_name(name).unwrap_or_else(elsewhere))
             }
         }
     }

@@ -23,6 +23,8 @@ const ALL: &[Builtin] = builtin![
     "gemma-3-270m",
     "gemma-3-4b",
     "hy-mt-1.5-1.8b",
+    "lfm2.5-1.2b",
+    "lfm2.5-8b-a1b",
     "llama-3.2-1b",
     "llama-3.2-3b",
     "mistral-7b",
@@ -32,6 +34,10 @@ const ALL: &[Builtin] = builtin![
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
+    "qwen3.5-0.8b",
+    "qwen3.5-2b",
+    "qwen3.5-4b",
+    "qwen3.5-9b",
     "smollm3-3b",
 ];
 

@@ -2,7 +2,7 @@
 //! checked when the conversion is planned.
 
 use super::error::ManifestError;
-use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, WeightFormat};
+use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, ResidualScale, WeightFormat};
 
 /// Largest context that can be asked for: more than any published dense model has.
 pub const MAX_CONTEXT: u64 = 1 << 21;
@@ -25,8 +25,19 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
                 .advise("remove the override"));
         }
     }
+    residual_scale(manifest.numerics.scale)?;
     share("gates.parity.cosine", manifest.gates.parity.cosine)?;
     share("gates.parity.top1", manifest.gates.parity.top1)
+}
+
+/// Other factors than powers of two would round every weight anew, and larger ones only take range away.
+fn residual_scale(scale: Option<ResidualScale>) -> Result<(), ManifestError> {
+    let Some(ResidualScale::Factor(factor)) = scale else { return Ok(()) };
+    if (-16..=0).any(|power| factor == 2f32.powi(power)) {
+        return Ok(());
+    }
+    Err(ManifestError::value("numerics.scale", format!("{factor}, expected `auto` or a power of two from 2^-16 to 1"))
+        .advise("0.5, 0.25, 0.125, 0.0625 … scale the residual stream without rounding"))
 }
 
 fn name(manifest: &Manifest) -> Result<(), ManifestError> {

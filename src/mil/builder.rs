@@ -5,7 +5,7 @@ mod shorthand;
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::catalogue::{self, Arguments, Presence};
+use super::catalogue::{self, Arguments};
 use super::constant::Constant;
 use super::error::MilError;
 use super::ir::{Argument, Binding, Block, Function, Lengths, Op, Value, ValueId};
@@ -163,7 +163,7 @@ impl FunctionBuilder {
         };
         let rank = arguments.get("x").and_then(|x| self.function.binding_type(x.first()?)).map_or(0, TensorType::rank);
         for parameter in &spec.parameters {
-            if let Presence::Default(default) = &parameter.presence
+            if let Some(default) = &parameter.default
                 && !arguments.contains_key(parameter.name)
             {
                 let id = self.parameter(&name, parameter.name, default.constant(float, rank));
@@ -175,9 +175,8 @@ impl FunctionBuilder {
             self.fail(&name, operator, problem);
         }
         let attributes = BTreeMap::new();
-        let inferred =
-            (spec.infer)(&Arguments { function: &self.function, inputs: &arguments, attributes: &attributes });
-        let types = match inferred {
+        let given = Arguments { function: &self.function, inputs: &arguments, attributes: &attributes };
+        let types = match spec.results(&given) {
             Ok(types) => types,
             Err(problem) => {
                 self.fail(&name, operator, problem);

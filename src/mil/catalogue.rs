@@ -3,44 +3,40 @@
 //! The verifier, the builder, the text form and the executor's checks read this one table. An operator whose
 //! parameters changed with an opset has a row for each form; [`lookup`] gives the newest that an opset has.
 //!
-//! Rows live in `ops/`, by group. A row's parameters are written as one line: `x weight bias? groups!=1` means that `x` and
-//! `weight` must be given, `bias` may be left out, and `groups` must be known when the graph is built (`!`) and is 1
-//! where it isn't given. `values*` takes a list. Defaults: `true`, `7`, `1.5` (in the type of the op's data), `"text"`,
-//! `rank:0` (one for each dimension of `x`), `spatial:1` (one for each but the first two), `pads:0` (two for each of
-//! those).
+//! Rows live in `ops/`, by group, and the element types of parameters in `ops/element_types.txt`. A row's parameters are
+//! written as one line: `x weight bias? groups!=1` means that `x` and `weight` must be given, `bias` may be left out, and
+//! `groups` must be known when the graph is built (`!`), and is written as 1 where it isn't given to the builder;
+//! `stride?=rank:1` is written, too, and yet may be left out. `values*` takes a list. Defaults: `true`, `7`, `1.5` (in the
+//! type of the op's data), `"text"`, `rank:0` (one for each dimension of `x`), `spatial:1` (one for each but the first
+//! two), `pads:0` (two for each of those).
+
+mod arguments;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 use super::constant::Constant;
-use super::ir::{Argument, Function};
-use super::ops;
-use super::types::{DataType, Opset, TensorType, ValueType};
+use super::ops::{self, element_types};
+use super::types::{DataType, Dim, Opset, TensorType, ValueType};
+
+pub use super::ops::element_types::ElementTypes;
+pub use arguments::Arguments;
 
 /// One parameter of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
     /// Its name in the package.
     pub name: &'static str,
-    /// Whether it must be given, or what stands in for it.
-    pub presence: Presence,
+    /// May be left out of a program.
+    pub optional: bool,
+    /// What is written where it isn't given to the builder. Core ML's runtime has few defaults of its own.
+    pub default: Option<DefaultValue>,
     /// Takes a list of bindings (`values` of `concat`).
     pub variadic: bool,
     /// Must be known when the graph is built.
     pub constant: bool,
-    /// Has a default that the runtime knows, too: coremltools leaves it out.
-    pub unwritten: bool,
-}
-
-/// Whether a parameter must be given.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Presence {
-    /// Must be given.
-    Required,
-    /// May be left out, and then isn't written (`bias` of `conv`).
-    Optional,
-    /// May be left out when building; then this is written. Core ML's runtime has no defaults of its own.
-    Default(DefaultValue),
+    /// The element types it takes.
+    pub elements: ElementTypes,
 }
 
 /// What stands in for a parameter that isn't given.
@@ -97,18 +93,54 @@ pub struct OpSpec {
     pub since: Opset,
     /// Parameters, in the order of the text form.
     pub parameters: Vec<Parameter>,
-    /// Type inference.
-    pub infer: Infer,
+    infer: Infer,
 }
 
 impl OpSpec {
-    fn new((name, since, parameters, infer): Row) -> OpSpec {
-        OpSpec { name, since, parameters: parameters.split_whitespace().map(parameter).collect(), infer }
+    /// The form that a row and element types give.
+    fn new((name, _, parameters, infer): Row, since: Opset, elements: Option<&element_types::Form>) -> OpSpec {
+        let mut parameters: Vec<Parameter> = parameters.split_whitespace().map(parameter).collect();
+        for parameter in &mut parameters {
+            parameter.elements = elements.and_then(|form| form.get(parameter.name)).cloned().unwrap_or_default();
+        }
+        OpSpec { name, since, parameters, infer }
     }
 
     /// A parameter.
     pub fn parameter(&self, name: &str) -> Option<&Parameter> {
         self.parameters.iter().find(|p| p.name == name)
+    }
+
+    /// The types of an op's results, once its arguments have element types that the operator takes.
+    ///
+    /// # Errors
+    /// A sentence: what was found, what was expected.
+    pub fn results(&self, arguments: &Arguments<'_>) -> Result<Vec<ValueType>, String> {
+        self.check_elements(arguments)?;
+        let types = (self.infer)(arguments)?;
+        let dims = types.iter().filter_map(ValueType::tensor).flat_map(|ty| &ty.shape);
+        match dims.filter_map(Dim::fixed).find(|size| *size > Dim::MAX) {
+            Some(size) => Err(format!("a result would have {size} elements along one axis")),
+            None => Ok(types),
+        }
+    }
+
+    fn check_elements(&self, arguments: &Arguments<'_>) -> Result<(), String> {
+        let mut shared: BTreeMap<&str, (&str, DataType)> = BTreeMap::new();
+        for Parameter { name, elements, .. } in self.parameters.iter().filter(|p| !p.elements.any_of.is_empty()) {
+            let Some(TensorType { dtype, .. }) = arguments.optional_tensor(name)? else { continue };
+            if !elements.any_of.contains(dtype) {
+                let names: Vec<&str> = elements.any_of.iter().map(|dtype| dtype.name()).collect();
+                return Err(format!("`{name}` is {dtype}; expected {}", names.join(" or ")));
+            }
+            if let Some(word) = elements.shared {
+                let (other, known) = *shared.entry(word).or_insert((name, *dtype));
+                if known != *dtype {
+                    return Err(format!("`{other}` is {known} and `{name}` is {dtype}; both must be the same type"));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -119,13 +151,14 @@ fn parameter(text: &'static str) -> Parameter {
     };
     let bare = name.trim_end_matches(['!', '?', '*']);
     let flag = |c: char| name[bare.len()..].contains(c);
-    let presence = match default {
-        Some(default) => Presence::Default(default_value(default)),
-        None if flag('?') => Presence::Optional,
-        None => Presence::Required,
-    };
-    let unwritten = flag('?') && default.is_some();
-    Parameter { name: bare, presence, variadic: flag('*'), constant: flag('!'), unwritten }
+    Parameter {
+        name: bare,
+        optional: flag('?'),
+        default: default.map(default_value),
+        variadic: flag('*'),
+        constant: flag('!'),
+        elements: ElementTypes::default(),
+    }
 }
 
 fn default_value(text: &'static str) -> DefaultValue {
@@ -144,98 +177,22 @@ fn default_value(text: &'static str) -> DefaultValue {
     }
 }
 
-/// What type inference sees of an op.
-pub struct Arguments<'a> {
-    /// The function so far.
-    pub function: &'a Function,
-    /// Arguments by parameter.
-    pub inputs: &'a BTreeMap<String, Argument>,
-    /// Attributes (`const`, older constexpr forms).
-    pub attributes: &'a BTreeMap<String, Constant>,
-}
-
-impl<'a> Arguments<'a> {
-    /// The tensor type of a parameter that must be there.
-    ///
-    /// # Errors
-    /// A sentence naming the parameter.
-    pub fn tensor(&self, parameter: &str) -> Result<&'a TensorType, String> {
-        match self.optional_tensor(parameter)? {
-            Some(ty) => Ok(ty),
-            None => Err(format!("parameter `{parameter}` is missing")),
+/// A form for each opset at which a row, or the element types of its parameters, appeared.
+static TABLE: LazyLock<Vec<OpSpec>> = LazyLock::new(|| {
+    let (rows, forms) = (ops::rows(), element_types::forms());
+    let mut table = Vec::new();
+    for row in &rows {
+        let (name, since, ..) = *row;
+        let until = rows.iter().filter(|other| other.0 == name && other.1 > since).map(|other| other.1).min();
+        let forms = forms.get(name).map_or(&[][..], Vec::as_slice);
+        let changes = forms.iter().map(|(opset, _)| *opset).filter(|o| *o > since && until.is_none_or(|u| *o < u));
+        for opset in std::iter::once(since).chain(changes) {
+            let elements = forms.iter().rev().find(|(first, _)| *first <= opset).map(|(_, form)| form);
+            table.push(OpSpec::new(*row, opset, elements));
         }
     }
-
-    /// The tensor type of a parameter that may be left out.
-    ///
-    /// # Errors
-    /// A sentence naming the parameter, when it is there but isn't one tensor.
-    pub fn optional_tensor(&self, parameter: &str) -> Result<Option<&'a TensorType>, String> {
-        let binding = match self.inputs.get(parameter).map(Vec::as_slice) {
-            Some([one]) => one,
-            Some(several) => return Err(format!("parameter `{parameter}` takes one value, not {}", several.len())),
-            None => return Ok(self.attributes.get(parameter).map(|c| &c.ty)),
-        };
-        let ty = self.function.binding_type(binding);
-        ty.map(Some).ok_or_else(|| format!("parameter `{parameter}` is not a tensor"))
-    }
-
-    /// The tensor types of a parameter that takes a list.
-    ///
-    /// # Errors
-    /// A sentence naming the parameter.
-    pub fn tensors(&self, parameter: &str) -> Result<Vec<&'a TensorType>, String> {
-        let bindings = self.inputs.get(parameter).filter(|b| !b.is_empty());
-        let bindings = bindings.ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
-        let ty = |binding| self.function.binding_type(binding);
-        bindings
-            .iter()
-            .map(|b| ty(b).ok_or_else(|| format!("`{parameter}` holds something else than tensors")))
-            .collect()
-    }
-
-    /// The constant given for a parameter, if it is one.
-    pub fn constant(&self, parameter: &str) -> Option<&'a Constant> {
-        match self.inputs.get(parameter).map(Vec::as_slice) {
-            Some([one]) => self.function.constant(one),
-            _ => self.attributes.get(parameter),
-        }
-    }
-
-    /// The integers of a parameter that must be a constant.
-    ///
-    /// # Errors
-    /// A sentence naming the parameter.
-    pub fn integers(&self, parameter: &str) -> Result<Vec<i64>, String> {
-        self.optional_integers(parameter).ok_or_else(|| format!("parameter `{parameter}` must be constant integers"))
-    }
-
-    /// The integers of a parameter, if it is a constant.
-    pub fn optional_integers(&self, parameter: &str) -> Option<Vec<i64>> {
-        self.constant(parameter).and_then(Constant::as_integers)
-    }
-
-    /// The one integer of a parameter that must be a constant.
-    ///
-    /// # Errors
-    /// A sentence naming the parameter.
-    pub fn integer(&self, parameter: &str) -> Result<i64, String> {
-        let constant = self.constant(parameter).and_then(Constant::as_integer);
-        constant.ok_or_else(|| format!("parameter `{parameter}` must be a constant integer"))
-    }
-
-    /// The boolean of a parameter, or false.
-    pub fn flag(&self, parameter: &str) -> bool {
-        self.constant(parameter).and_then(Constant::as_bool).unwrap_or(false)
-    }
-
-    /// The text of a parameter, if it is a constant string.
-    pub fn text(&self, parameter: &str) -> Option<&'a str> {
-        self.constant(parameter).and_then(Constant::as_str)
-    }
-}
-
-static TABLE: LazyLock<Vec<OpSpec>> = LazyLock::new(|| ops::rows().into_iter().map(OpSpec::new).collect());
+    table
+});
 
 static BY_NAME: LazyLock<HashMap<&'static str, Vec<&'static OpSpec>>> = LazyLock::new(|| {
     let mut by_name: HashMap<&'static str, Vec<&'static OpSpec>> = HashMap::new();

@@ -11,7 +11,6 @@
 
 mod decode;
 mod encode;
-pub mod names;
 mod types;
 mod values;
 

@@ -182,9 +182,9 @@ impl Constant {
         }
     }
 
-    /// Number of elements.
+    /// Number of elements; 0 where that is unknown.
     pub fn elements(&self) -> u64 {
-        self.ty.shape.iter().map(|d| d.fixed().unwrap_or(0)).product()
+        self.ty.elements().unwrap_or(0)
     }
 
     /// Whether every dimension of the type is fixed and literal data has the length that the type asks for.

@@ -199,6 +199,21 @@ impl Function {
         out
     }
 
+    /// A value that an input, an op or a block names and that the function doesn't have.
+    pub fn dangling(&self) -> Option<ValueId> {
+        fn of_block(block: &Block, missing: &dyn Fn(&ValueId) -> bool) -> Option<ValueId> {
+            let own = block.inputs.iter().chain(&block.outputs).copied().find(missing);
+            own.or_else(|| {
+                block.ops.iter().find_map(|op| {
+                    let named = op.operands().chain(op.outputs.iter().copied()).find(missing);
+                    named.or_else(|| op.blocks.iter().find_map(|inner| of_block(inner, missing)))
+                })
+            })
+        }
+        let missing = |id: &ValueId| id.0 as usize >= self.values.len();
+        self.inputs.iter().copied().find(missing).or_else(|| of_block(&self.block, &missing))
+    }
+
     /// The function's symbols.
     pub fn symbols(&self) -> impl Iterator<Item = &Symbol> {
         self.lengths.keys()

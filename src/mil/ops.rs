@@ -2,6 +2,7 @@
 
 mod constexpr;
 mod convolution;
+pub mod element_types;
 mod elementwise;
 mod indexing;
 mod matrix;

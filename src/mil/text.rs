@@ -18,8 +18,8 @@ use std::fmt::{self, Display, Formatter};
 use super::catalogue;
 use super::constant::{Constant, Data};
 use super::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, ValueId};
+use super::names::Name;
 use super::types::{Opset, ValueType};
-use super::verify::is_legal_name;
 
 mod lexer;
 mod literal;
@@ -175,15 +175,6 @@ fn comma(i: usize) -> &'static str {
     if i == 0 { "" } else { ", " }
 }
 
-/// A name; one that isn't legal in a package is quoted.
-struct Name<'a>(&'a str);
-
-impl Display for Name<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        if is_legal_name(self.0) { f.write_str(self.0) } else { write!(f, "{:?}", self.0) }
-    }
-}
-
 struct Indent(usize);
 
 impl Display for Indent {
@@ -229,6 +220,9 @@ fn write_nested(f: &mut Formatter<'_>, elements: &[String], shape: &[u64]) -> fm
     let Some((count, inner)) = shape.split_first() else {
         return f.write_str(elements.first().map_or("", String::as_str));
     };
+    if elements.is_empty() {
+        return f.write_str("[]");
+    }
     f.write_str("[")?;
     let stride = elements.len() / (*count).max(1) as usize;
     for i in 0..*count as usize {
@@ -318,8 +312,8 @@ mod tests {
     #[test]
     fn a_mistake_in_the_text_is_placed() {
         let cases = [
-            ("program(1.3) {", "line 1, column 1: found the end, expected `func`"),
-            ("program(1.3) {}", "line 1, column 1: the program has no function"),
+            ("program(1.3) {", "line 1, column 15: found the end, expected `func`"),
+            ("program(1.3) {}", "line 1, column 16: the program has no function"),
             (
                 "program(1.3)\n{ func main<ios18>(fp17 x) {} -> (x); }",
                 "line 2, column 20: found `fp17`, expected a type",

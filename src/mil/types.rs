@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::names::Name;
+
 /// Element types of MIL tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // the names are the documentation
@@ -139,7 +141,7 @@ impl Symbol {
     }
 }
 
-/// One dimension of a shape.
+/// One dimension of a shape. Known sizes are at most [`Dim::MAX`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
     /// Known when the graph is built.
@@ -158,9 +160,20 @@ pub enum Dim {
 }
 
 impl Dim {
+    /// The largest size.
+    pub const MAX: u64 = i64::MAX as u64;
+
     /// The symbol itself as a dimension.
     pub fn symbol(symbol: &Symbol) -> Self {
         Dim::Symbolic { factor: 1, symbol: symbol.clone(), offset: 0 }
+    }
+
+    /// `factor * symbol + offset`, or unknown where one of them is beyond its type.
+    fn symbolic(factor: Option<u64>, symbol: &Symbol, offset: Option<i64>) -> Self {
+        match (factor, offset) {
+            (Some(factor), Some(offset)) => Dim::Symbolic { factor, symbol: symbol.clone(), offset },
+            _ => Dim::Unknown,
+        }
     }
 
     /// The size, if it is known.
@@ -186,9 +199,7 @@ impl Dim {
     pub fn offset_by(&self, by: i64) -> Dim {
         match self {
             Dim::Fixed(n) => n.checked_add_signed(by).map_or(Dim::Unknown, Dim::Fixed),
-            Dim::Symbolic { factor, symbol, offset } => {
-                Dim::Symbolic { factor: *factor, symbol: symbol.clone(), offset: offset + by }
-            }
+            Dim::Symbolic { factor, symbol, offset } => Dim::symbolic(Some(*factor), symbol, offset.checked_add(by)),
             Dim::Unknown => Dim::Unknown,
         }
     }
@@ -200,7 +211,7 @@ impl Dim {
             (Dim::Symbolic { factor: a, symbol: s, offset: p }, Dim::Symbolic { factor: b, symbol: t, offset: q })
                 if s == t =>
             {
-                Dim::Symbolic { factor: a + b, symbol: s.clone(), offset: p + q }
+                Dim::symbolic(a.checked_add(*b), s, p.checked_add(*q))
             }
             _ => Dim::Unknown,
         }
@@ -213,10 +224,8 @@ impl Dim {
             (Dim::Fixed(0), _) | (_, Dim::Fixed(0)) => Dim::Fixed(0),
             (Dim::Fixed(n), Dim::Symbolic { factor, symbol, offset })
             | (Dim::Symbolic { factor, symbol, offset }, Dim::Fixed(n)) => {
-                match (factor.checked_mul(*n), i64::try_from(*n).ok().and_then(|n| offset.checked_mul(n))) {
-                    (Some(factor), Some(offset)) => Dim::Symbolic { factor, symbol: symbol.clone(), offset },
-                    _ => Dim::Unknown,
-                }
+                let signed = i64::try_from(*n).ok();
+                Dim::symbolic(factor.checked_mul(*n), symbol, signed.and_then(|n| offset.checked_mul(n)))
             }
             _ => Dim::Unknown,
         }
@@ -276,7 +285,7 @@ impl fmt::Display for Dim {
                 if *factor != 1 {
                     write!(f, "{factor}*")?;
                 }
-                f.write_str(symbol.name())?;
+                write!(f, "{}", Name(symbol.name()))?;
                 if *offset != 0 {
                     write!(f, "{offset:+}")?;
                 }

@@ -2,7 +2,7 @@
 
 use super::counted;
 use super::table::table;
-use crate::validate::{Check, GateReport, Report, Verdict, residency};
+use crate::validate::{Check, GateReport, Report, Verdict, numerics, residency};
 
 /// The result of `anec validate`: a line for each gate, what was measured, and everything that isn't as it should be.
 pub fn gates(report: &Report) -> String {
@@ -16,7 +16,11 @@ pub fn gates(report: &Report) -> String {
     });
     let mut text = table(&["gate", "passed", "verdict"], rows);
     for gate in &report.gates {
-        let measures = if gate.gate == residency::GATE { super::residency::residency(gate) } else { measures(gate) };
+        let measures = match gate.gate.as_str() {
+            residency::GATE => super::residency::residency(gate),
+            numerics::GATE => layers(gate),
+            _ => measures(gate),
+        };
         if let Some(measures) = measures {
             text.push_str(&format!("\n{measures}"));
         }
@@ -29,6 +33,9 @@ pub fn gates(report: &Report) -> String {
             text.push_str(&format!("\n{head}:\n{}", lines.concat()));
         }
     }
+    if let Some(findings) = &report.forecast {
+        text.push_str(&format!("\n{}", super::forecast(findings)));
+    }
     text
 }
 
@@ -37,12 +44,37 @@ fn line(gate: &GateReport, check: &Check) -> String {
     format!("  {}: {}: {}: {detail}\n", gate.gate, check.subject, check.claim)
 }
 
+/// Half precision, layer by layer.
+fn layers(gate: &GateReport) -> Option<String> {
+    let rows: Vec<Vec<String>> = gate
+        .checks
+        .iter()
+        .filter(|check| check.measured.contains_key("cosine"))
+        .map(|check| {
+            let number = |name: &str, digits: usize| {
+                check.measured.get(name).map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
+            };
+            vec![
+                check.subject.clone(),
+                number("cosine", 6),
+                format!("{}-{}", number("norm_ratio_min", 3), number("norm_ratio_max", 3)),
+                number("max_abs", 1),
+                number("overflow", 0),
+                number("nan", 0),
+                check.verdict.to_string(),
+            ]
+        })
+        .collect();
+    let head = [&gate.gate, ">cosine to f32", ">norm ratio", ">largest", ">infinite", ">NaN", "verdict"];
+    (!rows.is_empty()).then(|| table(&head, rows))
+}
+
 /// The checks of a gate that measured something.
 fn measures(gate: &GateReport) -> Option<String> {
     let rows: Vec<Vec<String>> = gate
         .checks
         .iter()
-        .filter(|check| !check.measured.is_empty())
+        .filter(|check| check.measured.contains_key("cosine") || check.measured.contains_key("greedy_tokens"))
         .map(|check| {
             let number = |name: &str, digits: usize| {
                 check.measured.get(name).map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))

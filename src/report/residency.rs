@@ -203,6 +203,14 @@ mod tests {
     }
 
     #[test]
+    fn a_function_that_core_ml_refuses_fails() {
+        let (verdict, text) = judged(|plan| plan["functions"][1]["refused"] = json!("error -14"));
+        assert_eq!(verdict, Verdict::Failed);
+        let line = "residency: model, T = 2: every compute op prefers the Neural Engine: it was refused: error -14";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
     fn all_ops_are_in_the_json() {
         let gate = try_judged(|plan| {
             for op in plan["functions"][0]["operations"].as_array_mut().unwrap() {

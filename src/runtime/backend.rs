@@ -32,4 +32,13 @@ pub trait Sequence: Send {
     /// # Errors
     /// When the states can't be had.
     fn reset(&mut self) -> Result<()>;
+
+    /// A text of its own that begins with what this one holds; nothing where the backend can't copy states. Snapshots,
+    /// and texts with the same beginning, are made of it.
+    ///
+    /// # Errors
+    /// When the states can't be had.
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        Ok(None)
+    }
 }

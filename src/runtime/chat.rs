@@ -5,22 +5,97 @@ use std::path::Path;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, ErrorKind};
-use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::{Map, Value as Json};
 
 use super::clock;
 use super::error::RuntimeError;
 use super::tokenizer::Tokenizer;
 use crate::convert::bundle::Bundle;
 
-/// A message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A message of a conversation, as OpenAI's API and transformers have it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`.
+    /// Who speaks: `system`, `user`, `assistant`, `tool`.
     pub role: String,
-    /// What is said.
-    pub content: String,
+    /// What is said. A list of text parts, as the API allows it, is read as their texts one after the other.
+    #[serde(default, deserialize_with = "text_of_parts")]
+    pub content: Option<String>,
+    /// Whatever else there is for the template to use: `tool_calls`, `name`, …
+    #[serde(flatten)]
+    pub more: Map<String, Json>,
+}
+
+impl Message {
+    /// A message that is only text.
+    pub fn new(role: &str, content: &str) -> Self {
+        Message { role: role.to_owned(), content: Some(content.to_owned()), more: Map::new() }
+    }
+}
+
+fn text_of_parts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Content {
+        Text(String),
+        Parts(Vec<Json>),
+    }
+    let parts = match Option::<Content>::deserialize(deserializer)? {
+        None => return Ok(None),
+        Some(Content::Text(text)) => return Ok(Some(text)),
+        Some(Content::Parts(parts)) => parts,
+    };
+    let text = |part: &Json| match (part["type"].as_str(), part["text"].as_str()) {
+        (Some("text"), Some(text)) => Ok(text.to_owned()),
+        (kind, _) => Err(D::Error::custom(format!("a content part of type {kind:?}: only text is understood"))),
+    };
+    parts.iter().map(text).collect::<Result<String, _>>().map(Some)
+}
+
+/// A conversation that the model is to go on with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chat {
+    /// What was said.
+    pub messages: Vec<Message>,
+    /// Functions that the model can call, each as a JSON object of the API: `{"type": "function", "function": {…}}`.
+    pub tools: Vec<Json>,
+    /// Variables for the template, such as `enable_thinking`.
+    pub variables: Map<String, Json>,
+}
+
+impl Chat {
+    /// A conversation without tools.
+    pub fn new(messages: Vec<Message>) -> Self {
+        Chat { messages, ..Chat::default() }
+    }
+
+    /// Messages and tools as templates expect them.
+    fn to_json(&self) -> Json {
+        let mut messages = serde_json::json!(self.messages);
+        // the API has the arguments of a call as JSON in a string, templates want them as what they are
+        let calls = messages.as_array_mut().into_iter().flatten().filter_map(|message| message.get_mut("tool_calls"));
+        for call in calls.filter_map(Json::as_array_mut).flatten() {
+            if let Some(arguments) = call.pointer_mut("/function/arguments")
+                && let Some(Ok(parsed @ Json::Object(_))) = arguments.as_str().map(serde_json::from_str)
+            {
+                *arguments = parsed;
+            }
+        }
+        let tools = if self.tools.is_empty() { Json::Null } else { serde_json::json!(self.tools) };
+        serde_json::json!({"messages": messages, "tools": tools})
+    }
+}
+
+/// Calls `visit` with every string within a JSON value, in a fixed order.
+fn for_each_string(value: &mut Json, visit: &mut impl FnMut(&mut String)) {
+    match value {
+        Json::String(text) => visit(text),
+        Json::Array(items) => items.iter_mut().for_each(|item| for_each_string(item, visit)),
+        Json::Object(fields) => fields.values_mut().for_each(|field| for_each_string(field, visit)),
+        _ => {}
+    }
 }
 
 /// A model's chat template.
@@ -80,34 +155,43 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// When the template refuses the conversation.
-    pub fn render(&self, messages: &[Message]) -> Result<String, RuntimeError> {
-        let context = serde_json::json!({
-            "messages": messages,
-            "tools": null,
+    pub fn render(&self, chat: &Chat) -> Result<String, RuntimeError> {
+        self.render_json(chat.to_json(), &chat.variables)
+    }
+
+    fn render_json(&self, chat: Json, variables: &Map<String, Json>) -> Result<String, RuntimeError> {
+        let mut context = serde_json::json!({
             "documents": null,
             "add_generation_prompt": true,
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
         });
+        if let (Json::Object(context), Json::Object(chat)) = (&mut context, chat) {
+            context.extend(variables.clone());
+            context.extend(chat);
+        }
         let template = self.environment.get_template(NAME).map_err(|error| failure(&error))?;
         template.render(Value::from(Serde(&context))).map_err(|error| failure(&error))
     }
 
-    /// The tokens of the conversation. With `literal`, special tokens that are written out in the messages are letters.
+    /// The tokens of the conversation. Special tokens that are written out in it are letters: only the template's own
+    /// count.
     ///
     /// # Errors
     /// When the template refuses the conversation or the tokenizer fails.
-    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], literal: bool) -> Result<Vec<u32>, RuntimeError> {
-        if !literal {
-            return tokenizer.encode_rest(&self.render(messages)?);
-        }
-        let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+    pub fn encode(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>, RuntimeError> {
+        let mut json = chat.to_json();
+        let mut texts = Vec::new();
+        for_each_string(&mut json, &mut |text| texts.push(text.clone()));
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         tokenizer.encode_around(&texts, |texts| {
-            let with = |(message, content): (&Message, &String)| Message {
-                role: message.role.clone(),
-                content: content.clone(),
-            };
-            self.render(&messages.iter().zip(texts).map(with).collect::<Vec<_>>())
+            let mut texts = texts.iter();
+            for_each_string(&mut json, &mut |text| {
+                if let Some(hidden) = texts.next() {
+                    text.clone_from(hidden);
+                }
+            });
+            self.render_json(json, &chat.variables)
         })
     }
 }
@@ -202,5 +286,42 @@ impl Formatter for Separators {
 
     fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, writer: &mut W) -> std::io::Result<()> {
         writer.write_all(self.key.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_the_api_has_them() {
+        let read = |json: Json| serde_json::from_value::<Message>(json);
+        let parts = serde_json::json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        let message = read(serde_json::json!({"role": "user", "content": parts})).unwrap();
+        assert_eq!(message, Message::new("user", "ab"));
+        let call = serde_json::json!({"role": "assistant", "content": null, "tool_calls": []});
+        assert_eq!(read(call.clone()).unwrap().content, None);
+        assert_eq!(serde_json::to_value(read(call.clone()).unwrap()).unwrap(), call);
+        let image = serde_json::json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]});
+        assert!(read(image).unwrap_err().to_string().contains("only text is understood"));
+        assert!(read(serde_json::json!({"content": "x"})).is_err(), "somebody must speak");
+    }
+
+    #[test]
+    fn tools_and_variables_reach_the_template() {
+        let source = "{% if tools %}{{ tools[0].function.name }} {% endif %}\
+            {% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }} {{ c.function.arguments | tojson }}\
+            {% endfor %}{{ m.content or '' }}{% endfor %}{% if enable_thinking %} think{% endif %}";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let mut chat: Chat = Chat::new(vec![Message::new("user", "hi ")]);
+        assert_eq!(template.render(&chat).unwrap(), "hi ");
+        let call = serde_json::json!({
+            "role": "assistant",
+            "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Köln\"}"}}],
+        });
+        chat.messages.push(serde_json::from_value(call).unwrap());
+        chat.tools.push(serde_json::json!({"type": "function", "function": {"name": "weather"}}));
+        chat.variables.insert("enable_thinking".into(), Json::Bool(true));
+        assert_eq!(template.render(&chat).unwrap(), "weather hi Köln {\"city\": \"Köln\"} think");
     }
 }

@@ -215,6 +215,7 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }
         | PortRole::KvWriteMask
+        | PortRole::TokenOrder
         | PortRole::Logits => Element::F16,
     }
 }

@@ -69,7 +69,7 @@ impl Programs {
             .ok_or_else(|| RuntimeError::bundle(self.folder.join(FILE_NAME), format!("there is no function {index}")))
     }
 
-    fn compile(&self, index: usize, precision: Precision) -> Result<Executable> {
+    fn compile(&self, index: usize, precision: Precision, as_written: bool) -> Result<Executable> {
         let signature = self.signature(index)?;
         let program = self.program(&signature.package)?;
         let error = |problem: String| RuntimeError::bundle(self.folder.join(&signature.package), problem);
@@ -77,7 +77,8 @@ impl Programs {
             return Err(error(format!("the package has no function `{}`", signature.function)).into());
         };
         signature.check(function).map_err(error)?;
-        Ok(Executable::compile(function, Options { precision }, &self.weights)?)
+        let compile = if as_written { Executable::compile_as_written } else { Executable::compile };
+        Ok(compile(function, Options { precision }, &self.weights)?)
     }
 }
 
@@ -108,13 +109,24 @@ pub struct CpuBackend {
 struct Compiled {
     programs: Arc<Programs>,
     precision: Precision,
+    /// Every op is carried out as it stands, and seen.
+    as_written: bool,
     executables: Mutex<BTreeMap<usize, Arc<Executable>>>,
 }
 
 impl CpuBackend {
     /// Runs programs in a precision. Functions are made ready when they are first called.
     pub fn new(programs: Arc<Programs>, precision: Precision) -> Self {
-        CpuBackend { shared: Arc::new(Compiled { programs, precision, executables: Mutex::default() }) }
+        Self::with(programs, precision, false)
+    }
+
+    /// As [`new`](CpuBackend::new), but every op is carried out as it stands, and who watches sees all of them.
+    pub fn as_written(programs: Arc<Programs>, precision: Precision) -> Self {
+        Self::with(programs, precision, true)
+    }
+
+    fn with(programs: Arc<Programs>, precision: Precision, as_written: bool) -> Self {
+        CpuBackend { shared: Arc::new(Compiled { programs, precision, as_written, executables: Mutex::default() }) }
     }
 }
 
@@ -124,7 +136,7 @@ impl Compiled {
         if let Some(executable) = executables.get(&index) {
             return Ok(executable.clone());
         }
-        let executable = Arc::new(self.programs.compile(index, self.precision)?);
+        let executable = Arc::new(self.programs.compile(index, self.precision, self.as_written)?);
         executables.insert(index, executable.clone());
         Ok(executable)
     }
@@ -142,7 +154,7 @@ struct CpuSequence {
     states: BTreeMap<u64, States>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct States {
     state: State,
     /// Functions whose states are among them.
@@ -171,5 +183,9 @@ impl Sequence for CpuSequence {
     fn reset(&mut self) -> Result<()> {
         self.states.values_mut().for_each(|states| states.state.reset());
         Ok(())
+    }
+
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        Ok(Some(Box::new(CpuSequence { shared: self.shared.clone(), states: self.states.clone() })))
     }
 }

@@ -9,6 +9,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use super::backend::{Backend, Sequence, Watch};
+use super::error::RuntimeError;
 use super::host::Host;
 use super::session::Model;
 use crate::convert::bundle::*;
@@ -37,12 +38,37 @@ pub struct Form {
     pub head_tokens: Vec<Tokens>,
     /// Keys are written at a position instead of through a mask.
     pub slice: bool,
+    /// The first layer has a memory of all tokens, which no position undoes.
+    pub recurrent: bool,
+    /// States can be copied.
+    pub forks: bool,
+    /// What goes wrong at which call, counted over all texts.
+    pub script: Vec<(usize, Mishap)>,
+}
+
+/// What can go wrong in a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mishap {
+    /// The backend says that it failed.
+    Error,
+    /// The backend panics.
+    Panic,
+    /// The backend gives fewer numbers than it should.
+    Short,
 }
 
 impl Default for Form {
     fn default() -> Self {
         let range = vec![Tokens::Range([1, 4])];
-        Form { contexts: vec![16], layer_tokens: range.clone(), head_tokens: range, slice: false }
+        Form {
+            contexts: vec![16],
+            layer_tokens: range.clone(),
+            head_tokens: range,
+            slice: false,
+            recurrent: false,
+            forks: true,
+            script: Vec::new(),
+        }
     }
 }
 
@@ -54,8 +80,12 @@ pub fn model(form: &Form) -> (Arc<Model>, Calls) {
     let host =
         Host::from_file(&bundle, MappedFile::from_bytes(Path::new("host.safetensors"), host_file(form))).unwrap();
     let calls = Calls::default();
-    let backend = Double { bundle: Arc::new(bundle.clone()), calls: calls.clone() };
-    (Model::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap(), calls)
+    let backend = Double { bundle: Arc::new(bundle.clone()), calls: calls.clone(), form: form.clone() };
+    let mut model = Model::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap();
+    if form.recurrent {
+        Arc::get_mut(&mut model).unwrap().forget_positions();
+    }
+    (model, calls)
 }
 
 pub fn bundle(form: &Form) -> Bundle {
@@ -127,6 +157,7 @@ pub fn bundle(form: &Form) -> Bundle {
         name: "double".into(),
         family: "double".into(),
         model: ModelFacts {
+            hidden_scale: 1.0,
             hidden_size: HIDDEN as u64,
             num_layers: 3,
             vocab_size: VOCAB as u64,
@@ -224,19 +255,29 @@ pub fn reference(tokens: &[u32], length: u64) -> (Vec<Vec<f32>>, Vec<f32>) {
 struct Double {
     bundle: Arc<Bundle>,
     calls: Calls,
+    form: Form,
 }
 
 impl Backend for Double {
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(Text { bundle: self.bundle.clone(), calls: self.calls.clone(), caches: Default::default() }))
+        Ok(Box::new(Text {
+            bundle: self.bundle.clone(),
+            calls: self.calls.clone(),
+            form: self.form.clone(),
+            caches: Default::default(),
+            memory: 0.0,
+        }))
     }
 }
 
+#[derive(Clone)]
 struct Text {
     bundle: Arc<Bundle>,
     calls: Calls,
+    form: Form,
     /// `[S, HIDDEN]` by layer.
     caches: BTreeMap<usize, Vec<f32>>,
+    memory: f32,
 }
 
 impl Sequence for Text {
@@ -246,7 +287,20 @@ impl Sequence for Text {
             entry.inputs.iter().map(|p| p.name.as_str()).zip(inputs.iter().copied()).collect();
         let t = named["hidden"].shape[2];
         assert!(entry.tokens.allows(t as u64), "{} got {t} tokens", entry.function);
-        self.calls.lock().unwrap().push((entry.function.clone(), t));
+        let number = {
+            let mut calls = self.calls.lock().unwrap();
+            calls.push((entry.function.clone(), t));
+            calls.len() - 1
+        };
+        match self.form.script.iter().find(|(at, _)| *at == number) {
+            Some((_, Mishap::Error)) => {
+                let problem = "the device is busy".to_owned();
+                return Err(RuntimeError::Backend { backend: "double", problem }.into());
+            }
+            Some((_, Mishap::Panic)) => panic!("as the script says"),
+            Some((_, Mishap::Short)) => return Ok(vec![Tensor::new(vec![1], vec![0.0])]),
+            None => {}
+        }
         let mut hidden = named["hidden"].floats().unwrap().to_vec();
         let (first, end) = match entry.stage {
             Stage::Layers { first, end } => (first, end),
@@ -264,6 +318,12 @@ impl Sequence for Text {
         };
         let slots = entry.context as usize;
         let (cos, sin) = (named["rope_cos"].floats().unwrap(), named["rope_sin"].floats().unwrap());
+        if first == 0 && self.form.recurrent {
+            for t_ in 0..t {
+                self.memory = self.memory * 0.5 + hidden[t_];
+                hidden[t + t_] += self.memory;
+            }
+        }
         for layer in first..end {
             let cache = self.caches.entry(layer).or_insert_with(|| vec![0.0; slots * HIDDEN]);
             for t_ in 0..t {
@@ -295,6 +355,11 @@ impl Sequence for Text {
 
     fn reset(&mut self) -> Result<()> {
         self.caches.clear();
+        self.memory = 0.0;
         Ok(())
+    }
+
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        Ok(self.form.forks.then(|| Box::new(self.clone()) as Box<dyn Sequence>))
     }
 }

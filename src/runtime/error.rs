@@ -32,6 +32,12 @@ pub enum RuntimeError {
         /// The folder.
         path: PathBuf,
     },
+    /// The folder holds several bundles.
+    #[error("the current folder holds {} bundles: {}", names.len(), names.join(", "))]
+    SeveralBundles {
+        /// Their folders.
+        names: Vec<String>,
+    },
     /// The text doesn't fit into the key-value cache.
     #[error("the text needs {tokens} tokens, but the bundle's largest context has {context}")]
     ContextFull {
@@ -77,6 +83,12 @@ pub enum RuntimeError {
         /// What it says.
         problem: String,
     },
+    /// A form that a text was to keep to is wrong or unsupported.
+    #[error("grammar: {problem}")]
+    Grammar {
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The tokenizer failed on a text.
     #[error("tokenizer: {problem}")]
     Tokenizer {
@@ -118,6 +130,7 @@ impl Diagnostic for RuntimeError {
     fn help(&self) -> Option<String> {
         let help = match self {
             RuntimeError::Bundle { .. } => "convert the model again, or unpack the bundle again",
+            RuntimeError::SeveralBundles { .. } => "name one of them",
             RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",
             RuntimeError::ContextFull { .. } => {
                 "shorten the prompt or --max-tokens, or convert with a larger `context` in the manifest"

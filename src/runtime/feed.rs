@@ -48,6 +48,10 @@ impl<'a> Feed<'a> {
                 let mask = self.kv_write_mask(slots(port, 2)?);
                 shaped(port, shape, mask)?
             }
+            PortRole::TokenOrder => {
+                let levels = slots(port, 1)? - 1;
+                shaped(port, shape, token_order(self.chunk.size, levels))?
+            }
             PortRole::Position => Tensor::new(shape, vec![self.first_slot()?]),
             PortRole::Hidden | PortRole::Logits | PortRole::Argmax => {
                 let problem = format!("a function has an input `{}` of an unexpected role", port.name);
@@ -97,13 +101,23 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// Slots of the cache that a mask is for: the size of one of its dimensions.
+/// `[1 + levels, T, T]`: which token comes after which; see [`PortRole::TokenOrder`].
+fn token_order(size: u64, levels: u64) -> Vec<f32> {
+    let after = |plane: u64, i: u64, j: u64| match plane.checked_sub(1) {
+        None => j <= i,
+        Some(level) => i >> (level + 1) == j >> (level + 1) && i >> level & 1 == 1 && j >> level & 1 == 0,
+    };
+    let planes = (0..=levels).flat_map(|plane| (0..size * size).map(move |at| (plane, at / size, at % size)));
+    planes.map(|(plane, i, j)| f32::from(u8::from(after(plane, i, j)))).collect()
+}
+
+/// The size of one of a port's dimensions, such as the slots of the cache that a mask is for.
 fn slots(port: &Port, axis: usize) -> Result<u64, RuntimeError> {
     match port.shape.get(axis) {
         Some(Extent::Fixed(slots)) if *slots > 0 => Ok(*slots),
         _ => {
             let problem =
-                format!("port `{}` has shape {:?}, expected slots in dimension {axis}", port.name, port.shape);
+                format!("port `{}` has shape {:?}, expected a number in dimension {axis}", port.name, port.shape);
             Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem))
         }
     }

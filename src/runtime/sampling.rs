@@ -1,4 +1,7 @@
-//! Chooses the next token from logits: greedy, or temperature with top-k, top-p and min-p.
+//! Chooses the next token from logits: greedy, or temperature with top-k, top-p and min-p; after penalties for tokens
+//! that the text already has.
+
+use std::collections::HashMap;
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,30 +14,75 @@ pub struct Sampling {
     pub top_p: f32,
     /// Only tokens with at least this share of the most likely one's probability; 0 for all.
     pub min_p: f32,
+    /// Divides the positive and multiplies the negative logits of every token that the prompt or the text has; 1 for none
+    /// (Keskar and others 2019).
+    pub repetition_penalty: f32,
+    /// Taken off the logit of every token that the text has; 0 for none.
+    pub presence_penalty: f32,
+    /// Taken off the logit of a token each time that the text has it; 0 for none.
+    pub frequency_penalty: f32,
     /// Seed of the random numbers; equal seeds give equal texts.
     pub seed: u64,
 }
 
-impl Default for Sampling {
-    fn default() -> Self {
-        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 }
+impl Sampling {
+    /// Whether what is in the text counts.
+    pub fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
 
-/// A sampler with its random state.
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// A sampler with its random state and the tokens that it has seen.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     state: u64,
+    /// How often the continuation has each token; 0 for one that only the prompt has.
+    seen: HashMap<u32, u32>,
 }
 
 impl Sampler {
-    /// A sampler at the start of its seed.
-    pub fn new(sampling: Sampling) -> Self {
-        Sampler { sampling, state: sampling.seed }
+    /// A sampler at the start of its seed, for the continuation of `prompt`.
+    pub fn new(sampling: Sampling, prompt: &[u32]) -> Self {
+        let seen = if sampling.penalises() { prompt.iter().map(|token| (*token, 0)).collect() } else { HashMap::new() };
+        Sampler { sampling, state: sampling.seed, seen }
     }
 
-    /// The next token.
+    /// Changes the logits by the penalties for what is in the text.
+    pub fn penalise(&self, logits: &mut [f32]) {
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.sampling;
+        for (token, count) in &self.seen {
+            let Some(logit) = logits.get_mut(*token as usize) else { continue };
+            *logit = if *logit > 0.0 { *logit / repetition_penalty } else { *logit * repetition_penalty };
+            if *count > 0 {
+                *logit -= presence_penalty + frequency_penalty * *count as f32;
+            }
+        }
+    }
+
+    /// Tells that `token` is now part of the text.
+    pub fn see(&mut self, token: u32) {
+        if self.sampling.penalises() {
+            *self.seen.entry(token).or_insert(0) += 1;
+        }
+    }
+
+    /// A token by these logits. Those of -inf are never taken, unless there are no others.
     pub fn next(&mut self, logits: &[f32]) -> u32 {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         if temperature <= 0.0 {
@@ -42,10 +90,14 @@ impl Sampler {
         }
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weight = |logit: f32| f64::from((logit - largest) / temperature).exp();
-        let mut candidates: Vec<(u32, f64)> =
-            logits.iter().enumerate().filter(|(_, l)| !l.is_nan()).map(|(i, l)| (i as u32, weight(*l))).collect();
+        let mut candidates: Vec<(u32, f64)> = logits
+            .iter()
+            .enumerate()
+            .filter(|(_, l)| **l > f32::NEG_INFINITY)
+            .map(|(i, l)| (i as u32, weight(*l)))
+            .collect();
         if candidates.is_empty() {
-            return 0;
+            return argmax(logits);
         }
         // the order of equal weights is by token, so that a seed always means the same text
         let by_weight = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
@@ -105,7 +157,7 @@ mod tests {
     const LOGITS: [f32; 4] = [1.0, 3.0, 2.0, -1.0];
 
     fn draws(sampling: Sampling) -> [usize; 4] {
-        let mut sampler = Sampler::new(sampling);
+        let mut sampler = Sampler::new(sampling, &[]);
         let mut counts = [0; 4];
         (0..20_000).for_each(|_| counts[sampler.next(&LOGITS) as usize] += 1);
         counts
@@ -113,7 +165,7 @@ mod tests {
 
     #[test]
     fn temperature_zero_takes_the_most_likely() {
-        assert_eq!(Sampler::new(Sampling::default()).next(&LOGITS), 1);
+        assert_eq!(Sampler::new(Sampling::default(), &[]).next(&LOGITS), 1);
     }
 
     #[test]
@@ -139,10 +191,33 @@ mod tests {
     }
 
     #[test]
+    fn penalties_follow_their_definitions() {
+        let sampling =
+            Sampling { repetition_penalty: 2.0, presence_penalty: 0.25, frequency_penalty: 0.5, ..Default::default() };
+        // the prompt has tokens 1 and 3, the text has 2 twice
+        let mut sampler = Sampler::new(sampling, &[1, 1, 3]);
+        sampler.see(2);
+        sampler.see(2);
+        let mut logits = LOGITS;
+        sampler.penalise(&mut logits);
+        assert_eq!(logits, [1.0, 3.0 / 2.0, 2.0 / 2.0 - 0.25 - 2.0 * 0.5, -2.0]);
+        let mut untouched = LOGITS;
+        Sampler::new(Sampling::default(), &[1, 2]).penalise(&mut untouched);
+        assert_eq!(untouched, LOGITS);
+    }
+
+    #[test]
+    fn closed_tokens_are_never_taken() {
+        let mut sampler = Sampler::new(Sampling { temperature: 5.0, ..Default::default() }, &[]);
+        let closed = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY, 0.0];
+        assert!((0..1000).all(|_| matches!(sampler.next(&closed), 1 | 3)));
+    }
+
+    #[test]
     fn a_seed_means_one_text() {
         let warm = |seed| Sampling { temperature: 0.8, seed, ..Default::default() };
         let text = |seed| {
-            let mut sampler = Sampler::new(warm(seed));
+            let mut sampler = Sampler::new(warm(seed), &[]);
             (0..50).map(|_| sampler.next(&LOGITS)).collect::<Vec<_>>()
         };
         assert_eq!(text(7), text(7));

@@ -11,10 +11,11 @@ use super::error::RuntimeError;
 use super::feed::{Feed, shape_of, shaped};
 use super::host::{Host, RopeChoice};
 use super::plan::{self, Chunk, Plan, Route, Step};
+use super::profile::{Profile, Profiled};
 use crate::convert::bundle::{Bundle, FILE_NAME};
 use crate::error::Result;
 use crate::exec::{Precision, Tensor, TensorData};
-use crate::family::ports::{PortRole, Stage};
+use crate::family::ports::{PortRole, Stage, StatePort, StateRole};
 
 /// A bundle with a backend that runs it.
 pub struct Model {
@@ -22,12 +23,17 @@ pub struct Model {
     folder: PathBuf,
     host: Arc<Host>,
     plan: Plan,
-    backend: Box<dyn Backend>,
+    backend: Arc<dyn Backend>,
+    /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
+    /// after it is closed by the masks, and overwritten before they open it.
+    positional: bool,
 }
 
 /// For which positions logits are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
+    /// For none.
+    None,
     /// For the last token only.
     Last,
     /// For every token.
@@ -55,6 +61,16 @@ pub enum Hidden {
     BetweenLayers,
 }
 
+impl Chunking {
+    /// The number of tokens that the call of this turn should have, if any.
+    fn wish(&self, turn: usize) -> Option<u64> {
+        match self {
+            Chunking::Largest => None,
+            Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
+        }
+    }
+}
+
 /// What is wanted of a run over tokens.
 #[derive(Clone, Debug)]
 pub struct Ask {
@@ -67,6 +83,11 @@ pub struct Ask {
 }
 
 impl Ask {
+    /// No logits: only the states are of interest.
+    pub fn none() -> Self {
+        Ask { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
+    }
+
     /// Logits of the last token, in the largest calls.
     pub fn last() -> Self {
         Ask { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
@@ -122,7 +143,18 @@ impl Model {
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         let plan = Plan::new(&bundle, folder)?;
         check_ports(&bundle, folder)?;
-        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend }))
+        let positional =
+            bundle.functions.iter().all(|entry| entry.states.iter().all(|s| by_position(s, entry.context)));
+        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
+    }
+
+    /// The same model, measuring how long its functions take.
+    ///
+    /// # Errors
+    /// As [`Model::new`].
+    pub fn profiled(&self) -> Result<(Arc<Self>, Profile)> {
+        let (backend, profile) = Profiled::new(self.backend.clone());
+        Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
     }
 
     /// The bundle.
@@ -140,6 +172,17 @@ impl Model {
         self.plan.routes.last().map_or(0, |route| route.context)
     }
 
+    /// As a model whose states aren't written by position.
+    #[cfg(test)]
+    pub(super) fn forget_positions(&mut self) {
+        self.positional = false;
+    }
+
+    /// Tokens that end a text.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
+    }
+
     /// Every way through the bundle.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -154,8 +197,28 @@ impl Model {
         let route = self.plan.route(length)?;
         let rope = self.host.choose_rope(length)?;
         let limit = self.plan.routes[route].context.min(rope.rows);
-        Ok(Session { sequence: self.backend.sequence()?, model: self.clone(), route, rope, position: 0, limit })
+        let sequence = self.backend.sequence()?;
+        let (tokens, checkpoints) = (Vec::new(), Vec::new());
+        Ok(Session { sequence, model: self.clone(), route, rope, tokens, limit, checkpoints })
     }
+
+    /// Tokens, at most `most`, that one call of a text of `length` tokens can take.
+    ///
+    /// # Errors
+    /// When such a text doesn't fit.
+    pub fn largest_call(&self, length: u64, most: u64) -> Result<u64, RuntimeError> {
+        let route = &self.plan.routes[self.plan.route(length)?];
+        Ok(plan::chunk(&route.layers, most, None)?.real)
+    }
+}
+
+/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
+fn by_position(state: &StatePort, context: u64) -> bool {
+    let cache = matches!(
+        state.role,
+        StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. }
+    );
+    cache && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }
 
 /// Every function has the hidden states and what its stage gives, and no port that a host can't serve.
@@ -178,20 +241,36 @@ fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// A text: its states and how far it has come.
+/// A text: its states and the tokens that they come from.
 pub struct Session {
     model: Arc<Model>,
     sequence: Box<dyn Sequence>,
     route: usize,
     rope: RopeChoice,
-    position: u64,
+    tokens: Vec<u32>,
     limit: u64,
+    /// Ascending; only for models whose states aren't all written by position.
+    checkpoints: Vec<Checkpoint>,
 }
+
+/// States after a number of tokens.
+struct Checkpoint {
+    position: usize,
+    sequence: Box<dyn Sequence>,
+}
+
+/// Checkpoints that a session keeps: where the prompt ended, and where the last call began.
+const CHECKPOINTS: usize = 2;
 
 impl Session {
     /// Tokens computed so far; the position of the next one.
     pub fn position(&self) -> u64 {
-        self.position
+        self.tokens.len() as u64
+    }
+
+    /// The tokens computed so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     /// Tokens that fit.
@@ -215,19 +294,94 @@ impl Session {
     /// When the backend can't reset its states.
     pub fn reset(&mut self) -> Result<()> {
         self.sequence.reset()?;
-        self.position = 0;
+        self.tokens.clear();
+        self.checkpoints.clear();
         Ok(())
+    }
+
+    /// Whether a text of `length` tokens would run as this one does: through the same functions, with the same rotary
+    /// tables. Only then is what was computed of one of use for the other.
+    pub fn suits(&self, length: u64) -> bool {
+        self.model.plan.route(length).is_ok_and(|route| route == self.route)
+            && self.model.host.choose_rope(length).is_ok_and(|rope| rope == self.rope)
+    }
+
+    /// A text of its own that begins with the tokens of this one; nothing where the backend can't copy states.
+    ///
+    /// # Errors
+    /// When the backend has no room.
+    pub fn fork(&self) -> Result<Option<Session>> {
+        Ok(self.sequence.fork()?.map(|sequence| Session {
+            model: self.model.clone(),
+            sequence,
+            route: self.route,
+            rope: self.rope.clone(),
+            tokens: self.tokens.clone(),
+            limit: self.limit,
+            checkpoints: Vec::new(),
+        }))
+    }
+
+    /// Remembers the states as they are, where going back needs it. Gives whether [`Session::rewind`] then comes here
+    /// without computing: not where the backend can't copy states that it would need.
+    ///
+    /// # Errors
+    /// When the backend has no room.
+    pub fn checkpoint(&mut self) -> Result<bool> {
+        let position = self.tokens.len();
+        let known = self.checkpoints.last().is_some_and(|last| last.position == position);
+        if self.model.positional || known {
+            return Ok(true);
+        }
+        let Some(sequence) = self.sequence.fork()? else { return Ok(false) };
+        if self.checkpoints.len() == CHECKPOINTS {
+            self.checkpoints.remove(CHECKPOINTS - 1);
+        }
+        self.checkpoints.push(Checkpoint { position, sequence });
+        Ok(true)
+    }
+
+    /// Goes back to the first `position` tokens, as if those after them had never been.
+    ///
+    /// # Errors
+    /// When states have to be computed again and that fails. `position` past the end changes nothing.
+    pub fn rewind(&mut self, position: u64) -> Result<()> {
+        let position = position as usize;
+        if position >= self.tokens.len() {
+            return Ok(());
+        }
+        if self.model.positional {
+            self.tokens.truncate(position);
+            return Ok(());
+        }
+        let mut again = std::mem::take(&mut self.tokens);
+        again.truncate(position);
+        self.checkpoints.retain(|checkpoint| checkpoint.position <= position);
+        let copy = match self.checkpoints.last() {
+            Some(checkpoint) => checkpoint.sequence.fork()?.map(|sequence| (checkpoint.position, sequence)),
+            None => None,
+        };
+        match copy {
+            Some((start, sequence)) => {
+                self.sequence = sequence;
+                self.tokens = again[..start].to_vec();
+            }
+            None => self.reset()?,
+        }
+        let rest = again.split_off(self.tokens.len());
+        if rest.is_empty() { Ok(()) } else { self.forward(&rest, &Ask::none()).map(drop) }
     }
 
     /// Computes `tokens`, which follow those before.
     ///
     /// # Errors
-    /// When there are none, they don't fit, a token doesn't exist, or a function fails.
+    /// When there are none, they don't fit, a token doesn't exist, or a function fails. After a failure the session holds
+    /// the tokens of the calls that went well.
     pub fn forward(&mut self, tokens: &[u32], ask: &Ask) -> Result<Answer> {
         if tokens.is_empty() {
             return Err(RuntimeError::NoTokens.into());
         }
-        let end = self.position + tokens.len() as u64;
+        let end = self.position() + tokens.len() as u64;
         if end > self.limit {
             return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
         }
@@ -240,19 +394,15 @@ impl Session {
             if rest.is_empty() {
                 break;
             }
-            let wish = match &ask.chunking {
-                Chunking::Largest => None,
-                Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
-            };
-            let chunk = plan::chunk(&route.layers, rest.len() as u64, wish)?;
+            let chunk = plan::chunk(&route.layers, rest.len() as u64, ask.chunking.wish(turn))?;
             let (now, later) = rest.split_at(chunk.real as usize);
             let hidden = self.layers(&model, route, now, chunk, record.as_mut())?;
-            self.position += chunk.real;
+            self.tokens.extend(now);
             let real = chunk.real as usize;
             let wanted = match ask.logits {
                 Positions::All => 0..real,
                 Positions::Last if later.is_empty() => real - 1..real,
-                Positions::Last => real..real,
+                Positions::Last | Positions::None => real..real,
             };
             if !wanted.is_empty() {
                 let hidden = hidden.range(wanted.clone(), wanted.len());
@@ -262,8 +412,78 @@ impl Session {
         }
         if let Some(record) = record {
             answer.hidden = record.finish(tokens.len(), model.bundle.model.hidden_size as usize)?;
+            // a power of two: nothing is lost
+            let unscaled = 1.0 / model.bundle.model.hidden_scale as f32;
+            answer.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
         }
         Ok(answer)
+    }
+
+    /// Goes to a position, as if zeros had been computed before it: what a validator needs to try the end of a context
+    /// without computing all of it.
+    ///
+    /// # Errors
+    /// When the position is beyond the context.
+    pub fn seek(&mut self, position: u64) -> Result<()> {
+        if position >= self.limit {
+            return Err(RuntimeError::ContextFull { tokens: position + 1, context: self.limit }.into());
+        }
+        self.reset()?;
+        // which tokens they were is nobody's question: nothing is recalled of them
+        self.tokens = vec![0; position as usize];
+        Ok(())
+    }
+
+    /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
+    /// `[tokens, hidden_size]`, row-major, as is the result. `part` counts the parts of [`Session::route`].
+    ///
+    /// # Errors
+    /// As [`Session::forward`].
+    pub fn force_layers(&mut self, part: usize, hidden: &[f32], chunking: &Chunking) -> Result<Vec<f32>> {
+        let model = self.model.clone();
+        let route = &model.plan.routes[self.route];
+        let width = model.bundle.model.hidden_size as usize;
+        let count = hidden.len() / width.max(1);
+        let mut position = self.position();
+        if position + count as u64 > self.limit {
+            return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
+        }
+        let scale = model.bundle.model.hidden_scale as f32;
+        let given = Columns::of_rows(hidden, width, scale);
+        let rope = self.rope.clone();
+        let mut out = Vec::with_capacity(hidden.len());
+        let mut done = 0;
+        for turn in 0.. {
+            if done == count {
+                break;
+            }
+            let chunk = plan::chunk(&route.layers, (count - done) as u64, chunking.wish(turn))?;
+            let real = chunk.real as usize;
+            let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
+            let columns = given.range(done..done + real, chunk.size as usize);
+            let left = self.call(&model, &route.layers[part], columns, PortRole::Hidden, Some(&mut feed), None)?;
+            for t in 0..real {
+                out.extend(left.column(t).map(|value| value / scale));
+            }
+            position += chunk.real;
+            done += real;
+        }
+        self.tokens.resize(position as usize, 0);
+        Ok(out)
+    }
+
+    /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
+    ///
+    /// # Errors
+    /// When a function fails.
+    pub fn force_head(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
+        let model = self.model.clone();
+        let route = &model.plan.routes[self.route];
+        let given =
+            Columns::of_rows(hidden, model.bundle.model.hidden_size as usize, model.bundle.model.hidden_scale as f32);
+        let mut logits = Vec::new();
+        self.head(&model, route, &given, &mut logits)?;
+        Ok(logits)
     }
 
     /// Runs the layers on one chunk; gives the hidden states that leave the last.
@@ -282,7 +502,7 @@ impl Session {
             record.add(0, &hidden, chunk);
         }
         let rope = self.rope.clone();
-        let mut feed = Feed::new(&model.host, &rope, self.position, chunk, route.context);
+        let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
         for step in &route.layers {
             hidden = match record.as_deref_mut() {
                 Some(record) if record.wants_inside(step) => {
@@ -388,6 +608,16 @@ impl Columns {
         Columns { channels, count, values: vec![0.0; channels * count] }
     }
 
+    /// From one row of channels for each token, in the source's unit.
+    fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
+        let count = rows.len() / channels.max(1);
+        let mut columns = Columns::zeros(channels, count);
+        for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
+            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value * scale);
+        }
+        columns
+    }
+
     fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
         self.values.iter().skip(t).step_by(self.count).copied()
     }
@@ -459,7 +689,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::super::double::{self, Form};
+    use super::super::double::{self, Form, Mishap};
     use super::*;
     use crate::convert::bundle::Tokens;
 
@@ -573,6 +803,83 @@ mod tests {
         session.forward(&[1; 16], &Ask::last()).unwrap();
         assert!(session.forward(&[1], &Ask::last()).is_err());
         assert_eq!(session.position(), 16);
+    }
+
+    /// Goes on with tokens that are then taken back, again and again, and compares with a text that never had them.
+    fn assert_rewinds(form: &Form) {
+        let (model, _) = double::model(form);
+        let fresh = |tokens: &[u32]| model.start(16).unwrap().forward(tokens, &Ask::last()).unwrap().logits;
+        let mut session = model.start(16).unwrap();
+        let mut fork = None;
+        for end in 1..TEXT.len() {
+            session.forward(&TEXT[end - 1..end], &Ask::none()).unwrap();
+            session.checkpoint().unwrap();
+            session.forward(&[6, 6, 2], &Ask::none()).unwrap();
+            session.rewind(end as u64 + 1).unwrap();
+            session.rewind(end as u64).unwrap();
+            assert_eq!(session.tokens(), &TEXT[..end]);
+            let mut twin = session.fork().unwrap();
+            assert_eq!(twin.is_some(), form.forks);
+            if let Some(twin) = &mut twin {
+                let text = [&TEXT[..end], &[2]].concat();
+                assert_eq!(twin.forward(&[2], &Ask::last()).unwrap().logits, fresh(&text), "a copy goes its own way");
+            }
+            fork = twin;
+        }
+        session.rewind(4).unwrap();
+        let logits = session.forward(&TEXT[4..6], &Ask::last()).unwrap().logits;
+        assert_eq!(logits, fresh(&TEXT[..6]));
+        session.rewind(0).unwrap();
+        assert_eq!(session.forward(&TEXT[..1], &Ask::last()).unwrap().logits, fresh(&TEXT[..1]));
+        assert_eq!(fork.is_some(), form.forks);
+    }
+
+    #[test]
+    fn what_is_taken_back_leaves_no_trace() {
+        for (slice, recurrent, forks) in
+            [(false, false, true), (true, false, false), (false, true, true), (false, true, false)]
+        {
+            assert_rewinds(&Form { slice, recurrent, forks, ..Form::default() });
+        }
+    }
+
+    /// A call fails in the middle of a text. What was computed before it holds, and the text can go on from there.
+    #[test]
+    fn after_a_failure_the_text_can_go_on() {
+        for mishap in [Mishap::Error, Mishap::Short] {
+            // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two pieces of the head
+            for at in 0..8 {
+                let (model, _) = double::model(&Form { script: vec![(at, mishap)], ..Form::default() });
+                let mut session = model.start(TEXT.len() as u64).unwrap();
+                let error = session.forward(&TEXT, &Ask::last()).unwrap_err().to_string();
+                let expected = match mishap {
+                    Mishap::Error => "backend double: the device is busy",
+                    _ => "numbers for",
+                };
+                assert!(error.contains(expected), "{error}");
+                let known = session.position();
+                assert_eq!(known, (at as u64 / 2 * 4).min(11), "whole calls count, at {at}");
+                let rest = known.min(10);
+                session.rewind(rest).unwrap();
+                let logits = session.forward(&TEXT[rest as usize..], &Ask::last()).unwrap().logits;
+                assert_eq!(logits, double::reference(&TEXT, 11).1[10 * double::VOCAB..]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_saves_computing() {
+        let form = Form { recurrent: true, ..Form::default() };
+        let (model, calls) = double::model(&form);
+        let mut session = model.start(16).unwrap();
+        session.forward(&TEXT[..8], &Ask::none()).unwrap();
+        session.checkpoint().unwrap();
+        session.forward(&[1, 2], &Ask::none()).unwrap();
+        calls.lock().unwrap().clear();
+        session.rewind(8).unwrap();
+        assert!(calls.lock().unwrap().is_empty(), "the states were kept");
+        session.rewind(7).unwrap();
+        assert_eq!(calls.lock().unwrap().len(), 4, "seven tokens in two calls of two shards");
     }
 
     #[test]

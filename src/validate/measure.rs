@@ -11,6 +11,11 @@ pub struct Measures {
     pub norm_ratio: [f64; 2],
     /// Share of rows whose largest number is at the reference's place.
     pub top1: f64,
+    /// Mean share of the reference's five largest numbers that are among the five largest.
+    pub top5: f64,
+    /// Peak signal-to-noise ratio in decibels: the reference's largest magnitude over the root mean square difference,
+    /// over all rows. Infinite where nothing differs.
+    pub psnr: f64,
     /// Mean over the rows of the Kullback-Leibler divergence of the softmaxes from the reference's, in nats.
     pub kl: f64,
     /// Rows that were compared.
@@ -25,10 +30,13 @@ impl Measures {
             max_abs: 0.0,
             norm_ratio: [f64::INFINITY, f64::NEG_INFINITY],
             top1: 0.0,
+            top5: 0.0,
+            psnr: 0.0,
             kl: 0.0,
             rows: 0,
         };
         let mut agree = 0;
+        let (mut peak, mut squares, mut count) = (0f64, 0f64, 0usize);
         for (a, b) in found.chunks_exact(width.max(1)).zip(reference.chunks_exact(width.max(1))) {
             measures.rows += 1;
             measures.cosine = least(measures.cosine, cosine(a, b));
@@ -37,8 +45,16 @@ impl Measures {
             let ratio = quotient(norm(a), norm(b));
             measures.norm_ratio = [least(measures.norm_ratio[0], ratio), most(measures.norm_ratio[1], ratio)];
             agree += usize::from(largest(a) == largest(b));
+            measures.top5 += shared(a, b, 5);
             measures.kl += divergence(b, a);
+            for (a, b) in a.iter().zip(b) {
+                peak = most(peak, f64::from(b.abs()));
+                squares += (f64::from(*a) - f64::from(*b)).powi(2);
+            }
+            count += b.len();
         }
+        measures.psnr = 20.0 * (peak / (squares / count as f64).sqrt()).log10();
+        measures.top5 /= measures.rows as f64;
         measures.top1 = agree as f64 / measures.rows as f64;
         measures.kl /= measures.rows as f64;
         measures
@@ -82,6 +98,24 @@ fn largest(values: &[f32]) -> Option<usize> {
     (0..values.len()).reduce(|best, i| if values[i] > values[best] { i } else { best })
 }
 
+/// The share of the `count` largest of `reference` that are among the `count` largest of `found`; none if one is NaN.
+fn shared(found: &[f32], reference: &[f32], count: usize) -> f64 {
+    if found.iter().chain(reference).any(|v| v.is_nan()) {
+        return 0.0;
+    }
+    let count = count.min(found.len());
+    let top = |values: &[f32]| -> Vec<usize> {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        if count > 0 && count < order.len() {
+            order.select_nth_unstable_by(count - 1, |a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
+        }
+        order.truncate(count);
+        order
+    };
+    let (ours, theirs) = (top(found), top(reference));
+    theirs.iter().filter(|place| ours.contains(place)).count() as f64 / count.max(1) as f64
+}
+
 /// Kullback-Leibler divergence of softmax(q) from softmax(p), in nats: `Σ p (log p - log q)`.
 fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let log_sum = |v: &[f32]| {
@@ -115,6 +149,24 @@ mod tests {
         let measures = Measures::of(&[1.0, 0.0, 0.0, 2.0], &[1.0, 0.0, 1.0, 0.0], 2);
         assert_eq!((measures.cosine, measures.max_abs, measures.norm_ratio), (0.0, 2.0, [1.0, 2.0]));
         assert_eq!(measures.top1, 0.5);
+    }
+
+    #[test]
+    fn the_five_largest_are_compared_as_a_set() {
+        let reference = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0];
+        assert_eq!(shared(&[5.0, 6.0, 7.0, 8.0, 9.0, 4.0, 3.0], &reference, 5), 1.0);
+        assert_eq!(shared(&[9.0, 8.0, 7.0, 1.0, 5.0, 6.0, 3.0], &reference, 5), 0.8);
+        assert_eq!(shared(&[1.0, 2.0], &[2.0, 1.0], 5), 1.0);
+        assert_eq!(shared(&[f32::NAN, 2.0], &[2.0, 1.0], 5), 0.0);
+    }
+
+    #[test]
+    fn noise_is_measured_against_the_peak() {
+        // a difference of 0.1 everywhere at a peak of 10: 40 decibels
+        let reference = [10.0, -5.0, 1.0, 0.0];
+        let found: Vec<f32> = reference.iter().map(|v| v + 0.1).collect();
+        assert!((Measures::of(&found, &reference, 4).psnr - 40.0).abs() < 1e-3);
+        assert_eq!(Measures::of(&reference, &reference, 4).psnr, f64::INFINITY);
     }
 
     #[test]

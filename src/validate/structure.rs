@@ -9,7 +9,7 @@ use std::path::Path;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::verdict::{Check, GateReport};
+use super::verdict::{Check, GateReport, listed};
 use crate::convert::bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, Tokens};
 use crate::convert::plan::form;
 use crate::family::ports::{Extent, Port};
@@ -23,8 +23,6 @@ use crate::source::hexadecimal;
 /// Name of the gate.
 pub const GATE: &str = "structure";
 
-/// Most findings that a check lists.
-const LISTED: usize = 5;
 /// Sizes of a range that are tried: all of a small one, the first few and the last of a large one.
 const SIZES: u64 = 16;
 
@@ -47,14 +45,6 @@ pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
 
 fn text(error: impl Display) -> String {
     error.to_string()
-}
-
-/// The first findings in one line, or nothing if there are none.
-fn listed<T: Display>(findings: &[T]) -> Option<String> {
-    let shown: Vec<String> = findings.iter().take(LISTED).map(T::to_string).collect();
-    let more = findings.len().saturating_sub(LISTED);
-    let tail = if more > 0 { format!("; and {more} more") } else { String::new() };
-    (!findings.is_empty()).then(|| shown.join("; ") + &tail)
 }
 
 fn ledger(bundle: &Bundle) -> Option<String> {

@@ -13,8 +13,24 @@ const BUILT_IN: &str = include_str!("../../validators/gates.yaml");
 pub struct Thresholds {
     /// Of the parity gate.
     pub parity: ParityThresholds,
+    /// Of the numerics gate.
+    pub numerics: NumericsThresholds,
     /// Of the residency gate.
     pub residency: ResidencyThresholds,
+}
+
+/// Thresholds of the numerics gate.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumericsThresholds {
+    /// Smallest cosine between what a layer gives in half and in single precision, at any position.
+    pub cosine: f64,
+    /// Smallest and largest ratio of their norms.
+    pub norm_ratio: [f64; 2],
+    /// Room that the largest value must leave below fp16's largest number: a factor.
+    pub headroom: f64,
+    /// Room that an automatic residual scale leaves: a factor.
+    pub scale_headroom: f64,
 }
 
 /// Thresholds of the residency gate.
@@ -33,6 +49,8 @@ pub struct ParityThresholds {
     pub cosine: f64,
     /// Smallest cosine of what a single function gives.
     pub function_cosine: f64,
+    /// Largest error of the logits of any one token: root mean square over the positions, relative to that of all logits.
+    pub row_error: f64,
     /// Smallest share of positions whose most likely token agrees.
     pub top1: f64,
     /// Smallest and largest ratio of the logits' norms at any position.
@@ -49,7 +67,8 @@ impl Thresholds {
         thresholds
     }
 
-    fn built_in() -> Self {
+    /// The built-in thresholds.
+    pub fn built_in() -> Self {
         serde_yaml::from_str(BUILT_IN).expect("validators/gates.yaml is part of the binary and tested")
     }
 }
@@ -68,7 +87,13 @@ mod tests {
         let built_in = Thresholds::of(&Gates::default()).parity;
         assert_eq!(
             built_in,
-            ParityThresholds { cosine: 0.995, function_cosine: 0.97, top1: 0.95, norm_ratio: [0.9, 1.1] }
+            ParityThresholds {
+                cosine: 0.995,
+                function_cosine: 0.97,
+                row_error: 0.25,
+                top1: 0.95,
+                norm_ratio: [0.9, 1.1]
+            }
         );
         assert_eq!(with(0.999).cosine, 0.999);
         assert_eq!(with(0.5), built_in);

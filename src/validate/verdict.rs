@@ -1,12 +1,19 @@
 //! What gates say: claims about a bundle, each proven, refuted or open.
 
+use std::fmt::Display;
+use std::path::Path;
+
 use indexmap::IndexMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::forecast::Finding;
 use super::residency::MisplacedOp;
+use crate::convert::report;
+use crate::package::Package;
 
 /// Whether a claim holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Verdict {
@@ -19,7 +26,7 @@ pub enum Verdict {
 }
 
 /// A claim about a part of a bundle.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Check {
     /// The part: a package, a function, a way of running.
     pub subject: String,
@@ -27,7 +34,11 @@ pub struct Check {
     pub claim: String,
     /// Whether it holds.
     pub verdict: Verdict,
-    /// What was measured, by name.
+    /// The layer, where it is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer: Option<usize>,
+    /// What was measured, by name; what is not a number is null.
+    #[schemars(with = "std::collections::BTreeMap<String, Option<f64>>")]
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
     pub measured: IndexMap<String, f64>,
     /// What is wrong (found and expected), or what else there is to know.
@@ -45,6 +56,7 @@ impl Check {
             subject: subject.into(),
             claim: claim.into(),
             verdict: if contradiction.is_some() { Verdict::Failed } else { Verdict::Passed },
+            layer: None,
             measured: IndexMap::new(),
             detail: contradiction,
             ops: Vec::new(),
@@ -57,8 +69,19 @@ impl Check {
     }
 }
 
+/// Most findings that a check lists.
+const LISTED: usize = 5;
+
+/// The first findings in one line, or nothing if there are none.
+pub(super) fn listed<T: Display>(findings: &[T]) -> Option<String> {
+    let shown: Vec<String> = findings.iter().take(LISTED).map(T::to_string).collect();
+    let more = findings.len().saturating_sub(LISTED);
+    let tail = if more > 0 { format!("; and {more} more") } else { String::new() };
+    (!findings.is_empty()).then(|| shown.join("; ") + &tail)
+}
+
 /// A gate: checks that together say one thing.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct GateReport {
     /// `structure`, `parity`, …
     pub gate: String,
@@ -79,9 +102,19 @@ impl GateReport {
     }
 }
 
+/// Version of the schema of [`Report`].
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// JSON Schema of a report.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(Report).into()
+}
+
 /// What was validated, and what came out.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
+    /// Version of this schema.
+    pub schema_version: u32,
     /// Name of the bundle.
     pub bundle: String,
     /// Version of anec that validated.
@@ -90,13 +123,73 @@ pub struct Report {
     pub verdict: Verdict,
     /// The gates that were asked for.
     pub gates: Vec<GateReport>,
+    /// Where rules expect trouble on the Neural Engine: a forecast, which no verdict rests on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Vec<Finding>>,
+    /// What was validated, package by package.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub packages: Vec<PackageFacts>,
+}
+
+/// What is in a package, for people who read the report.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct PackageFacts {
+    /// Its name.
+    pub package: String,
+    /// Bytes of its constants.
+    pub weight_bytes: u64,
+    /// Bytes of its states.
+    pub state_bytes: u64,
+    /// Numbers of ops by operator, over all functions.
+    pub ops: std::collections::BTreeMap<String, usize>,
+    /// What quantization cost: `1 - cosine` of each weight, by name.
+    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    #[schemars(with = "std::collections::BTreeMap<String, f64>")]
+    pub quantization: IndexMap<String, f64>,
+}
+
+impl PackageFacts {
+    /// The facts of a package.
+    pub fn of(name: &str, package: &Package) -> Self {
+        let inventory = package.inventory();
+        let mut ops = std::collections::BTreeMap::new();
+        for (operator, count) in inventory.functions.iter().flat_map(|function| &function.ops) {
+            *ops.entry(operator.clone()).or_default() += count;
+        }
+        // functions of a package share their states
+        let state_bytes = inventory.functions.iter().map(|function| function.state_bytes).max().unwrap_or(0);
+        let (package, weight_bytes) = (name.to_owned(), inventory.weight_bytes);
+        PackageFacts { package, weight_bytes, state_bytes, ops, quantization: IndexMap::new() }
+    }
 }
 
 impl Report {
+    /// Adds what the conversion of the bundle in `folder` noted of its weights, if that is there.
+    pub fn add_quantization(&mut self, folder: &Path) {
+        let text = std::fs::read(folder.join(report::FILE_NAME)).unwrap_or_default();
+        let Ok(conversion) = serde_json::from_slice::<report::Report>(&text) else { return };
+        for facts in &mut self.packages {
+            let own = conversion.packages.iter().filter(|package| package.package == facts.package);
+            let quantized = own.flat_map(|package| &package.tensors).filter(|tensor| tensor.granularity.is_some());
+            facts.quantization = quantized
+                .filter_map(|tensor| Some((tensor.name.clone(), 1.0 - tensor.loss.as_ref()?.cosine)))
+                .collect();
+        }
+    }
+
     /// The report of gates.
     pub fn new(bundle: &str, gates: Vec<GateReport>) -> Self {
-        let verdict = worst(gates.iter().map(|gate| gate.verdict));
-        Report { bundle: bundle.to_owned(), anec_version: env!("CARGO_PKG_VERSION").to_owned(), verdict, gates }
+        // no gate, no proof
+        let verdict = if gates.is_empty() { Verdict::Unproven } else { worst(gates.iter().map(|gate| gate.verdict)) };
+        Report {
+            schema_version: SCHEMA_VERSION,
+            bundle: bundle.to_owned(),
+            anec_version: env!("CARGO_PKG_VERSION").to_owned(),
+            verdict,
+            gates,
+            forecast: None,
+            packages: Vec::new(),
+        }
     }
 
     /// The exit code: 0 passed, 1 failed, 3 unproven (0 if that is allowed).

@@ -7,7 +7,8 @@ use serde_json::Value as Json;
 pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
     // the text part of a multimodal model leaves out what its class has as the default
     let (prefix, config) = match config.get("text_config") {
-        Some(text) => ("language_model.model.", text),
+        Some(text) if text["model_type"] == "gemma3_text" => ("language_model.model.", text),
+        Some(text) => ("model.language_model.", text),
         None => ("model.", config),
     };
     let family = config["model_type"].as_str().unwrap();
@@ -19,7 +20,12 @@ pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
         _ => panic!("{key} is no number"),
     };
     let number = |key: &str| config[key].as_u64().unwrap_or_else(|| default(key));
-    let (hidden, width, vocab) = (number("hidden_size"), number("intermediate_size"), number("vocab_size"));
+    let (hidden, vocab) = (number("hidden_size"), number("vocab_size"));
+    let lfm2 = family.starts_with("lfm2");
+    let width = match family {
+        "lfm2" => (number("block_ff_dim") * 2 / 3).next_multiple_of(number("block_multiple_of")),
+        _ => number("intermediate_size"),
+    };
     let (heads, key_heads) = (number("num_attention_heads"), number("num_key_value_heads"));
     let head_dim = match family {
         "gemma3_text" => number("head_dim"),
@@ -28,51 +34,100 @@ pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
     let (queries, keys) = (heads * head_dim, key_heads * head_dim);
     let mut shapes = vec![
         (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
-        (format!("{prefix}norm.weight"), vec![hidden]),
+        (format!("{prefix}{}norm.weight", if lfm2 { "embedding_" } else { "" }), vec![hidden]),
     ];
     if config["tie_word_embeddings"] == false {
         shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
     }
     for layer in 0..number("num_hidden_layers") {
+        let kind = config["layer_types"][layer as usize].as_str();
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));
-        if family == "phi3" {
-            add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
-            add("mlp.gate_up_proj.weight", &[2 * width, hidden]);
+        if kind == Some("conv") {
+            add("conv.in_proj.weight", &[3 * hidden, hidden]);
+            add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")]);
+            add("conv.out_proj.weight", &[hidden, hidden]);
+        } else if kind == Some("linear_attention") {
+            let heads = number("linear_num_value_heads");
+            let values = heads * number("linear_value_head_dim");
+            let mixed = 2 * number("linear_num_key_heads") * number("linear_key_head_dim") + values;
+            add("linear_attn.in_proj_qkv.weight", &[mixed, hidden]);
+            add("linear_attn.in_proj_z.weight", &[values, hidden]);
+            add("linear_attn.in_proj_b.weight", &[heads, hidden]);
+            add("linear_attn.in_proj_a.weight", &[heads, hidden]);
+            add("linear_attn.conv1d.weight", &[mixed, 1, number("linear_conv_kernel_dim")]);
+            add("linear_attn.A_log", &[heads]);
+            add("linear_attn.dt_bias", &[heads]);
+            add("linear_attn.norm.weight", &[number("linear_value_head_dim")]);
+            add("linear_attn.out_proj.weight", &[hidden, values]);
         } else {
-            for (name, rows) in [("q", queries), ("k", keys), ("v", keys)] {
-                add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
-                if family == "qwen2" {
-                    add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+            if family == "phi3" {
+                add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
+            } else {
+                let gates = if family == "qwen3_5_text" { 2 } else { 1 };
+                for (name, rows) in [("q", gates * queries), ("k", keys), ("v", keys)] {
+                    add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
+                    if family == "qwen2" {
+                        add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+                    }
                 }
             }
-            add("mlp.gate_proj.weight", &[width, hidden]);
-            add("mlp.up_proj.weight", &[width, hidden]);
+            let qk_norms: &[&str] = match family {
+                "qwen3" | "gemma3_text" | "qwen3_5_text" => &["q_norm", "k_norm"],
+                "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
+                "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
+                _ => &[],
+            };
+            for name in qk_norms {
+                add(&format!("self_attn.{name}.weight"), &[head_dim]);
+            }
+            let output = if lfm2 { "out_proj" } else { "o_proj" };
+            add(&format!("self_attn.{output}.weight"), &[hidden, queries]);
         }
-        let qk_norms: &[&str] = match family {
-            "qwen3" | "gemma3_text" => &["q_norm", "k_norm"],
-            "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
-            _ => &[],
+        if family == "phi3" {
+            add("mlp.gate_up_proj.weight", &[2 * width, hidden]);
+            add("mlp.down_proj.weight", &[hidden, width]);
+        } else if family == "lfm2_moe" && layer >= number("num_dense_layers") {
+            let (experts, width) = (number("num_experts"), number("moe_intermediate_size"));
+            add("feed_forward.gate.weight", &[experts, hidden]);
+            add("feed_forward.expert_bias", &[experts]);
+            for expert in 0..experts {
+                add(&format!("feed_forward.experts.{expert}.w1.weight"), &[width, hidden]);
+                add(&format!("feed_forward.experts.{expert}.w2.weight"), &[hidden, width]);
+                add(&format!("feed_forward.experts.{expert}.w3.weight"), &[width, hidden]);
+            }
+        } else {
+            let [gate, up, down] = match family {
+                "lfm2" | "lfm2_moe" => ["feed_forward.w1", "feed_forward.w3", "feed_forward.w2"],
+                _ => ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+            };
+            add(&format!("{gate}.weight"), &[width, hidden]);
+            add(&format!("{up}.weight"), &[width, hidden]);
+            add(&format!("{down}.weight"), &[hidden, width]);
+        }
+        let norms: &[&str] = match family {
+            "lfm2" | "lfm2_moe" => &["operator_norm", "ffn_norm"],
+            "gemma3_text" => &[
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ],
+            _ => &["input_layernorm", "post_attention_layernorm"],
         };
-        for name in qk_norms {
-            add(&format!("self_attn.{name}.weight"), &[head_dim]);
+        for name in norms {
+            add(&format!("{name}.weight"), &[hidden]);
         }
-        if family == "gemma3_text" {
-            add("pre_feedforward_layernorm.weight", &[hidden]);
-            add("post_feedforward_layernorm.weight", &[hidden]);
-        }
-        add("self_attn.o_proj.weight", &[hidden, queries]);
-        add("mlp.down_proj.weight", &[hidden, width]);
-        add("input_layernorm.weight", &[hidden]);
-        add("post_attention_layernorm.weight", &[hidden]);
     }
     shapes
 }
 
 /// Random weights of a configuration: norms that multiply by 1 or so, the rest around 0.
 pub fn source(name: &str, config: Json) -> Source {
-    // gemma's norms multiply by 1 + w
-    let norm_mean = if config.to_string().contains("\"gemma3_text\"") { 0.0 } else { 1.0 };
+    // the norms of some multiply by 1 + w
+    let text = config.to_string();
+    let plus_one = ["\"gemma3_text\"", "\"qwen3_5_text\""].iter().any(|family| text.contains(family));
+    let norm_mean = if plus_one { 0.0 } else { 1.0 };
     let tensors = shapes(&config).into_iter().enumerate().map(|(seed, (name, shape))| {
         let mean = if name.ends_with("norm.weight") { norm_mean } else { 0.0 };
         Tensor::random(&name, &shape, seed as u64, mean, 0.02).unwrap()

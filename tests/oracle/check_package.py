@@ -1,6 +1,6 @@
 """Judges .mlpackage folders with coremltools' own parser, weight reader and type inference, on any OS.
 
-    python tests/oracle/check_package.py [--lengths 1,2,3,4] [--strict] PACKAGE_OR_FOLDER...
+    python tests/oracle/check_package.py [--lengths 1,2,3,4|all] [--strict] PACKAGE_OR_FOLDER...
 
 For each package it checks
   * Manifest.json, by hand and through libmodelpackage;
@@ -11,7 +11,8 @@ For each package it checks
   * the description: features against the functions' signatures, flexible shapes against unknown dimensions.
 With --lengths, each function that has unknown input dimensions is typed again with all of them set to each length; its
 outputs' unknown dimensions must then have the size which the symbolic types promise (the length itself where those
-promise nothing), and the length must be one that the description allows.
+promise nothing), and the length must be one that the description allows. `all` stands for every length that the
+description allows, the 16 smallest of them.
 
 A folder that is no .mlpackage stands for the packages in it. One JSON line per package goes to stdout:
     {"package", "specification_version", "functions": [{"name", "opset", "ops", "ok", "unproven", "lengths"}], "blobs", "errors", "warnings"}
@@ -21,6 +22,7 @@ Exit code: 0 all sound, 1 some error (with --strict, also some warning), 2 usage
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import re
@@ -53,6 +55,8 @@ VERBOSE = False
 SPECIFICATION_OF_OPSET = {opset: version for version, opset in _OPSET.items()}
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_@]*")
 WEIGHTS_PREFIX = "@model_path/"
+# `--lengths all`: lengths up to this one are tried, and so many of them.
+ALL, MAX_LENGTH, MAX_LENGTHS = "all", 1024, 16
 
 # MILBlob's dtype codes, beside the bits of an element.
 BLOB_DTYPES = {
@@ -551,6 +555,15 @@ def allows(feature, declared, length):
     return None not in declared
 
 
+def allowed_lengths(function, described):
+    """The smallest lengths that every flexible input of a function allows."""
+    features = {feature.name: feature for feature in described.input} if described else {}
+    shapes = [(features.get(v.name), dimensions(tensor_of(v.type))) for v in function.inputs if tensor_of(v.type)]
+    flexible = [(feature, shape) for feature, shape in shapes if None in shape]
+    candidates = (n for n in range(1, MAX_LENGTH + 1) if all(allows(feature, shape, n) for feature, shape in flexible))
+    return list(itertools.islice(candidates, MAX_LENGTHS))
+
+
 def check_features(report, where, description, function):
     """A function's description (the model's own, where there is only `main`) against its signature."""
     values = {value.name: value.type for value in function.inputs}
@@ -723,10 +736,13 @@ def inspect_package(report, package, lengths, result):
         flexible = any(None in dimensions(tensor_of(v.type)) for v in function.inputs if tensor_of(v.type))
         if loaded is not None and lengths and flexible:
             promised = promises(typing, loaded)
+            tried = allowed_lengths(function, described.get(name)) if lengths == ALL else lengths
             entry["lengths"] = {
                 str(length): check_length(report, name, function, described.get(name), weights, length, promised)
-                for length in lengths
+                for length in tried
             }
+            if not tried:
+                report.error(name, f"no length up to {MAX_LENGTH} is allowed for every input")
         # What is wrong with the description of this function counts against it, too.
         entry["ok"] = len(report.errors) == before and not any(
             error.startswith((f"{name}:", f"{name},", f"{name} ")) for error in report.errors
@@ -745,13 +761,13 @@ def main():
     global VERBOSE
     parser = argparse.ArgumentParser(description="Judges .mlpackage folders with coremltools.")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PACKAGE_OR_FOLDER")
-    parser.add_argument("--lengths", default="", help="comma-separated lengths to type flexible functions at")
+    parser.add_argument("--lengths", default="", help="lengths to type flexible functions at, or `all`")
     parser.add_argument("--strict", action="store_true", help="warnings fail, too")
     parser.add_argument("-v", "--verbose", action="store_true", help="show coremltools' tracebacks on stderr")
     arguments = parser.parse_args()
     VERBOSE = arguments.verbose
     try:
-        lengths = [int(part) for part in arguments.lengths.split(",") if part.strip()]
+        lengths = ALL if arguments.lengths == ALL else [int(p) for p in arguments.lengths.split(",") if p.strip()]
     except ValueError:
         parser.error(f"--lengths {arguments.lengths}: expected numbers")
     failed = False

@@ -2,7 +2,7 @@
 
 use gemm::{Parallelism, gemm};
 
-use super::dot::{MOST_COLUMNS, dot_rows};
+use super::dot::{MOST_COLUMNS, Rows, Sums, add_dots};
 use super::product::Layout;
 
 /// Most rows of the first matrix for which adding up scaled rows of the second beats packing it.
@@ -73,21 +73,9 @@ fn by_dots(
     for (i, column) in columns[..m].iter_mut().enumerate() {
         *column = &a[i * a_layout.row..][..k];
     }
-    for first in (0..n).step_by(4) {
-        let count = 4.min(n - first);
-        let mut rows: [&[f32]; 4] = [&[]; 4];
-        for (j, row) in rows[..count].iter_mut().enumerate() {
-            *row = &b[(first + j) * b_layout.column..][..k];
-        }
-        let mut sums = [0f32; 4 * MOST_COLUMNS];
-        let sums = &mut sums[..count * m];
-        dot_rows(&rows[..count], &columns[..m], &[1.0; 4][..count], sums);
-        for (j, sums) in sums.chunks_exact(m).enumerate() {
-            for (i, sum) in sums.iter().enumerate() {
-                out[i * n + first + j] = *sum;
-            }
-        }
-    }
+    out.fill(0.0);
+    let rows = Rows { values: b, stride: b_layout.column, count: n };
+    add_dots(rows, &columns[..m], |_| 1.0, Sums { values: out, row: 1, column: n });
 }
 
 /// `out += factor * values`.

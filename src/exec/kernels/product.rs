@@ -3,7 +3,7 @@
 use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
-use super::dot::{MOST_COLUMNS, Stored, dot_rows};
+use super::dot::{MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 use crate::exec::weight::{Elements, Scales, Weight};
 
 /// A matrix within a slice: where the element of a row and a column is.
@@ -106,6 +106,7 @@ const NEAR: usize = 4096;
 
 fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, inputs: &[&[f32]], out: &mut [f32]) {
     let block = (columns / scales.blocks.max(1)).max(1);
+    let count = out.len() / inputs.len();
     let piece = if inputs.len() == 1 { columns } else { (NEAR / inputs.len()).max(1) };
     for start in (0..columns).step_by(block) {
         let end = (start + block).min(columns);
@@ -115,18 +116,13 @@ fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, 
             for (part, input) in parts.iter_mut().zip(inputs) {
                 *part = &input[range.clone()];
             }
-            for (i, out) in out.chunks_mut(4 * inputs.len()).enumerate() {
-                let first = first + 4 * i;
-                let count = out.len() / inputs.len();
-                let mut rows: [&[S]; 4] = [&[]; 4];
-                let mut factors = [0f32; 4];
-                for r in 0..count {
-                    rows[r] = &values[(first + r) * columns..][range.clone()];
-                    let of_row = scales.of_row(first + r);
-                    factors[r] = of_row[(start / block).min(of_row.len() - 1)];
-                }
-                dot_rows(&rows[..count], &parts[..inputs.len()], &factors[..count], out);
-            }
+            let scale = |row: usize| {
+                let of_row = scales.of_row(first + row);
+                of_row[(start / block).min(of_row.len() - 1)]
+            };
+            let rows = Rows { values: &values[first * columns + range.start..], stride: columns, count };
+            let sums = Sums { values: out, row: inputs.len(), column: 1 };
+            add_dots(rows, &parts[..inputs.len()], scale, sums);
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct Attention {
     pub key: Linear,
     /// Value projection.
     pub value: Linear,
+    /// Gate on what attention gives, before the sigmoid.
+    pub gate: Option<Linear>,
     /// Output projection.
     pub output: Linear,
     /// Norms of queries and keys.
@@ -98,7 +100,12 @@ pub fn attention(
         AttentionForm::PerHead => per_head(g, query, keys, values, inputs.mask, weights),
         AttentionForm::Grouped => grouped(g, query, keys, values, inputs.mask, weights),
     };
-    let merged = merge_heads(g, heads, weights.num_attention_heads * weights.head_dim);
+    let mut merged = merge_heads(g, heads, weights.num_attention_heads * weights.head_dim);
+    if let Some(gate) = &weights.gate {
+        let gate = linear(g, x, gate);
+        let gate = g.ops.sigmoid(gate);
+        merged = g.ops.mul(merged, gate);
+    }
     linear(g, merged, &weights.output)
 }
 

@@ -21,11 +21,16 @@ pub struct Mlp {
 /// The network on normalised hidden states; gives what is added to the residual stream.
 pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
     let gate = linear(g, x, &weights.gate);
-    let gate = match weights.activation {
-        Activation::Silu => g.ops.silu(gate),
-        Activation::GeluTanh => g.ops.gelu_tanh(gate),
-    };
+    let gate = activate(g, gate, weights.activation);
     let up = linear(g, x, &weights.up);
     let gated = g.ops.mul(gate, up);
     linear(g, gated, &weights.down)
+}
+
+/// An activation, element by element.
+pub fn activate(g: &mut Graph<'_>, x: ValueId, activation: Activation) -> ValueId {
+    match activation {
+        Activation::Silu => g.ops.silu(x),
+        Activation::GeluTanh => g.ops.gelu_tanh(x),
+    }
 }

@@ -41,8 +41,24 @@ pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> Valu
     })
 }
 
+/// `x / sqrt(sum(x^2) + eps)` over `axis`, in the accurate form.
+pub fn l2_normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, eps: f64) -> ValueId {
+    let axes = [axis as i32];
+    let magnitude = g.ops.abs(x);
+    let largest = g.ops.reduce_max(magnitude, &axes, true);
+    let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
+    let scaled = g.ops.real_div(x, largest);
+    let square = g.ops.mul(scaled, scaled);
+    let sum = g.ops.reduce_sum(square, &axes, true);
+    let root_eps = g.ops.real_div(Constant::fp16(eps.sqrt() as f32), largest);
+    let eps = g.ops.mul(root_eps, root_eps);
+    let sum = g.ops.add(sum, eps);
+    let inverse = g.ops.rsqrt(sum, SMALLEST);
+    g.ops.mul(scaled, inverse)
+}
+
 /// `x / sqrt(mean(x^2) + eps)` over `axis` of size `width`, without gain.
-pub fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f64) -> ValueId {
+fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f64) -> ValueId {
     let axes = [axis as i32];
     match g.form.norm {
         NormForm::Accurate => {
@@ -61,7 +77,7 @@ pub fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f6
         NormForm::Naive => {
             let square = g.ops.mul(x, x);
             let mean = g.ops.reduce_mean(square, &axes, true);
-            let inverse = g.ops.rsqrt(mean, eps as f32);
+            let inverse = g.ops.rsqrt(mean, (eps as f32).max(SMALLEST));
             g.ops.mul(x, inverse)
         }
         NormForm::Prescale => {
@@ -75,7 +91,7 @@ pub fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f6
         NormForm::LayerNormConcat => {
             let negative = g.ops.mul(x, Constant::fp16(-1.0));
             let both = g.ops.concat(&[x, negative], axis as i32);
-            let normal = g.ops.layer_norm(both, &axes, eps as f32);
+            let normal = g.ops.layer_norm(both, &axes, (eps as f32).max(SMALLEST));
             g.ops.slice(normal, axis, 0..width)
         }
     }

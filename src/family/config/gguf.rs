@@ -27,6 +27,22 @@ const NAMES: &[(&str, &str)] = &[
     ("rope.dimension_count", "rope_dim"),
     ("context_length", "max_position_embeddings"),
     ("vocab_size", "vocab_size"),
+    ("shortconv.l_cache", "conv_L_cache"),
+    ("full_attention_interval", "full_attention_interval"),
+    ("ssm.conv_kernel", "linear_conv_kernel_dim"),
+    ("ssm.state_size", "linear_key_head_dim"),
+    ("ssm.group_count", "linear_num_key_heads"),
+    ("ssm.time_step_rank", "linear_num_value_heads"),
+    ("ssm.inner_size", "linear_value_width"),
+];
+
+/// The same for architectures with experts; others may write a number of 0.
+const EXPERT_NAMES: &[(&str, &str)] = &[
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("leading_dense_block_count", "num_dense_layers"),
+    ("expert_gating_func", "expert_gating_func"),
 ];
 
 /// Keys below `{architecture}.rope.scaling.` and what they are called within `rope_scaling`.
@@ -40,7 +56,14 @@ const ROPE_NAMES: &[(&str, &str)] = &[
 ];
 
 /// Keys below `{architecture}.` that don't touch the maths.
-const NEUTRAL: &[&str] = &["rope.scaling.finetuned", "expert_count", "expert_used_count", "use_parallel_residual"];
+const NEUTRAL: &[&str] = &[
+    "rope.scaling.finetuned",
+    "expert_count",
+    "expert_used_count",
+    "use_parallel_residual",
+    // sections of RoPE for images: text has the same position in all
+    "rope.dimension_sections",
+];
 
 /// Frequency divisors, which GGUF keeps as tensors.
 #[derive(Clone, Debug, Default)]
@@ -71,7 +94,10 @@ pub fn configuration(
     let mut rope = Map::new();
     for (key, value) in metadata.iter() {
         let Some(own) = key.strip_prefix(&prefix) else { continue };
-        if let Some((_, name)) = NAMES.iter().find(|(gguf, _)| *gguf == own) {
+        let expert_name = EXPERT_NAMES.iter().find(|(gguf, _)| *gguf == own).filter(|_| architecture == "lfm2moe");
+        if let Some((_, name)) = expert_name {
+            config.insert((*name).to_owned(), json_of(value));
+        } else if let Some((_, name)) = NAMES.iter().find(|(gguf, _)| *gguf == own) {
             config.insert((*name).to_owned(), json_of(value));
         } else if let Some((_, name)) =
             own.strip_prefix("rope.scaling.").and_then(|own| ROPE_NAMES.iter().find(|(gguf, _)| *gguf == own))
@@ -93,8 +119,11 @@ pub fn configuration(
     if config.get("sliding_window").is_none_or(|window| *window == json!(0)) {
         config.insert("sliding_window".into(), Json::Null);
     }
-    if architecture == "gemma3" {
-        gemma3(&mut config);
+    match architecture {
+        "gemma3" => gemma3(&mut config),
+        "lfm2" | "lfm2moe" => lfm2(&mut config),
+        "qwen35" => qwen3_5(&mut config),
+        _ => {}
     }
     config.entry("vocab_size").or_insert(json!(vocab_size));
     config.insert("tie_word_embeddings".into(), json!(tied));
@@ -129,6 +158,25 @@ fn gemma3(config: &mut Map<String, Json>) {
     }
 }
 
+/// In LFM2 files the layers that have no key-value heads are convolutions, and the feed-forward width is the real one.
+fn lfm2(config: &mut Map<String, Json>) {
+    config.insert("block_auto_adjust_ff_dim".into(), json!(false));
+    let Some(heads) = config.get("num_key_value_heads").and_then(Json::as_array) else { return };
+    let heads: Vec<u64> = heads.iter().filter_map(Json::as_u64).collect();
+    let kinds: Vec<&str> = heads.iter().map(|n| if *n > 0 { "full_attention" } else { "conv" }).collect();
+    config.insert("layer_types".into(), json!(kinds));
+    config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
+}
+
+/// Qwen3.5 files give the width of all value heads together.
+fn qwen3_5(config: &mut Map<String, Json>) {
+    let width = config.remove("linear_value_width").and_then(|width| width.as_u64());
+    let heads = config.get("linear_num_value_heads").and_then(Json::as_u64);
+    if let (Some(width), Some(heads @ 1..)) = (width, heads) {
+        config.insert("linear_value_head_dim".into(), json!(width / heads));
+    }
+}
+
 fn json_of(value: &Value) -> Json {
     match value {
         Value::U8(v) => json!(v),
@@ -144,6 +192,8 @@ fn json_of(value: &Value) -> Json {
         Value::F64(v) => json!(v),
         Value::Bool(v) => json!(v),
         Value::String(v) => json!(v),
+        Value::Array(Array::I32(values)) => json!(values),
+        Value::Array(Array::U32(values)) => json!(values),
         Value::Array(array) => json!(format!("{} elements", Array::len(array))),
     }
 }

@@ -1,9 +1,9 @@
-//! What differs from layer to layer: rotation and windows.
+//! What differs from layer to layer: the mixer, rotation and windows.
 
 use super::LayerConfig;
 use super::keys::Keys;
 use crate::family::error::FamilyError;
-use crate::family::table::{DecoderFamily, WindowRule};
+use crate::family::table::{DecoderFamily, MixerKind, WindowRule};
 
 /// What each of `count` layers is. `default_window` is the class's window.
 pub(super) fn read(
@@ -12,6 +12,10 @@ pub(super) fn read(
     count: usize,
     default_window: Option<u64>,
 ) -> Result<Vec<LayerConfig>, FamilyError> {
+    if family.mixer != MixerKind::Attention {
+        let layer = |mixer| LayerConfig { mixer, rope: mixer == MixerKind::Attention, window: None };
+        return Ok(mixers(keys, family.mixer, count)?.into_iter().map(layer).collect());
+    }
     let rotates: Vec<bool> = if family.layers_without_rope {
         let interval = keys.u64("no_rope_layer_interval")?.unwrap_or(4);
         match keys.f64s("no_rope_layers")? {
@@ -51,6 +55,9 @@ pub(super) fn read(
             return Err(keys.value("sliding_window", "a width, for the sliding layers of layer_types"));
         }
     }
+    if width.is_none() && family.window == WindowRule::Pattern {
+        return Err(keys.value("sliding_window", "a width, for the sliding layers"));
+    }
     let pattern = match family.window {
         WindowRule::Pattern => {
             keys.u64("sliding_window_pattern")?.or(keys.u64("_sliding_window_pattern")?).unwrap_or(6)
@@ -70,5 +77,39 @@ pub(super) fn read(
         (_, WindowRule::Pattern) => !(layer as u64 + 1).is_multiple_of(pattern),
         (_, WindowRule::None) => false,
     };
-    Ok((0..count).map(|layer| LayerConfig { rope: rotates[layer], window: width.filter(|_| slides(layer)) }).collect())
+    Ok((0..count)
+        .map(|layer| LayerConfig {
+            mixer: MixerKind::Attention,
+            rope: rotates[layer],
+            window: width.filter(|_| slides(layer)),
+        })
+        .collect())
+}
+
+/// Which layers are attention and which are `other`.
+fn mixers(keys: &Keys<'_>, other: MixerKind, count: usize) -> Result<Vec<MixerKind>, FamilyError> {
+    let kind = |attention: bool| if attention { MixerKind::Attention } else { other };
+    if let Some(types) = keys.strings("layer_types")? {
+        // the older spellings, which it replaces
+        keys.accept("full_attn_idxs");
+        keys.accept("full_attention_interval");
+        let (attention, own) = (MixerKind::Attention.layer_type(), other.layer_type());
+        if types.len() != count {
+            return Err(keys.value("layer_types", &format!("one for each of {count} layers")));
+        }
+        if types.iter().any(|t| *t != attention && *t != own) {
+            return Err(keys.value("layer_types", &format!("\"{attention}\" or \"{own}\"")));
+        }
+        return Ok(types.into_iter().map(|t| kind(t == attention)).collect());
+    }
+    match other {
+        MixerKind::ShortConv => {
+            let Some(list) = keys.f64s("full_attn_idxs")? else { return Ok(vec![MixerKind::Attention; count]) };
+            Ok((0..count).map(|layer| kind(list.contains(&(layer as f64)))).collect())
+        }
+        _ => match keys.u64("full_attention_interval")?.unwrap_or(4) {
+            0 => Err(keys.value("full_attention_interval", "at least 1")),
+            interval => Ok((0..count as u64).map(|layer| kind((layer + 1) % interval == 0)).collect()),
+        },
+    }
 }

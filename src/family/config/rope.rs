@@ -57,14 +57,18 @@ impl Reader<'_> {
         if rope_theta <= 1.0 {
             return Err(keys.value("rope_theta", "more than 1"));
         }
-        let partial = match family.partial_rotary {
-            true => scaling.f64("partial_rotary_factor")?.or(keys.f64("partial_rotary_factor")?).unwrap_or(1.0),
+        let factor_key = scaling.f64("partial_rotary_factor")?.or(keys.f64("partial_rotary_factor")?);
+        let partial = match (family.partial_rotary, factor_key) {
+            (Some(default), factor) => factor.unwrap_or(default),
             // other families' default RoPE ignores the key and scaled ones use it: refuse all but 1
-            false => match scaling.f64("partial_rotary_factor")?.or(keys.f64("partial_rotary_factor")?) {
-                None | Some(1.0) => 1.0,
-                Some(_) => return Err(keys.value("partial_rotary_factor", "1 in this family")),
-            },
+            (None, None | Some(1.0)) => 1.0,
+            (None, Some(_)) => return Err(keys.value("partial_rotary_factor", "1 in this family")),
         };
+        if family.mrope {
+            // text has the same position in every section
+            scaling.accept("mrope_section");
+            scaling.accept("mrope_interleaved");
+        }
         let rope_dim = match keys.u64("rope_dim")? {
             Some(dim) => dim, // GGUF names the dimensions themselves
             None => (head_dim as f64 * partial) as u64,
@@ -108,7 +112,7 @@ impl Reader<'_> {
                 RopeScaling::Dynamic { factor: factor()?, max_position_embeddings }
             }
             // Phi-3's oldest configurations call LongRoPE `su` or `yarn`
-            "longrope" | "su" | "yarn" if family.partial_rotary || kind != "yarn" => {
+            "longrope" | "su" | "yarn" if kind != "yarn" || scaling.has("short_factor") => {
                 let factors = |key: &str| -> Result<Vec<f64>, FamilyError> {
                     let list = scaling.required(key, scaling.f64s(key)?)?;
                     if list.len() != half || list.iter().any(|f| *f <= 0.0) {

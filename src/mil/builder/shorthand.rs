@@ -50,6 +50,8 @@ impl FunctionBuilder {
         real_div
         /// The larger of each two.
         maximum
+        /// `x = y`, a bool.
+        equal
     }
 
     unary! {
@@ -59,6 +61,8 @@ impl FunctionBuilder {
         silu
         /// `1 / (1 + exp(-x))`
         sigmoid
+        /// `log(1 + exp(x))`
+        softplus
         /// Hyperbolic tangent.
         tanh
         /// `exp(x)`
@@ -97,6 +101,22 @@ impl FunctionBuilder {
         self.op::<Given>("reduce_argmax", "reduce_argmax", arguments)
     }
 
+    /// Indices of the `count` largest along an axis, largest first, int32.
+    pub fn top_indices(&mut self, x: ValueId, count: u64, axis: i32) -> ValueId {
+        let (count, axis) = (Constant::int32(count as i32), Constant::int32(axis));
+        let outputs = self.op_with_outputs::<Given>(
+            "topk",
+            "topk",
+            [("x", x.into()), ("k", count.into()), ("axis", axis.into())],
+        );
+        outputs.last().copied().unwrap_or(x)
+    }
+
+    /// The same numbers in fp16; a bool becomes 0 or 1.
+    pub fn to_fp16(&mut self, x: ValueId) -> ValueId {
+        self.op::<Given>("cast", "cast", [("x", x.into()), ("dtype", Constant::string("fp16").into())])
+    }
+
     /// The product of matrices in the last two dimensions, the others broadcast.
     pub fn matmul(&mut self, x: ValueId, y: ValueId, transpose_x: bool, transpose_y: bool) -> ValueId {
         let arguments = [
@@ -111,6 +131,14 @@ impl FunctionBuilder {
     /// Convolution without padding, of stride 1, in one group.
     pub fn conv(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
         self.op::<Given>("conv", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
+    }
+
+    /// Convolution without padding, of stride 1, of each channel by itself: `weight` is `[channels, 1, …]`.
+    pub fn depthwise_conv(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
+        let groups = self.ty(weight).shape[0].fixed().unwrap_or(1);
+        let groups = Constant::int32(groups as i32);
+        let arguments = [("x", x.into()), ("weight", weight.into()), ("bias", bias.into()), ("groups", groups.into())];
+        self.op::<Given>("conv", name, arguments)
     }
 
     /// `x weight^T + bias` on the last dimension.
@@ -164,6 +192,28 @@ impl FunctionBuilder {
             ("end_mask", Constant::bools(&whole).into()),
         ];
         self.op::<Given>("slice_by_index", "slice", arguments)
+    }
+
+    /// The last `count` elements of one axis.
+    pub fn last(&mut self, x: ValueId, axis: usize, count: u64) -> ValueId {
+        let rank = self.ty(x).rank();
+        let begin: Vec<i32> = (0..rank).map(|i| if i == axis { -(count as i32) } else { 0 }).collect();
+        let others: Vec<bool> = (0..rank).map(|i| i != axis).collect();
+        let arguments = [
+            ("x", x.into()),
+            ("begin", Constant::int32s(&begin).into()),
+            ("end", Constant::int32s(&vec![0; rank]).into()),
+            ("begin_mask", Constant::bools(&others).into()),
+            ("end_mask", Constant::bools(&vec![true; rank]).into()),
+        ];
+        let last = self.op::<Given>("slice_by_index", "last", arguments);
+        if self.ty(x).shape[axis].fixed().is_some() {
+            return last;
+        }
+        // the size of a slice from the end of an unknown dimension is unknown to coremltools: the reshape says it
+        let shape = self.ty(last).shape;
+        let sizes: Vec<i32> = shape.iter().map(|size| size.fixed().map_or(-1, |size| size as i32)).collect();
+        self.reshape(last, &sizes)
     }
 
     /// `x` with `update` in the box from `begin` to `end`, int32 vectors of its rank.

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashSet};
 use coreml_proto::mil_spec as proto;
 
 use super::values::Elements;
-use super::{BlobSink, encoding, names, types, values};
+use super::{BlobSink, encoding, types, values};
 use crate::error::Result;
 use crate::mil::constant::{Constant, Data};
 use crate::mil::ir::{Argument, Binding, Block, Function, Op, Program, ValueId};
+use crate::mil::names;
 use crate::mil::types::{DataType, Opset, ValueType};
 
 /// The program as a message; constants that belong in a weight file are given to `blobs`, in the order of the program.
@@ -41,8 +42,8 @@ struct Encoder<'a> {
 impl<'a> Encoder<'a> {
     fn function(&mut self) -> Result<proto::Function> {
         let function = self.function;
-        if let Some(bad) = self.dangling() {
-            return Err(self.error(bad));
+        if let Some(id) = function.dangling() {
+            return Err(self.error(format!("value {} is used, there are {}", id.0, function.values.len())));
         }
         let inputs = self.declare(&function.inputs)?;
         let block = self.block(&function.block)?;
@@ -53,22 +54,6 @@ impl<'a> Encoder<'a> {
             block_specializations: BTreeMap::from([(opset, block)]),
             attributes: BTreeMap::new(),
         })
-    }
-
-    /// A reference to a value that the arena doesn't have.
-    fn dangling(&self) -> Option<String> {
-        fn ids(block: &Block) -> Vec<ValueId> {
-            let mut out: Vec<ValueId> = block.inputs.iter().chain(&block.outputs).copied().collect();
-            for op in &block.ops {
-                out.extend(op.operands().chain(op.outputs.iter().copied()));
-                out.extend(op.blocks.iter().flat_map(ids));
-            }
-            out
-        }
-        let function = self.function;
-        let mut all = function.inputs.iter().copied().chain(ids(&function.block));
-        let bad = all.find(|id| id.0 as usize >= function.values.len())?;
-        Some(format!("value {} is used, there are {}", bad.0, function.values.len()))
     }
 
     fn block(&mut self, block: &'a Block) -> Result<proto::Block> {

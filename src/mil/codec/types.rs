@@ -134,6 +134,9 @@ fn fixed_rank(tensor: &proto::TensorType) -> Result<Option<Vec<Dim>>, String> {
     let mut shape = Vec::with_capacity(tensor.dimensions.len());
     for dim in &tensor.dimensions {
         match dim.dimension {
+            Some(dimension::Dimension::Constant(c)) if c.size > Dim::MAX => {
+                return Err(format!("a dimension is {}, expected at most {}", c.size, Dim::MAX));
+            }
             Some(dimension::Dimension::Constant(c)) => shape.push(Dim::Fixed(c.size)),
             Some(dimension::Dimension::Unknown(u)) if !u.variadic => shape.push(Dim::Unknown),
             Some(dimension::Dimension::Unknown(_)) => return Ok(None),

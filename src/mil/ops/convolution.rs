@@ -82,13 +82,13 @@ fn conv_transpose(a: &Arguments<'_>) -> Inferred {
     let pads = numbers("pad", vec![0; 2 * count])?;
     let kind = a.text("pad_type").unwrap_or("valid");
     for i in 0..count {
-        let kernel = weight.shape[i + 2].fixed().ok_or("the kernel's size must be fixed")? as i64;
+        let kernel = weight.shape[i + 2].fixed().ok_or("the kernel's size must be fixed")?;
         let stretched = x.shape[i + 2].times(&Dim::Fixed(strides[i] as u64));
-        let extent = (kernel - 1) * dilations[i] + 1 - strides[i];
+        let extent = extent(kernel, dilations[i])?.saturating_sub(strides[i]);
         shape.push(match kind {
             "same" => stretched,
             "valid" => stretched.offset_by(extent),
-            "custom" => stretched.offset_by(extent - pads[2 * i] - pads[2 * i + 1]),
+            "custom" => stretched.offset_by(extent.saturating_sub(pads[2 * i]).saturating_sub(pads[2 * i + 1])),
             other => return Err(format!("`pad_type` is \"{other}\"")),
         });
     }
@@ -106,6 +106,13 @@ fn pool(a: &Arguments<'_>) -> Inferred {
     one(x.dtype, shape)
 }
 
+/// The elements from the first that a kernel takes in to the last.
+fn extent(kernel: u64, dilation: i64) -> Result<i64, String> {
+    let steps = kernel.checked_sub(1).and_then(|steps| i64::try_from(steps).ok());
+    let extent = steps.and_then(|steps| steps.checked_mul(dilation)?.checked_add(1));
+    extent.ok_or_else(|| format!("a kernel of {kernel} with a dilation of {dilation}"))
+}
+
 /// The number of places that a kernel takes along each spatial dimension.
 fn windows(a: &Arguments<'_>, x: &[Dim], kernel: &[u64]) -> Result<Vec<Dim>, String> {
     let count = kernel.len();
@@ -120,7 +127,7 @@ fn windows(a: &Arguments<'_>, x: &[Dim], kernel: &[u64]) -> Result<Vec<Dim>, Str
     let ceil = a.flag("ceil_mode");
     (0..count)
         .map(|i| {
-            let extent = dilations[i] * (kernel[i] as i64 - 1) + 1;
+            let extent = extent(kernel[i], dilations[i])?;
             let padding = match kind {
                 "valid" => 0,
                 "custom" => pads.get(2 * i).zip(pads.get(2 * i + 1)).map(|(a, b)| a + b).ok_or("`pad` is too short")?,

@@ -1,9 +1,9 @@
 //! Elementwise ops: arithmetic, functions, activations, comparisons, choice, casts.
 
-use super::rules::{Inferred, broadcast, dtype_of_name, one, same};
+use super::rules::{Inferred, broadcast, one, same};
 use crate::mil::catalogue::{Arguments, Row};
 use crate::mil::types::DataType;
-use crate::mil::types::Opset::{CoreMl5, CoreMl6};
+use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
 
 pub const ROWS: &[Row] = &[
     ("add", CoreMl5, "x y", arithmetic),
@@ -74,36 +74,40 @@ pub const ROWS: &[Row] = &[
     ("fill_like", CoreMl6, "ref_tensor value!=0.0", fill_like),
 ];
 
-fn operands(a: &Arguments<'_>) -> Result<(DataType, Vec<crate::mil::types::Dim>), String> {
-    let (x, y) = (a.tensor("x")?, a.tensor("y")?);
-    if x.dtype != y.dtype {
-        return Err(format!("x is {} and y is {}; both must be the same type", x.dtype, y.dtype));
-    }
-    Ok((x.dtype, broadcast(&x.shape, &y.shape)?))
-}
+/// What a cast can give; the narrow integers from CoreML7 on.
+const CAST: [DataType; 8] = [
+    DataType::Bool,
+    DataType::Fp16,
+    DataType::Fp32,
+    DataType::Int32,
+    DataType::Int8,
+    DataType::Int16,
+    DataType::Uint8,
+    DataType::Uint16,
+];
 
 fn arithmetic(a: &Arguments<'_>) -> Inferred {
-    let (dtype, shape) = operands(a)?;
-    one(dtype, shape)
+    let (x, y) = (a.tensor("x")?, a.tensor("y")?);
+    one(x.dtype, broadcast(&x.shape, &y.shape)?)
 }
 
 fn comparison(a: &Arguments<'_>) -> Inferred {
-    let (_, shape) = operands(a)?;
-    one(DataType::Bool, shape)
+    one(DataType::Bool, broadcast(&a.tensor("x")?.shape, &a.tensor("y")?.shape)?)
 }
 
 fn cast(a: &Arguments<'_>) -> Inferred {
     let x = a.tensor("x")?;
     let name = a.text("dtype").ok_or("`dtype` must be a constant string")?;
-    let dtype = dtype_of_name(name).ok_or_else(|| format!("`dtype` is \"{name}\", which is no type"))?;
-    one(dtype, x.shape.clone())
+    let allowed = if a.function.opset >= CoreMl7 { &CAST[..] } else { &CAST[..4] };
+    let dtype = allowed.iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = allowed.iter().map(|dtype| dtype.name()).collect();
+        format!("`dtype` is \"{name}\"; expected one of {}", names.join(", "))
+    })?;
+    one(*dtype, x.shape.clone())
 }
 
 fn select(a: &Arguments<'_>) -> Inferred {
     let (cond, x, y) = (a.tensor("cond")?, a.tensor("a")?, a.tensor("b")?);
-    if x.dtype != y.dtype {
-        return Err(format!("a is {} and b is {}; both must be the same type", x.dtype, y.dtype));
-    }
     one(x.dtype, broadcast(&cond.shape, &broadcast(&x.shape, &y.shape)?)?)
 }
 

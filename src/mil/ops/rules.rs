@@ -39,6 +39,17 @@ pub fn axis(axis: i64, rank: usize) -> Result<usize, String> {
     usize::try_from(positive).ok().filter(|a| *a < rank).ok_or_else(|| format!("axis {axis} is outside of rank {rank}"))
 }
 
+/// As many unknown dimensions as a parameter that isn't known yet has elements.
+pub fn unknown_dimensions(a: &Arguments<'_>, parameter: &str) -> Result<Vec<Dim>, String> {
+    /// No tensor has more dimensions.
+    const MAX_RANK: u64 = 16;
+    let ty = a.tensor(parameter)?;
+    match ty.shape.as_slice() {
+        [Dim::Fixed(rank)] if *rank <= MAX_RANK => Ok(vec![Dim::Unknown; *rank as usize]),
+        _ => Err(format!("`{parameter}` is {ty}; expected a vector of at most {MAX_RANK} elements")),
+    }
+}
+
 /// The axes of a parameter, ascending; all of them if it isn't given.
 pub fn axes(a: &Arguments<'_>, parameter: &str, rank: usize) -> Result<Vec<usize>, String> {
     if a.optional_tensor(parameter)?.is_none() {

@@ -1,6 +1,6 @@
 //! Ops that move elements without computing: reshape, transpose, concatenation, padding.
 
-use super::rules::{Inferred, axes, axis, one, product, same, shape_text};
+use super::rules::{Inferred, axes, axis, one, product, same, shape_text, unknown_dimensions};
 use crate::mil::catalogue::{Arguments, Row};
 use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
 use crate::mil::types::{DataType, Dim, ValueType};
@@ -33,10 +33,7 @@ pub const ROWS: &[Row] = &[
 
 fn reshape(a: &Arguments<'_>) -> Inferred {
     let x = a.tensor("x")?;
-    let Some(asked) = a.optional_integers("shape") else {
-        let rank = a.tensor("shape")?.shape.first().and_then(Dim::fixed).ok_or("the rank of `shape` must be known")?;
-        return one(x.dtype, vec![Dim::Unknown; rank as usize]);
-    };
+    let Some(asked) = a.optional_integers("shape") else { return one(x.dtype, unknown_dimensions(a, "shape")?) };
     // a 0 keeps the dimension of x that stands there, counted from the left if the ranks are equal, else from the right
     let keep = |i: usize| {
         let at = (i + x.rank()).checked_sub(asked.len()).filter(|at| *at < x.rank());
@@ -205,11 +202,7 @@ fn fill(a: &Arguments<'_>) -> Inferred {
     let dtype = a.optional_tensor("value")?.map_or(DataType::Fp32, |ty| ty.dtype);
     match a.optional_integers("shape") {
         Some(dims) => one(dtype, dims.into_iter().map(|d| Dim::Fixed(d.max(0) as u64)).collect()),
-        None => {
-            let rank =
-                a.tensor("shape")?.shape.first().and_then(Dim::fixed).ok_or("the rank of `shape` must be known")?;
-            one(dtype, vec![Dim::Unknown; rank as usize])
-        }
+        None => one(dtype, unknown_dimensions(a, "shape")?),
     }
 }
 

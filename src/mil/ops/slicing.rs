@@ -102,9 +102,6 @@ fn slice_by_index(a: &Arguments<'_>) -> Inferred {
 
 fn slice_update(a: &Arguments<'_>) -> Inferred {
     let (x, update) = (a.tensor("x")?, a.tensor("update")?);
-    if x.dtype != update.dtype {
-        return Err(format!("x is {} and update is {}; both must be the same type", x.dtype, update.dtype));
-    }
     let place = sliced(a, x)?;
     let fits = place.len() == update.rank() && place.iter().zip(&update.shape).all(|(p, u)| p.is_compatible(u));
     if !fits {

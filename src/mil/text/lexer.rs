@@ -40,7 +40,8 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, Place)>, (Place, String)> {
         tokens_of_line(this, line, &mut out)?;
         rest = next;
     }
-    out.push((Token::End, Place { line: line.max(1), column: 1 }));
+    let column = text.lines().last().map_or(0, |last| last.chars().count()) + 1;
+    out.push((Token::End, Place { line: line.max(1), column }));
     Ok(out)
 }
 

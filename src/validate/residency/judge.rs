@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use indexmap::IndexMap;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::latency::Latency;
@@ -20,7 +21,7 @@ use crate::validate::thresholds::ResidencyThresholds;
 use crate::validate::verdict::{Check, GateReport, Verdict};
 
 /// An op that doesn't prefer the Neural Engine.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct MisplacedOp {
     /// The operator as Core ML names it.
     pub operator: String,
@@ -77,6 +78,10 @@ pub fn judge(
                 checks.push(Check::unproven(subject, CLAIM, "the plan says nothing of it"));
                 continue;
             };
+            if let Some(refused) = &planned.refused {
+                checks.push(Check::of(subject, CLAIM, Some(format!("it was refused: {refused}"))));
+                continue;
+            }
             if plan.machine.neural_engine_cores.is_none() {
                 let reason = "the plan is of a machine without a Neural Engine, as virtual machines are";
                 checks.push(Check::unproven(subject, CLAIM, reason));

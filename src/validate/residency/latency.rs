@@ -103,6 +103,7 @@ mod tests {
             function: "main".into(),
             tokens: 1,
             operations: Vec::new(),
+            refused: None,
             timings: timings.collect(),
         }
     }

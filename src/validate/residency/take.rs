@@ -47,16 +47,22 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
                 let compiled = copy.with_extension("mlmodelc");
                 let projected = project(&package.program, &function.function, tokens)?;
                 package::write(&projected, &copy, &WriteOptions::default())?;
-                engine.compile(&copy, &compiled)?;
-                let operations = engine.plan(&compiled, UNITS)?;
-                for folder in [copy, compiled] {
-                    std::fs::remove_dir_all(&folder).map_err(CoreMlError::io(&folder, "remove"))?;
+                let planned = engine.compile(&copy, &compiled).and_then(|()| engine.plan(&compiled, UNITS));
+                // a function that Core ML refuses is a finding; whatever else goes wrong is not about the bundle
+                let (operations, refused) = match planned {
+                    Ok(operations) => (operations, None),
+                    Err(error @ CoreMlError::Refused { .. }) => (Vec::new(), Some(error.to_string())),
+                    Err(other) => return Err(other.into()),
+                };
+                for folder in [copy, compiled].iter().filter(|folder| folder.exists()) {
+                    std::fs::remove_dir_all(folder).map_err(CoreMlError::io(folder, "remove"))?;
                 }
                 plan.functions.push(FunctionPlan {
                     package: entry.package.clone(),
                     function: function.function.clone(),
                     tokens,
                     operations,
+                    refused,
                     timings: Vec::new(),
                 });
             }
@@ -65,10 +71,11 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
     Ok(plan)
 }
 
-/// Adds to a plan how long calls take, with the Neural Engine and on the CPU alone.
+/// Adds to a plan how long calls take, with the Neural Engine and on the CPU alone. A function that can't be run with the
+/// Neural Engine is refused, whatever was planned.
 ///
 /// # Errors
-/// When a function can't be loaded or run.
+/// When there are no states.
 pub fn time<E: Engine>(
     engine: &Arc<E>,
     bundle: &Bundle,
@@ -79,7 +86,7 @@ pub fn time<E: Engine>(
 ) -> Result<()> {
     for units in [UNITS, ComputeUnits::CpuOnly] {
         let backend = CoreMlBackend::new(engine.clone(), bundle, folder, units, cache.clone());
-        for planned in &mut plan.functions {
+        for planned in plan.functions.iter_mut().filter(|planned| planned.refused.is_none()) {
             let same = |f: &crate::convert::bundle::FunctionEntry| {
                 (&f.package, &f.function) == (&planned.package, &planned.function)
             };
@@ -88,8 +95,12 @@ pub fn time<E: Engine>(
                 .stage(&format!("timing {}, {}, T = {}, {units}", planned.package, planned.function, planned.tokens));
             // states of its own: calls with zeros change them
             let mut sequence = backend.sequence()?;
-            let milliseconds = latency::measure(&mut *sequence, index, &bundle.functions[index], planned.tokens)?;
-            planned.timings.push(Timing { compute_units: units, milliseconds });
+            match latency::measure(&mut *sequence, index, &bundle.functions[index], planned.tokens) {
+                Ok(milliseconds) => planned.timings.push(Timing { compute_units: units, milliseconds }),
+                Err(error) if units == UNITS => planned.refused = Some(format!("when it was run: {error}")),
+                // what the CPU alone can't do is no fault of the placement: there is nothing to compare with
+                Err(_) => {}
+            }
         }
     }
     Ok(())
@@ -164,6 +175,30 @@ mod tests {
             jsonschema::validate(&crate::coreml::plan::schema(), &value).unwrap();
             assert_eq!(serde_json::from_value::<ComputePlan>(value).unwrap(), plan);
         }
+    }
+
+    #[test]
+    fn a_function_that_core_ml_refuses_is_noted() {
+        let room = tempfile::tempdir().unwrap();
+        convert_demo(room.path(), &["lengths={fixed: [1]}"]);
+        let bundle = Bundle::read(room.path()).unwrap();
+        let progress = Progress::hidden();
+        let refused =
+            |plan: &ComputePlan| -> Vec<bool> { plan.functions.iter().map(|f| f.refused.is_some()).collect() };
+        // by the compiler, for the plan
+        let mut engine = DoubleEngine::new();
+        engine.refuses = Some("layers_3_6.mlpackage");
+        let plan = take(&engine, &bundle, room.path(), &progress).unwrap();
+        assert_eq!(refused(&plan), [false, true, false, false]);
+        // when it is to be run, although it was planned
+        let engine = Arc::new(engine);
+        let mut plan = take(&DoubleEngine::new(), &bundle, room.path(), &progress).unwrap();
+        let cache = Cache::new(room.path().join("cache"));
+        time(&engine, &bundle, room.path(), &cache, &mut plan, &progress).unwrap();
+        assert_eq!(refused(&plan), [false, true, false, false]);
+        let text = plan.functions[1].refused.as_deref().unwrap();
+        assert!(text.starts_with("when it was run: Core ML can't double"), "{text}");
+        assert!(plan.functions[1].timings.is_empty() && plan.functions[2].timings.len() == 2);
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Names in a package: what is allowed, and the nearest allowed name.
+//! Which names functions and values can have.
+
+use std::fmt::{self, Display, Formatter};
 
 /// Words of the text form, which can't be names.
 const RESERVED: [&str; 24] = [
@@ -19,17 +21,13 @@ pub fn problem(name: &str) -> Option<String> {
     RESERVED.contains(&name).then(|| format!("the name `{name}` is a word of the language"))
 }
 
-/// The nearest allowed name: `layers.0.k_state` becomes `layers_0_k_state`. Different names may become the same.
-pub fn sanitise(name: &str) -> String {
-    let mut out: String =
-        name.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '_' | '@') { c } else { '_' }).collect();
-    if !out.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') {
-        out.insert(0, '_');
+/// A name as the text form writes it: in quotes where it isn't legal or would read as something else.
+pub struct Name<'a>(pub &'a str);
+
+impl Display for Name<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if problem(self.0).is_none() && self.0 != "opaque" { f.write_str(self.0) } else { write!(f, "{:?}", self.0) }
     }
-    if RESERVED.contains(&out.as_str()) {
-        out.push('_');
-    }
-    out
 }
 
 #[cfg(test)]
@@ -37,21 +35,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sanitised_names_are_allowed() {
-        for (name, expected) in [
-            ("layers.0.k_state", "layers_0_k_state"),
-            ("0", "_0"),
-            ("", "_"),
-            ("state", "state_"),
-            ("@x", "_@x"),
-            ("caf\u{e9}", "caf_"),
-            ("good_1", "good_1"),
-        ] {
-            assert_eq!(sanitise(name), expected);
-            assert_eq!(problem(expected), None);
+    fn names_are_letters_digits_underscores_and_at_signs() {
+        for name in ["_0", "_@x", "good_1", "T", "state_"] {
+            assert_eq!(problem(name), None);
         }
-        for name in ["", "1x", "a.b", "func"] {
-            assert!(problem(name).is_some(), "{name}");
+        for (name, expected) in [
+            ("", "a name is empty"),
+            ("1x", "the name `1x` starts with `1`; expected a letter or `_`"),
+            ("a.b", "the name `a.b` has the character `.`; expected letters, digits, `_` or `@`"),
+            ("caf\u{e9}", "the name `caf\u{e9}` has the character `\u{e9}`; expected letters, digits, `_` or `@`"),
+            ("func", "the name `func` is a word of the language"),
+        ] {
+            assert_eq!(problem(name).as_deref(), Some(expected));
         }
     }
 }

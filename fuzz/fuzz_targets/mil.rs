@@ -1,0 +1,11 @@
+//! Any text is read as a MIL program or refused; what was read verifies or is found fault with, and prints as itself.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../tests/common/exercise.rs"]
+mod exercise;
+
+fuzz_target!(|text: &str| {
+    let _ = exercise::text(text);
+});

@@ -1,0 +1,182 @@
+//! `anec chat`
+
+use std::io::{BufRead, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::model::Runner;
+use super::print;
+use super::run::{put, summary};
+use super::sampling::SamplingArgs;
+use crate::error::Result;
+use crate::runtime::chat::{Chat, ChatTemplate, Message};
+use crate::runtime::{Generator, Model, PrefixCache, RuntimeError, Tokenizer, generate_text};
+
+/// Talks with a model.
+///
+/// What you type is a message; the model knows what was said before. Ctrl-C stops an answer, Ctrl-D ends the talk.
+/// /reset forgets what was said, /system TEXT sets the system message, /help lists the commands.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    runner: Runner,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// Says after each answer how fast it came
+    #[arg(long)]
+    timings: bool,
+}
+
+const HELP: &str = "/reset        forgets what was said
+/system TEXT  sets the system message and forgets what was said; without TEXT, removes it
+/undo         forgets the last question and its answer
+/exit         ends the talk";
+
+/// A talk.
+struct Talk<'a> {
+    arguments: &'a Args,
+    model: Arc<Model>,
+    tokenizer: Arc<Tokenizer>,
+    template: ChatTemplate,
+    system: Option<String>,
+    messages: Vec<Message>,
+    cache: PrefixCache,
+    /// Ctrl-C was pressed.
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let model = self.runner.open()?;
+        let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
+        let template = ChatTemplate::of(model.bundle(), model.folder(), &tokenizer)?;
+        // as long as nothing is being written, Ctrl-C ends the program
+        let interrupted = Arc::new(AtomicBool::new(true));
+        watch_interrupts(interrupted.clone())?;
+        let mut talk = Talk {
+            cache: PrefixCache::new(model.clone(), 1),
+            system: self.system.clone(),
+            arguments: &self,
+            model,
+            tokenizer,
+            template,
+            messages: Vec::new(),
+            interrupted,
+        };
+        let terminal = std::io::stdin().is_terminal();
+        let mut lines = std::io::stdin().lock().lines();
+        loop {
+            if terminal {
+                eprint!("> ");
+            }
+            let Some(line) = lines.next() else { break };
+            let line = line.map_err(RuntimeError::io("stdin", "read"))?;
+            match line.trim() {
+                "" => {}
+                "/exit" | "/quit" | "/bye" => break,
+                command if command.starts_with('/') => talk.command(command),
+                text => talk.say(text)?,
+            }
+        }
+        if terminal {
+            eprintln!();
+        }
+        Ok(0)
+    }
+}
+
+impl Talk<'_> {
+    fn command(&mut self, line: &str) {
+        let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match command {
+            "/reset" => self.messages.clear(),
+            "/system" => {
+                self.system = Some(rest.trim().to_owned()).filter(|text| !text.is_empty());
+                self.messages.clear();
+            }
+            "/undo" => self.messages.truncate(self.messages.len().saturating_sub(2)),
+            "/help" => eprintln!("{HELP}"),
+            _ => eprintln!("there is no command {command}\n{HELP}"),
+        }
+    }
+
+    /// The tokens of the talk. Where it got too long for the context, the oldest question and its answer are forgotten, until
+    /// at least a quarter of the context is free for the answer.
+    fn prompt(&mut self) -> Result<Vec<u32>> {
+        loop {
+            let system = self.system.iter().map(|text| Message::new("system", text));
+            let chat = Chat::new(system.chain(self.messages.iter().cloned()).collect());
+            let prompt = self.template.encode(&self.tokenizer, &chat)?;
+            let context = self.model.context();
+            if prompt.len() as u64 <= context - context / 4 {
+                return Ok(prompt);
+            }
+            if self.messages.len() < 3 {
+                // alone it may fill what there is, or be refused
+                return Ok(prompt);
+            }
+            self.messages.drain(..2);
+            eprintln!(
+                "(the talk is too long for the context of {context} tokens: forgot its oldest question and answer)"
+            );
+        }
+    }
+
+    fn say(&mut self, text: &str) -> Result<()> {
+        self.messages.push(Message::new("user", text));
+        let prompt = self.prompt()?;
+        let request = self.arguments.sampling.request(&self.model, prompt);
+        let taken = self.cache.take(&request.prompt, request.length(&self.model));
+        let mut session = match taken {
+            Ok(session) => session,
+            Err(error) => {
+                eprintln!("error: {error}");
+                self.messages.pop();
+                return Ok(());
+            }
+        };
+        self.interrupted.store(false, Ordering::Relaxed);
+        let generator = Generator::new(request, None, &mut session)?;
+        let count = generator.prompt().len();
+        let (generation, text) = generate_text(
+            generator,
+            &mut session,
+            &self.tokenizer,
+            self.arguments.sampling.stops(),
+            |piece| match self.interrupted.load(Ordering::Relaxed) {
+                true => std::ops::ControlFlow::Break(()),
+                false => put(piece, true),
+            },
+        )?;
+        self.interrupted.store(true, Ordering::Relaxed);
+        print("");
+        if self.arguments.timings {
+            eprintln!("({})", summary(count, &generation));
+        }
+        self.messages.push(Message::new("assistant", &text));
+        self.cache.put(session);
+        Ok(())
+    }
+}
+
+/// Ctrl-C stops the answer. While there is none, it ends the program, as everywhere.
+fn watch_interrupts(interrupted: Arc<AtomicBool>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(RuntimeError::io("signals", "wait for"))?;
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            while tokio::signal::ctrl_c().await.is_ok() {
+                // nothing is being written, or a second one before the first had an effect
+                if interrupted.swap(true, Ordering::Relaxed) {
+                    std::process::exit(130);
+                }
+            }
+        });
+    });
+    Ok(())
+}

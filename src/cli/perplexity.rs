@@ -1,0 +1,78 @@
+//! `anec perplexity`
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::model::PrecisionName;
+use super::validate::candidates;
+use super::{print, print_json};
+use crate::convert::Bundle;
+use crate::error::Result;
+use crate::report::table::table;
+use crate::runtime::{RuntimeError, Tokenizer};
+use crate::validate::{Candidate, perplexity, prompts};
+
+/// Measures how well a bundle predicts a text: exp of the mean negative log likelihood of its tokens.
+///
+/// Several precisions, and another bundle of the same model (--against, one without quantization, say), are compared.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder of the bundle
+    bundle: PathBuf,
+    /// Text; prose, code and numbers of anec's own if not given
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Most tokens of the text
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
+    positions: u32,
+    /// Tokens that are seen at a time
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
+    window: u32,
+    /// Precisions
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [PrecisionName::F32])]
+    precision: Vec<PrecisionName>,
+    /// Another bundle, with which the first is compared
+    #[arg(long, value_name = "DIR")]
+    against: Option<PathBuf>,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let text = match &self.text {
+            None => prompts::text().to_owned(),
+            Some(path) => std::fs::read_to_string(path).map_err(RuntimeError::io(path, "read"))?,
+        };
+        // the text is compared, so both get the tokens of the first bundle's tokenizer
+        let mut tokens = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?.encode(&text)?;
+        tokens.truncate(self.positions as usize);
+        let mut measured = Vec::new();
+        for folder in [Some(&self.bundle), self.against.as_ref()].into_iter().flatten() {
+            for Candidate { name, model } in candidates(folder, &self.precision)? {
+                let found = perplexity(&model, &tokens, self.window as usize)?.ok_or(RuntimeError::NoTokens)?;
+                measured.push((format!("{}, {name}", folder.display()), found));
+            }
+        }
+        let base = measured.last().map_or(1.0, |(_, last)| last.perplexity);
+        if self.json {
+            let rows = measured.iter().map(|(name, found)| {
+                json!({"model": name, "perplexity": found.perplexity, "loss": found.loss, "tokens": found.tokens})
+            });
+            print_json(&rows.collect::<Vec<_>>());
+        } else {
+            let rows = measured.iter().map(|(name, found)| {
+                vec![
+                    name.clone(),
+                    format!("{:.4}", found.perplexity),
+                    format!("{:+.2} %", 100.0 * (found.perplexity / base - 1.0)),
+                    found.tokens.to_string(),
+                ]
+            });
+            print(&table(&["model", ">perplexity", ">against the last", ">tokens"], rows));
+        }
+        Ok(0)
+    }
+}

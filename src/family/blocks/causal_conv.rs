@@ -1,0 +1,47 @@
+//! Causal depthwise convolution: channel c of a token is `sum_j w[c, j] x[c, t - (kernel - 1) + j]`, with the last inputs
+//! of the call before as its beginning.
+
+use super::Graph;
+use super::state::{Slot, StateKind, StateSpec};
+use crate::manifest::{Layout, Role};
+use crate::mil::ValueId;
+use crate::source::Weight;
+
+/// Its weights.
+#[derive(Clone, Debug)]
+pub struct CausalConv {
+    /// `[channels, kernel]`, oldest input first.
+    pub weight: Weight,
+    /// `[channels]`
+    pub bias: Option<Weight>,
+}
+
+impl CausalConv {
+    /// The last `kernel - 1` inputs.
+    pub fn state(&self) -> StateSpec {
+        let slots = self.weight.columns() - 1;
+        StateSpec { kind: StateKind::Convolution, rows: 1, slots, width: self.weight.rows() }
+    }
+}
+
+/// Convolves `[1, channels, T, 1]` (or `[1, channels, 1, T]`) along the tokens; gives the same shape. `state` holds the
+/// inputs before.
+pub fn causal_conv(g: &mut Graph<'_>, x: ValueId, weights: &CausalConv, state: Slot) -> ValueId {
+    let (channels, kernel) = (weights.weight.rows(), weights.weight.columns());
+    g.scope("conv", |g| {
+        // the state has channels last, so that a row of it is a token's
+        let (to_rows, from_rows, shape) = match g.form.layout {
+            Layout::Bcs1 => ([0, 3, 2, 1], [0, 3, 2, 1], [channels, 1, kernel, 1]),
+            Layout::Bc1s => ([0, 2, 3, 1], [0, 3, 1, 2], [channels, 1, 1, kernel]),
+        };
+        let new = g.ops.transpose(x, &to_rows);
+        let before = state.read(g);
+        let inputs = g.ops.concat(&[before, new], 2);
+        let newest = g.ops.last(inputs, 2, kernel - 1);
+        state.write(g, newest);
+        let inputs = g.ops.transpose(inputs, &from_rows);
+        let weight = g.weight("weight", Role::Table, &weights.weight, &shape);
+        let bias = weights.bias.as_ref().map(|bias| g.weight("bias", Role::Bias, bias, &[channels]));
+        g.ops.depthwise_conv("depthwise", inputs, weight, bias)
+    })
+}

@@ -1,0 +1,99 @@
+//! Mixture of experts (arXiv:1701.06538): a router gives each token a few of many gated networks, and their outputs are
+//! summed by the router's weights.
+//!
+//! The packed form computes every expert in three wide projections and multiplies each expert's part by its weight,
+//! which is 0 for those that weren't chosen: exact, without any routing on the host, at the price of reading all experts.
+
+use super::Graph;
+use super::linear::{Linear, linear};
+use super::mlp::activate;
+use crate::family::table::Activation;
+use crate::manifest::{Layout, Role};
+use crate::mil::{Constant, DataType, TensorType, ValueId};
+use crate::source::Weight;
+
+/// Added to the sum that weights are divided by.
+const SUM_EPS: f32 = 1e-6;
+
+/// Its weights.
+#[derive(Clone, Debug)]
+pub struct Moe {
+    /// Router, `[num_experts, hidden]`; its outputs go through a sigmoid.
+    pub router: Linear,
+    /// Added to the sigmoids for choosing only, `[num_experts]`.
+    pub selection_bias: Option<Weight>,
+    /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
+    pub gate: Linear,
+    /// Ups of all experts, likewise.
+    pub up: Linear,
+    /// Downs of all experts, side by side, `[hidden, num_experts * width]`.
+    pub down: Linear,
+    /// Activation of the gates.
+    pub activation: Activation,
+    /// Experts.
+    pub num_experts: u64,
+    /// Experts that a token is given.
+    pub num_experts_per_tok: u64,
+    /// The weights of the chosen ones are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Multiplied to the weights.
+    pub routed_scaling_factor: f64,
+}
+
+/// The block on normalised hidden states; gives what is added to the residual stream.
+pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+    let shares = g.scope("router", |g| route(g, x, weights));
+    let gate = linear(g, x, &weights.gate);
+    let gate = activate(g, gate, weights.activation);
+    let up = linear(g, x, &weights.up);
+    let inner = g.ops.mul(gate, up);
+    // channels are experts by width, and both layouts have tokens innermost
+    let (experts, all) = (weights.num_experts as i32, weights.gate.rows() as i32);
+    let by_expert = g.ops.reshape(inner, &[1, experts, all / experts, -1]);
+    let shares = g.ops.reshape(shares, &[1, experts, 1, -1]);
+    let shared = g.ops.mul(by_expert, shares);
+    let shape = match g.form.layout {
+        Layout::Bcs1 => [1, all, -1, 1],
+        Layout::Bc1s => [1, all, 1, -1],
+    };
+    let inner = g.ops.reshape(shared, &shape);
+    linear(g, inner, &weights.down)
+}
+
+/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
+fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+    let experts = weights.num_experts;
+    let scores = linear(g, x, &weights.router);
+    let scores = g.ops.sigmoid(scores);
+    let ranked = match &weights.selection_bias {
+        None => scores,
+        Some(bias) => {
+            let bias = g.weight("selection_bias", Role::Router, bias, &[1, experts, 1, 1]);
+            g.ops.add(scores, bias)
+        }
+    };
+    let chosen = g.ops.top_indices(ranked, weights.num_experts_per_tok, 1);
+    // by index, not by value: equal scores must not let more experts in
+    let ids: Vec<i32> = (0..experts as i32).collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
+    let ids = g.ops.constant("expert_ids", ids);
+    let picks: Vec<ValueId> = (0..weights.num_experts_per_tok)
+        .map(|place| {
+            let index = g.ops.slice(chosen, 1, place..place + 1);
+            let same = g.ops.equal(ids, index);
+            g.ops.to_fp16(same)
+        })
+        .collect();
+    let mask = picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(scores);
+    let mut shares = g.ops.mul(scores, mask);
+    if weights.norm_topk_prob {
+        let sum = g.ops.reduce_sum(shares, &[1], true);
+        let sum = g.ops.add(sum, Constant::fp16(SUM_EPS));
+        shares = g.ops.real_div(shares, sum);
+    }
+    if weights.routed_scaling_factor != 1.0 {
+        shares = g.ops.mul(shares, Constant::fp16(weights.routed_scaling_factor as f32));
+    }
+    shares
+}

@@ -1,0 +1,257 @@
+//! The weights of what mixes tokens.
+
+use super::{Naming, Tensors};
+use crate::error::Result;
+use crate::family::blocks::attention::Attention;
+use crate::family::blocks::causal_conv::CausalConv;
+use crate::family::blocks::delta_net::DeltaNet;
+use crate::family::blocks::linear::Linear;
+use crate::family::blocks::norm::Norm;
+use crate::family::blocks::short_conv::ShortConv;
+use crate::family::config::{DeltaNetConfig, ShortConvConfig};
+use crate::family::error::FamilyError;
+use crate::family::table::QkNorm;
+use crate::manifest::Role;
+use crate::source::{RowOrder, Weight};
+
+impl Tensors<'_, '_> {
+    pub(super) fn attention(&mut self, index: usize) -> Result<Attention> {
+        let config = self.config;
+        let (query_rows, key_rows) = (config.query_width(), config.key_width());
+        let gates = if config.gated_attention { 2 } else { 1 };
+        let [query, key, value] = if config.fused {
+            let name = self.layer_name(index, "self_attn.qkv_proj");
+            let rows = query_rows + 2 * key_rows;
+            let because = "(num_attention_heads + 2 num_key_value_heads) head_dim, hidden_size";
+            let fused = self.matrix(&name, rows, config.hidden_size, because)?;
+            [
+                fused.slice(0..query_rows)?,
+                fused.slice(query_rows..query_rows + key_rows)?,
+                fused.slice(query_rows + key_rows..rows)?,
+            ]
+        } else {
+            let query_because = "num_attention_heads head_dim, hidden_size";
+            let key_because = "num_key_value_heads head_dim, hidden_size";
+            let query =
+                self.layer_matrix(index, "self_attn.q_proj", gates * query_rows, config.hidden_size, query_because)?;
+            let key = self.layer_matrix(index, "self_attn.k_proj", key_rows, config.hidden_size, key_because)?;
+            let value = self.layer_matrix(index, "self_attn.v_proj", key_rows, config.hidden_size, key_because)?;
+            [self.half_split(query)?, self.half_split(key)?, value]
+        };
+        let [query_bias, key_bias, value_bias] = if self.has_bias(config.qkv_bias, index, "self_attn.q_proj") {
+            let query = self.layer_bias(index, "self_attn.q_proj", gates * query_rows)?;
+            let key = self.layer_bias(index, "self_attn.k_proj", key_rows)?;
+            let value = self.layer_bias(index, "self_attn.v_proj", key_rows)?;
+            [Some(self.half_split(query)?), Some(self.half_split(key)?), Some(value)]
+        } else {
+            [None, None, None]
+        };
+        let output_bias = self.has_bias(config.output_bias, index, "self_attn.o_proj");
+        let output = Linear {
+            name: "o_proj",
+            role: Role::AttentionOutput,
+            weight: self.layer_matrix(
+                index,
+                "self_attn.o_proj",
+                config.hidden_size,
+                query_rows,
+                "hidden_size, num_attention_heads head_dim",
+            )?,
+            bias: output_bias.then(|| self.layer_bias(index, "self_attn.o_proj", config.hidden_size)).transpose()?,
+        };
+        let qkv = |name, weight, bias| Linear { name, role: Role::AttentionQkv, weight, bias };
+        let (query, gate) = if config.gated_attention {
+            let [query, gate] = self.query_and_gate(query)?;
+            let [query_bias, gate_bias] = match query_bias {
+                Some(bias) => self.query_and_gate(bias)?.map(Some),
+                None => [None, None],
+            };
+            (qkv("q_proj", query, query_bias), Some(qkv("gate_proj", gate, gate_bias)))
+        } else {
+            (qkv("q_proj", query, query_bias), None)
+        };
+        Ok(Attention {
+            query,
+            key: qkv("k_proj", key, key_bias),
+            value: qkv("v_proj", value, value_bias),
+            gate,
+            output,
+            qk_norm: self.qk_norm(index)?,
+            qk_norm_place: config.qk_norm,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            rope_dim: config.rope.rope_dim,
+            scale: config.attention_scale,
+        })
+    }
+
+    /// Queries and gates of projections that hold a head's queries, then its gates (or of their bias).
+    fn query_and_gate(&self, both: Weight) -> Result<[Weight; 2]> {
+        let (heads, rows) = (self.config.num_attention_heads, self.config.query_width());
+        let shape: Vec<u64> = [rows].iter().chain(&both.shape()[1..]).copied().collect();
+        let half = both.elements() / heads / 2;
+        let by_head = both.reshape(&[heads, 2 * half])?;
+        Ok([by_head.columns_range(0..half)?.reshape(&shape)?, by_head.columns_range(half..2 * half)?.reshape(&shape)?])
+    }
+
+    fn qk_norm(&mut self, index: usize) -> Result<Option<(Norm, Norm)>> {
+        let config = self.config;
+        let (query_width, key_width, because) = match config.qk_norm {
+            QkNorm::None => return Ok(None),
+            QkNorm::PerHead | QkNorm::PerHeadRotated => (config.head_dim, config.head_dim, "head_dim"),
+            QkNorm::WholeWidth => (config.query_width(), config.key_width(), "heads, head_dim"),
+        };
+        let query = self.norm(index, "self_attn.q_norm", "q_norm", query_width, because)?;
+        let key = self.norm(index, "self_attn.k_norm", "k_norm", key_width, because)?;
+        Ok(Some((query, key)))
+    }
+
+    /// Rows of q or k (or of their biases) in the order of half-split rotation.
+    fn half_split(&self, weight: Weight) -> Result<Weight> {
+        if self.naming != Naming::Gguf || !self.family.gguf_interleaved {
+            return Ok(weight);
+        }
+        // llama.cpp's converter interleaves whole heads, rotated or not
+        let head_dim = self.config.head_dim;
+        Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim: head_dim })?)
+    }
+
+    pub(super) fn short_conv(&mut self, index: usize) -> Result<ShortConv> {
+        let Some(ShortConvConfig { kernel, bias }) = self.config.short_conv else {
+            return Err(self.no_such_mixer(index, "short convolution"));
+        };
+        let width = self.config.hidden_size;
+        let input = self.layer_matrix(index, "conv.in_proj", 3 * width, width, "3 hidden_size, hidden_size")?;
+        let output = self.layer_matrix(index, "conv.out_proj", width, width, "hidden_size, hidden_size")?;
+        let weight = self.conv_weight(index, "conv.conv", width, kernel, "hidden_size, conv_L_cache")?;
+        let mut bias = |name: &str, rows: u64| bias.then(|| self.layer_bias(index, name, rows)).transpose();
+        Ok(ShortConv {
+            input: Linear {
+                name: "in_proj",
+                role: Role::AttentionQkv,
+                weight: input,
+                bias: bias("conv.in_proj", 3 * width)?,
+            },
+            conv: CausalConv { weight, bias: bias("conv.conv", width)? },
+            output: Linear {
+                name: "out_proj",
+                role: Role::AttentionOutput,
+                weight: output,
+                bias: bias("conv.out_proj", width)?,
+            },
+        })
+    }
+
+    pub(super) fn delta_net(&mut self, index: usize) -> Result<DeltaNet> {
+        let Some(config) = self.config.delta_net else { return Err(self.no_such_mixer(index, "DeltaNet")) };
+        let hidden = self.config.hidden_size;
+        let (keys, values, heads) = (config.key_width(), config.value_width(), config.num_value_heads);
+        let mixed = 2 * keys + values;
+        let because = "linear_num_{key,value}_heads linear_{key,value}_head_dim";
+        let take = |tensors: &mut Self, name: &str, rows: u64, columns: u64| {
+            tensors.layer_matrix(index, &format!("linear_attn.{name}"), rows, columns, because)
+        };
+        let query_key_value = take(self, "in_proj_qkv", mixed, hidden)?;
+        let gate = take(self, "in_proj_z", values, hidden)?;
+        let step = take(self, "in_proj_b", heads, hidden)?;
+        let decay = take(self, "in_proj_a", heads, hidden)?;
+        let output = take(self, "out_proj", hidden, values)?;
+        let conv = self.conv_weight(index, "linear_attn.conv1d", mixed, config.kernel, because)?;
+        let decay_bias = self.layer_name(index, "linear_attn.dt_bias");
+        let decay_bias = self.take(&decay_bias, &[heads], "linear_num_value_heads")?;
+        let decay_rate = self.layer_name(index, "linear_attn.A_log");
+        let mut decay_rate = self.take(&decay_rate, &[heads], "linear_num_value_heads")?;
+        if self.naming == Naming::HuggingFace {
+            decay_rate = decay_rate.exp().scale(-1.0); // GGUF files hold that already
+        }
+        // this norm multiplies by its weight alone in every family
+        let norm = format!("{}.weight", self.layer_name(index, "linear_attn.norm"));
+        let norm = self.take(&norm, &[config.value_head_dim], "linear_value_head_dim")?;
+        let order = ValueHeads { config, sorted: self.naming == Naming::Gguf };
+        let small = |name, weight| Linear { name, role: Role::Table, weight, bias: None };
+        Ok(DeltaNet {
+            query_key_value: Linear {
+                name: "qkv_proj",
+                role: Role::AttentionQkv,
+                weight: order.after(2 * keys, &query_key_value)?,
+                bias: None,
+            },
+            gate: Linear { name: "gate_proj", role: Role::AttentionQkv, weight: order.rows(&gate)?, bias: None },
+            step: small("step_proj", order.rows(&step)?),
+            decay: small("decay_proj", order.rows(&decay)?),
+            conv: CausalConv { weight: order.after(2 * keys, &conv)?, bias: None },
+            decay_bias: order.rows(&decay_bias)?,
+            decay_rate: order.rows(&decay_rate)?,
+            norm: Norm { name: "norm", weight: norm, eps: self.config.rms_norm_eps },
+            output: Linear {
+                name: "out_proj",
+                role: Role::AttentionOutput,
+                weight: order.columns(&output)?,
+                bias: None,
+            },
+            num_key_heads: config.num_key_heads,
+            num_value_heads: heads,
+            key_head_dim: config.key_head_dim,
+            value_head_dim: config.value_head_dim,
+        })
+    }
+
+    /// `[channels, kernel]`; transformers has a dimension of 1 between them.
+    fn conv_weight(&mut self, index: usize, name: &str, channels: u64, kernel: u64, because: &str) -> Result<Weight> {
+        let name = format!("{}.weight", self.layer_name(index, name));
+        match self.naming {
+            Naming::HuggingFace => {
+                Ok(self.take(&name, &[channels, 1, kernel], because)?.reshape(&[channels, kernel])?)
+            }
+            Naming::Gguf => self.take(&name, &[channels, kernel], because),
+        }
+    }
+
+    fn no_such_mixer(&self, index: usize, what: &str) -> crate::error::Error {
+        let (place, key) = (self.family.name.to_owned(), format!("layers.{index}"));
+        FamilyError::Value { place, key, found: what.into(), expected: "a mixer of this family".into() }.into()
+    }
+}
+
+/// The order of value heads. transformers has those of the first key head first; the graph, like GGUF, has the first of
+/// every key head first, so that repeated keys are one concatenation.
+struct ValueHeads {
+    config: DeltaNetConfig,
+    sorted: bool,
+}
+
+impl ValueHeads {
+    /// Where the heads of the graph's order stand in the source, unless they stand there already.
+    fn origins(&self) -> Option<Vec<u64>> {
+        let (key_heads, heads) = (self.config.num_key_heads, self.config.num_value_heads);
+        let origin = |head: u64| head % key_heads * (heads / key_heads) + head / key_heads;
+        (!self.sorted && key_heads != heads).then(|| (0..heads).map(origin).collect())
+    }
+
+    /// A weight whose rows are heads, in the graph's order.
+    fn rows(&self, weight: &Weight) -> Result<Weight> {
+        let Some(origins) = self.origins() else { return Ok(weight.clone()) };
+        let by_head = weight.reshape(&[origins.len() as u64, weight.elements() / origins.len() as u64])?;
+        Ok(by_head.reorder(RowOrder::Explicit(origins.into()))?.reshape(weight.shape())?)
+    }
+
+    /// The same where heads begin after `first` rows.
+    fn after(&self, first: u64, weight: &Weight) -> Result<Weight> {
+        if self.origins().is_none() {
+            return Ok(weight.clone());
+        }
+        let values = self.rows(&weight.slice(first..weight.shape()[0])?)?;
+        Ok(Weight::concatenate(vec![weight.slice(0..first)?, values])?)
+    }
+
+    /// The same where the columns are heads.
+    fn columns(&self, weight: &Weight) -> Result<Weight> {
+        let Some(origins) = self.origins() else { return Ok(weight.clone()) };
+        let heads = origins.len() as u64;
+        let order: Vec<u64> =
+            (0..weight.rows()).flat_map(|row| origins.iter().map(move |head| row * heads + head)).collect();
+        let by_head = weight.reshape(&[order.len() as u64, weight.columns() / heads])?;
+        Ok(by_head.reorder(RowOrder::Explicit(order.into()))?.reshape(weight.shape())?)
+    }
+}

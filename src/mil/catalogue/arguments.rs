@@ -1,0 +1,105 @@
+//! The arguments of an op, as type inference asks for them.
+
+use std::collections::BTreeMap;
+
+use crate::mil::constant::Constant;
+use crate::mil::ir::{Argument, Binding, Function};
+use crate::mil::types::{TensorType, ValueType};
+
+/// What type inference sees of an op.
+pub struct Arguments<'a> {
+    /// The function so far.
+    pub function: &'a Function,
+    /// Arguments by parameter.
+    pub inputs: &'a BTreeMap<String, Argument>,
+    /// Attributes (`const`, older constexpr forms).
+    pub attributes: &'a BTreeMap<String, Constant>,
+}
+
+impl<'a> Arguments<'a> {
+    /// The tensor type of a parameter that must be there.
+    ///
+    /// # Errors
+    /// A sentence naming the parameter.
+    pub fn tensor(&self, parameter: &str) -> Result<&'a TensorType, String> {
+        match self.optional_tensor(parameter)? {
+            Some(ty) => Ok(ty),
+            None => Err(format!("parameter `{parameter}` is missing")),
+        }
+    }
+
+    /// The tensor type of a parameter that may be left out.
+    ///
+    /// # Errors
+    /// A sentence naming the parameter, when it is there but isn't one tensor.
+    pub fn optional_tensor(&self, parameter: &str) -> Result<Option<&'a TensorType>, String> {
+        let binding = match self.inputs.get(parameter).map(Vec::as_slice) {
+            Some([one]) => one,
+            Some(several) => return Err(format!("parameter `{parameter}` takes one value, not {}", several.len())),
+            None => return Ok(self.attributes.get(parameter).map(|c| &c.ty)),
+        };
+        self.tensor_of(parameter, binding).map(Some)
+    }
+
+    /// The tensor types of a parameter that takes a list.
+    ///
+    /// # Errors
+    /// A sentence naming the parameter.
+    pub fn tensors(&self, parameter: &str) -> Result<Vec<&'a TensorType>, String> {
+        let bindings = self.inputs.get(parameter).filter(|b| !b.is_empty());
+        let bindings = bindings.ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
+        bindings.iter().map(|binding| self.tensor_of(parameter, binding)).collect()
+    }
+
+    fn tensor_of(&self, parameter: &str, binding: &'a Binding) -> Result<&'a TensorType, String> {
+        let ty = match binding {
+            Binding::Constant(constant) => return Ok(&constant.ty),
+            Binding::Value(id) => &self.function.value(*id).ty,
+        };
+        match ty {
+            ValueType::Tensor(ty) => Ok(ty),
+            ValueType::State(_) => Err(format!("`{parameter}` is a state; expected what `read_state` reads from it")),
+            ValueType::Opaque(_) => Err(format!("`{parameter}` is {ty}; expected a tensor")),
+        }
+    }
+
+    /// The constant given for a parameter, if it is one.
+    pub fn constant(&self, parameter: &str) -> Option<&'a Constant> {
+        match self.inputs.get(parameter).map(Vec::as_slice) {
+            Some([one]) => self.function.constant(one),
+            _ => self.attributes.get(parameter),
+        }
+    }
+
+    /// The integers of a parameter that must be a constant.
+    ///
+    /// # Errors
+    /// A sentence naming the parameter.
+    pub fn integers(&self, parameter: &str) -> Result<Vec<i64>, String> {
+        self.optional_integers(parameter).ok_or_else(|| format!("parameter `{parameter}` must be constant integers"))
+    }
+
+    /// The integers of a parameter, if it is a constant.
+    pub fn optional_integers(&self, parameter: &str) -> Option<Vec<i64>> {
+        self.constant(parameter).and_then(Constant::as_integers)
+    }
+
+    /// The one integer of a parameter that must be a constant.
+    ///
+    /// # Errors
+    /// A sentence naming the parameter.
+    pub fn integer(&self, parameter: &str) -> Result<i64, String> {
+        let constant = self.constant(parameter).and_then(Constant::as_integer);
+        constant.ok_or_else(|| format!("parameter `{parameter}` must be a constant integer"))
+    }
+
+    /// The boolean of a parameter, or false.
+    pub fn flag(&self, parameter: &str) -> bool {
+        self.constant(parameter).and_then(Constant::as_bool).unwrap_or(false)
+    }
+
+    /// The text of a parameter, if it is a constant string.
+    pub fn text(&self, parameter: &str) -> Option<&'a str> {
+        self.constant(parameter).and_then(Constant::as_str)
+    }
+}

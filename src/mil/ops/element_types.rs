@@ -1,0 +1,42 @@
+//! Which element types the parameters of an operator take.
+
+use std::collections::BTreeMap;
+
+use crate::mil::types::{DataType, Opset};
+
+/// Element types that a parameter takes; none listed means any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ElementTypes {
+    /// Parameters of one operator with the same word here must have the same type.
+    pub shared: Option<&'static str>,
+    /// The types it may be.
+    pub any_of: Vec<DataType>,
+}
+
+/// The element types of one operator's parameters.
+pub type Form = BTreeMap<&'static str, ElementTypes>;
+
+/// The forms of every operator, each with the opset it appeared in, oldest first.
+pub fn forms() -> BTreeMap<&'static str, Vec<(Opset, Form)>> {
+    let mut out: BTreeMap<&'static str, Vec<(Opset, Form)>> = BTreeMap::new();
+    for line in include_str!("element_types.txt").lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split(' ');
+        let operator = words.next().unwrap_or_default();
+        let opset = words.next().and_then(|target| Opset::ALL.into_iter().find(|o| o.target() == target));
+        let words: Vec<&str> = words.collect();
+        let shared: BTreeMap<&str, &str> = words.iter().filter_map(|word| word.split_once('=')).collect();
+        let form = words.iter().filter_map(|word| word.split_once(':')).map(|(parameter, types)| {
+            let (shared, types) = match shared.get(types) {
+                Some(those) => (Some(types), *those),
+                None => (None, types),
+            };
+            // a type that this crate doesn't know can't occur in its programs
+            let any_of = types.split('|').filter_map(DataType::from_name).collect();
+            (parameter, ElementTypes { shared, any_of })
+        });
+        if let Some(opset) = opset {
+            out.entry(operator).or_default().push((opset, form.collect()));
+        }
+    }
+    out
+}

@@ -1,0 +1,128 @@
+//! Tokens one after another.
+
+use super::Parsed;
+use crate::mil::text::lexer::{Place, Token};
+
+/// Reads tokens; the rules of the grammar are methods of it, by file.
+pub(super) struct Parser {
+    tokens: Vec<(Token, Place)>,
+    at: usize,
+}
+
+impl Parser {
+    pub(super) fn new(tokens: Vec<(Token, Place)>) -> Self {
+        Parser { tokens, at: 0 }
+    }
+
+    pub(super) fn peek(&self) -> &Token {
+        self.token(self.at)
+    }
+
+    /// The token after the next.
+    pub(super) fn peek_second(&self) -> &Token {
+        self.token(self.at + 1)
+    }
+
+    fn token(&self, at: usize) -> &Token {
+        self.tokens.get(at).map_or(&Token::End, |(token, _)| token)
+    }
+
+    /// Where the next token stands.
+    pub(super) fn place(&self) -> Place {
+        self.tokens.get(self.at).or(self.tokens.last()).map_or(Place { line: 1, column: 1 }, |(_, place)| *place)
+    }
+
+    pub(super) fn next(&mut self) -> Token {
+        let token = self.peek().clone();
+        self.at += 1;
+        token
+    }
+
+    /// That something else stands here.
+    pub(super) fn wanted<T>(&self, wanted: &str) -> Parsed<T> {
+        let found = match self.peek() {
+            Token::Word(text) | Token::Number(text) => format!("`{text}`"),
+            Token::Quoted(text) => format!("{text:?}"),
+            Token::Arrow => "`->`".into(),
+            Token::Mark(c) => format!("`{c}`"),
+            Token::End => "the end".into(),
+        };
+        Err(format!("found {found}, expected {wanted}"))
+    }
+
+    /// Takes a token if it is the next.
+    fn take_token(&mut self, token: &Token) -> bool {
+        let is = self.peek() == token;
+        self.at += usize::from(is);
+        is
+    }
+
+    /// Takes a mark if it is the next token.
+    pub(super) fn take(&mut self, mark: char) -> bool {
+        self.take_token(&Token::Mark(mark))
+    }
+
+    pub(super) fn mark(&mut self, mark: char) -> Parsed<()> {
+        if self.take(mark) { Ok(()) } else { self.wanted(&format!("`{mark}`")) }
+    }
+
+    /// `->`
+    pub(super) fn arrow(&mut self) -> Parsed<()> {
+        if self.take_token(&Token::Arrow) { Ok(()) } else { self.wanted("`->`") }
+    }
+
+    pub(super) fn is_word(&self, word: &str) -> bool {
+        matches!(self.peek(), Token::Word(text) if text == word)
+    }
+
+    /// Takes a word if it is the next token.
+    pub(super) fn take_word(&mut self, word: &str) -> bool {
+        let is = self.is_word(word);
+        self.at += usize::from(is);
+        is
+    }
+
+    pub(super) fn word(&mut self, word: &str) -> Parsed<()> {
+        if self.take_word(word) { Ok(()) } else { self.wanted(&format!("`{word}`")) }
+    }
+
+    pub(super) fn name(&mut self) -> Parsed<String> {
+        match self.peek() {
+            Token::Word(name) | Token::Quoted(name) => {
+                let name = name.clone();
+                self.at += 1;
+                Ok(name)
+            }
+            _ => self.wanted("a name"),
+        }
+    }
+
+    pub(super) fn number<T: std::str::FromStr>(&mut self) -> Parsed<T> {
+        if let Token::Number(text) = self.peek()
+            && let Ok(number) = text.trim_start_matches('+').parse()
+        {
+            self.at += 1;
+            return Ok(number);
+        }
+        self.wanted("a whole number in range")
+    }
+
+    /// `item, item, …` up to `close`, which is taken.
+    pub(super) fn list<T>(&mut self, close: char, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
+        let mut items = Vec::new();
+        while !self.take(close) {
+            if !items.is_empty() {
+                self.mark(',')?;
+            }
+            items.push(item(self)?);
+        }
+        Ok(items)
+    }
+
+    /// `key = …`
+    pub(super) fn key(&mut self) -> Parsed<String> {
+        let key = self.name()?;
+        self.mark('=')?;
+        Ok(key)
+    }
+}

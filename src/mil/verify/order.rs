@@ -1,0 +1,91 @@
+//! That values are defined once, read only after that and within their block, and not after the state that they were
+//! read from has changed.
+
+use std::collections::HashMap;
+
+use super::Findings;
+use crate::mil::ir::{Binding, Block, Function, Op, ValueId};
+
+pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
+    let mut order = Order { function, findings, visible: HashMap::new(), read: HashMap::new(), stale: HashMap::new() };
+    for id in &function.inputs {
+        order.define(*id, &function.value(*id).name);
+    }
+    order.block(&function.block);
+}
+
+struct Order<'a, 'f> {
+    function: &'a Function,
+    findings: &'f mut Findings<'a>,
+    /// What is defined so far, and whether the block that defines it still goes on.
+    visible: HashMap<ValueId, bool>,
+    /// What was read from each state since it was last written.
+    read: HashMap<ValueId, Vec<ValueId>>,
+    /// What was read from a state before it was written, and the op that wrote.
+    stale: HashMap<ValueId, &'a str>,
+}
+
+impl<'a> Order<'a, '_> {
+    /// Defines a value that an op gives, or an input. `op` names it.
+    fn define(&mut self, id: ValueId, op: &str) {
+        if self.visible.insert(id, true).is_some() {
+            self.findings.add(op, format!("`{}` is defined a second time", self.function.value(id).name));
+        }
+    }
+
+    fn block(&mut self, block: &'a Block) {
+        for id in &block.inputs {
+            self.define(*id, &self.function.value(*id).name);
+        }
+        for op in &block.ops {
+            for operand in op.operands() {
+                self.reads(&op.name, operand);
+            }
+            for inner in &op.blocks {
+                self.block(inner);
+            }
+            for output in &op.outputs {
+                self.define(*output, &op.name);
+            }
+            self.state(op);
+        }
+        for id in &block.outputs {
+            let name = &self.function.value(*id).name;
+            match self.visible.get(id) {
+                Some(true) => {}
+                Some(false) => self.findings.add(name, "an output is defined in a block that has ended".into()),
+                None => self.findings.add(name, "an output is never defined".into()),
+            }
+        }
+        let defined = block.inputs.iter().chain(block.ops.iter().flat_map(|op| &op.outputs));
+        self.visible.extend(defined.map(|id| (*id, false)));
+    }
+
+    /// An op reads a value.
+    fn reads(&mut self, op: &str, id: ValueId) {
+        let name = &self.function.value(id).name;
+        match self.visible.get(&id) {
+            Some(true) => {}
+            Some(false) => self.findings.add(op, format!("`{name}` is read after the block that defines it has ended")),
+            None => self.findings.add(op, format!("`{name}` is read before it is defined")),
+        }
+        if let Some(writer) = self.stale.get(&id) {
+            let problem =
+                format!("`{name}` was read from a state before `{writer}` wrote it; expected to read it again");
+            self.findings.add(op, problem);
+        }
+    }
+
+    /// What an op does to states.
+    fn state(&mut self, op: &'a Op) {
+        let Some(Binding::Value(state)) = op.input("input") else { return };
+        match op.operator.as_str() {
+            "read_state" => self.read.entry(*state).or_default().extend(&op.outputs),
+            "write_state" => {
+                let old = self.read.remove(state).unwrap_or_default();
+                self.stale.extend(old.into_iter().map(|id| (id, op.name.as_str())));
+            }
+            _ => {}
+        }
+    }
+}

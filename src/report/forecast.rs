@@ -1,0 +1,53 @@
+//! What rules expect of a program on the Neural Engine, and what a rule says.
+
+use std::fmt::Write;
+
+use indexmap::IndexMap;
+
+use super::table::table;
+use crate::validate::forecast::Finding;
+use crate::validate::rules::{Evidence, Rule, Says};
+
+/// A forecast as a table of rules, each with the first place where it applies and what to do.
+pub fn forecast(findings: &[Finding]) -> String {
+    if findings.is_empty() {
+        return "forecast for the Neural Engine (no proof): no rule applies\n".into();
+    }
+    let mut rules: IndexMap<&str, Vec<&Finding>> = IndexMap::new();
+    for finding in findings {
+        rules.entry(&finding.rule).or_default().push(finding);
+    }
+    rules.sort_by_key(|_, findings| findings[0].severity);
+    let rows = rules.values().map(|findings| {
+        let first = findings[0];
+        let place = match &first.function {
+            Some(function) => format!("{}, {function}", first.package),
+            None => first.package.clone(),
+        };
+        let more = if findings.len() > 1 { format!(" and {} more", findings.len() - 1) } else { String::new() };
+        vec![first.rule.clone(), first.severity.to_string(), place + &more, first.found.clone()]
+    });
+    let mut text = table(&["forecast (no proof)", "severity", "where", "found"], rows);
+    text.push('\n');
+    for (rule, findings) in &rules {
+        let contested = findings[0].evidence.iter().any(|evidence| evidence.says == Says::Against);
+        let tail = if contested { " Sources contradict each other." } else { "" };
+        // writing to a string doesn't fail
+        let _ = writeln!(text, "  {rule}: {}{tail}", findings[0].remedy);
+    }
+    text.push_str("  (`anec explain RULE` has the sources)\n");
+    text
+}
+
+/// A rule with its evidence.
+pub fn rule(rule: &Rule) -> String {
+    let mut text = format!("{} ({}): {}\n\n{}\n{}\n\n", rule.id, rule.severity, rule.what, rule.why, rule.remedy);
+    text.push_str(&table(
+        &["says", "source", "device", "system", "date"],
+        rule.evidence.iter().map(|Evidence { says, source, device, os, date }| {
+            let known = |part: &Option<String>| part.clone().unwrap_or_else(|| "-".into());
+            vec![says.to_string(), source.clone(), known(device), known(os), known(date)]
+        }),
+    ));
+    text
+}

@@ -1,0 +1,205 @@
+//! Text that keeps to a form: JSON by a schema, a regular expression, a grammar. The forms are llguidance's.
+
+use std::sync::Arc;
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value as Json, json};
+
+use super::error::RuntimeError;
+use super::tokenizer::Tokenizer;
+
+/// What a text has to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grammar {
+    /// JSON that a JSON Schema describes.
+    JsonSchema(Json),
+    /// Text that a regular expression matches as a whole.
+    Regex(String),
+    /// A grammar in Lark's form, as llguidance extends it.
+    Lark(String),
+}
+
+/// White space between the parts of a JSON text, unless the schema has its own in `x-guidance`. It has an end: some models
+/// would go on with line breaks for as long as they may.
+const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,24}";
+
+/// Makes constraints for a vocabulary.
+pub struct Grammars {
+    factory: ParserFactory,
+}
+
+/// A grammar on its way through a text.
+#[derive(Clone)]
+pub struct Constraint {
+    matcher: Matcher,
+}
+
+impl Grammars {
+    /// For a tokenizer, of which the model has `vocab_size` tokens. `ends` are the tokens that end a text.
+    ///
+    /// # Errors
+    /// When no token ends a text, or the vocabulary is unfit.
+    pub fn new(tokenizer: &Tokenizer, vocab_size: u64, ends: &[u32]) -> Result<Self, RuntimeError> {
+        let ends: Vec<u32> = ends.iter().copied().filter(|id| u64::from(*id) < vocab_size).collect();
+        let Some(end) = ends.first() else {
+            return Err(grammar("no token of the model ends a text".into()));
+        };
+        // a special token has a name that no text has
+        let word = |id: u32| match tokenizer.token_bytes(id) {
+            bytes if bytes.is_empty() => {
+                [vec![TokTrie::SPECIAL_TOKEN_MARKER], tokenizer.token(id).unwrap_or_default().into_bytes()].concat()
+            }
+            bytes => bytes,
+        };
+        let words: Vec<Vec<u8>> = (0..vocab_size as u32).map(word).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(vocab_size as u32, *end), &words).with_eos_tokens(&ends);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new_simple(&environment).map_err(|error| grammar(error.to_string()))?;
+        factory.quiet();
+        Ok(Grammars { factory })
+    }
+
+    /// A constraint at the beginning of its text.
+    ///
+    /// # Errors
+    /// When the grammar is wrong or unsupported; the message says where.
+    pub fn start(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
+        let grammar_of = match form.clone() {
+            Grammar::JsonSchema(mut schema) => {
+                if schema == Json::Bool(true) {
+                    schema = json!({});
+                }
+                if let Some(schema) = schema.as_object_mut() {
+                    schema.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": JSON_SPACE}));
+                }
+                TopLevelGrammar::from_json_schema(schema)
+            }
+            Grammar::Regex(expression) => TopLevelGrammar::from_regex(&expression),
+            Grammar::Lark(lark) => TopLevelGrammar::from_lark(lark),
+        };
+        let matcher = Matcher::new(self.factory.create_parser(grammar_of));
+        match matcher.get_error() {
+            Some(problem) => Err(grammar(problem)),
+            None => Ok(Constraint { matcher }),
+        }
+    }
+}
+
+impl Constraint {
+    /// Closes the logits of tokens that can't come next: those stay whose text fits, and those that end the text where it
+    /// may end.
+    ///
+    /// # Errors
+    /// When the grammar became too complex.
+    pub fn close(&mut self, logits: &mut [f32]) -> Result<(), RuntimeError> {
+        let allowed: SimpleVob = self.matcher.compute_mask_or_eos().map_err(|error| grammar(error.to_string()))?;
+        for (token, logit) in logits.iter_mut().enumerate() {
+            if token >= allowed.len() || !allowed.get(token) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells that `token` is now part of the text.
+    ///
+    /// # Errors
+    /// When it doesn't fit.
+    pub fn see(&mut self, token: u32) -> Result<(), RuntimeError> {
+        self.matcher.consume_token(token).map_err(|error| grammar(error.to_string()))
+    }
+
+    /// Whether nothing can follow.
+    pub fn is_finished(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+fn grammar(problem: String) -> RuntimeError {
+    RuntimeError::Grammar { problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::runtime::sampling::{Sampler, Sampling};
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json")).unwrap()
+    }
+
+    /// A text that a model without knowledge writes under a constraint: any token that is open, and the end rarely.
+    fn babble(form: &Grammar, seed: u64) -> String {
+        let tokenizer = tokenizer();
+        let grammars = Grammars::new(&tokenizer, 2048, &[0]).unwrap();
+        let mut constraint = grammars.start(form).unwrap();
+        let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed, ..Default::default() }, &[]);
+        let mut ids = Vec::new();
+        while !constraint.is_finished() && ids.len() < 2000 {
+            let mut logits = vec![0.0; 2048];
+            // what closes strings and objects is likelier, so that texts end
+            for id in ["\"", "}", "]", "\"}"].iter().filter_map(|token| tokenizer.id(token)) {
+                logits[id as usize] = 6.0;
+            }
+            constraint.close(&mut logits).unwrap();
+            let id = sampler.next(&logits);
+            assert!(logits[id as usize] > f32::NEG_INFINITY, "some token is always open");
+            constraint.see(id).unwrap();
+            if id == 0 {
+                break;
+            }
+            ids.push(id);
+        }
+        tokenizer.decode(&ids, true).unwrap()
+    }
+
+    #[test]
+    fn what_keeps_to_a_schema_is_valid_by_it() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 12},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+                "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+            },
+            "required": ["name", "age", "tags"],
+            "additionalProperties": false,
+        });
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        for seed in 0..20 {
+            let text = babble(&Grammar::JsonSchema(schema.clone()), seed);
+            let value: Json = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            assert!(validator.is_valid(&value), "{text}");
+        }
+    }
+
+    #[test]
+    fn expressions_and_grammars_hold() {
+        for seed in 0..10 {
+            let text = babble(&Grammar::Regex("[a-c]{2,5}-[0-9]{3}".into()), seed);
+            let (letters, digits) = text.split_once('-').unwrap();
+            assert!((2..=5).contains(&letters.len()) && letters.chars().all(|c| ('a'..='c').contains(&c)), "{text}");
+            assert!(digits.len() == 3 && digits.chars().all(|c| c.is_ascii_digit()), "{text}");
+            let text = babble(&Grammar::Lark("start: \"yes\" | \"no\"".into()), seed);
+            assert!(text == "yes" || text == "no", "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_grammars_are_refused_with_a_reason() {
+        let grammars = Grammars::new(&tokenizer(), 2048, &[0]).unwrap();
+        for form in [
+            Grammar::JsonSchema(json!({"type": "strin"})),
+            Grammar::Regex("(".into()),
+            Grammar::Lark("start: missing".into()),
+        ] {
+            let error = grammars.start(&form).err().unwrap().to_string();
+            assert!(error.starts_with("grammar: ") && error.len() > 20, "{error}");
+        }
+        assert!(Grammars::new(&tokenizer(), 2048, &[9999]).is_err(), "a text under a grammar must be able to end");
+    }
+}

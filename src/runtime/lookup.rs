@@ -1,0 +1,104 @@
+//! Guesses how a text goes on by what followed the same tokens before (prompt lookup; Saxena 2023). The guesses cost no
+//! model; a model checks several of them in one call.
+
+/// Guesses from a text's own past.
+#[derive(Clone, Debug)]
+pub struct Lookup {
+    /// Least number of last tokens that must have stood together before.
+    min: usize,
+    /// How many of them are looked at; more that agree make a better guess.
+    max: usize,
+    text: Vec<u32>,
+    /// Guesses in a row of which nothing was right.
+    misses: u32,
+    /// Turns without a guess.
+    pause: u32,
+}
+
+/// What guesses were worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Speculation {
+    /// Tokens that were guessed.
+    pub drafted: usize,
+    /// Guesses that were right.
+    pub accepted: usize,
+}
+
+/// Turns without a guess after a wrong one: twice as many each time, up to this.
+const LONGEST_PAUSE: u32 = 16;
+
+impl Lookup {
+    /// Guesses for the continuation of `prompt`, where between `min` and `max` last tokens stood together before.
+    pub fn new(prompt: &[u32], min: usize, max: usize) -> Self {
+        Lookup { min: min.max(1), max: max.max(1), text: prompt.to_vec(), misses: 0, pause: 0 }
+    }
+
+    /// Tells that `token` is now part of the text.
+    pub fn see(&mut self, token: u32) {
+        self.text.push(token);
+    }
+
+    /// Up to `most` tokens that may come next: those after the latest of the longest matches.
+    pub fn draft(&mut self, most: usize) -> &[u32] {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return &[];
+        }
+        let end = self.text.len();
+        let mut best = (self.min.saturating_sub(1), end);
+        for before in (1..end).rev() {
+            let same = self.text[..before].iter().rev().zip(self.text.iter().rev());
+            let length = same.take(self.max).take_while(|(a, b)| a == b).count();
+            if length > best.0 {
+                best = (length, before);
+                if length == self.max {
+                    break;
+                }
+            }
+        }
+        let start = best.1;
+        &self.text[start..end.min(start.saturating_add(most))]
+    }
+
+    /// Tells how many tokens of the last draft were right. After bad luck, guessing pauses: a wrong guess makes a call
+    /// longer for nothing.
+    pub fn judge(&mut self, accepted: usize) {
+        self.misses = if accepted > 0 { 0 } else { (self.misses + 1).min(LONGEST_PAUSE.ilog2()) };
+        self.pause = if accepted > 0 { 0 } else { 1 << self.misses };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_of_the_longest_matches_is_continued() {
+        let text = [1, 2, 3, 10, 2, 3, 11, 9, 2, 3, 12, 1, 2, 3];
+        assert_eq!(Lookup::new(&text, 2, 8).draft(3), [10, 2, 3], "three tokens agree with the beginning");
+        assert_eq!(Lookup::new(&text, 2, 2).draft(2), [12, 1], "of two, the latest place counts");
+        assert!(Lookup::new(&text, 4, 8).draft(3).is_empty(), "four never agreed");
+    }
+
+    #[test]
+    fn the_last_token_is_not_guessed_twice() {
+        // a text that repeats one token continues with it, and no further than its past reaches
+        assert_eq!(Lookup::new(&[5, 5, 5], 2, 8).draft(4), [5]);
+        assert!(Lookup::new(&[5], 1, 8).draft(4).is_empty());
+        assert!(Lookup::new(&[], 1, 8).draft(4).is_empty());
+    }
+
+    #[test]
+    fn wrong_guesses_pause_it_and_right_ones_end_the_pause() {
+        let mut lookup = Lookup::new(&[1, 2, 1, 2, 1], 1, 8);
+        let turns_until_a_guess = |lookup: &mut Lookup| (0..100).take_while(|_| lookup.draft(1).is_empty()).count();
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            lookup.judge(0);
+            pauses.push(turns_until_a_guess(&mut lookup));
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 16, 16]);
+        lookup.judge(1);
+        assert_eq!(turns_until_a_guess(&mut lookup), 0);
+    }
+}

@@ -1,0 +1,125 @@
+//! Keeps sessions for the texts that come next: a conversation's next request begins with all that was said before, and
+//! what was computed of it needn't be computed again.
+
+use std::sync::Arc;
+
+use super::session::{Model, Session};
+use crate::error::Result;
+
+/// Sessions that nobody uses now, by when they were last used.
+pub struct PrefixCache {
+    model: Arc<Model>,
+    /// The latest last.
+    sessions: Vec<Session>,
+    capacity: usize,
+}
+
+impl PrefixCache {
+    /// Keeps up to `capacity` sessions; each has the memory of a whole context.
+    pub fn new(model: Arc<Model>, capacity: usize) -> Self {
+        PrefixCache { model, sessions: Vec::new(), capacity }
+    }
+
+    /// A session for a text of `length` tokens that begins with `prompt`. It may hold a beginning of the prompt; a
+    /// [`Generator`](super::Generator) goes on from there.
+    ///
+    /// # Errors
+    /// When the text doesn't fit, or the backend has no room.
+    pub fn take(&mut self, prompt: &[u32], length: u64) -> Result<Session> {
+        let candidates = self.sessions.iter().enumerate().filter(|(_, session)| session.suits(length));
+        let best = candidates.map(|(i, session)| (common(session.tokens(), prompt), i)).max();
+        if let Some((shared, i)) = best.filter(|(shared, _)| *shared > 0) {
+            let own = self.sessions[i].tokens().len();
+            // a session of which little is of use belongs to another conversation, which may want it back
+            if shared * 2 >= own {
+                return Ok(self.sessions.remove(i));
+            }
+            if let Some(session) = self.sessions[i].fork()? {
+                return Ok(session);
+            }
+        }
+        self.model.start(length)
+    }
+
+    /// Gives a session back. The one that was unused for longest makes room.
+    pub fn put(&mut self, session: Session) {
+        self.sessions.push(session);
+        if self.sessions.len() > self.capacity {
+            self.sessions.remove(0);
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Sessions that are kept.
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Whether none is kept.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+}
+
+/// Tokens with which both begin.
+pub fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::double::{self, Form};
+    use super::super::session::Ask;
+    use super::*;
+
+    fn cache(capacity: usize) -> PrefixCache {
+        PrefixCache::new(double::model(&Form::default()).0, capacity)
+    }
+
+    /// Takes a session for a prompt, computes it as a generator would, and gives it back; gives what was there before.
+    fn visit(cache: &mut PrefixCache, prompt: &[u32]) -> usize {
+        let mut session = cache.take(prompt, 16).unwrap();
+        let shared = common(session.tokens(), prompt);
+        session.rewind(shared as u64).unwrap();
+        if shared < prompt.len() {
+            session.forward(&prompt[shared..], &Ask::none()).unwrap();
+        }
+        cache.put(session);
+        shared
+    }
+
+    #[test]
+    fn a_conversation_goes_on_from_where_it_was() {
+        let mut cache = cache(2);
+        assert_eq!(visit(&mut cache, &[1, 2, 3]), 0);
+        assert_eq!(visit(&mut cache, &[1, 2, 3, 4, 5]), 3);
+        assert_eq!(visit(&mut cache, &[1, 2, 3, 4, 6, 7]), 4);
+        assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
+    fn a_common_beginning_is_copied_and_both_conversations_stay() {
+        let mut cache = cache(2);
+        visit(&mut cache, &[1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(visit(&mut cache, &[1, 2, 5, 5, 5]), 2);
+        assert_eq!(cache.len(), 2);
+        assert_eq!(visit(&mut cache, &[1, 2, 3, 4, 5, 6, 7]), 7);
+        assert_eq!(visit(&mut cache, &[1, 2, 5, 5, 5]), 5);
+    }
+
+    #[test]
+    fn the_oldest_makes_room_and_other_lengths_are_of_no_use() {
+        let mut cache = cache(1);
+        visit(&mut cache, &[1, 2, 3]);
+        visit(&mut cache, &[4, 5, 6]);
+        assert_eq!((cache.len(), visit(&mut cache, &[1, 2, 3])), (1, 0));
+        // a short text is rotated by another table
+        let session = cache.take(&[1, 2, 3], double::SHORT).unwrap();
+        assert_eq!(session.position(), 0);
+        assert!(cache.take(&[1], 17).is_err());
+    }
+}

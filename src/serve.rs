@@ -1,0 +1,27 @@
+//! Floor 6: answers requests with a model, many at a time: over HTTP as OpenAI's API has it, and as JSON lines.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`engine`] | the thread that computes: a bounded queue, texts taking turns |
+//! | [`service`] | from what a client asks to tokens, and the checks before any work |
+//! | [`parameters`] | what clients can ask for, under the names that they know |
+//! | [`http`] | connections, routes, limits |
+//! | [`openai`] | bodies of requests and answers |
+//! | [`lines`] | JSON lines over stdin or a Unix socket |
+//! | [`metrics`] | numbers for Prometheus |
+
+pub mod engine;
+pub mod error;
+pub mod http;
+pub mod lines;
+pub mod metrics;
+pub mod openai;
+pub mod parameters;
+pub mod service;
+
+pub use engine::{Ending, Engine, Event, Job, Limits};
+pub use error::ServeError;
+pub use http::{HttpOptions, serve};
+pub use metrics::Metrics;
+pub use parameters::Parameters;
+pub use service::Service;

@@ -1,0 +1,502 @@
+//! The thread that computes. Texts wait in a bounded queue; those that run take turns of one call each, so that a long
+//! prompt holds up nobody for long, and the requests that have least get the next free place.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
+
+use super::error::ServeError;
+use super::metrics::Metrics;
+use crate::error::Result;
+use crate::runtime::{
+    Choice, Constraint, Finish, Generation, Generator, Model, Piece, PrefixCache, Request, Session, TextStream,
+    Tokenizer,
+};
+
+/// How much an engine takes on.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Texts that are written at the same time; each has the memory of a context.
+    pub parallel: usize,
+    /// Texts that wait.
+    pub queue: usize,
+    /// Texts whose states are kept for the next request of their conversation.
+    pub kept: usize,
+    /// Time for a text, waiting included.
+    pub timeout: Duration,
+}
+
+/// A text to write.
+pub struct Job {
+    /// Prompt and sampling.
+    pub request: Request,
+    /// What the text keeps to.
+    pub constraint: Option<Constraint>,
+    /// Strings that end it.
+    pub stops: Vec<String>,
+}
+
+/// What happens to a text.
+#[derive(Debug)]
+pub enum Event {
+    /// It goes on.
+    Piece(Piece),
+    /// It is finished; nothing follows.
+    End(Box<Ending>),
+    /// It can't go on; nothing follows.
+    Failed(ServeError),
+}
+
+/// A finished text.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// Its tokens, and how long they took.
+    pub generation: Generation,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Time in the queue.
+    pub queued: Duration,
+    /// Time for turning tokens into text.
+    pub detokenize: Duration,
+}
+
+/// Events that may wait for a client. When they are this many, its text pauses.
+const EVENTS: usize = 64;
+/// Prompt tokens of one turn.
+const TURN: usize = 32;
+/// How long the thread sleeps when all clients are slow.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A queue with the thread that empties it.
+pub struct Engine {
+    shared: Arc<Shared>,
+    limits: Limits,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Something came into the queue, or the engine is to stop.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Waiting>,
+    /// Texts being written.
+    active: usize,
+    /// No new texts are taken.
+    closed: bool,
+    /// Nothing is to be finished, either.
+    stopped: bool,
+    /// Requests so far.
+    groups: u64,
+}
+
+/// A text in the queue.
+struct Waiting {
+    job: Job,
+    events: Sender<Event>,
+    since: Instant,
+    /// Which request it belongs to.
+    group: u64,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Starts the thread for a model.
+    pub fn start(model: Arc<Model>, tokenizer: Arc<Tokenizer>, limits: Limits, metrics: Arc<Metrics>) -> Self {
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+        let worker = Worker {
+            shared: shared.clone(),
+            cache: PrefixCache::new(model, limits.kept),
+            tokenizer,
+            limits,
+            metrics,
+            active: Vec::new(),
+        };
+        let thread = std::thread::spawn(move || worker.run());
+        Engine { shared, limits, thread: Mutex::new(Some(thread)) }
+    }
+
+    /// Puts the texts of a request into the queue, all or none.
+    ///
+    /// # Errors
+    /// When there isn't room for them, or the engine stops.
+    pub fn submit(&self, jobs: Vec<Job>) -> Result<Vec<Receiver<Event>>, ServeError> {
+        let mut state = self.shared.lock();
+        if state.closed {
+            return Err(ServeError::Stopping);
+        }
+        let free = self.limits.parallel.saturating_sub(state.active);
+        if state.queue.len() + jobs.len() > self.limits.queue + free {
+            return Err(ServeError::Busy { waiting: state.queue.len() });
+        }
+        state.groups += 1;
+        let group = state.groups;
+        let since = Instant::now();
+        let mut receivers = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let (events, receiver) = channel(EVENTS);
+            state.queue.push_back(Waiting { job, events, since, group });
+            receivers.push(receiver);
+        }
+        self.shared.changed.notify_one();
+        Ok(receivers)
+    }
+
+    /// Texts that wait, and texts being written.
+    pub fn load(&self) -> (usize, usize) {
+        let state = self.shared.lock();
+        (state.queue.len(), state.active)
+    }
+
+    /// Takes no new texts. Those that are here are finished.
+    pub fn close(&self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_one();
+    }
+
+    /// Ends the thread after its current call, whatever is unfinished.
+    pub fn stop(&self) {
+        {
+            let mut state = self.shared.lock();
+            (state.closed, state.stopped) = (true, true);
+        }
+        self.shared.changed.notify_one();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // its panics were caught, text by text
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What the thread has.
+struct Worker {
+    shared: Arc<Shared>,
+    cache: PrefixCache,
+    tokenizer: Arc<Tokenizer>,
+    limits: Limits,
+    metrics: Arc<Metrics>,
+    active: Vec<Active>,
+}
+
+/// A text being written.
+struct Active {
+    generator: Generator,
+    session: Session,
+    stream: TextStream,
+    events: Sender<Event>,
+    since: Instant,
+    begun: Instant,
+    group: u64,
+    /// The prompt is computed.
+    writing: bool,
+    detokenize: Duration,
+    choices: Vec<Choice>,
+}
+
+/// What a turn led to.
+enum Turn {
+    /// It goes on.
+    More,
+    /// The client reads too slowly; nothing was done.
+    Blocked,
+    /// It is finished.
+    Over,
+}
+
+impl Worker {
+    fn run(mut self) {
+        while self.admit() {
+            let mut worked = false;
+            let mut i = 0;
+            while i < self.active.len() {
+                let text = &mut self.active[i];
+                let turn = catch_unwind(AssertUnwindSafe(|| text.turn(&self.limits, &self.metrics)));
+                match turn {
+                    Ok(Ok(Turn::Blocked)) => i += 1,
+                    Ok(Ok(Turn::More)) => {
+                        worked = true;
+                        i += 1;
+                    }
+                    Ok(Ok(Turn::Over)) => {
+                        worked = true;
+                        let text = self.active.remove(i);
+                        self.cache.put(text.session);
+                    }
+                    // what the session holds then is uncertain: it goes
+                    Ok(Err(error)) => self.active.remove(i).fail(error),
+                    Err(_) => {
+                        self.active.remove(i).fail(ServeError::Model { problem: "it panicked; see the log".into() });
+                    }
+                }
+            }
+            self.shared.lock().active = self.active.len();
+            if !worked && !self.active.is_empty() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        for text in self.active.drain(..) {
+            text.fail(ServeError::Stopping);
+        }
+        for waiting in std::mem::take(&mut self.shared.lock().queue) {
+            let _ = waiting.events.try_send(Event::Failed(ServeError::Stopping));
+        }
+    }
+
+    /// Fills free places from the queue, and waits where there is nothing to do. Gives false at the end.
+    fn admit(&mut self) -> bool {
+        loop {
+            let next = {
+                let mut state = self.shared.lock();
+                loop {
+                    self.forget_abandoned(&mut state);
+                    if state.stopped || (state.closed && state.queue.is_empty() && self.active.is_empty()) {
+                        return false;
+                    }
+                    if !state.queue.is_empty() || !self.active.is_empty() {
+                        break;
+                    }
+                    state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                let next = if self.active.len() < self.limits.parallel { self.next(&state.queue) } else { None };
+                let next = next.and_then(|index| state.queue.remove(index));
+                state.active = self.active.len() + usize::from(next.is_some());
+                next
+            };
+            let Some(waiting) = next else { return true };
+            let events = waiting.events.clone();
+            match catch_unwind(AssertUnwindSafe(|| self.begin(waiting))) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => drop(events.try_send(Event::Failed(error))),
+                Err(_) => {
+                    let problem = "it panicked; see the log".to_owned();
+                    let _ = events.try_send(Event::Failed(ServeError::Model { problem }));
+                }
+            }
+        }
+    }
+
+    /// Takes texts out of the queue that nobody waits for, or whose time is up.
+    fn forget_abandoned(&self, state: &mut State) {
+        let timeout = self.limits.timeout;
+        state.queue.retain(|waiting| {
+            let late = waiting.since.elapsed() > timeout;
+            if late {
+                let _ = waiting.events.try_send(Event::Failed(ServeError::Timeout { seconds: timeout.as_secs() }));
+            }
+            let gone = late || waiting.events.is_closed();
+            if gone {
+                self.metrics.cancelled();
+            }
+            !gone
+        });
+    }
+
+    /// The text whose turn it is to begin: of the request with the fewest texts being written, the first. Texts of one
+    /// request have the same prompt: while the first computes it, the others wait, to take it over.
+    fn next(&self, queue: &VecDeque<Waiting>) -> Option<usize> {
+        let of_group = |group: u64| self.active.iter().filter(move |text| text.group == group);
+        let ready = |waiting: &Waiting| of_group(waiting.group).all(|text| text.writing);
+        let candidates = queue.iter().enumerate().filter(|(_, waiting)| ready(waiting));
+        candidates.min_by_key(|(_, waiting)| of_group(waiting.group).count()).map(|(index, _)| index)
+    }
+
+    fn begin(&mut self, waiting: Waiting) -> Result<(), ServeError> {
+        let Waiting { job, events, since, group } = waiting;
+        let model = self.cache.model().clone();
+        let length = job.request.length(&model);
+        let sibling = self.active.iter().find(|text| text.group == group && text.session.suits(length));
+        let mut session = match sibling.map(|text| text.session.fork()).transpose()?.flatten() {
+            Some(session) => session,
+            None => self.cache.take(&job.request.prompt, length)?,
+        };
+        let stream = TextStream::after(&self.tokenizer, &job.request.prompt, &job.stops)?;
+        let generator = Generator::new(job.request, job.constraint, &mut session)?;
+        self.active.push(Active {
+            generator,
+            session,
+            stream,
+            events,
+            since,
+            begun: Instant::now(),
+            group,
+            writing: false,
+            detokenize: Duration::ZERO,
+            choices: Vec::new(),
+        });
+        Ok(())
+    }
+}
+
+impl Active {
+    /// One call of the model, at most.
+    fn turn(&mut self, limits: &Limits, metrics: &Metrics) -> Result<Turn, ServeError> {
+        if self.events.is_closed() {
+            metrics.cancelled();
+            return Ok(Turn::Over);
+        }
+        if self.since.elapsed() > limits.timeout {
+            metrics.cancelled();
+            let _ = self.events.try_send(Event::Failed(ServeError::Timeout { seconds: limits.timeout.as_secs() }));
+            return Ok(Turn::Over);
+        }
+        // a call gives some tokens, and the text may end: that all has to have room
+        if self.events.capacity() < EVENTS / 2 {
+            return Ok(Turn::Blocked);
+        }
+        if self.generator.prefill(&mut self.session, TURN)? {
+            return Ok(Turn::More);
+        }
+        self.writing = true;
+        let mut end = self.generator.step(&mut self.session, &mut self.choices)?;
+        let start = Instant::now();
+        for choice in std::mem::take(&mut self.choices) {
+            let piece = match self.stream.push(choice)? {
+                ControlFlow::Continue(piece) => piece,
+                ControlFlow::Break(piece) => {
+                    send(&self.events, Event::Piece(piece));
+                    self.end(Finish::Stop, start, metrics);
+                    return Ok(Turn::Over);
+                }
+            };
+            if !piece.tokens.is_empty() || !piece.text.is_empty() {
+                send(&self.events, Event::Piece(piece));
+            }
+        }
+        match end.take() {
+            None => {
+                self.detokenize += start.elapsed();
+                Ok(Turn::More)
+            }
+            Some(finish) => {
+                let rest = self.stream.finish()?;
+                send(&self.events, Event::Piece(rest));
+                self.end(finish, start, metrics);
+                Ok(Turn::Over)
+            }
+        }
+    }
+
+    /// Tells the client that the text is finished.
+    fn end(&mut self, finish: Finish, detokenizing: Instant, metrics: &Metrics) {
+        self.detokenize += detokenizing.elapsed();
+        let generation = self.generator.finish(finish);
+        let prompt_tokens = self.generator.prompt().len();
+        let queued = self.begun - self.since;
+        metrics.text(prompt_tokens, &generation, queued);
+        let ending = Ending { generation, prompt_tokens, queued, detokenize: self.detokenize };
+        send(&self.events, Event::End(Box::new(ending)));
+    }
+
+    fn fail(self, error: ServeError) {
+        let _ = self.events.try_send(Event::Failed(error));
+    }
+}
+
+/// There is room: a turn begins only then. That the client went away is seen at the next turn.
+fn send(events: &Sender<Event>, event: Event) {
+    let sent = events.try_send(event);
+    debug_assert!(!matches!(sent, Err(TrySendError::Full(_))), "a turn gives few events");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::runtime::double::{self, Form, Mishap};
+    use crate::serve::service::whole;
+
+    const LIMITS: Limits = Limits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
+
+    fn engine(form: &Form, limits: Limits) -> (Engine, Arc<Metrics>) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::open(&path).unwrap());
+        let metrics = Arc::new(Metrics::default());
+        (Engine::start(double::model(form).0, tokenizer, limits, metrics.clone()), metrics)
+    }
+
+    fn job(prompt: &[u32], max_tokens: usize) -> Job {
+        let request = Request { prompt: prompt.to_vec(), max_tokens, ..Request::default() };
+        Job { request, constraint: None, stops: Vec::new() }
+    }
+
+    /// Writes one text to its end.
+    fn write(engine: &Engine, prompt: &[u32], max_tokens: usize) -> Result<Vec<u32>, ServeError> {
+        let mut receivers = engine.submit(vec![job(prompt, max_tokens)])?;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(whole(receivers.remove(0))).map(|text| text.ending.generation.ids)
+    }
+
+    #[test]
+    fn a_backend_that_fails_or_panics_costs_one_text() {
+        let expected = write(&engine(&Form::default(), LIMITS).0, &[3, 1, 4], 5).unwrap();
+        for mishap in [Mishap::Error, Mishap::Panic, Mishap::Short] {
+            let (engine, _) = engine(&Form { script: vec![(6, mishap)], ..Form::default() }, LIMITS);
+            let error = write(&engine, &[3, 1, 4], 5).unwrap_err();
+            assert!(matches!(error, ServeError::Model { .. }), "{mishap:?}: {error}");
+            assert_eq!(write(&engine, &[3, 1, 4], 5).unwrap(), expected, "the next text is right: {mishap:?}");
+            assert_eq!(engine.load(), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_client_that_doesnt_read_stops_its_own_text_only() {
+        let form = Form { contexts: vec![400], ..Form::default() };
+        let (engine, _) = engine(&form, LIMITS);
+        let mut unread = engine.submit(vec![job(&[3, 1], 300)]).unwrap();
+        for _ in 0..5 {
+            assert_eq!(write(&engine, &[1, 2], 100).unwrap().len(), 100);
+        }
+        assert_eq!(engine.load(), (0, 1), "it waits for its reader");
+        assert!(unread[0].len() < EVENTS, "what waits has an end: {}", unread[0].len());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert_eq!(runtime.block_on(whole(unread.remove(0))).unwrap().ending.generation.ids.len(), 300);
+    }
+
+    #[test]
+    fn a_request_with_many_texts_leaves_room_for_others() {
+        let form = Form { contexts: vec![400], ..Form::default() };
+        let (engine, metrics) = engine(&form, LIMITS);
+        let many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
+        write(&engine, &[1, 2], 5).unwrap();
+        let (waiting, active) = engine.load();
+        assert!(waiting + active >= 4, "the short text needn't wait for all six: {waiting} wait, {active} run");
+        drop(many);
+        for _ in 0..1000 {
+            if engine.load() == (0, 0) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(engine.load(), (0, 0), "{}", metrics.render(0, 0));
+    }
+
+    #[test]
+    fn what_stops_says_so() {
+        let (engine, _) = engine(&Form::default(), Limits { queue: 0, ..LIMITS });
+        assert!(matches!(engine.submit((0..3).map(|_| job(&[1], 1)).collect()), Err(ServeError::Busy { waiting: 0 })));
+        engine.close();
+        assert!(matches!(write(&engine, &[1], 1), Err(ServeError::Stopping)));
+        engine.stop();
+    }
+}

@@ -1,0 +1,198 @@
+//! Errors of requests, with the codes that clients know.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::error::{Diagnostic, Error, Fault};
+use crate::runtime::RuntimeError;
+
+/// Why a request isn't answered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The request is wrong.
+    #[error("{problem}")]
+    Invalid {
+        /// What is wrong.
+        problem: String,
+        /// The field that it is about.
+        field: Option<&'static str>,
+    },
+    /// The text doesn't fit into the model's context.
+    #[error(
+        "this model's context has {context} tokens, but the request needs {tokens}: {prompt} of the prompt and {more} to \
+         generate; shorten the prompt or lower max_tokens"
+    )]
+    ContextLength {
+        /// Tokens that fit.
+        context: u64,
+        /// Tokens that were asked for.
+        tokens: u64,
+        /// Of them, tokens of the prompt.
+        prompt: u64,
+        /// And tokens to generate.
+        more: u64,
+    },
+    /// No key, or a wrong one.
+    #[error("this server wants an API key: send it as `Authorization: Bearer KEY`")]
+    Unauthorized,
+    /// There is no such model.
+    #[error("there is no model `{name}` here; this server has `{own}`")]
+    NoModel {
+        /// The name that was asked for.
+        name: String,
+        /// The name of the model that is here.
+        own: String,
+    },
+    /// There is no such path.
+    #[error("there is nothing at `{path}`")]
+    NoRoute {
+        /// The path.
+        path: String,
+    },
+    /// The path doesn't take this method.
+    #[error("`{path}` doesn't take {method}")]
+    Method {
+        /// The path.
+        path: String,
+        /// The method.
+        method: String,
+    },
+    /// The body didn't arrive in time.
+    #[error("the request didn't arrive within {seconds} seconds")]
+    Slow {
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// The body is too large.
+    #[error("the request is larger than the {limit} bytes that this server takes")]
+    TooLarge {
+        /// Most bytes.
+        limit: usize,
+    },
+    /// The queue is full.
+    #[error("the server is busy: {waiting} requests wait already; try again later")]
+    Busy {
+        /// Requests that wait.
+        waiting: usize,
+    },
+    /// The server is about to end.
+    #[error("the server is shutting down")]
+    Stopping,
+    /// The answer took too long.
+    #[error("the answer wasn't finished within {seconds} seconds")]
+    Timeout {
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// The address can't be listened on.
+    #[error("can't listen on {address}: {error}")]
+    Listen {
+        /// Host and port, or the path of a socket.
+        address: String,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The model failed.
+    #[error("the model failed: {problem}")]
+    Model {
+        /// What it says.
+        problem: String,
+    },
+}
+
+impl ServeError {
+    /// A [`ServeError::Invalid`] about a field.
+    pub fn field(field: &'static str, problem: impl Into<String>) -> Self {
+        ServeError::Invalid { problem: problem.into(), field: Some(field) }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            ServeError::Invalid { .. } | ServeError::ContextLength { .. } => StatusCode::BAD_REQUEST,
+            ServeError::Unauthorized => StatusCode::UNAUTHORIZED,
+            ServeError::NoModel { .. } | ServeError::NoRoute { .. } => StatusCode::NOT_FOUND,
+            ServeError::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            ServeError::Slow { .. } => StatusCode::REQUEST_TIMEOUT,
+            ServeError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            ServeError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            ServeError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            ServeError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            ServeError::Listen { .. } | ServeError::Model { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The body that clients of OpenAI's API expect.
+    pub fn body(&self) -> Value {
+        let (kind, code) = match self {
+            ServeError::Invalid { .. } => ("invalid_request_error", None),
+            ServeError::ContextLength { .. } => ("invalid_request_error", Some("context_length_exceeded")),
+            ServeError::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
+            ServeError::NoModel { .. } => ("invalid_request_error", Some("model_not_found")),
+            ServeError::NoRoute { .. } => ("invalid_request_error", Some("unknown_url")),
+            ServeError::Method { .. } => ("invalid_request_error", Some("method_not_supported")),
+            ServeError::Slow { .. } => ("invalid_request_error", Some("request_timeout")),
+            ServeError::TooLarge { .. } => ("invalid_request_error", Some("request_too_large")),
+            ServeError::Busy { .. } => ("rate_limit_error", Some("queue_full")),
+            ServeError::Stopping => ("server_error", Some("shutting_down")),
+            ServeError::Timeout { .. } => ("server_error", Some("timeout")),
+            ServeError::Listen { .. } | ServeError::Model { .. } => ("server_error", None),
+        };
+        let field = match self {
+            ServeError::Invalid { field, .. } => *field,
+            ServeError::ContextLength { .. } => Some("messages"),
+            ServeError::NoModel { .. } => Some("model"),
+            _ => None,
+        };
+        json!({"error": {"message": self.to_string(), "type": kind, "param": field, "code": code}})
+    }
+}
+
+impl IntoResponse for ServeError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), Json(self.body())).into_response();
+        let headers = response.headers_mut();
+        match self {
+            ServeError::Busy { .. } => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            ServeError::Unauthorized => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+/// What the runtime says of a request: its own mistakes are the client's, the rest is ours.
+impl From<RuntimeError> for ServeError {
+    fn from(error: RuntimeError) -> Self {
+        Error::from(error).into()
+    }
+}
+
+impl From<Error> for ServeError {
+    fn from(error: Error) -> Self {
+        match error.fault() {
+            Fault::Usage => ServeError::Invalid { problem: error.to_string(), field: None },
+            Fault::Source | Fault::Platform => ServeError::Model { problem: error.to_string() },
+        }
+    }
+}
+
+impl Diagnostic for ServeError {
+    fn fault(&self) -> Fault {
+        match self {
+            ServeError::Listen { .. } => Fault::Platform,
+            _ => Fault::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        matches!(self, ServeError::Listen { .. }).then(|| "choose another --port or --host".into())
+    }
+}

@@ -1,0 +1,408 @@
+//! HTTP: connections, routes, limits.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{MatchedPath, Path, Request, State};
+use axum::http::{HeaderValue, Method, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::sse::{KeepAlive, Sse};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use futures_util::stream::{self, Stream, StreamExt};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+use super::engine::{Ending, Event};
+use super::error::ServeError;
+use super::openai::{self, Asked, Head, Kind, Likelihoods};
+use super::service::{Answer, Service, Times, whole};
+
+/// How a server treats its clients.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    /// Key that clients must send; none is needed without.
+    pub api_key: Option<String>,
+    /// Web pages from these origins may use the server; `*` is all. None without.
+    pub cors: Vec<String>,
+    /// Most bytes of a request's body.
+    pub max_body: usize,
+    /// Time in which a request must arrive: its head, and then its body.
+    pub read_timeout: Duration,
+    /// Connections at the same time; further ones wait to be accepted.
+    pub connections: usize,
+    /// Time for unfinished answers when the server is to end.
+    pub grace: Duration,
+}
+
+impl Default for HttpOptions {
+    fn default() -> Self {
+        HttpOptions {
+            api_key: None,
+            cors: Vec::new(),
+            max_body: 4 << 20,
+            read_timeout: Duration::from_secs(20),
+            connections: 512,
+            grace: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What handlers share.
+struct App {
+    service: Arc<Service>,
+    options: HttpOptions,
+    /// Requests so far, for names of answers.
+    count: AtomicU64,
+}
+
+/// The chat page.
+const PAGE: &str = include_str!("page.html");
+
+/// Answers requests until `shutdown` is done. Then unfinished answers get some time, and new requests are refused.
+pub async fn serve(
+    service: Arc<Service>,
+    listener: TcpListener,
+    options: HttpOptions,
+    shutdown: impl Future<Output = ()>,
+) {
+    let places = Arc::new(Semaphore::new(options.connections));
+    let graceful = GracefulShutdown::new();
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(options.read_timeout);
+    let (grace, engine) = (options.grace, service.clone());
+    let routes = TowerToHyperService::new(routes(service, options));
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = async {
+            let place = places.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            () = &mut shutdown => break,
+            accepted = accepted => accepted,
+        };
+        let Ok((stream, _)) = accepted else {
+            // out of file descriptors, or the client is gone already
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            continue;
+        };
+        // parts of a stream are small, and wanted at once
+        let _ = stream.set_nodelay(true);
+        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), routes.clone()));
+        tokio::spawn(async move {
+            // a client that breaks off is no matter of ours
+            let _ = connection.await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    engine.engine().close();
+    let _ = timeout(grace, graceful.shutdown()).await;
+    let _ = tokio::task::spawn_blocking(move || engine.engine().stop()).await;
+}
+
+fn routes(service: Arc<Service>, options: HttpOptions) -> Router {
+    let cors = (!options.cors.is_empty()).then(|| cors(&options.cors));
+    let app = Arc::new(App { service, options, count: AtomicU64::default() });
+    let guarded = Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completion))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{name}", get(model))
+        .route("/metrics", get(metrics))
+        .route_layer(from_fn_with_state(app.clone(), guard));
+    let routes = Router::new()
+        .route("/", get(page))
+        .route("/health", get(health))
+        .merge(guarded)
+        .fallback(async |uri: Uri| ServeError::NoRoute { path: uri.path().to_owned() })
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| ServeError::Method {
+            path: uri.path().to_owned(),
+            method: method.to_string(),
+        })
+        .layer(from_fn_with_state(app.clone(), count));
+    match cors {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    }
+    .with_state(app)
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE]);
+    if origins.iter().any(|origin| origin == "*") {
+        return layer.allow_origin(Any);
+    }
+    layer.allow_origin(AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())))
+}
+
+/// Lets only those in who have the key.
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    if let Some(key) = &app.options.api_key {
+        let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let sent =
+            sent.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        if !sent.is_some_and(|(_, sent)| same(sent.trim().as_bytes(), key.as_bytes())) {
+            return ServeError::Unauthorized.into_response();
+        }
+    }
+    next.run(request).await
+}
+
+/// Compares in a time that doesn't tell where the first difference is.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    let response = next.run(request).await;
+    app.service.metrics.request(&route, response.status().as_u16());
+    response
+}
+
+async fn page() -> Response {
+    // the page is whole: it loads nothing from elsewhere
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
+    ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)).into_response()
+}
+
+async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+    let (waiting, active) = app.service.engine().load();
+    Json(json!({
+        "status": "ok", "mode": "http", "model": app.service.name, "device": app.service.device,
+        "context": app.service.context(), "waiting": waiting, "active": active,
+        "uptime_s": app.service.metrics.uptime().as_secs_f64(),
+    }))
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let (waiting, active) = app.service.engine().load();
+    let text = app.service.metrics.render(waiting, active);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
+}
+
+fn about_model(service: &Service) -> Value {
+    json!({
+        "id": service.name, "object": "model", "created": service.created, "owned_by": "anec",
+        "max_model_len": service.context(), "device": service.device,
+    })
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [about_model(&app.service)]}))
+}
+
+async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Json<Value>, ServeError> {
+    match name == app.service.name {
+        true => Ok(Json(about_model(&app.service))),
+        false => Err(ServeError::NoModel { name, own: app.service.name.clone() }),
+    }
+}
+
+async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
+    answer(app, Kind::Chat, request).await
+}
+
+async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
+    answer(app, Kind::Completion, request).await
+}
+
+async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, ServeError> {
+    let body = read(&app.options, request).await?;
+    let service = app.service.clone();
+    // tokenizing a long text and compiling a schema take a while: not on a thread that others wait for
+    let work = tokio::task::spawn_blocking(move || {
+        let asked = openai::read(kind, &body, &service)?;
+        let Asked { prompt, parameters, logprobs, stream, include_usage, kind } = asked;
+        let answer = service.ask(prompt, &parameters, logprobs)?;
+        Ok::<_, ServeError>((answer, Form { kind, stream, include_usage, logprobs: logprobs.is_some() }))
+    });
+    let (answer, form) = work.await.map_err(|_| ServeError::Model { problem: "it panicked; see the log".into() })??;
+    let head = Head {
+        kind,
+        id: app.answer_id(kind),
+        created: app.service.created + app.service.metrics.uptime().as_secs(),
+        model: app.service.name.clone(),
+    };
+    if form.stream {
+        let parts = parts(app.service.clone(), head, form, answer);
+        return Ok(Sse::new(parts).keep_alive(KeepAlive::default()).into_response());
+    }
+    let (mut texts, tokenize) = (Vec::new(), answer.tokenize);
+    for receiver in answer.receivers {
+        texts.push(whole(receiver).await?);
+    }
+    let choices = texts.iter().enumerate().map(|(index, text)| {
+        let likely = Likelihoods::new(app.service.clone(), kind, form.logprobs).of(&text.tokens);
+        openai::choice(kind, index, text, likely)
+    });
+    let usage = openai::usage(answer.prompt.len(), texts.iter().map(|text| &text.ending));
+    let times = texts.first().map(|text| Times::of(&text.ending, tokenize)).unwrap_or_default();
+    Ok(Json(head.answer(choices.collect(), usage, &times)).into_response())
+}
+
+/// How an answer is written.
+#[derive(Clone, Copy)]
+struct Form {
+    kind: Kind,
+    stream: bool,
+    include_usage: bool,
+    logprobs: bool,
+}
+
+impl App {
+    fn answer_id(&self, kind: Kind) -> String {
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let prefix = match kind {
+            Kind::Chat => "chatcmpl",
+            Kind::Completion => "cmpl",
+        };
+        format!("{prefix}-{:x}{number:08x}", self.service.created)
+    }
+}
+
+/// Reads a body within the limits of size and time.
+async fn read(options: &HttpOptions, request: Request<Body>) -> Result<Bytes, ServeError> {
+    let limit = options.max_body;
+    let length =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > limit) {
+        return Err(ServeError::TooLarge { limit });
+    }
+    match timeout(options.read_timeout, to_bytes(request.into_body(), limit)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(_)) => Err(ServeError::TooLarge { limit }),
+        Err(_) => Err(ServeError::Slow { seconds: options.read_timeout.as_secs() }),
+    }
+}
+
+/// The answer in parts. Dropping it drops the receivers, and with them the work.
+fn parts(
+    service: Arc<Service>,
+    head: Head,
+    form: Form,
+    answer: Answer,
+) -> impl Stream<Item = Result<axum::response::sse::Event, Infallible>> {
+    let count = answer.receivers.len();
+    let events = answer.receivers.into_iter().enumerate().map(|(index, mut receiver)| {
+        stream::poll_fn(move |context| receiver.poll_recv(context)).map(move |event| (index, event)).boxed()
+    });
+    let texts = (0..count).map(|_| (true, Likelihoods::new(service.clone(), form.kind, form.logprobs))).collect();
+    let mut writer = Writer {
+        head,
+        form,
+        texts,
+        endings: Vec::new(),
+        prompt_tokens: answer.prompt.len(),
+        tokenize: answer.tokenize,
+        over: false,
+    };
+    stream::select_all(events)
+        .map(move |(index, event)| writer.write(index, event))
+        // nothing follows the end of the last text
+        .take_while(|parts| std::future::ready(!parts.is_empty()))
+        .flat_map(|parts| stream::iter(parts.into_iter().map(Ok)))
+}
+
+/// Writes the parts of an answer.
+struct Writer {
+    head: Head,
+    form: Form,
+    /// Whether a text hasn't begun, and how likely its tokens are.
+    texts: Vec<(bool, Likelihoods)>,
+    endings: Vec<Ending>,
+    prompt_tokens: usize,
+    tokenize: Duration,
+    over: bool,
+}
+
+impl Writer {
+    /// What an event of a text leads to: at least a comment, or nothing after the end.
+    fn write(&mut self, index: usize, event: Event) -> Vec<axum::response::sse::Event> {
+        if self.over {
+            return Vec::new();
+        }
+        let kind = self.form.kind;
+        let mut values = Vec::new();
+        match event {
+            Event::Piece(piece) => {
+                let (first, likely) = &mut self.texts[index];
+                if piece.text.is_empty() && (piece.tokens.is_empty() || !self.form.logprobs) && !*first {
+                    return vec![axum::response::sse::Event::default().comment("")];
+                }
+                let likely = likely.of(&piece.tokens);
+                values.push(openai::delta(kind, index, std::mem::take(first), &piece.text, likely, None));
+            }
+            Event::End(ending) => {
+                let finish = Some(ending.generation.finish);
+                values.push(openai::delta(
+                    kind,
+                    index,
+                    std::mem::take(&mut self.texts[index].0),
+                    "",
+                    Value::Null,
+                    finish,
+                ));
+                self.endings.push(*ending);
+            }
+            Event::Failed(error) => {
+                self.over = true;
+                return vec![data(&error.body()), done()];
+            }
+        }
+        let ended = self.endings.len();
+        let mut parts: Vec<Value> = values.into_iter().map(|value| self.head.chunk(vec![value])).collect();
+        if self.form.include_usage {
+            parts.iter_mut().for_each(|part| part["usage"] = Value::Null);
+        }
+        if ended == self.texts.len() {
+            self.over = true;
+            let times = self.endings.first().map(|ending| Times::of(ending, self.tokenize));
+            if let Some(last) = parts.last_mut() {
+                last["anec"] = json!(times);
+            }
+            if self.form.include_usage {
+                let mut part = self.head.chunk(Vec::new());
+                part["usage"] = openai::usage(self.prompt_tokens, self.endings.iter());
+                parts.push(part);
+            }
+            return parts.iter().map(data).chain([done()]).collect();
+        }
+        parts.iter().map(data).collect()
+    }
+}
+
+fn data(value: &Value) -> axum::response::sse::Event {
+    axum::response::sse::Event::default().data(value.to_string())
+}
+
+fn done() -> axum::response::sse::Event {
+    axum::response::sse::Event::default().data("[DONE]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_compared_whole() {
+        assert!(same(b"key", b"key"));
+        assert!(!same(b"key", b"kex") && !same(b"key", b"ke") && !same(b"", b"k"));
+    }
+}

@@ -1,0 +1,267 @@
+//! JSON lines, over stdin or a Unix socket: a request on each line, an answer on each line. The fields are those of the
+//! HTTP API and those of earlier runtimes for the Neural Engine; so is the short form `ID ID …|MAX`.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::engine::Event;
+use super::error::ServeError;
+use super::openai::finish_reason;
+use super::parameters::Parameters;
+use super::service::{Answer, Prompt, Service, Text, Times, whole};
+use crate::runtime::Choice;
+use crate::runtime::chat::{Chat, Message};
+
+/// Name of the form of the lines.
+pub const PROTOCOL: &str = "anec-jsonl-v1";
+
+/// A request.
+#[derive(Debug, Deserialize)]
+struct Line {
+    /// Comes back with the answer.
+    id: Option<Json>,
+    messages: Option<Vec<Message>>,
+    prompt: Option<String>,
+    system: Option<String>,
+    #[serde(alias = "prompt_ids", alias = "ids")]
+    tokens: Option<Vec<u32>>,
+    /// False: the tokens follow those of the requests before.
+    reset: Option<bool>,
+    /// The text also comes in parts, each on a line with `delta`.
+    stream: Option<bool>,
+    #[serde(flatten)]
+    parameters: Parameters,
+}
+
+/// The line that says that requests can come.
+pub fn ready(transport: &str, path: Option<&std::path::Path>) -> String {
+    let fields = json!({
+        "request": ["id", "messages", "prompt", "system", "tokens", "prompt_ids", "max_tokens", "max_new", "temperature",
+            "top_k", "top_p", "min_p", "rep_penalty", "seed", "stop", "stop_repeat_ngram", "response_format", "reset", "stream"],
+        "response": ["ok", "id", "text", "output", "generated_ids", "finish_reason", "timing", "cache_seq_len", "error"],
+    });
+    let mut about = json!({"protocol": PROTOCOL, "transport": transport, "fields": fields});
+    if let Some(path) = path {
+        about["path"] = json!(path);
+    }
+    format!("READY {about}\n")
+}
+
+/// Answers requests until there are no more. `limit` is the most bytes of a line.
+///
+/// # Errors
+/// When an answer can't be written.
+pub async fn serve(
+    service: Arc<Service>,
+    reader: impl AsyncBufRead + Unpin,
+    mut writer: impl AsyncWrite + Unpin,
+    limit: usize,
+) -> std::io::Result<()> {
+    let mut reader = reader;
+    // tokens of the requests before, for those that continue them
+    let mut history: Vec<u32> = Vec::new();
+    loop {
+        let mut line = Vec::new();
+        let read = (&mut reader).take(limit as u64 + 1).read_until(b'\n', &mut line).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        if line.len() > limit {
+            let error = ServeError::TooLarge { limit };
+            writer.write_all(failed(None, &error).as_bytes()).await?;
+            // what follows can't be told from the rest of this line
+            return writer.flush().await;
+        }
+        if !line.iter().all(u8::is_ascii_whitespace) {
+            let answer = match short_form(&line) {
+                Some((ids, most)) => short_answer(&service, ids, most).await,
+                None => long_answer(&service, &line, &mut history, &mut writer).await?,
+            };
+            writer.write_all(answer.as_bytes()).await?;
+            writer.flush().await?;
+        }
+    }
+}
+
+/// `ID ID …|MAX`
+fn short_form(line: &[u8]) -> Option<(Vec<u32>, u64)> {
+    let line = std::str::from_utf8(line).ok()?;
+    let (ids, most) = line.trim().split_once('|').unwrap_or((line.trim(), "50"));
+    let ids = ids.split_ascii_whitespace().map(|id| id.parse().ok()).collect::<Option<Vec<u32>>>()?;
+    Some((ids, most.trim().parse().ok()?))
+}
+
+async fn short_answer(service: &Service, ids: Vec<u32>, most: u64) -> String {
+    let parameters = Parameters::greedy(most);
+    let text = match service.ask(Prompt::Ids(ids), &parameters, None) {
+        Ok(answer) => finish(answer).await,
+        Err(error) => Err(error),
+    };
+    match text {
+        Err(error) => format!("ERROR: {error}\n"),
+        Ok((text, _)) => {
+            let ids: Vec<String> = text.ending.generation.ids.iter().map(u32::to_string).collect();
+            let timings = text.ending.generation.timings;
+            let (prefill, decode) = (timings.prefill_tps, timings.decode_tps);
+            let (prompt, count) = (text.ending.prompt_tokens, ids.len());
+            format!(
+                "OUT: {}\nPERF: prefill={prefill:.1} decode={decode:.1} prompt={prompt} gen={count}\n",
+                ids.join(" ")
+            )
+        }
+    }
+}
+
+async fn finish(mut answer: Answer) -> Result<(Text, Times), ServeError> {
+    let receiver = answer.receivers.pop().ok_or(ServeError::Stopping)?;
+    let text = whole(receiver).await?;
+    let times = Times::of(&text.ending, answer.tokenize);
+    Ok((text, times))
+}
+
+async fn long_answer(
+    service: &Service,
+    line: &[u8],
+    history: &mut Vec<u32>,
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> std::io::Result<String> {
+    let request: Line = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(error) => {
+            let error = ServeError::Invalid { problem: format!("the line: {error}"), field: None };
+            return Ok(failed(None, &error));
+        }
+    };
+    let id = request.id.clone();
+    let stream = request.stream == Some(true);
+    let asked = match prompt(request, history) {
+        Ok((prompt, parameters)) => service.ask(prompt, &parameters, None),
+        Err(error) => Err(error),
+    };
+    let mut answer = match asked {
+        Ok(answer) => answer,
+        Err(error) => return Ok(failed(id, &error)),
+    };
+    let prompt = std::mem::take(&mut answer.prompt);
+    let text = if stream { stream_parts(&mut answer, &id, writer).await? } else { finish(answer).await };
+    Ok(match text {
+        Err(error) => failed(id, &error),
+        Ok((text, times)) => {
+            *history = [prompt, text.ending.generation.ids.clone()].concat();
+            format!("{}\n", answered(id, &text, &times, history.len()))
+        }
+    })
+}
+
+fn prompt(request: Line, history: &[u32]) -> Result<(Prompt, Parameters), ServeError> {
+    if request.parameters.n.is_some_and(|n| n != 1) {
+        return Err(ServeError::field("n", "a line has one answer: `n` can only be 1"));
+    }
+    let system = request.system.map(|system| Message::new("system", &system));
+    let prompt = match (request.messages, request.prompt, request.tokens) {
+        (Some(messages), None, None) => Prompt::Chat(Chat::new(system.into_iter().chain(messages).collect())),
+        (None, Some(text), None) if system.is_some() => {
+            Prompt::Chat(Chat::new(system.into_iter().chain([Message::new("user", &text)]).collect()))
+        }
+        (None, Some(text), None) => Prompt::Text { text, special: false },
+        (None, None, Some(tokens)) if tokens.is_empty() => {
+            return Err(ServeError::field("tokens", "`tokens` has no tokens"));
+        }
+        (None, None, Some(tokens)) if request.reset == Some(false) => Prompt::Ids([history, &tokens].concat()),
+        (None, None, Some(tokens)) => Prompt::Ids(tokens),
+        _ => {
+            let problem = "give one of `messages`, `prompt` and `tokens`".to_owned();
+            return Err(ServeError::Invalid { problem, field: None });
+        }
+    };
+    Ok((prompt, request.parameters))
+}
+
+/// Writes the parts of a text as they come; gives the whole.
+async fn stream_parts(
+    answer: &mut Answer,
+    id: &Option<Json>,
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> std::io::Result<Result<(Text, Times), ServeError>> {
+    let Some(mut events) = answer.receivers.pop() else { return Ok(Err(ServeError::Stopping)) };
+    let (mut text, mut tokens): (String, Vec<Choice>) = (String::new(), Vec::new());
+    loop {
+        match events.recv().await {
+            Some(Event::Piece(piece)) => {
+                if !piece.text.is_empty() {
+                    let part = json!({"ok": true, "id": id, "delta": piece.text});
+                    writer.write_all(format!("{part}\n").as_bytes()).await?;
+                    writer.flush().await?;
+                }
+                text.push_str(&piece.text);
+                tokens.extend(piece.tokens);
+            }
+            Some(Event::End(ending)) => {
+                let times = Times::of(&ending, answer.tokenize);
+                return Ok(Ok((Text { text, tokens, ending: *ending }, times)));
+            }
+            Some(Event::Failed(error)) => return Ok(Err(error)),
+            None => return Ok(Err(ServeError::Stopping)),
+        }
+    }
+}
+
+fn answered(id: Option<Json>, text: &Text, times: &Times, length: usize) -> Json {
+    let generation = &text.ending.generation;
+    let timings = generation.timings;
+    let mut answer = json!({
+        "ok": true,
+        "text": text.text,
+        "output": generation.ids,
+        "generated_ids": generation.ids,
+        "finish_reason": finish_reason(generation.finish),
+        "prompt_tokens": text.ending.prompt_tokens,
+        "gen_tokens": generation.ids.len(),
+        "prefill_tps": timings.prefill_tps,
+        "decode_tps": timings.decode_tps,
+        "timing": times,
+        "cache_seq_len": length,
+    });
+    if let Some(id) = id {
+        answer["id"] = id;
+    }
+    answer
+}
+
+fn failed(id: Option<Json>, error: &ServeError) -> String {
+    let mut answer = json!({"ok": false, "error": error.to_string(), "code": error.body()["error"]["code"]});
+    if let Some(id) = id {
+        answer["id"] = id;
+    }
+    format!("{answer}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_short_form_is_ids_and_a_number() {
+        assert_eq!(short_form(b"1 2 3|7\n"), Some((vec![1, 2, 3], 7)));
+        assert_eq!(short_form(b" 4 5 \n"), Some((vec![4, 5], 50)));
+        assert_eq!(short_form(b"{\"prompt\": \"a|b\"}"), None);
+        assert_eq!(short_form(b"1 x|3"), None);
+    }
+
+    #[test]
+    fn a_line_has_one_prompt() {
+        let read = |json: Json| prompt(serde_json::from_value(json).unwrap(), &[1, 2]).map(|(prompt, _)| prompt);
+        assert!(matches!(read(json!({"prompt_ids": [3], "reset": false})), Ok(Prompt::Ids(ids)) if ids == [1, 2, 3]));
+        assert!(matches!(read(json!({"tokens": [3]})), Ok(Prompt::Ids(ids)) if ids == [3]));
+        assert!(
+            matches!(read(json!({"prompt": "x", "system": "s"})), Ok(Prompt::Chat(chat)) if chat.messages.len() == 2)
+        );
+        assert!(read(json!({"tokens": []})).is_err());
+        assert!(read(json!({"prompt": "x", "tokens": [1]})).is_err());
+        assert!(read(json!({"prompt": "x", "n": 2})).is_err());
+        assert!(read(json!({})).is_err());
+    }
+}

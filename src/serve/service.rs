@@ -1,0 +1,260 @@
+//! From what a client asks to tokens in the engine's queue, and from its events to an answer. Whatever can be refused is
+//! refused here, before any work.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tokio::sync::mpsc::Receiver;
+
+use super::engine::{Ending, Engine, Event, Job, Limits};
+use super::error::ServeError;
+use super::metrics::Metrics;
+use super::parameters::{Defaults, Parameters};
+use crate::error::Result;
+use crate::runtime::chat::{Chat, ChatTemplate};
+use crate::runtime::{Choice, Constraint, Grammar, Grammars, Model, RuntimeError, Tokenizer};
+
+/// A model that answers.
+pub struct Service {
+    /// The name under which clients know it.
+    pub name: String,
+    /// What computes it.
+    pub device: String,
+    /// When it began, in seconds since 1970.
+    pub created: u64,
+    /// What it has done.
+    pub metrics: Arc<Metrics>,
+    model: Arc<Model>,
+    tokenizer: Arc<Tokenizer>,
+    template: Result<ChatTemplate, RuntimeError>,
+    grammars: OnceLock<Result<Grammars, String>>,
+    defaults: Defaults,
+    engine: Engine,
+}
+
+/// What is to be continued.
+pub enum Prompt {
+    /// A conversation.
+    Chat(Chat),
+    /// A text. With `special`, special tokens that are written out in it count as such.
+    Text {
+        /// The text.
+        text: String,
+        /// Whether it is trusted with special tokens.
+        special: bool,
+    },
+    /// Tokens.
+    Ids(Vec<u32>),
+}
+
+/// Texts on their way.
+pub struct Answer {
+    /// One for each text that was asked for.
+    pub receivers: Vec<Receiver<Event>>,
+    /// Tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// Time for turning the prompt into tokens.
+    pub tokenize: Duration,
+}
+
+/// A finished text, whole.
+pub struct Text {
+    /// The text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<Choice>,
+    /// How it ended.
+    pub ending: Ending,
+}
+
+/// How long an answer took, under the names that other runtimes for the Neural Engine use.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Times {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    gen_tokens: usize,
+    prefill_tps: f64,
+    decode_tps: f64,
+    tokenize_ms: f64,
+    queue_ms: f64,
+    inference_ms: f64,
+    detokenize_ms: f64,
+    ttft_ms: f64,
+    total_ms: f64,
+    elapsed_s: f64,
+    drafted_tokens: usize,
+    accepted_tokens: usize,
+}
+
+impl Times {
+    /// Of a text, for whose prompt `tokenize` was needed.
+    pub fn of(ending: &Ending, tokenize: Duration) -> Self {
+        let timings = ending.generation.timings;
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let before = tokenize + ending.queued;
+        Times {
+            prompt_tokens: ending.prompt_tokens,
+            cached_tokens: timings.cached_tokens,
+            gen_tokens: ending.generation.ids.len(),
+            prefill_tps: timings.prefill_tps,
+            decode_tps: timings.decode_tps,
+            tokenize_ms: milliseconds(tokenize),
+            queue_ms: milliseconds(ending.queued),
+            inference_ms: timings.elapsed_s * 1e3,
+            detokenize_ms: milliseconds(ending.detokenize),
+            ttft_ms: timings.ttft_ms + milliseconds(before),
+            total_ms: timings.elapsed_s * 1e3 + milliseconds(before),
+            elapsed_s: timings.elapsed_s + before.as_secs_f64(),
+            drafted_tokens: ending.generation.speculation.drafted,
+            accepted_tokens: ending.generation.speculation.accepted,
+        }
+    }
+}
+
+impl Service {
+    /// Makes a model ready to answer. `speculation` tokens are guessed for each call where a client doesn't say.
+    ///
+    /// # Errors
+    /// When the bundle has no tokenizer.
+    pub fn new(
+        model: Arc<Model>,
+        name: String,
+        device: String,
+        limits: Limits,
+        speculation: usize,
+    ) -> Result<Arc<Self>> {
+        let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
+        let metrics = Arc::new(Metrics::default());
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Ok(Arc::new(Service {
+            name,
+            device,
+            created: now.map_or(0, |now| now.as_secs()),
+            template: ChatTemplate::of(model.bundle(), model.folder(), &tokenizer),
+            grammars: OnceLock::new(),
+            defaults: Defaults::of(model.bundle(), model.folder(), speculation),
+            engine: Engine::start(model.clone(), tokenizer.clone(), limits, metrics.clone()),
+            metrics,
+            model,
+            tokenizer,
+        }))
+    }
+
+    /// Tokens that fit into a text.
+    pub fn context(&self) -> u64 {
+        self.model.context()
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The queue.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Checks a request and puts its texts into the queue. `logprobs` asks for how likely tokens are, with this many
+    /// alternatives.
+    ///
+    /// # Errors
+    /// When something in the request is wrong, it doesn't fit into the context, or the queue is full.
+    pub fn ask(&self, prompt: Prompt, parameters: &Parameters, logprobs: Option<usize>) -> Result<Answer, ServeError> {
+        let start = Instant::now();
+        let prompt = self.tokens(prompt)?;
+        let tokenize = start.elapsed();
+        let room = self.room(&prompt, parameters.max_tokens)?;
+        let facts = &self.model.bundle().model;
+        let ends = self.model.end_tokens();
+        let mut request = parameters.request(prompt.clone(), room, ends, facts.vocab_size, &self.defaults)?;
+        request.logprobs = logprobs;
+        let constraint = parameters.grammar()?.map(|grammar| self.constraint(&grammar)).transpose()?;
+        let stops = parameters.stops()?;
+        let job = |index: usize| {
+            let mut request = request.clone();
+            // texts of one request are to differ, and a seed is still to mean the same texts
+            request.sampling.seed = request.sampling.seed.wrapping_add(index as u64);
+            Job { request, constraint: constraint.clone(), stops: stops.clone() }
+        };
+        let receivers = self.engine.submit((0..parameters.choices()?).map(job).collect())?;
+        Ok(Answer { receivers, prompt, tokenize })
+    }
+
+    fn tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ServeError> {
+        Ok(match prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text { text, special: false } => self.tokenizer.encode_literal(&text)?,
+            Prompt::Text { text, special: true } => self.tokenizer.encode(&text)?,
+            Prompt::Chat(chat) => match &self.template {
+                Ok(template) => template.encode(&self.tokenizer, &chat)?,
+                Err(RuntimeError::NoChatTemplate { .. }) => {
+                    let problem = "this model has no chat template: use /v1/completions with a `prompt`";
+                    return Err(ServeError::field("messages", problem));
+                }
+                Err(error) => return Err(ServeError::Model { problem: error.to_string() }),
+            },
+        })
+    }
+
+    /// Tokens that can follow a prompt.
+    fn room(&self, prompt: &[u32], wanted: Option<u64>) -> Result<u64, ServeError> {
+        if prompt.is_empty() {
+            return Err(ServeError::field("prompt", "the prompt has no tokens"));
+        }
+        let vocab_size = self.model.bundle().model.vocab_size;
+        if let Some(token) = prompt.iter().copied().find(|token| u64::from(*token) >= vocab_size) {
+            return Err(RuntimeError::Token { token, vocab_size }.into());
+        }
+        if wanted == Some(0) {
+            return Err(ServeError::field(
+                "max_tokens",
+                "`max_tokens` is 0, but at least one token has to be asked for",
+            ));
+        }
+        let (context, prompt) = (self.model.context(), prompt.len() as u64);
+        let more = wanted.unwrap_or(1);
+        let tokens = prompt.saturating_add(more);
+        if tokens > context {
+            return Err(ServeError::ContextLength { context, tokens, prompt, more });
+        }
+        Ok(context - prompt)
+    }
+
+    fn constraint(&self, grammar: &Grammar) -> Result<Constraint, ServeError> {
+        let make = || {
+            let vocab_size = self.model.bundle().model.vocab_size;
+            Grammars::new(&self.tokenizer, vocab_size, &self.model.end_tokens()).map_err(|error| error.to_string())
+        };
+        let grammars = self.grammars.get_or_init(make);
+        let problem = |problem: String| ServeError::field("response_format", problem);
+        let grammars = grammars.as_ref().map_err(|error| problem(error.clone()))?;
+        grammars.start(grammar).map_err(|error| problem(error.to_string()))
+    }
+
+    /// A token's text and its bytes, which may be a part of a character.
+    pub fn spell(&self, token: u32) -> (String, Vec<u8>) {
+        let bytes = self.tokenizer.token_bytes(token);
+        (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+    }
+}
+
+/// Waits for the whole of a text.
+///
+/// # Errors
+/// When it can't be finished.
+pub async fn whole(mut events: Receiver<Event>) -> Result<Text, ServeError> {
+    let (mut text, mut tokens) = (String::new(), Vec::new());
+    loop {
+        match events.recv().await {
+            Some(Event::Piece(piece)) => {
+                text.push_str(&piece.text);
+                tokens.extend(piece.tokens);
+            }
+            Some(Event::End(ending)) => return Ok(Text { text, tokens, ending: *ending }),
+            Some(Event::Failed(error)) => return Err(error),
+            None => return Err(ServeError::Stopping),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! A forecast of placement: the rules of [`rules`](super::rules) applied to a program. No proof, and never a gate.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::rules::{
+    Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
+};
+use crate::mil::{Constant, DataType, Dim, Function, Lengths, Op, Program, TensorType};
+
+/// Ops that a finding names; the others are counted.
+const NAMED: usize = 3;
+
+/// Where a rule applies.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Finding {
+    /// The rule's name.
+    pub rule: String,
+    /// How much it matters.
+    pub severity: Severity,
+    /// The package.
+    pub package: String,
+    /// The function; nothing where the rule is about the package.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// What was found, with the names of some ops or states.
+    pub found: String,
+    /// How many ops or states.
+    pub count: usize,
+    /// What to do.
+    pub remedy: String,
+    /// Who says so, and who says otherwise.
+    pub evidence: Vec<Evidence>,
+}
+
+/// Applies all rules to a program; `weight_bytes` are those of its package.
+pub fn forecast(package: &str, program: &Program, weight_bytes: u64) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for rule in rules() {
+        if let Applies::Weights(pattern) = &rule.applies {
+            if weights(pattern, weight_bytes) {
+                let found = vec![format!("{:.1} MB of weights", weight_bytes as f64 / 1e6)];
+                findings.push(finding(&rule, package, None, &found));
+            }
+            continue;
+        }
+        for function in &program.functions {
+            let found = applies(&rule, function);
+            if !found.is_empty() {
+                findings.push(finding(&rule, package, Some(&function.name), &found));
+            }
+        }
+    }
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String]) -> Finding {
+    let more = found.len().saturating_sub(NAMED);
+    let tail = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Finding {
+        rule: rule.id.clone(),
+        severity: rule.severity,
+        package: package.to_owned(),
+        function: function.map(str::to_owned),
+        found: found.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ") + &tail,
+        count: found.len(),
+        remedy: rule.remedy.clone(),
+        evidence: rule.evidence.clone(),
+    }
+}
+
+/// What a rule finds in a function.
+fn applies(rule: &Rule, function: &Function) -> Vec<String> {
+    let ops = function.ops();
+    let named = |op: &&Op| format!("{} ({})", op.name, op.operator);
+    match &rule.applies {
+        Applies::Op(pattern) => {
+            ops.iter().filter(|op| is_compute(op) && matches_op(pattern, function, op)).map(named).collect()
+        }
+        Applies::Constexpr(pattern) => {
+            ops.iter().filter(|op| op.is_constexpr() && matches_constexpr(pattern, function, op)).map(named).collect()
+        }
+        Applies::State(pattern) => states(pattern, function),
+        Applies::Lengths(pattern) => {
+            let lengths = function.lengths.iter().filter(|(_, lengths)| {
+                matches!(
+                    (pattern, lengths),
+                    (LengthsPattern::Range, Lengths::Range { .. })
+                        | (LengthsPattern::Enumerated, Lengths::Enumerated(_))
+                )
+            });
+            lengths.map(|(symbol, lengths)| format!("{}, default {}", symbol.name(), lengths.default_size())).collect()
+        }
+        Applies::Constant(pattern) => {
+            let infinite = |constant: &Constant| {
+                constant.as_floats().is_some_and(|values| values.iter().any(|value| value.is_infinite()))
+            };
+            let mut found = Vec::new();
+            for op in ops.iter().filter(|_| pattern.infinite) {
+                if op.attributes.get("val").is_some_and(infinite) {
+                    found.push(op.name.clone());
+                }
+            }
+            found
+        }
+        Applies::Weights(_) => Vec::new(),
+    }
+}
+
+/// Reading and writing states is no work of its own.
+fn is_compute(op: &Op) -> bool {
+    !op.is_const() && !op.is_constexpr() && !matches!(op.operator.as_str(), "read_state" | "write_state")
+}
+
+fn weights(pattern: &WeightsPattern, bytes: u64) -> bool {
+    pattern.bytes_above.is_none_or(|limit| bytes > limit) && pattern.bytes_below.is_none_or(|limit| bytes < limit)
+}
+
+fn results<'a>(function: &'a Function, op: &'a Op) -> impl Iterator<Item = &'a TensorType> {
+    op.outputs.iter().filter_map(|id| function.tensor_type(*id))
+}
+
+/// Results and everything that the op reads but constants of its form.
+fn tensors<'a>(function: &'a Function, op: &'a Op) -> impl Iterator<Item = &'a TensorType> {
+    results(function, op).chain(op.operands().filter_map(|id| function.tensor_type(id)))
+}
+
+fn matches_op(pattern: &OpPattern, function: &Function, op: &Op) -> bool {
+    let weight = || op.input("weight").and_then(|binding| function.binding_type(binding));
+    let size = |dim: &Dim| dim.fixed().unwrap_or(0);
+    let channels = |axis: usize| weight().and_then(|ty| ty.shape.get(axis)?.fixed()).unwrap_or(0);
+    let groups = || {
+        let groups = op.input("groups").and_then(|binding| function.constant(binding)).and_then(Constant::as_integer);
+        groups.and_then(|groups| u64::try_from(groups).ok()).unwrap_or(1)
+    };
+    let one_of = |names: &[String], name: &str| names.is_empty() || names.iter().any(|other| other == name);
+    one_of(&pattern.operators, &op.operator)
+        && (pattern.dtypes.is_empty() || results(function, op).any(|ty| one_of(&pattern.dtypes, ty.dtype.name())))
+        && pattern.rank_above.is_none_or(|rank| tensors(function, op).any(|ty| ty.rank() > rank))
+        && pattern
+            .dim_above
+            .is_none_or(|limit| tensors(function, op).any(|ty| ty.shape.iter().any(|d| size(d) > limit)))
+        && pattern.last_axis_below.is_none_or(|limit| {
+            results(function, op).any(|ty| ty.shape.last().and_then(Dim::fixed).is_some_and(|size| size < limit))
+        })
+        && pattern.input_channels_above.is_none_or(|limit| channels(1) * groups() > limit)
+        && (!pattern.depthwise || (groups() > 1 && channels(1) == 1))
+        && (!pattern.payload_notch || is_const_half(function, op) && in_notch(weight()))
+}
+
+/// Whether a convolution's weight is stored in fp16.
+fn is_const_half(function: &Function, op: &Op) -> bool {
+    let weight = op.input("weight").and_then(|binding| function.constant(binding));
+    weight.is_some_and(|constant| constant.ty.dtype == DataType::Fp16)
+}
+
+/// `ceil(N / 16) * D * k * 2` bytes within 16 KiB of a multiple of 1 MiB.
+fn in_notch(weight: Option<&TensorType>) -> bool {
+    let Some(shape) = weight.and_then(TensorType::fixed_shape) else { return false };
+    let Some((rows, rest)) = shape.split_first() else { return false };
+    let payload = rows.div_ceil(16) * rest.iter().product::<u64>() * 2;
+    let (mebibyte, near) = (1u64 << 20, 16u64 << 10);
+    let over = payload % mebibyte;
+    payload + near >= mebibyte && (over <= near || mebibyte - over <= near)
+}
+
+fn matches_constexpr(pattern: &ConstexprPattern, function: &Function, op: &Op) -> bool {
+    let part = |name: &str| {
+        op.attributes.get(name).map(|constant| &constant.ty).or_else(|| function.binding_type(op.input(name)?))
+    };
+    let one_of = |names: &[String], name: &str| names.is_empty() || names.iter().any(|other| other == name);
+    let data = ["data", "quantized_data", "indices"].into_iter().find_map(part);
+    one_of(&pattern.operators, &op.operator)
+        && (pattern.dtypes.is_empty() || data.is_some_and(|ty| one_of(&pattern.dtypes, ty.dtype.name())))
+        && (!pattern.blockwise
+            || part("scale").is_some_and(|ty| ty.shape.iter().skip(1).any(|dim| dim.fixed().is_some_and(|n| n > 1))))
+}
+
+fn states(pattern: &StatePattern, function: &Function) -> Vec<String> {
+    let states: Vec<(&str, Vec<u64>)> =
+        function.states().filter_map(|value| Some((value.name.as_str(), value.ty.tensor()?.fixed_shape()?))).collect();
+    let all = || states.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
+    if let Some(multiple) = pattern.last_axis_multiple_of {
+        let odd = |shape: &[u64]| shape.last().is_some_and(|size| size % multiple != 0);
+        return states.iter().filter(|(_, s)| odd(s)).map(|(name, shape)| format!("{name} {shape:?}")).collect();
+    }
+    if pattern.different_shapes && states.windows(2).any(|pair| pair[0].1 != pair[1].1) {
+        return all();
+    }
+    if pattern.count_above.is_some_and(|count| states.len() > count) {
+        return all();
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mil::{FunctionBuilder, Opset, ValueId};
+
+    fn rules_of(
+        shape: &[u64],
+        bytes: u64,
+        build: impl FnOnce(&mut FunctionBuilder, ValueId) -> ValueId,
+    ) -> Vec<String> {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let x = ops.input("x", TensorType::new(DataType::Fp16, shape.iter().copied()));
+        let y = build(&mut ops, x);
+        ops.output("y", y);
+        let program = Program::single(ops.finish().unwrap());
+        forecast("p", &program, bytes).into_iter().map(|finding| finding.rule).collect()
+    }
+
+    const MIDDLE: u64 = 100_000_000;
+
+    #[test]
+    fn a_plain_graph_raises_nothing() {
+        assert!(rules_of(&[1, 8, 1, 32], MIDDLE, |ops, x| ops.silu(x)).is_empty());
+    }
+
+    #[test]
+    fn ranks_types_and_sizes_are_seen() {
+        assert_eq!(rules_of(&[1, 2, 1, 2, 1, 2], MIDDLE, |ops, x| ops.silu(x)), ["rank-above-5"]);
+        assert_eq!(rules_of(&[1, 2, 1, 2, 2], MIDDLE, |ops, x| ops.softmax(x, -1)), ["rank-5-matmul"]);
+        assert_eq!(rules_of(&[1, 20_000, 1, 2], MIDDLE, |ops, x| ops.silu(x)), ["dimension-above-16384"]);
+        assert_eq!(
+            rules_of(&[1, 8, 1, 32], 2_300_000_000, |ops, x| ops.silu(x)),
+            ["weights-above-2-gb", "weights-above-250-mb"]
+        );
+        assert_eq!(rules_of(&[1, 8, 1, 32], 1000, |ops, x| ops.silu(x)), ["tiny-graph"]);
+    }
+
+    #[test]
+    fn compressed_weights_are_told_apart() {
+        let conv = |dtype: DataType, scale: [u64; 4]| {
+            move |ops: &mut FunctionBuilder, x| {
+                let ty = TensorType::new(dtype, [8u64, 8, 1, 1]);
+                let data = Constant::literal(ty.clone(), vec![1; ty.bytes().unwrap() as usize]);
+                let scale = Constant::fp16_tensor(&scale, &vec![1.0; scale.iter().product::<u64>() as usize]);
+                let weight = ops.op("constexpr_blockwise_shift_scale", "w", [("data", data), ("scale", scale)]);
+                ops.conv("c", x, weight, None)
+            }
+        };
+        let found = |dtype, scale| rules_of(&[1, 8, 1, 32], MIDDLE, conv(dtype, scale));
+        assert!(found(DataType::Int8, [8, 1, 1, 1]).is_empty());
+        assert_eq!(found(DataType::Int8, [8, 2, 1, 1]), ["blockwise-scales"]);
+        assert_eq!(found(DataType::Int4, [8, 1, 1, 1]), ["four-bit-integers"]);
+    }
+
+    #[test]
+    fn states_are_seen() {
+        let with = |shapes: &'static [[u64; 4]]| {
+            rules_of(&[1, 8, 1, 32], MIDDLE, move |ops, x| {
+                for (i, shape) in shapes.iter().enumerate() {
+                    ops.state(&format!("s{i}"), TensorType::new(DataType::Fp16, shape.iter().copied()));
+                }
+                ops.silu(x)
+            })
+        };
+        assert_eq!(with(&[[1, 2, 16, 64]]), ["stateful-m5"]);
+        assert_eq!(with(&[[1, 2, 16, 40]]), ["state-last-axis", "stateful-m5"]);
+        assert_eq!(with(&[[1, 2, 16, 64], [1, 2, 8, 64]]), ["state-shapes", "stateful-m5"]);
+        assert_eq!(with(&[[1, 2, 16, 64]; 3]), ["state-count", "stateful-m5"]);
+    }
+
+    #[test]
+    fn the_notch_is_that_of_known_models() {
+        let ty = |rows: u64, columns: u64| TensorType::new(DataType::Fp16, [rows, columns, 1, 1]);
+        // Llama 3.2 1B: gate [8192, 2048] takes 2 MiB for each of 16 cores; Qwen2.5 0.5B: [4864, 896] 0.52 MiB
+        assert!(in_notch(Some(&ty(8192, 2048))));
+        assert!(!in_notch(Some(&ty(4864, 896))));
+        // nothing at all is no multiple
+        assert!(!in_notch(Some(&ty(16, 16))));
+    }
+}

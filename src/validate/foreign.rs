@@ -1,0 +1,218 @@
+//! Packages that anec didn't make: what can be proven of any `.mlpackage`, whoever built it.
+
+use std::collections::BTreeSet;
+
+use super::lint::lint;
+use super::measure::Measures;
+use super::numerics::check;
+use super::thresholds::NumericsThresholds;
+use super::verdict::{Check, GateReport, listed};
+use super::watch::Extent;
+use crate::error::Result;
+use crate::exec::{ExecError, Executable, Options, Precision, Tensor, TensorData, WeightCache};
+use crate::mil::constant::Data;
+use crate::mil::verify::{infer_types, verify, verify_function};
+use crate::mil::{Constant, DataType, Function, TensorType, Value};
+use crate::package::Package;
+
+/// Sizes of a flexible dimension that are tried: the smallest, the default, the largest.
+fn sizes(function: &Function) -> Vec<Function> {
+    let lengths: Vec<_> = function.lengths.iter().collect();
+    let Some((_, first)) = lengths.first() else { return vec![function.clone()] };
+    let mut sizes = match first {
+        crate::mil::Lengths::Range { lower, upper, default } => {
+            // an unbounded dimension is tried near its default
+            vec![(*lower).max(1), *default, upper.unwrap_or(*default + 1).min(default.saturating_mul(8).max(8))]
+        }
+        crate::mil::Lengths::Enumerated(sizes) => sizes.clone(),
+    };
+    sizes.sort_unstable();
+    sizes.dedup();
+    let fix = |size: u64| {
+        lengths.iter().fold(function.clone(), |fixed, (symbol, lengths)| {
+            let size = if lengths.contains(size) { size } else { lengths.default_size() };
+            fixed.with_length(symbol, size)
+        })
+    };
+    sizes.into_iter().map(fix).collect()
+}
+
+/// The structure gate of a package; `name` is what it is called.
+pub fn structure(name: &str, package: &Package) -> GateReport {
+    let program = &package.program;
+    let mut types = Vec::new();
+    for function in &program.functions {
+        for fixed in sizes(function) {
+            let inputs: Vec<String> = fixed.tensor_inputs().map(|value| value.ty.to_string()).collect();
+            let at = |problem: String| format!("function `{}` with {}: {problem}", function.name, inputs.join(", "));
+            match infer_types(&fixed) {
+                Err(error) => types.push(at(error.to_string())),
+                Ok(inferred) => {
+                    types.extend(verify_function(&inferred).into_iter().map(|finding| at(finding.to_string())));
+                }
+            }
+        }
+    }
+    let empty = program.functions.is_empty().then(|| "it has no function".to_owned());
+    GateReport::new(
+        super::structure::GATE,
+        vec![
+            Check::of(name, "it can be read, and it has functions", empty),
+            Check::of(name, "its program obeys the rules of MIL", listed(&verify(program))),
+            Check::of(name, "its description is that of its program", listed(&package.check_description())),
+            Check::of(name, "types inferred anew are the declared ones", listed(&types)),
+            Check::of(name, "its weights are where the program says", listed(&unreadable(package))),
+        ],
+    )
+}
+
+/// Constants whose bytes can't be had, or don't fill their type.
+fn unreadable(package: &Package) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let mut problems = Vec::new();
+    let mut visit = |name: &str, constant: &Constant| {
+        if let Data::Content(content) = &constant.data
+            && !seen.insert(std::sync::Arc::as_ptr(content).cast::<()>().addr())
+        {
+            return;
+        }
+        if !constant.is_consistent() {
+            problems.push(format!("`{name}`: {constant:?} doesn't fill its type"));
+        } else if let Err(error) = constant.bytes() {
+            problems.push(format!("`{name}`: {error}"));
+        }
+    };
+    for op in package.program.functions.iter().flat_map(Function::ops) {
+        op.attributes.values().for_each(|constant| visit(&op.name, constant));
+        for binding in op.inputs.values().flatten() {
+            if let crate::mil::Binding::Constant(constant) = binding {
+                visit(&op.name, constant);
+            }
+        }
+    }
+    problems
+}
+
+/// The numerics gate of a package: the lint, and each function on made-up inputs, in f32 and with fp16 rounding.
+///
+/// # Errors
+/// When a constant can't be read.
+pub fn numerics(name: &str, package: &Package, thresholds: &NumericsThresholds) -> Result<GateReport> {
+    let mut checks = lint(name, &package.program)?;
+    let cache = WeightCache::new();
+    for function in &package.program.functions {
+        for fixed in sizes(function) {
+            let inputs: Vec<String> = fixed.tensor_inputs().map(|v| format!("{} {}", v.name, v.ty)).collect();
+            let subject = format!("{name}, {}, made-up {}", function.name, inputs.join(", "));
+            checks.push(run(&subject, &fixed, &cache, thresholds));
+        }
+    }
+    Ok(GateReport::new(super::numerics::GATE, checks))
+}
+
+/// The parity gate of a package: what its inputs mean isn't known, so there is nothing that a golden's tokens could go to.
+pub fn parity(name: &str) -> GateReport {
+    let reason = "a package says nothing of what its inputs mean; parity is for bundles";
+    GateReport::new(super::parity::GATE, vec![Check::unproven(name, "it agrees with a golden", reason)])
+}
+
+const CLAIM: &str = "fp16 computes what f32 computes";
+
+fn run(subject: &str, function: &Function, cache: &WeightCache, thresholds: &NumericsThresholds) -> Check {
+    let half = function.ops().iter().any(|op| {
+        !op.is_const()
+            && op.outputs.iter().any(|id| function.tensor_type(*id).is_some_and(|t| t.dtype == DataType::Fp16))
+    });
+    if !half {
+        return Check::unproven(subject, CLAIM, "nothing in it is computed in fp16");
+    }
+    let inputs: Result<Vec<(&str, Tensor)>, String> = function
+        .tensor_inputs()
+        .enumerate()
+        .map(|(index, value)| Ok((value.name.as_str(), made_up(value, index as u64)?)))
+        .collect();
+    let inputs = match inputs {
+        Ok(inputs) => inputs,
+        Err(reason) => return Check::unproven(subject, CLAIM, reason),
+    };
+    let trace = |precision| trace(function, precision, &inputs, cache);
+    let (single, half) = match (trace(Precision::F32), trace(Precision::F16)) {
+        (Ok(single), Ok(half)) => (single, half),
+        (Err(error), _) | (_, Err(error)) => return Check::unproven(subject, CLAIM, error.to_string()),
+    };
+    let measures = Measures::of(&half.outputs, &single.outputs, single.outputs.len().max(1));
+    check(subject.to_owned(), &half.seen, &single.seen, &BTreeSet::new(), &measures, thresholds)
+}
+
+struct Trace {
+    seen: indexmap::IndexMap<String, Extent>,
+    /// All floating-point outputs of all calls, one after the other.
+    outputs: Vec<f32>,
+}
+
+/// Two calls, so that what a state carries from one to the next is part of it.
+fn trace(
+    function: &Function,
+    precision: Precision,
+    inputs: &[(&str, Tensor)],
+    cache: &WeightCache,
+) -> Result<Trace, ExecError> {
+    let executable = Executable::compile_as_written(function, Options { precision }, cache)?;
+    let mut state = executable.new_state();
+    let mut trace = Trace { seen: Default::default(), outputs: Vec::new() };
+    let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    for _ in 0..2 {
+        let mut note = |name: &str, tensor: &Tensor| {
+            if let Some(values) = tensor.floats() {
+                trace.seen.entry(name.to_owned()).or_default().add(values);
+            }
+        };
+        let outputs = executable.run_with(&given, &mut state, &mut note)?;
+        trace.outputs.extend(outputs.iter().filter_map(|(_, tensor)| tensor.floats()).flatten());
+    }
+    Ok(trace)
+}
+
+/// An input: floats from -1 to 1 that are the same every time, integers of zero, which are a position or an index
+/// everywhere, booleans that are true.
+fn made_up(value: &Value, seed: u64) -> Result<Tensor, String> {
+    let wrong = || format!("input `{}` is {}, which can't be made up", value.name, value.ty);
+    let ty: &TensorType = value.ty.tensor().ok_or_else(wrong)?;
+    let shape: Vec<usize> = ty.fixed_shape().ok_or_else(wrong)?.into_iter().map(|size| size as usize).collect();
+    let count = shape.iter().product();
+    let data = match ty.dtype {
+        DataType::Bool => TensorData::Bool(vec![true; count]),
+        dtype if dtype.is_float() => TensorData::F32(noise(seed, count)),
+        DataType::String => return Err(wrong()),
+        _ => TensorData::I32(vec![0; count]),
+    };
+    Ok(Tensor { shape, data })
+}
+
+/// Numbers from -1 to 1 by splitmix64 (Steele, Lea, Flood 2014).
+fn noise(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    (0..count).map(|_| (next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_is_the_same_every_time_and_fills_its_range() {
+        let values = noise(3, 10_000);
+        assert_eq!(values, noise(3, 10_000));
+        assert_ne!(values, noise(4, 10_000));
+        assert!(values.iter().all(|value| (-1.0..1.0).contains(value)));
+        let mean = values.iter().sum::<f32>() / 10_000.0;
+        assert!(mean.abs() < 0.02, "{mean}");
+    }
+}

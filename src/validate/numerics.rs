@@ -1,0 +1,361 @@
+//! The numerics gate: what half precision does to a model. The [lint](super::lint) reads the program; this runs it over
+//! a text twice, in f32 and with every result rounded to fp16 (infinite beyond 65504), and compares layer by layer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use rayon::prelude::*;
+
+use super::lint::lint;
+use super::measure::Measures;
+use super::thresholds::{NumericsThresholds, Thresholds};
+use super::verdict::{Check, GateReport, listed};
+use super::watch::{Extent, Log, Seen, Watching};
+use crate::convert::bundle::{Bundle, Tokens};
+use crate::error::Result;
+use crate::exec::Precision;
+use crate::family::ports::{PortRole, Stage};
+use crate::mil::{Function, ValueId};
+use crate::package;
+use crate::runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs};
+
+/// Name of the gate.
+pub const GATE: &str = "numerics";
+
+/// Largest fp16.
+const LARGEST: f64 = 65504.0;
+/// Smallest residual scale that a manifest may have.
+const SMALLEST_SCALE: f64 = 1.0 / 65536.0;
+
+/// Checks the bundle in `folder`, on `tokens`.
+///
+/// # Errors
+/// When a package can't be read or a function can't be run.
+pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &NumericsThresholds) -> Result<GateReport> {
+    let read = |name: &String| -> Result<(Vec<Check>, BTreeMap<String, Places>)> {
+        let program = package::open(&folder.join(name))?.program;
+        let streams = program.functions.iter().map(|f| (f.name.clone(), Places::of(bundle, name, f))).collect();
+        Ok((lint(name, &program)?, streams))
+    };
+    let names: Vec<&String> = bundle.packages.iter().map(|entry| &entry.package).collect();
+    let read: Vec<_> = names.par_iter().map(|name| read(name)).collect::<Result<_>>()?;
+    let (mut checks, mut places) = (Vec::new(), BTreeMap::new());
+    for (name, (of_package, of_functions)) in names.into_iter().zip(read) {
+        checks.extend(of_package);
+        places.insert(name.clone(), of_functions);
+    }
+    let mut run = BTreeSet::new();
+    for context in &bundle.model.contexts {
+        let traces = Traces::of(bundle, folder, *context, tokens)?;
+        run.extend(traces.functions());
+        checks.extend(traces.checks(bundle, &places, thresholds));
+    }
+    checks.push(coverage(bundle, &run));
+    Ok(GateReport::new(GATE, checks))
+}
+
+/// A function that no call reached was not tried.
+fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
+    let (subject, claim) = ("bundle", "every function was run");
+    let left: Vec<String> = (0..bundle.functions.len())
+        .filter(|index| !run.contains(index))
+        .map(|index| format!("{} of {}", bundle.functions[index].function, bundle.functions[index].package))
+        .collect();
+    match listed(&left) {
+        None => Check::of(subject, claim, None),
+        Some(left) => Check::unproven(subject, claim, format!("the text is too short for {left}")),
+    }
+}
+
+/// Values of a function that mean something for their size.
+#[derive(Default)]
+struct Places {
+    /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
+    /// through sums alone, and grows with them.
+    stream: BTreeSet<String>,
+    /// What a mask was added to: as large as the mask where it is closed, which says nothing.
+    masked: BTreeSet<String>,
+}
+
+impl Places {
+    fn of(bundle: &Bundle, package: &str, function: &Function) -> Self {
+        let entry = bundle.functions.iter().find(|entry| entry.package == package && entry.function == function.name);
+        let inputs = |wanted: fn(&PortRole) -> bool| -> BTreeSet<ValueId> {
+            let ports = entry.into_iter().flat_map(|entry| &entry.inputs).filter(|port| wanted(&port.role));
+            let names: BTreeSet<&str> = ports.map(|port| port.name.as_str()).collect();
+            function.inputs.iter().copied().filter(|id| names.contains(function.value(*id).name.as_str())).collect()
+        };
+        let mut stream = inputs(|role| *role == PortRole::Hidden);
+        let mut named = stream.clone();
+        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. }));
+        for op in &function.block.ops {
+            if op.operator == "add" && op.operands().any(|id| stream.contains(&id)) {
+                stream.extend(&op.outputs);
+                named.extend(op.operands().chain(op.outputs.iter().copied()));
+            }
+            // what a norm takes of the stream to scale it by
+            let magnitude = matches!(op.operator.as_str(), "abs" | "reduce_max" | "maximum");
+            if magnitude && op.operands().any(|id| named.contains(&id)) {
+                named.extend(&op.outputs);
+            }
+            // a mask is repeated for groups of heads before it is added
+            if matches!(op.operator.as_str(), "add" | "concat") && op.operands().any(|id| masked.contains(&id)) {
+                masked.extend(&op.outputs);
+            }
+        }
+        let names = |ids: BTreeSet<ValueId>| ids.into_iter().map(|id| function.value(id).name.clone()).collect();
+        Places { stream: names(named), masked: names(masked) }
+    }
+}
+
+/// What a run showed.
+struct Trace {
+    seen: Seen,
+    /// Hidden states between the layers.
+    hidden: Vec<Vec<f32>>,
+    logits: Vec<f32>,
+}
+
+/// Runs `tokens` through the functions of a context.
+fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
+    let tokens = &tokens[..tokens.len().min(context as usize)];
+    let mut session = model.start(context)?;
+    let ask = Ask {
+        logits: Positions::All,
+        hidden: Hidden::BetweenLayers,
+        chunking: every_function(model.bundle(), context),
+    };
+    let answer = session.forward(tokens, &ask)?;
+    Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits })
+}
+
+/// Calls that reach the functions of every number of tokens, large ones first.
+fn every_function(bundle: &Bundle, context: u64) -> Chunking {
+    let layers = bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }) && f.context == context);
+    let mut sizes: Vec<u64> = layers
+        .map(|entry| match entry.tokens {
+            Tokens::Exactly(size) => size,
+            Tokens::Range([_, upper]) => upper,
+        })
+        .collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    sizes.dedup();
+    Chunking::Pattern(sizes)
+}
+
+/// The same text in both precisions.
+struct Traces {
+    context: u64,
+    single: Trace,
+    half: Trace,
+}
+
+impl Traces {
+    fn of(bundle: &Bundle, folder: &Path, context: u64, tokens: &[u32]) -> Result<Self> {
+        let host = Arc::new(Host::open(bundle, folder)?);
+        let programs = Programs::of(bundle, folder);
+        let run = |precision| -> Result<Trace> {
+            let log = Log::default();
+            let backend = Watching::new(programs.clone(), precision, log.clone());
+            let model = Model::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
+            trace(&model, &log, context, tokens)
+        };
+        Ok(Traces { context, single: run(Precision::F32)?, half: run(Precision::F16)? })
+    }
+
+    fn functions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.half.seen.keys().copied()
+    }
+
+    fn checks(
+        &self,
+        bundle: &Bundle,
+        places: &BTreeMap<String, BTreeMap<String, Places>>,
+        thresholds: &NumericsThresholds,
+    ) -> Vec<Check> {
+        let mut checks = Vec::new();
+        let mut residual = Extent::default();
+        let width = bundle.model.hidden_size as usize;
+        for (function, half) in &self.half.seen {
+            let entry = &bundle.functions[*function];
+            let empty = IndexMap::new();
+            let single = self.single.seen.get(function).unwrap_or(&empty);
+            let none = Places::default();
+            let places = places.get(&entry.package).and_then(|places| places.get(&entry.function)).unwrap_or(&none);
+            for name in &places.stream {
+                if let Some(extent) = single.get(name) {
+                    residual.largest = residual.largest.max(extent.largest);
+                }
+            }
+            let groups: Vec<(String, Option<usize>)> = match entry.stage {
+                Stage::Layers { first, end } => {
+                    (first..end).map(|layer| (format!("layer {layer}"), Some(layer))).collect()
+                }
+                Stage::Head { first, end } => vec![(format!("head {first}..{end}"), None)],
+            };
+            for (name, layer) in groups {
+                let within = |values: &IndexMap<String, Extent>| -> IndexMap<String, Extent> {
+                    let mine = |value: &str| match (layer, layer_of(value)) {
+                        (None, _) => true,
+                        (Some(layer), Some(own)) => layer == own,
+                        // what belongs to no layer (the last hidden state has the output's name) goes to the last
+                        (Some(layer), None) => {
+                            matches!(entry.stage, Stage::Layers { end, .. } if layer + 1 == end)
+                        }
+                    };
+                    let counts = |value: &str| mine(value) && !places.masked.contains(value);
+                    values.iter().filter(|(value, _)| counts(value)).map(|(n, e)| (n.clone(), *e)).collect()
+                };
+                let measures = match layer {
+                    Some(layer) => Measures::of(&self.half.hidden[layer + 1], &self.single.hidden[layer + 1], width),
+                    None => self.head(bundle, &entry.stage),
+                };
+                let subject = format!("{}, {}, {name}", entry.package, entry.function);
+                let check = check(subject, &within(half), &within(single), &places.stream, &measures, thresholds);
+                checks.push(Check { layer, ..check });
+            }
+        }
+        checks.push(self.residual(bundle, residual.largest, thresholds));
+        checks
+    }
+
+    /// The logits of a piece of the head.
+    fn head(&self, bundle: &Bundle, stage: &Stage) -> Measures {
+        let Stage::Head { first, end } = *stage else { return Measures::of(&[], &[], 1) };
+        let piece = |logits: &[f32]| -> Vec<f32> {
+            let rows = logits.chunks_exact(bundle.model.vocab_size as usize);
+            rows.flat_map(|row| &row[first as usize..end as usize]).copied().collect()
+        };
+        Measures::of(&piece(&self.half.logits), &piece(&self.single.logits), (end - first) as usize)
+    }
+
+    fn residual(&self, bundle: &Bundle, largest: f32, thresholds: &NumericsThresholds) -> Check {
+        let own = bundle.model.hidden_scale;
+        let problem = (f64::from(largest) * thresholds.headroom > LARGEST).then(|| {
+            let scale = own * f64::from(scale_for(largest, thresholds));
+            let power = scale.log2() as i64;
+            format!(
+                "it reaches {largest}, fp16 ends at 65504; `numerics.scale: {scale}` (2^{power}, or `auto`) cures it and \
+                 leaves the logits as they are"
+            )
+        });
+        let mut check =
+            Check::of(format!("context {}", self.context), "the residual stream stays in fp16's range", problem);
+        check.measured.insert("max_abs".into(), f64::from(largest));
+        check.measured.insert("scale".into(), own);
+        check
+    }
+}
+
+/// The layer that a value belongs to: `layers_7_attn_q_proj` to 7.
+fn layer_of(value: &str) -> Option<usize> {
+    value.strip_prefix("layers_")?.split('_').next()?.parse().ok()
+}
+
+pub(super) fn check(
+    subject: String,
+    half: &IndexMap<String, Extent>,
+    single: &IndexMap<String, Extent>,
+    stream: &BTreeSet<String>,
+    measures: &Measures,
+    thresholds: &NumericsThresholds,
+) -> Check {
+    let mut problems = Vec::new();
+    let overflow: u64 = half.values().map(|extent| extent.infinite).sum();
+    let nan: u64 = half.values().map(|extent| extent.nan).sum();
+    let largest = single.iter().max_by(|a, b| a.1.largest.total_cmp(&b.1.largest));
+    // the first is the cause, the others follow from it
+    if let Some((name, extent)) = half.iter().find(|(_, extent)| !extent.is_finite()) {
+        let Extent { infinite, nan, .. } = extent;
+        problems.push(format!("`{name}` is the first with {infinite} infinite numbers and {nan} that are none"));
+    }
+    if let Some((name, extent)) = largest
+        && !(f64::from(extent.largest) * thresholds.headroom <= LARGEST)
+        && !stream.contains(name)
+    {
+        let cure = "no residual scale reaches it, it is inside a block";
+        problems.push(format!("`{name}` reaches {} in f32, fp16 ends at 65504; {cure}", extent.largest));
+    }
+    if let Some((name, _)) = single.iter().find(|(_, extent)| !extent.is_finite()) {
+        problems.push(format!("`{name}` isn't finite in f32 either"));
+    }
+    // written so that NaN is a problem
+    if !(measures.cosine >= thresholds.cosine) {
+        problems.push(format!("cosine {:.5}, expected at least {}", measures.cosine, thresholds.cosine));
+    }
+    let [low, high] = measures.norm_ratio;
+    if !(low >= thresholds.norm_ratio[0] && high <= thresholds.norm_ratio[1]) {
+        let [least, most] = thresholds.norm_ratio;
+        problems.push(format!("norm ratio from {low:.4} to {high:.4}, expected {least} to {most}"));
+    }
+    let problem = (!problems.is_empty()).then(|| problems.join("; "));
+    let mut check = Check::of(subject, "fp16 computes what f32 computes", problem);
+    check.measured = [
+        ("cosine", measures.cosine),
+        ("max_abs", largest.map_or(0.0, |(_, extent)| f64::from(extent.largest))),
+        ("norm_ratio_min", low),
+        ("norm_ratio_max", high),
+        ("overflow", overflow as f64),
+        ("nan", nan as f64),
+        ("positions", measures.rows as f64),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .into_iter()
+    .collect();
+    check
+}
+
+/// The largest power of two, at most 1, that leaves the room for `largest` that an automatic scale must leave.
+fn scale_for(largest: f32, thresholds: &NumericsThresholds) -> f32 {
+    let mut scale = 1.0;
+    while f64::from(largest) * scale * thresholds.scale_headroom > LARGEST && scale > SMALLEST_SCALE {
+        scale /= 2.0;
+    }
+    scale as f32
+}
+
+/// The residual scale that a model needs: runs the bundle in `folder`, whose residual stream isn't scaled, in f32.
+///
+/// # Errors
+/// When a package can't be read or a function can't be run.
+pub fn residual_scale(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<f32> {
+    let host = Arc::new(Host::open(bundle, folder)?);
+    let log = Log::default();
+    let backend = Watching::new(Programs::of(bundle, folder), Precision::F32, log.clone());
+    let model = Model::new(bundle.clone(), folder, host, Box::new(backend))?;
+    let seen = trace(&model, &log, model.context(), tokens)?.seen;
+    let mut largest = 0f32;
+    for (function, values) in seen {
+        let entry = &bundle.functions[function];
+        let program = package::open(&folder.join(&entry.package))?.program;
+        let places =
+            program.function(&entry.function).map(|f| Places::of(bundle, &entry.package, f)).unwrap_or_default();
+        let inside = places.stream.iter().filter_map(|name| values.get(name)).map(|extent| extent.largest);
+        largest = inside.fold(largest, f32::max);
+    }
+    Ok(scale_for(largest, &Thresholds::built_in().numerics))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_is_the_largest_power_of_two_that_leaves_room() {
+        let thresholds = Thresholds::built_in().numerics;
+        assert_eq!(scale_for(100.0, &thresholds), 1.0);
+        assert_eq!(scale_for(16376.0, &thresholds), 1.0);
+        assert_eq!(scale_for(16377.0, &thresholds), 0.5);
+        assert_eq!(scale_for(200_000.0, &thresholds), 1.0 / 16.0);
+        assert_eq!(scale_for(f32::MAX, &thresholds), 1.0 / 65536.0);
+    }
+
+    #[test]
+    fn values_belong_to_layers_by_name() {
+        assert_eq!(layer_of("layers_12_attn_q_proj"), Some(12));
+        assert_eq!(layer_of("layers_3_hidden"), Some(3));
+        assert_eq!(layer_of("hidden_out"), None);
+    }
+}

@@ -1,0 +1,80 @@
+//! Perplexity: how well a model predicts a text, `exp(-mean(log p(token | tokens before)))`.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::runtime::{Ask, Chunking, Model};
+
+/// What a model makes of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Perplexity {
+    /// The perplexity; NaN if a logit was none.
+    pub perplexity: f64,
+    /// Mean negative log likelihood of a token, in nats.
+    pub loss: f64,
+    /// Tokens that were predicted.
+    pub tokens: usize,
+}
+
+/// The perplexity of a model on a text. A text longer than `window` (or the context) is divided into windows; the first
+/// token of each isn't predicted. Nothing where no token has one before it.
+///
+/// # Errors
+/// When a token doesn't exist or a function fails.
+pub fn perplexity(model: &Arc<Model>, tokens: &[u32], window: usize) -> Result<Option<Perplexity>> {
+    let window = window.min(model.context() as usize).max(2);
+    let vocabulary = model.bundle().model.vocab_size as usize;
+    let (mut sum, mut count) = (0.0, 0);
+    for text in tokens.chunks(window).filter(|text| text.len() > 1) {
+        // the logits of the last token predict what nobody knows
+        let (given, predicted) = (&text[..text.len() - 1], &text[1..]);
+        let logits = model.start(text.len() as u64)?.forward(given, &Ask::all(Chunking::Largest))?.logits;
+        for (row, token) in logits.chunks_exact(vocabulary).zip(predicted) {
+            let Some(logit) = row.get(*token as usize) else { continue };
+            sum += log_sum_exp(row) - f64::from(*logit);
+            count += 1;
+        }
+    }
+    let loss = sum / count as f64;
+    Ok((count > 0).then(|| Perplexity { perplexity: loss.exp(), loss, tokens: count }))
+}
+
+fn log_sum_exp(row: &[f32]) -> f64 {
+    if row.iter().any(|value| value.is_nan()) {
+        return f64::NAN;
+    }
+    let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    largest + row.iter().map(|value| (f64::from(*value) - largest).exp()).sum::<f64>().ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::double::{self, Form};
+
+    #[test]
+    fn it_is_what_the_reference_gives() {
+        let text = [3u32, 1, 4, 1, 5, 2, 6, 5, 3];
+        let (_, logits) = double::reference(&text, text.len() as u64);
+        let nll: f64 = (0..text.len() - 1)
+            .map(|t| {
+                let row = &logits[t * double::VOCAB..(t + 1) * double::VOCAB];
+                let total: f64 = row.iter().map(|v| f64::from(*v).exp()).sum();
+                -(f64::from(row[text[t + 1] as usize]).exp() / total).ln()
+            })
+            .sum();
+        let (model, _) = double::model(&Form::default());
+        let found = perplexity(&model, &text, 64).unwrap().unwrap();
+        assert_eq!(found.tokens, 8);
+        assert!((found.loss - nll / 8.0).abs() < 1e-9, "{found:?}");
+        assert!((found.perplexity - (nll / 8.0).exp()).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_text_of_one_token_has_none() {
+        let (model, _) = double::model(&Form::default());
+        assert_eq!(perplexity(&model, &[3], 64).unwrap(), None);
+    }
+}

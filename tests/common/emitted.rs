@@ -1,0 +1,29 @@
+//! Programs as the converter emits them.
+
+use anec::convert::build::build_package;
+use anec::convert::emit::Emitter;
+use anec::convert::{Plan, open};
+use anec::manifest::Manifest;
+use anec::mil::Program;
+
+/// A manifest of defaults for a source below the repository, changed by `key=value` pairs.
+pub fn manifest(source: &str, overrides: &[&str]) -> Manifest {
+    let source = format!("source={}/{source}", env!("CARGO_MANIFEST_DIR"));
+    let overrides: Vec<String> = std::iter::once(source).chain(overrides.iter().map(|o| o.to_string())).collect();
+    Manifest::from_yaml("", "defaults", &overrides).unwrap_or_else(|e| panic!("{overrides:?}: {e}"))
+}
+
+/// The programs of a manifest's packages, by the packages' names.
+pub fn programs(manifest: &Manifest) -> Vec<(String, Program)> {
+    let opened = open::open(manifest).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
+    let model = &*opened.model;
+    let manifest = open::resolve(manifest, &opened.source, model);
+    let plan = Plan::new(&manifest, model).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
+    let build = |package| {
+        let mut emitter = Emitter::new(&manifest.quant);
+        build_package(model, &plan.form, package, &mut emitter)
+            .unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source))
+            .0
+    };
+    plan.packages.iter().map(|package| (package.name.clone(), build(package))).collect()
+}

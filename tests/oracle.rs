@@ -1,0 +1,185 @@
+//! Whatever the converter emits is loaded by coremltools, whose own type inference must come to the same types: every
+//! form of a graph, every family, every number of tokens. So must what type inference says in `tests/filetests`.
+//!
+//! It needs the Python that `ANEC_PYTHON` names, with the packages of `tests/requirements.txt`.
+
+#[path = "common/coremltools.rs"]
+mod coremltools;
+#[path = "common/emitted.rs"]
+mod emitted;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use anec::mil::constant::Data;
+use anec::mil::verify::infer_types;
+use anec::mil::{Binding, Block, Constant, Function, Program, text};
+use anec::package::{self, WriteOptions};
+
+/// Graph forms: every two choices of different keys occur together.
+const FORMS: [[&str; 6]; 12] = [
+    ["conv", "accurate", "bcs1", "grouped", "mask", "unified"],
+    ["conv", "naive", "bc1s", "grouped", "mask", "per_layer"],
+    ["conv", "layer_norm_concat", "bc1s", "per_head", "slice", "unified"],
+    ["conv", "prescale", "bcs1", "per_head", "slice", "per_layer"],
+    ["linear", "accurate", "bc1s", "grouped", "slice", "per_layer"],
+    ["linear", "naive", "bc1s", "per_head", "slice", "unified"],
+    ["linear", "layer_norm_concat", "bc1s", "grouped", "slice", "per_layer"],
+    ["linear", "prescale", "bcs1", "per_head", "mask", "unified"],
+    ["matmul", "accurate", "bc1s", "per_head", "mask", "unified"],
+    ["matmul", "naive", "bcs1", "grouped", "slice", "unified"],
+    ["matmul", "layer_norm_concat", "bcs1", "grouped", "mask", "per_layer"],
+    ["matmul", "prescale", "bc1s", "grouped", "mask", "per_layer"],
+];
+const KEYS: [&str; 6] = ["linear", "norm", "layout", "attention", "kv_write", "state"];
+
+/// What else a manifest decides of a graph.
+const OTHERS: [(&str, &[&str]); 8] = [
+    ("defaults", &[]),
+    ("argmax", &["lm_head.argmax=true", "lm_head.split=3"]),
+    ("per_channel", &["quant.granularity=per_channel"]),
+    ("unquantized", &["quant.weights=none"]),
+    ("mixed", &["quant.weights=none", "quant.overrides={lm_head: {weights: int8, granularity: per_channel}}"]),
+    ("one_token", &["lengths.fixed=[1]", "kv_write=mask"]),
+    ("functions", &["lengths.fixed=[8, 1]", "context=[32, 64]"]),
+    ("ios26", &["target=iOS26", "lengths.range=[2, 5]"]),
+];
+
+#[test]
+fn every_two_choices_of_a_form_are_tried_together() {
+    for a in 0..KEYS.len() {
+        for b in 0..a {
+            let choices = |key: usize| FORMS.iter().map(|form| form[key]).collect::<BTreeSet<_>>().len();
+            let pairs: BTreeSet<_> = FORMS.iter().map(|form| (form[a], form[b])).collect();
+            assert_eq!(pairs.len(), choices(a) * choices(b), "{} and {}", KEYS[a], KEYS[b]);
+        }
+    }
+}
+
+#[test]
+fn coremltools_types_what_we_emit_as_we_do() {
+    let Some(python) = coremltools::python() else { return };
+    let room = tempfile::tempdir().unwrap();
+    let mut flexible = BTreeSet::new();
+    let mut write = |name: String, program: &Program| {
+        let options = WriteOptions::default();
+        package::write(program, &room.path().join(format!("{name}.mlpackage")), &options)
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        if program.functions.iter().any(|function| !function.lengths.is_empty()) {
+            flexible.insert(name);
+        }
+    };
+    for form in FORMS {
+        let mut overrides: Vec<String> = KEYS.iter().zip(form).map(|(key, choice)| format!("{key}={choice}")).collect();
+        // one position for each call fits a slice, any number of them a mask
+        overrides.push(if form.contains(&"slice") { "lengths.fixed=[3]" } else { "lengths.range=[1, 4]" }.into());
+        emit_demo(&form.join("-"), &overrides, &mut write);
+    }
+    for (name, overrides) in OTHERS {
+        emit_demo(name, &overrides.iter().map(|o| o.to_string()).collect::<Vec<_>>(), &mut write);
+    }
+    emit_families(&mut write);
+    write_filetests(&mut write);
+
+    let verdicts = coremltools::judge(&python, room.path());
+    let complaints: String = verdicts.iter().map(|verdict| verdict.complaints(true)).collect();
+    assert!(complaints.is_empty(), "{complaints}");
+    for verdict in &verdicts {
+        let functions = verdict.json["functions"].as_array().unwrap();
+        assert!(!functions.is_empty(), "{}", verdict.package);
+        for function in functions {
+            assert_eq!(function["ok"], true, "{}", verdict.package);
+            let lengths = function["lengths"].as_object().map_or(0, |lengths| lengths.len());
+            assert_eq!(lengths > 1, flexible.contains(&verdict.package), "{}: {function}", verdict.package);
+        }
+    }
+    assert!(verdicts.len() > 60, "{} packages", verdicts.len());
+    eprintln!("coremltools agrees on {} packages, {} of them flexible", verdicts.len(), flexible.len());
+}
+
+/// The demo model in a form.
+fn emit_demo(name: &str, overrides: &[String], write: &mut impl FnMut(String, &Program)) {
+    let mut all = vec!["context=64"];
+    all.extend(overrides.iter().map(String::as_str));
+    for (package, program) in emitted::programs(&emitted::manifest("demo/model", &all)) {
+        write(format!("demo-{name}-{package}"), &program);
+    }
+}
+
+/// A small model of each family, in the default form.
+fn emit_families(write: &mut impl FnMut(String, &Program)) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(root.join("cases.json")).unwrap()).unwrap();
+    let mut families = BTreeSet::new();
+    for case in cases["cases"].as_array().unwrap() {
+        let (family, model) = (case["family"].as_str().unwrap(), case["hugging_face"].as_str().unwrap());
+        families.insert(family);
+        let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &["context=32"]);
+        for (package, program) in emitted::programs(&manifest) {
+            write(format!("{model}-{package}"), &program);
+        }
+    }
+    assert!(families.len() >= 8, "{families:?}");
+}
+
+/// The programs on which type inference is tried, with types as inferred and zeros for data that they leave out.
+fn write_filetests(write: &mut impl FnMut(String, &Program)) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests/infer");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let mut program = text::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        for function in &mut program.functions {
+            fill(function);
+            *function = infer_types(function).unwrap();
+        }
+        write(format!("infer-{}", path.file_stem().unwrap().to_string_lossy()), &program);
+    }
+}
+
+fn fill(function: &mut Function) {
+    fn zeros(constant: &mut Constant) {
+        if let Data::Content(content) = &constant.data {
+            constant.data = Data::Literal(Arc::from(vec![0; content.length() as usize]));
+        }
+    }
+    fn fill_block(block: &mut Block) {
+        for op in &mut block.ops {
+            op.attributes.values_mut().for_each(zeros);
+            for binding in op.inputs.values_mut().flatten() {
+                if let Binding::Constant(constant) = binding {
+                    zeros(constant);
+                }
+            }
+            op.blocks.iter_mut().for_each(fill_block);
+        }
+    }
+    fill_block(&mut function.block);
+    function.values.iter_mut().filter_map(|value| value.constant.as_mut()).for_each(zeros);
+}
+
+/// The judge itself is judged: it accepts what is sound and finds many kinds of damage.
+#[test]
+fn the_judge_finds_damage() {
+    let Some(python) = coremltools::python() else { return };
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/test_check_package.py");
+    let output = Command::new(python).arg(tests).output().expect("ANEC_PYTHON runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// What the catalogue takes from coremltools' registry is what the registry says.
+#[test]
+fn the_registry_is_as_it_was_written_down() {
+    let Some(python) = coremltools::python() else { return };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let room = tempfile::tempdir().unwrap();
+    let output = Command::new(python).arg(root.join("tests/oracle/pymil_ops.py")).arg(room.path()).output();
+    let output = output.expect("ANEC_PYTHON runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for file in ["tests/oracle/pymil_ops.json", "src/mil/ops/element_types.txt"] {
+        let written = std::fs::read_to_string(root.join(file)).unwrap();
+        let now = std::fs::read_to_string(room.path().join(Path::new(file).file_name().unwrap())).unwrap();
+        assert!(written == now, "{file} is not what tests/oracle/pymil_ops.py writes");
+    }
+}

@@ -1,0 +1,666 @@
+//! `anec serve` over loopback: the demo model behind OpenAI's API, its limits, and clients that behave badly.
+
+#[allow(dead_code)] // this test needs only some of it
+#[path = "common/folder.rs"]
+mod folder;
+#[path = "common/http.rs"]
+mod http;
+#[allow(dead_code)]
+#[path = "common/model.rs"]
+mod model;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anec::runtime::Tokenizer;
+use folder::{anec, repository, run};
+use http::{Reply, Server, post};
+use model::edit_json;
+use serde_json::{Value as Json, json};
+
+/// The demo bundle with a simple chat template, converted once.
+fn bundle() -> &'static Path {
+    static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
+    BUNDLE.get_or_init(|| {
+        let room = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("serve-{}", std::process::id()));
+        let out = room.join("demo.anec");
+        let (code, _, stderr) = run(&["convert", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
+        assert_eq!(code, 0, "{stderr}");
+        let template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>";
+        std::fs::write(out.join("chat_template.jinja"), template).unwrap();
+        edit_json(&out.join("bundle.json"), |bundle| {
+            bundle["tokenizer"]["chat_template"] = json!("chat_template.jinja");
+        });
+        out
+    })
+}
+
+/// A server that several tests share.
+fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(|| Server::start(bundle(), &["--queue", "512", "--read-timeout", "2", "--max-body", "200000"]))
+}
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::open(&repository("demo/model/tokenizer.json")).unwrap()
+}
+
+/// What `anec run` writes for a prompt.
+fn run_text(prompt: &str, max_tokens: u32) -> String {
+    let count = max_tokens.to_string();
+    let arguments = ["run", bundle().to_str().unwrap(), "--prompt", prompt, "--max-tokens", &count, "--json"];
+    let (code, stdout, stderr) = run(&arguments);
+    assert_eq!(code, 0, "{stderr}");
+    serde_json::from_str::<Json>(&stdout).unwrap()["text"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_completion_is_what_run_writes() {
+    let prompt = "It was a dark night";
+    let answer = server().complete(json!({"model": "demo", "prompt": prompt, "max_tokens": 24, "temperature": 0}));
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["text"], run_text(prompt, 24));
+    assert_eq!(
+        (&choice["finish_reason"], &choice["logprobs"], &choice["index"]),
+        (&json!("length"), &Json::Null, &json!(0))
+    );
+    assert_eq!((&answer["object"], &answer["model"]), (&json!("text_completion"), &json!("demo")));
+    let prompt_tokens = tokenizer().encode(prompt).unwrap().len();
+    assert_eq!(answer["usage"]["prompt_tokens"], prompt_tokens);
+    assert_eq!(answer["usage"]["completion_tokens"], 24);
+    assert_eq!(answer["usage"]["total_tokens"], prompt_tokens + 24);
+    for time in ["prefill_tps", "decode_tps", "ttft_ms", "elapsed_s", "total_ms", "inference_ms"] {
+        assert!(answer["anec"][time].as_f64().unwrap() > 0.0, "{time}: {answer}");
+    }
+}
+
+#[test]
+fn streamed_parts_make_the_whole_answer() {
+    for (path, mut request) in [
+        ("/v1/completions", json!({"prompt": "The lady", "logprobs": 2})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "Hello"}], "logprobs": true, "top_logprobs": 3}),
+        ),
+    ] {
+        for (key, value) in
+            [("max_tokens", json!(40)), ("n", json!(3)), ("seed", json!(5)), ("stop", json!([" the", "and"]))]
+        {
+            request[key] = value;
+        }
+        let whole = server().post(path, &request).json();
+        request["stream"] = json!(true);
+        request["stream_options"] = json!({"include_usage": true});
+        let parts = server().post(path, &request).parts();
+        let (last, parts) = parts.split_last().unwrap();
+        assert_eq!(last["choices"], json!([]));
+        assert_eq!(last["usage"]["completion_tokens"], whole["usage"]["completion_tokens"]);
+        assert_eq!(last["usage"]["prompt_tokens"], whole["usage"]["prompt_tokens"]);
+        let mut texts = vec![String::new(); 3];
+        let mut finishes = vec![Json::Null; 3];
+        let mut likely: Vec<Vec<f64>> = vec![Vec::new(); 3];
+        let chat = path.contains("chat");
+        let numbers = |logprobs: &Json| -> Vec<f64> {
+            let list = if chat { &logprobs["content"] } else { &logprobs["token_logprobs"] };
+            let number = |entry: &Json| if chat { entry["logprob"].as_f64() } else { entry.as_f64() };
+            list.as_array().into_iter().flatten().filter_map(number).collect()
+        };
+        for part in parts {
+            assert_eq!(part["usage"], Json::Null);
+            let choice = &part["choices"][0];
+            let index = choice["index"].as_u64().unwrap() as usize;
+            assert_eq!(finishes[index], Json::Null, "nothing follows the end");
+            let text = if chat { &choice["delta"]["content"] } else { &choice["text"] };
+            texts[index] += text.as_str().unwrap_or_default();
+            likely[index].extend(numbers(&choice["logprobs"]));
+            finishes[index] = choice["finish_reason"].clone();
+        }
+        for index in 0..3 {
+            let choice = &whole["choices"][index];
+            let text = if chat { &choice["message"]["content"] } else { &choice["text"] };
+            assert_eq!(*text, texts[index]);
+            assert_eq!(choice["finish_reason"], finishes[index]);
+            let expected = numbers(&choice["logprobs"]);
+            assert!(!expected.is_empty() || texts[index].is_empty());
+            // what is reused of a prompt was computed in other calls: the last digits differ
+            let far = expected.iter().zip(&likely[index]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(expected.len() == likely[index].len() && far < 1e-3, "{expected:?} {:?}", likely[index]);
+            assert!(expected.iter().all(|logprob| *logprob <= 0.0));
+            assert!(!texts[index].contains(" the") && !texts[index].contains("and"), "{:?}", texts[index]);
+        }
+        assert!(texts[0] != texts[1] || texts[1] != texts[2], "several texts differ: {texts:?}");
+    }
+}
+
+#[test]
+fn logprobs_are_logarithms_of_probabilities_and_name_the_greedy_token_first() {
+    let request = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "temperature": 0, "logprobs": true, "top_logprobs": 5});
+    let answer = server().chat(request);
+    let content = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 8);
+    let mut text = Vec::new();
+    for token in content {
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 5);
+        assert_eq!((&top[0]["token"], &top[0]["logprob"]), (&token["token"], &token["logprob"]));
+        let sum: f64 = top.iter().map(|top| top["logprob"].as_f64().unwrap().exp()).sum();
+        assert!(sum > 0.0 && sum <= 1.0 + 1e-6, "{sum}");
+        text.extend(token["bytes"].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8));
+    }
+    assert_eq!(answer["choices"][0]["message"]["content"], String::from_utf8(text).unwrap());
+}
+
+#[test]
+fn a_stop_string_ends_the_text_before_it() {
+    let whole = run_text("It was a dark night", 24);
+    let stop = whole.split(' ').rev().nth(3).unwrap();
+    let before = &whole[..whole.find(stop).unwrap()];
+    let request = json!({"prompt": "It was a dark night", "max_tokens": 24, "temperature": 0, "stop": stop});
+    let answer = server().complete(request);
+    assert_eq!(answer["choices"][0]["text"], before);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+}
+
+#[test]
+fn seeds_reproduce_texts_and_several_texts_share_their_prompt() {
+    let prompt = "Once upon a time there lived in the old town by the sea a man who";
+    let ask = |seed: u64| {
+        server().complete(json!({"prompt": prompt, "max_tokens": 16, "n": 3, "seed": seed, "temperature": 1}))
+    };
+    let texts = |answer: &Json| -> Vec<String> {
+        answer["choices"].as_array().unwrap().iter().map(|choice| choice["text"].to_string()).collect()
+    };
+    let [first, again, other] = [11, 11, 12].map(ask);
+    assert_eq!(texts(&first), texts(&again));
+    assert_ne!(texts(&first), texts(&other));
+    assert_eq!(texts(&first)[1], texts(&other)[0], "the second text of a seed is the first of the next seed");
+    let prompt_tokens = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], prompt_tokens - 1);
+}
+
+#[test]
+fn a_conversation_goes_on_without_computing_its_past_again() {
+    let server = Server::start(bundle(), &[]);
+    let mut messages = vec![json!({"role": "user", "content": "Tell me about the sea and the ships that sail on it"})];
+    let mut cached = Vec::new();
+    for _ in 0..3 {
+        let request = json!({"messages": messages, "max_tokens": 12, "temperature": 0});
+        let answer = server.chat(request.clone());
+        let fresh = Server::start(bundle(), &["--kept", "0"]).chat(request);
+        assert_eq!(answer["choices"], fresh["choices"]);
+        cached.push(answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap());
+        messages.push(answer["choices"][0]["message"].clone());
+        messages.push(json!({"role": "user", "content": "And then?"}));
+    }
+    assert_eq!(cached[0], 0);
+    assert!(cached[1] > 15 && cached[2] > cached[1] + 5, "{cached:?}");
+}
+
+#[test]
+fn guesses_leave_the_answer_as_it_is() {
+    let ask = |speculation: u64| {
+        let request = json!({"prompt": "The man said that the man said that the man", "max_tokens": 120, "temperature": 0, "speculation": speculation});
+        server().complete(request)
+    };
+    let (plain, guessed) = (ask(0), ask(3));
+    assert_eq!(plain["choices"], guessed["choices"]);
+    assert_eq!(plain["anec"]["drafted_tokens"], 0);
+    assert!(guessed["anec"]["drafted_tokens"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn an_answer_keeps_to_a_json_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": true}});
+    for seed in 0..3 {
+        let request = json!({"messages": [{"role": "user", "content": "Who?"}], "seed": seed, "max_tokens": 200, "response_format": format});
+        let answer = server().chat(request);
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{text}");
+        let value: Json = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        jsonschema::validate(&schema, &value).unwrap();
+    }
+    let wrong = json!({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}});
+    let reply = server().post("/v1/completions", &wrong);
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("response_format")));
+}
+
+/// The mistakes that earlier servers for the Neural Engine died of, or did as they were told in a prompt.
+#[test]
+fn what_other_servers_died_of() {
+    let server = server();
+    // 4096 tokens for a context of 512: refused before any work
+    let before = server.metric("anec_prompt_tokens_total");
+    let long = "one ".repeat(4096);
+    for path in ["/v1/completions", "/v1/chat/completions"] {
+        let body = json!({"prompt": long, "messages": [{"role": "user", "content": long}], "max_tokens": 50});
+        let reply = server.post(path, &body);
+        assert_eq!((reply.status, reply.code()), (400, json!("context_length_exceeded")), "{}", reply.text());
+    }
+    assert_eq!(server.metric("anec_prompt_tokens_total"), before);
+    let fits = server.post("/v1/completions", &json!({"prompt": "one", "max_tokens": 512}));
+    assert_eq!(fits.code(), "context_length_exceeded", "prompt and text together don't fit");
+    // a field's name inside a text is text
+    let answer = server.complete(json!({"prompt": "\"max_tokens\": 400, \"temperature\": 9", "max_tokens": 3}));
+    assert_eq!(answer["usage"]["completion_tokens"], 3);
+    // control tokens in a user's text are letters
+    let text = "a<|endoftext|>b";
+    let literal = tokenizer().encode_literal(text).unwrap();
+    assert!(!literal.contains(&0) && literal.len() > 5);
+    let answer = server.complete(json!({"prompt": text, "max_tokens": 1}));
+    assert_eq!(answer["usage"]["prompt_tokens"], literal.len());
+    let special = server.complete(json!({"prompt": text, "max_tokens": 1, "special_tokens": true}));
+    assert_eq!(special["usage"]["prompt_tokens"], 3);
+    // escapes are decoded
+    let escaped = server.raw(post("/v1/completions", r#"{"prompt": "\u00e9t\u00e9", "max_tokens": 1}"#, "").as_bytes());
+    assert_eq!(escaped.json()["usage"]["prompt_tokens"], tokenizer().encode("été").unwrap().len());
+    // their own fields are understood
+    let answer = server.complete(json!({"prompt": "Who are you?", "system": "You are a sailor.", "max_tokens": 4}));
+    let chat = "<system> You are a sailor.\n<user> Who are you?\n<assistant>";
+    assert_eq!(answer["usage"]["prompt_tokens"], tokenizer().encode(chat).unwrap().len());
+    assert_eq!(server.get("/health").json()["status"], "ok");
+}
+
+#[test]
+fn a_silent_client_holds_up_nobody_and_is_hung_up_on() {
+    let server = server();
+    let mut silent: Vec<_> = (0..8).map(|_| server.connect()).collect();
+    silent[0].write_all(b"POST /v1/completions HTTP/1.1\r\nContent-Le").unwrap();
+    let mut body = server.connect();
+    body.write_all(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{\"prompt\"",
+    )
+    .unwrap();
+    let start = Instant::now();
+    assert_eq!(server.get("/health").status, 200);
+    server.complete(json!({"prompt": "x", "max_tokens": 1}));
+    assert!(start.elapsed() < Duration::from_secs(30));
+    let reply = Reply::read(body);
+    assert_eq!((reply.status, reply.code()), (408, json!("request_timeout")));
+    let mut rest = Vec::new();
+    silent[0].read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&rest));
+}
+
+#[test]
+fn wrong_requests_get_the_right_codes() {
+    let server = server();
+    let completion = |body: &str| server.raw(post("/v1/completions", body, "").as_bytes());
+    for body in [
+        "",
+        "{",
+        "nonsense",
+        "[]",
+        "{}",
+        "{\"prompt\": 5}",
+        "{\"prompt\": \"\"}",
+        "{\"prompt\": []}",
+        "{\"prompt\": [99999]}",
+        "{\"prompt\": \"x\", \"max_tokens\": \"many\"}",
+        "{\"prompt\": \"x\", \"max_tokens\": -1}",
+        "{\"prompt\": \"x\", \"max_tokens\": 0}",
+        "{\"prompt\": \"x\", \"temperature\": -1}",
+        "{\"prompt\": \"x\", \"n\": 0}",
+        "{\"prompt\": \"x\", \"n\": 1000}",
+        "{\"prompt\": \"x\", \"logprobs\": 99}",
+        "{\"prompt\": \"x\", \"echo\": true}",
+        "{\"prompt\": \"x\", \"suffix\": \"y\"}",
+        "{\"prompt\": [\"a\", \"b\"]}",
+        "{\"prompt\": \"\\ud800\"}",
+    ] {
+        let reply = completion(body);
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text());
+        let error = &reply.json()["error"];
+        assert_eq!(error["type"], "invalid_request_error");
+        assert!(error["message"].as_str().unwrap().len() > 10, "{body}: {error}");
+    }
+    assert_eq!(completion("\u{fffd}\u{0}").status, 400);
+    let chat = |body: Json| server.post("/v1/chat/completions", &body);
+    let hello = json!([{"role": "user", "content": "Hi"}]);
+    for body in [
+        json!({"messages": []}),
+        json!({"messages": "Hi"}),
+        json!({"messages": [{"content": "Hi"}]}),
+        json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        json!({"messages": hello, "top_logprobs": 3}),
+        json!({"messages": hello, "logprobs": true, "top_logprobs": 30}),
+        json!({"messages": hello, "tool_choice": "required"}),
+        json!({"messages": hello, "functions": []}),
+        json!({"messages": hello, "response_format": {"type": "xml"}}),
+        json!({"messages": hello, "logit_bias": {"x": 1}}),
+    ] {
+        let reply = chat(body.clone());
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text());
+    }
+    let other = chat(json!({"model": "gpt-5", "messages": hello}));
+    assert_eq!((other.status, other.code()), (404, json!("model_not_found")));
+    assert_eq!(server.get("/v1/nothing").status, 404);
+    assert_eq!(server.get("/v1/nothing").code(), "unknown_url");
+    assert_eq!(server.get("/v1/completions").status, 405);
+    assert_eq!(server.get("/v1/models/other").status, 404);
+    assert_eq!(server.raw(b"NONSENSE\r\n\r\n").status, 400);
+}
+
+#[test]
+fn large_bodies_are_refused_whether_they_say_so_or_not() {
+    let large = json!({"prompt": "x".repeat(300_000)}).to_string();
+    let reply = server().raw(post("/v1/completions", &large, "").as_bytes());
+    assert_eq!((reply.status, reply.code()), (413, json!("request_too_large")));
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let chunked = format!("{head}{:x}\r\n{large}\r\n0\r\n\r\n", large.len());
+    assert_eq!(server().raw(chunked.as_bytes()).status, 413);
+    // one that announces more than it would ever send is refused at once
+    let huge = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n";
+    assert_eq!(server().raw(huge).status, 413);
+}
+
+#[test]
+fn models_health_metrics_and_the_page_are_there() {
+    let server = server();
+    let models = server.get("/v1/models").json();
+    assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("demo")));
+    assert_eq!(models["data"][0]["max_model_len"], 512);
+    assert_eq!(server.get("/v1/models/demo").json()["object"], "model");
+    let health = server.get("/health").json();
+    assert_eq!((&health["status"], &health["mode"], &health["model"]), (&json!("ok"), &json!("http"), &json!("demo")));
+    let page = server.get("/");
+    assert!(page.text().contains("<!doctype html>") && page.head.contains("content-security-policy"), "{}", page.head);
+    server.complete(json!({"prompt": "x", "max_tokens": 2}));
+    for name in
+        ["anec_generated_tokens_total", "anec_time_to_first_token_seconds_count", "process_resident_memory_bytes"]
+    {
+        assert!(server.metric(name) > 0.0, "{name}");
+    }
+    assert!(server.metric("anec_http_requests_total{route=\"/v1/completions\",status=\"200\"}") >= 1.0);
+}
+
+#[test]
+fn a_key_is_asked_for_and_other_origins_are_let_in_only_when_told() {
+    let keyed = Server::start(bundle(), &["--api-key", "secret", "--cors", "https://example.org"]);
+    let body = json!({"prompt": "x", "max_tokens": 1}).to_string();
+    let ask = |headers: &str| keyed.raw(post("/v1/completions", &body, headers).as_bytes());
+    for headers in
+        ["", "Authorization: Bearer wrong\r\n", "Authorization: secret\r\n", "Authorization: Bearer secret2\r\n"]
+    {
+        let reply = ask(headers);
+        assert_eq!((reply.status, reply.code()), (401, json!("invalid_api_key")), "{headers}");
+    }
+    assert_eq!(ask("Authorization: Bearer secret\r\n").status, 200);
+    assert_eq!((keyed.get("/metrics").status, keyed.get("/v1/models").status), (401, 401));
+    assert_eq!(keyed.get("/health").status, 200);
+    let preflight = |server: &Server, origin: &str| {
+        let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\nConnection: close\r\n");
+        server.raw(format!("OPTIONS /v1/completions HTTP/1.1\r\nHost: x\r\n{headers}\r\n").as_bytes()).head
+    };
+    assert!(preflight(&keyed, "https://example.org").contains("access-control-allow-origin: https://example.org"));
+    assert!(!preflight(&keyed, "https://example.com").contains("access-control-allow-origin"));
+    assert!(!preflight(server(), "https://example.org").contains("access-control-allow-origin"));
+}
+
+/// Asks for a long text in parts and reads the beginning.
+fn begin_stream(server: &Server) -> std::net::TcpStream {
+    let body = json!({"prompt": "The", "max_tokens": 500, "stream": true, "ignore_eos": true}).to_string();
+    let mut stream = server.connect();
+    stream.write_all(post("/v1/completions", &body, "").as_bytes()).unwrap();
+    let mut beginning = [0; 256];
+    stream.read_exact(&mut beginning).unwrap();
+    assert!(beginning.starts_with(b"HTTP/1.1 200"));
+    stream
+}
+
+#[test]
+fn a_full_queue_says_so_and_a_client_that_leaves_makes_room() {
+    let server = Server::start(bundle(), &["--parallel", "1", "--queue", "1"]);
+    let first = begin_stream(&server);
+    let body = json!({"prompt": "x", "max_tokens": 1});
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| server.post("/v1/completions", &body));
+        server.wait_for("anec_waiting", |count| count == 1.0);
+        let refused = server.post("/v1/completions", &body);
+        assert_eq!((refused.status, refused.code()), (429, json!("queue_full")));
+        assert!(refused.head.contains("retry-after: 1"), "{}", refused.head);
+        assert_eq!(server.get("/health").status, 200);
+        // the client leaves: its text ends long before its 500 tokens, and the next begins
+        drop(first);
+        waiting.join().unwrap()
+    });
+    assert_eq!(waiting.status, 200);
+    server.wait_for("anec_cancelled_total", |count| count == 1.0);
+    server.wait_for("anec_active", |count| count == 0.0);
+    assert_eq!(server.metric("anec_generated_tokens_total"), 1.0, "only the finished text counts");
+    let many = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1, "n": 3}));
+    assert_eq!(many.status, 429, "all texts of a request are taken, or none");
+}
+
+#[test]
+fn a_client_that_waits_for_a_whole_text_can_leave_too() {
+    let server = Server::start(bundle(), &[]);
+    let body = json!({"prompt": "The", "max_tokens": 500, "ignore_eos": true, "n": 4}).to_string();
+    let mut stream = server.connect();
+    stream.write_all(post("/v1/completions", &body, "").as_bytes()).unwrap();
+    server.wait_for("anec_active", |count| count == 4.0);
+    drop(stream);
+    server.wait_for("anec_cancelled_total", |count| count == 4.0);
+    server.wait_for("anec_active", |count| count == 0.0);
+}
+
+#[test]
+fn a_text_that_takes_too_long_is_given_up() {
+    let server = Server::start(bundle(), &["--timeout", "0"]);
+    let reply = server.post("/v1/completions", &json!({"prompt": "The", "max_tokens": 500}));
+    assert_eq!((reply.status, reply.code()), (504, json!("timeout")));
+}
+
+#[test]
+fn told_to_end_it_finishes_what_it_began() {
+    let mut server = Server::start(bundle(), &[]);
+    let stream = begin_stream(&server);
+    server.terminate();
+    let mut rest = String::new();
+    BufReader::new(stream).read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("[DONE]") && rest.contains("\"finish_reason\":\"length\""), "{rest}");
+    assert_eq!(server.wait(), Some(0));
+    assert!(std::net::TcpStream::connect(&server.address).is_err());
+}
+
+#[test]
+fn json_lines_over_stdin() {
+    let mut child = anec()
+        .arg("serve")
+        .arg(bundle())
+        .args(["--stdin", "--max-body", "5000"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let ready = next();
+    let ready: Json = serde_json::from_str(ready.strip_prefix("READY ").unwrap()).unwrap();
+    assert_eq!((&ready["protocol"], &ready["transport"]), (&json!("anec-jsonl-v1"), &json!("stdin")));
+    let ids = tokenizer().encode("It was a dark night").unwrap();
+    writeln!(input, "{}", json!({"prompt_ids": ids, "max_new": 6, "temperature": 0, "id": "a"})).unwrap();
+    let answer: Json = serde_json::from_str(&next()).unwrap();
+    assert_eq!((&answer["ok"], &answer["id"], &answer["gen_tokens"]), (&json!(true), &json!("a"), &json!(6)));
+    assert_eq!(answer["text"], run_text("It was a dark night", 6));
+    assert_eq!(answer["cache_seq_len"], ids.len() + 6);
+    // the tokens of the next request follow those before
+    writeln!(input, "{}", json!({"prompt_ids": [5, 6], "reset": false, "max_new": 2})).unwrap();
+    let further: Json = serde_json::from_str(&next()).unwrap();
+    assert_eq!(
+        (&further["prompt_tokens"], &further["timing"]["cached_tokens"]),
+        (&json!(ids.len() + 8), &json!(ids.len() + 5))
+    );
+    // parts, then the whole
+    writeln!(input, "{}", json!({"prompt": "It was a dark night", "max_tokens": 6, "temperature": 0, "stream": true}))
+        .unwrap();
+    let mut parts = String::new();
+    let whole = loop {
+        let line: Json = serde_json::from_str(&next()).unwrap();
+        match line.get("delta") {
+            Some(delta) => parts += delta.as_str().unwrap(),
+            None => break line,
+        }
+    };
+    assert_eq!((&whole["text"], parts.as_str()), (&answer["text"], answer["text"].as_str().unwrap()));
+    // the short form
+    let short: Vec<String> = ids.iter().map(u32::to_string).collect();
+    writeln!(input, "{}|6", short.join(" ")).unwrap();
+    let expected: Vec<String> = answer["output"].as_array().unwrap().iter().map(Json::to_string).collect();
+    assert_eq!(next(), format!("OUT: {}", expected.join(" ")));
+    assert!(next().starts_with("PERF: prefill="));
+    // mistakes end nothing
+    for wrong in ["{", "{\"tokens\": []}", "{\"tokens\": [1], \"max_tokens\": 600}", "{\"tokens\": [99999]}"] {
+        writeln!(input, "{wrong}").unwrap();
+        let answer: Json = serde_json::from_str(&next()).unwrap();
+        assert_eq!(answer["ok"], false, "{wrong}");
+        assert!(answer["error"].as_str().unwrap().len() > 10, "{answer}");
+    }
+    writeln!(input, "{}", json!({"prompt": "x", "max_tokens": 1})).unwrap();
+    assert_eq!(serde_json::from_str::<Json>(&next()).unwrap()["ok"], true);
+    drop(input);
+    assert!(child.wait().unwrap().success());
+}
+
+#[cfg(unix)]
+#[test]
+fn json_lines_over_a_socket_for_several_clients() {
+    use std::os::unix::net::UnixStream;
+    let room = tempfile::tempdir().unwrap();
+    let path = room.path().join("anec.sock");
+    let mut child =
+        anec().arg("serve").arg(bundle()).arg("--socket").arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    assert!(ready.contains("unix-socket"), "{ready}");
+    // a request in pieces, while another client is silent
+    let _silent = UnixStream::connect(&path).unwrap();
+    let ask = |pieces: &[&str]| {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        for piece in pieces {
+            stream.write_all(piece.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        serde_json::from_str::<Json>(&line).unwrap()
+    };
+    let answer = ask(&["{\"tokens\": [47, 1024, ", "880], \"max_tokens\": 4, \"temp", "erature\": 0}\n"]);
+    assert_eq!((&answer["ok"], answer["output"].as_array().unwrap().len()), (&json!(true), 4), "{answer}");
+    assert_eq!(ask(&["{\"tokens\": []}\n"])["ok"], false);
+    let status = Command::new("/bin/kill").arg(child.id().to_string()).status().unwrap();
+    assert!(status.success() && child.wait().unwrap().success());
+    assert!(!path.exists(), "the socket is gone with its server");
+}
+
+/// The greedy text of each prompt is known beforehand; whatever else happens, it is the text that comes.
+#[test]
+fn many_clients_get_right_texts_and_nothing_piles_up() {
+    let seconds = std::env::var("ANEC_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(4.0);
+    let server = Server::start(bundle(), &["--parallel", "8", "--queue", "40"]);
+    let request = |i: usize| {
+        let prompt = format!("In the year {} there was a", 1800 + i);
+        json!({"prompt": prompt, "max_tokens": 4 + i % 5, "temperature": 0, "stream": i.is_multiple_of(2)})
+    };
+    let expected: Vec<Json> = (0..16)
+        .map(|i| {
+            let mut request = request(i);
+            request["stream"] = json!(false);
+            server.complete(request)["choices"][0]["text"].clone()
+        })
+        .collect();
+    let resident = || server.metric("process_resident_memory_bytes");
+    let load = |seconds: f64| {
+        let end = Instant::now() + Duration::from_secs_f64(seconds);
+        let client = |number: usize| {
+            let (mut done, mut refused, mut left, mut slowest) = (0usize, 0usize, 0usize, Duration::ZERO);
+            for turn in 0.. {
+                if Instant::now() > end {
+                    break;
+                }
+                let i = (number * 7 + turn) % 16;
+                if (number + turn).is_multiple_of(9) {
+                    // one in nine leaves without waiting
+                    let mut stream = server.connect();
+                    stream.write_all(post("/v1/completions", &request(i).to_string(), "").as_bytes()).unwrap();
+                    left += 1;
+                    continue;
+                }
+                let start = Instant::now();
+                let reply = server.post("/v1/completions", &request(i));
+                match reply.status {
+                    200 => {
+                        let text = if i.is_multiple_of(2) {
+                            let parts = reply.parts();
+                            Json::String(parts.iter().filter_map(|part| part["choices"][0]["text"].as_str()).collect())
+                        } else {
+                            reply.json()["choices"][0]["text"].clone()
+                        };
+                        assert_eq!(text, expected[i]);
+                        done += 1;
+                        slowest = slowest.max(start.elapsed());
+                    }
+                    429 => {
+                        refused += 1;
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
+                    other => panic!("{other}: {}", reply.text()),
+                }
+            }
+            (done, refused, left, slowest)
+        };
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..64).map(|number| scope.spawn(move || client(number))).collect();
+            clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    load(seconds / 4.0);
+    let before = resident();
+    let results = load(seconds);
+    server.wait_for("anec_active", |count| count == 0.0);
+    server.wait_for("anec_waiting", |count| count == 0.0);
+    let after = resident();
+    let total = |of: fn(&(usize, usize, usize, Duration)) -> usize| results.iter().map(of).sum::<usize>();
+    let (done, refused, left) = (total(|r| r.0), total(|r| r.1), total(|r| r.2));
+    let slowest = results.iter().map(|result| result.3).max().unwrap();
+    let line = format!(
+        "{done} texts, {refused} refused, {left} clients left; slowest {slowest:.1?}; memory {:.1} MB, then {:.1} MB\n",
+        before / 1e6,
+        after / 1e6
+    );
+    let _ = std::io::stderr().write_all(line.as_bytes());
+    assert!(done > 64 && left > 0, "{line}");
+    assert!(results.iter().all(|result| result.0 + result.1 > 0), "every client was answered: {results:?}");
+    assert!(after < before * 1.25 + 20e6, "memory grows: {line}");
+    assert!(slowest < Duration::from_secs(30), "{line}");
+}
+
+/// The official Python client, where there is one.
+#[test]
+fn the_official_client_works() {
+    let Some(python) = std::env::var_os("ANEC_PYTHON") else {
+        let _ = std::io::stderr().write_all(b"!!! SKIPPED: the openai client: ANEC_PYTHON is not set !!!\n");
+        return;
+    };
+    let has = Command::new(&python).args(["-c", "import openai"]).output().unwrap().status.success();
+    if !has {
+        let _ = std::io::stderr().write_all(b"!!! SKIPPED: the openai client: ANEC_PYTHON has no `openai` !!!\n");
+        return;
+    }
+    let output = Command::new(python)
+        .arg(repository("tests/openai_client.py"))
+        .args([format!("http://{}/v1", server().address), "demo".to_owned()])
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success() && text[0].contains("all of it works"), "{}{}", text[0], text[1]);
+}
