@@ -1,15 +1,21 @@
-//! Measures conversions: wall time, processor time and peak memory of `anec convert`, beside the time that reading the
-//! source and writing as many bytes takes.
+//! Measures conversions: wall time, processor time and peak memory of `anec convert`, beside the time that `cp` would take
+//! to read the source and write as many bytes as the bundle has, and beside the usual route through coremltools.
 //!
 //! ```text
-//! cargo bench --bench convert                                  # Phi-4-mini's shape, 4 of its 32 layers, Q8_0 GGUF
-//! cargo bench --bench convert -- --layers 32                   # the whole 3.8 billion weights (12 GB of disk)
-//! cargo bench --bench convert -- --source model.gguf           # a model at hand
+//! cargo bench --bench convert                        # all of the below
+//! cargo bench --bench convert -- --layers 32         # Phi-4-mini whole: 3.8 billion weights (12 GB of disk)
+//! cargo bench --bench convert -- --source model.gguf # a model at hand, alone
 //! cargo bench --bench convert -- --set quant.granularity=per_channel
 //! ```
 //!
-//! `--runs N` repeats (3 if not given), `--folder DIR` says where files go, `--json` prints one line of JSON for each run.
-//! Processor time and memory are what the system reports of the finished process.
+//! Measured are Qwen2.5-Coder-0.5B as Q4_K_M, which lies in the folder that `ANEC_MODELS` names; Phi-4-mini's shape as
+//! Q8_0, 4 of its 32 layers if `--layers` doesn't say otherwise, with random weights; and 2 of its layers with a quarter
+//! of its LM head both ways, through `benches/coremltools_route.py` with the Python that `ANEC_PYTHON` names. What isn't
+//! there is skipped, and said.
+//!
+//! `--runs N` repeats (5 if not given): conversions and copies take turns, the cache is warm, and the disk has written
+//! all before each. `--folder DIR` says where files go, `--json` prints one line of JSON for each model. Processor time
+//! and memory are what the system reports of the finished process.
 
 #[cfg(unix)]
 fn main() {
@@ -32,7 +38,12 @@ mod bench {
     use anec::source::SourceDtype;
     use anec::source::gguf::Value;
     use anec::source::gguf::write::{Writer, q8_0};
-    use serde_json::json;
+    use serde_json::{Value as Json, json};
+
+    /// Rows of Phi-4-mini's LM head.
+    const VOCABULARY: u64 = 200_064;
+    /// Layers and rows of the LM head that are converted both ways.
+    const BOTH_WAYS: (u64, u64) = (2, VOCABULARY / 4);
 
     struct Arguments {
         layers: u64,
@@ -44,52 +55,27 @@ mod bench {
     }
 
     pub fn main() {
-        let arguments = parse();
+        let arguments = Arguments::parse();
         std::fs::create_dir_all(&arguments.folder).expect("the folder can be made");
-        let synthetic = arguments.folder.join(format!("phi4-mini-{}-layers-q8_0.gguf", arguments.layers));
-        let source = match &arguments.source {
-            Some(source) => source.clone(),
-            None => {
-                if !synthetic.exists() {
-                    eprintln!("writing {}", synthetic.display());
-                    phi4_mini(&synthetic, arguments.layers);
-                }
-                synthetic
-            }
-        };
-        for run in 0..arguments.runs {
-            measure(&arguments, &source, run);
+        if let Some(source) = &arguments.source {
+            arguments.measure(&source.display().to_string(), source);
+            return;
         }
-    }
-
-    fn parse() -> Arguments {
-        let mut arguments = Arguments {
-            layers: 4,
-            source: None,
-            runs: 3,
-            folder: Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench-convert"),
-            sets: Vec::new(),
-            json: false,
-        };
-        let mut words = std::env::args().skip(1);
-        while let Some(word) = words.next() {
-            let mut value = || words.next().unwrap_or_else(|| panic!("{word} needs a value"));
-            match word.as_str() {
-                "--layers" => arguments.layers = value().parse().expect("a number of layers"),
-                "--source" => arguments.source = Some(value().into()),
-                "--runs" => arguments.runs = value().parse().expect("a number of runs"),
-                "--folder" => arguments.folder = value().into(),
-                "--set" => arguments.sets.push(value()),
-                "--json" => arguments.json = true,
-                // cargo's own
-                "--bench" => {}
-                other => panic!("unknown argument {other}"),
-            }
+        let models = std::env::var_os("ANEC_MODELS").map(PathBuf::from);
+        match models.map(|folder| folder.join("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf")) {
+            Some(model) if model.is_file() => drop(arguments.measure("Qwen2.5-Coder-0.5B, Q4_K_M", &model)),
+            _ => eprintln!("SKIPPED: ANEC_MODELS names no folder with qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
         }
-        arguments
+        let name = format!("Phi-4-mini's shape, {} layers, Q8_0", arguments.layers);
+        arguments.measure(&name, &arguments.synthetic(arguments.layers, VOCABULARY));
+        match std::env::var_os("ANEC_PYTHON") {
+            Some(python) => arguments.compare(Path::new(&python)),
+            None => eprintln!("SKIPPED: ANEC_PYTHON names no Python that has coremltools"),
+        }
     }
 
     /// Wall and processor seconds and peak bytes of a finished child.
+    #[derive(Clone, Copy)]
     struct Usage {
         wall: f64,
         cpu: f64,
@@ -99,7 +85,7 @@ mod bench {
     fn run(command: &mut Command) -> Usage {
         let begin = Instant::now();
         #[allow(clippy::zombie_processes, reason = "wait4 below waits for it, and says what it used")]
-        let child = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().expect("the program starts");
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the program starts");
         let (mut status, mut usage) = (0, std::mem::MaybeUninit::<libc::rusage>::zeroed());
         let id = libc::pid_t::try_from(child.id()).expect("a process id");
         // SAFETY: both pointers are to values of the types that the call fills; the child was started above and is
@@ -117,69 +103,159 @@ mod bench {
         }
     }
 
-    fn measure(arguments: &Arguments, source: &Path, number: usize) {
-        let out = arguments.folder.join("out");
-        let copy = arguments.folder.join("copy");
-        for path in [&out, &copy] {
-            let _ = std::fs::remove_dir_all(path);
+    impl Arguments {
+        fn parse() -> Self {
+            let mut arguments = Arguments {
+                layers: 4,
+                source: None,
+                runs: 5,
+                folder: Path::new(env!("CARGO_TARGET_TMPDIR")).join("bench-convert"),
+                sets: Vec::new(),
+                json: false,
+            };
+            let mut words = std::env::args().skip(1);
+            while let Some(word) = words.next() {
+                let mut value = || words.next().unwrap_or_else(|| panic!("{word} needs a value"));
+                match word.as_str() {
+                    "--layers" => arguments.layers = value().parse().expect("a number of layers"),
+                    "--source" => arguments.source = Some(value().into()),
+                    "--runs" => arguments.runs = value().parse().expect("a number of runs"),
+                    "--folder" => arguments.folder = value().into(),
+                    "--set" => arguments.sets.push(value()),
+                    "--json" => arguments.json = true,
+                    // cargo's own
+                    "--bench" => {}
+                    other => panic!("unknown argument {other}"),
+                }
+            }
+            arguments
         }
-        // a warm cache, for both
-        let source_bytes = read(source);
 
-        let mut command = Command::new(env!("CARGO_BIN_EXE_anec"));
-        command.args(["convert", "--no-compile", "--source"]).arg(source).arg("--out").arg(&out);
-        for set in &arguments.sets {
-            command.args(["--set", set]);
+        /// A model of Phi-4-mini's shape, written if it isn't there.
+        fn synthetic(&self, layers: u64, vocabulary: u64) -> PathBuf {
+            let path = self.folder.join(format!("phi4-mini-{layers}-layers-{vocabulary}-rows-q8_0.gguf"));
+            if !path.exists() {
+                eprintln!("writing {}", path.display());
+                phi4_mini(&path, layers, vocabulary);
+            }
+            path
         }
-        let converted = run(&mut command);
-        let report: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(out.join("report.json")).expect("a report")).expect("JSON");
-        let bundle_bytes = report["run"]["bundle_bytes"].as_u64().expect("bytes");
-        let largest = largest_tensor(source);
 
-        // what cp does: read the source, write as many bytes as the bundle has
-        std::fs::create_dir_all(&copy).expect("a folder");
+        /// Converts a source and copies as many bytes, in turns; prints the best and the median of each, and gives the
+        /// least processor time of a conversion.
+        fn measure(&self, name: &str, source: &Path) -> f64 {
+            let (mut conversions, mut copies, mut bundle_bytes) = (Vec::new(), Vec::new(), 0);
+            let source_bytes = read(source);
+            for _ in 0..self.runs {
+                let out = self.folder.join("out");
+                let _ = std::fs::remove_dir_all(&out);
+                settle(source);
+                conversions.push(self.convert(source, &out));
+                bundle_bytes = report(&out)["run"]["bundle_bytes"].as_u64().expect("bytes");
+                std::fs::remove_dir_all(&out).expect("what was written can be removed");
+                settle(source);
+                copies.push(copy(source, &self.folder.join("copy"), bundle_bytes));
+            }
+            let best = |of: &dyn Fn(&Usage) -> f64| conversions.iter().map(of).fold(f64::MAX, f64::min);
+            let (wall, cpu) = (best(&|usage| usage.wall), best(&|usage| usage.cpu));
+            let peak = conversions.iter().map(|usage| usage.peak).max().unwrap_or(0);
+            let copied = copies.iter().copied().fold(f64::MAX, f64::min);
+            let walls: Vec<f64> = conversions.iter().map(|usage| usage.wall).collect();
+            let (median_wall, median_copied) = (median(&walls), median(&copies));
+            let limit = largest_tensor(source) as f64 * 4.0 * 1.5 + 300e6;
+            if self.json {
+                println!(
+                    "{}",
+                    json!({
+                        "model": name, "source_bytes": source_bytes, "bundle_bytes": bundle_bytes, "runs": self.runs,
+                        "wall_seconds": wall, "median_wall_seconds": median_wall, "cpu_seconds": cpu,
+                        "peak_bytes": peak, "memory_target_bytes": limit,
+                        "copy_seconds": copied, "median_copy_seconds": median_copied,
+                    })
+                );
+            } else {
+                println!(
+                    "{name}: {:.0} MB become {:.0} MB; best (median) of {} runs",
+                    source_bytes as f64 / 1e6,
+                    bundle_bytes as f64 / 1e6,
+                    self.runs
+                );
+                println!("  convert  {wall:.2} s ({median_wall:.2} s), {cpu:.2} s of processor time");
+                println!("  copy     {copied:.2} s ({median_copied:.2} s)");
+                println!("  {:.2} times the copy (target: 2)", wall / copied);
+                println!("  {:.0} MB of memory at most (target: {:.0} MB)", peak as f64 / 1e6, limit / 1e6);
+            }
+            cpu
+        }
+
+        fn convert(&self, source: &Path, out: &Path) -> Usage {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_anec"));
+            command.args(["convert", "--no-compile", "--source"]).arg(source).arg("--out").arg(out);
+            for set in &self.sets {
+                command.args(["--set", set]);
+            }
+            run(&mut command)
+        }
+
+        /// The same layers and rows through anec and through coremltools.
+        fn compare(&self, python: &Path) {
+            let (layers, rows) = BOTH_WAYS;
+            let source = self.synthetic(layers, rows);
+            let own =
+                self.measure(&format!("Phi-4-mini's shape, {layers} layers, {rows} rows of the LM head"), &source);
+            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/coremltools_route.py");
+            let mut command = Command::new(python);
+            command.arg(script).arg(&source).args(["--end", &layers.to_string(), "--head-rows", &rows.to_string()]);
+            let theirs = run(&mut command);
+            if self.json {
+                println!(
+                    "{}",
+                    json!({
+                        "route": "coremltools", "layers": layers, "head_rows": rows, "wall_seconds": theirs.wall,
+                        "cpu_seconds": theirs.cpu, "peak_bytes": theirs.peak, "anec_cpu_seconds": own,
+                    })
+                );
+            } else {
+                println!("  coremltools, once: {:.1} s, {:.1} s of processor time", theirs.wall, theirs.cpu);
+                println!("  {:.0} times the processor time (target: 50)", theirs.cpu / own);
+                println!("  {:.0} MB of memory at most", theirs.peak as f64 / 1e6);
+            }
+        }
+    }
+
+    /// A warm cache, and a disk that has nothing left to write.
+    fn settle(source: &Path) {
+        // SAFETY: the call has no preconditions.
+        unsafe { libc::sync() };
+        read(source);
+    }
+
+    /// What `cp` does: reads the source, writes as many bytes as the bundle has. Gives the seconds.
+    fn copy(source: &Path, path: &Path, bytes: u64) -> f64 {
         let begin = Instant::now();
         read(source);
-        let mut file = File::create(copy.join("bytes")).expect("a file");
+        let mut file = File::create(path).expect("a file");
         let buffer = vec![0x5a; 1 << 20];
-        let mut left = bundle_bytes;
+        let mut left = bytes;
         while left > 0 {
             let step = left.min(buffer.len() as u64);
             file.write_all(&buffer[..step as usize]).expect("room on the disk");
             left -= step;
         }
         drop(file);
-        let copied = begin.elapsed().as_secs_f64();
-        for path in [&out, &copy] {
-            let _ = std::fs::remove_dir_all(path);
-        }
+        let seconds = begin.elapsed().as_secs_f64();
+        std::fs::remove_file(path).expect("what was written can be removed");
+        seconds
+    }
 
-        let limit = largest as f64 * 4.0 * 1.5 + 300e6;
-        if arguments.json {
-            println!(
-                "{}",
-                json!({
-                    "source": source, "source_bytes": source_bytes, "bundle_bytes": bundle_bytes,
-                    "wall_seconds": converted.wall, "cpu_seconds": converted.cpu, "peak_bytes": converted.peak,
-                    "copy_seconds": copied, "largest_tensor_elements": largest, "memory_target_bytes": limit,
-                })
-            );
-        } else {
-            println!(
-                "run {}: {:.2} s wall, {:.2} s processor, {:.0} MB peak (target {:.0} MB); reading {:.0} MB and writing \
-                 {:.0} MB alone {:.2} s: {:.2} times that (target 2)",
-                number + 1,
-                converted.wall,
-                converted.cpu,
-                converted.peak as f64 / 1e6,
-                limit / 1e6,
-                source_bytes as f64 / 1e6,
-                bundle_bytes as f64 / 1e6,
-                copied,
-                converted.wall / copied,
-            );
-        }
+    fn median(values: &[f64]) -> f64 {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0
+    }
+
+    fn report(bundle: &Path) -> Json {
+        serde_json::from_slice(&std::fs::read(bundle.join("report.json")).expect("a report")).expect("JSON")
     }
 
     /// Reads a file, or all files of a folder; gives the bytes.
@@ -205,8 +281,8 @@ mod bench {
     }
 
     /// Writes a GGUF of Phi-4-mini's shape with random Q8_0 weights, as llama.cpp's converter names them.
-    fn phi4_mini(path: &Path, layers: u64) {
-        let (hidden, width, vocab, queries, keys) = (3072, 8192, 200_064, 24 * 128, 8 * 128);
+    fn phi4_mini(path: &Path, layers: u64, vocab: u64) {
+        let (hidden, width, queries, keys) = (3072, 8192, 24 * 128, 8 * 128);
         let mut writer = Writer::new();
         writer.key("general.architecture", Value::String("phi3".into()));
         for (key, value) in [

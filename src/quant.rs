@@ -27,7 +27,7 @@ use std::ops::Range;
 use crate::source::Weight;
 
 /// The division of a weight's rows into blocks: the unit of reading, of parallel work and of measuring. One block of
-/// f32 fits into a core's cache.
+/// f32 fits into a core's innermost cache, where it is decoded, looked through and converted.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks {
     rows: u64,
@@ -37,7 +37,7 @@ pub struct Blocks {
 
 impl Blocks {
     /// Elements that a block has at most, if a row has no more.
-    const ELEMENTS: u64 = 1 << 15;
+    const ELEMENTS: u64 = 1 << 13;
 
     /// The blocks of a weight.
     pub fn of(weight: &Weight) -> Self {

@@ -31,17 +31,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rayon::prelude::*;
 use serde_json::Value as Json;
-use sha2::{Digest, Sha256};
 
 pub use dtype::SourceDtype;
 pub use error::{Result, SourceError};
+pub(crate) use file::hexadecimal;
 pub use file::{MappedFile, SourceFile};
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::{Ledger, LedgerTotals};
 pub use tensor::Tensor;
-pub use weight::{RowOrder, Weight, first_non_finite};
+pub use weight::{RowOrder, Weight};
 
 /// The format of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -283,19 +282,6 @@ impl Source {
             Description::Gguf(metadata) => metadata.str("tokenizer.chat_template"),
             Description::HuggingFace(files) => Ok(files.chat_template.as_deref()),
         }
-    }
-
-    /// SHA-256 over names, sizes and digests of the files, in hexadecimal. The files are read in parallel, once.
-    ///
-    /// # Errors
-    /// When a file can't be read.
-    pub fn digest(&self) -> Result<String> {
-        self.files.par_iter().try_for_each(|file| file.sha256().map(|_| ()))?;
-        let mut hasher = Sha256::new();
-        for file in &self.files {
-            hasher.update(format!("{}\t{}\t{}\n", file.name(), file.size(), file.sha256()?));
-        }
-        Ok(file::hexadecimal(&hasher.finalize()))
     }
 }
 

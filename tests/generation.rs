@@ -1,6 +1,5 @@
 //! The engine over the demo model: texts that are computed in different ways are the same texts.
 
-#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
 

@@ -1,6 +1,5 @@
 //! Placement without a Mac: packages projected to a function and a length are sound, and plans are judged by the verb.
 
-#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
 

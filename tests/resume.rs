@@ -1,7 +1,6 @@
 //! Conversions that are killed: whatever the moment, what is under the bundle's name is whole, and the same command ends
 //! with the bytes of a run that nobody killed.
 
-#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
 #[cfg(target_os = "linux")]

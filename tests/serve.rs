@@ -1,11 +1,9 @@
 //! `anec serve` over loopback: the demo model behind OpenAI's API, its limits, and clients that behave badly.
 
-#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
 #[path = "common/http.rs"]
 mod http;
-#[allow(dead_code)]
 #[path = "common/model.rs"]
 mod model;
 

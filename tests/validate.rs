@@ -1,6 +1,5 @@
 //! The gates on bundles that have something wrong with them: each defect is caught, by a gate that names the place.
 
-#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
 #[path = "common/model.rs"]

@@ -1,9 +1,7 @@
 //! What each verb prints, for results and for mistakes: snapshots of stdout, stderr and exit code over the demo model.
 
-#[allow(dead_code)] // this test needs only some of it
 #[path = "common/folder.rs"]
 mod folder;
-#[allow(dead_code)]
 #[path = "common/model.rs"]
 mod model;
 

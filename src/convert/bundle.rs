@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -114,19 +115,18 @@ pub struct SourceFacts {
 }
 
 impl SourceFacts {
-    /// Name, format and digests of a source, which is read whole for them.
+    /// Name, format and digests of a source, whose files are read whole for them, several at a time.
     ///
     /// # Errors
     /// When a file can't be read.
     pub fn of(source: &Source) -> Result<Self, SourceError> {
-        source.digest()?;
         let digest = |file: &SourceFile| -> Result<FileDigest, SourceError> {
             Ok(FileDigest { file: file.name().into(), bytes: file.size(), sha256: file.sha256()?.into() })
         };
         Ok(SourceFacts {
             name: source.name().into(),
             format: source.kind().name().into(),
-            files: source.files().iter().map(digest).collect::<Result<_, _>>()?,
+            files: source.files().par_iter().map(digest).collect::<Result<_, _>>()?,
         })
     }
 }

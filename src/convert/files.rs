@@ -10,6 +10,7 @@ use super::bundle::FileDigest;
 use super::error::ConvertError;
 use crate::error::Result;
 use crate::mil::Content;
+use crate::source::hexadecimal;
 
 /// Bytes of one step of streaming, about.
 const CHUNK: u64 = 8 << 20;
@@ -113,13 +114,4 @@ pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<FileDige
         .map_err(|e| ConvertError::Bundle { path: path.to_owned(), problem: e.to_string() })?;
     text.push('\n');
     write(path, text.as_bytes())
-}
-
-/// Lower-case hexadecimal digits.
-pub fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

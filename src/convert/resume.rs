@@ -15,7 +15,7 @@ use super::error::ConvertError;
 use super::files;
 use super::report::PackageReport;
 use crate::manifest::Manifest;
-use crate::source::Source;
+use crate::source::{Source, hexadecimal};
 
 const FILE_NAME: &str = "journal.json";
 
@@ -140,7 +140,7 @@ pub fn inputs(manifest: &Manifest, source: &Source) -> String {
     for file in source.files() {
         hasher.update(format!("\0{}\0{}\0{}", file.name(), file.size(), changed(file.path())));
     }
-    files::hexadecimal(&hasher.finalize())
+    hexadecimal(&hasher.finalize())
 }
 
 /// What tells that a file may have another content than before, even with the size and time of the one before: archives

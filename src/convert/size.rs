@@ -6,11 +6,6 @@ use crate::manifest::{Granularity, Quant, WeightFormat};
 /// Blobs begin at multiples of this, and each has a record of as many bytes.
 const BLOB_ALIGNMENT: u64 = 64;
 
-/// Bytes of a weight's elements and scales.
-pub fn weight_bytes(quant: &Quant, planned: &PlannedWeight) -> u64 {
-    blobs(quant, planned).into_iter().flatten().sum()
-}
-
 /// Bytes that a weight takes in a weight file: elements, scales, the records before them and the padding after.
 pub fn stored_bytes(quant: &Quant, planned: &PlannedWeight) -> u64 {
     blobs(quant, planned)

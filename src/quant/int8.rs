@@ -14,7 +14,7 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::fp16::{LARGEST, first_block, overflow};
-use super::kernels::{self, Squares};
+use super::kernels;
 use super::measure::{BlockLoss, Measures};
 use super::{Blocks, QuantError};
 use crate::error::Result;
@@ -32,9 +32,16 @@ pub struct Int8 {
 }
 
 enum Scales {
-    Tensor(OnceLock<f16>),
+    Tensor(OnceLock<TensorScale>),
     /// Bits of fp16 by channel; 0, which is no scale, until it is found.
     Channel(Vec<AtomicU16>),
+}
+
+#[derive(Clone, Copy)]
+struct TensorScale {
+    scale: f16,
+    /// Largest magnitude of the tensor.
+    largest: f32,
 }
 
 impl Int8 {
@@ -75,63 +82,78 @@ impl Int8 {
         self.blocks.columns() as usize
     }
 
-    /// Reads a block; gives its largest magnitude.
-    fn load(&self, block: usize, values: &mut Vec<f32>) -> Result<f32> {
+    /// Reads a block.
+    fn load(&self, block: usize, values: &mut Vec<f32>) -> Result<()> {
         let rows = self.blocks.rows(block);
         values.resize((rows.end - rows.start) as usize * self.columns(), 0.0);
-        self.weight.read_rows(rows.start, values)?;
+        Ok(self.weight.read_rows(rows.start, values)?)
+    }
+
+    /// The largest magnitude of rows that were read, which are refused if they can't be held.
+    fn largest(&self, first_row: u64, values: &[f32]) -> Result<f32> {
         let largest = kernels::largest_magnitude(values);
         if !largest.is_finite() {
-            self.weight.check_finite(rows.start, values)?;
+            self.weight.check_finite(first_row, values)?;
         }
         if largest > LARGEST && self.overflow == Overflow::Error {
-            return Err(overflow(&self.weight, rows.start, values).into());
+            return Err(overflow(&self.weight, first_row, values).into());
         }
         Ok(largest)
     }
 
     /// The scale of the whole tensor: a pass over all its values. Nothing waits for another thread here (a thread of
     /// the pool that waits could be waiting for work of its own), so two threads could both make the pass.
-    fn tensor_scale(&self, known: &OnceLock<f16>) -> Result<f16> {
+    fn tensor_scale(&self, known: &OnceLock<TensorScale>) -> Result<TensorScale> {
         if let Some(scale) = known.get() {
             return Ok(*scale);
         }
         let largest = (0..self.blocks.count())
             .into_par_iter()
-            .map_init(Vec::new, |values, block| self.load(block, values))
+            .map_init(Vec::new, |values, block| {
+                self.load(block, values)?;
+                self.largest(self.blocks.rows(block).start, values)
+            })
             .try_reduce(|| 0.0, |a, b| Ok(a.max(b)))?;
         self.weight.release(0..self.weight.elements());
-        Ok(*known.get_or_init(|| scale_for(largest)))
+        Ok(*known.get_or_init(|| TensorScale { scale: scale_for(largest), largest }))
     }
 
-    fn channel_scale(&self, scales: &[AtomicU16], row: u64, values: &[f32]) -> f16 {
-        let scale = scale_for(kernels::largest_magnitude(values));
+    /// The scale of a channel, which is kept, and its largest magnitude.
+    fn channel_scale(&self, scales: &[AtomicU16], row: u64, values: &[f32]) -> Result<(f16, f32)> {
+        let largest = self.largest(row, values)?;
+        let scale = scale_for(largest);
         scales[row as usize].store(scale.to_bits(), Ordering::Relaxed);
-        scale
+        Ok((scale, largest))
     }
 
     fn convert(&self, block: usize, values: &mut Vec<f32>, out: &mut [u8]) -> Result<()> {
-        let largest = self.load(block, values)?;
-        let mut squares = Squares::default();
+        self.load(block, values)?;
+        let mut loss = BlockLoss::default();
+        let mut quantize = |values: &[f32], scale: f16, out: &mut [u8]| {
+            let (squares, vanished) = kernels::quantize(values, scale.to_f32(), out);
+            loss.squares += squares;
+            loss.vanished += vanished;
+        };
+        let mut largest = 0f32;
         match &self.scales {
             Scales::Tensor(known) => {
-                let scale = self.tensor_scale(known)?;
-                squares += kernels::quantize(values, scale.to_f32(), out);
+                let known = self.tensor_scale(known)?;
+                quantize(values, known.scale, out);
+                largest = known.largest;
             }
             Scales::Channel(scales) => {
                 let columns = self.columns().max(1);
                 let rows = self.blocks.rows(block);
                 for ((row, values), out) in rows.zip(values.chunks(columns)).zip(out.chunks_mut(columns)) {
-                    let scale = self.channel_scale(scales, row, values);
-                    squares += kernels::quantize(values, scale.to_f32(), out);
+                    let (scale, of_channel) = self.channel_scale(scales, row, values)?;
+                    quantize(values, scale, out);
+                    largest = largest.max(of_channel);
                 }
             }
         }
-        let saturated = if largest > LARGEST { kernels::count_above(values, LARGEST) } else { 0 };
-        // counted from the bytes, because a value vanishes where its q is zero
-        let zeros = out.iter().map(|q| u64::from(*q == 0)).sum::<u64>();
-        let vanished = zeros - values.iter().map(|v| u64::from(*v == 0.0)).sum::<u64>();
-        self.measures.set(block, BlockLoss { squares, largest, saturated, vanished });
+        loss.largest = largest;
+        loss.saturated = if largest > LARGEST { kernels::count_above(values, LARGEST) } else { 0 };
+        self.measures.set(block, loss);
         Ok(())
     }
 
@@ -145,7 +167,7 @@ impl Int8 {
         missing.par_iter().try_for_each_init(Vec::new, |values, block| {
             self.load(*block, values)?;
             for (row, values) in self.blocks.rows(*block).zip(values.chunks(self.columns().max(1))) {
-                self.channel_scale(scales, row, values);
+                self.channel_scale(scales, row, values)?;
             }
             Ok::<(), crate::error::Error>(())
         })?;
@@ -214,7 +236,7 @@ impl Content for Scale {
         match &self.0.scales {
             Scales::Tensor(known) => {
                 if !out.is_empty() {
-                    out.copy_from_slice(&self.0.tensor_scale(known)?.to_le_bytes());
+                    out.copy_from_slice(&self.0.tensor_scale(known)?.scale.to_le_bytes());
                 }
                 Ok(())
             }

@@ -13,7 +13,7 @@ use super::kernels::Squares;
 pub struct BlockLoss {
     /// Sums of squares.
     pub squares: Squares,
-    /// Largest magnitude among the source's values.
+    /// Largest magnitude among the source's values, in the block or in all that share a scale with it.
     pub largest: f32,
     /// Values held at the largest number of the format.
     pub saturated: u64,

@@ -4,13 +4,14 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`metadata`] | typed keys and values |
+//! | [`metadata`], [`value`] | typed keys and values |
 //! | [`split`] | models in several files |
 //! | [`mod@write`] | a writer, for synthetic models |
 
 mod cursor;
 pub mod metadata;
 pub mod split;
+pub mod value;
 pub mod write;
 
 use std::collections::HashSet;
@@ -21,7 +22,8 @@ use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::tensor::byte_length;
 use cursor::Cursor;
-pub use metadata::{Array, Metadata, Value};
+pub use metadata::Metadata;
+pub use value::{Array, Value};
 
 /// First four bytes of a file.
 pub const MAGIC: [u8; 4] = *b"GGUF";

@@ -3,16 +3,23 @@
 //! A model family says what a weight is made of (rows of a fused projection, the concatenation of three, a norm plus
 //! one); the elements are computed when they are read, straight into the reader's buffer, without any copy of the
 //! whole. Every expression can be read from any element on, so any number of threads can read parts of it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `order` | new orders of rows |
+//! | `read` | the elements, and where they come from |
+//! | `key` | what the elements are, in words |
 
-use std::fmt::{self, Write};
+mod key;
+mod order;
+mod read;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
-
 use super::error::{Result, SourceError};
-use super::file::hexadecimal;
-use super::tensor::{Tensor, check_elements, check_rows, rows_and_columns};
+use super::tensor::{Tensor, rows_and_columns};
+pub use order::RowOrder;
 
 /// A matrix, vector or higher tensor of f32, made of tensors of a source. Clones are cheap.
 ///
@@ -30,7 +37,6 @@ enum Node {
         name: String,
         values: Vec<f32>,
     },
-    Constant(f32),
     /// Elements from `first`, as many as the shape says.
     Slice {
         of: Weight,
@@ -62,68 +68,6 @@ enum Function {
     Exp,
 }
 
-/// A new order of the entries of the outermost dimension.
-#[derive(Clone, Debug)]
-pub enum RowOrder {
-    /// Query or key rows as llama.cpp stores them, in which rotary pairs are neighbours, to rows as transformers has
-    /// them, in which a pair's members are half of the rotated dimensions apart. Dimensions of a head beyond
-    /// `rotary_dim` stay.
-    InterleavedToHalves {
-        /// Rows of a head.
-        head_dim: u64,
-        /// How many of them are rotated; even.
-        rotary_dim: u64,
-    },
-    /// The inverse of [`RowOrder::InterleavedToHalves`].
-    HalvesToInterleaved {
-        /// Rows of a head.
-        head_dim: u64,
-        /// How many of them are rotated; even.
-        rotary_dim: u64,
-    },
-    /// Entry `i` of the result is entry `rows[i]`; entries may be left out or repeated.
-    Explicit(Arc<[u64]>),
-}
-
-impl RowOrder {
-    /// Which entry stands at `row` of the result.
-    fn origin(&self, row: u64) -> u64 {
-        match self {
-            &RowOrder::InterleavedToHalves { head_dim, rotary_dim } => {
-                let (head, place) = (row / head_dim, row % head_dim);
-                let half = rotary_dim / 2;
-                if place < rotary_dim { head * head_dim + 2 * (place % half) + place / half } else { row }
-            }
-            &RowOrder::HalvesToInterleaved { head_dim, rotary_dim } => {
-                let (head, place) = (row / head_dim, row % head_dim);
-                let half = rotary_dim / 2;
-                if place < rotary_dim { head * head_dim + place % 2 * half + place / 2 } else { row }
-            }
-            RowOrder::Explicit(rows) => rows[row as usize],
-        }
-    }
-
-    /// Entries of the result for `rows` entries, or what is wrong.
-    fn length(&self, rows: u64) -> Result<u64, String> {
-        match self {
-            &RowOrder::InterleavedToHalves { head_dim, rotary_dim }
-            | &RowOrder::HalvesToInterleaved { head_dim, rotary_dim } => {
-                if head_dim == 0 || !rows.is_multiple_of(head_dim) {
-                    return Err(format!("{rows} rows aren't whole heads of {head_dim}"));
-                }
-                if rotary_dim % 2 != 0 || rotary_dim > head_dim {
-                    return Err(format!("{rotary_dim} rotated dimensions aren't pairs within a head of {head_dim}"));
-                }
-                Ok(rows)
-            }
-            RowOrder::Explicit(origins) => match origins.iter().find(|&&row| row >= rows) {
-                Some(row) => Err(format!("row {row} is asked for, but there are {rows}")),
-                None => Ok(origins.len() as u64),
-            },
-        }
-    }
-}
-
 impl From<Tensor> for Weight {
     fn from(tensor: Tensor) -> Self {
         let shape = tensor.shape().into();
@@ -142,18 +86,6 @@ impl Weight {
             return Err(SourceError::Weight { weight: name.to_owned(), problem });
         }
         Ok(Weight { node: Arc::new(Node::Values { name: name.to_owned(), values }), shape: shape.into() })
-    }
-
-    /// A weight whose elements are all `value`.
-    ///
-    /// # Errors
-    /// When the number of elements overflows.
-    pub fn constant(shape: &[u64], value: f32) -> Result<Self> {
-        if count(shape).is_none() {
-            let problem = format!("the number of elements of {shape:?} overflows");
-            return Err(SourceError::Weight { weight: "constant".into(), problem });
-        }
-        Ok(Weight { node: Arc::new(Node::Constant(value)), shape: shape.into() })
     }
 
     /// Weights one after another along the outermost dimension, such as query, key and value rows.
@@ -309,224 +241,8 @@ impl Weight {
         rows_and_columns(&self.shape).1
     }
 
-    /// Computes rows `first_row ..` until `out` is full.
-    ///
-    /// # Errors
-    /// When `out` isn't whole rows, or more than there are.
-    pub fn read_rows(&self, first_row: u64, out: &mut [f32]) -> Result<()> {
-        let inside = check_rows("", self.rows(), self.columns(), first_row, out.len() as u64);
-        match inside {
-            Ok(first) => self.read(first, out),
-            // The key, which is costly, is only made for the message.
-            Err(_) => check_rows(&self.key(), self.rows(), self.columns(), first_row, out.len() as u64).map(|_| ()),
-        }
-    }
-
-    /// Computes elements `first ..`, in row-major order, until `out` is full.
-    ///
-    /// # Errors
-    /// When there are fewer.
-    pub fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
-        let length = out.len() as u64;
-        if check_elements("", self.elements(), first, length).is_err() {
-            return check_elements(&self.key(), self.elements(), first, length);
-        }
-        match &*self.node {
-            Node::Tensor(tensor) => tensor.read(first, out)?,
-            Node::Values { values, .. } => out.copy_from_slice(&values[first as usize..][..out.len()]),
-            Node::Constant(value) => out.fill(*value),
-            Node::Slice { of, first: before } => of.read(before + first, out)?,
-            Node::Concatenation(_) | Node::Reordered { .. } | Node::Columns { .. } => {
-                let mut rest = out;
-                let mut at = first;
-                while !rest.is_empty() {
-                    let (of, from, length) = self.piece(at, rest.len() as u64);
-                    let (piece, after) = rest.split_at_mut(length as usize);
-                    of.read(from, piece)?;
-                    at += length;
-                    rest = after;
-                }
-            }
-            Node::Map { of, function } => {
-                of.read(first, out)?;
-                match *function {
-                    Function::Scale(factor) => out.iter_mut().for_each(|value| *value *= factor),
-                    Function::Add(addend) => out.iter_mut().for_each(|value| *value += addend),
-                    Function::Exp => out.iter_mut().for_each(|value| *value = value.exp()),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the elements from `at` are found: in which weight, from which of its elements, and how many of at most
-    /// `length` follow each other there. At least one does: `at` is inside this weight.
-    fn piece(&self, at: u64, length: u64) -> (&Weight, u64, u64) {
-        match &*self.node {
-            Node::Slice { of, first } => (of, first + at, length),
-            Node::Concatenation(parts) => {
-                let mut from = at;
-                for part in parts {
-                    if from < part.elements() {
-                        return (part, from, length.min(part.elements() - from));
-                    }
-                    from -= part.elements();
-                }
-                unreachable!("element {at} is inside the concatenation")
-            }
-            Node::Reordered { of, order, run } => {
-                (of, order.origin(at / run) * run + at % run, length.min(run - at % run))
-            }
-            Node::Columns { of, first, columns } => {
-                (of, at / columns * of.columns() + first + at % columns, length.min(columns - at % columns))
-            }
-            Node::Map { of, .. } => (of, at, length),
-            Node::Tensor(_) | Node::Values { .. } | Node::Constant(_) => (self, at, length),
-        }
-    }
-
-    /// The tensors that it is made of, each once.
-    pub fn tensors(&self) -> Vec<Tensor> {
-        let mut tensors = Vec::new();
-        self.visit(&mut |weight| {
-            if let Node::Tensor(tensor) = &*weight.node
-                && !tensors.iter().any(|other: &Tensor| other.name() == tensor.name())
-            {
-                tensors.push(tensor.clone());
-            }
-        });
-        tensors
-    }
-
-    /// Names of the tensors that it is made of.
-    pub fn names(&self) -> Vec<String> {
-        self.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()
-    }
-
-    /// Calls `visitor` for this weight and all that it is made of.
-    fn visit(&self, visitor: &mut impl FnMut(&Weight)) {
-        visitor(self);
-        match &*self.node {
-            Node::Tensor(_) | Node::Values { .. } | Node::Constant(_) => {}
-            Node::Slice { of, .. } | Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Map { of, .. } => {
-                of.visit(visitor);
-            }
-            Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
-        }
-    }
-
-    /// What the elements are, in words: weights over the same source with equal keys have equal elements in row-major
-    /// order. The shape is no part of it.
-    pub fn key(&self) -> String {
-        let mut key = String::new();
-        self.write_key(&mut key);
-        key
-    }
-
-    fn write_key(&self, key: &mut String) {
-        // Writing to a string can't fail.
-        let _ = match &*self.node {
-            Node::Tensor(tensor) => write!(key, "{:?}", tensor.name()),
-            Node::Values { values, .. } => {
-                let mut hasher = Sha256::new();
-                values.iter().for_each(|value| hasher.update(value.to_le_bytes()));
-                write!(key, "values({})", hexadecimal(&hasher.finalize()))
-            }
-            Node::Constant(value) => write!(key, "{:?}*{}", value, self.elements()),
-            Node::Slice { of, first } => {
-                of.write_key(key);
-                write!(key, "[{first}..{}]", first + self.elements())
-            }
-            Node::Concatenation(parts) => {
-                key.push('(');
-                for (index, part) in parts.iter().enumerate() {
-                    key.push_str(if index > 0 { "; " } else { "" });
-                    part.write_key(key);
-                }
-                write!(key, ")")
-            }
-            Node::Reordered { of, order, run } => {
-                of.write_key(key);
-                match order {
-                    RowOrder::InterleavedToHalves { head_dim, rotary_dim } => {
-                        write!(key, ".halves({head_dim}, {rotary_dim}; {run})")
-                    }
-                    RowOrder::HalvesToInterleaved { head_dim, rotary_dim } => {
-                        write!(key, ".interleaved({head_dim}, {rotary_dim}; {run})")
-                    }
-                    RowOrder::Explicit(rows) => {
-                        let mut hasher = Sha256::new();
-                        rows.iter().for_each(|row| hasher.update(row.to_le_bytes()));
-                        write!(key, ".rows({}; {run})", hexadecimal(&hasher.finalize()))
-                    }
-                }
-            }
-            Node::Columns { of, first, columns } => {
-                of.write_key(key);
-                write!(key, ".columns({first}..{} of {})", first + columns, of.columns())
-            }
-            Node::Map { of, function } => {
-                of.write_key(key);
-                match function {
-                    Function::Scale(factor) => write!(key, "*{factor:?}"),
-                    Function::Add(addend) => write!(key, "+{addend:?}"),
-                    Function::Exp => write!(key, ".exp"),
-                }
-            }
-        };
-    }
-
-    /// Gives back the memory that reading elements `range` took (see [`Tensor::release`]).
-    pub fn release(&self, range: Range<u64>) {
-        match &*self.node {
-            Node::Tensor(tensor) => tensor.release(range),
-            Node::Values { .. } | Node::Constant(_) => {}
-            Node::Slice { of, first } => of.release(first + range.start..first + range.end),
-            Node::Concatenation(parts) => {
-                let mut start = 0;
-                for part in parts {
-                    let end = start + part.elements();
-                    let (from, to) = (range.start.max(start), range.end.min(end));
-                    if from < to {
-                        part.release(from - start..to - start);
-                    }
-                    start = end;
-                }
-            }
-            // What is read lies here and there.
-            Node::Reordered { of, .. } | Node::Columns { of, .. } => of.release(0..of.elements()),
-            Node::Map { of, .. } => of.release(range),
-        }
-    }
-
-    /// Checks numbers that were read from `first_row` on.
-    ///
-    /// # Errors
-    /// When one isn't finite: an error that names the tensor, row and column that it came from.
-    pub fn check_finite(&self, first_row: u64, values: &[f32]) -> Result<()> {
-        let Some(index) = first_non_finite(values) else { return Ok(()) };
-        let (mut weight, mut element) = (self, first_row * self.columns() + index as u64);
-        let (name, columns) = loop {
-            match &*weight.node {
-                // A weight can have another shape than its tensor.
-                Node::Tensor(tensor) => break (tensor.name().to_owned(), tensor.columns()),
-                Node::Values { name, .. } => break (name.clone(), weight.columns()),
-                Node::Constant(_) => break (weight.key(), weight.columns()),
-                _ => (weight, element, _) = weight.piece(element, 1),
-            }
-        };
-        let (row, column) = (element / columns, element % columns);
-        Err(SourceError::NotFinite { tensor: name, row, column, value: values[index] })
-    }
-
     fn wrong(&self, problem: String) -> SourceError {
         SourceError::Weight { weight: self.key(), problem }
-    }
-}
-
-impl fmt::Debug for Weight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Weight({} {:?})", self.key(), self.shape)
     }
 }
 
@@ -534,15 +250,6 @@ impl fmt::Debug for Weight {
 fn count(shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |product, &dimension| product.checked_mul(dimension.max(1)))?;
     Some(shape.iter().product())
-}
-
-/// Index of the first infinity or NaN.
-pub fn first_non_finite(values: &[f32]) -> Option<usize> {
-    // Whole chunks without early exit, which the compiler vectorizes.
-    const CHUNK: usize = 256;
-    let bad = |value: &f32| value.to_bits() & 0x7F80_0000 == 0x7F80_0000;
-    let chunk = values.chunks(CHUNK).position(|chunk| chunk.iter().fold(false, |any, value| any | bad(value)))?;
-    values[chunk * CHUNK..].iter().position(bad).map(|index| chunk * CHUNK + index)
 }
 
 #[cfg(test)]

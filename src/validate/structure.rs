@@ -11,7 +11,6 @@ use sha2::{Digest, Sha256};
 
 use super::verdict::{Check, GateReport, listed};
 use crate::convert::bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, Tokens};
-use crate::convert::files::hexadecimal;
 use crate::convert::plan::form;
 use crate::family::ports::{Extent, Port};
 use crate::mil::verify::{infer_types, verify, verify_function};
@@ -19,6 +18,7 @@ use crate::mil::{Dim, Function, Lengths, TensorType, Value};
 use crate::package::{self, Package};
 use crate::runtime::plan::Plan;
 use crate::runtime::{Host, Tokenizer};
+use crate::source::hexadecimal;
 
 /// Name of the gate.
 pub const GATE: &str = "structure";

@@ -1,4 +1,5 @@
 //! The program under test, and what it writes.
+#![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,4 +1,5 @@
 //! Small models on disk: copied and changed.
+#![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::metadata::{Array, Value};
+use super::value::{Array, Value};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 use crate::source::dtype::SourceDtype;
 use half::f16;

@@ -10,7 +10,6 @@ use sha2::{Digest, Sha256};
 
 use super::{UNITS, latency};
 use crate::convert::bundle::{Bundle, Tokens};
-use crate::convert::files::hexadecimal;
 use crate::convert::progress::Progress;
 use crate::coreml::cache::Cache;
 use crate::coreml::plan::{FunctionPlan, PackageDigest, SCHEMA_VERSION, Timing, listing_digest};
@@ -19,6 +18,7 @@ use crate::error::Result;
 use crate::package::{self, Package, WriteOptions};
 use crate::runtime::clock::{now, strftime};
 use crate::runtime::{Backend, CoreMlBackend};
+use crate::source::hexadecimal;
 
 /// Takes the plan of every function of a bundle at every number of tokens. Each is compiled and planned on its own, in a
 /// temporary copy of its package; that takes Core ML seconds to minutes.

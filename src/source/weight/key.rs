@@ -1,0 +1,104 @@
+//! What the elements of an expression are, in words.
+
+use std::fmt::{self, Write};
+
+use sha2::{Digest, Sha256};
+
+use super::{Function, Node, RowOrder, Weight};
+use crate::source::file::hexadecimal;
+use crate::source::tensor::Tensor;
+
+impl Weight {
+    /// The tensors that it is made of, each once.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        let mut tensors = Vec::new();
+        self.visit(&mut |weight| {
+            if let Node::Tensor(tensor) = &*weight.node
+                && !tensors.iter().any(|other: &Tensor| other.name() == tensor.name())
+            {
+                tensors.push(tensor.clone());
+            }
+        });
+        tensors
+    }
+
+    /// Names of the tensors that it is made of.
+    pub fn names(&self) -> Vec<String> {
+        self.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()
+    }
+
+    /// Calls `visitor` for this weight and all that it is made of.
+    fn visit(&self, visitor: &mut impl FnMut(&Weight)) {
+        visitor(self);
+        match &*self.node {
+            Node::Tensor(_) | Node::Values { .. } => {}
+            Node::Slice { of, .. } | Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Map { of, .. } => {
+                of.visit(visitor);
+            }
+            Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
+        }
+    }
+
+    /// What the elements are, in words: weights over the same source with equal keys have equal elements in row-major
+    /// order. The shape is no part of it.
+    pub fn key(&self) -> String {
+        let mut key = String::new();
+        self.write_key(&mut key);
+        key
+    }
+
+    fn write_key(&self, key: &mut String) {
+        // Writing to a string can't fail.
+        let _ = match &*self.node {
+            Node::Tensor(tensor) => write!(key, "{:?}", tensor.name()),
+            Node::Values { values, .. } => {
+                let mut hasher = Sha256::new();
+                values.iter().for_each(|value| hasher.update(value.to_le_bytes()));
+                write!(key, "values({})", hexadecimal(&hasher.finalize()))
+            }
+            Node::Slice { of, first } => {
+                of.write_key(key);
+                write!(key, "[{first}..{}]", first + self.elements())
+            }
+            Node::Concatenation(parts) => {
+                key.push('(');
+                for (index, part) in parts.iter().enumerate() {
+                    key.push_str(if index > 0 { "; " } else { "" });
+                    part.write_key(key);
+                }
+                write!(key, ")")
+            }
+            Node::Reordered { of, order, run } => {
+                of.write_key(key);
+                match order {
+                    RowOrder::InterleavedToHalves { head_dim, rotary_dim } => {
+                        write!(key, ".halves({head_dim}, {rotary_dim}; {run})")
+                    }
+                    RowOrder::Explicit(rows) => {
+                        let mut hasher = Sha256::new();
+                        rows.iter().for_each(|row| hasher.update(row.to_le_bytes()));
+                        write!(key, ".rows({}; {run})", hexadecimal(&hasher.finalize()))
+                    }
+                }
+            }
+            Node::Columns { of, first, columns } => {
+                of.write_key(key);
+                write!(key, ".columns({first}..{} of {})", first + columns, of.columns())
+            }
+            Node::Map { of, function } => {
+                of.write_key(key);
+                match function {
+                    Function::Scale(factor) => write!(key, "*{factor:?}"),
+                    Function::Add(addend) => write!(key, "+{addend:?}"),
+                    Function::Exp => write!(key, ".exp"),
+                }
+            }
+        };
+    }
+}
+
+impl fmt::Debug for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weight({} {:?})", self.key(), self.shape)
+    }
+}

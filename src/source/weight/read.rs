@@ -1,0 +1,126 @@
+//! Reading: the elements of an expression, and where each comes from.
+
+use std::ops::Range;
+
+use super::{Function, Node, Weight};
+use crate::source::error::{Result, SourceError};
+use crate::source::tensor::{check_elements, check_rows};
+
+impl Weight {
+    /// Computes rows `first_row ..` until `out` is full.
+    ///
+    /// # Errors
+    /// When `out` isn't whole rows, or more than there are.
+    pub fn read_rows(&self, first_row: u64, out: &mut [f32]) -> Result<()> {
+        let inside = check_rows("", self.rows(), self.columns(), first_row, out.len() as u64);
+        match inside {
+            Ok(first) => self.read(first, out),
+            // The key, which is costly, is only made for the message.
+            Err(_) => check_rows(&self.key(), self.rows(), self.columns(), first_row, out.len() as u64).map(|_| ()),
+        }
+    }
+
+    /// Computes elements `first ..`, in row-major order, until `out` is full.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
+        let length = out.len() as u64;
+        if check_elements("", self.elements(), first, length).is_err() {
+            return check_elements(&self.key(), self.elements(), first, length);
+        }
+        match &*self.node {
+            Node::Tensor(tensor) => tensor.read(first, out)?,
+            Node::Values { values, .. } => out.copy_from_slice(&values[first as usize..][..out.len()]),
+            Node::Slice { of, first: before } => of.read(before + first, out)?,
+            Node::Concatenation(_) | Node::Reordered { .. } | Node::Columns { .. } => {
+                let mut rest = out;
+                let mut at = first;
+                while !rest.is_empty() {
+                    let (of, from, length) = self.piece(at, rest.len() as u64);
+                    let (piece, after) = rest.split_at_mut(length as usize);
+                    of.read(from, piece)?;
+                    at += length;
+                    rest = after;
+                }
+            }
+            Node::Map { of, function } => {
+                of.read(first, out)?;
+                match *function {
+                    Function::Scale(factor) => out.iter_mut().for_each(|value| *value *= factor),
+                    Function::Add(addend) => out.iter_mut().for_each(|value| *value += addend),
+                    Function::Exp => out.iter_mut().for_each(|value| *value = value.exp()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the elements from `at` are found: in which weight, from which of its elements, and how many of at most
+    /// `length` follow each other there. At least one does: `at` is inside this weight.
+    fn piece(&self, at: u64, length: u64) -> (&Weight, u64, u64) {
+        match &*self.node {
+            Node::Slice { of, first } => (of, first + at, length),
+            Node::Concatenation(parts) => {
+                let mut from = at;
+                for part in parts {
+                    if from < part.elements() {
+                        return (part, from, length.min(part.elements() - from));
+                    }
+                    from -= part.elements();
+                }
+                unreachable!("element {at} is inside the concatenation")
+            }
+            Node::Reordered { of, order, run } => {
+                (of, order.origin(at / run) * run + at % run, length.min(run - at % run))
+            }
+            Node::Columns { of, first, columns } => {
+                (of, at / columns * of.columns() + first + at % columns, length.min(columns - at % columns))
+            }
+            Node::Map { of, .. } => (of, at, length),
+            Node::Tensor(_) | Node::Values { .. } => (self, at, length),
+        }
+    }
+
+    /// Gives back the memory that reading elements `range` took (see [`Tensor::release`]).
+    pub fn release(&self, range: Range<u64>) {
+        match &*self.node {
+            Node::Tensor(tensor) => tensor.release(range),
+            Node::Values { .. } => {}
+            Node::Slice { of, first } => of.release(first + range.start..first + range.end),
+            Node::Concatenation(parts) => {
+                let mut start = 0;
+                for part in parts {
+                    let end = start + part.elements();
+                    let (from, to) = (range.start.max(start), range.end.min(end));
+                    if from < to {
+                        part.release(from - start..to - start);
+                    }
+                    start = end;
+                }
+            }
+            // What is read lies here and there.
+            Node::Reordered { of, .. } | Node::Columns { of, .. } => of.release(0..of.elements()),
+            Node::Map { of, .. } => of.release(range),
+        }
+    }
+
+    /// Checks numbers that were read from `first_row` on.
+    ///
+    /// # Errors
+    /// When one isn't finite: an error that names the tensor, row and column that it came from.
+    pub fn check_finite(&self, first_row: u64, values: &[f32]) -> Result<()> {
+        let Some(index) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+        let (mut weight, mut element) = (self, first_row * self.columns() + index as u64);
+        let (name, columns) = loop {
+            match &*weight.node {
+                // A weight can have another shape than its tensor.
+                Node::Tensor(tensor) => break (tensor.name().to_owned(), tensor.columns()),
+                Node::Values { name, .. } => break (name.clone(), weight.columns()),
+                _ => (weight, element, _) = weight.piece(element, 1),
+            }
+        };
+        let (row, column) = (element / columns, element % columns);
+        Err(SourceError::NotFinite { tensor: name, row, column, value: values[index] })
+    }
+}
