@@ -517,18 +517,23 @@ fn a_state_written_one_slot_late_is_caught() {
 #[test]
 fn an_epsilon_that_fp16_loses_is_caught() {
     let room = tempfile::tempdir().unwrap();
-    let source = room.path().join("source");
-    copy(Path::new("demo/model"), &source);
-    edit_json(&source.join("config.json"), |config| config["rms_norm_eps"] = json!(1e-9));
-    let source = source.to_str().unwrap();
-    let naive = convert(source, &room.path().join("naive"), &["--set", "norm=naive"]);
-    let (code, report) = validate(&naive, &["--numerics", "--positions", "16"]);
+    let naive = convert("demo/model", &room.path().join("naive"), &["--set", "norm=naive"]);
+    let broken = with_program(Path::new(&naive), room.path(), "layers_0_3.mlpackage", |function| {
+        let nothing = insert_constant(function, 0, Constant::fp16(0.0));
+        for op in function.block.ops.iter_mut().filter(|op| op.operator == "rsqrt") {
+            op.inputs.insert("epsilon".into(), vec![nothing.clone()]);
+        }
+    });
+    let (code, report) = validate(broken.to_str().unwrap(), &["--numerics", "--positions", "16"]);
     assert_eq!(code, 1);
     let failed = checks(&report, "failed");
     assert!(failed[0].contains("every epsilon counts in half precision"), "{failed:#?}");
     assert!(failed[0].contains("`layers_0_attn_norm_rsqrt` (rsqrt)"), "{failed:#?}");
-    // the accurate form keeps it
-    let accurate = convert(source, &room.path().join("accurate"), &[]);
+    // one that is smaller than any fp16 number is emitted as the smallest
+    let source = room.path().join("source");
+    copy(Path::new("demo/model"), &source);
+    edit_json(&source.join("config.json"), |config| config["rms_norm_eps"] = json!(1e-9));
+    let accurate = convert(source.to_str().unwrap(), &room.path().join("accurate"), &["--set", "norm=naive"]);
     assert_eq!(validate(&accurate, &["--numerics", "--positions", "16"]).0, 0);
 }
 

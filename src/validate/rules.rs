@@ -93,10 +93,10 @@ pub enum Applies {
 #[serde(default, deny_unknown_fields)]
 pub struct OpPattern {
     /// One of these operators.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub operators: Vec<String>,
     /// A result of one of these element types.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dtypes: Vec<String>,
     /// A tensor of more dimensions.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,10 +111,10 @@ pub struct OpPattern {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input_channels_above: Option<u64>,
     /// A convolution with a group for each channel.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub depthwise: bool,
     /// A convolution whose fp16 weights are next to a multiple of 1 MiB for each core.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub payload_notch: bool,
 }
 
@@ -123,13 +123,13 @@ pub struct OpPattern {
 #[serde(default, deny_unknown_fields)]
 pub struct ConstexprPattern {
     /// One of these operators.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub operators: Vec<String>,
     /// Data of one of these element types.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dtypes: Vec<String>,
     /// Several scales along another axis than the first.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub blockwise: bool,
 }
 
@@ -141,7 +141,7 @@ pub struct StatePattern {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_axis_multiple_of: Option<u64>,
     /// Two of different shapes.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub different_shapes: bool,
     /// More than this many.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -45,7 +45,7 @@ pub struct Check {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// Ops that contradict the claim.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ops: Vec<MisplacedOp>,
 }
 
@@ -127,7 +127,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Vec<Finding>>,
     /// What was validated, package by package.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<PackageFacts>,
 }
 
@@ -143,7 +143,7 @@ pub struct PackageFacts {
     /// Numbers of ops by operator, over all functions.
     pub ops: std::collections::BTreeMap<String, usize>,
     /// What quantization cost: `1 - cosine` of each weight, by name.
-    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     #[schemars(with = "std::collections::BTreeMap<String, f64>")]
     pub quantization: IndexMap<String, f64>,
 }

@@ -112,7 +112,10 @@ fn compare(case: &str, form: Form, precision: Precision) {
         let mut profile = Profile::default();
         let found = fused.run_profiled(&inputs, &mut fused_state, &mut profile).unwrap();
         let expected = plain.run(&inputs, &mut plain_state).unwrap();
-        assert!(profile.operators().iter().all(|(name, _)| *name != "softmax"), "{what}: the groups gave up");
+        // the open slots of a ring don't lie side by side: its attention is carried out op by op
+        let ring = case == "mistral-window";
+        let gave_up = profile.operators().iter().any(|(name, _)| *name == "softmax");
+        assert!(ring || !gave_up, "{what}: the groups gave up");
         let size = expected[0].1.floats().unwrap().iter().fold(0f32, |most, v| most.max(v.abs()));
         // in half precision a sum in another order may round to the next number
         let limit = size * if precision == Precision::F32 { 1e-6 } else { 2e-3 };
