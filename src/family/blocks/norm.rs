@@ -43,17 +43,29 @@ pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> Valu
 
 /// `x / sqrt(sum(x^2) + eps)` over `axis`, in the accurate form.
 pub fn l2_normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, eps: f64) -> ValueId {
+    scaled_first(g, x, axis, eps, |g, square, axes| g.ops.reduce_sum(square, axes, true))
+}
+
+/// `x / sqrt(total(x^2) + eps)` over `axis`, for a `total` that is linear. Both are divided by the largest magnitude
+/// first, so that no square leaves fp16's range.
+fn scaled_first(
+    g: &mut Graph<'_>,
+    x: ValueId,
+    axis: usize,
+    eps: f64,
+    total: impl FnOnce(&mut Graph<'_>, ValueId, &[i32]) -> ValueId,
+) -> ValueId {
     let axes = [axis as i32];
     let magnitude = g.ops.abs(x);
     let largest = g.ops.reduce_max(magnitude, &axes, true);
     let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
     let scaled = g.ops.real_div(x, largest);
     let square = g.ops.mul(scaled, scaled);
-    let sum = g.ops.reduce_sum(square, &axes, true);
+    let total = total(g, square, &axes);
     let root_eps = g.ops.real_div(Constant::fp16(eps.sqrt() as f32), largest);
     let eps = g.ops.mul(root_eps, root_eps);
-    let sum = g.ops.add(sum, eps);
-    let inverse = g.ops.rsqrt(sum, SMALLEST);
+    let total = g.ops.add(total, eps);
+    let inverse = g.ops.rsqrt(total, SMALLEST);
     g.ops.mul(scaled, inverse)
 }
 
@@ -61,19 +73,7 @@ pub fn l2_normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, eps: f64) -> Val
 fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f64) -> ValueId {
     let axes = [axis as i32];
     match g.form.norm {
-        NormForm::Accurate => {
-            let magnitude = g.ops.abs(x);
-            let largest = g.ops.reduce_max(magnitude, &axes, true);
-            let largest = g.ops.maximum(largest, Constant::fp16(SMALLEST_NORMAL));
-            let scaled = g.ops.real_div(x, largest);
-            let square = g.ops.mul(scaled, scaled);
-            let mean = g.ops.reduce_mean(square, &axes, true);
-            let root_eps = g.ops.real_div(Constant::fp16(eps.sqrt() as f32), largest);
-            let eps = g.ops.mul(root_eps, root_eps);
-            let mean = g.ops.add(mean, eps);
-            let inverse = g.ops.rsqrt(mean, SMALLEST);
-            g.ops.mul(scaled, inverse)
-        }
+        NormForm::Accurate => scaled_first(g, x, axis, eps, |g, square, axes| g.ops.reduce_mean(square, axes, true)),
         NormForm::Naive => {
             let square = g.ops.mul(x, x);
             let mean = g.ops.reduce_mean(square, &axes, true);
