@@ -58,7 +58,8 @@ pub fn write(path: &Path, host: &Host, overflow: Overflow, progress: &Progress) 
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
     let embedding = Fp16::new(host.embedding.clone(), overflow);
-    let mut parts = vec![Part::Bytes((header.len() as u64).to_le_bytes()[..].to_vec().into()), Part::Bytes(header.into())];
+    let length = (header.len() as u64).to_le_bytes().to_vec();
+    let mut parts = vec![Part::Bytes(length.into()), Part::Bytes(header.into())];
     parts.extend(tables.into_iter().map(|values| Part::Bytes(little_endian(values).into())));
     parts.push(Part::Content(&embedding));
     // what comes before the tables is no part of the bytes that were announced

@@ -21,7 +21,7 @@ use crate::mil::Content;
 /// Bytes that are produced at a time, about: few enough to stay in a core's cache.
 const PIECE: u64 = 1 << 20;
 /// Bytes of pieces that may wait for the digest in memory. Those beyond are read back from the file.
-const HELD: usize = 32 << 20;
+const HELD: usize = 16 << 20;
 
 /// A run of a file's bytes.
 pub enum Part<'a> {
@@ -77,7 +77,13 @@ pub fn write_parts(
         if let Part::Content(content) = part {
             content.prepare().map_err(|cause| NotWritten::Part { index, cause })?;
         }
-        pieces.extend(part.pieces().map(|(offset, length)| Piece { part, index, offset, length, place: size + offset }));
+        pieces.extend(part.pieces().map(|(offset, length)| Piece {
+            part,
+            index,
+            offset,
+            length,
+            place: size + offset,
+        }));
         size += part.length();
     }
     reserve(file, size).map_err(|source| NotWritten::File { action: "reserve room", source })?;
@@ -186,6 +192,15 @@ struct DigestState<'a> {
     spare: Vec<Vec<u8>>,
 }
 
+impl DigestState<'_> {
+    /// Keeps a buffer for a piece to come.
+    fn keep(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < rayon::current_num_threads() {
+            self.spare.push(buffer);
+        }
+    }
+}
+
 impl<'a> OrderedDigest<'a> {
     fn new(file: &'a File, pieces: &'a [Piece<'a>]) -> Self {
         let state = DigestState { hash: Some(Sha256::new()), ..Default::default() };
@@ -205,7 +220,10 @@ impl<'a> OrderedDigest<'a> {
     fn hand_in(&self, number: usize, ready: Ready<'a>) -> Result<(), NotWritten> {
         let mut state = self.lock();
         let ready = match ready {
-            Ready::Buffer(buffer) if state.held > 0 && state.held + buffer.len() > HELD => Ready::File,
+            Ready::Buffer(buffer) if state.held > 0 && state.held + buffer.len() > HELD => {
+                state.keep(buffer);
+                Ready::File
+            }
             ready => ready,
         };
         if let Ready::Buffer(buffer) = &ready {
@@ -224,9 +242,7 @@ impl<'a> OrderedDigest<'a> {
             state = self.lock();
             if let Ready::Buffer(buffer) = ready {
                 state.held -= buffer.len();
-                if state.spare.len() < rayon::current_num_threads() {
-                    state.spare.push(buffer);
-                }
+                state.keep(buffer);
             }
         }
         state.hash = Some(hash);
@@ -238,9 +254,11 @@ impl<'a> OrderedDigest<'a> {
             Ready::Buffer(buffer) => hash.update(buffer),
             Ready::Part(bytes) => hash.update(bytes),
             Ready::File => {
-                let mut buffer = vec![0; piece.length];
+                let mut buffer = self.buffer();
+                buffer.resize(piece.length, 0);
                 read_at(self.file, &mut buffer, piece.place)?;
-                hash.update(buffer);
+                hash.update(&buffer);
+                self.lock().keep(buffer);
             }
         }
         Ok(())

@@ -69,7 +69,7 @@ impl WeightPlan {
         let count = u32::try_from(self.blobs.len())
             .map_err(|_| PackageError::Program { problem: format!("{} blobs in a weight file", self.blobs.len()) })?;
         // the header, then of each blob its record and its data
-        let mut parts = vec![Part::Bytes(header(count)[..].to_vec().into())];
+        let mut parts = vec![Part::Bytes(header(count).to_vec().into())];
         let mut end = ALIGNMENT;
         for Planned { record, data, .. } in &self.blobs {
             let mut aligned = vec![0; (record.offset - end) as usize];
