@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(counted.into_inner().unwrap(), [100, length, 3]);
         let mut bytes = vec![0; summary.bytes as usize];
         read_at(&file, &mut bytes, 0).unwrap();
-        assert_eq!((bytes[99], bytes[100], bytes[101], bytes[bytes.len() - 1]), (7, 0, 0xcf, 8));
+        assert_eq!((bytes[99], bytes[100], bytes[101], bytes[bytes.len() - 1]), (7, 0, 0xbb, 8));
         assert_eq!(summary.sha256[..], Sha256::digest(&bytes)[..]);
     }
 }
