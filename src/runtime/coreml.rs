@@ -8,7 +8,7 @@ use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
 use super::feed::shape_of;
 use super::host::Host;
-use super::session::Model;
+use super::model::Model;
 use crate::convert::bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
 use crate::coreml::array::{Array, Element, OwnedValues, Values};
 use crate::coreml::cache::Cache;

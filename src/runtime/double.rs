@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
 use super::host::Host;
-use super::session::Model;
+use super::model::Model;
 use crate::convert::bundle::*;
 use crate::error::Result;
 use crate::exec::{Tensor, TensorData};

@@ -69,8 +69,8 @@ impl Sequence for Measured {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ask::Ask;
     use super::super::double::{self, Form};
-    use super::super::session::Ask;
 
     #[test]
     fn every_call_is_counted_under_its_function() {
