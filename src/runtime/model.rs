@@ -105,6 +105,23 @@ impl Model {
         &self.plan
     }
 
+    /// Makes every function ready, those of the first layers first. `progress` is told how many are, and of how many.
+    ///
+    /// # Errors
+    /// When one can't be loaded.
+    pub fn prepare(&self, mut progress: impl FnMut(usize, usize)) -> Result<()> {
+        let mut functions: Vec<usize> = Vec::new();
+        for step in self.plan.routes.iter().flat_map(|route| route.layers.iter().chain(&route.head)) {
+            functions.extend(step.functions().filter(|function| !functions.contains(function)).collect::<Vec<_>>());
+        }
+        progress(0, functions.len());
+        for (done, function) in functions.iter().enumerate() {
+            self.backend.prepare(*function)?;
+            progress(done + 1, functions.len());
+        }
+        Ok(())
+    }
+
     /// Tokens, at most `most`, that one call of a text of `length` tokens can take.
     ///
     /// # Errors

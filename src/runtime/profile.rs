@@ -35,6 +35,10 @@ impl Profiled {
 }
 
 impl Backend for Profiled {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.inner.prepare(function)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Measured { inner: self.inner.sequence()?, profile: self.profile.clone() }))
     }

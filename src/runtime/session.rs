@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::ask::{Answer, Ask, Chunking, Hidden, Positions};
-use super::backend::{Sequence, Watch};
+use super::backend::{Call, Sequence, Watch};
 use super::error::RuntimeError;
 use super::feed::{Feed, shape_of, shaped};
 use super::hidden::{Columns, Record};
@@ -14,7 +14,7 @@ use super::plan::{self, Chunk, Route, Step};
 use crate::convert::bundle::FILE_NAME;
 use crate::error::Result;
 use crate::exec::{Tensor, TensorData};
-use crate::family::ports::PortRole;
+use crate::family::ports::{Port, PortRole};
 
 /// A text: its states and the tokens that they come from.
 pub struct Session {
@@ -252,7 +252,7 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            let left = self.call(&model, &route.layers[part], columns, PortRole::Hidden, Some(&mut feed), None)?;
+            let left = self.layer(&model, &route.layers[part], columns, &mut feed, None)?;
             for t in 0..real {
                 out.extend(left.column(t).map(|value| value / scale));
             }
@@ -299,9 +299,9 @@ impl Session {
                 Some(record) if record.wants_inside(step) => {
                     let channels = hidden.channels;
                     let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
-                    self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?
+                    self.layer(model, step, hidden, &mut feed, Some(&mut watch))?
                 }
-                _ => self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), None)?,
+                _ => self.layer(model, step, hidden, &mut feed, None)?,
             };
             if let Some(record) = record.as_deref_mut() {
                 record.add(step.part.end as usize, &hidden, chunk);
@@ -310,79 +310,109 @@ impl Session {
         Ok(hidden)
     }
 
-    /// Appends the logits of `hidden`, one row of the vocabulary's width for each column.
-    fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
-        let vocab_size = model.bundle.model.vocab_size as usize;
-        let base = logits.len();
-        logits.resize(base + hidden.count * vocab_size, 0.0);
-        for step in &route.head {
-            let mut done = 0;
-            while done < hidden.count {
-                let chunk = plan::chunk(std::slice::from_ref(step), (hidden.count - done) as u64, None)?;
-                let real = chunk.real as usize;
-                let columns = hidden.range(done..done + real, chunk.size as usize);
-                let part = self.call(model, step, columns, PortRole::Logits, None, None)?;
-                for t in 0..real {
-                    let first = base + (done + t) * vocab_size + step.part.start as usize;
-                    let row = &mut logits[first..first + part.channels];
-                    row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
-                }
-                done += real;
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs the function of a step on `hidden` and gives its output of the role `result`.
-    fn call(
+    /// What leaves the function of a step.
+    fn layer(
         &mut self,
         model: &Model,
         step: &Step,
         hidden: Columns,
-        result: PortRole,
-        mut feed: Option<&mut Feed<'_>>,
+        feed: &mut Feed<'_>,
         watch: Option<Watch<'_>>,
     ) -> Result<Columns> {
-        let path = || model.folder.join(FILE_NAME);
-        let size = hidden.count;
-        let Some(function) = step.function(size as u64) else {
-            return Err(RuntimeError::bundle(path(), format!("no function takes {size} tokens")).into());
-        };
-        let entry = &model.bundle.functions[function];
-        let mut values = Some(hidden.values);
-        let inputs = entry
-            .inputs
-            .iter()
-            .map(|port| match (&port.role, feed.as_deref_mut()) {
-                (PortRole::Hidden, _) => {
-                    shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
+        let (channels, size) = (hidden.channels, hidden.count);
+        let prepared = prepare(model, step, hidden, Some(feed))?;
+        let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
+        Ok(result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?)
+    }
+
+    /// Appends the logits of `hidden`, one row of the vocabulary's width for each column. All parts of the head are called
+    /// together.
+    fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
+        let vocab_size = model.bundle.model.vocab_size as usize;
+        let base = logits.len();
+        logits.resize(base + hidden.count * vocab_size, 0.0);
+        let mut done = 0;
+        while done < hidden.count {
+            let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None)?;
+            let (real, size) = (chunk.real as usize, chunk.size as usize);
+            let prepared = |step| prepare(model, step, hidden.range(done..done + real, size), None);
+            let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
+            let calls: Vec<Call<'_>> = prepared.iter().map(Prepared::call).collect();
+            let given = self.sequence.run_together(&calls)?;
+            for ((step, prepared), outputs) in route.head.iter().zip(&prepared).zip(given) {
+                let rows = step.part.start as usize..step.part.end as usize;
+                let part = result(model, prepared.function, outputs, PortRole::Logits, rows.len(), size)?;
+                for t in 0..real {
+                    let first = base + (done + t) * vocab_size;
+                    let row = &mut logits[first + rows.start..first + rows.end];
+                    row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
                 }
-                (_, Some(feed)) => feed.input(port),
-                (role, None) => {
-                    let problem = format!("function `{}` of the LM head has an input of role {role:?}", entry.function);
-                    Err(RuntimeError::bundle(path(), problem))
-                }
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let inputs: Vec<&Tensor> = inputs.iter().map(Rc::as_ref).collect();
-        let outputs = self.sequence.run(function, &inputs, watch)?;
-        let channels = match result {
-            PortRole::Logits => (step.part.end - step.part.start) as usize,
-            _ => hidden.channels,
-        };
-        let output = entry.outputs.iter().position(|port| port.role == result).and_then(|i| outputs.into_iter().nth(i));
-        match output.map(|tensor| tensor.data) {
-            Some(TensorData::F32(values)) if values.len() == channels * size => {
-                Ok(Columns { channels, count: size, values })
             }
-            found => {
-                let found = found.map_or(0, |data| data.len());
-                let problem = format!(
-                    "function `{}` of {} gave {found} numbers for {size} tokens, expected {channels} for each",
-                    entry.function, entry.package
-                );
-                Err(RuntimeError::bundle(path(), problem).into())
-            }
+            done += real;
+        }
+        Ok(())
+    }
+}
+
+/// A call with the tensors that it needs.
+struct Prepared {
+    function: usize,
+    inputs: Vec<Rc<Tensor>>,
+}
+
+impl Prepared {
+    fn call(&self) -> Call<'_> {
+        Call { function: self.function, inputs: self.inputs.iter().map(Rc::as_ref).collect() }
+    }
+}
+
+/// The call of a step's function on `hidden`. What else it takes comes from `feed`; functions of the head take nothing else.
+fn prepare(
+    model: &Model,
+    step: &Step,
+    hidden: Columns,
+    mut feed: Option<&mut Feed<'_>>,
+) -> Result<Prepared, RuntimeError> {
+    let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
+    let size = hidden.count;
+    let function = step.function(size as u64).ok_or_else(|| wrong(format!("no function takes {size} tokens")))?;
+    let entry = &model.bundle.functions[function];
+    let mut values = Some(hidden.values);
+    let mut input = |port: &Port| match (&port.role, feed.as_deref_mut()) {
+        (PortRole::Hidden, _) => {
+            shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
+        }
+        (_, Some(feed)) => feed.input(port),
+        (role, None) => {
+            Err(wrong(format!("function `{}` of the LM head has an input of role {role:?}", entry.function)))
+        }
+    };
+    let inputs = entry.inputs.iter().map(&mut input).collect::<Result<Vec<_>, _>>()?;
+    Ok(Prepared { function, inputs })
+}
+
+/// The output of a role, of a call of `size` tokens.
+fn result(
+    model: &Model,
+    function: usize,
+    outputs: Vec<Tensor>,
+    role: PortRole,
+    channels: usize,
+    size: usize,
+) -> Result<Columns, RuntimeError> {
+    let entry = &model.bundle.functions[function];
+    let output = entry.outputs.iter().position(|port| port.role == role).and_then(|i| outputs.into_iter().nth(i));
+    match output.map(|tensor| tensor.data) {
+        Some(TensorData::F32(values)) if values.len() == channels * size => {
+            Ok(Columns { channels, count: size, values })
+        }
+        found => {
+            let found = found.map_or(0, |data| data.len());
+            let problem = format!(
+                "function `{}` of {} gave {found} numbers for {size} tokens, expected {channels} for each",
+                entry.function, entry.package
+            );
+            Err(RuntimeError::bundle(model.folder.join(FILE_NAME), problem))
         }
     }
 }
