@@ -9,6 +9,7 @@
 //! | [`host`] | embedding and rotary tables |
 //! | [`feed`] | the inputs of a call |
 //! | [`session`] | a text on its way through the bundle |
+//! | [`windows`] | a text of any length on its way through a token classifier |
 //! | [`profile`] | how long the functions take |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
@@ -39,6 +40,7 @@ pub mod sampling;
 pub mod session;
 pub mod text;
 pub mod tokenizer;
+pub mod windows;
 
 pub use backend::{Backend, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
@@ -54,3 +56,4 @@ pub use sampling::{Sampler, Sampling};
 pub use session::{Answer, Ask, Chunking, Hidden, Model, Positions, Session};
 pub use text::{Piece, TextStream, generate_text};
 pub use tokenizer::{Detokenizer, Tokenizer};
+pub use windows::Windows;

@@ -183,6 +183,11 @@ impl Model {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
     }
 
+    /// The host's tensors.
+    pub(super) fn host(&self) -> &Host {
+        &self.host
+    }
+
     /// Every way through the bundle.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -192,8 +197,16 @@ impl Model {
     /// the rotary tables that belong to its length.
     ///
     /// # Errors
-    /// When it doesn't fit, or the backend has no room.
+    /// When it doesn't fit, the backend has no room, or the model labels tokens instead of continuing a text.
     pub fn start(self: &Arc<Self>, length: u64) -> Result<Session> {
+        if self.bundle.model.classification().is_some() {
+            return Err(RuntimeError::LabelsTokens { path: self.folder.clone() }.into());
+        }
+        self.session(length)
+    }
+
+    /// As [`Model::start`], whatever the model is for.
+    pub(super) fn session(self: &Arc<Self>, length: u64) -> Result<Session> {
         let route = self.plan.route(length)?;
         let rope = self.host.choose_rope(length)?;
         let limit = self.plan.routes[route].context.min(rope.rows);
@@ -281,6 +294,11 @@ impl Session {
     /// The functions that it runs through.
     pub fn route(&self) -> &Route {
         &self.model.plan.routes[self.route]
+    }
+
+    /// The rotary tables that it uses.
+    pub(super) fn rope(&self) -> &RopeChoice {
+        &self.rope
     }
 
     /// The model.
@@ -519,11 +537,11 @@ impl Session {
         Ok(hidden)
     }
 
-    /// Appends the logits of `hidden`, one row of the vocabulary's width for each column.
-    fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
-        let vocab_size = model.bundle.model.vocab_size as usize;
+    /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column.
+    pub(super) fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
+        let width = model.bundle.model.head_rows() as usize;
         let base = logits.len();
-        logits.resize(base + hidden.count * vocab_size, 0.0);
+        logits.resize(base + hidden.count * width, 0.0);
         for step in &route.head {
             let mut done = 0;
             while done < hidden.count {
@@ -532,7 +550,7 @@ impl Session {
                 let columns = hidden.range(done..done + real, chunk.size as usize);
                 let part = self.call(model, step, columns, PortRole::Logits, None, None)?;
                 for t in 0..real {
-                    let first = base + (done + t) * vocab_size + step.part.start as usize;
+                    let first = base + (done + t) * width + step.part.start as usize;
                     let row = &mut logits[first..first + part.channels];
                     row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
                 }
@@ -543,7 +561,7 @@ impl Session {
     }
 
     /// Runs the function of a step on `hidden` and gives its output of the role `result`.
-    fn call(
+    pub(super) fn call(
         &mut self,
         model: &Model,
         step: &Step,
@@ -597,19 +615,19 @@ impl Session {
 }
 
 /// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
-struct Columns {
-    channels: usize,
-    count: usize,
-    values: Vec<f32>,
+pub(super) struct Columns {
+    pub(super) channels: usize,
+    pub(super) count: usize,
+    pub(super) values: Vec<f32>,
 }
 
 impl Columns {
-    fn zeros(channels: usize, count: usize) -> Self {
+    pub(super) fn zeros(channels: usize, count: usize) -> Self {
         Columns { channels, count, values: vec![0.0; channels * count] }
     }
 
     /// From one row of channels for each token, in the source's unit.
-    fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
+    pub(super) fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
         let count = rows.len() / channels.max(1);
         let mut columns = Columns::zeros(channels, count);
         for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
@@ -618,12 +636,12 @@ impl Columns {
         columns
     }
 
-    fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
+    pub(super) fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
         self.values.iter().skip(t).step_by(self.count).copied()
     }
 
     /// Some columns, filled up with zeros to `count`.
-    fn range(&self, range: Range<usize>, count: usize) -> Columns {
+    pub(super) fn range(&self, range: Range<usize>, count: usize) -> Columns {
         let mut out = Columns::zeros(self.channels, count);
         for (from, to) in self.values.chunks_exact(self.count).zip(out.values.chunks_exact_mut(count)) {
             to[..range.len()].copy_from_slice(&from[range.clone()]);

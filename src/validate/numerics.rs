@@ -89,7 +89,7 @@ impl Places {
         };
         let mut stream = inputs(|role| *role == PortRole::Hidden);
         let mut named = stream.clone();
-        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. }));
+        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. } | PortRole::BandMask { .. }));
         for op in &function.block.ops {
             if op.operator == "add" && op.operands().any(|id| stream.contains(&id)) {
                 stream.extend(&op.outputs);
