@@ -10,6 +10,8 @@
 //! | [`feed`] | the inputs of a call |
 //! | [`session`] | a text on its way through the bundle |
 //! | [`windows`] | a text of any length on its way through a token classifier |
+//! | [`bioes`] | the labels of whole spans |
+//! | [`redact`] | spans of a text of any length |
 //! | [`profile`] | how long the functions take |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
@@ -20,6 +22,7 @@
 //! | [`text`] | a continuation as text, up to a stop string |
 
 pub mod backend;
+pub mod bioes;
 pub mod chat;
 pub(crate) mod clock;
 pub mod constraint;
@@ -36,6 +39,7 @@ pub mod lookup;
 pub mod plan;
 pub mod prefix;
 pub mod profile;
+pub mod redact;
 pub mod sampling;
 pub mod session;
 pub mod text;
