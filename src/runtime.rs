@@ -12,6 +12,9 @@
 //! | [`ask`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
 //! | [`hidden`] | hidden states between calls |
+//! | [`windows`] | a text of any length on its way through a token classifier |
+//! | [`bioes`] | the labels of whole spans |
+//! | [`redact`] | spans of a text of any length |
 //! | [`profile`] | how long the functions take |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
@@ -23,6 +26,7 @@
 
 pub mod ask;
 pub mod backend;
+pub mod bioes;
 pub mod chat;
 pub(crate) mod clock;
 pub mod constraint;
@@ -41,10 +45,12 @@ pub mod model;
 pub mod plan;
 pub mod prefix;
 pub mod profile;
+pub mod redact;
 pub mod sampling;
 pub mod session;
 pub mod text;
 pub mod tokenizer;
+pub mod windows;
 
 pub use ask::{Answer, Ask, Chunking, Hidden, Positions};
 pub use backend::{Backend, Sequence, Watch};
@@ -62,3 +68,4 @@ pub use sampling::{Sampler, Sampling};
 pub use session::Session;
 pub use text::{Piece, TextStream, generate_text};
 pub use tokenizer::{Detokenizer, Tokenizer};
+pub use windows::Windows;

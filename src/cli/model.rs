@@ -9,6 +9,7 @@ use crate::convert::progress::Progress;
 use crate::coreml::ComputeUnits;
 use crate::error::Result;
 use crate::exec::Precision;
+use crate::runtime::bioes::Biases;
 use crate::runtime::{Model, Tokenizer, coreml};
 
 /// A bundle, and how it is run.
@@ -121,6 +122,33 @@ impl Runner {
             None => format!("CPU ({})", self.precision.name()),
             Some(units) => format!("Core ML ({units})"),
         }
+    }
+}
+
+/// How a text is labelled.
+#[derive(Debug, Args)]
+pub struct Labels {
+    /// Tokens of the largest call; as many as the functions take if not given. The labels stay the same
+    #[arg(long, value_name = "T")]
+    pub window: Option<u64>,
+    /// A viterbi_calibration.json, whose biases make for more or fewer spans
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+    /// The operating point of the calibration
+    #[arg(long, value_name = "NAME", default_value = "default", requires = "calibration")]
+    operating_point: String,
+}
+
+impl Labels {
+    /// What transitions between labels add.
+    ///
+    /// # Errors
+    /// When the calibration can't be read.
+    pub fn biases(&self) -> Result<Biases> {
+        Ok(match &self.calibration {
+            None => Biases::default(),
+            Some(path) => Biases::read(path, &self.operating_point)?,
+        })
     }
 }
 

@@ -279,6 +279,7 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }
+        | PortRole::BandMask { .. }
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
         | PortRole::Logits => Element::F16,

@@ -157,6 +157,7 @@ pub fn bundle(form: &Form) -> Bundle {
         name: "double".into(),
         family: "double".into(),
         model: ModelFacts {
+            task: Task::default(),
             hidden_scale: 1.0,
             hidden_size: HIDDEN as u64,
             num_layers: 3,

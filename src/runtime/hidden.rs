@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::ask::Hidden;
 use super::error::RuntimeError;
-use super::plan::{Chunk, Route, Step};
+use super::plan::{Route, Step};
 use crate::convert::bundle::{Bundle, FILE_NAME};
 use crate::exec::Tensor;
 
@@ -66,23 +66,21 @@ impl Record {
         self.wanted[step.part.start as usize + 1..step.part.end as usize].contains(&true)
     }
 
-    pub(super) fn add(&mut self, index: usize, columns: &Columns, chunk: Chunk) {
-        for t in 0..chunk.real as usize {
-            self.hidden[index].extend(columns.column(t));
-        }
+    /// Appends the columns that count.
+    pub(super) fn add(&mut self, index: usize, columns: &Columns, counted: Range<usize>) {
+        counted.for_each(|t| self.hidden[index].extend(columns.column(t)));
     }
 
     /// A value inside the function of `step`: `layers_7_hidden` is what leaves layer 7. What leaves the step's last layer
     /// is its output.
-    pub(super) fn see(&mut self, name: &str, tensor: &Tensor, channels: usize, chunk: Chunk, step: &Step) {
+    pub(super) fn see(&mut self, name: &str, tensor: &Tensor, channels: usize, counted: Range<usize>, step: &Step) {
         let layer = name.strip_prefix("layers_").and_then(|rest| rest.strip_suffix("_hidden"));
         let Some(layer) = layer.and_then(|layer| layer.parse::<u64>().ok()) else { return };
         let inner = step.part.start..step.part.end - 1;
-        let count = chunk.size as usize;
-        if let Some(values) =
-            tensor.floats().filter(|values| inner.contains(&layer) && values.len() == channels * count)
-        {
-            self.add(layer as usize + 1, &Columns { channels, count, values: values.to_vec() }, chunk);
+        let Some(values) = tensor.floats().filter(|_| inner.contains(&layer)) else { return };
+        let count = values.len() / channels.max(1);
+        if counted.end <= count && values.len() == channels * count {
+            self.add(layer as usize + 1, &Columns { channels, count, values: values.to_vec() }, counted);
         }
     }
 

@@ -100,6 +100,11 @@ impl Model {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
     }
 
+    /// The host's tensors.
+    pub(super) fn host(&self) -> &Host {
+        &self.host
+    }
+
     /// Every way through the bundle.
     pub fn plan(&self) -> &Plan {
         &self.plan

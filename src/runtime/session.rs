@@ -42,8 +42,16 @@ impl Model {
     /// the rotary tables that belong to its length.
     ///
     /// # Errors
-    /// When it doesn't fit, or the backend has no room.
+    /// When it doesn't fit, the backend has no room, or the model labels tokens instead of continuing a text.
     pub fn start(self: &Arc<Self>, length: u64) -> Result<Session> {
+        if self.bundle.model.classification().is_some() {
+            return Err(RuntimeError::LabelsTokens { path: self.folder.clone() }.into());
+        }
+        self.session(length)
+    }
+
+    /// As [`Model::start`], whatever the model is for.
+    pub(super) fn session(self: &Arc<Self>, length: u64) -> Result<Session> {
         let route = self.plan.route(length)?;
         let rope = self.host.choose_rope(length)?;
         let limit = self.plan.routes[route].context.min(rope.rows);
@@ -72,6 +80,11 @@ impl Session {
     /// The functions that it runs through.
     pub fn route(&self) -> &Route {
         &self.model.plan.routes[self.route]
+    }
+
+    /// The rotary tables that it uses.
+    pub(super) fn rope(&self) -> &RopeChoice {
+        &self.rope
     }
 
     /// The model.
@@ -290,7 +303,7 @@ impl Session {
         let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, size);
         model.host.embed(tokens, size, &mut hidden.values)?;
         if let Some(record) = record.as_deref_mut() {
-            record.add(0, &hidden, chunk);
+            record.add(0, &hidden, 0..chunk.real as usize);
         }
         let rope = self.rope.clone();
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
@@ -298,20 +311,21 @@ impl Session {
             hidden = match record.as_deref_mut() {
                 Some(record) if record.wants_inside(step) => {
                     let channels = hidden.channels;
-                    let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
+                    let mut watch =
+                        |name: &str, tensor: &Tensor| record.see(name, tensor, channels, 0..chunk.real as usize, step);
                     self.layer(model, step, hidden, &mut feed, Some(&mut watch))?
                 }
                 _ => self.layer(model, step, hidden, &mut feed, None)?,
             };
             if let Some(record) = record.as_deref_mut() {
-                record.add(step.part.end as usize, &hidden, chunk);
+                record.add(step.part.end as usize, &hidden, 0..chunk.real as usize);
             }
         }
         Ok(hidden)
     }
 
     /// What leaves the function of a step.
-    fn layer(
+    pub(super) fn layer(
         &mut self,
         model: &Model,
         step: &Step,
@@ -325,12 +339,12 @@ impl Session {
         Ok(result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?)
     }
 
-    /// Appends the logits of `hidden`, one row of the vocabulary's width for each column. All parts of the head are called
-    /// together.
-    fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
-        let vocab_size = model.bundle.model.vocab_size as usize;
+    /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column. All parts of
+    /// the head are called together.
+    pub(super) fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
+        let width = model.bundle.model.head_rows() as usize;
         let base = logits.len();
-        logits.resize(base + hidden.count * vocab_size, 0.0);
+        logits.resize(base + hidden.count * width, 0.0);
         let mut done = 0;
         while done < hidden.count {
             let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None)?;
@@ -343,7 +357,7 @@ impl Session {
                 let rows = step.part.start as usize..step.part.end as usize;
                 let part = result(model, prepared.function, outputs, PortRole::Logits, rows.len(), size)?;
                 for t in 0..real {
-                    let first = base + (done + t) * vocab_size;
+                    let first = base + (done + t) * width;
                     let row = &mut logits[first + rows.start..first + rows.end];
                     row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
                 }
