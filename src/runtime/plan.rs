@@ -145,6 +145,11 @@ impl Step {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
     }
 
+    /// The functions for all numbers of tokens.
+    pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.variants.iter().map(|(_, function)| *function)
+    }
+
     fn largest_at_most(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             Tokens::Range([lower, upper]) => (lower <= size).then_some(upper.min(size)),

@@ -461,15 +461,23 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            let left = self.call(&model, &route.layers[part], columns, PortRole::Hidden, Some(&mut feed), None)?;
+            let flow = columns.into();
+            let left = self.call(&model, &route.layers[part], flow, PortRole::Hidden, Some(&mut feed), None)?;
             for t in 0..real {
-                out.extend(left.column(t).map(|value| value / scale));
+                out.extend(left.hidden.column(t).map(|value| value / scale));
             }
             position += chunk.real;
             done += real;
         }
         self.tokens.resize(position as usize, 0);
         Ok(out)
+    }
+
+    /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
+    pub fn stands_alone(&self, part: usize) -> bool {
+        let step = &self.route().layers[part];
+        let mut inputs = step.functions().flat_map(|function| &self.model.bundle.functions[function].inputs);
+        inputs.all(|port| port.role != PortRole::RouterState)
     }
 
     /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
@@ -503,20 +511,21 @@ impl Session {
         }
         let rope = self.rope.clone();
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
+        let mut flow = Flow::from(hidden);
         for step in &route.layers {
-            hidden = match record.as_deref_mut() {
+            flow = match record.as_deref_mut() {
                 Some(record) if record.wants_inside(step) => {
-                    let channels = hidden.channels;
+                    let channels = flow.hidden.channels;
                     let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
-                    self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?
+                    self.call(model, step, flow, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?
                 }
-                _ => self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), None)?,
+                _ => self.call(model, step, flow, PortRole::Hidden, Some(&mut feed), None)?,
             };
             if let Some(record) = record.as_deref_mut() {
-                record.add(step.part.end as usize, &hidden, chunk);
+                record.add(step.part.end as usize, &flow.hidden, chunk);
             }
         }
-        Ok(hidden)
+        Ok(flow.hidden)
     }
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width for each column.
@@ -530,7 +539,7 @@ impl Session {
                 let chunk = plan::chunk(std::slice::from_ref(step), (hidden.count - done) as u64, None)?;
                 let real = chunk.real as usize;
                 let columns = hidden.range(done..done + real, chunk.size as usize);
-                let part = self.call(model, step, columns, PortRole::Logits, None, None)?;
+                let part = self.call(model, step, columns.into(), PortRole::Logits, None, None)?.hidden;
                 for t in 0..real {
                     let first = base + (done + t) * vocab_size + step.part.start as usize;
                     let row = &mut logits[first..first + part.channels];
@@ -542,17 +551,19 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the function of a step on `hidden` and gives its output of the role `result`.
+    /// Runs the function of a step on what came from the one before and gives its output of the role `result` in place of
+    /// the hidden states.
     fn call(
         &mut self,
         model: &Model,
         step: &Step,
-        hidden: Columns,
+        flow: Flow,
         result: PortRole,
         mut feed: Option<&mut Feed<'_>>,
         watch: Option<Watch<'_>>,
-    ) -> Result<Columns> {
+    ) -> Result<Flow> {
         let path = || model.folder.join(FILE_NAME);
+        let Flow { hidden, mut router } = flow;
         let size = hidden.count;
         let Some(function) = step.function(size as u64) else {
             return Err(RuntimeError::bundle(path(), format!("no function takes {size} tokens")).into());
@@ -566,6 +577,10 @@ impl Session {
                 (PortRole::Hidden, _) => {
                     shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
                 }
+                (PortRole::RouterState, _) => router.take().map(Rc::new).ok_or_else(|| {
+                    let problem = format!("nothing gives the router state that `{}` takes", entry.function);
+                    RuntimeError::bundle(path(), problem)
+                }),
                 (_, Some(feed)) => feed.input(port),
                 (role, None) => {
                     let problem = format!("function `{}` of the LM head has an input of role {role:?}", entry.function);
@@ -579,10 +594,17 @@ impl Session {
             PortRole::Logits => (step.part.end - step.part.start) as usize,
             _ => hidden.channels,
         };
-        let output = entry.outputs.iter().position(|port| port.role == result).and_then(|i| outputs.into_iter().nth(i));
-        match output.map(|tensor| tensor.data) {
+        let (mut output, mut router) = (None, None);
+        for (port, tensor) in entry.outputs.iter().zip(outputs) {
+            match &port.role {
+                role if *role == result => output = Some(tensor.data),
+                PortRole::RouterState => router = Some(tensor),
+                _ => {}
+            }
+        }
+        match output {
             Some(TensorData::F32(values)) if values.len() == channels * size => {
-                Ok(Columns { channels, count: size, values })
+                Ok(Flow { hidden: Columns { channels, count: size, values }, router })
             }
             found => {
                 let found = found.map_or(0, |data| data.len());
@@ -593,6 +615,19 @@ impl Session {
                 Err(RuntimeError::bundle(path(), problem).into())
             }
         }
+    }
+}
+
+/// What goes from function to function.
+struct Flow {
+    hidden: Columns,
+    /// As one function gives it and the next takes it.
+    router: Option<Tensor>,
+}
+
+impl From<Columns> for Flow {
+    fn from(hidden: Columns) -> Self {
+        Flow { hidden, router: None }
     }
 }
 

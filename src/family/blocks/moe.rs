@@ -22,6 +22,19 @@ pub struct Moe {
     pub router: Linear,
     /// Added to the sigmoids for choosing only, `[num_experts]`.
     pub selection_bias: Option<Weight>,
+    /// Experts.
+    pub experts: Experts,
+    /// Experts that a token is given.
+    pub num_experts_per_tok: u64,
+    /// The weights of the chosen ones are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Multiplied to the weights.
+    pub routed_scaling_factor: f64,
+}
+
+/// The experts of a layer.
+#[derive(Clone, Debug)]
+pub struct Experts {
     /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
     pub gate: Linear,
     /// Ups of all experts, likewise.
@@ -32,17 +45,16 @@ pub struct Moe {
     pub activation: Activation,
     /// Experts.
     pub num_experts: u64,
-    /// Experts that a token is given.
-    pub num_experts_per_tok: u64,
-    /// The weights of the chosen ones are divided by their sum.
-    pub norm_topk_prob: bool,
-    /// Multiplied to the weights.
-    pub routed_scaling_factor: f64,
 }
 
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let shares = g.scope("router", |g| route(g, x, weights));
+    experts(g, x, shares, &weights.experts)
+}
+
+/// The outputs of all experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
+pub(super) fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
     let gate = linear(g, x, &weights.gate);
     let gate = activate(g, gate, weights.activation);
     let up = linear(g, x, &weights.up);
@@ -62,7 +74,7 @@ pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
 
 /// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
-    let experts = weights.num_experts;
+    let experts = weights.experts.num_experts;
     let scores = linear(g, x, &weights.router);
     let scores = g.ops.sigmoid(scores);
     let ranked = match &weights.selection_bias {
@@ -72,20 +84,7 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
             g.ops.add(scores, bias)
         }
     };
-    let chosen = g.ops.top_indices(ranked, weights.num_experts_per_tok, 1);
-    // by index, not by value: equal scores must not let more experts in
-    let ids: Vec<i32> = (0..experts as i32).collect();
-    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
-    let ids = g.ops.constant("expert_ids", ids);
-    let picks: Vec<ValueId> = (0..weights.num_experts_per_tok)
-        .map(|place| {
-            let index = g.ops.slice(chosen, 1, place..place + 1);
-            let same = g.ops.equal(ids, index);
-            g.ops.to_fp16(same)
-        })
-        .collect();
-    let mask = picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(scores);
+    let mask = chosen(g, ranked, experts, weights.num_experts_per_tok);
     let mut shares = g.ops.mul(scores, mask);
     if weights.norm_topk_prob {
         let sum = g.ops.reduce_sum(shares, &[1], true);
@@ -96,4 +95,22 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
         shares = g.ops.mul(shares, Constant::fp16(weights.routed_scaling_factor as f32));
     }
     shares
+}
+
+/// 1 for those of the first `experts` channels that are among the `count` largest of each token, else 0.
+pub(super) fn chosen(g: &mut Graph<'_>, ranked: ValueId, experts: u64, count: u64) -> ValueId {
+    let chosen = g.ops.top_indices(ranked, count, 1);
+    // by index, not by value: equal scores must not let more experts in
+    let ids: Vec<i32> = (0..experts as i32).collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
+    let ids = g.ops.constant("expert_ids", ids);
+    let picks: Vec<ValueId> = (0..count)
+        .map(|place| {
+            let index = g.ops.slice(chosen, 1, place..place + 1);
+            let same = g.ops.equal(ids, index);
+            g.ops.to_fp16(same)
+        })
+        .collect();
+    picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(ranked)
 }

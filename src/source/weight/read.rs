@@ -52,6 +52,18 @@ impl Weight {
                     Function::Exp => out.iter_mut().for_each(|value| *value = value.exp()),
                 }
             }
+            Node::ByColumn { of, addend, factor } => {
+                of.read(first, out)?;
+                let columns = of.columns().max(1) as usize;
+                let vector = |of: &Weight| -> Result<Vec<f32>> {
+                    let mut values = vec![0.0; columns];
+                    of.read(0, &mut values)?;
+                    Ok(values)
+                };
+                let (addend, factor) = (vector(addend)?, vector(factor)?);
+                let columns = addend.iter().zip(&factor).cycle().skip(first as usize % columns);
+                out.iter_mut().zip(columns).for_each(|(value, (addend, factor))| *value = (*value + addend) * factor);
+            }
         }
         Ok(())
     }
@@ -77,7 +89,7 @@ impl Weight {
             Node::Columns { of, first, columns } => {
                 (of, at / columns * of.columns() + first + at % columns, length.min(columns - at % columns))
             }
-            Node::Map { of, .. } => (of, at, length),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } => (of, at, length),
             Node::Tensor(_) | Node::Values { .. } => (self, at, length),
         }
     }
@@ -101,7 +113,7 @@ impl Weight {
             }
             // What is read lies here and there.
             Node::Reordered { of, .. } | Node::Columns { of, .. } => of.release(0..of.elements()),
-            Node::Map { of, .. } => of.release(range),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } => of.release(range),
         }
     }
 
