@@ -44,6 +44,19 @@ impl Columns {
     }
 }
 
+/// What goes from function to function.
+pub(super) struct Flow {
+    pub(super) hidden: Columns,
+    /// As one function gives it and the next takes it.
+    pub(super) router: Option<Tensor>,
+}
+
+impl From<Columns> for Flow {
+    fn from(hidden: Columns) -> Self {
+        Flow { hidden, router: None }
+    }
+}
+
 /// The hidden states that are wanted, as they come by.
 pub(super) struct Record {
     hidden: Vec<Vec<f32>>,

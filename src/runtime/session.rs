@@ -7,7 +7,7 @@ use super::ask::{Answer, Ask, Chunking, Hidden, Positions};
 use super::backend::{Call, Sequence, Watch};
 use super::error::RuntimeError;
 use super::feed::{Feed, shape_of, shaped};
-use super::hidden::{Columns, Record};
+use super::hidden::{Columns, Flow, Record};
 use super::host::RopeChoice;
 use super::model::Model;
 use super::plan::{self, Chunk, Route, Step};
@@ -265,7 +265,7 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            let left = self.layer(&model, &route.layers[part], columns, &mut feed, None)?;
+            let left = self.layer(&model, &route.layers[part], columns.into(), &mut feed, None)?.hidden;
             for t in 0..real {
                 out.extend(left.column(t).map(|value| value / scale));
             }
@@ -274,6 +274,13 @@ impl Session {
         }
         self.tokens.resize(position as usize, 0);
         Ok(out)
+    }
+
+    /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
+    pub fn stands_alone(&self, part: usize) -> bool {
+        let step = &self.route().layers[part];
+        let mut inputs = step.functions().flat_map(|function| &self.model.bundle.functions[function].inputs);
+        inputs.all(|port| port.role != PortRole::RouterState)
     }
 
     /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
@@ -307,21 +314,22 @@ impl Session {
         }
         let rope = self.rope.clone();
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
+        let mut flow = Flow::from(hidden);
         for step in &route.layers {
-            hidden = match record.as_deref_mut() {
+            flow = match record.as_deref_mut() {
                 Some(record) if record.wants_inside(step) => {
-                    let channels = hidden.channels;
+                    let channels = flow.hidden.channels;
                     let mut watch =
                         |name: &str, tensor: &Tensor| record.see(name, tensor, channels, 0..chunk.real as usize, step);
-                    self.layer(model, step, hidden, &mut feed, Some(&mut watch))?
+                    self.layer(model, step, flow, &mut feed, Some(&mut watch))?
                 }
-                _ => self.layer(model, step, hidden, &mut feed, None)?,
+                _ => self.layer(model, step, flow, &mut feed, None)?,
             };
             if let Some(record) = record.as_deref_mut() {
-                record.add(step.part.end as usize, &hidden, 0..chunk.real as usize);
+                record.add(step.part.end as usize, &flow.hidden, 0..chunk.real as usize);
             }
         }
-        Ok(hidden)
+        Ok(flow.hidden)
     }
 
     /// What leaves the function of a step.
@@ -329,14 +337,18 @@ impl Session {
         &mut self,
         model: &Model,
         step: &Step,
-        hidden: Columns,
+        flow: Flow,
         feed: &mut Feed<'_>,
         watch: Option<Watch<'_>>,
-    ) -> Result<Columns> {
-        let (channels, size) = (hidden.channels, hidden.count);
-        let prepared = prepare(model, step, hidden, Some(feed))?;
+    ) -> Result<Flow> {
+        let (channels, size) = (flow.hidden.channels, flow.hidden.count);
+        let prepared = prepare(model, step, flow, Some(feed))?;
         let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
-        Ok(result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?)
+        let ports = &model.bundle.functions[prepared.function].outputs;
+        let router = ports.iter().position(|port| port.role == PortRole::RouterState);
+        let router = router.and_then(|index| outputs.get(index).cloned());
+        let hidden = result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?;
+        Ok(Flow { hidden, router })
     }
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column. All parts of
@@ -349,7 +361,7 @@ impl Session {
         while done < hidden.count {
             let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None)?;
             let (real, size) = (chunk.real as usize, chunk.size as usize);
-            let prepared = |step| prepare(model, step, hidden.range(done..done + real, size), None);
+            let prepared = |step| prepare(model, step, hidden.range(done..done + real, size).into(), None);
             let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
             let calls: Vec<Call<'_>> = prepared.iter().map(Prepared::call).collect();
             let given = self.sequence.run_together(&calls)?;
@@ -380,14 +392,10 @@ impl Prepared {
     }
 }
 
-/// The call of a step's function on `hidden`. What else it takes comes from `feed`; functions of the head take nothing else.
-fn prepare(
-    model: &Model,
-    step: &Step,
-    hidden: Columns,
-    mut feed: Option<&mut Feed<'_>>,
-) -> Result<Prepared, RuntimeError> {
+/// The call of a step's function on what comes from the one before. What else it takes comes from `feed`; functions of the head take nothing else.
+fn prepare(model: &Model, step: &Step, flow: Flow, mut feed: Option<&mut Feed<'_>>) -> Result<Prepared, RuntimeError> {
     let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
+    let Flow { hidden, mut router } = flow;
     let size = hidden.count;
     let function = step.function(size as u64).ok_or_else(|| wrong(format!("no function takes {size} tokens")))?;
     let entry = &model.bundle.functions[function];
@@ -396,6 +404,10 @@ fn prepare(
         (PortRole::Hidden, _) => {
             shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
         }
+        (PortRole::RouterState, _) => router
+            .take()
+            .map(Rc::new)
+            .ok_or_else(|| wrong(format!("nothing gives the router state that `{}` takes", entry.function))),
         (_, Some(feed)) => feed.input(port),
         (role, None) => {
             Err(wrong(format!("function `{}` of the LM head has an input of role {role:?}", entry.function)))
