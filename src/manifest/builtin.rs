@@ -29,6 +29,7 @@ const ALL: &[Builtin] = builtin![
     "llama-3.2-3b",
     "mistral-7b",
     "phi4-mini",
+    "privacy-filter",
     "qwen2.5-0.5b",
     "qwen2.5-coder-0.5b",
     "qwen3-0.6b",
@@ -39,6 +40,7 @@ const ALL: &[Builtin] = builtin![
     "qwen3.5-4b",
     "qwen3.5-9b",
     "smollm3-3b",
+    "zaya1-8b",
 ];
 
 /// All built-in manifests, by name.

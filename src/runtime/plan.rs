@@ -89,7 +89,7 @@ impl Plan {
                 });
                 check_tiling(&layers, num_layers)
                     .map_err(|problem| error(format!("layers of context {context}: {problem}")))?;
-                check_tiling(&head, bundle.model.vocab_size)
+                check_tiling(&head, bundle.model.head_rows())
                     .map_err(|problem| error(format!("LM head of context {context}: {problem}")))?;
                 Ok(Route { context, layers, head })
             })
@@ -145,7 +145,13 @@ impl Step {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
     }
 
-    fn largest_at_most(&self, size: u64) -> Option<u64> {
+    /// All its functions.
+    pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.variants.iter().map(|(_, function)| *function)
+    }
+
+    /// The largest number of tokens that a call of it can have, at most `size`.
+    pub fn largest_at_most(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             Tokens::Range([lower, upper]) => (lower <= size).then_some(upper.min(size)),
             Tokens::Exactly(n) => (n <= size).then_some(n),
@@ -153,7 +159,8 @@ impl Step {
         candidates.max()
     }
 
-    fn smallest_at_least(&self, size: u64) -> Option<u64> {
+    /// The smallest number of tokens that a call of it can have, at least `size`.
+    pub fn smallest_at_least(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             Tokens::Range([lower, upper]) => (upper >= size).then_some(lower.max(size)),
             Tokens::Exactly(n) => (n >= size).then_some(n),

@@ -55,9 +55,17 @@ enum Node {
         first: u64,
         columns: u64,
     },
+    /// The last two dimensions of `of` exchanged.
+    Transposed(Weight),
     Map {
         of: Weight,
         function: Function,
+    },
+    /// `(of + addend) * factor`, both of them as long as a row.
+    ByColumn {
+        of: Weight,
+        addend: Weight,
+        factor: Weight,
     },
 }
 
@@ -191,6 +199,18 @@ impl Weight {
         Ok(Weight { node: Arc::new(Node::Columns { of: self.clone(), first, columns }), shape })
     }
 
+    /// The last two dimensions exchanged: a matrix, or each of a stack, on its side.
+    ///
+    /// # Errors
+    /// When there are fewer than two dimensions.
+    pub fn transpose(&self) -> Result<Self> {
+        let [outer @ .., rows, columns] = &*self.shape else {
+            return Err(self.wrong("only a matrix can be transposed".into()));
+        };
+        let shape = [outer, &[*columns, *rows]].concat().into();
+        Ok(Weight { node: Arc::new(Node::Transposed(self.clone())), shape })
+    }
+
     /// Every element times `factor`.
     pub fn scale(&self, factor: f32) -> Self {
         if factor == 1.0 { self.clone() } else { self.map(Function::Scale(factor)) }
@@ -204,6 +224,21 @@ impl Weight {
     /// e to the power of every element: decay rates that are stored as logarithms.
     pub fn exp(&self) -> Self {
         self.map(Function::Exp)
+    }
+
+    /// `(w + addend) * factor` with a number of each for every column: embeddings with a learned bias and scale.
+    ///
+    /// # Errors
+    /// When there are more numbers than columns, or fewer.
+    pub fn add_and_scale_columns(&self, addend: &Weight, factor: &Weight) -> Result<Self> {
+        for vector in [addend, factor] {
+            if vector.elements() != self.columns() {
+                let (found, columns) = (vector.elements(), self.columns());
+                return Err(vector.wrong(format!("it has {found} elements for {columns} columns")));
+            }
+        }
+        let node = Node::ByColumn { of: self.clone(), addend: addend.clone(), factor: factor.clone() };
+        Ok(Weight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
     fn map(&self, function: Function) -> Self {

@@ -19,7 +19,7 @@ use crate::exec::Precision;
 use crate::family::ports::{PortRole, Stage};
 use crate::mil::{Function, ValueId};
 use crate::package;
-use crate::runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs};
+use crate::runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs, Windows};
 
 /// Name of the gate.
 pub const GATE: &str = "numerics";
@@ -73,7 +73,7 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
 #[derive(Default)]
 struct Places {
     /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
-    /// through sums alone, and grows with them.
+    /// through sums and constant factors alone, and grows with them.
     stream: BTreeSet<String>,
     /// What a mask was added to: as large as the mask where it is closed, which says nothing.
     masked: BTreeSet<String>,
@@ -89,9 +89,12 @@ impl Places {
         };
         let mut stream = inputs(|role| *role == PortRole::Hidden);
         let mut named = stream.clone();
-        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. }));
+        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. } | PortRole::BandMask { .. }));
         for op in &function.block.ops {
-            if op.operator == "add" && op.operands().any(|id| stream.contains(&id)) {
+            // a sum of two streams is one; a stream with a gain is one
+            let gain = || op.operands().any(|id| function.value(id).constant.is_some());
+            let goes_on = op.operator == "add" || op.operator == "mul" && gain();
+            if goes_on && op.operands().any(|id| stream.contains(&id)) {
                 stream.extend(&op.outputs);
                 named.extend(op.operands().chain(op.outputs.iter().copied()));
             }
@@ -121,6 +124,12 @@ struct Trace {
 /// Runs `tokens` through the functions of a context.
 fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
+    if let Some(classification) = model.bundle().model.classification() {
+        // where windows can't overlap, no text is longer than one
+        let most = if classification.stride == 0 { classification.window as usize } else { tokens.len() };
+        let answer = Windows::new(model, None, Hidden::BetweenLayers)?.label(&tokens[..tokens.len().min(most)])?;
+        return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits });
+    }
     let mut session = model.start(context)?;
     let ask = Ask {
         logits: Positions::All,
@@ -225,7 +234,7 @@ impl Traces {
     fn head(&self, bundle: &Bundle, stage: &Stage) -> Measures {
         let Stage::Head { first, end } = *stage else { return Measures::of(&[], &[], 1) };
         let piece = |logits: &[f32]| -> Vec<f32> {
-            let rows = logits.chunks_exact(bundle.model.vocab_size as usize);
+            let rows = logits.chunks_exact(bundle.model.head_rows() as usize);
             rows.flat_map(|row| &row[first as usize..end as usize]).copied().collect()
         };
         Measures::of(&piece(&self.half.logits), &piece(&self.single.logits), (end - first) as usize)

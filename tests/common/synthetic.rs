@@ -3,8 +3,49 @@
 use anec::source::{Source, Tensor};
 use serde_json::Value as Json;
 
-/// Names and shapes of a decoder's tensors, as its Hugging Face checkpoint has them.
+/// Names and shapes of a model's tensors, as its Hugging Face checkpoint has them.
 pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
+    match config["model_type"].as_str() {
+        Some("openai_privacy_filter") => of_privacy_filter(config),
+        _ => of_decoder(config),
+    }
+}
+
+fn of_privacy_filter(config: &Json) -> Vec<(String, Vec<u64>)> {
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, width, experts) = (number("hidden_size"), number("intermediate_size"), number("num_local_experts"));
+    let (heads, key_heads, head_dim) =
+        (number("num_attention_heads"), number("num_key_value_heads"), number("head_dim"));
+    let labels = config["id2label"].as_object().unwrap().len() as u64;
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![number("vocab_size"), hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+        ("score.weight".to_owned(), vec![labels, hidden]),
+        ("score.bias".to_owned(), vec![labels]),
+    ];
+    for layer in 0..number("num_hidden_layers") {
+        let mut add = |name: &str, shape: &[u64]| shapes.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+        add("input_layernorm.weight", &[hidden]);
+        add("post_attention_layernorm.weight", &[hidden]);
+        let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+        for (name, rows, columns) in
+            [("q", queries, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, queries)]
+        {
+            add(&format!("self_attn.{name}_proj.weight"), &[rows, columns]);
+            add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+        }
+        add("self_attn.sinks", &[heads]);
+        add("mlp.router.weight", &[experts, hidden]);
+        add("mlp.router.bias", &[experts]);
+        add("mlp.experts.gate_up_proj", &[experts, hidden, 2 * width]);
+        add("mlp.experts.gate_up_proj_bias", &[experts, 2 * width]);
+        add("mlp.experts.down_proj", &[experts, width, hidden]);
+        add("mlp.experts.down_proj_bias", &[experts, hidden]);
+    }
+    shapes
+}
+
+fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
     // the text part of a multimodal model leaves out what its class has as the default
     let (prefix, config) = match config.get("text_config") {
         Some(text) if text["model_type"] == "gemma3_text" => ("language_model.model.", text),
@@ -23,6 +64,7 @@ pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
     let (hidden, vocab) = (number("hidden_size"), number("vocab_size"));
     let lfm2 = family.starts_with("lfm2");
     let width = match family {
+        "zaya" => 0,
         "lfm2" => (number("block_ff_dim") * 2 / 3).next_multiple_of(number("block_multiple_of")),
         _ => number("intermediate_size"),
     };
@@ -36,6 +78,10 @@ pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
         (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
         (format!("{prefix}{}norm.weight", if lfm2 { "embedding_" } else { "" }), vec![hidden]),
     ];
+    if family == "zaya" {
+        shapes.push(("model.input_hidden_states_bias".to_owned(), vec![hidden]));
+        shapes.push(("model.input_hidden_states_scale".to_owned(), vec![hidden]));
+    }
     if config["tie_word_embeddings"] == false {
         shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
     }
@@ -60,6 +106,23 @@ pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
             add("linear_attn.dt_bias", &[heads]);
             add("linear_attn.norm.weight", &[number("linear_value_head_dim")]);
             add("linear_attn.out_proj.weight", &[hidden, values]);
+        } else if family == "zaya" {
+            let qkv = "self_attn.qkv_proj";
+            add(&format!("{qkv}.q_proj.weight"), &[queries, hidden]);
+            add(&format!("{qkv}.k_proj.weight"), &[keys, hidden]);
+            add(&format!("{qkv}.v_proj_current.weight"), &[keys / 2, hidden]);
+            add(&format!("{qkv}.v_proj_delayed.weight"), &[keys / 2, hidden]);
+            for (name, group, kernel) in [("depthwise", 1, "cca_time0"), ("grouped", head_dim, "cca_time1")] {
+                add(&format!("{qkv}.conv_qk_{name}.weight"), &[queries + keys, group, number(kernel)]);
+                add(&format!("{qkv}.conv_qk_{name}.bias"), &[queries + keys]);
+            }
+            add("self_attn.qk_norm.temp", &[key_heads]);
+            add("self_attn.o_proj.weight", &[hidden, queries]);
+            for sum in ["post_attention_residual_scale", "post_mlp_residual_scale"] {
+                for part in ["hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale"] {
+                    add(&format!("{sum}.{part}"), &[hidden]);
+                }
+            }
         } else {
             if family == "phi3" {
                 add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
@@ -87,6 +150,24 @@ pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
         if family == "phi3" {
             add("mlp.gate_up_proj.weight", &[2 * width, hidden]);
             add("mlp.down_proj.weight", &[hidden, width]);
+        } else if family == "zaya" {
+            let (experts, width, router) =
+                (number("num_experts"), number("moe_intermediate_size"), "mlp.gate.router_mlp");
+            let state = number("router_hidden_size");
+            add("mlp.gate.down_proj.weight", &[state, hidden]);
+            add("mlp.gate.down_proj.bias", &[state]);
+            if layer > 0 {
+                add("mlp.gate.router_states_scale", &[state]);
+            }
+            for name in ["fc1", "fc2"] {
+                add(&format!("{router}.{name}.weight"), &[state, state]);
+                add(&format!("{router}.{name}.bias"), &[state]);
+            }
+            add(&format!("{router}.norm.weight"), &[state]);
+            add(&format!("{router}.out_proj.weight"), &[experts + 1, state]);
+            add("mlp.gate.balancing_biases", &[experts + 1]);
+            add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
+            add("mlp.experts.down_proj", &[experts, hidden, width]);
         } else if family == "lfm2_moe" && layer >= number("num_dense_layers") {
             let (experts, width) = (number("num_experts"), number("moe_intermediate_size"));
             add("feed_forward.gate.weight", &[experts, hidden]);
@@ -129,7 +210,11 @@ pub fn source(name: &str, config: Json) -> Source {
     let plus_one = ["\"gemma3_text\"", "\"qwen3_5_text\""].iter().any(|family| text.contains(family));
     let norm_mean = if plus_one { 0.0 } else { 1.0 };
     let tensors = shapes(&config).into_iter().enumerate().map(|(seed, (name, shape))| {
-        let mean = if name.ends_with("norm.weight") { norm_mean } else { 0.0 };
+        let mean = match name.as_str() {
+            name if name.ends_with("norm.weight") => norm_mean,
+            name if name.ends_with("_scale") || name.ends_with(".temp") => 1.0,
+            _ => 0.0,
+        };
         Tensor::random(&name, &shape, seed as u64, mean, 0.02).unwrap()
     });
     Source::random(name, config, tensors.collect()).unwrap()

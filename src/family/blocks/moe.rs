@@ -15,23 +15,20 @@ use crate::source::Weight;
 /// Added to the sum that weights are divided by.
 const SUM_EPS: f32 = 1e-6;
 
+/// What a score is lowered by so that its exponential vanishes.
+const FAR: f32 = 1e4;
+
 /// Its weights.
 #[derive(Clone, Debug)]
 pub struct Moe {
-    /// Router, `[num_experts, hidden]`; its outputs go through a sigmoid.
+    /// Router, `[num_experts, hidden]`.
     pub router: Linear,
-    /// Added to the sigmoids for choosing only, `[num_experts]`.
+    /// What becomes of its outputs.
+    pub scores: Scores,
+    /// Added to the scores for choosing only, `[num_experts]`.
     pub selection_bias: Option<Weight>,
-    /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
-    pub gate: Linear,
-    /// Ups of all experts, likewise.
-    pub up: Linear,
-    /// Downs of all experts, side by side, `[hidden, num_experts * width]`.
-    pub down: Linear,
-    /// Activation of the gates.
-    pub activation: Activation,
     /// Experts.
-    pub num_experts: u64,
+    pub experts: Experts,
     /// Experts that a token is given.
     pub num_experts_per_tok: u64,
     /// The weights of the chosen ones are divided by their sum.
@@ -40,31 +37,106 @@ pub struct Moe {
     pub routed_scaling_factor: f64,
 }
 
+/// The experts of a layer.
+#[derive(Clone, Debug)]
+pub struct Experts {
+    /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
+    pub gate: Linear,
+    /// Ups of all experts, likewise.
+    pub up: Linear,
+    /// Downs of all experts, side by side, `[hidden, num_experts * width]`.
+    pub down: Linear,
+    /// Biases of the downs, side by side, `[hidden, num_experts]`: each counts by its expert's weight.
+    pub down_bias: Option<Linear>,
+    /// How gates act on ups.
+    pub gating: Gating,
+    /// Experts.
+    pub num_experts: u64,
+}
+
+/// What becomes of a router's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// A sigmoid, each expert for itself.
+    Sigmoid,
+    /// A softmax over the chosen ones: their weights sum to 1.
+    ChosenSoftmax,
+}
+
+/// How gates act on ups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gating {
+    /// `act(gate) * up`
+    Activation(Activation),
+    /// `gate * sigmoid(alpha * gate) * (up + 1)`, with the gate held below `limit` and the up within it on both sides.
+    ClampedSwiGlu {
+        /// Gain of the sigmoid.
+        alpha: f64,
+        /// Largest magnitude.
+        limit: f64,
+    },
+}
+
+/// The inside of all experts: gates on ups, `[1, num_experts * width, T, 1]`.
+fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
+    let gate = linear(g, x, &weights.gate);
+    match weights.gating {
+        Gating::Activation(activation) => {
+            let gate = activate(g, gate, activation);
+            let up = linear(g, x, &weights.up);
+            g.ops.mul(gate, up)
+        }
+        Gating::ClampedSwiGlu { alpha, limit } => {
+            let limit = limit as f32;
+            let gate = g.ops.minimum(gate, Constant::fp16(limit));
+            let steep = g.ops.mul(gate, Constant::fp16(alpha as f32));
+            let open = g.ops.sigmoid(steep);
+            let gate = g.ops.mul(gate, open);
+            let up = linear(g, x, &weights.up);
+            let up = g.ops.minimum(up, Constant::fp16(limit));
+            let up = g.ops.maximum(up, Constant::fp16(-limit));
+            let up = g.ops.add(up, Constant::fp16(1.0));
+            g.ops.mul(gate, up)
+        }
+    }
+}
+
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let shares = g.scope("router", |g| route(g, x, weights));
-    let gate = linear(g, x, &weights.gate);
-    let gate = activate(g, gate, weights.activation);
-    let up = linear(g, x, &weights.up);
-    let inner = g.ops.mul(gate, up);
+    experts(g, x, shares, &weights.experts)
+}
+
+/// The outputs of all experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
+pub(super) fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
+    let inner = gated(g, x, weights);
     // channels are experts by width, and both layouts have tokens innermost
     let (experts, all) = (weights.num_experts as i32, weights.gate.rows() as i32);
     let by_expert = g.ops.reshape(inner, &[1, experts, all / experts, -1]);
-    let shares = g.ops.reshape(shares, &[1, experts, 1, -1]);
-    let shared = g.ops.mul(by_expert, shares);
+    let by_token = g.ops.reshape(shares, &[1, experts, 1, -1]);
+    let shared = g.ops.mul(by_expert, by_token);
     let shape = match g.form.layout {
         Layout::Bcs1 => [1, all, -1, 1],
         Layout::Bc1s => [1, all, 1, -1],
     };
     let inner = g.ops.reshape(shared, &shape);
-    linear(g, inner, &weights.down)
+    let out = linear(g, inner, &weights.down);
+    match &weights.down_bias {
+        None => out,
+        Some(biases) => {
+            let bias = linear(g, shares, biases);
+            g.ops.add(out, bias)
+        }
+    }
 }
 
 /// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
-    let experts = weights.num_experts;
-    let scores = linear(g, x, &weights.router);
-    let scores = g.ops.sigmoid(scores);
+    let experts = weights.experts.num_experts;
+    let mut scores = linear(g, x, &weights.router);
+    if weights.scores == Scores::Sigmoid {
+        scores = g.ops.sigmoid(scores);
+    }
     let ranked = match &weights.selection_bias {
         None => scores,
         Some(bias) => {
@@ -72,20 +144,15 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
             g.ops.add(scores, bias)
         }
     };
-    let chosen = g.ops.top_indices(ranked, weights.num_experts_per_tok, 1);
-    // by index, not by value: equal scores must not let more experts in
-    let ids: Vec<i32> = (0..experts as i32).collect();
-    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
-    let ids = g.ops.constant("expert_ids", ids);
-    let picks: Vec<ValueId> = (0..weights.num_experts_per_tok)
-        .map(|place| {
-            let index = g.ops.slice(chosen, 1, place..place + 1);
-            let same = g.ops.equal(ids, index);
-            g.ops.to_fp16(same)
-        })
-        .collect();
-    let mask = picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(scores);
+    let mask = chosen(g, ranked, experts, weights.num_experts_per_tok);
+    if weights.scores == Scores::ChosenSoftmax {
+        // the others are put where nothing is left of them; the largest score is among the chosen, so that the
+        // exponentials stay within 0 and 1 however large the scores are
+        let others = g.ops.sub(mask, Constant::fp16(1.0));
+        let closed = g.ops.mul(others, Constant::fp16(FAR));
+        let scores = g.ops.add(scores, closed);
+        return g.ops.softmax(scores, 1);
+    }
     let mut shares = g.ops.mul(scores, mask);
     if weights.norm_topk_prob {
         let sum = g.ops.reduce_sum(shares, &[1], true);
@@ -96,4 +163,22 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
         shares = g.ops.mul(shares, Constant::fp16(weights.routed_scaling_factor as f32));
     }
     shares
+}
+
+/// 1 for those of the first `experts` channels that are among the `count` largest of each token, else 0.
+pub(super) fn chosen(g: &mut Graph<'_>, ranked: ValueId, experts: u64, count: u64) -> ValueId {
+    let chosen = g.ops.top_indices(ranked, count, 1);
+    // by index, not by value: equal scores must not let more experts in
+    let ids: Vec<i32> = (0..experts as i32).collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
+    let ids = g.ops.constant("expert_ids", ids);
+    let picks: Vec<ValueId> = (0..count)
+        .map(|place| {
+            let index = g.ops.slice(chosen, 1, place..place + 1);
+            let same = g.ops.equal(ids, index);
+            g.ops.to_fp16(same)
+        })
+        .collect();
+    picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(ranked)
 }

@@ -32,10 +32,13 @@ impl Weight {
         visitor(self);
         match &*self.node {
             Node::Tensor(_) | Node::Values { .. } => {}
-            Node::Slice { of, .. } | Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Map { of, .. } => {
-                of.visit(visitor);
-            }
+            Node::Slice { of, .. }
+            | Node::Reordered { of, .. }
+            | Node::Columns { of, .. }
+            | Node::Transposed(of)
+            | Node::Map { of, .. } => of.visit(visitor),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
+            Node::ByColumn { of, addend, factor } => [of, addend, factor].into_iter().for_each(|w| w.visit(visitor)),
         }
     }
 
@@ -85,6 +88,11 @@ impl Weight {
                 of.write_key(key);
                 write!(key, ".columns({first}..{} of {})", first + columns, of.columns())
             }
+            Node::Transposed(of) => {
+                of.write_key(key);
+                let columns = of.columns();
+                write!(key, ".transposed({} by {columns})", of.shape[of.shape.len() - 2])
+            }
             Node::Map { of, function } => {
                 of.write_key(key);
                 match function {
@@ -92,6 +100,15 @@ impl Weight {
                     Function::Add(addend) => write!(key, "+{addend:?}"),
                     Function::Exp => write!(key, ".exp"),
                 }
+            }
+            Node::ByColumn { of, addend, factor } => {
+                key.push('(');
+                of.write_key(key);
+                key.push_str(" + ");
+                addend.write_key(key);
+                key.push_str(") * ");
+                factor.write_key(key);
+                Ok(())
             }
         };
     }

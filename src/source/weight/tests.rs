@@ -49,6 +49,24 @@ fn a_vector_is_split_and_joined_by_elements() {
 }
 
 #[test]
+fn columns_have_a_bias_and_a_scale_of_their_own() {
+    let vector = |name: &str, values: [f32; 3]| Weight::from_values(name, &[3], values.to_vec()).unwrap();
+    let (bias, scale) = (vector("b", [0.5, 0.0, -1.0]), vector("s", [2.0, 1.0, -4.0]));
+    let scaled = numbered("w", 4, 3).add_and_scale_columns(&bias, &scale).unwrap();
+    let expected: Vec<f32> = (0..4)
+        .flat_map(|row| [(row as f32 + 0.5) * 2.0, row as f32 + 0.01, (row as f32 + 0.02 - 1.0) * -4.0])
+        .collect();
+    assert_eq!(all(&scaled), expected);
+    // from the middle of a row on, and through a slice
+    let mut middle = [0.0; 5];
+    scaled.read(4, &mut middle).unwrap();
+    assert_eq!(middle[..], expected[4..9]);
+    assert_eq!(all(&scaled.slice(2..4).unwrap()), expected[6..]);
+    assert_ne!(scaled.key(), numbered("w", 4, 3).add_and_scale_columns(&scale, &bias).unwrap().key());
+    assert!(numbered("w", 3, 4).add_and_scale_columns(&bias, &scale).is_err());
+}
+
+#[test]
 fn an_expert_is_an_entry_of_a_stack() {
     let stack = numbered("experts", 6, 4).reshape(&[3, 2, 4]).unwrap();
     let expert = stack.entry(2).unwrap();
@@ -88,6 +106,17 @@ fn columns_are_cut_from_every_row() {
     assert_eq!(all(&middle.reshape(&[6]).unwrap().slice(2..4).unwrap()), [1.01, 1.02]);
     let vector = Weight::from_values("v", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
     assert_eq!(all(&vector.columns_range(2..4).unwrap()), [2.0, 3.0]);
+}
+
+#[test]
+fn each_matrix_of_a_stack_is_transposed() {
+    let stack = numbered("experts", 4, 3).reshape(&[2, 2, 3]).unwrap().transpose().unwrap();
+    assert_eq!(stack.shape(), [2, 3, 2]);
+    assert_eq!(all(&stack), [0.0, 1.0, 0.01, 1.01, 0.02, 1.02, 2.0, 3.0, 2.01, 3.01, 2.02, 3.02]);
+    let mut part = [0.0; 5];
+    stack.read(4, &mut part).unwrap();
+    assert_eq!(part, [0.02, 1.02, 2.0, 3.0, 2.01]);
+    assert!(Weight::from_values("v", &[2], vec![0.0; 2]).unwrap().transpose().is_err());
 }
 
 #[test]
@@ -178,6 +207,9 @@ fn a_number_that_is_not_finite_is_traced_to_its_tensor() {
     assert_eq!(error.to_string(), expected);
     assert_eq!(error.fault().exit_code(), 4);
     assert!(weight.check_finite(0, &rows[..4]).is_ok());
+    let mut turned = vec![0.0; 28];
+    weight.transpose().unwrap().read_rows(0, &mut turned).unwrap();
+    assert_eq!(weight.transpose().unwrap().check_finite(0, &turned).unwrap_err().to_string(), expected);
 }
 
 /// A step of building an expression, with numbers that are fitted to the shape at hand.
@@ -189,6 +221,7 @@ enum Step {
     Repeat(u64),
     Scale(f32),
     Flatten,
+    Transpose,
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -199,6 +232,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         (1u64..4).prop_map(Step::Repeat),
         (-4i8..4).prop_map(|factor| Step::Scale(factor.into())),
         Just(Step::Flatten),
+        Just(Step::Transpose),
     ]
 }
 
@@ -234,6 +268,10 @@ fn apply(step: Step, weight: Weight, rows: Vec<Vec<f32>>) -> (Weight, Vec<Vec<f3
             (weight.scale(factor), scaled)
         }
         Step::Flatten => (weight.reshape(&[1, height * width]).unwrap(), vec![rows.into_iter().flatten().collect()]),
+        Step::Transpose => {
+            let columns = (0..width as usize).map(|column| rows.iter().map(|row| row[column]).collect());
+            (weight.transpose().unwrap(), columns.collect())
+        }
     }
 }
 
