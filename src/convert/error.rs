@@ -168,6 +168,9 @@ impl Diagnostic for ConvertError {
                 std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
                     "free some space, or write to another disk with --out"
                 }
+                std::io::ErrorKind::FileTooLarge => {
+                    "raise the limit on the size of files (`ulimit -f`), or write to another disk with --out"
+                }
                 _ => "choose a folder that may be written to with --out",
             }
             .into(),
