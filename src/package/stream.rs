@@ -294,3 +294,56 @@ impl Failure {
         self.error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Result;
+
+    /// Bytes that follow from their place. The first piece comes only when `after` others came.
+    struct Late {
+        length: u64,
+        after: usize,
+        came: AtomicUsize,
+    }
+
+    impl Content for Late {
+        fn length(&self) -> u64 {
+            self.length
+        }
+
+        fn granule(&self) -> u64 {
+            1
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+            while offset == 0 && self.came.load(Ordering::SeqCst) < self.after {
+                std::thread::yield_now();
+            }
+            for (byte, place) in out.iter_mut().zip(offset..) {
+                *byte = (place.wrapping_mul(0x9e37_79b9) >> 13) as u8;
+            }
+            self.came.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_digest_that_has_to_wait_is_that_of_the_file() {
+        // more waits for the first piece than is held in memory
+        let length = 2 * HELD as u64 + 123;
+        let late = Late { length, after: (length / PIECE) as usize, came: AtomicUsize::new(0) };
+        let parts = [Part::Bytes([7; 100][..].into()), Part::Content(&late), Part::Bytes([8; 3][..].into())];
+        let file = tempfile::tempfile().unwrap();
+        let counted = Mutex::new([0; 3]);
+        let written = |part: usize, bytes| counted.lock().unwrap()[part] += bytes;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let summary = pool.install(|| write_parts(&file, &parts, &written)).unwrap();
+        assert_eq!(summary.bytes, 100 + length + 3);
+        assert_eq!(counted.into_inner().unwrap(), [100, length, 3]);
+        let mut bytes = vec![0; summary.bytes as usize];
+        read_at(&file, &mut bytes, 0).unwrap();
+        assert_eq!((bytes[99], bytes[100], bytes[101], bytes[bytes.len() - 1]), (7, 0, 0xbb, 8));
+        assert_eq!(summary.sha256[..], Sha256::digest(&bytes)[..]);
+    }
+}
