@@ -25,7 +25,7 @@ fn bundle() -> &'static Path {
         let room = tempfile::tempdir().unwrap();
         let out = room.path().join("filter.anec");
         let source = "tests/fixtures/families/privacy_filter-default";
-        let sets = ["context=96", "lengths.range=[1,96]", "shards.layers=[[0,1],[1,3]]"];
+        let sets = ["context=96", "lengths.range=[1,96]", "shards.layers=[[0,1],[1,3]]", "quant.weights=none"];
         let mut arguments = vec!["convert", "--source", source, "--out", out.to_str().unwrap()];
         arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
         let (code, _, stderr) = folder::run(&arguments);
