@@ -376,6 +376,7 @@ fn assemble(
     let mut tensors = Tensors::new(ledger, naming, row, &config);
     let embedding = tensors.embedding()?;
     let head = tensors.head(&embedding)?;
+    let embedding = tensors.scaled_embedding(&embedding)?;
     let final_norm = tensors.final_norm()?;
     let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
     let facts = Facts {
@@ -386,7 +387,7 @@ fn assemble(
         classes: None,
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
-        recurrent: config.short_conv.is_some() || config.delta_net.is_some(),
+        recurrent: config.short_conv.is_some() || config.cca.is_some() || config.delta_net.is_some(),
         config: serde_json::to_value(&config).unwrap_or(Json::Null),
     };
     let hidden_scale = config.hidden_scale;

@@ -105,4 +105,5 @@ each! {
     qwen3_5_4b: "qwen3.5-4b",
     qwen3_5_9b: "qwen3.5-9b",
     smollm3_3b: "smollm3-3b",
+    zaya1_8b: "zaya1-8b",
 }

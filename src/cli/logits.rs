@@ -38,7 +38,7 @@ pub struct Args {
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        let model = self.runner.open()?;
+        let model = self.runner.load()?;
         let tokens = self.input.tokens(&model)?;
         let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
         let window = self.chunk.first().copied();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
+use crate::convert::progress::Progress;
 use crate::coreml::ComputeUnits;
 use crate::error::Result;
 use crate::exec::Precision;
@@ -85,7 +86,7 @@ pub enum BackendName {
 }
 
 impl Runner {
-    /// Opens the bundle.
+    /// Opens the bundle. Nothing is loaded yet.
     ///
     /// # Errors
     /// When there is none, it contradicts itself, or the backend isn't available.
@@ -94,6 +95,20 @@ impl Runner {
             None => Model::on_cpu(&self.bundle, self.precision.precision()),
             Some(units) => open_on_core_ml(&self.bundle, units),
         }
+    }
+
+    /// Opens the bundle and loads all of it, with a progress bar where that takes long.
+    ///
+    /// # Errors
+    /// As [`Runner::open`], and when a function can't be loaded.
+    pub fn load(&self) -> Result<Arc<Model>> {
+        let model = self.open()?;
+        if self.backend.core_ml().is_some() {
+            let progress = Progress::counting("loading functions");
+            model.prepare(|done, of| progress.set(done as u64, of as u64))?;
+            progress.finish();
+        }
+        Ok(model)
     }
 
     /// How numbers are computed with: the precision's name, or Core ML's units.

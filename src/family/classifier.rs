@@ -173,8 +173,9 @@ impl Model for Classifier {
         for layer in &mut self.layers {
             layer.attention_norm.eps *= factor * factor;
             layer.experts_norm.eps *= factor * factor;
-            let writers = [&mut layer.attention.output, &mut layer.experts.down];
-            for writer in writers.into_iter().chain(&mut layer.experts.down_bias) {
+            let experts = &mut layer.experts.experts;
+            let writers = [&mut layer.attention.output, &mut experts.down];
+            for writer in writers.into_iter().chain(&mut experts.down_bias) {
                 writer.weight = writer.weight.scale(factor as f32);
                 writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
             }

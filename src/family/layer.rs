@@ -5,17 +5,21 @@
 //! x = x + r * feed_forward(norm(x))
 //! ```
 //!
-//! Some families norm what the blocks give, instead or as well.
+//! Some families norm what the blocks give, instead or as well; some scale both sides of the sum. A router may pass on
+//! what it has gathered to that of the next layer.
 
 use super::PlannedWeight;
 use super::blocks::Graph;
 use super::blocks::attention::{Attention, AttentionInputs, attention};
 use super::blocks::causal_conv::CausalConv;
+use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
+use super::blocks::depth_router::{DepthMoe, DepthRouter, depth_moe};
 use super::blocks::linear::Linear;
 use super::blocks::mlp::{Mlp, mlp};
-use super::blocks::moe::{Moe, moe};
+use super::blocks::moe::{Experts, Moe, moe};
 use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::residual::{ResidualScaling, scaled_sum};
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
 use crate::manifest::Role;
@@ -35,13 +39,15 @@ pub struct Layer {
     pub feed_forward_norms: Norms,
 }
 
-/// Norms around a block.
+/// What is around a block: norms, and the sum with the residual stream.
 #[derive(Clone, Debug)]
 pub struct Norms {
     /// Of what goes in.
     pub before: Option<Norm>,
     /// Of what comes out.
     pub after: Option<Norm>,
+    /// Scales of the sum.
+    pub scaling: Option<ResidualScaling>,
 }
 
 /// What mixes the tokens of a layer.
@@ -49,6 +55,8 @@ pub struct Norms {
 pub enum Mixer {
     /// Softmax attention over a cache.
     Attention(Box<Attention>),
+    /// Compressed convolutional attention.
+    Cca(Box<Cca>),
     /// Gated short convolution.
     ShortConv(Box<ShortConv>),
     /// Gated DeltaNet.
@@ -62,6 +70,17 @@ pub enum FeedForward {
     Mlp(Box<Mlp>),
     /// A mixture of experts.
     Moe(Box<Moe>),
+    /// A mixture of experts whose router knows what those of the layers before saw.
+    DepthMoe(Box<DepthMoe>),
+}
+
+/// What goes from layer to layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    /// Hidden states.
+    pub hidden: ValueId,
+    /// What the routers have gathered, if they pass it on.
+    pub router: Option<ValueId>,
 }
 
 /// What the mixer of a layer works with, beside the hidden states.
@@ -80,17 +99,31 @@ impl Layer {
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.states(slots),
+            Mixer::Cca(cca) => cca.states(slots),
             Mixer::ShortConv(conv) => conv.states(),
             Mixer::DeltaNet(delta) => delta.states(),
         }
     }
 
-    /// The layer on hidden states; `residual_multiplier` is r.
-    pub fn apply(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
+    /// The layer on what comes from the one before; `residual_multiplier` is r.
+    pub fn apply(
+        &self,
+        g: &mut Graph<'_>,
+        stream: Stream,
+        inputs: MixerInputs<'_>,
+        residual_multiplier: f64,
+    ) -> Stream {
+        let Stream { hidden: x, mut router } = stream;
         let x = self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values]) => attention(g, x, weights, [keys, values], shared),
                 _ => g.missing("attention", "its inputs and two states", x),
+            }),
+            Mixer::Cca(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
+                (Some(shared), &[keys, values, convolution, delay]) => {
+                    cca(g, x, weights, [keys, values, convolution, delay], shared)
+                }
+                _ => g.missing("cca", "its inputs and four states", x),
             }),
             Mixer::ShortConv(weights) => g.scope("short_conv", |g| match inputs.states {
                 &[state] => short_conv(g, x, weights, state),
@@ -104,19 +137,36 @@ impl Layer {
         let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
             FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
             FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
+            FeedForward::DepthMoe(weights) => {
+                let (out, state) = g.scope("moe", |g| depth_moe(g, x, weights, router));
+                router = Some(state);
+                out
+            }
         });
-        g.ops.rename(hidden, "hidden")
+        Stream { hidden: g.ops.rename(hidden, "hidden"), router }
     }
 
     /// Its weights, in the order in which its function holds them.
     pub fn weights(&self) -> Vec<PlannedWeight> {
         let mut planned = Planned::default();
-        planned.norms([&self.mixer_norms, &self.feed_forward_norms].into_iter().flat_map(Norms::iter));
+        for norms in [&self.mixer_norms, &self.feed_forward_norms] {
+            planned.norms(norms.iter());
+            planned.scaling(norms.scaling.as_ref());
+        }
         match &self.mixer {
             Mixer::Attention(attention) => {
                 let Attention { query, key, value, output, gate, qk_norm, .. } = &**attention;
                 planned.norms(qk_norm.iter().flat_map(|(q, k)| [q, k]));
                 planned.linears([query, key, value].into_iter().chain(gate).chain([output]));
+            }
+            Mixer::Cca(cca) => {
+                let Attention { query, key, value, output, .. } = &cca.attention;
+                planned.linears([query, key, value, &cca.delayed_value, output]);
+                planned.conv(&cca.delay);
+                planned.conv(&cca.channel_conv);
+                planned.add("heads_weight", Role::Table, &cca.head_conv);
+                planned.add("heads_bias", Role::Bias, &cca.head_conv_bias);
+                planned.add("temperature", Role::Table, &cca.temperature);
             }
             Mixer::ShortConv(short) => {
                 planned.linears([&short.input, &short.output]);
@@ -134,6 +184,15 @@ impl Layer {
         match &self.feed_forward {
             FeedForward::Mlp(mlp) => planned.linears([&mlp.gate, &mlp.up, &mlp.down]),
             FeedForward::Moe(moe) => planned.moe(moe),
+            FeedForward::DepthMoe(moe) => {
+                let DepthRouter { down, state_scale, norm, hidden, output, balancing_bias } = &moe.router;
+                planned.linears([down]);
+                state_scale.iter().for_each(|scale| planned.add("state_scale", Role::Router, scale));
+                planned.norms([norm]);
+                planned.linears(hidden.iter().chain([output]));
+                planned.add("balancing_bias", Role::Router, balancing_bias);
+                planned.experts(&moe.experts);
+            }
         }
         planned.0
     }
@@ -155,6 +214,9 @@ impl Norms {
         let normal = self.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1));
         let out = block(g, normal);
         let mut added = self.after.as_ref().map_or(out, |norm| rms_norm(g, out, norm, 1));
+        if let Some(scaling) = &self.scaling {
+            return scaled_sum(g, x, added, scaling);
+        }
         if multiplier != 1.0 {
             added = g.ops.mul(added, Constant::fp16(multiplier as f32));
         }
@@ -172,16 +234,28 @@ impl Planned {
     }
 
     pub(super) fn moe(&mut self, moe: &Moe) {
-        self.linears([&moe.router, &moe.gate, &moe.up, &moe.down].into_iter().chain(&moe.down_bias));
+        self.linears([&moe.router]);
+        self.experts(&moe.experts);
         if let Some(bias) = &moe.selection_bias {
             self.add("selection_bias", Role::Router, bias);
         }
+    }
+
+    fn experts(&mut self, experts: &Experts) {
+        self.linears([&experts.gate, &experts.up, &experts.down].into_iter().chain(&experts.down_bias));
     }
 
     fn conv(&mut self, conv: &CausalConv) {
         self.add("conv_weight", Role::Table, &conv.weight);
         if let Some(bias) = &conv.bias {
             self.add("conv_bias", Role::Bias, bias);
+        }
+    }
+
+    fn scaling(&mut self, scaling: Option<&ResidualScaling>) {
+        for part in scaling.iter().flat_map(|scaling| [&scaling.block, &scaling.residual]) {
+            self.add("residual_bias", Role::Bias, &part.bias);
+            self.add("residual_scale", Role::Table, &part.scale);
         }
     }
 

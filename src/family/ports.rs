@@ -52,6 +52,9 @@ pub enum Extent {
 pub enum PortRole {
     /// Hidden states of the tokens of the call, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`.
     Hidden,
+    /// What the routers of the layers before have gathered about the tokens of the call,
+    /// `[1, router_hidden_size, T, 1]` or `[1, router_hidden_size, 1, T]`: an output of one function, an input of the next.
+    RouterState,
     /// Cosines of a rotary table, one row for each token: row `position` of the host tensor `{table}.cos`.
     RopeCos {
         /// Which table of the bundle's `rope` list.
@@ -122,8 +125,14 @@ pub enum StateRole {
         /// The layers, counted over the whole model.
         layers: Vec<usize>,
     },
-    /// The last inputs of a layer's causal convolution, oldest first, `[1, layers, kernel - 1, channels]`.
+    /// The last inputs of a layer's causal convolutions, oldest first, `[1, layers, slots, channels]`; as many slots as
+    /// all kernels together reach back.
     ConvolutionState {
+        /// The layers, counted over the whole model.
+        layers: Vec<usize>,
+    },
+    /// What the next token's values take from the last token, `[1, layers, 1, channels]`.
+    DelayState {
         /// The layers, counted over the whole model.
         layers: Vec<usize>,
     },

@@ -145,6 +145,11 @@ impl Step {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
     }
 
+    /// All its functions.
+    pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.variants.iter().map(|(_, function)| *function)
+    }
+
     /// The largest number of tokens that a call of it can have, at most `size`.
     pub fn largest_at_most(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {

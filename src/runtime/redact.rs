@@ -13,9 +13,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::ask::Hidden;
 use super::bioes::{Biases, Place, Scheme, Viterbi};
 use super::error::RuntimeError;
-use super::session::{Hidden, Model};
+use super::model::Model;
 use super::tokenizer::{Token, Tokenizer};
 use super::windows::Windows;
 use crate::error::Result;

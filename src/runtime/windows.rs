@@ -12,15 +12,18 @@
 //!                [······════······]                     · halo
 //! ```
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::ask::{Answer, Hidden};
 use super::error::RuntimeError;
 use super::feed::Feed;
+use super::hidden::{Columns, Record};
+use super::model::Model;
 use super::plan::{Chunk, Step};
-use super::session::{Answer, Columns, Hidden, Model, Session};
+use super::session::Session;
 use crate::error::Result;
 use crate::exec::Tensor;
-use crate::family::ports::PortRole;
 
 /// A text on its way through a token classifier.
 pub struct Windows {
@@ -45,12 +48,6 @@ struct Waiting {
     next: u64,
 }
 
-/// The hidden states that are wanted, as they come by.
-struct Record {
-    what: Hidden,
-    hidden: Vec<Vec<f32>>,
-}
-
 impl Windows {
     /// A new text. `window` bounds the tokens of a call further than the functions do; hidden states are recorded if
     /// `hidden` asks for them, which takes memory for all of the text.
@@ -64,8 +61,7 @@ impl Windows {
         // rotary rows are those of a window, whatever the length of the text
         let session = model.session(model.context())?;
         let count = session.route().layers.len() + 1;
-        let record = (hidden != Hidden::No)
-            .then(|| Record { what: hidden, hidden: vec![Vec::new(); model.bundle().model.num_layers + 1] });
+        let record = (hidden != Hidden::No).then(|| Record::new(model.bundle(), session.route(), hidden));
         let waiting = (0..count).map(|_| Waiting::default()).collect();
         Ok(Windows { model: model.clone(), session, waiting, wish: window, record, ended: false })
     }
@@ -81,7 +77,8 @@ impl Windows {
         let mut logits = Vec::new();
         self.push(tokens, &mut logits)?;
         self.finish(&mut logits)?;
-        let mut hidden = self.record.map_or_else(Vec::new, |record| record.hidden);
+        let width = self.width();
+        let mut hidden = self.record.map_or_else(|| Ok(Vec::new()), |record| record.finish(tokens.len(), width))?;
         // a power of two: nothing is lost
         let unscaled = 1.0 / self.model.bundle().model.hidden_scale as f32;
         hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
@@ -167,12 +164,11 @@ impl Windows {
 
         let rope = self.session.rope().clone();
         let mut feed = Feed::new(model.host(), &rope, 0, Chunk { real: count, size }, context);
-        let inside = self.record.as_mut().filter(|record| record.what == Hidden::BetweenLayers);
-        let out = match inside {
-            None => self.session.call(model, step, columns, PortRole::Hidden, Some(&mut feed), None)?,
+        let out = match self.record.as_mut().filter(|record| record.wants_inside(step)) {
+            None => self.session.layer(model, step, columns.into(), &mut feed, None)?,
             Some(record) => {
-                let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, width, &counted, step);
-                self.session.call(model, step, columns, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?
+                let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, width, counted.clone(), step);
+                self.session.layer(model, step, columns.into(), &mut feed, Some(&mut watch))?
             }
         };
         let waiting = &mut self.waiting[index];
@@ -180,15 +176,15 @@ impl Windows {
         let kept = end.saturating_sub(halo).max(waiting.first);
         waiting.rows.drain(..(kept - waiting.first) as usize * width);
         waiting.first = kept;
-        self.pass_on(step.part.end as usize, &out, counted.clone());
-        self.waiting[index + 1].take(&out, counted);
+        self.pass_on(step.part.end as usize, &out.hidden, counted.clone());
+        self.waiting[index + 1].take(&out.hidden, counted);
         Ok(true)
     }
 
     /// Records what is between two functions; what enters the first also waits for it.
-    fn pass_on(&mut self, layer: usize, columns: &Columns, counted: std::ops::Range<usize>) {
+    fn pass_on(&mut self, layer: usize, columns: &Columns, counted: Range<usize>) {
         if let Some(record) = &mut self.record {
-            counted.clone().for_each(|t| record.hidden[layer].extend(columns.column(t)));
+            record.add(layer, columns, counted.clone());
         }
         if layer == 0 {
             self.waiting[0].take(columns, counted);
@@ -197,22 +193,7 @@ impl Windows {
 }
 
 impl Waiting {
-    fn take(&mut self, columns: &Columns, counted: std::ops::Range<usize>) {
+    fn take(&mut self, columns: &Columns, counted: Range<usize>) {
         counted.for_each(|t| self.rows.extend(columns.column(t)));
-    }
-}
-
-impl Record {
-    /// A value inside the function of `step`: `layers_7_hidden` is what leaves layer 7. What leaves the step's last layer
-    /// is its output.
-    fn see(&mut self, name: &str, tensor: &Tensor, width: usize, counted: &std::ops::Range<usize>, step: &Step) {
-        let layer = name.strip_prefix("layers_").and_then(|rest| rest.strip_suffix("_hidden"));
-        let Some(layer) = layer.and_then(|layer| layer.parse::<u64>().ok()) else { return };
-        if !(step.part.start..step.part.end - 1).contains(&layer) {
-            return;
-        }
-        let Some(values) = tensor.floats() else { return };
-        let columns = Columns { channels: width, count: values.len() / width, values: values.to_vec() };
-        counted.clone().for_each(|t| self.hidden[layer as usize + 1].extend(columns.column(t)));
     }
 }

@@ -61,6 +61,12 @@ enum Node {
         of: Weight,
         function: Function,
     },
+    /// `(of + addend) * factor`, both of them as long as a row.
+    ByColumn {
+        of: Weight,
+        addend: Weight,
+        factor: Weight,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -218,6 +224,21 @@ impl Weight {
     /// e to the power of every element: decay rates that are stored as logarithms.
     pub fn exp(&self) -> Self {
         self.map(Function::Exp)
+    }
+
+    /// `(w + addend) * factor` with a number of each for every column: embeddings with a learned bias and scale.
+    ///
+    /// # Errors
+    /// When there are more numbers than columns, or fewer.
+    pub fn add_and_scale_columns(&self, addend: &Weight, factor: &Weight) -> Result<Self> {
+        for vector in [addend, factor] {
+            if vector.elements() != self.columns() {
+                let (found, columns) = (vector.elements(), self.columns());
+                return Err(vector.wrong(format!("it has {found} elements for {columns} columns")));
+            }
+        }
+        let node = Node::ByColumn { of: self.clone(), addend: addend.clone(), factor: factor.clone() };
+        Ok(Weight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
     fn map(&self, function: Function) -> Self {

@@ -73,7 +73,7 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
 #[derive(Default)]
 struct Places {
     /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
-    /// through sums alone, and grows with them.
+    /// through sums and constant factors alone, and grows with them.
     stream: BTreeSet<String>,
     /// What a mask was added to: as large as the mask where it is closed, which says nothing.
     masked: BTreeSet<String>,
@@ -91,7 +91,10 @@ impl Places {
         let mut named = stream.clone();
         let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. } | PortRole::BandMask { .. }));
         for op in &function.block.ops {
-            if op.operator == "add" && op.operands().any(|id| stream.contains(&id)) {
+            // a sum of two streams is one; a stream with a gain is one
+            let gain = || op.operands().any(|id| function.value(id).constant.is_some());
+            let goes_on = op.operator == "add" || op.operator == "mul" && gain();
+            if goes_on && op.operands().any(|id| stream.contains(&id)) {
                 stream.extend(&op.outputs);
                 named.extend(op.operands().chain(op.outputs.iter().copied()));
             }

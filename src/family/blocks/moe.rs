@@ -27,6 +27,19 @@ pub struct Moe {
     pub scores: Scores,
     /// Added to the scores for choosing only, `[num_experts]`.
     pub selection_bias: Option<Weight>,
+    /// Experts.
+    pub experts: Experts,
+    /// Experts that a token is given.
+    pub num_experts_per_tok: u64,
+    /// The weights of the chosen ones are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Multiplied to the weights.
+    pub routed_scaling_factor: f64,
+}
+
+/// The experts of a layer.
+#[derive(Clone, Debug)]
+pub struct Experts {
     /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
     pub gate: Linear,
     /// Ups of all experts, likewise.
@@ -39,12 +52,6 @@ pub struct Moe {
     pub gating: Gating,
     /// Experts.
     pub num_experts: u64,
-    /// Experts that a token is given.
-    pub num_experts_per_tok: u64,
-    /// The weights of the chosen ones are divided by their sum.
-    pub norm_topk_prob: bool,
-    /// Multiplied to the weights.
-    pub routed_scaling_factor: f64,
 }
 
 /// What becomes of a router's outputs.
@@ -71,7 +78,7 @@ pub enum Gating {
 }
 
 /// The inside of all experts: gates on ups, `[1, num_experts * width, T, 1]`.
-fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
     let gate = linear(g, x, &weights.gate);
     match weights.gating {
         Gating::Activation(activation) => {
@@ -97,6 +104,11 @@ fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let shares = g.scope("router", |g| route(g, x, weights));
+    experts(g, x, shares, &weights.experts)
+}
+
+/// The outputs of all experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
+pub(super) fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
     let inner = gated(g, x, weights);
     // channels are experts by width, and both layouts have tokens innermost
     let (experts, all) = (weights.num_experts as i32, weights.gate.rows() as i32);
@@ -120,7 +132,7 @@ pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
 
 /// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
-    let experts = weights.num_experts;
+    let experts = weights.experts.num_experts;
     let mut scores = linear(g, x, &weights.router);
     if weights.scores == Scores::Sigmoid {
         scores = g.ops.sigmoid(scores);
@@ -132,20 +144,7 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
             g.ops.add(scores, bias)
         }
     };
-    let chosen = g.ops.top_indices(ranked, weights.num_experts_per_tok, 1);
-    // by index, not by value: equal scores must not let more experts in
-    let ids: Vec<i32> = (0..experts as i32).collect();
-    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
-    let ids = g.ops.constant("expert_ids", ids);
-    let picks: Vec<ValueId> = (0..weights.num_experts_per_tok)
-        .map(|place| {
-            let index = g.ops.slice(chosen, 1, place..place + 1);
-            let same = g.ops.equal(ids, index);
-            g.ops.to_fp16(same)
-        })
-        .collect();
-    let mask = picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(scores);
+    let mask = chosen(g, ranked, experts, weights.num_experts_per_tok);
     if weights.scores == Scores::ChosenSoftmax {
         // the others are put where nothing is left of them; the largest score is among the chosen, so that the
         // exponentials stay within 0 and 1 however large the scores are
@@ -164,4 +163,22 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
         shares = g.ops.mul(shares, Constant::fp16(weights.routed_scaling_factor as f32));
     }
     shares
+}
+
+/// 1 for those of the first `experts` channels that are among the `count` largest of each token, else 0.
+pub(super) fn chosen(g: &mut Graph<'_>, ranked: ValueId, experts: u64, count: u64) -> ValueId {
+    let chosen = g.ops.top_indices(ranked, count, 1);
+    // by index, not by value: equal scores must not let more experts in
+    let ids: Vec<i32> = (0..experts as i32).collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
+    let ids = g.ops.constant("expert_ids", ids);
+    let picks: Vec<ValueId> = (0..count)
+        .map(|place| {
+            let index = g.ops.slice(chosen, 1, place..place + 1);
+            let same = g.ops.equal(ids, index);
+            g.ops.to_fp16(same)
+        })
+        .collect();
+    picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(ranked)
 }

@@ -38,6 +38,7 @@ impl Weight {
             | Node::Transposed(of)
             | Node::Map { of, .. } => of.visit(visitor),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
+            Node::ByColumn { of, addend, factor } => [of, addend, factor].into_iter().for_each(|w| w.visit(visitor)),
         }
     }
 
@@ -99,6 +100,15 @@ impl Weight {
                     Function::Add(addend) => write!(key, "+{addend:?}"),
                     Function::Exp => write!(key, ".exp"),
                 }
+            }
+            Node::ByColumn { of, addend, factor } => {
+                key.push('(');
+                of.write_key(key);
+                key.push_str(" + ");
+                addend.write_key(key);
+                key.push_str(") * ");
+                factor.write_key(key);
+                Ok(())
             }
         };
     }

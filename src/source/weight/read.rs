@@ -53,6 +53,18 @@ impl Weight {
                     Function::Exp => out.iter_mut().for_each(|value| *value = value.exp()),
                 }
             }
+            Node::ByColumn { of, addend, factor } => {
+                of.read(first, out)?;
+                let columns = of.columns().max(1) as usize;
+                let vector = |of: &Weight| -> Result<Vec<f32>> {
+                    let mut values = vec![0.0; columns];
+                    of.read(0, &mut values)?;
+                    Ok(values)
+                };
+                let (addend, factor) = (vector(addend)?, vector(factor)?);
+                let columns = addend.iter().zip(&factor).cycle().skip(first as usize % columns);
+                out.iter_mut().zip(columns).for_each(|(value, (addend, factor))| *value = (*value + addend) * factor);
+            }
         }
         Ok(())
     }
@@ -83,7 +95,7 @@ impl Weight {
                 let (matrix, place) = (at / (rows * columns), at % (rows * columns));
                 (of, matrix * rows * columns + place % rows * columns + place / rows, 1)
             }
-            Node::Map { of, .. } => (of, at, length),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } => (of, at, length),
             Node::Tensor(_) | Node::Values { .. } => (self, at, length),
         }
     }
@@ -109,7 +121,7 @@ impl Weight {
             Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Transposed(of) => {
                 of.release(0..of.elements())
             }
-            Node::Map { of, .. } => of.release(range),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } => of.release(range),
         }
     }
 
