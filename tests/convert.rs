@@ -218,9 +218,15 @@ mod memory {
             let mut tensor = |name: &str, shape: &[u64]| {
                 writer.tensor(&format!("blk.{layer}.{name}.weight"), SourceDtype::F32, shape);
             };
-            ["attn_norm", "ffn_norm"].map(|name| tensor(name, &[hidden]));
-            ["attn_q", "attn_k", "attn_v", "attn_output"].map(|name| tensor(name, &[hidden, hidden]));
-            ["ffn_gate", "ffn_up"].map(|name| tensor(name, &[width, hidden]));
+            for name in ["attn_norm", "ffn_norm"] {
+                tensor(name, &[hidden]);
+            }
+            for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+                tensor(name, &[hidden, hidden]);
+            }
+            for name in ["ffn_gate", "ffn_up"] {
+                tensor(name, &[width, hidden]);
+            }
             tensor("ffn_down", &[hidden, width]);
         }
         let room = tempfile::tempdir().unwrap();
