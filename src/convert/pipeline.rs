@@ -248,6 +248,7 @@ impl Run<'_> {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
+            Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
             Stage::Head { first, end } => format!("LM head, rows {first} to {}", end - 1),
         };
         let own = [

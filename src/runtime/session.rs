@@ -226,7 +226,7 @@ fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
     for entry in &bundle.functions {
         let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
         let result = match entry.stage {
-            Stage::Layers { .. } => PortRole::Hidden,
+            Stage::Layers { .. } | Stage::Experts { .. } => PortRole::Hidden,
             Stage::Head { .. } => PortRole::Logits,
         };
         let results = entry.outputs.iter().filter(|port| port.role == result).count();
@@ -461,8 +461,7 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            let flow = columns.into();
-            let left = self.call(&model, &route.layers[part], flow, PortRole::Hidden, Some(&mut feed), None)?;
+            let left = self.part(&model, &route.layers[part], columns.into(), &mut feed, None)?;
             for t in 0..real {
                 out.extend(left.hidden.column(t).map(|value| value / scale));
             }
@@ -517,15 +516,33 @@ impl Session {
                 Some(record) if record.wants_inside(step) => {
                     let channels = flow.hidden.channels;
                     let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
-                    self.call(model, step, flow, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?
+                    self.part(model, step, flow, &mut feed, Some(&mut watch))?
                 }
-                _ => self.call(model, step, flow, PortRole::Hidden, Some(&mut feed), None)?,
+                _ => self.part(model, step, flow, &mut feed, None)?,
             };
             if let Some(record) = record.as_deref_mut() {
                 record.add(step.part.end as usize, &flow.hidden, chunk);
             }
         }
         Ok(flow.hidden)
+    }
+
+    /// Runs a part of the layers, with those of its experts that a token was given.
+    fn part(
+        &mut self,
+        model: &Model,
+        step: &Step,
+        flow: Flow,
+        feed: &mut Feed<'_>,
+        watch: Option<Watch<'_>>,
+    ) -> Result<Flow> {
+        let mut flow = self.call(model, step, flow, PortRole::Hidden, Some(feed), watch)?;
+        for group in &step.experts {
+            if flow.has_share(&group.part) {
+                flow = self.call(model, group, flow, PortRole::Hidden, Some(feed), None)?;
+            }
+        }
+        Ok(flow)
     }
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width for each column.
@@ -563,7 +580,7 @@ impl Session {
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
         let path = || model.folder.join(FILE_NAME);
-        let Flow { hidden, mut router } = flow;
+        let Flow { hidden, mut carried } = flow;
         let size = hidden.count;
         let Some(function) = step.function(size as u64) else {
             return Err(RuntimeError::bundle(path(), format!("no function takes {size} tokens")).into());
@@ -577,10 +594,14 @@ impl Session {
                 (PortRole::Hidden, _) => {
                     shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
                 }
-                (PortRole::RouterState, _) => router.take().map(Rc::new).ok_or_else(|| {
-                    let problem = format!("nothing gives the router state that `{}` takes", entry.function);
-                    RuntimeError::bundle(path(), problem)
-                }),
+                (PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares, _) => {
+                    let given = carried.iter().find(|(role, _)| *role == port.role);
+                    given.map(|(_, tensor)| tensor.clone()).ok_or_else(|| {
+                        let problem =
+                            format!("no function before `{}` gives its input `{}`", entry.function, port.name);
+                        RuntimeError::bundle(path(), problem)
+                    })
+                }
                 (_, Some(feed)) => feed.input(port),
                 (role, None) => {
                     let problem = format!("function `{}` of the LM head has an input of role {role:?}", entry.function);
@@ -594,17 +615,20 @@ impl Session {
             PortRole::Logits => (step.part.end - step.part.start) as usize,
             _ => hidden.channels,
         };
-        let (mut output, mut router) = (None, None);
+        let mut output = None;
         for (port, tensor) in entry.outputs.iter().zip(outputs) {
             match &port.role {
                 role if *role == result => output = Some(tensor.data),
-                PortRole::RouterState => router = Some(tensor),
+                role @ (PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares) => {
+                    carried.retain(|(of, _)| of != role);
+                    carried.push((role.clone(), Rc::new(tensor)));
+                }
                 _ => {}
             }
         }
         match output {
             Some(TensorData::F32(values)) if values.len() == channels * size => {
-                Ok(Flow { hidden: Columns { channels, count: size, values }, router })
+                Ok(Flow { hidden: Columns { channels, count: size, values }, carried })
             }
             found => {
                 let found = found.map_or(0, |data| data.len());
@@ -621,13 +645,25 @@ impl Session {
 /// What goes from function to function.
 struct Flow {
     hidden: Columns,
-    /// As one function gives it and the next takes it.
-    router: Option<Tensor>,
+    /// What else functions gave last, by role, for those that take it.
+    carried: Vec<(PortRole, Rc<Tensor>)>,
+}
+
+impl Flow {
+    /// Whether any token has a share in any of these experts.
+    fn has_share(&self, experts: &Range<u64>) -> bool {
+        let shares = self.carried.iter().find(|(role, _)| *role == PortRole::ExpertShares);
+        let Some(values) = shares.and_then(|(_, tensor)| tensor.floats()) else { return true };
+        let tokens = self.hidden.count;
+        let own = values.get(experts.start as usize * tokens..experts.end as usize * tokens);
+        // what isn't a number is a share, too
+        own.is_none_or(|own| own.iter().any(|share| *share != 0.0))
+    }
 }
 
 impl From<Columns> for Flow {
     fn from(hidden: Columns) -> Self {
-        Flow { hidden, router: None }
+        Flow { hidden, carried: Vec::new() }
     }
 }
 

@@ -3,10 +3,14 @@
 //!
 //! The packed form computes every expert in three wide projections and multiplies each expert's part by its weight,
 //! which is 0 for those that weren't chosen: exact, without any routing on the host, at the price of reading all experts.
+//! Or some of the experts are a function of their own, which the host calls where one of them was chosen.
+
+use std::ops::Range;
 
 use super::Graph;
 use super::linear::{Linear, linear};
 use super::mlp::activate;
+use crate::error::Result;
 use crate::family::table::Activation;
 use crate::manifest::{Layout, Role};
 use crate::mil::{Constant, DataType, TensorType, ValueId};
@@ -47,14 +51,38 @@ pub struct Experts {
     pub num_experts: u64,
 }
 
+impl Experts {
+    /// Some of them.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn part(&self, experts: Range<u64>) -> Result<Experts> {
+        let width = self.gate.rows() / self.num_experts;
+        let inner = experts.start * width..experts.end * width;
+        let with = |linear: &Linear, weight| Linear { weight, ..linear.clone() };
+        Ok(Experts {
+            gate: with(&self.gate, self.gate.weight.slice(inner.clone())?),
+            up: with(&self.up, self.up.weight.slice(inner.clone())?),
+            down: with(&self.down, self.down.weight.columns_range(inner)?),
+            activation: self.activation,
+            num_experts: experts.end - experts.start,
+        })
+    }
+}
+
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
-    let shares = g.scope("router", |g| route(g, x, weights));
+    let shares = shares(g, x, weights);
     experts(g, x, shares, &weights.experts)
 }
 
-/// The outputs of all experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
-pub(super) fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
+/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
+pub fn shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+    g.scope("router", |g| route(g, x, weights))
+}
+
+/// The outputs of experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
+pub fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
     let gate = linear(g, x, &weights.gate);
     let gate = activate(g, gate, weights.activation);
     let up = linear(g, x, &weights.up);
@@ -72,7 +100,6 @@ pub(super) fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &
     linear(g, inner, &weights.down)
 }
 
-/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let experts = weights.experts.num_experts;
     let scores = linear(g, x, &weights.router);
