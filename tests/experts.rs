@@ -122,6 +122,19 @@ fn a_package_ends_where_experts_are_left_out() {
     assert!(stderr.contains("end a range of `shards.layers` with 3"), "{stderr}");
 }
 
+#[test]
+fn experts_that_cannot_be_apart_are_refused() {
+    let cases = json(Path::new("tests/fixtures/families/cases.json"));
+    let classifier = cases["classifiers"][0]["hugging_face"].as_str().unwrap();
+    let folder = format!("tests/fixtures/families/{classifier}");
+    let (code, _, stderr) = run(&["plan", "--source", &folder, "--set", "experts=split", "--set", "context=32"]);
+    assert_eq!(code, 2);
+    assert!(
+        stderr.contains("the experts of family `openai_privacy_filter` are computed with their layers only"),
+        "{stderr}"
+    );
+}
+
 /// ZAYA1-8B by its published shapes: what a token reads in each form, and the packages of the largest.
 #[test]
 fn forms_of_experts_differ_in_what_a_token_reads() {

@@ -61,7 +61,7 @@ fn check(model: &dyn Model, form: Form) -> Result<()> {
     let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
     let sliced = Form { kv_write: KvWrite::Slice, ..form };
     for (form, tokens) in [(form, range), (sliced, TokenCount::Exactly(3)), (form, TokenCount::Exactly(1))] {
-        let head = Stage::Head { first: 3, end: facts.vocab_size };
+        let head = Stage::Head { first: 3, end: facts.head_rows() };
         for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {
             let request =
                 FunctionRequest { name: "main".into(), stage, tokens, context: 64, most_tokens: 4, argmax: true };
@@ -83,7 +83,8 @@ fn every_family_builds_in_every_form() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
     let cases = std::fs::read_to_string(root.join("cases.json")).expect("the list of cases");
     let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
-    let cases = cases["cases"].as_array().expect("a list");
+    let [decoders, classifiers] = ["cases", "classifiers"].map(|key| cases[key].as_array().expect("a list").as_slice());
+    let cases = [decoders, classifiers].concat();
     assert!(cases.len() >= 20);
     cases.par_iter().for_each(|case| {
         let family = case["family"].as_str();
@@ -137,7 +138,8 @@ fn every_projection_is_a_convolution() {
     let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
     let mut families = BTreeSet::new();
     let mut census = String::new();
-    for case in cases["cases"].as_array().expect("a list") {
+    let all = ["cases", "classifiers"].into_iter().flat_map(|kind| cases[kind].as_array().expect("a list"));
+    for case in all {
         let (family, model) =
             (case["family"].as_str().expect("a name"), case["hugging_face"].as_str().expect("a path"));
         let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &["context=32"]);

@@ -11,7 +11,7 @@ computed it is not ours. A porter runs this once per model, on any machine with 
 The file holds
 
     tokens    i32 [n]          the input; a tokenizer's own beginning-of-text token is part of it
-    logits    f32 [n, vocab]   after every token, softcaps and logit scales applied
+    logits    f32 [n, vocab]   after every token, softcaps and logit scales applied; of the labels if it is a classifier
     hidden.N  f32 [n, hidden]  with --hidden: hidden.0 enters layer 0 (after any embedding multiplier),
                                hidden.N leaves layer N-1 (the residual stream, before the final norm)
     greedy    i32 [m]          with --greedy: the argmax continuation; ends early after an end-of-text token
@@ -40,7 +40,7 @@ def load(model, gguf_file=None, **kwargs):
         if "config" not in kwargs and cached_file(model, "config.json", _raise_exceptions_for_missing_entries=False):
             # transformers rebuilds a configuration from few of a GGUF's keys: prefer the original.
             kwargs["config"] = transformers.AutoConfig.from_pretrained(model)
-    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded, report = auto_class(model).from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True, **kwargs
     )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -49,6 +49,13 @@ def load(model, gguf_file=None, **kwargs):
     if gguf_file is not None:
         refuse_what_was_dropped(cached_file(model, gguf_file), loaded, rebuilt="config" not in kwargs)
     return loaded.eval()
+
+
+def auto_class(model):
+    """What makes the model: a classifier of tokens where its configuration says that it is one."""
+    architectures = transformers.AutoConfig.from_pretrained(model).architectures or [""]
+    classifies = architectures[0].endswith("ForTokenClassification")
+    return transformers.AutoModelForTokenClassification if classifies else transformers.AutoModelForCausalLM
 
 
 def refuse_what_was_dropped(path, loaded, rebuilt):

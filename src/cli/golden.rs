@@ -15,7 +15,7 @@ use crate::convert::{Options, convert, files};
 use crate::error::Result;
 use crate::exec::Precision;
 use crate::manifest::{Manifest, Numerics, Quant, WeightFormat};
-use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, generate};
+use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
 use crate::validate::{Golden, Greedy};
 
 /// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
@@ -93,8 +93,13 @@ pub(super) fn unquantized(manifest: &Manifest, folder: &Path) -> Result<Arc<Mode
 
 fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, manifest: &Manifest) -> Result<Golden> {
     let hidden = if hidden { Hidden::BetweenLayers } else { Hidden::No };
-    let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
-    let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
+    let answer = match model.bundle().model.classification() {
+        Some(_) => Windows::new(model, None, hidden)?.label(&tokens)?,
+        None => {
+            let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
+            model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
+        }
+    };
     let request =
         Request { prompt: tokens.clone(), max_tokens: greedy, stops: model.end_tokens(), ..Request::default() };
     let greedy = match greedy {
@@ -120,7 +125,7 @@ fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, ma
         positions: (0..tokens.len()).collect(),
         tokens,
         logits: answer.logits,
-        vocab_size: model.bundle().model.vocab_size as usize,
+        vocab_size: model.bundle().model.head_rows() as usize,
         hidden: answer.hidden.into_iter().enumerate().collect(),
         greedy,
         metadata: metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),

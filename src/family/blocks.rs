@@ -8,6 +8,7 @@
 //! | [`state`] | what a function carries from call to call |
 //! | [`cache`] | where keys and values are kept between calls |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
+//! | [`banded_attention`] | the same within a band of the text on both sides, with sinks and without a cache |
 //! | [`cca`] | attention whose queries and keys are mixed over neighbouring tokens |
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
@@ -18,6 +19,7 @@
 //! | [`residual`] | `(f + b_f) s_f + (x + b_x) s_x` |
 
 pub mod attention;
+pub mod banded_attention;
 pub mod cache;
 pub mod causal_conv;
 pub mod cca;

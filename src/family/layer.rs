@@ -292,13 +292,7 @@ impl Layer {
         }
         match &self.feed_forward {
             FeedForward::Mlp(mlp) => planned.linears([&mlp.gate, &mlp.up, &mlp.down]),
-            FeedForward::Moe(moe) => {
-                planned.linears([&moe.router]);
-                planned.experts(&moe.experts);
-                if let Some(bias) = &moe.selection_bias {
-                    planned.add("selection_bias", Role::Router, bias);
-                }
-            }
+            FeedForward::Moe(moe) => planned.moe(moe),
             FeedForward::DepthMoe(moe) => {
                 let DepthRouter { down, state_scale, norm, hidden, output, balancing_bias } = &moe.router;
                 planned.linears([down]);
@@ -341,11 +335,23 @@ impl Norms {
 
 /// Weights being listed.
 #[derive(Default)]
-struct Planned(Vec<PlannedWeight>);
+pub(super) struct Planned(pub(super) Vec<PlannedWeight>);
 
 impl Planned {
-    fn add(&mut self, name: &str, role: Role, weight: &Weight) {
+    pub(super) fn add(&mut self, name: &str, role: Role, weight: &Weight) {
         self.0.push(PlannedWeight { name: name.into(), role, weight: weight.clone() });
+    }
+
+    pub(super) fn moe(&mut self, moe: &Moe) {
+        self.linears([&moe.router]);
+        self.experts(&moe.experts);
+        if let Some(bias) = &moe.selection_bias {
+            self.add("selection_bias", Role::Router, bias);
+        }
+    }
+
+    fn experts(&mut self, experts: &Experts) {
+        self.linears([&experts.gate, &experts.up, &experts.down].into_iter().chain(&experts.down_bias));
     }
 
     fn conv(&mut self, conv: &CausalConv) {
@@ -355,10 +361,6 @@ impl Planned {
         }
     }
 
-    fn experts(&mut self, experts: &Experts) {
-        self.linears([&experts.gate, &experts.up, &experts.down]);
-    }
-
     fn scaling(&mut self, scaling: Option<&ResidualScaling>) {
         for part in scaling.iter().flat_map(|scaling| [&scaling.block, &scaling.residual]) {
             self.add("residual_bias", Role::Bias, &part.bias);
@@ -366,13 +368,13 @@ impl Planned {
         }
     }
 
-    fn norms<'a>(&mut self, norms: impl IntoIterator<Item = &'a Norm>) {
+    pub(super) fn norms<'a>(&mut self, norms: impl IntoIterator<Item = &'a Norm>) {
         for norm in norms {
             self.add(norm.name, Role::Norm, &norm.weight);
         }
     }
 
-    fn linears<'a>(&mut self, linears: impl IntoIterator<Item = &'a Linear>) {
+    pub(super) fn linears<'a>(&mut self, linears: impl IntoIterator<Item = &'a Linear>) {
         for linear in linears {
             self.add(linear.name, linear.role, &linear.weight);
             if let Some(bias) = &linear.bias {

@@ -100,7 +100,7 @@ impl Plan {
                     check_tiling(&step.experts, experts_asked(bundle, step))
                         .map_err(|problem| error(format!("experts of layer {last}: {problem}")))?;
                 }
-                check_tiling(&head, bundle.model.vocab_size)
+                check_tiling(&head, bundle.model.head_rows())
                     .map_err(|problem| error(format!("LM head of context {context}: {problem}")))?;
                 Ok(Route { context, layers, head })
             })
@@ -167,12 +167,13 @@ impl Step {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
     }
 
-    /// The functions for all numbers of tokens.
+    /// All its functions.
     pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
         self.variants.iter().map(|(_, function)| *function)
     }
 
-    fn largest_at_most(&self, size: u64) -> Option<u64> {
+    /// The largest number of tokens that a call of it can have, at most `size`.
+    pub fn largest_at_most(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             Tokens::Range([lower, upper]) => (lower <= size).then_some(upper.min(size)),
             Tokens::Exactly(n) => (n <= size).then_some(n),
@@ -180,7 +181,8 @@ impl Step {
         candidates.max()
     }
 
-    fn smallest_at_least(&self, size: u64) -> Option<u64> {
+    /// The smallest number of tokens that a call of it can have, at least `size`.
+    pub fn smallest_at_least(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             Tokens::Range([lower, upper]) => (upper >= size).then_some(lower.max(size)),
             Tokens::Exactly(n) => (n >= size).then_some(n),

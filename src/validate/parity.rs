@@ -1,5 +1,6 @@
 //! The parity gate: the emitted program against a golden, in every way that it can be called.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -8,8 +9,10 @@ use super::golden::{Golden, GoldenError};
 use super::measure::Measures;
 use super::thresholds::ParityThresholds;
 use super::verdict::{Check, GateReport, Verdict};
+use crate::convert::bundle::Tokens;
 use crate::error::Result;
-use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Positions, Request, Session, generate};
+use crate::family::ports::Stage;
+use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Positions, Request, Session, Windows, generate};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -35,6 +38,12 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
             continue;
         }
         let comparison = Comparison { candidate, golden, thresholds };
+        if candidate.model.bundle().model.classification().is_some() {
+            let first = comparison.windows(&mut checks)?;
+            checks.extend(comparison.places(&first));
+            checks.extend(comparison.vocabulary(&first));
+            continue;
+        }
         let mut session = candidate.model.start(golden.tokens.len() as u64)?;
         let first = comparison.calls(&mut session, &mut checks)?;
         checks.push(comparison.reset(&mut session, &first)?);
@@ -51,9 +60,12 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
 fn check_golden(model: &Model, golden: &Golden) -> Result<()> {
     let facts = &model.bundle().model;
     let wrong = |problem: String| GoldenError { path: "of the parity gate".into(), problem };
-    if golden.vocab_size as u64 != facts.vocab_size {
-        let problem = format!("its vocabulary has {} tokens, the bundle's {}", golden.vocab_size, facts.vocab_size);
+    if golden.vocab_size as u64 != facts.head_rows() {
+        let problem = format!("its vocabulary has {} tokens, the bundle's {}", golden.vocab_size, facts.head_rows());
         return Err(wrong(problem).into());
+    }
+    if let Some(token) = golden.tokens.iter().find(|token| u64::from(**token) >= facts.vocab_size) {
+        return Err(wrong(format!("token {token} is outside the bundle's vocabulary of {}", facts.vocab_size)).into());
     }
     for (number, values) in &golden.hidden {
         if *number > facts.num_layers || values.len() as u64 != golden.tokens.len() as u64 * facts.hidden_size {
@@ -78,6 +90,33 @@ impl Comparison<'_> {
         for (name, chunking) in chunkings(session) {
             session.reset()?;
             let logits = session.forward(&self.golden.tokens, &Ask::all(chunking))?.logits;
+            let measures = Measures::of(&self.rows(&logits), &self.golden.logits, self.golden.vocab_size);
+            checks.push(self.logits_check(&name, &measures));
+            if first.is_empty() {
+                first = logits;
+            }
+        }
+        Ok(first)
+    }
+
+    /// Labels of a token classifier: the text in one call or as few as it takes, in windows of the least size that is
+    /// possible, and in ones between; gives the logits of the first.
+    fn windows(&self, checks: &mut Vec<Check>) -> Result<Vec<f32>> {
+        let model = &self.candidate.model;
+        let bundle = model.bundle();
+        let least = bundle.model.classification().map_or(1, |classification| 2 * classification.halo + 1);
+        let mut sizes: BTreeSet<u64> = BTreeSet::new();
+        for entry in bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Layers { .. })) {
+            sizes.extend(match entry.tokens {
+                Tokens::Exactly(size) => vec![size],
+                Tokens::Range([lower, upper]) => vec![lower.max(least), (least + upper) / 2],
+            });
+        }
+        let sizes = sizes.into_iter().filter(|size| *size >= least).map(Some);
+        let mut first = Vec::new();
+        for size in std::iter::once(None).chain(sizes) {
+            let name = size.map_or("largest windows".to_owned(), |size| format!("windows of {size}"));
+            let logits = Windows::new(model, size, Hidden::No)?.label(&self.golden.tokens)?.logits;
             let measures = Measures::of(&self.rows(&logits), &self.golden.logits, self.golden.vocab_size);
             checks.push(self.logits_check(&name, &measures));
             if first.is_empty() {
@@ -485,6 +524,8 @@ mod tests {
         let candidate = || Candidate { name: "double".into(), model: double::model(&Form::default()).0 };
         let thresholds = Thresholds::of(&Gates::default()).parity;
         let other = Golden { vocab_size: 9, ..golden() };
+        assert!(parity(&[candidate()], &other, &thresholds).is_err());
+        let other = Golden { tokens: vec![double::VOCAB as u32; golden().tokens.len()], ..golden() };
         assert!(parity(&[candidate()], &other, &thresholds).is_err());
         let other = Golden { hidden: [(4, Vec::new())].into(), ..golden() };
         assert!(parity(&[candidate()], &other, &thresholds).is_err());

@@ -19,12 +19,17 @@ use crate::source::Weight;
 /// Added to the sum that weights are divided by.
 const SUM_EPS: f32 = 1e-6;
 
+/// What a score is lowered by so that its exponential vanishes.
+const FAR: f32 = 1e4;
+
 /// Its weights.
 #[derive(Clone, Debug)]
 pub struct Moe {
-    /// Router, `[num_experts, hidden]`; its outputs go through a sigmoid.
+    /// Router, `[num_experts, hidden]`.
     pub router: Linear,
-    /// Added to the sigmoids for choosing only, `[num_experts]`.
+    /// What becomes of its outputs.
+    pub scores: Scores,
+    /// Added to the scores for choosing only, `[num_experts]`.
     pub selection_bias: Option<Weight>,
     /// Experts.
     pub experts: Experts,
@@ -45,8 +50,10 @@ pub struct Experts {
     pub up: Linear,
     /// Downs of all experts, side by side, `[hidden, num_experts * width]`.
     pub down: Linear,
-    /// Activation of the gates.
-    pub activation: Activation,
+    /// Biases of the downs, side by side, `[hidden, num_experts]`: each counts by its expert's weight.
+    pub down_bias: Option<Linear>,
+    /// How gates act on ups.
+    pub gating: Gating,
     /// Experts.
     pub num_experts: u64,
 }
@@ -59,14 +66,68 @@ impl Experts {
     pub fn part(&self, experts: Range<u64>) -> Result<Experts> {
         let width = self.gate.rows() / self.num_experts;
         let inner = experts.start * width..experts.end * width;
-        let with = |linear: &Linear, weight| Linear { weight, ..linear.clone() };
+        let rows = |linear: &Linear| -> Result<Linear> {
+            let bias = linear.bias.as_ref().map(|bias| bias.slice(inner.clone())).transpose()?;
+            Ok(Linear { weight: linear.weight.slice(inner.clone())?, bias, ..linear.clone() })
+        };
+        let columns = |linear: &Linear, range: Range<u64>| -> Result<Linear> {
+            Ok(Linear { weight: linear.weight.columns_range(range)?, ..linear.clone() })
+        };
         Ok(Experts {
-            gate: with(&self.gate, self.gate.weight.slice(inner.clone())?),
-            up: with(&self.up, self.up.weight.slice(inner.clone())?),
-            down: with(&self.down, self.down.weight.columns_range(inner)?),
-            activation: self.activation,
+            gate: rows(&self.gate)?,
+            up: rows(&self.up)?,
+            down: columns(&self.down, inner.clone())?,
+            down_bias: self.down_bias.as_ref().map(|biases| columns(biases, experts.clone())).transpose()?,
+            gating: self.gating,
             num_experts: experts.end - experts.start,
         })
+    }
+}
+
+/// What becomes of a router's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// A sigmoid, each expert for itself.
+    Sigmoid,
+    /// A softmax over the chosen ones: their weights sum to 1.
+    ChosenSoftmax,
+}
+
+/// How gates act on ups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gating {
+    /// `act(gate) * up`
+    Activation(Activation),
+    /// `gate * sigmoid(alpha * gate) * (up + 1)`, with the gate held below `limit` and the up within it on both sides.
+    ClampedSwiGlu {
+        /// Gain of the sigmoid.
+        alpha: f64,
+        /// Largest magnitude.
+        limit: f64,
+    },
+}
+
+/// The inside of all experts: gates on ups, `[1, num_experts * width, T, 1]`.
+fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
+    let gate = linear(g, x, &weights.gate);
+    match weights.gating {
+        Gating::Activation(activation) => {
+            let gate = activate(g, gate, activation);
+            let up = linear(g, x, &weights.up);
+            g.ops.mul(gate, up)
+        }
+        Gating::ClampedSwiGlu { alpha, limit } => {
+            let limit = limit as f32;
+            let gate = g.ops.minimum(gate, Constant::fp16(limit));
+            let steep = g.ops.mul(gate, Constant::fp16(alpha as f32));
+            let open = g.ops.sigmoid(steep);
+            let gate = g.ops.mul(gate, open);
+            let up = linear(g, x, &weights.up);
+            let up = g.ops.minimum(up, Constant::fp16(limit));
+            let up = g.ops.maximum(up, Constant::fp16(-limit));
+            let up = g.ops.add(up, Constant::fp16(1.0));
+            g.ops.mul(gate, up)
+        }
     }
 }
 
@@ -83,27 +144,33 @@ pub fn shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
 
 /// The outputs of experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
 pub fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
-    let gate = linear(g, x, &weights.gate);
-    let gate = activate(g, gate, weights.activation);
-    let up = linear(g, x, &weights.up);
-    let inner = g.ops.mul(gate, up);
+    let inner = gated(g, x, weights);
     // channels are experts by width, and both layouts have tokens innermost
     let (experts, all) = (weights.num_experts as i32, weights.gate.rows() as i32);
     let by_expert = g.ops.reshape(inner, &[1, experts, all / experts, -1]);
-    let shares = g.ops.reshape(shares, &[1, experts, 1, -1]);
-    let shared = g.ops.mul(by_expert, shares);
+    let by_token = g.ops.reshape(shares, &[1, experts, 1, -1]);
+    let shared = g.ops.mul(by_expert, by_token);
     let shape = match g.form.layout {
         Layout::Bcs1 => [1, all, -1, 1],
         Layout::Bc1s => [1, all, 1, -1],
     };
     let inner = g.ops.reshape(shared, &shape);
-    linear(g, inner, &weights.down)
+    let out = linear(g, inner, &weights.down);
+    match &weights.down_bias {
+        None => out,
+        Some(biases) => {
+            let bias = linear(g, shares, biases);
+            g.ops.add(out, bias)
+        }
+    }
 }
 
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let experts = weights.experts.num_experts;
-    let scores = linear(g, x, &weights.router);
-    let scores = g.ops.sigmoid(scores);
+    let mut scores = linear(g, x, &weights.router);
+    if weights.scores == Scores::Sigmoid {
+        scores = g.ops.sigmoid(scores);
+    }
     let ranked = match &weights.selection_bias {
         None => scores,
         Some(bias) => {
@@ -112,6 +179,14 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
         }
     };
     let mask = chosen(g, ranked, experts, weights.num_experts_per_tok);
+    if weights.scores == Scores::ChosenSoftmax {
+        // the others are put where nothing is left of them; the largest score is among the chosen, so that the
+        // exponentials stay within 0 and 1 however large the scores are
+        let others = g.ops.sub(mask, Constant::fp16(1.0));
+        let closed = g.ops.mul(others, Constant::fp16(FAR));
+        let scores = g.ops.add(scores, closed);
+        return g.ops.softmax(scores, 1);
+    }
     let mut shares = g.ops.mul(scores, mask);
     if weights.norm_topk_prob {
         let sum = g.ops.reduce_sum(shares, &[1], true);

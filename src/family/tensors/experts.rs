@@ -4,7 +4,7 @@ use super::{Naming, Tensors};
 use crate::error::Result;
 use crate::family::blocks::depth_router::{DepthMoe, DepthRouter};
 use crate::family::blocks::linear::Linear;
-use crate::family::blocks::moe::{Experts, Moe};
+use crate::family::blocks::moe::{Experts, Gating, Moe, Scores};
 use crate::family::config::ExpertsConfig;
 use crate::manifest::Role;
 use crate::source::{RowOrder, Weight};
@@ -17,6 +17,7 @@ impl Tensors<'_, '_> {
         let selection_bias = config.use_expert_bias.then(|| self.take(&bias, &[experts], "num_experts")).transpose()?;
         Ok(Moe {
             router: Linear { name: "gate", role: Role::Router, weight: router, bias: None },
+            scores: Scores::Sigmoid,
             selection_bias,
             experts: self.experts(index, config)?,
             num_experts_per_tok: config.num_experts_per_tok,
@@ -56,7 +57,8 @@ impl Tensors<'_, '_> {
             gate: expert("gate_proj", gate),
             up: expert("up_proj", up),
             down: expert("down_proj", side_by_side(&down, config.num_experts, self.config.hidden_size)?),
-            activation: self.config.activation,
+            down_bias: None,
+            gating: Gating::Activation(self.config.activation),
             num_experts: config.num_experts,
         })
     }
