@@ -151,7 +151,7 @@ fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
     for entry in &bundle.functions {
         let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
         let result = match entry.stage {
-            Stage::Layers { .. } => PortRole::Hidden,
+            Stage::Layers { .. } | Stage::Experts { .. } => PortRole::Hidden,
             Stage::Head { .. } => PortRole::Logits,
         };
         let results = entry.outputs.iter().filter(|port| port.role == result).count();
