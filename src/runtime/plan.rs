@@ -47,6 +47,13 @@ pub struct Chunk {
     pub size: u64,
 }
 
+impl Route {
+    /// All its steps in the order of a text, those of experts behind their layers.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.layers.iter().flat_map(|step| std::iter::once(step).chain(&step.experts)).chain(&self.head)
+    }
+}
+
 impl Plan {
     /// The plan of a bundle; `path` is for errors.
     ///
