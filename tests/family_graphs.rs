@@ -11,9 +11,9 @@ use std::path::Path;
 use anec::error::Result;
 use anec::family::ports::Stage;
 use anec::family::{EmitWeight, Form, FunctionRequest, Model, TokenCount};
-use anec::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
 use anec::mil::verify::{infer_types, verify_function};
-use anec::mil::{Constant, FunctionBuilder, Opset, Symbol, ValueId};
+use anec::mil::{Binding, Constant, FunctionBuilder, Opset, Symbol, ValueId};
 use anec::source::{Ledger, Source, Weight};
 use rayon::prelude::*;
 
@@ -47,7 +47,8 @@ fn forms() -> Vec<Form> {
                     (LinearForm::Matmul, NormForm::Prescale),
                 ] {
                     let opset = Opset::CoreMl8;
-                    forms.push(Form { opset, layout, linear, norm, attention, kv_write: KvWrite::Mask, state });
+                    let (kv_write, experts) = (KvWrite::Mask, ExpertsForm::Packed);
+                    forms.push(Form { opset, layout, linear, norm, attention, kv_write, state, experts });
                 }
             }
         }
@@ -137,7 +138,8 @@ fn every_projection_is_a_convolution() {
     let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
     let mut families = BTreeSet::new();
     let mut census = String::new();
-    for case in cases["cases"].as_array().expect("a list") {
+    let all = ["cases", "classifiers"].into_iter().flat_map(|kind| cases[kind].as_array().expect("a list"));
+    for case in all {
         let (family, model) =
             (case["family"].as_str().expect("a name"), case["hugging_face"].as_str().expect("a path"));
         let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &["context=32"]);
@@ -151,7 +153,8 @@ fn every_projection_is_a_convolution() {
                     .flat_map(|op| op.outputs.clone())
                     .collect();
                 for op in function.ops() {
-                    let projects = op.operator == "matmul" && op.operands().any(|id| weights.contains(&id));
+                    let is_weight = |p: &&str| matches!(op.input(p), Some(Binding::Value(id)) if weights.contains(id));
+                    let projects = op.operator == "matmul" && ["x", "y"].iter().any(is_weight);
                     assert!(
                         !projects && op.operator != "linear",
                         "{model}, {package}: `{}` is no convolution",

@@ -119,34 +119,6 @@ fn a_scaled_residual_stream_leaves_the_logits_alone() {
     }
 }
 
-/// A router that adds up what those of the layers before saw gets it across packages, in either arithmetic.
-#[test]
-fn what_routers_gather_goes_from_package_to_package() {
-    for model in ["zaya-default", "zaya-sliding", "zaya-single"] {
-        let room = tempfile::tempdir().unwrap();
-        let folder = format!("tests/fixtures/families/{model}");
-        let out = room.path().join("bundle");
-        let out = out.to_str().unwrap();
-        let layers = json(&Path::new(&folder).join("config.json"))["num_hidden_layers"].as_u64().unwrap();
-        let shards = format!("shards.layers=[[0, 1], [1, 2], [2, {layers}]]");
-        let sets = ["--set", &shards, "--set", "quant.weights=none", "--set", "context=64"];
-        let (code, _, stderr) = run(&[&["convert", "--source", &folder, "--out", out], &sets[..]].concat());
-        assert_eq!(code, 0, "{model}: {stderr}");
-        let bundle = json(&Path::new(out).join("bundle.json"));
-        let ports = |function: usize, side: &str| -> usize {
-            let ports = bundle["functions"][function][side].as_array().unwrap().iter();
-            ports.filter(|port| port["role"] == "router_state").count()
-        };
-        assert_eq!([0, 1, 2, 3].map(|function| ports(function, "inputs")), [0, 1, 1, 0], "{model}");
-        assert_eq!([0, 1, 2, 3].map(|function| ports(function, "outputs")), [1, 1, 0, 0], "{model}");
-        let golden = format!("{folder}/golden.safetensors");
-        let (code, report) = validate(out, &["--structure", "--numerics", "--parity", "--golden", &golden]);
-        assert_eq!(code, 0, "{model}: {:#?}", checks(&report, "failed"));
-        let passed = checks(&report, "passed");
-        assert!(passed.iter().any(|check| check.starts_with("f32, layers 2..")), "{passed:#?}");
-    }
-}
-
 /// The demo bundle, converted once.
 fn demo() -> &'static Path {
     static BUNDLE: OnceLock<PathBuf> = OnceLock::new();

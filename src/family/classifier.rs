@@ -151,6 +151,10 @@ impl Model for Classifier {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end),
+            Stage::Experts { .. } => {
+                g.ops.fail("experts", "experts", "it needs a family whose experts can be apart".into());
+                Ports::default()
+            }
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
         let function = g.into_ops()?.finish()?;

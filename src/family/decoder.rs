@@ -17,10 +17,12 @@ use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
-use super::layer::{Layer, MixerInputs, Stream};
+use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::ports::{Extent, Port, PortRole, Stage, StatePort};
 use super::table::MixerKind;
-use super::{EmitWeight, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount};
+use super::{
+    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount,
+};
 use crate::error::Result;
 use crate::manifest::{KvWrite, Role};
 use crate::mil::{Constant, DataType, Dim, TensorType, ValueId};
@@ -62,7 +64,7 @@ impl Decoder {
         }
     }
 
-    fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Ports {
+    fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Result<Ports> {
         let config = &self.config;
         let context = request.context;
         let mut ports = Ports::default();
@@ -112,6 +114,7 @@ impl Decoder {
         let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
         let states = States::declare(g, specs, context);
         let mut stream = Stream { hidden, router };
+        let mut task = None;
         for index in layers.clone() {
             let (window, slots) = of_layer(index);
             let rotation = if local(index) { local_rotation } else { rotation };
@@ -123,16 +126,46 @@ impl Decoder {
                 write,
             });
             let inputs = MixerInputs { attention, order: order.as_ref(), states: states.of(index) };
-            stream = g.scope(&format!("layers_{index}"), |g| {
-                self.layers[index].apply(g, stream, inputs, config.residual_multiplier)
-            });
+            let layer = &self.layers[index];
+            if task.is_some() {
+                g.missing("layers", "to end where experts are left out", stream.hidden);
+            }
+            g.scope(&format!("layers_{index}"), |g| -> Result<()> {
+                if g.form.experts.is_packed() || layer.expert_counts().is_none() {
+                    stream = layer.apply(g, stream, inputs, config.residual_multiplier);
+                } else {
+                    let (rest, asked) = layer.apply_without_experts(g, stream, inputs, config.residual_multiplier)?;
+                    (stream, task) = (rest, Some(asked));
+                }
+                Ok(())
+            })?;
         }
         ports.states = states.ports;
         ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
         if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
             ports.output(g, "router_state_out", PortRole::RouterState, state);
         }
-        ports
+        if let Some(ExpertTask { input, shares }) = task {
+            ports.output(g, "expert_input", PortRole::ExpertInput, input);
+            ports.output(g, "expert_shares", PortRole::ExpertShares, shares);
+        }
+        Ok(ports)
+    }
+
+    fn experts_function(&self, g: &mut Graph<'_>, index: usize, range: Range<u64>) -> Result<Ports> {
+        let (config, layer) = (&self.config, &self.layers[index]);
+        let count = layer.expert_counts().map_or(0, |counts| counts.count);
+        let mut ports = Ports::default();
+        let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
+        let task = ExpertTask {
+            input: ports.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(config.hidden_size)),
+            shares: ports.input(g, "expert_shares", PortRole::ExpertShares, g.hidden_shape(count)),
+        };
+        let hidden = g.scope(&format!("layers_{index}"), |g| {
+            layer.add_experts(g, hidden, task, range, config.residual_multiplier)
+        })?;
+        ports.output(g, "hidden_out", PortRole::Hidden, hidden);
+        Ok(ports)
     }
 
     /// The order of the tokens of a call of several.
@@ -196,6 +229,14 @@ impl Model for Decoder {
         self.layers[layer].weights()
     }
 
+    fn experts(&self, layer: usize) -> Option<ExpertCounts> {
+        self.layers[layer].expert_counts()
+    }
+
+    fn expert_weights(&self, layer: usize, experts: Range<u64>) -> Result<Vec<PlannedWeight>> {
+        self.layers[layer].expert_weights(experts)
+    }
+
     fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>> {
         let head = self.head_linear(rows)?;
         let norm = &self.final_norm;
@@ -213,7 +254,8 @@ impl Model for Decoder {
     fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph> {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
-            Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request),
+            Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request)?,
+            Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
         let function = g.into_ops()?.finish()?;

@@ -8,20 +8,23 @@
 //! Some families norm what the blocks give, instead or as well; some scale both sides of the sum. A router may pass on
 //! what it has gathered to that of the next layer.
 
-use super::PlannedWeight;
+use std::ops::Range;
+
 use super::blocks::Graph;
 use super::blocks::attention::{Attention, AttentionInputs, attention};
 use super::blocks::causal_conv::CausalConv;
 use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
-use super::blocks::depth_router::{DepthMoe, DepthRouter, depth_moe};
+use super::blocks::depth_router::{DepthMoe, DepthRouter, depth_moe, depth_shares};
 use super::blocks::linear::Linear;
 use super::blocks::mlp::{Mlp, mlp};
-use super::blocks::moe::{Experts, Moe, moe};
+use super::blocks::moe::{Experts, Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
-use super::blocks::residual::{ResidualScaling, scaled_sum};
+use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
+use super::{ExpertCounts, PlannedWeight};
+use crate::error::Result;
 use crate::manifest::Role;
 use crate::mil::{Constant, ValueId};
 use crate::source::Weight;
@@ -74,6 +77,15 @@ pub enum FeedForward {
     DepthMoe(Box<DepthMoe>),
 }
 
+/// What a layer asks of its experts.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertTask {
+    /// Normalised hidden states.
+    pub input: ValueId,
+    /// Each expert's weight for each token.
+    pub shares: ValueId,
+}
+
 /// What goes from layer to layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
@@ -113,8 +125,115 @@ impl Layer {
         inputs: MixerInputs<'_>,
         residual_multiplier: f64,
     ) -> Stream {
-        let Stream { hidden: x, mut router } = stream;
-        let x = self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
+        let mut router = stream.router;
+        let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
+        let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
+            FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
+            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
+            FeedForward::DepthMoe(weights) => {
+                let (out, state) = g.scope("moe", |g| depth_moe(g, x, weights, router));
+                router = Some(state);
+                out
+            }
+        });
+        Stream { hidden: g.ops.rename(hidden, "hidden"), router }
+    }
+
+    /// The same without what its experts add: gives, too, what they work on, and their shares.
+    ///
+    /// # Errors
+    /// When a weight can't be made.
+    pub fn apply_without_experts(
+        &self,
+        g: &mut Graph<'_>,
+        stream: Stream,
+        inputs: MixerInputs<'_>,
+        residual_multiplier: f64,
+    ) -> Result<(Stream, ExpertTask)> {
+        let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
+        let norms = &self.feed_forward_norms;
+        let input = norms.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1));
+        let (shares, router) = match &self.feed_forward {
+            FeedForward::Moe(weights) => (g.scope("moe", |g| shares(g, input, weights)), None),
+            FeedForward::DepthMoe(weights) => {
+                let (shares, state) = g.scope("moe", |g| depth_shares(g, input, weights, stream.router));
+                (shares, Some(state))
+            }
+            FeedForward::Mlp(_) => (g.missing("experts", "experts", x), None),
+        };
+        let hidden = match &norms.scaling {
+            Some(scaling) => scaled_base(g, x, scaling)?,
+            None => x,
+        };
+        Ok((Stream { hidden, router }, ExpertTask { input, shares }))
+    }
+
+    /// Adds what experts `range` give to what [`Layer::apply_without_experts`] gave.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn add_experts(
+        &self,
+        g: &mut Graph<'_>,
+        hidden: ValueId,
+        task: ExpertTask,
+        range: Range<u64>,
+        residual_multiplier: f64,
+    ) -> Result<ValueId> {
+        let Some(all) = self.experts() else { return Ok(g.missing("experts", "experts", hidden)) };
+        let part = all.part(range.clone())?;
+        let out = g.scope("moe", |g| {
+            let shares = g.ops.slice(task.shares, 1, range);
+            experts(g, task.input, shares, &part)
+        });
+        let norms = &self.feed_forward_norms;
+        // a sum has no norm of parts
+        let out = if norms.after.is_some() { g.missing("experts", "no norm after them", out) } else { out };
+        let out = match &norms.scaling {
+            Some(scaling) => scaled_addend(g, out, scaling),
+            None if residual_multiplier != 1.0 => g.ops.mul(out, Constant::fp16(residual_multiplier as f32)),
+            None => out,
+        };
+        Ok(g.ops.add(hidden, out))
+    }
+
+    /// How many experts it has, and gives a token.
+    pub fn expert_counts(&self) -> Option<ExpertCounts> {
+        match &self.feed_forward {
+            FeedForward::Mlp(_) => None,
+            FeedForward::Moe(moe) => {
+                Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
+            }
+            FeedForward::DepthMoe(moe) => Some(ExpertCounts { count: moe.experts.num_experts, per_token: 1 }),
+        }
+    }
+
+    /// The weights of a function of experts.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn expert_weights(&self, range: Range<u64>) -> Result<Vec<PlannedWeight>> {
+        let mut planned = Planned::default();
+        if let Some(all) = self.experts() {
+            planned.experts(&all.part(range)?);
+        }
+        if let Some(scaling) = &self.feed_forward_norms.scaling {
+            planned.add("residual_scale", Role::Table, &scaling.block.scale);
+        }
+        Ok(planned.0)
+    }
+
+    fn experts(&self) -> Option<&Experts> {
+        match &self.feed_forward {
+            FeedForward::Moe(moe) => Some(&moe.experts),
+            FeedForward::DepthMoe(moe) => Some(&moe.experts),
+            FeedForward::Mlp(_) => None,
+        }
+    }
+
+    /// The first half: the mixer, with its norms and its sum.
+    fn mix(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
+        self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values]) => attention(g, x, weights, [keys, values], shared),
                 _ => g.missing("attention", "its inputs and two states", x),
@@ -133,17 +252,7 @@ impl Layer {
                 &[conv, matrices] => delta_net(g, x, weights, [conv, matrices], inputs.order),
                 _ => g.missing("delta_net", "two states", x),
             }),
-        });
-        let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
-            FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
-            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
-            FeedForward::DepthMoe(weights) => {
-                let (out, state) = g.scope("moe", |g| depth_moe(g, x, weights, router));
-                router = Some(state);
-                out
-            }
-        });
-        Stream { hidden: g.ops.rename(hidden, "hidden"), router }
+        })
     }
 
     /// Its weights, in the order in which its function holds them.

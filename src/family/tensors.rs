@@ -90,7 +90,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             self.take(&format!("{}input_hidden_states_{name}", self.prefix), &[self.config.hidden_size], "hidden_size")
         };
         let (bias, scale) = (vector("bias")?, vector("scale")?);
-        Ok(embedding.add_and_scale_columns(&bias, &scale)?)
+        Ok(embedding.add_to_rows(&bias)?.multiply_rows(&scale)?)
     }
 
     /// The LM head, or the embedding where they are tied.

@@ -277,6 +277,8 @@ pub fn element(role: &PortRole) -> Element {
         PortRole::Position | PortRole::Argmax => Element::I32,
         PortRole::Hidden
         | PortRole::RouterState
+        | PortRole::ExpertInput
+        | PortRole::ExpertShares
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }

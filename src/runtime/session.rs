@@ -332,7 +332,7 @@ impl Session {
         Ok(flow.hidden)
     }
 
-    /// What leaves the function of a step.
+    /// What leaves a part of the layers, with those of its experts that a token was given.
     pub(super) fn layer(
         &mut self,
         model: &Model,
@@ -341,14 +341,35 @@ impl Session {
         feed: &mut Feed<'_>,
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
+        let mut flow = self.call(model, step, flow, feed, watch)?;
+        for group in &step.experts {
+            if flow.has_share(&group.part) {
+                flow = self.call(model, group, flow, feed, None)?;
+            }
+        }
+        Ok(flow)
+    }
+
+    /// What leaves the function of a step.
+    fn call(
+        &mut self,
+        model: &Model,
+        step: &Step,
+        mut flow: Flow,
+        feed: &mut Feed<'_>,
+        watch: Option<Watch<'_>>,
+    ) -> Result<Flow> {
         let (channels, size) = (flow.hidden.channels, flow.hidden.count);
-        let prepared = prepare(model, step, flow, Some(feed))?;
+        let prepared = prepare(model, step, &mut flow, Some(feed))?;
         let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
-        let ports = &model.bundle.functions[prepared.function].outputs;
-        let router = ports.iter().position(|port| port.role == PortRole::RouterState);
-        let router = router.and_then(|index| outputs.get(index).cloned());
+        for (port, tensor) in model.bundle.functions[prepared.function].outputs.iter().zip(&outputs) {
+            if is_carried(&port.role) {
+                flow.carried.retain(|(role, _)| *role != port.role);
+                flow.carried.push((port.role.clone(), Rc::new(tensor.clone())));
+            }
+        }
         let hidden = result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?;
-        Ok(Flow { hidden, router })
+        Ok(Flow { hidden, carried: flow.carried })
     }
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column. All parts of
@@ -361,7 +382,7 @@ impl Session {
         while done < hidden.count {
             let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None)?;
             let (real, size) = (chunk.real as usize, chunk.size as usize);
-            let prepared = |step| prepare(model, step, hidden.range(done..done + real, size).into(), None);
+            let prepared = |step| prepare(model, step, &mut hidden.range(done..done + real, size).into(), None);
             let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
             let calls: Vec<Call<'_>> = prepared.iter().map(Prepared::call).collect();
             let given = self.sequence.run_together(&calls)?;
@@ -392,22 +413,34 @@ impl Prepared {
     }
 }
 
-/// The call of a step's function on what comes from the one before. What else it takes comes from `feed`; functions of the head take nothing else.
-fn prepare(model: &Model, step: &Step, flow: Flow, mut feed: Option<&mut Feed<'_>>) -> Result<Prepared, RuntimeError> {
+/// What goes from function to function beside the hidden states.
+fn is_carried(role: &PortRole) -> bool {
+    matches!(role, PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares)
+}
+
+/// The call of a step's function on what comes from those before, whose hidden states it takes. What else it takes comes
+/// from `feed`; functions of the head take nothing else.
+fn prepare(
+    model: &Model,
+    step: &Step,
+    flow: &mut Flow,
+    mut feed: Option<&mut Feed<'_>>,
+) -> Result<Prepared, RuntimeError> {
     let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
-    let Flow { hidden, mut router } = flow;
-    let size = hidden.count;
+    let size = flow.hidden.count;
     let function = step.function(size as u64).ok_or_else(|| wrong(format!("no function takes {size} tokens")))?;
     let entry = &model.bundle.functions[function];
-    let mut values = Some(hidden.values);
+    let mut values = Some(std::mem::take(&mut flow.hidden.values));
     let mut input = |port: &Port| match (&port.role, feed.as_deref_mut()) {
         (PortRole::Hidden, _) => {
             shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
         }
-        (PortRole::RouterState, _) => router
-            .take()
-            .map(Rc::new)
-            .ok_or_else(|| wrong(format!("nothing gives the router state that `{}` takes", entry.function))),
+        (role, _) if is_carried(role) => {
+            let given = flow.carried.iter().find(|(of, _)| of == role).map(|(_, tensor)| tensor.clone());
+            given.ok_or_else(|| {
+                wrong(format!("no function before `{}` gives its input `{}`", entry.function, port.name))
+            })
+        }
         (_, Some(feed)) => feed.input(port),
         (role, None) => {
             Err(wrong(format!("function `{}` of the LM head has an input of role {role:?}", entry.function)))

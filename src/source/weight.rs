@@ -61,11 +61,11 @@ enum Node {
         of: Weight,
         function: Function,
     },
-    /// `(of + addend) * factor`, both of them as long as a row.
+    /// Every row with a vector as long as it.
     ByColumn {
         of: Weight,
-        addend: Weight,
-        factor: Weight,
+        operation: Operation,
+        vector: Weight,
     },
 }
 
@@ -74,6 +74,12 @@ enum Function {
     Scale(f32),
     Add(f32),
     Exp,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Add,
+    Multiply,
 }
 
 impl From<Tensor> for Weight {
@@ -226,18 +232,28 @@ impl Weight {
         self.map(Function::Exp)
     }
 
-    /// `(w + addend) * factor` with a number of each for every column: embeddings with a learned bias and scale.
+    /// Every row plus `vector`: embeddings with a learned bias.
     ///
     /// # Errors
-    /// When there are more numbers than columns, or fewer.
-    pub fn add_and_scale_columns(&self, addend: &Weight, factor: &Weight) -> Result<Self> {
-        for vector in [addend, factor] {
-            if vector.elements() != self.columns() {
-                let (found, columns) = (vector.elements(), self.columns());
-                return Err(vector.wrong(format!("it has {found} elements for {columns} columns")));
-            }
+    /// When the vector isn't as long as a row.
+    pub fn add_to_rows(&self, vector: &Weight) -> Result<Self> {
+        self.by_column(Operation::Add, vector)
+    }
+
+    /// Every row times `vector`, element by element: embeddings with a learned scale.
+    ///
+    /// # Errors
+    /// When the vector isn't as long as a row.
+    pub fn multiply_rows(&self, vector: &Weight) -> Result<Self> {
+        self.by_column(Operation::Multiply, vector)
+    }
+
+    fn by_column(&self, operation: Operation, vector: &Weight) -> Result<Self> {
+        if vector.elements() != self.columns() {
+            let (found, columns) = (vector.elements(), self.columns());
+            return Err(vector.wrong(format!("it has {found} elements for {columns} columns")));
         }
-        let node = Node::ByColumn { of: self.clone(), addend: addend.clone(), factor: factor.clone() };
+        let node = Node::ByColumn { of: self.clone(), operation, vector: vector.clone() };
         Ok(Weight { node: Arc::new(node), shape: self.shape.clone() })
     }
 

@@ -202,6 +202,9 @@ impl Traces {
                 Stage::Layers { first, end } => {
                     (first..end).map(|layer| (format!("layer {layer}"), Some(layer))).collect()
                 }
+                Stage::Experts { layer, first, end } => {
+                    vec![(format!("layer {layer}, experts {first}..{end}"), Some(layer))]
+                }
                 Stage::Head { first, end } => vec![(format!("head {first}..{end}"), None)],
             };
             for (name, layer) in groups {
@@ -210,9 +213,11 @@ impl Traces {
                         (None, _) => true,
                         (Some(layer), Some(own)) => layer == own,
                         // what belongs to no layer (the last hidden state has the output's name) goes to the last
-                        (Some(layer), None) => {
-                            matches!(entry.stage, Stage::Layers { end, .. } if layer + 1 == end)
-                        }
+                        (Some(layer), None) => match entry.stage {
+                            Stage::Layers { end, .. } => layer + 1 == end,
+                            Stage::Experts { layer: own, .. } => layer == own,
+                            Stage::Head { .. } => false,
+                        },
                     };
                     let counts = |value: &str| mine(value) && !places.masked.contains(value);
                     values.iter().filter(|(value, _)| counts(value)).map(|(n, e)| (n.clone(), *e)).collect()

@@ -64,6 +64,9 @@ fn check_golden(model: &Model, golden: &Golden) -> Result<()> {
         let problem = format!("its vocabulary has {} tokens, the bundle's {}", golden.vocab_size, facts.head_rows());
         return Err(wrong(problem).into());
     }
+    if let Some(token) = golden.tokens.iter().find(|token| u64::from(**token) >= facts.vocab_size) {
+        return Err(wrong(format!("token {token} is outside the bundle's vocabulary of {}", facts.vocab_size)).into());
+    }
     for (number, values) in &golden.hidden {
         if *number > facts.num_layers || values.len() as u64 != golden.tokens.len() as u64 * facts.hidden_size {
             let (layers, width) = (facts.num_layers, facts.hidden_size);
@@ -521,6 +524,8 @@ mod tests {
         let candidate = || Candidate { name: "double".into(), model: double::model(&Form::default()).0 };
         let thresholds = Thresholds::of(&Gates::default()).parity;
         let other = Golden { vocab_size: 9, ..golden() };
+        assert!(parity(&[candidate()], &other, &thresholds).is_err());
+        let other = Golden { tokens: vec![double::VOCAB as u32; golden().tokens.len()], ..golden() };
         assert!(parity(&[candidate()], &other, &thresholds).is_err());
         let other = Golden { hidden: [(4, Vec::new())].into(), ..golden() };
         assert!(parity(&[candidate()], &other, &thresholds).is_err());

@@ -49,11 +49,15 @@ pub struct DepthMoe {
 /// The block on normalised hidden states, with the router's state after the layer before: gives what is added to the
 /// residual stream, and the state for the layer after, `[1, router_hidden_size, T, 1]` (or likewise).
 pub fn depth_moe(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
-    let (shares, state) = g.scope("router", |g| route(g, x, weights, before));
+    let (shares, state) = depth_shares(g, x, weights, before);
     (experts(g, x, shares, &weights.experts), state)
 }
 
 /// Each expert's weight for each token, `[1, num_experts, T, 1]` (or likewise), and the state.
+pub fn depth_shares(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
+    g.scope("router", |g| route(g, x, weights, before))
+}
+
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
     let (router, count) = (&weights.router, weights.experts.num_experts);
     let mut state = linear(g, x, &router.down);

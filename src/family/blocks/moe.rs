@@ -3,10 +3,14 @@
 //!
 //! The packed form computes every expert in three wide projections and multiplies each expert's part by its weight,
 //! which is 0 for those that weren't chosen: exact, without any routing on the host, at the price of reading all experts.
+//! Or some of the experts are a function of their own, which the host calls where one of them was chosen.
+
+use std::ops::Range;
 
 use super::Graph;
 use super::linear::{Linear, linear};
 use super::mlp::activate;
+use crate::error::Result;
 use crate::family::table::Activation;
 use crate::manifest::{Layout, Role};
 use crate::mil::{Constant, DataType, TensorType, ValueId};
@@ -52,6 +56,32 @@ pub struct Experts {
     pub gating: Gating,
     /// Experts.
     pub num_experts: u64,
+}
+
+impl Experts {
+    /// Some of them.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn part(&self, experts: Range<u64>) -> Result<Experts> {
+        let width = self.gate.rows() / self.num_experts;
+        let inner = experts.start * width..experts.end * width;
+        let rows = |linear: &Linear| -> Result<Linear> {
+            let bias = linear.bias.as_ref().map(|bias| bias.slice(inner.clone())).transpose()?;
+            Ok(Linear { weight: linear.weight.slice(inner.clone())?, bias, ..linear.clone() })
+        };
+        let columns = |linear: &Linear, range: Range<u64>| -> Result<Linear> {
+            Ok(Linear { weight: linear.weight.columns_range(range)?, ..linear.clone() })
+        };
+        Ok(Experts {
+            gate: rows(&self.gate)?,
+            up: rows(&self.up)?,
+            down: columns(&self.down, inner.clone())?,
+            down_bias: self.down_bias.as_ref().map(|biases| columns(biases, experts.clone())).transpose()?,
+            gating: self.gating,
+            num_experts: experts.end - experts.start,
+        })
+    }
 }
 
 /// What becomes of a router's outputs.
@@ -103,12 +133,17 @@ fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
 
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
-    let shares = g.scope("router", |g| route(g, x, weights));
+    let shares = shares(g, x, weights);
     experts(g, x, shares, &weights.experts)
 }
 
-/// The outputs of all experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
-pub(super) fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
+/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
+pub fn shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+    g.scope("router", |g| route(g, x, weights))
+}
+
+/// The outputs of experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
+pub fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
     let inner = gated(g, x, weights);
     // channels are experts by width, and both layouts have tokens innermost
     let (experts, all) = (weights.num_experts as i32, weights.gate.rows() as i32);
@@ -130,7 +165,6 @@ pub(super) fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &
     }
 }
 
-/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let experts = weights.experts.num_experts;
     let mut scores = linear(g, x, &weights.router);

@@ -2,6 +2,7 @@
 //! `(f + b_f) s_f + (x + b_x) s_x`.
 
 use super::Graph;
+use crate::error::Result;
 use crate::manifest::Role;
 use crate::mil::ValueId;
 use crate::source::Weight;
@@ -32,6 +33,28 @@ pub fn scaled_sum(g: &mut Graph<'_>, x: ValueId, block: ValueId, weights: &Resid
         let block = g.scope("block", |g| apply(g, block, &weights.block));
         let x = g.scope("residual", |g| apply(g, x, &weights.residual));
         g.ops.add(x, block)
+    })
+}
+
+/// The sum of `x` and a block that gave nothing yet: what [`scaled_addend`]s are added to.
+///
+/// # Errors
+/// When the bias and the scale differ in length.
+pub fn scaled_base(g: &mut Graph<'_>, x: ValueId, weights: &ResidualScaling) -> Result<ValueId> {
+    let bias = weights.block.bias.multiply_rows(&weights.block.scale)?;
+    Ok(g.scope(weights.name, |g| {
+        let x = g.scope("residual", |g| apply(g, x, &weights.residual));
+        let bias = g.weight("bias", Role::Bias, &bias, &[1, bias.elements(), 1, 1]);
+        g.ops.add(x, bias)
+    }))
+}
+
+/// What a part of a block adds to that.
+pub fn scaled_addend(g: &mut Graph<'_>, part: ValueId, weights: &ResidualScaling) -> ValueId {
+    let scale = &weights.block.scale;
+    g.scope(weights.name, |g| {
+        let scale = g.weight("scale", Role::Table, scale, &[1, scale.elements(), 1, 1]);
+        g.ops.mul(part, scale)
     })
 }
 

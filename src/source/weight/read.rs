@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Function, Node, Weight};
+use super::{Function, Node, Operation, Weight};
 use crate::source::error::{Result, SourceError};
 use crate::source::tensor::{check_elements, check_rows};
 
@@ -53,17 +53,15 @@ impl Weight {
                     Function::Exp => out.iter_mut().for_each(|value| *value = value.exp()),
                 }
             }
-            Node::ByColumn { of, addend, factor } => {
+            Node::ByColumn { of, operation, vector } => {
                 of.read(first, out)?;
-                let columns = of.columns().max(1) as usize;
-                let vector = |of: &Weight| -> Result<Vec<f32>> {
-                    let mut values = vec![0.0; columns];
-                    of.read(0, &mut values)?;
-                    Ok(values)
-                };
-                let (addend, factor) = (vector(addend)?, vector(factor)?);
-                let columns = addend.iter().zip(&factor).cycle().skip(first as usize % columns);
-                out.iter_mut().zip(columns).for_each(|(value, (addend, factor))| *value = (*value + addend) * factor);
+                let mut row = vec![0.0; vector.elements() as usize];
+                vector.read(0, &mut row)?;
+                let row = row.iter().cycle().skip((first % vector.elements().max(1)) as usize);
+                match operation {
+                    Operation::Add => out.iter_mut().zip(row).for_each(|(value, addend)| *value += addend),
+                    Operation::Multiply => out.iter_mut().zip(row).for_each(|(value, factor)| *value *= factor),
+                }
             }
         }
         Ok(())
