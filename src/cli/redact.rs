@@ -108,10 +108,11 @@ impl Out {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        Ok(match self {
+        match self {
             Out::Stdout(out) => out.write_all(bytes).map_err(RuntimeError::io("stdout", "write"))?,
             Out::File(whole) => whole.file.write_all(bytes).map_err(RuntimeError::io(&whole.partial, "write"))?,
-        })
+        }
+        Ok(())
     }
 
     fn finish(self) -> Result<()> {
