@@ -268,6 +268,10 @@ impl Backend for Double {
             memory: 0.0,
         }))
     }
+
+    fn shows_values(&self) -> bool {
+        true
+    }
 }
 
 #[derive(Clone)]

@@ -140,6 +140,11 @@ fn check_tiling(steps: &[Step], total: u64) -> Result<(), String> {
 }
 
 impl Step {
+    /// The functions that compute it, by their index in `bundle.json`.
+    pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.variants.iter().map(|(_, function)| *function)
+    }
+
     /// The function for calls of `size` tokens.
     pub fn function(&self, size: u64) -> Option<usize> {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)

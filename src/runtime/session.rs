@@ -12,7 +12,7 @@ use super::feed::{Feed, shape_of, shaped};
 use super::host::{Host, RopeChoice};
 use super::plan::{self, Chunk, Plan, Route, Step};
 use super::profile::{Profile, Profiled};
-use crate::convert::bundle::{Bundle, FILE_NAME};
+use crate::convert::bundle::{Bundle, FILE_NAME, ModelFacts};
 use crate::error::Result;
 use crate::exec::{Precision, Tensor, TensorData};
 use crate::family::ports::{PortRole, Stage, StatePort, StateRole};
@@ -181,6 +181,11 @@ impl Model {
     /// Tokens that end a text.
     pub fn end_tokens(&self) -> Vec<u32> {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
+    }
+
+    /// Whether hidden states can be had between all layers, not only between functions.
+    pub fn shows_layers(&self) -> bool {
+        self.backend.shows_values()
     }
 
     /// Every way through the bundle.
@@ -411,10 +416,7 @@ impl Session {
             rest = later;
         }
         if let Some(record) = record {
-            answer.hidden = record.finish(tokens.len(), model.bundle.model.hidden_size as usize)?;
-            // a power of two: nothing is lost
-            let unscaled = 1.0 / model.bundle.model.hidden_scale as f32;
-            answer.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
+            answer.hidden = record.finish(tokens.len(), &model.bundle.model)?;
         }
         Ok(answer)
     }
@@ -435,13 +437,21 @@ impl Session {
     }
 
     /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
-    /// `[tokens, hidden_size]`, row-major, as is the result. `part` counts the parts of [`Session::route`].
+    /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`Session::route`]. Gives what leaves its last layer,
+    /// and the others if `wanted` says so, in their places in [`Answer::hidden`].
     ///
     /// # Errors
     /// As [`Session::forward`].
-    pub fn force_layers(&mut self, part: usize, hidden: &[f32], chunking: &Chunking) -> Result<Vec<f32>> {
+    pub fn force_layers(
+        &mut self,
+        part: usize,
+        hidden: &[f32],
+        wanted: Hidden,
+        chunking: &Chunking,
+    ) -> Result<Vec<Vec<f32>>> {
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
+        let step = &route.layers[part];
         let width = model.bundle.model.hidden_size as usize;
         let count = hidden.len() / width.max(1);
         let mut position = self.position();
@@ -451,7 +461,8 @@ impl Session {
         let scale = model.bundle.model.hidden_scale as f32;
         let given = Columns::of_rows(hidden, width, scale);
         let rope = self.rope.clone();
-        let mut out = Vec::with_capacity(hidden.len());
+        let mut record = Record::new(&model.bundle, route, wanted);
+        record.only(step);
         let mut done = 0;
         for turn in 0.. {
             if done == count {
@@ -461,15 +472,13 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            let left = self.call(&model, &route.layers[part], columns, PortRole::Hidden, Some(&mut feed), None)?;
-            for t in 0..real {
-                out.extend(left.column(t).map(|value| value / scale));
-            }
+            let left = self.call_recorded(&model, step, columns, &mut feed, chunk, Some(&mut record))?;
+            record.add(step.part.end as usize, &left, chunk);
             position += chunk.real;
             done += real;
         }
         self.tokens.resize(position as usize, 0);
-        Ok(out)
+        Ok(record.finish(count, &model.bundle.model)?)
     }
 
     /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
@@ -504,19 +513,32 @@ impl Session {
         let rope = self.rope.clone();
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
         for step in &route.layers {
-            hidden = match record.as_deref_mut() {
-                Some(record) if record.wants_inside(step) => {
-                    let channels = hidden.channels;
-                    let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
-                    self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), Some(&mut watch))?
-                }
-                _ => self.call(model, step, hidden, PortRole::Hidden, Some(&mut feed), None)?,
-            };
+            hidden = self.call_recorded(model, step, hidden, &mut feed, chunk, record.as_deref_mut())?;
             if let Some(record) = record.as_deref_mut() {
                 record.add(step.part.end as usize, &hidden, chunk);
             }
         }
         Ok(hidden)
+    }
+
+    /// Runs the function of a step of the layers, and records what is wanted of the states inside it.
+    fn call_recorded(
+        &mut self,
+        model: &Model,
+        step: &Step,
+        hidden: Columns,
+        feed: &mut Feed<'_>,
+        chunk: Chunk,
+        record: Option<&mut Record>,
+    ) -> Result<Columns> {
+        let channels = hidden.channels;
+        match record {
+            Some(record) if record.wants_inside(step) => {
+                let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
+                self.call(model, step, hidden, PortRole::Hidden, Some(feed), Some(&mut watch))
+            }
+            _ => self.call(model, step, hidden, PortRole::Hidden, Some(feed), None),
+        }
     }
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width for each column.
@@ -649,6 +671,12 @@ impl Record {
         Record { hidden: vec![Vec::new(); count], wanted }
     }
 
+    /// Nothing is wanted but what the function of a step gives.
+    fn only(&mut self, step: &Step) {
+        let own = step.part.start as usize + 1..step.part.end as usize + 1;
+        self.wanted.iter_mut().enumerate().for_each(|(index, wanted)| *wanted &= own.contains(&index));
+    }
+
     /// Whether something inside the function of a step is wanted.
     fn wants_inside(&self, step: &Step) -> bool {
         self.wanted[step.part.start as usize + 1..step.part.end as usize].contains(&true)
@@ -674,11 +702,17 @@ impl Record {
         }
     }
 
-    /// The matrices, if all came by.
-    fn finish(self, tokens: usize, hidden_size: usize) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != tokens * hidden_size;
+    /// The matrices, in the source's unit, if all came by.
+    fn finish(mut self, tokens: usize, facts: &ModelFacts) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let expected = tokens * facts.hidden_size as usize;
+        let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != expected;
         match self.hidden.iter().zip(&self.wanted).position(missing) {
-            None => Ok(self.hidden),
+            None => {
+                // a power of two: nothing is lost
+                let unscaled = 1.0 / facts.hidden_scale as f32;
+                self.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
+                Ok(self.hidden)
+            }
             Some(index) => {
                 let problem = format!("the functions don't show the hidden states `hidden.{index}`");
                 Err(RuntimeError::bundle(FILE_NAME, problem))
