@@ -440,9 +440,7 @@ fn a_state_written_one_slot_late_is_caught() {
     assert!(detail.starts_with("layers_3_6.mlpackage, function `"), "{detail}");
     assert!(detail.contains("op `layers_3_attn_cache_slice_update`"), "{detail}");
     // and the golden's own text shows it, too
-    let layer = failed.iter().find(|check| check["claim"] == "what the layer adds agrees with the golden").unwrap();
-    assert_eq!(layer["layer"], 3, "{layer:#}");
-    assert!(layer["subject"].as_str().unwrap().starts_with("f32, layers_3_6.mlpackage"), "{layer:#}");
+    assert!(failed.iter().any(|check| check["claim"] == "logits agree with the golden"), "{failed:#?}");
 }
 
 #[test]

@@ -13,11 +13,6 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// When the states can't be had.
     fn sequence(&self) -> Result<Box<dyn Sequence>>;
-
-    /// Whether its sequences can show values inside functions.
-    fn shows_values(&self) -> bool {
-        false
-    }
 }
 
 /// The states of one text.

@@ -151,10 +151,6 @@ impl Backend for CpuBackend {
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(CpuSequence { shared: self.shared.clone(), states: BTreeMap::new() }))
     }
-
-    fn shows_values(&self) -> bool {
-        true
-    }
 }
 
 /// A text's states, by context length: functions of different contexts have states of the same names, but other shapes.

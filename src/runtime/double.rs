@@ -268,10 +268,6 @@ impl Backend for Double {
             memory: 0.0,
         }))
     }
-
-    fn shows_values(&self) -> bool {
-        true
-    }
 }
 
 #[derive(Clone)]

@@ -38,10 +38,6 @@ impl Backend for Profiled {
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Measured { inner: self.inner.sequence()?, profile: self.profile.clone() }))
     }
-
-    fn shows_values(&self) -> bool {
-        self.inner.shows_values()
-    }
 }
 
 struct Measured {

@@ -183,11 +183,6 @@ impl Model {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
     }
 
-    /// Whether hidden states can be had between all layers, not only between functions.
-    pub fn shows_layers(&self) -> bool {
-        self.backend.shows_values()
-    }
-
     /// Every way through the bundle.
     pub fn plan(&self) -> &Plan {
         &self.plan

@@ -31,6 +31,9 @@ pub struct Candidate {
     pub name: String,
     /// The model.
     pub model: Arc<Model>,
+    /// Whether what single layers add to the residual stream is compared. Its backend must show values inside functions,
+    /// and compute in f32: what rounding takes of a large stream can be more than a layer adds.
+    pub layers: bool,
 }
 
 /// Compares candidates with a golden: logits in calls of every size and in mixed ones, each after a reset; single
@@ -89,7 +92,9 @@ impl Comparison<'_> {
         }
         self.forced(&ways, &mut session, checks)?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
-        self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(checks))
+        self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(checks))?;
+        checks.extend(self.suspect(checks));
+        Ok(())
     }
 
     /// A text of the golden's length.

@@ -78,10 +78,6 @@ impl Backend for Watching {
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Watched { inner: self.inner.sequence()?, log: self.log.clone() }))
     }
-
-    fn shows_values(&self) -> bool {
-        true
-    }
 }
 
 struct Watched {

@@ -8,6 +8,12 @@ use crate::runtime::{Hidden, Session};
 use crate::validate::measure::{self, Measures};
 use crate::validate::verdict::{Check, Verdict};
 
+/// Measure of a layer's check.
+const ADDED: &str = "added_cosine";
+/// A layer that is so many times as far from the golden as the layers are in the median isn't one of them. Quantized layers
+/// of real models were up to 6 times as far.
+const STANDS_OUT: f64 = 20.0;
+
 impl Comparison<'_> {
     /// What single functions give in the run of the whole: the hidden states that leave a shard, a piece of the logits.
     pub(super) fn functions(&self, whole: &Whole, session: &Session, checks: &mut Vec<Check>) {
@@ -44,7 +50,7 @@ impl Comparison<'_> {
         for (index, step) in steps.iter().enumerate() {
             let (start, end) = (step.part.start as usize, step.part.end as usize);
             let (Some(given), Some(reference)) = (golden.hidden.get(&start), golden.hidden.get(&end)) else { continue };
-            let inside = (start..=end).all(|layer| golden.hidden.contains_key(&layer)) && model.shows_layers();
+            let inside = self.candidate.layers && (start..=end).all(|layer| golden.hidden.contains_key(&layer));
             let wanted = if inside { Hidden::BetweenLayers } else { Hidden::BetweenFunctions };
             let mut layers = Layers::new(step);
             for way in ways {
@@ -126,13 +132,37 @@ impl Comparison<'_> {
             let subject = self.subject(&format!("{place}layer {layer}"));
             let check = Check::of(subject, "what the layer adds agrees with the golden", problem);
             let failed = check.verdict == Verdict::Failed;
-            let measured = [("added_cosine".to_owned(), *cosine)].into_iter().collect();
+            let measured = [(ADDED.to_owned(), *cosine)].into_iter().collect();
             checks.push(Check { layer: Some(layer), measured, ..check });
             if failed {
                 break;
             }
         }
         checks
+    }
+    /// Where something failed and no layer is below the limit: the layer that is far below the others, if one is. What is
+    /// wrong in a small way in one layer shows in none but that one.
+    pub(super) fn suspect(&self, checks: &[Check]) -> Option<Check> {
+        let own = || checks.iter().filter(|check| check.subject.starts_with(&self.candidate.name));
+        let mut failed = own().filter(|check| check.verdict == Verdict::Failed).peekable();
+        failed.peek()?;
+        if failed.any(|check| check.layer.is_some()) {
+            return None;
+        }
+        let mut layers: Vec<(f64, &Check)> =
+            own().filter_map(|check| Some((1.0 - check.measured.get(ADDED)?, check))).collect();
+        layers.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (median, (worst, check)) = (layers.get(layers.len() / 2)?.0, layers.last()?);
+        let stands_out = *worst > STANDS_OUT * median.max(f64::from(f32::EPSILON));
+        stands_out.then(|| {
+            let problem = format!(
+                "what it adds has a cosine of {:.5} to the golden, {:.5} in the median of the layers",
+                1.0 - worst,
+                1.0 - median
+            );
+            let (subject, layer) = (check.subject.clone(), check.layer);
+            Check { layer, ..Check::of(subject, "the layer doesn't stand out from the others", Some(problem)) }
+        })
     }
 }
 

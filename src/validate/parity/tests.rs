@@ -21,7 +21,7 @@ fn golden() -> Golden {
 }
 
 fn gate(form: &Form, golden: &Golden) -> GateReport {
-    let candidate = Candidate { name: "double".into(), model: double::model(form).0 };
+    let candidate = Candidate { name: "double".into(), model: double::model(form).0, layers: true };
     parity(&[candidate], golden, &Thresholds::of(&Gates::default()).parity).unwrap()
 }
 
@@ -171,7 +171,7 @@ fn some_positions_are_enough() {
 
 #[test]
 fn a_golden_of_another_model_is_refused() {
-    let candidate = || Candidate { name: "double".into(), model: double::model(&Form::default()).0 };
+    let candidate = || Candidate { name: "double".into(), model: double::model(&Form::default()).0, layers: true };
     let thresholds = Thresholds::of(&Gates::default()).parity;
     let other = Golden { vocab_size: 9, ..golden() };
     assert!(parity(&[candidate()], &other, &thresholds).is_err());
