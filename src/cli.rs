@@ -7,6 +7,7 @@
 mod bench;
 mod bisect;
 mod chat;
+mod classify;
 mod compile;
 mod convert;
 mod demo;
@@ -21,6 +22,7 @@ mod model;
 mod pack;
 mod perplexity;
 mod plan;
+mod redact;
 mod run;
 mod sampling;
 mod schema;
@@ -60,6 +62,10 @@ enum Verb {
     Serve(serve::Args),
     /// Computes the logits after every token
     Logits(logits::Args),
+    /// Labels the tokens of a text
+    Classify(classify::Args),
+    /// Takes private spans out of a text of any length
+    Redact(redact::Args),
     /// Measures how well a bundle predicts a text
     Perplexity(perplexity::Args),
     /// Computes a golden from a source's own weights
@@ -98,6 +104,8 @@ impl Verb {
             Verb::Bench(args) => args.run(),
             Verb::Serve(args) => args.run(),
             Verb::Logits(args) => args.run(),
+            Verb::Classify(args) => args.run(),
+            Verb::Redact(args) => args.run(),
             Verb::Perplexity(args) => args.run(),
             Verb::Golden(args) => args.run(),
             Verb::Demo(args) => args.run(),

@@ -12,12 +12,14 @@
 //! | [`rope`] | rotary tables |
 //! | [`tensors`] | a source's tensors, found and checked |
 //! | [`decoder`] | the engine of decoders |
+//! | [`classifier`] | token classifiers |
 //! | [`layer`] | a layer: a mixer of tokens and a feed-forward network |
 //! | [`scale`] | the residual stream in another unit |
 //! | [`blocks`] | equations in ops |
 //! | [`ports`] | what inputs, outputs and states of a function mean |
 
 pub mod blocks;
+pub mod classifier;
 pub mod config;
 pub mod decoder;
 pub mod error;
@@ -34,9 +36,10 @@ use serde_json::Value as Json;
 
 use crate::error::Result;
 use crate::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
-use crate::mil::{Function, FunctionBuilder, Opset, ValueId};
+use crate::mil::{Dim, Function, FunctionBuilder, Lengths, Opset, ValueId};
 use crate::source::gguf::Metadata;
 use crate::source::{Description, HuggingFaceFiles, Ledger, Source, Weight};
+use blocks::Graph;
 use config::DecoderConfig;
 use config::gguf::FactorTensors;
 use decoder::Decoder;
@@ -95,6 +98,20 @@ pub struct FunctionRequest {
     pub most_tokens: u64,
     /// Whether an LM-head piece also gives the index of its largest logit.
     pub argmax: bool,
+}
+
+impl FunctionRequest {
+    /// The function, empty.
+    fn begin<'a>(&self, form: &Form, weights: &'a mut dyn EmitWeight) -> Graph<'a> {
+        let mut ops = FunctionBuilder::new(&self.name, form.opset);
+        let tokens = match self.tokens {
+            TokenCount::Exactly(count) => Dim::Fixed(count),
+            TokenCount::Range { lower, upper, default } => {
+                Dim::symbol(&ops.symbol("T", Lengths::Range { lower, upper: Some(upper), default }))
+            }
+        };
+        Graph::new(ops, *form, tokens, weights)
+    }
 }
 
 /// A built function and what its ports mean.
@@ -177,8 +194,10 @@ pub struct Facts {
     pub hidden_size: u64,
     /// Number of layers.
     pub num_layers: usize,
-    /// Rows of the LM head.
+    /// Rows of the embedding, and of the LM head.
     pub vocab_size: u64,
+    /// What a token classifier gives instead of tokens.
+    pub classes: Option<Classes>,
     /// Longest text the model was made for.
     pub max_position_embeddings: u64,
     /// Hidden states between functions are the model's times this.
@@ -187,6 +206,22 @@ pub struct Facts {
     pub recurrent: bool,
     /// The resolved configuration, for `bundle.json`.
     pub config: Json,
+}
+
+/// What a token classifier gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Classes {
+    /// Labels, in the order of the head's rows.
+    pub labels: Vec<String>,
+    /// How far a token of a layer sees, on each side.
+    pub band: u64,
+}
+
+impl Facts {
+    /// Rows of the head: tokens, or labels.
+    pub fn head_rows(&self) -> u64 {
+        self.classes.as_ref().map_or(self.vocab_size, |classes| classes.labels.len() as u64)
+    }
 }
 
 /// A model that can be emitted.
@@ -251,6 +286,14 @@ fn open_hugging_face(
     let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
         return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
     };
+    if model_type == table::OPENAI_PRIVACY_FILTER.name {
+        if let Some(asked) = family.filter(|asked| *asked != model_type) {
+            return Err(
+                FamilyError::OtherFamily { place, asked: asked.to_owned(), found: model_type.to_owned() }.into()
+            );
+        }
+        return classifier::open(&place, config, ledger, acknowledged);
+    }
     let row = find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
     let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
     let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
@@ -309,7 +352,12 @@ fn find(
     let row = rows().next().ok_or_else(|| FamilyError::UnknownFamily {
         place: place.to_owned(),
         found: found.to_owned(),
-        known: DECODERS.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),
+        known: DECODERS
+            .iter()
+            .chain([&table::OPENAI_PRIVACY_FILTER])
+            .map(|row| row.name)
+            .collect::<Vec<_>>()
+            .join(", "),
     })?;
     match asked {
         None => Ok(row),
@@ -335,6 +383,7 @@ fn assemble(
         hidden_size: config.hidden_size,
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
+        classes: None,
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
         recurrent: config.short_conv.is_some() || config.delta_net.is_some(),

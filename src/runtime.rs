@@ -8,7 +8,13 @@
 //! | [`plan`] | which functions, in which order, with how many tokens at a time |
 //! | [`host`] | embedding and rotary tables |
 //! | [`feed`] | the inputs of a call |
+//! | [`model`] | a bundle with a backend |
+//! | [`ask`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
+//! | [`hidden`] | hidden states between calls |
+//! | [`windows`] | a text of any length on its way through a token classifier |
+//! | [`bioes`] | the labels of whole spans |
+//! | [`redact`] | spans of a text of any length |
 //! | [`profile`] | how long the functions take |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
@@ -18,7 +24,9 @@
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | [`text`] | a continuation as text, up to a stop string |
 
+pub mod ask;
 pub mod backend;
+pub mod bioes;
 pub mod chat;
 pub(crate) mod clock;
 pub mod constraint;
@@ -29,17 +37,22 @@ pub(crate) mod double;
 pub mod error;
 pub mod feed;
 pub mod generate;
+pub(crate) mod hidden;
 pub mod host;
 pub mod logprobs;
 pub mod lookup;
+pub mod model;
 pub mod plan;
 pub mod prefix;
 pub mod profile;
+pub mod redact;
 pub mod sampling;
 pub mod session;
 pub mod text;
 pub mod tokenizer;
+pub mod windows;
 
+pub use ask::{Answer, Ask, Chunking, Hidden, Positions};
 pub use backend::{Backend, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::CoreMlBackend;
@@ -49,8 +62,10 @@ pub use generate::{Choice, Finish, Generation, Generator, Request, Timings, gene
 pub use host::Host;
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
+pub use model::Model;
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
-pub use session::{Answer, Ask, Chunking, Hidden, Model, Positions, Session};
+pub use session::Session;
 pub use text::{Piece, TextStream, generate_text};
 pub use tokenizer::{Detokenizer, Tokenizer};
+pub use windows::Windows;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`engine`] | the thread that computes: a bounded queue, texts taking turns |
 //! | [`service`] | from what a client asks to tokens, and the checks before any work |
+//! | [`loading`] | loading the model while the server already answers |
 //! | [`parameters`] | what clients can ask for, under the names that they know |
 //! | [`http`] | connections, routes, limits |
 //! | [`openai`] | bodies of requests and answers |
@@ -14,6 +15,7 @@ pub mod engine;
 pub mod error;
 pub mod http;
 pub mod lines;
+pub mod loading;
 pub mod metrics;
 pub mod openai;
 pub mod parameters;

@@ -64,7 +64,7 @@ fn converts(name: &str) {
         let outputs = &functions[0].outputs;
         match package.stage {
             Stage::Layers { .. } => assert_eq!(outputs[0].name, "hidden_out"),
-            Stage::Head { end, .. } => assert_eq!(end, facts.vocab_size),
+            Stage::Head { end, .. } => assert_eq!(end, facts.head_rows()),
         }
         std::fs::remove_dir_all(path).unwrap();
     }
@@ -94,6 +94,7 @@ each! {
     llama_3_2_3b: "llama-3.2-3b",
     mistral_7b: "mistral-7b",
     phi4_mini: "phi4-mini",
+    privacy_filter: "privacy-filter",
     qwen2_5_0_5b: "qwen2.5-0.5b",
     qwen2_5_coder_0_5b: "qwen2.5-coder-0.5b",
     qwen3_0_6b: "qwen3-0.6b",

@@ -55,7 +55,7 @@ fn check(model: &dyn Model, form: Form) -> Result<()> {
     let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
     let sliced = Form { kv_write: KvWrite::Slice, ..form };
     for (form, tokens) in [(form, range), (sliced, TokenCount::Exactly(3)), (form, TokenCount::Exactly(1))] {
-        let head = Stage::Head { first: 3, end: facts.vocab_size };
+        let head = Stage::Head { first: 3, end: facts.head_rows() };
         for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {
             let request =
                 FunctionRequest { name: "main".into(), stage, tokens, context: 64, most_tokens: 4, argmax: true };
@@ -77,7 +77,8 @@ fn every_family_builds_in_every_form() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
     let cases = std::fs::read_to_string(root.join("cases.json")).expect("the list of cases");
     let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
-    let cases = cases["cases"].as_array().expect("a list");
+    let [decoders, classifiers] = ["cases", "classifiers"].map(|key| cases[key].as_array().expect("a list").as_slice());
+    let cases = [decoders, classifiers].concat();
     assert!(cases.len() >= 20);
     cases.par_iter().for_each(|case| {
         let family = case["family"].as_str();

@@ -113,7 +113,7 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
     let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(root.join("cases.json")).unwrap()).unwrap();
     let mut families = BTreeSet::new();
-    for case in cases["cases"].as_array().unwrap() {
+    for case in cases["cases"].as_array().unwrap().iter().chain(cases["classifiers"].as_array().unwrap()) {
         let (family, model) = (case["family"].as_str().unwrap(), case["hugging_face"].as_str().unwrap());
         families.insert(family);
         let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &["context=32"]);

@@ -11,9 +11,10 @@ computed it is not ours. A porter runs this once per model, on any machine with 
 The file holds
 
     tokens    i32 [n]          the input; a tokenizer's own beginning-of-text token is part of it
-    logits    f32 [n, vocab]   after every token, softcaps and logit scales applied
+    logits    f32 [n, vocab]   after every token, softcaps and logit scales applied; of the labels if it is a classifier
     positions i32 [k]          with --positions: the positions of the k rows of logits
-    losses    f32 [n - 1]      negative log likelihood of every token but the first, in nats: the perplexity of the text
+    losses    f32 [n - 1]      negative log likelihood of every token but the first, in nats: the perplexity of the text;
+                               not for a classifier
     hidden.N  f32 [n, hidden]  with --hidden: hidden.0 enters layer 0 (after any embedding multiplier),
                                hidden.N leaves layer N-1 (the residual stream, before the final norm)
     greedy    i32 [m]          with --greedy: the argmax continuation; ends early after an end-of-text token
@@ -42,7 +43,7 @@ def load(model, gguf_file=None, **kwargs):
         if "config" not in kwargs and cached_file(model, "config.json", _raise_exceptions_for_missing_entries=False):
             # transformers rebuilds a configuration from few of a GGUF's keys: prefer the original.
             kwargs["config"] = transformers.AutoConfig.from_pretrained(model)
-    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded, report = auto_class(model).from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True, **kwargs
     )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -51,6 +52,13 @@ def load(model, gguf_file=None, **kwargs):
     if gguf_file is not None:
         refuse_what_was_dropped(cached_file(model, gguf_file), loaded, rebuilt="config" not in kwargs)
     return loaded.eval()
+
+
+def auto_class(model):
+    """What makes the model: a classifier of tokens where its configuration says that it is one."""
+    architectures = transformers.AutoConfig.from_pretrained(model).architectures or [""]
+    classifies = architectures[0].endswith("ForTokenClassification")
+    return transformers.AutoModelForTokenClassification if classifies else transformers.AutoModelForCausalLM
 
 
 def refuse_what_was_dropped(path, loaded, rebuilt):
@@ -167,7 +175,8 @@ def main():
     if not tokens or not all(0 <= token < vocab for token in tokens):
         raise SystemExit(f"--tokens: need at least one id, each in 0..{vocab - 1}; found {tokens}")
     tensors = golden(model, tokens, options.hidden)
-    tensors["losses"] = losses(tensors["logits"], tokens)
+    if not type(model).__name__.endswith("ForTokenClassification"):
+        tensors["losses"] = losses(tensors["logits"], tokens)
     if options.positions is not None:
         positions = [int(position) for position in options.positions.split(",")]
         if positions != sorted(set(positions)) or not 0 <= positions[0] <= positions[-1] < len(tokens):

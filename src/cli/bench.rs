@@ -136,7 +136,7 @@ const SUITE: [(&str, &str, usize); 5] = [
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
         let start = Instant::now();
-        let model = self.runner.open()?;
+        let model = self.runner.load()?;
         // functions are made ready when they are first called
         self.text(&model, 1, 1, 2)?;
         let load_s = start.elapsed().as_secs_f64();

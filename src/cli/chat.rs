@@ -50,7 +50,7 @@ struct Talk<'a> {
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        let model = self.runner.open()?;
+        let model = self.runner.load()?;
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
         let template = ChatTemplate::of(model.bundle(), model.folder(), &tokenizer)?;
         // as long as nothing is being written, Ctrl-C ends the program

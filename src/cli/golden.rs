@@ -15,7 +15,7 @@ use crate::convert::{Options, convert, files};
 use crate::error::Result;
 use crate::exec::Precision;
 use crate::manifest::{Manifest, Numerics, Quant, WeightFormat};
-use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, generate};
+use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
 use crate::validate::perplexity::loss;
 use crate::validate::{Golden, Greedy};
 
@@ -94,8 +94,13 @@ pub(super) fn unquantized(manifest: &Manifest, folder: &Path) -> Result<Arc<Mode
 
 fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, manifest: &Manifest) -> Result<Golden> {
     let hidden = if hidden { Hidden::BetweenLayers } else { Hidden::No };
-    let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
-    let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
+    let answer = match model.bundle().model.classification() {
+        Some(_) => Windows::new(model, None, hidden)?.label(&tokens)?,
+        None => {
+            let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
+            model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
+        }
+    };
     let request =
         Request { prompt: tokens.clone(), max_tokens: greedy, stops: model.end_tokens(), ..Request::default() };
     let greedy = match greedy {
@@ -117,15 +122,19 @@ fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, ma
         ("source", manifest.source.clone().unwrap_or_default()),
         ("source_files", digests.join("\n")),
     ];
-    let vocab_size = model.bundle().model.vocab_size as usize;
+    let facts = &model.bundle().model;
+    let vocab_size = facts.head_rows() as usize;
     let rows = answer.logits.chunks_exact(vocab_size).zip(tokens.iter().skip(1));
-    let losses = rows.filter_map(|(row, token)| Some(loss(row, *token)? as f32)).collect();
+    // labels say nothing of the next token
+    let losses =
+        facts.classification().is_none().then(|| rows.filter_map(|(row, token)| Some(loss(row, *token)? as f32)));
+    let losses = losses.map(Iterator::collect);
     Ok(Golden {
         positions: (0..tokens.len()).collect(),
         tokens,
         logits: answer.logits,
         vocab_size,
-        losses: Some(losses),
+        losses,
         hidden: answer.hidden.into_iter().enumerate().collect(),
         greedy,
         metadata: metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),

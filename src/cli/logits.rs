@@ -9,13 +9,13 @@ use super::model::{Input, Runner};
 use super::{print, print_json};
 use crate::convert::files;
 use crate::error::Result;
-use crate::runtime::{Ask, Chunking, Hidden, Positions};
+use crate::runtime::{Ask, Chunking, Hidden, Positions, Windows};
 use crate::validate::golden::TensorFile;
 
 /// Computes the logits after every token and writes them to a safetensors file.
 ///
 /// The file has `tokens` i32 [n], `logits` f32 [n, vocabulary] and, with --hidden, `hidden.N` f32 [n, hidden size]: what
-/// enters layer N, or leaves the last one.
+/// enters layer N, or leaves the last one. A token classifier has a logit for each label instead; its calls are windows.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -38,12 +38,18 @@ pub struct Args {
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        let model = self.runner.open()?;
+        let model = self.runner.load()?;
         let tokens = self.input.tokens(&model)?;
-        let chunking = if self.chunk.is_empty() { Chunking::Largest } else { Chunking::Pattern(self.chunk) };
         let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
-        let ask = Ask { logits: Positions::All, hidden, chunking };
-        let answer = model.start(tokens.len() as u64)?.forward(&tokens, &ask)?;
+        let window = self.chunk.first().copied();
+        let chunking = if self.chunk.is_empty() { Chunking::Largest } else { Chunking::Pattern(self.chunk) };
+        let answer = match model.bundle().model.classification() {
+            Some(_) => Windows::new(&model, window, hidden)?.label(&tokens)?,
+            None => {
+                let ask = Ask { logits: Positions::All, hidden, chunking };
+                model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
+            }
+        };
         let facts = &model.bundle().model;
         let precision = self.runner.precision();
         let about = [
@@ -53,19 +59,19 @@ impl Args {
         ];
         let mut file = TensorFile::new(about.map(|(key, value)| (key.into(), value.into())).into());
         file.integers("tokens", &tokens);
-        file.matrix("logits", facts.vocab_size as usize, &answer.logits);
+        file.matrix("logits", facts.head_rows() as usize, &answer.logits);
         for (number, values) in answer.hidden.iter().enumerate() {
             file.matrix(&format!("hidden.{number}"), facts.hidden_size as usize, values);
         }
         let written = files::write(&self.out, &file.to_bytes())?;
         let best: Vec<u32> =
-            answer.logits.chunks_exact(facts.vocab_size as usize).map(crate::runtime::sampling::argmax).collect();
+            answer.logits.chunks_exact(facts.head_rows() as usize).map(crate::runtime::sampling::argmax).collect();
         if self.json {
             let mut about: BTreeMap<&str, serde_json::Value> =
                 about.into_iter().map(|(key, value)| (key, json!(value))).collect();
             about.insert("out", json!(self.out));
             about.insert("positions", json!(tokens.len()));
-            about.insert("vocab_size", json!(facts.vocab_size));
+            about.insert("vocab_size", json!(facts.head_rows()));
             about.insert("argmax", json!(best));
             print_json(&about);
         } else {

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
+use crate::convert::progress::Progress;
 use crate::coreml::ComputeUnits;
 use crate::error::Result;
 use crate::exec::Precision;
+use crate::runtime::bioes::Biases;
 use crate::runtime::{Model, Tokenizer, coreml};
 
 /// A bundle, and how it is run.
@@ -84,7 +86,7 @@ pub enum BackendName {
 }
 
 impl Runner {
-    /// Opens the bundle.
+    /// Opens the bundle. Nothing is loaded yet.
     ///
     /// # Errors
     /// When there is none, it contradicts itself, or the backend isn't available.
@@ -93,6 +95,20 @@ impl Runner {
             None => Model::on_cpu(&self.bundle, self.precision.precision()),
             Some(units) => open_on_core_ml(&self.bundle, units),
         }
+    }
+
+    /// Opens the bundle and loads all of it, with a progress bar where that takes long.
+    ///
+    /// # Errors
+    /// As [`Runner::open`], and when a function can't be loaded.
+    pub fn load(&self) -> Result<Arc<Model>> {
+        let model = self.open()?;
+        if self.backend.core_ml().is_some() {
+            let progress = Progress::counting("loading functions");
+            model.prepare(|done, of| progress.set(done as u64, of as u64))?;
+            progress.finish();
+        }
+        Ok(model)
     }
 
     /// How numbers are computed with: the precision's name, or Core ML's units.
@@ -106,6 +122,33 @@ impl Runner {
             None => format!("CPU ({})", self.precision.name()),
             Some(units) => format!("Core ML ({units})"),
         }
+    }
+}
+
+/// How a text is labelled.
+#[derive(Debug, Args)]
+pub struct Labels {
+    /// Tokens of the largest call; as many as the functions take if not given. The labels stay the same
+    #[arg(long, value_name = "T")]
+    pub window: Option<u64>,
+    /// A viterbi_calibration.json, whose biases make for more or fewer spans
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
+    /// The operating point of the calibration
+    #[arg(long, value_name = "NAME", default_value = "default", requires = "calibration")]
+    operating_point: String,
+}
+
+impl Labels {
+    /// What transitions between labels add.
+    ///
+    /// # Errors
+    /// When the calibration can't be read.
+    pub fn biases(&self) -> Result<Biases> {
+        Ok(match &self.calibration {
+            None => Biases::default(),
+            Some(path) => Biases::read(path, &self.operating_point)?,
+        })
     }
 }
 

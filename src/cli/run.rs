@@ -58,7 +58,7 @@ struct Prompt {
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        let model = self.runner.open()?;
+        let model = self.runner.load()?;
         let tokenizer = match Tokenizer::of(model.bundle(), model.folder()) {
             Ok(tokenizer) => Some(Arc::new(tokenizer)),
             Err(_) if self.prompt.ids.is_some() && !model.bundle().tokenizer.contains_key("tokenizer") => None,

@@ -16,8 +16,24 @@ const NAMED: usize = 3;
 pub fn of_plan(plan: &Plan, model: &dyn Model) -> Vec<String> {
     let longest = model.facts().max_position_embeddings;
     let over = plan.contexts.iter().filter(|context| **context > longest);
-    over.map(|context| format!("context {context} is longer than the {longest} tokens that the model was made for"))
-        .collect()
+    let over = over
+        .map(|context| format!("context {context} is longer than the {longest} tokens that the model was made for"));
+    over.chain(short_windows(plan, model)).collect()
+}
+
+/// A token classifier takes long texts in windows, which must be more than what their layers see on both sides.
+fn short_windows(plan: &Plan, model: &dyn Model) -> Option<String> {
+    let band = model.facts().classes.as_ref()?.band;
+    let functions = plan.packages.iter().flat_map(|package| &package.functions);
+    let window = functions.map(|function| function.most_tokens).max()?;
+    let seen = 2 * plan.most_layers() * band;
+    (window <= seen).then(|| {
+        format!(
+            "calls of up to {window} tokens label no longer text than that: its layers see {seen} tokens around a \
+             window; `--set lengths.range=[1,{}]` or more takes texts of any length",
+            2 * seen
+        )
+    })
 }
 
 /// Quantization that lost much, with the remedy.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::build::build_package;
-use super::bundle::{self, Bundle, FileDigest, HostFacts, ModelFacts, PackageEntry, SourceFacts};
+use super::bundle::{self, Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, SourceFacts, Task};
 use super::compile::Compiler;
 use super::emit::Emitter;
 use super::error::ConvertError;
@@ -18,7 +18,7 @@ use super::tokenizer::{self, TextFacts};
 use super::{files, host, notes, resources};
 use crate::error::Result;
 use crate::family::ports::Stage;
-use crate::family::{Host, Model};
+use crate::family::{Classes, Facts, Host, Model};
 use crate::manifest::{Manifest, ResidualScale};
 use crate::package::{self, WriteOptions};
 use crate::source::Source;
@@ -121,6 +121,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
             contexts: plan.contexts.clone(),
             eos_token_ids: text.eos_token_ids,
             bos_token_id: text.bos_token_id,
+            task: task(facts, &plan, &manifest),
         },
         config: facts.config.clone(),
         manifest: manifest.clone(),
@@ -154,6 +155,14 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     output::publish(&partial, &path)?;
     options.progress.finish();
     Ok(Outcome::Written(Box::new(Written { path, bundle, report })))
+}
+
+/// What the model is for.
+fn task(facts: &Facts, plan: &Plan, manifest: &Manifest) -> Task {
+    let Some(Classes { labels, band }) = &facts.classes else { return Task::TextGeneration };
+    let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * band);
+    let (labels, band, stride) = (labels.clone(), *band, window.saturating_sub(2 * halo));
+    Task::TokenClassification(Classification { labels, band, window, halo, stride })
 }
 
 /// A conversion at work.
@@ -248,6 +257,9 @@ impl Run<'_> {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
+            Stage::Head { first, end } if self.model.facts().classes.is_some() => {
+                format!("classifier, labels {first} to {}", end - 1)
+            }
             Stage::Head { first, end } => format!("LM head, rows {first} to {}", end - 1),
         };
         let own = [

@@ -44,8 +44,13 @@ impl Plan {
     /// When the manifest asks for layers or pieces that the model doesn't have, or for packages too small for them.
     pub fn new(manifest: &Manifest, model: &dyn Model) -> Result<Plan> {
         let contexts = manifest.context.all();
-        let functions = Functions { lengths: &manifest.lengths, contexts: &contexts, argmax: manifest.lm_head.argmax };
         let facts = model.facts();
+        let functions = Functions {
+            lengths: &manifest.lengths,
+            contexts: &contexts,
+            argmax: manifest.lm_head.argmax,
+            whole_texts: facts.classes.is_some(),
+        };
         if facts.recurrent && functions.fewest_tokens() > 1 {
             return Err(ConvertError::NoSingleToken.into());
         }
@@ -59,6 +64,7 @@ impl Plan {
             None => layer_ranges(&sizes, limit, manifest.shards.max_mb)?,
         };
         let digits = facts.num_layers.to_string().len();
+        let head_name = if facts.classes.is_some() { "classifier" } else { "lm_head" };
         let mut packages: Vec<PackagePlan> = ranges
             .into_iter()
             .map(|range| {
@@ -79,7 +85,7 @@ impl Plan {
         for (index, rows) in pieces.into_iter().enumerate() {
             let stage = Stage::Head { first: rows.start, end: rows.end };
             packages.push(PackagePlan {
-                name: if count == 1 { "lm_head".into() } else { format!("lm_head_{index:0digits$}") },
+                name: if count == 1 { head_name.into() } else { format!("{head_name}_{index:0digits$}") },
                 functions: functions.of(&stage),
                 stage,
                 weight_bytes: head_bytes(quant, model, rows)?,
@@ -92,6 +98,15 @@ impl Plan {
     /// Bytes of all packages' weights: what one call of every function reads.
     pub fn weight_bytes(&self) -> u64 {
         self.packages.iter().map(|p| p.weight_bytes).sum()
+    }
+
+    /// Layers of the package that has most.
+    pub fn most_layers(&self) -> u64 {
+        let layers = self.packages.iter().map(|package| match package.stage {
+            Stage::Layers { first, end } => (end - first) as u64,
+            Stage::Head { .. } => 0,
+        });
+        layers.max().unwrap_or(0)
     }
 
     /// Bytes of all states for the largest context.
@@ -121,6 +136,8 @@ struct Functions<'a> {
     lengths: &'a Lengths,
     contexts: &'a [u64],
     argmax: bool,
+    /// Most calls bring as many tokens as a function takes.
+    whole_texts: bool,
 }
 
 impl Functions<'_> {
@@ -147,9 +164,10 @@ impl Functions<'_> {
         let head = matches!(stage, Stage::Head { .. });
         let contexts = if head { std::slice::from_ref(&largest) } else { self.contexts };
         let tokens: Vec<TokenCount> = match self.lengths {
-            // Core ML plans for the default; most calls of a decoder bring one token
+            // Core ML plans for the default; most calls of a decoder bring one token, of a classifier a whole window
             Lengths::Range([lower, upper]) => {
-                vec![TokenCount::Range { lower: *lower, upper: *upper, default: *lower }]
+                let default = if self.whole_texts { *upper } else { *lower };
+                vec![TokenCount::Range { lower: *lower, upper: *upper, default }]
             }
             Lengths::Fixed(sizes) => {
                 let mut sizes = sizes.clone();
@@ -229,7 +247,7 @@ fn head_bytes(quant: &Quant, model: &dyn Model, rows: Range<u64>) -> Result<u64>
 }
 
 fn head_pieces(manifest: &Manifest, model: &dyn Model, limit: u64) -> Result<Vec<Range<u64>>> {
-    let rows = model.facts().vocab_size;
+    let rows = model.facts().head_rows();
     let count = match manifest.lm_head.split {
         HeadSplit::Pieces(pieces) if pieces > rows => {
             return Err(ConvertError::TooManyPieces { pieces, rows }.into());

@@ -1,8 +1,8 @@
-//! Progress on stderr: bytes written and time left. Silent where stderr is no terminal.
+//! Progress on stderr: bytes written and time left, or things done. Silent where stderr is no terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A progress bar that counts bytes. Clones are the same bar.
+/// A progress bar. Clones are the same bar.
 #[derive(Clone)]
 pub struct Progress(ProgressBar);
 
@@ -20,6 +20,22 @@ impl Progress {
             bar.set_style(style);
         }
         Progress(bar)
+    }
+
+    /// A bar on stderr, if that is a terminal, that counts `what`.
+    pub fn counting(what: &'static str) -> Self {
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template("{msg:28!} {bar:32} {pos} of {len}  {elapsed}") {
+            bar.set_style(style);
+        }
+        bar.set_message(what);
+        Progress(bar)
+    }
+
+    /// Sets how far it is.
+    pub fn set(&self, done: u64, of: u64) {
+        self.0.set_length(of);
+        self.0.set_position(done);
     }
 
     /// Sets how many bytes there will be.

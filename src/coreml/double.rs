@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use crate::convert::progress::Progress;
 use crate::convert::{Options as ConvertOptions, convert};
@@ -31,12 +32,25 @@ pub struct DoubleEngine {
     pub refuses: Option<&'static str>,
     /// Everything that was done, in order.
     pub log: Arc<Mutex<Vec<String>>>,
+    meeting: Arc<Mutex<Option<Arc<Meeting>>>>,
     weights: WeightCache,
 }
 
 impl DoubleEngine {
     pub fn new() -> Self {
-        DoubleEngine { elsewhere: BTreeMap::new(), refuses: None, log: Arc::default(), weights: WeightCache::new() }
+        DoubleEngine {
+            elsewhere: BTreeMap::new(),
+            refuses: None,
+            log: Arc::default(),
+            meeting: Arc::default(),
+            weights: WeightCache::new(),
+        }
+    }
+
+    /// From now on, calls of functions without states wait until `count` of them are under way.
+    pub fn meet(&self, count: usize) {
+        let meeting = Meeting { count, came: Mutex::default(), changed: Condvar::new() };
+        *self.meeting.lock().unwrap() = Some(Arc::new(meeting));
     }
 
     /// What was done since the last time.
@@ -65,6 +79,25 @@ impl DoubleEngine {
 
     fn block(&self, function: &Function, block: &Block) -> Vec<Operation> {
         block.ops.iter().map(|op| self.operation(function, op)).collect()
+    }
+}
+
+/// Where calls wait for each other.
+struct Meeting {
+    count: usize,
+    came: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Meeting {
+    fn join(&self) {
+        let mut came = self.came.lock().unwrap();
+        *came += 1;
+        let all = came.div_ceil(self.count) * self.count;
+        self.changed.notify_all();
+        let patience = Duration::from_secs(60);
+        let (came, _) = self.changed.wait_timeout_while(came, patience, |came| *came < all).unwrap();
+        assert!(*came >= all, "a call waited in vain for others");
     }
 }
 
@@ -126,7 +159,8 @@ impl Engine for DoubleEngine {
         let options = Options { precision: Precision::F16 };
         let executable = Executable::compile(function, options, &self.weights).map_err(|e| refused(model, e))?;
         let names = function.states().map(|state| state.name.clone()).collect();
-        Ok(DoubleFunction { executable, states: names, path: model.to_owned() })
+        let meeting = self.meeting.clone();
+        Ok(DoubleFunction { executable, states: names, path: model.to_owned(), meeting })
     }
 }
 
@@ -134,6 +168,7 @@ pub struct DoubleFunction {
     executable: Executable,
     states: Vec<String>,
     path: PathBuf,
+    meeting: Arc<Mutex<Option<Arc<Meeting>>>>,
 }
 
 /// States, with the model that they were made for.
@@ -158,6 +193,12 @@ impl LoadedFunction for DoubleFunction {
         Ok(DoubleState { state: Mutex::new(self.executable.new_state()), path: self.path.clone() })
     }
 
+    fn copy(&self, state: &DoubleState, names: &[String]) -> Result<DoubleState, CoreMlError> {
+        assert_eq!((names, &state.path), (&self.states[..], &self.path));
+        let copy = state.state.lock().unwrap().clone();
+        Ok(DoubleState { state: Mutex::new(copy), path: self.path.clone() })
+    }
+
     fn call(&self, inputs: &[Array], outputs: &[Array]) -> Result<DoubleCall, CoreMlError> {
         // aligned for every element type
         let memory = |array: &Array| (array.clone(), vec![0; array.count() * array.element.size()]);
@@ -172,6 +213,10 @@ impl LoadedFunction for DoubleFunction {
     ) -> Result<Vec<OwnedValues>, CoreMlError> {
         let wrong = |problem: String| refused(&self.path, problem);
         assert_eq!(inputs.len(), call.inputs.len());
+        let meeting = self.meeting.lock().unwrap().clone();
+        if let Some(meeting) = meeting.filter(|_| self.states.is_empty()) {
+            meeting.join();
+        }
         for ((array, memory), values) in call.inputs.iter_mut().zip(inputs) {
             array::write(array, *values, memory).map_err(wrong)?;
         }

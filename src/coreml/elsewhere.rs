@@ -49,6 +49,10 @@ impl LoadedFunction for CoreMl {
         match *self {}
     }
 
+    fn copy(&self, _: &CoreMl, _: &[String]) -> Result<CoreMl, CoreMlError> {
+        match *self {}
+    }
+
     fn call(&self, _: &[Array], _: &[Array]) -> Result<CoreMl, CoreMlError> {
         match *self {}
     }

@@ -49,6 +49,12 @@ pub trait LoadedFunction: Send + 'static {
     /// When Core ML doesn't give them.
     fn state(&self, names: &[String]) -> Result<Self::State, CoreMlError>;
 
+    /// States that hold what `state` holds, as far as it has these names.
+    ///
+    /// # Errors
+    /// When Core ML doesn't give them.
+    fn copy(&self, state: &Self::State, names: &[String]) -> Result<Self::State, CoreMlError>;
+
     /// Arrays for calls with inputs and outputs of these shapes.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 //! | [`state`] | what a function carries from call to call |
 //! | [`cache`] | where keys and values are kept between calls |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
+//! | [`banded_attention`] | the same within a band of the text on both sides, with sinks and without a cache |
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
 //! | [`delta_net`] | a linear recurrence of matrices |
@@ -15,6 +16,7 @@
 //! | [`moe`] | a few of many such networks |
 
 pub mod attention;
+pub mod banded_attention;
 pub mod cache;
 pub mod causal_conv;
 pub mod delta_net;

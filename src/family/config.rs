@@ -5,7 +5,7 @@
 pub mod gguf;
 pub mod keys;
 mod layers;
-mod rope;
+pub(super) mod rope;
 
 use serde::Serialize;
 use serde_json::{Map, Value as Json};

@@ -23,7 +23,7 @@ use super::table::MixerKind;
 use super::{EmitWeight, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount};
 use crate::error::Result;
 use crate::manifest::{KvWrite, Role};
-use crate::mil::{Constant, DataType, Dim, FunctionBuilder, Lengths, TensorType, ValueId};
+use crate::mil::{Constant, DataType, Dim, TensorType, ValueId};
 use crate::source::Weight;
 
 /// Name of the rotary table.
@@ -203,14 +203,7 @@ impl Model for Decoder {
     }
 
     fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph> {
-        let mut ops = FunctionBuilder::new(&request.name, form.opset);
-        let tokens = match request.tokens {
-            TokenCount::Exactly(count) => Dim::Fixed(count),
-            TokenCount::Range { lower, upper, default } => {
-                Dim::symbol(&ops.symbol("T", Lengths::Range { lower, upper: Some(upper), default }))
-            }
-        };
-        let mut g = Graph::new(ops, *form, tokens, weights);
+        let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request),
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
@@ -241,14 +234,14 @@ impl Model for Decoder {
 
 /// The ports of a function while it is built.
 #[derive(Default)]
-struct Ports {
-    inputs: Vec<Port>,
-    outputs: Vec<Port>,
+pub(super) struct Ports {
+    pub(super) inputs: Vec<Port>,
+    pub(super) outputs: Vec<Port>,
     states: Vec<StatePort>,
 }
 
 impl Ports {
-    fn input(&mut self, g: &mut Graph<'_>, name: &str, role: PortRole, shape: Vec<Dim>) -> ValueId {
+    pub(super) fn input(&mut self, g: &mut Graph<'_>, name: &str, role: PortRole, shape: Vec<Dim>) -> ValueId {
         self.input_of(g, name, role, DataType::Fp16, shape)
     }
 
@@ -257,7 +250,7 @@ impl Ports {
         g.ops.input(name, TensorType { dtype, shape })
     }
 
-    fn output(&mut self, g: &mut Graph<'_>, name: &str, role: PortRole, value: ValueId) {
+    pub(super) fn output(&mut self, g: &mut Graph<'_>, name: &str, role: PortRole, value: ValueId) {
         self.outputs.push(Port { name: name.into(), role, shape: extents(&g.ops.ty(value).shape) });
         g.ops.output(name, value);
     }

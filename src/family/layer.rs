@@ -133,12 +133,7 @@ impl Layer {
         }
         match &self.feed_forward {
             FeedForward::Mlp(mlp) => planned.linears([&mlp.gate, &mlp.up, &mlp.down]),
-            FeedForward::Moe(moe) => {
-                planned.linears([&moe.router, &moe.gate, &moe.up, &moe.down]);
-                if let Some(bias) = &moe.selection_bias {
-                    planned.add("selection_bias", Role::Router, bias);
-                }
-            }
+            FeedForward::Moe(moe) => planned.moe(moe),
         }
         planned.0
     }
@@ -169,11 +164,18 @@ impl Norms {
 
 /// Weights being listed.
 #[derive(Default)]
-struct Planned(Vec<PlannedWeight>);
+pub(super) struct Planned(pub(super) Vec<PlannedWeight>);
 
 impl Planned {
-    fn add(&mut self, name: &str, role: Role, weight: &Weight) {
+    pub(super) fn add(&mut self, name: &str, role: Role, weight: &Weight) {
         self.0.push(PlannedWeight { name: name.into(), role, weight: weight.clone() });
+    }
+
+    pub(super) fn moe(&mut self, moe: &Moe) {
+        self.linears([&moe.router, &moe.gate, &moe.up, &moe.down].into_iter().chain(&moe.down_bias));
+        if let Some(bias) = &moe.selection_bias {
+            self.add("selection_bias", Role::Router, bias);
+        }
     }
 
     fn conv(&mut self, conv: &CausalConv) {
@@ -183,13 +185,13 @@ impl Planned {
         }
     }
 
-    fn norms<'a>(&mut self, norms: impl IntoIterator<Item = &'a Norm>) {
+    pub(super) fn norms<'a>(&mut self, norms: impl IntoIterator<Item = &'a Norm>) {
         for norm in norms {
             self.add(norm.name, Role::Norm, &norm.weight);
         }
     }
 
-    fn linears<'a>(&mut self, linears: impl IntoIterator<Item = &'a Linear>) {
+    pub(super) fn linears<'a>(&mut self, linears: impl IntoIterator<Item = &'a Linear>) {
         for linear in linears {
             self.add(linear.name, linear.role, &linear.weight);
             if let Some(bias) = &linear.bias {

@@ -14,9 +14,10 @@ pub enum Stage {
         /// One past the last layer.
         end: usize,
     },
-    /// Rows `first..end` of the LM head, with the final norm; hidden states in, logits out.
+    /// Rows `first..end` of the LM head, with the final norm; hidden states in, logits out. A classifier's head has a row
+    /// for each label.
     Head {
-        /// First row of the vocabulary.
+        /// First row of the vocabulary, or label.
         first: u64,
         /// One past the last row.
         end: u64,
@@ -68,6 +69,12 @@ pub enum PortRole {
         #[serde(skip_serializing_if = "Option::is_none")]
         window: Option<u64>,
     },
+    /// `[1, 1, T, T]`: 0 where two tokens of the call lie at most `band` apart and both belong to the text, -1e4 elsewhere:
+    /// the text is looked at in both directions, and nothing is carried from call to call.
+    BandMask {
+        /// Largest distance.
+        band: u64,
+    },
     /// `[1, 1, S, T]`: 1 where token t is written to slot s, its position mod S, else 0.
     KvWriteMask,
     /// `[1, 1 + levels, T, T]` of ones and zeros: which token i of the call (rows) comes after which token j (columns).
@@ -76,7 +83,7 @@ pub enum PortRole {
     TokenOrder,
     /// int32 `[1]`: the position of the call's first token, where keys and values are written.
     Position,
-    /// Logits of a part of the vocabulary, `[1, rows, T, 1]` or `[1, rows, 1, T]`.
+    /// Logits of a part of the vocabulary, or of a classifier's labels, `[1, rows, T, 1]` or `[1, rows, 1, T]`.
     Logits,
     /// Index of the largest logit within the part, `[1, 1, T, 1]` or `[1, 1, 1, T]`.
     Argmax,

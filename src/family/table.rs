@@ -214,6 +214,28 @@ const LLAMA: DecoderFamily = DecoderFamily {
     neutral_keys: &[],
 };
 
+/// OpenAI's privacy filter: no decoder, but its rotary embedding is read as one's.
+pub const OPENAI_PRIVACY_FILTER: DecoderFamily = DecoderFamily {
+    name: "openai_privacy_filter",
+    gguf: &[],
+    gguf_interleaved: false,
+    default_rope_theta: 150_000.0,
+    default_rms_norm_eps: 1e-5,
+    neutral_keys: &[
+        // of training
+        "classifier_dropout",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        // how much text other runtimes take at a time
+        "default_n_ctx",
+        "initial_context_length",
+        // gpt-oss's, without effect: experts have their own activation, and there is no LM head to tie
+        "hidden_act",
+        "tie_word_embeddings",
+    ],
+    ..LLAMA
+};
+
 /// What GGUF calls norms after the blocks, and the one before the feed-forward network beside them.
 const POST_NORMS: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),

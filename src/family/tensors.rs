@@ -215,19 +215,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     }
 
     fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
-        let tensor = self.ledger.take(name)?;
-        if tensor.shape() != shape {
-            let source = self.ledger.source().name();
-            return Err(FamilyError::Shape {
-                place: tensor.path().map_or_else(|| source.to_owned(), |path| path.display().to_string()),
-                tensor: name.to_owned(),
-                found: tensor.shape().to_vec(),
-                expected: shape.to_vec(),
-                because: because.to_owned(),
-            }
-            .into());
-        }
-        Ok(Weight::from(tensor))
+        take(self.ledger, name, shape, because)
     }
 
     fn model_name(&self, hugging_face: &str, gguf: &str) -> String {
@@ -255,4 +243,21 @@ impl<'a, 'b> Tensors<'a, 'b> {
     fn own_name<'n>(&self, name: &'n str) -> &'n str {
         self.family.tensor_names.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
     }
+}
+
+/// A tensor of the ledger, of the shape that the configuration gives it; `because` names the keys that say so.
+pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
+    let tensor = ledger.take(name)?;
+    if tensor.shape() != shape {
+        let source = ledger.source().name();
+        return Err(FamilyError::Shape {
+            place: tensor.path().map_or_else(|| source.to_owned(), |path| path.display().to_string()),
+            tensor: name.to_owned(),
+            found: tensor.shape().to_vec(),
+            expected: shape.to_vec(),
+            because: because.to_owned(),
+        }
+        .into());
+    }
+    Ok(Weight::from(tensor))
 }

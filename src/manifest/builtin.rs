@@ -29,6 +29,7 @@ const ALL: &[Builtin] = builtin![
     "llama-3.2-3b",
     "mistral-7b",
     "phi4-mini",
+    "privacy-filter",
     "qwen2.5-0.5b",
     "qwen2.5-coder-0.5b",
     "qwen3-0.6b",

@@ -6,8 +6,22 @@ use crate::exec::Tensor;
 /// Sees values inside a function while it runs, by name.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);
 
+/// A call of a function.
+pub struct Call<'a> {
+    /// The function: its index in `bundle.json`.
+    pub function: usize,
+    /// Tensors, in the order of its inputs.
+    pub inputs: Vec<&'a Tensor>,
+}
+
 /// A bundle made ready to run on something.
 pub trait Backend: Send + Sync {
+    /// Makes a function ready, which its first call would do otherwise: on Core ML that takes seconds to minutes.
+    ///
+    /// # Errors
+    /// When the function can't be loaded.
+    fn prepare(&self, function: usize) -> Result<()>;
+
     /// Begins a text: states of its own, all zero. Weights are shared with every other sequence.
     ///
     /// # Errors
@@ -26,6 +40,15 @@ pub trait Sequence: Send {
     /// # Errors
     /// When the function can't be loaded or run, or when the backend can't show values and `watch` is given.
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>>;
+
+    /// Runs functions that have no states and don't need each other, at the same time where the backend can. Gives the
+    /// outputs of each call, in the order of the calls.
+    ///
+    /// # Errors
+    /// As [`run`](Sequence::run).
+    fn run_together(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Tensor>>> {
+        calls.iter().map(|call| self.run(call.function, &call.inputs, None)).collect()
+    }
 
     /// Sets all states to zero.
     ///

@@ -1,14 +1,16 @@
 //! The backend over Core ML: compiled functions with states of their own kind, on the devices that are asked for.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::backend::{Backend, Sequence, Watch};
+use super::backend::{Backend, Call, Sequence, Watch};
 use super::error::RuntimeError;
 use super::feed::shape_of;
 use super::host::Host;
-use super::session::Model;
+use super::model::Model;
 use crate::convert::bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
 use crate::coreml::array::{Array, Element, OwnedValues, Values};
 use crate::coreml::cache::Cache;
@@ -119,13 +121,17 @@ fn recorded_digest(entry: &PackageEntry) -> String {
 }
 
 impl<E: Engine> Backend for CoreMlBackend<E> {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.shared.function(function).map(drop)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(CoreMlSequence { shared: self.shared.clone(), states: BTreeMap::new(), calls: BTreeMap::new() }))
+        Ok(Box::new(CoreMlSequence { shared: self.shared.clone(), states: BTreeMap::new(), arrays: BTreeMap::new() }))
     }
 }
 
 type StateOf<E> = <<E as Engine>::Function as LoadedFunction>::State;
-type CallOf<E> = <<E as Engine>::Function as LoadedFunction>::Call;
+type ArraysOf<E> = <<E as Engine>::Function as LoadedFunction>::Call;
 
 struct CoreMlSequence<E: Engine> {
     shared: Arc<Shared<E>>,
@@ -133,12 +139,38 @@ struct CoreMlSequence<E: Engine> {
     /// contexts have states of other shapes.
     states: BTreeMap<(String, u64), StateOf<E>>,
     /// By function and number of tokens.
-    calls: BTreeMap<(usize, usize), Call<E>>,
+    arrays: BTreeMap<(usize, usize), Arrays<E>>,
 }
 
-struct Call<E: Engine> {
-    arrays: CallOf<E>,
+/// The arrays of calls of one size.
+struct Arrays<E: Engine> {
+    bound: ArraysOf<E>,
     outputs: Vec<Array>,
+}
+
+impl<E: Engine> Arrays<E> {
+    fn new(function: &E::Function, entry: &FunctionEntry, size: usize) -> Result<Self> {
+        let [inputs, outputs] = [&entry.inputs, &entry.outputs].map(|ports| arrays(ports, size));
+        Ok(Arrays { bound: function.call(&inputs, &outputs)?, outputs })
+    }
+
+    /// Runs a function.
+    fn run(&mut self, function: &E::Function, state: Option<&StateOf<E>>, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let values = inputs.iter().map(|tensor| match &tensor.data {
+            TensorData::F32(values) => Ok(Values::Floats(values)),
+            TensorData::I32(values) => Ok(Values::Integers(values)),
+            TensorData::Bool(_) => {
+                Err(RuntimeError::Backend { backend: NAME, problem: "Core ML takes no booleans".into() })
+            }
+        });
+        let values = values.collect::<Result<Vec<_>, _>>()?;
+        let given = function.predict(&mut self.bound, state, &values)?;
+        let tensor = |(array, values): (&Array, OwnedValues)| match values {
+            OwnedValues::Floats(values) => Tensor::new(array.shape.clone(), values),
+            OwnedValues::Integers(values) => Tensor::new(array.shape.clone(), values),
+        };
+        Ok(self.outputs.iter().zip(given).map(tensor).collect())
+    }
 }
 
 impl<E: Engine> Sequence for CoreMlSequence<E> {
@@ -147,43 +179,76 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             let problem = "Core ML shows no values inside a function".to_owned();
             return Err(RuntimeError::Backend { backend: NAME, problem }.into());
         }
-        let CoreMlSequence { shared, states, calls } = self;
+        let CoreMlSequence { shared, states, arrays } = self;
         let loaded = shared.function(function)?;
         let loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = shared.entry(function)?;
         let size = tokens(&entry.inputs, inputs);
-        let call = match calls.entry((function, size)) {
-            std::collections::btree_map::Entry::Occupied(call) => call.into_mut(),
-            std::collections::btree_map::Entry::Vacant(place) => {
-                let [inputs, outputs] = [&entry.inputs, &entry.outputs].map(|ports| arrays(ports, size));
-                place.insert(Call { arrays: loaded.call(&inputs, &outputs)?, outputs })
-            }
+        let arrays = match arrays.entry((function, size)) {
+            Entry::Occupied(arrays) => arrays.into_mut(),
+            Entry::Vacant(place) => place.insert(Arrays::<E>::new(&loaded, entry, size)?),
         };
         let state = match states.entry((entry.package.clone(), entry.context)) {
             _ if entry.states.is_empty() => None,
-            std::collections::btree_map::Entry::Occupied(state) => Some(state.into_mut()),
-            std::collections::btree_map::Entry::Vacant(place) => {
-                Some(place.insert(loaded.state(&shared.state_names(entry)?)?))
+            Entry::Occupied(state) => Some(state.into_mut()),
+            Entry::Vacant(place) => Some(place.insert(loaded.state(&shared.state_names(entry)?)?)),
+        };
+        arrays.run(&loaded, state.as_deref(), inputs)
+    }
+
+    fn run_together(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Tensor>>> {
+        // each call has its arrays to itself while it runs
+        let prepared = calls.iter().map(|call| {
+            let loaded = self.shared.function(call.function)?;
+            let entry = self.shared.entry(call.function)?;
+            if !entry.states.is_empty() {
+                return Err(self.shared.wrong(format!("function `{}` has states", entry.function)).into());
             }
-        };
-        let values = inputs.iter().map(|tensor| match &tensor.data {
-            TensorData::F32(values) => Ok(Values::Floats(values)),
-            TensorData::I32(values) => Ok(Values::Integers(values)),
-            TensorData::Bool(_) => Err(shared.wrong(format!("function `{}` has an input of booleans", entry.function))),
+            let key = (call.function, tokens(&entry.inputs, &call.inputs));
+            let arrays = match self.arrays.remove(&key) {
+                Some(arrays) => arrays,
+                None => Arrays::<E>::new(&loaded.lock().unwrap_or_else(PoisonError::into_inner), entry, key.1)?,
+            };
+            Ok((key, loaded, arrays))
         });
-        let values = values.collect::<Result<Vec<_>, _>>()?;
-        let given = loaded.predict(&mut call.arrays, state.as_deref(), &values)?;
-        let tensor = |(array, values): (&Array, OwnedValues)| match values {
-            OwnedValues::Floats(values) => Tensor::new(array.shape.clone(), values),
-            OwnedValues::Integers(values) => Tensor::new(array.shape.clone(), values),
+        let prepared = prepared.collect::<Result<Vec<_>>>()?;
+        let done: Vec<_> = std::thread::scope(|scope| {
+            let mut running = Vec::new();
+            for ((key, loaded, mut arrays), call) in prepared.into_iter().zip(calls) {
+                running.push(scope.spawn(move || {
+                    let function = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+                    let outputs = arrays.run(&function, None, &call.inputs);
+                    (key, arrays, outputs)
+                }));
+            }
+            running.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        let keep = |(key, arrays, outputs)| {
+            self.arrays.insert(key, arrays);
+            outputs
         };
-        Ok(call.outputs.iter().zip(given).map(tensor).collect())
+        done.into_iter().map(keep).collect()
     }
 
     fn reset(&mut self) -> Result<()> {
         // new ones are zero
         self.states.clear();
         Ok(())
+    }
+
+    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
+        let mut states = BTreeMap::new();
+        for (key, state) in &self.states {
+            let of_key = |entry: &FunctionEntry| (&entry.package, entry.context) == (&key.0, key.1);
+            // one that was called: it is loaded
+            let function = self.arrays.keys().map(|(function, _)| *function);
+            let mut function = function.filter(|function| self.shared.entry(*function).is_ok_and(of_key));
+            let Some(function) = function.next() else { continue };
+            let loaded = self.shared.function(function)?;
+            let loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+            states.insert(key.clone(), loaded.copy(state, &self.shared.state_names(self.shared.entry(function)?)?)?);
+        }
+        Ok(Some(Box::new(CoreMlSequence { shared: self.shared.clone(), states, arrays: BTreeMap::new() })))
     }
 }
 
@@ -214,6 +279,7 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }
+        | PortRole::BandMask { .. }
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
         | PortRole::Logits => Element::F16,
@@ -310,6 +376,48 @@ mod tests {
         let (model, engine) = on_double(&folder);
         model.start(1).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
         assert_eq!(engine.take_log(), ["load tokens_1 for cpu-and-neural-engine"; 4]);
+    }
+
+    #[test]
+    fn functions_can_be_loaded_before_they_are_needed() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, &[]);
+        let (model, engine) = on_double(&folder);
+        let mut seen = Vec::new();
+        model.prepare(|done, of| seen.push((done, of))).unwrap();
+        assert_eq!(seen, [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]);
+        assert_eq!(engine.take_log().iter().filter(|line| line.starts_with("load ")).count(), 4);
+        model.start(4).unwrap().forward(&TEXT[..4], &Ask::last()).unwrap();
+        assert_eq!(engine.take_log(), [""; 0], "nothing is left to load");
+    }
+
+    #[test]
+    fn parts_of_the_head_run_at_the_same_time() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, &[]);
+        let (model, engine) = on_double(&folder);
+        // each waits for the other
+        engine.meet(2);
+        let mut session = model.start(TEXT.len() as u64).unwrap();
+        let answer = session.forward(&TEXT, &Ask::all(Chunking::Largest)).unwrap();
+        assert_eq!(answer.logits, logits(&Model::on_cpu(&folder, Precision::F16).unwrap(), Chunking::Largest)[0]);
+    }
+
+    #[test]
+    fn a_copied_text_goes_its_own_way() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, &[]);
+        let (model, _) = on_double(&folder);
+        let mut first = model.start(16).unwrap();
+        first.forward(&TEXT[..6], &Ask::none()).unwrap();
+        let mut second = first.fork().unwrap().expect("states can be copied");
+        first.forward(&[1, 2, 3], &Ask::none()).unwrap();
+        let after = second.forward(&TEXT[6..], &Ask::all(Chunking::Largest)).unwrap();
+        let whole = &logits(&model, Chunking::Largest)[0];
+        assert_eq!(after.logits, whole[whole.len() - after.logits.len()..]);
     }
 
     #[test]

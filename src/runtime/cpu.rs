@@ -148,6 +148,10 @@ impl Compiled {
 }
 
 impl Backend for CpuBackend {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.shared.executable(function).map(drop)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(CpuSequence { shared: self.shared.clone(), states: BTreeMap::new() }))
     }

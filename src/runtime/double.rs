@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
 use super::host::Host;
-use super::session::Model;
+use super::model::Model;
 use crate::convert::bundle::*;
 use crate::error::Result;
 use crate::exec::{Tensor, TensorData};
@@ -72,7 +72,7 @@ impl Default for Form {
     }
 }
 
-/// A call that the backend saw: the function's name and its number of tokens.
+/// A call that the backend saw: the function's name and its number of tokens, none where it was only made ready.
 pub type Calls = Arc<Mutex<Vec<(String, usize)>>>;
 
 pub fn model(form: &Form) -> (Arc<Model>, Calls) {
@@ -157,6 +157,7 @@ pub fn bundle(form: &Form) -> Bundle {
         name: "double".into(),
         family: "double".into(),
         model: ModelFacts {
+            task: Task::default(),
             hidden_scale: 1.0,
             hidden_size: HIDDEN as u64,
             num_layers: 3,
@@ -258,7 +259,29 @@ struct Double {
     form: Form,
 }
 
+/// Counts a call, and lets happen what the script says of it.
+fn note(calls: &Calls, form: &Form, function: &str, tokens: usize) -> Result<Option<Mishap>> {
+    let number = {
+        let mut calls = calls.lock().unwrap();
+        calls.push((function.to_owned(), tokens));
+        calls.len() - 1
+    };
+    match form.script.iter().find(|(at, _)| *at == number).map(|(_, mishap)| *mishap) {
+        Some(Mishap::Error) => {
+            let problem = "the device is busy".to_owned();
+            Err(RuntimeError::Backend { backend: "double", problem }.into())
+        }
+        Some(Mishap::Panic) => panic!("as the script says"),
+        other => Ok(other),
+    }
+}
+
 impl Backend for Double {
+    fn prepare(&self, function: usize) -> Result<()> {
+        note(&self.calls, &self.form, &self.bundle.functions[function].function, 0)?;
+        Ok(())
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Text {
             bundle: self.bundle.clone(),
@@ -287,19 +310,8 @@ impl Sequence for Text {
             entry.inputs.iter().map(|p| p.name.as_str()).zip(inputs.iter().copied()).collect();
         let t = named["hidden"].shape[2];
         assert!(entry.tokens.allows(t as u64), "{} got {t} tokens", entry.function);
-        let number = {
-            let mut calls = self.calls.lock().unwrap();
-            calls.push((entry.function.clone(), t));
-            calls.len() - 1
-        };
-        match self.form.script.iter().find(|(at, _)| *at == number) {
-            Some((_, Mishap::Error)) => {
-                let problem = "the device is busy".to_owned();
-                return Err(RuntimeError::Backend { backend: "double", problem }.into());
-            }
-            Some((_, Mishap::Panic)) => panic!("as the script says"),
-            Some((_, Mishap::Short)) => return Ok(vec![Tensor::new(vec![1], vec![0.0])]),
-            None => {}
+        if note(&self.calls, &self.form, &entry.function, t)? == Some(Mishap::Short) {
+            return Ok(vec![Tensor::new(vec![1], vec![0.0])]);
         }
         let mut hidden = named["hidden"].floats().unwrap().to_vec();
         let (first, end) = match entry.stage {

@@ -98,6 +98,36 @@ pub enum RuntimeError {
         /// What is wrong with it.
         problem: String,
     },
+    /// The model labels tokens and can't continue a text.
+    #[error("{}: the model labels the tokens of a text; it doesn't continue one", path.display())]
+    LabelsTokens {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// The model continues a text and has no labels.
+    #[error("{}: the model continues a text; it has no labels for one", path.display())]
+    NoLabels {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// A text is longer than a call, and calls are too small to overlap.
+    #[error(
+        "a text of more than {window} tokens needs calls of more than {}, for the layers of one function see {halo} \
+         tokens to each side; the bundle's calls have up to {window}",
+        2 * halo
+    )]
+    Window {
+        /// Tokens of the largest call.
+        window: u64,
+        /// Tokens that a function's layers see on each side.
+        halo: u64,
+    },
+    /// Labels that name no places within spans.
+    #[error("{problem}")]
+    Labels {
+        /// What is wrong with them.
+        problem: String,
+    },
     /// The tokenizer failed on a text.
     #[error("tokenizer: {problem}")]
     Tokenizer {
@@ -147,6 +177,11 @@ impl Diagnostic for RuntimeError {
                 "shorten the prompt or --max-tokens, or convert with a larger `context` in the manifest"
             }
             RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
+            RuntimeError::LabelsTokens { .. } => "use `anec classify`, `anec redact` or `anec logits`",
+            RuntimeError::NoLabels { .. } => "use `anec run`, or convert a token classifier",
+            RuntimeError::Window { .. } => {
+                "convert with a larger `lengths` in the manifest, or fewer layers in each package (`shards`)"
+            }
             RuntimeError::NoTokenizer { .. } => "give token ids with --ids",
             RuntimeError::NoChatTemplate { .. } => "leave out --chat: the prompt is then continued as it is",
             _ => return None,

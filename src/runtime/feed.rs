@@ -44,6 +44,7 @@ impl<'a> Feed<'a> {
                 let mask = self.attention_mask(slots(port, 3)?, *window);
                 shaped(port, shape, mask)?
             }
+            PortRole::BandMask { band } => shaped(port, shape, self.band_mask(*band))?,
             PortRole::KvWriteMask => {
                 let mask = self.kv_write_mask(slots(port, 2)?);
                 shaped(port, shape, mask)?
@@ -76,6 +77,18 @@ impl<'a> Feed<'a> {
             let position = self.position + (t as u64).min(self.chunk.real - 1);
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
             (first..=position).for_each(|seen| row[(seen % slots) as usize] = 0.0);
+        }
+        mask
+    }
+
+    /// `[T, T]`: a token sees those at most `band` away on both sides. Nobody looks at tokens that only fill the call, or
+    /// at what they see.
+    fn band_mask(&self, band: u64) -> Vec<f32> {
+        let Chunk { real, size } = self.chunk;
+        let mut mask = vec![CLOSED; (size * size) as usize];
+        for (t, row) in mask.chunks_exact_mut(size as usize).enumerate() {
+            let t = t as u64;
+            row[t.saturating_sub(band).min(real) as usize..(t + band + 1).min(real) as usize].fill(0.0);
         }
         mask
     }

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::ask::{Ask, Chunking, Hidden, Positions};
 use super::constraint::Constraint;
 use super::error::RuntimeError;
 use super::logprobs::Logprobs;
 use super::lookup::{Lookup, Speculation};
+use super::model::Model;
 use super::prefix::common;
 use super::sampling::{Sampler, Sampling};
-use super::session::{Ask, Chunking, Hidden, Model, Positions, Session};
+use super::session::Session;
 use crate::error::Result;
 
 /// What to continue, and how.

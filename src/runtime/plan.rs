@@ -89,7 +89,7 @@ impl Plan {
                 });
                 check_tiling(&layers, num_layers)
                     .map_err(|problem| error(format!("layers of context {context}: {problem}")))?;
-                check_tiling(&head, bundle.model.vocab_size)
+                check_tiling(&head, bundle.model.head_rows())
                     .map_err(|problem| error(format!("LM head of context {context}: {problem}")))?;
                 Ok(Route { context, layers, head })
             })
@@ -140,17 +140,18 @@ fn check_tiling(steps: &[Step], total: u64) -> Result<(), String> {
 }
 
 impl Step {
-    /// The functions that compute it, by their index in `bundle.json`.
-    pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
-        self.variants.iter().map(|(_, function)| *function)
-    }
-
     /// The function for calls of `size` tokens.
     pub fn function(&self, size: u64) -> Option<usize> {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
     }
 
-    fn largest_at_most(&self, size: u64) -> Option<u64> {
+    /// All its functions.
+    pub fn functions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.variants.iter().map(|(_, function)| *function)
+    }
+
+    /// The largest number of tokens that a call of it can have, at most `size`.
+    pub fn largest_at_most(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             Tokens::Range([lower, upper]) => (lower <= size).then_some(upper.min(size)),
             Tokens::Exactly(n) => (n <= size).then_some(n),
@@ -158,7 +159,8 @@ impl Step {
         candidates.max()
     }
 
-    fn smallest_at_least(&self, size: u64) -> Option<u64> {
+    /// The smallest number of tokens that a call of it can have, at least `size`.
+    pub fn smallest_at_least(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
             Tokens::Range([lower, upper]) => (upper >= size).then_some(lower.max(size)),
             Tokens::Exactly(n) => (n >= size).then_some(n),

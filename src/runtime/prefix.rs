@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::session::{Model, Session};
+use super::model::Model;
+use super::session::Session;
 use crate::error::Result;
 
 /// Sessions that nobody uses now, by when they were last used.
@@ -72,8 +73,8 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ask::Ask;
     use super::super::double::{self, Form};
-    use super::super::session::Ask;
     use super::*;
 
     fn cache(capacity: usize) -> PrefixCache {

@@ -35,6 +35,10 @@ impl Profiled {
 }
 
 impl Backend for Profiled {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.inner.prepare(function)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Measured { inner: self.inner.sequence()?, profile: self.profile.clone() }))
     }
@@ -69,8 +73,8 @@ impl Sequence for Measured {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ask::Ask;
     use super::super::double::{self, Form};
-    use super::super::session::Ask;
 
     #[test]
     fn every_call_is_counted_under_its_function() {

@@ -1,245 +1,21 @@
 //! A text on its way through a bundle: tokens in, logits out, in calls of as many tokens as the functions take.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::backend::{Backend, Sequence, Watch};
-use super::cpu::{CpuBackend, Programs};
+use super::ask::{Answer, Ask, Chunking, Hidden, Positions};
+use super::backend::{Call, Sequence, Watch};
 use super::error::RuntimeError;
 use super::feed::{Feed, shape_of, shaped};
-use super::host::{Host, RopeChoice};
-use super::plan::{self, Chunk, Plan, Route, Step};
-use super::profile::{Profile, Profiled};
-use crate::convert::bundle::{Bundle, FILE_NAME, ModelFacts};
+use super::hidden::{Columns, Record};
+use super::host::RopeChoice;
+use super::model::Model;
+use super::plan::{self, Chunk, Route, Step};
+use crate::convert::bundle::FILE_NAME;
 use crate::error::Result;
-use crate::exec::{Precision, Tensor, TensorData};
-use crate::family::ports::{PortRole, Stage, StatePort, StateRole};
-
-/// A bundle with a backend that runs it.
-pub struct Model {
-    bundle: Bundle,
-    folder: PathBuf,
-    host: Arc<Host>,
-    plan: Plan,
-    backend: Arc<dyn Backend>,
-    /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
-    /// after it is closed by the masks, and overwritten before they open it.
-    positional: bool,
-}
-
-/// For which positions logits are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Positions {
-    /// For none.
-    None,
-    /// For the last token only.
-    Last,
-    /// For every token.
-    All,
-}
-
-/// How tokens are divided into calls.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Chunking {
-    /// As many tokens per call as the functions take.
-    #[default]
-    Largest,
-    /// These numbers of tokens, again and again; the last call takes what is left.
-    Pattern(Vec<u64>),
-}
-
-/// Which hidden states are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hidden {
-    /// None.
-    No,
-    /// Those between functions: what enters the first and leaves each. Every backend can show them.
-    BetweenFunctions,
-    /// Those between all layers. Not every backend shows what is inside a function.
-    BetweenLayers,
-}
-
-impl Chunking {
-    /// The number of tokens that the call of this turn should have, if any.
-    fn wish(&self, turn: usize) -> Option<u64> {
-        match self {
-            Chunking::Largest => None,
-            Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
-        }
-    }
-}
-
-/// What is wanted of a run over tokens.
-#[derive(Clone, Debug)]
-pub struct Ask {
-    /// Positions with logits.
-    pub logits: Positions,
-    /// Hidden states beside them.
-    pub hidden: Hidden,
-    /// Division into calls.
-    pub chunking: Chunking,
-}
-
-impl Ask {
-    /// No logits: only the states are of interest.
-    pub fn none() -> Self {
-        Ask { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
-    }
-
-    /// Logits of the last token, in the largest calls.
-    pub fn last() -> Self {
-        Ask { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
-    }
-
-    /// Logits of all tokens, in calls by `chunking`.
-    pub fn all(chunking: Chunking) -> Self {
-        Ask { logits: Positions::All, hidden: Hidden::No, chunking }
-    }
-}
-
-/// What a run over tokens gave.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
-    /// Logits, row-major `[positions, vocab_size]`.
-    pub logits: Vec<f32>,
-    /// Where wanted, `num_layers + 1` matrices `[tokens, hidden_size]`: what enters layer 0, then what leaves each layer.
-    /// Those that are not wanted are empty.
-    pub hidden: Vec<Vec<f32>>,
-}
-
-impl Model {
-    /// The bundle in a folder, on the CPU executor.
-    ///
-    /// # Errors
-    /// When there is no bundle, or it contradicts itself.
-    pub fn on_cpu(folder: &Path, precision: Precision) -> Result<Arc<Self>> {
-        Self::on_cpu_in(folder, &[precision])?.pop().ok_or(RuntimeError::NoBundle { path: folder.to_owned() }.into())
-    }
-
-    /// The bundle in a folder, on the CPU executor: a model for each precision, all with the same weights in memory.
-    ///
-    /// # Errors
-    /// As [`Model::on_cpu`].
-    pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
-        if !folder.join(FILE_NAME).exists() {
-            return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
-        }
-        let bundle = Bundle::read(folder)?;
-        let host = Arc::new(Host::open(&bundle, folder)?);
-        let programs = Programs::of(&bundle, folder);
-        let model = |precision: &Precision| {
-            let backend = CpuBackend::new(programs.clone(), *precision);
-            Self::new(bundle.clone(), folder, host.clone(), Box::new(backend))
-        };
-        precisions.iter().map(model).collect()
-    }
-
-    /// A model of parts: a bundle, its host tensors and a backend.
-    ///
-    /// # Errors
-    /// When the bundle's functions don't make a model.
-    pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
-        let plan = Plan::new(&bundle, folder)?;
-        check_ports(&bundle, folder)?;
-        let positional =
-            bundle.functions.iter().all(|entry| entry.states.iter().all(|s| by_position(s, entry.context)));
-        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
-    }
-
-    /// The same model, measuring how long its functions take.
-    ///
-    /// # Errors
-    /// As [`Model::new`].
-    pub fn profiled(&self) -> Result<(Arc<Self>, Profile)> {
-        let (backend, profile) = Profiled::new(self.backend.clone());
-        Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
-    }
-
-    /// The bundle.
-    pub fn bundle(&self) -> &Bundle {
-        &self.bundle
-    }
-
-    /// Its folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Tokens that fit into the largest context.
-    pub fn context(&self) -> u64 {
-        self.plan.routes.last().map_or(0, |route| route.context)
-    }
-
-    /// As a model whose states aren't written by position.
-    #[cfg(test)]
-    pub(super) fn forget_positions(&mut self) {
-        self.positional = false;
-    }
-
-    /// Tokens that end a text.
-    pub fn end_tokens(&self) -> Vec<u32> {
-        self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
-    }
-
-    /// Every way through the bundle.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// Begins a text of up to `length` tokens, prompt and continuation. The smallest context that holds it is used, and
-    /// the rotary tables that belong to its length.
-    ///
-    /// # Errors
-    /// When it doesn't fit, or the backend has no room.
-    pub fn start(self: &Arc<Self>, length: u64) -> Result<Session> {
-        let route = self.plan.route(length)?;
-        let rope = self.host.choose_rope(length)?;
-        let limit = self.plan.routes[route].context.min(rope.rows);
-        let sequence = self.backend.sequence()?;
-        let (tokens, checkpoints) = (Vec::new(), Vec::new());
-        Ok(Session { sequence, model: self.clone(), route, rope, tokens, limit, checkpoints })
-    }
-
-    /// Tokens, at most `most`, that one call of a text of `length` tokens can take.
-    ///
-    /// # Errors
-    /// When such a text doesn't fit.
-    pub fn largest_call(&self, length: u64, most: u64) -> Result<u64, RuntimeError> {
-        let route = &self.plan.routes[self.plan.route(length)?];
-        Ok(plan::chunk(&route.layers, most, None)?.real)
-    }
-}
-
-/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
-fn by_position(state: &StatePort, context: u64) -> bool {
-    let cache = matches!(
-        state.role,
-        StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. }
-    );
-    cache && state.shape.get(2).is_some_and(|slots| *slots >= context)
-}
-
-/// Every function has the hidden states and what its stage gives, and no port that a host can't serve.
-fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
-    for entry in &bundle.functions {
-        let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
-        let result = match entry.stage {
-            Stage::Layers { .. } => PortRole::Hidden,
-            Stage::Head { .. } => PortRole::Logits,
-        };
-        let results = entry.outputs.iter().filter(|port| port.role == result).count();
-        if hidden_inputs != 1 || results != 1 {
-            let problem = format!(
-                "function `{}` of {} has {hidden_inputs} inputs of hidden states and {results} results, expected one each",
-                entry.function, entry.package
-            );
-            return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem));
-        }
-    }
-    Ok(())
-}
+use crate::exec::{Tensor, TensorData};
+use crate::family::ports::{Port, PortRole};
 
 /// A text: its states and the tokens that they come from.
 pub struct Session {
@@ -262,6 +38,30 @@ struct Checkpoint {
 /// Checkpoints that a session keeps: where the prompt ended, and where the last call began.
 const CHECKPOINTS: usize = 2;
 
+impl Model {
+    /// Begins a text of up to `length` tokens, prompt and continuation. The smallest context that holds it is used, and
+    /// the rotary tables that belong to its length.
+    ///
+    /// # Errors
+    /// When it doesn't fit, the backend has no room, or the model labels tokens instead of continuing a text.
+    pub fn start(self: &Arc<Self>, length: u64) -> Result<Session> {
+        if self.bundle.model.classification().is_some() {
+            return Err(RuntimeError::LabelsTokens { path: self.folder.clone() }.into());
+        }
+        self.session(length)
+    }
+
+    /// As [`Model::start`], whatever the model is for.
+    pub(super) fn session(self: &Arc<Self>, length: u64) -> Result<Session> {
+        let route = self.plan.route(length)?;
+        let rope = self.host.choose_rope(length)?;
+        let limit = self.plan.routes[route].context.min(rope.rows);
+        let sequence = self.backend.sequence()?;
+        let (tokens, checkpoints) = (Vec::new(), Vec::new());
+        Ok(Session { sequence, model: self.clone(), route, rope, tokens, limit, checkpoints })
+    }
+}
+
 impl Session {
     /// Tokens computed so far; the position of the next one.
     pub fn position(&self) -> u64 {
@@ -281,6 +81,11 @@ impl Session {
     /// The functions that it runs through.
     pub fn route(&self) -> &Route {
         &self.model.plan.routes[self.route]
+    }
+
+    /// The rotary tables that it uses.
+    pub(super) fn rope(&self) -> &RopeChoice {
+        &self.rope
     }
 
     /// The model.
@@ -433,7 +238,7 @@ impl Session {
 
     /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
     /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`Session::route`]. Gives what leaves its last layer,
-    /// and the others if `wanted` says so, in their places in [`Answer::hidden`].
+    /// and what leaves the others if `wanted` says so, in their places in [`Answer::hidden`].
     ///
     /// # Errors
     /// As [`Session::forward`].
@@ -453,8 +258,7 @@ impl Session {
         if position + count as u64 > self.limit {
             return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
         }
-        let scale = model.bundle.model.hidden_scale as f32;
-        let given = Columns::of_rows(hidden, width, scale);
+        let given = Columns::of_rows(hidden, width, model.bundle.model.hidden_scale as f32);
         let rope = self.rope.clone();
         let mut record = Record::new(&model.bundle, route, wanted);
         record.only(step);
@@ -467,8 +271,7 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            let left = self.call_recorded(&model, step, columns, &mut feed, chunk, Some(&mut record))?;
-            record.add(step.part.end as usize, &left, chunk);
+            self.recorded(&model, step, columns, &mut feed, 0..real, Some(&mut record))?;
             position += chunk.real;
             done += real;
         }
@@ -503,215 +306,141 @@ impl Session {
         let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, size);
         model.host.embed(tokens, size, &mut hidden.values)?;
         if let Some(record) = record.as_deref_mut() {
-            record.add(0, &hidden, chunk);
+            record.add(0, &hidden, 0..chunk.real as usize);
         }
         let rope = self.rope.clone();
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
         for step in &route.layers {
-            hidden = self.call_recorded(model, step, hidden, &mut feed, chunk, record.as_deref_mut())?;
-            if let Some(record) = record.as_deref_mut() {
-                record.add(step.part.end as usize, &hidden, chunk);
-            }
+            hidden = self.recorded(model, step, hidden, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
         }
         Ok(hidden)
     }
 
-    /// Runs the function of a step of the layers, and records what is wanted of the states inside it.
-    fn call_recorded(
+    /// What leaves the function of a step, recorded with what is wanted of the states inside it.
+    fn recorded(
         &mut self,
         model: &Model,
         step: &Step,
         hidden: Columns,
         feed: &mut Feed<'_>,
-        chunk: Chunk,
+        counted: Range<usize>,
         record: Option<&mut Record>,
     ) -> Result<Columns> {
-        let channels = hidden.channels;
-        match record {
-            Some(record) if record.wants_inside(step) => {
-                let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, chunk, step);
-                self.call(model, step, hidden, PortRole::Hidden, Some(feed), Some(&mut watch))
-            }
-            _ => self.call(model, step, hidden, PortRole::Hidden, Some(feed), None),
-        }
+        let Some(record) = record else { return self.layer(model, step, hidden, feed, None) };
+        let left = if record.wants_inside(step) {
+            let channels = hidden.channels;
+            let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, counted.clone(), step);
+            self.layer(model, step, hidden, feed, Some(&mut watch))?
+        } else {
+            self.layer(model, step, hidden, feed, None)?
+        };
+        record.add(step.part.end as usize, &left, counted);
+        Ok(left)
     }
 
-    /// Appends the logits of `hidden`, one row of the vocabulary's width for each column.
-    fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
-        let vocab_size = model.bundle.model.vocab_size as usize;
-        let base = logits.len();
-        logits.resize(base + hidden.count * vocab_size, 0.0);
-        for step in &route.head {
-            let mut done = 0;
-            while done < hidden.count {
-                let chunk = plan::chunk(std::slice::from_ref(step), (hidden.count - done) as u64, None)?;
-                let real = chunk.real as usize;
-                let columns = hidden.range(done..done + real, chunk.size as usize);
-                let part = self.call(model, step, columns, PortRole::Logits, None, None)?;
-                for t in 0..real {
-                    let first = base + (done + t) * vocab_size + step.part.start as usize;
-                    let row = &mut logits[first..first + part.channels];
-                    row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
-                }
-                done += real;
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs the function of a step on `hidden` and gives its output of the role `result`.
-    fn call(
+    /// What leaves the function of a step.
+    pub(super) fn layer(
         &mut self,
         model: &Model,
         step: &Step,
         hidden: Columns,
-        result: PortRole,
-        mut feed: Option<&mut Feed<'_>>,
+        feed: &mut Feed<'_>,
         watch: Option<Watch<'_>>,
     ) -> Result<Columns> {
-        let path = || model.folder.join(FILE_NAME);
-        let size = hidden.count;
-        let Some(function) = step.function(size as u64) else {
-            return Err(RuntimeError::bundle(path(), format!("no function takes {size} tokens")).into());
-        };
-        let entry = &model.bundle.functions[function];
-        let mut values = Some(hidden.values);
-        let inputs = entry
-            .inputs
-            .iter()
-            .map(|port| match (&port.role, feed.as_deref_mut()) {
-                (PortRole::Hidden, _) => {
-                    shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
+        let (channels, size) = (hidden.channels, hidden.count);
+        let prepared = prepare(model, step, hidden, Some(feed))?;
+        let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
+        Ok(result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?)
+    }
+
+    /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column. All parts of
+    /// the head are called together.
+    pub(super) fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
+        let width = model.bundle.model.head_rows() as usize;
+        let base = logits.len();
+        logits.resize(base + hidden.count * width, 0.0);
+        let mut done = 0;
+        while done < hidden.count {
+            let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None)?;
+            let (real, size) = (chunk.real as usize, chunk.size as usize);
+            let prepared = |step| prepare(model, step, hidden.range(done..done + real, size), None);
+            let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
+            let calls: Vec<Call<'_>> = prepared.iter().map(Prepared::call).collect();
+            let given = self.sequence.run_together(&calls)?;
+            for ((step, prepared), outputs) in route.head.iter().zip(&prepared).zip(given) {
+                let rows = step.part.start as usize..step.part.end as usize;
+                let part = result(model, prepared.function, outputs, PortRole::Logits, rows.len(), size)?;
+                for t in 0..real {
+                    let first = base + (done + t) * width;
+                    let row = &mut logits[first + rows.start..first + rows.end];
+                    row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
                 }
-                (_, Some(feed)) => feed.input(port),
-                (role, None) => {
-                    let problem = format!("function `{}` of the LM head has an input of role {role:?}", entry.function);
-                    Err(RuntimeError::bundle(path(), problem))
-                }
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let inputs: Vec<&Tensor> = inputs.iter().map(Rc::as_ref).collect();
-        let outputs = self.sequence.run(function, &inputs, watch)?;
-        let channels = match result {
-            PortRole::Logits => (step.part.end - step.part.start) as usize,
-            _ => hidden.channels,
-        };
-        let output = entry.outputs.iter().position(|port| port.role == result).and_then(|i| outputs.into_iter().nth(i));
-        match output.map(|tensor| tensor.data) {
-            Some(TensorData::F32(values)) if values.len() == channels * size => {
-                Ok(Columns { channels, count: size, values })
             }
-            found => {
-                let found = found.map_or(0, |data| data.len());
-                let problem = format!(
-                    "function `{}` of {} gave {found} numbers for {size} tokens, expected {channels} for each",
-                    entry.function, entry.package
-                );
-                Err(RuntimeError::bundle(path(), problem).into())
-            }
+            done += real;
         }
+        Ok(())
     }
 }
 
-/// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
-struct Columns {
+/// A call with the tensors that it needs.
+struct Prepared {
+    function: usize,
+    inputs: Vec<Rc<Tensor>>,
+}
+
+impl Prepared {
+    fn call(&self) -> Call<'_> {
+        Call { function: self.function, inputs: self.inputs.iter().map(Rc::as_ref).collect() }
+    }
+}
+
+/// The call of a step's function on `hidden`. What else it takes comes from `feed`; functions of the head take nothing else.
+fn prepare(
+    model: &Model,
+    step: &Step,
+    hidden: Columns,
+    mut feed: Option<&mut Feed<'_>>,
+) -> Result<Prepared, RuntimeError> {
+    let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
+    let size = hidden.count;
+    let function = step.function(size as u64).ok_or_else(|| wrong(format!("no function takes {size} tokens")))?;
+    let entry = &model.bundle.functions[function];
+    let mut values = Some(hidden.values);
+    let mut input = |port: &Port| match (&port.role, feed.as_deref_mut()) {
+        (PortRole::Hidden, _) => {
+            shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
+        }
+        (_, Some(feed)) => feed.input(port),
+        (role, None) => {
+            Err(wrong(format!("function `{}` of the LM head has an input of role {role:?}", entry.function)))
+        }
+    };
+    let inputs = entry.inputs.iter().map(&mut input).collect::<Result<Vec<_>, _>>()?;
+    Ok(Prepared { function, inputs })
+}
+
+/// The output of a role, of a call of `size` tokens.
+fn result(
+    model: &Model,
+    function: usize,
+    outputs: Vec<Tensor>,
+    role: PortRole,
     channels: usize,
-    count: usize,
-    values: Vec<f32>,
-}
-
-impl Columns {
-    fn zeros(channels: usize, count: usize) -> Self {
-        Columns { channels, count, values: vec![0.0; channels * count] }
-    }
-
-    /// From one row of channels for each token, in the source's unit.
-    fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
-        let count = rows.len() / channels.max(1);
-        let mut columns = Columns::zeros(channels, count);
-        for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
-            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value * scale);
+    size: usize,
+) -> Result<Columns, RuntimeError> {
+    let entry = &model.bundle.functions[function];
+    let output = entry.outputs.iter().position(|port| port.role == role).and_then(|i| outputs.into_iter().nth(i));
+    match output.map(|tensor| tensor.data) {
+        Some(TensorData::F32(values)) if values.len() == channels * size => {
+            Ok(Columns { channels, count: size, values })
         }
-        columns
-    }
-
-    fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
-        self.values.iter().skip(t).step_by(self.count).copied()
-    }
-
-    /// Some columns, filled up with zeros to `count`.
-    fn range(&self, range: Range<usize>, count: usize) -> Columns {
-        let mut out = Columns::zeros(self.channels, count);
-        for (from, to) in self.values.chunks_exact(self.count).zip(out.values.chunks_exact_mut(count)) {
-            to[..range.len()].copy_from_slice(&from[range.clone()]);
-        }
-        out
-    }
-}
-
-/// The hidden states that are wanted, as they come by.
-struct Record {
-    hidden: Vec<Vec<f32>>,
-    /// Which of them are wanted.
-    wanted: Vec<bool>,
-}
-
-impl Record {
-    fn new(bundle: &Bundle, route: &Route, what: Hidden) -> Self {
-        let count = bundle.model.num_layers + 1;
-        let mut wanted = vec![what == Hidden::BetweenLayers; count];
-        for between in route.layers.iter().flat_map(|step| [step.part.start, step.part.end]) {
-            wanted[between as usize] = true;
-        }
-        Record { hidden: vec![Vec::new(); count], wanted }
-    }
-
-    /// Nothing is wanted but what the function of a step gives.
-    fn only(&mut self, step: &Step) {
-        let own = step.part.start as usize + 1..step.part.end as usize + 1;
-        self.wanted.iter_mut().enumerate().for_each(|(index, wanted)| *wanted &= own.contains(&index));
-    }
-
-    /// Whether something inside the function of a step is wanted.
-    fn wants_inside(&self, step: &Step) -> bool {
-        self.wanted[step.part.start as usize + 1..step.part.end as usize].contains(&true)
-    }
-
-    fn add(&mut self, index: usize, columns: &Columns, chunk: Chunk) {
-        for t in 0..chunk.real as usize {
-            self.hidden[index].extend(columns.column(t));
-        }
-    }
-
-    /// A value inside the function of `step`: `layers_7_hidden` is what leaves layer 7. What leaves the step's last layer
-    /// is its output.
-    fn see(&mut self, name: &str, tensor: &Tensor, channels: usize, chunk: Chunk, step: &Step) {
-        let layer = name.strip_prefix("layers_").and_then(|rest| rest.strip_suffix("_hidden"));
-        let Some(layer) = layer.and_then(|layer| layer.parse::<u64>().ok()) else { return };
-        let inner = step.part.start..step.part.end - 1;
-        let count = chunk.size as usize;
-        if let Some(values) =
-            tensor.floats().filter(|values| inner.contains(&layer) && values.len() == channels * count)
-        {
-            self.add(layer as usize + 1, &Columns { channels, count, values: values.to_vec() }, chunk);
-        }
-    }
-
-    /// The matrices, in the source's unit, if all came by.
-    fn finish(mut self, tokens: usize, facts: &ModelFacts) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let expected = tokens * facts.hidden_size as usize;
-        let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != expected;
-        match self.hidden.iter().zip(&self.wanted).position(missing) {
-            None => {
-                // a power of two: nothing is lost
-                let unscaled = 1.0 / facts.hidden_scale as f32;
-                self.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
-                Ok(self.hidden)
-            }
-            Some(index) => {
-                let problem = format!("the functions don't show the hidden states `hidden.{index}`");
-                Err(RuntimeError::bundle(FILE_NAME, problem))
-            }
+        found => {
+            let found = found.map_or(0, |data| data.len());
+            let problem = format!(
+                "function `{}` of {} gave {found} numbers for {size} tokens, expected {channels} for each",
+                entry.function, entry.package
+            );
+            Err(RuntimeError::bundle(model.folder.join(FILE_NAME), problem))
         }
     }
 }
@@ -719,8 +448,10 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::super::double::{self, Form, Mishap};
+    use super::super::plan::Plan;
     use super::*;
     use crate::convert::bundle::Tokens;
+    use crate::family::ports::Stage;
 
     const TEXT: [u32; 11] = [3, 1, 4, 1, 5, 2, 6, 5, 3, 0, 7];
 
@@ -923,7 +654,7 @@ mod tests {
     fn a_bundle_with_a_gap_is_refused() {
         let mut bundle = double::bundle(&Form::default());
         bundle.functions.retain(|f| f.stage != (Stage::Layers { first: 2, end: 3 }));
-        let error = Plan::new(&bundle, Path::new("b")).unwrap_err().to_string();
+        let error = Plan::new(&bundle, std::path::Path::new("b")).unwrap_err().to_string();
         assert_eq!(error, "b/bundle.json: layers of context 16: they end at 2 of 3");
     }
 }

@@ -1,6 +1,7 @@
 //! Text to tokens and back, by the bundle's `tokenizer.json`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -18,6 +19,15 @@ pub struct Tokenizer {
     spelling: OnceLock<Spelling>,
     /// The same, but for special tokens in texts, which are letters to it; made when first needed.
     literal: OnceLock<tokenizers::Tokenizer>,
+}
+
+/// A token of a text: its number and its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// Its number in the vocabulary.
+    pub id: u32,
+    /// Where it is in the text, in bytes. Two tokens that share a character both have all of it.
+    pub range: Range<u64>,
 }
 
 impl Tokenizer {
@@ -120,6 +130,20 @@ impl Tokenizer {
     /// When the tokenizer fails.
     pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
         self.literal().encode_fast(text, true).map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
+    }
+
+    /// Tokens of a text alone, without one that begins it, with the bytes that each stands for; special tokens that are
+    /// written out in the text are letters. Beside them the number of each token's word: what the tokenizer looks at by
+    /// itself.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn tokens(&self, text: &str) -> Result<(Vec<Token>, Vec<Option<u32>>), RuntimeError> {
+        let encoding = self.literal().encode(text, false).map_err(failure)?;
+        let range = |(start, end): &(usize, usize)| *start as u64..*end as u64;
+        let ids = encoding.get_ids().iter().zip(encoding.get_offsets());
+        let tokens = ids.map(|(id, offsets)| Token { id: *id, range: range(offsets) }).collect();
+        Ok((tokens, encoding.get_word_ids().to_vec()))
     }
 
     /// Tokens of a text made of trusted parts with untrusted ones between them. `render` puts the untrusted `texts` into

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{MatchedPath, Path, Request, State};
-use axum::http::{HeaderValue, Method, Uri, header};
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
@@ -27,6 +27,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use super::engine::{Ending, Event};
 use super::error::ServeError;
+use super::loading::Stage;
 use super::openai::{self, Asked, Head, Kind, Likelihoods};
 use super::service::{Answer, Service, Times, whole};
 
@@ -182,13 +183,21 @@ async fn page() -> Response {
     ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)).into_response()
 }
 
-async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+/// 200 once the model is loaded, 503 before: what load balancers ask.
+async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     let (waiting, active) = app.service.engine().load();
-    Json(json!({
-        "status": "ok", "mode": "http", "model": app.service.name, "device": app.service.device,
+    let stage = app.service.stage();
+    let mut health = stage.health();
+    let facts = json!({
+        "mode": "http", "model": app.service.name, "device": app.service.device,
         "context": app.service.context(), "waiting": waiting, "active": active,
         "uptime_s": app.service.metrics.uptime().as_secs_f64(),
-    }))
+    });
+    if let (Value::Object(health), Value::Object(facts)) = (&mut health, facts) {
+        health.extend(facts);
+    }
+    let status = if stage == Stage::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(health))
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {

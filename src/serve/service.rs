@@ -9,6 +9,7 @@ use tokio::sync::mpsc::Receiver;
 
 use super::engine::{Ending, Engine, Event, Job, Limits};
 use super::error::ServeError;
+use super::loading::{Loading, Stage};
 use super::metrics::Metrics;
 use super::parameters::{Defaults, Parameters};
 use crate::error::Result;
@@ -31,6 +32,7 @@ pub struct Service {
     grammars: OnceLock<Result<Grammars, String>>,
     defaults: Defaults,
     engine: Engine,
+    loading: Loading,
 }
 
 /// What is to be continued.
@@ -113,7 +115,7 @@ impl Times {
 }
 
 impl Service {
-    /// Makes a model ready to answer. `speculation` tokens are guessed for each call where a client doesn't say.
+    /// A service of a model, which is loaded in the background. `speculation` tokens are guessed for each call where a client doesn't say.
     ///
     /// # Errors
     /// When the bundle has no tokenizer.
@@ -135,6 +137,7 @@ impl Service {
             grammars: OnceLock::new(),
             defaults: Defaults::of(model.bundle(), model.folder(), speculation),
             engine: Engine::start(model.clone(), tokenizer.clone(), limits, metrics.clone()),
+            loading: Loading::start(model.clone()),
             metrics,
             model,
             tokenizer,
@@ -149,6 +152,11 @@ impl Service {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
+    }
+
+    /// How far the model is loaded. Requests that come before it is are answered when it is.
+    pub fn stage(&self) -> Stage {
+        self.loading.stage()
     }
 
     /// The queue.

@@ -55,6 +55,8 @@ enum Node {
         first: u64,
         columns: u64,
     },
+    /// The last two dimensions of `of` exchanged.
+    Transposed(Weight),
     Map {
         of: Weight,
         function: Function,
@@ -189,6 +191,18 @@ impl Weight {
         }
         let (first, columns) = (range.start, range.end - range.start);
         Ok(Weight { node: Arc::new(Node::Columns { of: self.clone(), first, columns }), shape })
+    }
+
+    /// The last two dimensions exchanged: a matrix, or each of a stack, on its side.
+    ///
+    /// # Errors
+    /// When there are fewer than two dimensions.
+    pub fn transpose(&self) -> Result<Self> {
+        let [outer @ .., rows, columns] = &*self.shape else {
+            return Err(self.wrong("only a matrix can be transposed".into()));
+        };
+        let shape = [outer, &[*columns, *rows]].concat().into();
+        Ok(Weight { node: Arc::new(Node::Transposed(self.clone())), shape })
     }
 
     /// Every element times `factor`.

@@ -20,7 +20,7 @@ use crate::exec::Precision;
 use crate::family::ports::{PortRole, Stage};
 use crate::mil::{Function, ValueId};
 use crate::package;
-use crate::runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs};
+use crate::runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs, Windows};
 
 /// Name of the gate.
 pub const GATE: &str = "numerics";
@@ -94,7 +94,7 @@ impl Places {
         };
         let mut stream = inputs(|role| *role == PortRole::Hidden);
         let mut named = stream.clone();
-        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. }));
+        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. } | PortRole::BandMask { .. }));
         for op in &function.block.ops {
             if op.operator == "add" && op.operands().any(|id| stream.contains(&id)) {
                 stream.extend(&op.outputs);
@@ -126,6 +126,12 @@ struct Trace {
 /// Runs `tokens` through the functions of a context.
 fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
+    if let Some(classification) = model.bundle().model.classification() {
+        // where windows can't overlap, no text is longer than one
+        let most = if classification.stride == 0 { classification.window as usize } else { tokens.len() };
+        let answer = Windows::new(model, None, Hidden::BetweenLayers)?.label(&tokens[..tokens.len().min(most)])?;
+        return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits });
+    }
     let mut session = model.start(context)?;
     let ask = Ask {
         logits: Positions::All,
@@ -230,7 +236,7 @@ impl Traces {
     fn head(&self, bundle: &Bundle, stage: &Stage) -> Measures {
         let Stage::Head { first, end } = *stage else { return Measures::of(&[], &[], 1) };
         let piece = |logits: &[f32]| -> Vec<f32> {
-            let rows = logits.chunks_exact(bundle.model.vocab_size as usize);
+            let rows = logits.chunks_exact(bundle.model.head_rows() as usize);
             rows.flat_map(|row| &row[first as usize..end as usize]).copied().collect()
         };
         Measures::of(&piece(&self.half.logits), &piece(&self.single.logits), (end - first) as usize)

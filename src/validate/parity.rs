@@ -3,9 +3,11 @@
 //! | module | holds |
 //! |---|---|
 //! | `logits` | what logits are compared for: rows, places, tokens, perplexity |
+//! | `labels` | token classifiers, in windows of every size |
 //! | `alone` | each function, and each layer, on the golden's hidden states |
 
 mod alone;
+mod labels;
 mod logits;
 #[cfg(test)]
 mod tests;
@@ -48,7 +50,11 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
         if golden.positions.is_empty() {
             continue;
         }
-        Comparison { candidate, golden, thresholds }.all(&mut checks)?;
+        let comparison = Comparison { candidate, golden, thresholds };
+        match candidate.model.bundle().model.classification() {
+            Some(_) => comparison.labels(&mut checks)?,
+            None => comparison.all(&mut checks)?,
+        }
     }
     Ok(GateReport::new(GATE, checks))
 }
@@ -56,8 +62,8 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
 fn check_golden(model: &Model, golden: &Golden) -> Result<()> {
     let facts = &model.bundle().model;
     let wrong = |problem: String| GoldenError { path: "of the parity gate".into(), problem };
-    if golden.vocab_size as u64 != facts.vocab_size {
-        let problem = format!("its vocabulary has {} tokens, the bundle's {}", golden.vocab_size, facts.vocab_size);
+    if golden.vocab_size as u64 != facts.head_rows() {
+        let problem = format!("its vocabulary has {} tokens, the bundle's {}", golden.vocab_size, facts.head_rows());
         return Err(wrong(problem).into());
     }
     for (number, values) in &golden.hidden {

@@ -75,6 +75,10 @@ impl Watching {
 }
 
 impl Backend for Watching {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.inner.prepare(function)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Watched { inner: self.inner.sequence()?, log: self.log.clone() }))
     }

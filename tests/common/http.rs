@@ -31,7 +31,11 @@ impl Server {
         };
         // what else it says must not fill the pipe
         std::thread::spawn(move || lines.for_each(|line| eprintln!("server: {}", line.unwrap_or_default())));
-        Server { child, address }
+        let server = Server { child, address };
+        while server.get("/health").status != 200 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server
     }
 
     pub fn connect(&self) -> TcpStream {

@@ -3,8 +3,49 @@
 use anec::source::{Source, Tensor};
 use serde_json::Value as Json;
 
-/// Names and shapes of a decoder's tensors, as its Hugging Face checkpoint has them.
+/// Names and shapes of a model's tensors, as its Hugging Face checkpoint has them.
 pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
+    match config["model_type"].as_str() {
+        Some("openai_privacy_filter") => of_privacy_filter(config),
+        _ => of_decoder(config),
+    }
+}
+
+fn of_privacy_filter(config: &Json) -> Vec<(String, Vec<u64>)> {
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, width, experts) = (number("hidden_size"), number("intermediate_size"), number("num_local_experts"));
+    let (heads, key_heads, head_dim) =
+        (number("num_attention_heads"), number("num_key_value_heads"), number("head_dim"));
+    let labels = config["id2label"].as_object().unwrap().len() as u64;
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![number("vocab_size"), hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+        ("score.weight".to_owned(), vec![labels, hidden]),
+        ("score.bias".to_owned(), vec![labels]),
+    ];
+    for layer in 0..number("num_hidden_layers") {
+        let mut add = |name: &str, shape: &[u64]| shapes.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+        add("input_layernorm.weight", &[hidden]);
+        add("post_attention_layernorm.weight", &[hidden]);
+        let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+        for (name, rows, columns) in
+            [("q", queries, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, queries)]
+        {
+            add(&format!("self_attn.{name}_proj.weight"), &[rows, columns]);
+            add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+        }
+        add("self_attn.sinks", &[heads]);
+        add("mlp.router.weight", &[experts, hidden]);
+        add("mlp.router.bias", &[experts]);
+        add("mlp.experts.gate_up_proj", &[experts, hidden, 2 * width]);
+        add("mlp.experts.gate_up_proj_bias", &[experts, 2 * width]);
+        add("mlp.experts.down_proj", &[experts, width, hidden]);
+        add("mlp.experts.down_proj_bias", &[experts, hidden]);
+    }
+    shapes
+}
+
+fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
     // the text part of a multimodal model leaves out what its class has as the default
     let (prefix, config) = match config.get("text_config") {
         Some(text) if text["model_type"] == "gemma3_text" => ("language_model.model.", text),

@@ -1,7 +1,7 @@
 //! Functions in memory, their states and their arrays.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -84,6 +84,24 @@ impl LoadedFunction for Function {
                 clear(&state, &NSString::from_str(name));
             }
             Ok(State(state))
+        })
+    }
+
+    fn copy(&self, state: &State, names: &[String]) -> Result<State, CoreMlError> {
+        let task = self.task("copy states of");
+        task.guard(|| {
+            // SAFETY: the model is ours alone.
+            let copy = unsafe { self.model.newState() };
+            for name in names {
+                let key = NSString::from_str(name);
+                let bytes = contents(&state.0, &key);
+                if !fill(&copy, &key, &bytes) {
+                    return Err(
+                        task.refused(format!("state `{name}` has {} bytes, its copy another number", bytes.len()))
+                    );
+                }
+            }
+            Ok(State(copy))
         })
     }
 
@@ -219,6 +237,45 @@ fn clear(state: &MLState, name: &NSString) {
     });
     // SAFETY: no prediction that uses the state is under way; the handler ends before the call does.
     unsafe { state.getMultiArrayForStateNamed_handler(name, &of_array) };
+}
+
+/// The memory of a state, with whatever padding its rows have.
+fn contents(state: &MLState, name: &NSString) -> Vec<u8> {
+    let bytes = RefCell::new(Vec::new());
+    let of_array = RcBlock::new(|array: NonNull<MLMultiArray>| {
+        let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize| {
+            let length = usize::try_from(length).unwrap_or(0);
+            // SAFETY: Core ML gives the memory and its size for the time of this call.
+            let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), length) };
+            *bytes.borrow_mut() = memory.to_vec();
+        });
+        // SAFETY: the array is valid for the time of this call.
+        unsafe { array.as_ref().getBytesWithHandler(&of_bytes) };
+    });
+    // SAFETY: no prediction that uses the state is under way; the handler ends before the call does.
+    unsafe { state.getMultiArrayForStateNamed_handler(name, &of_array) };
+    drop(of_array);
+    bytes.into_inner()
+}
+
+/// Gives a state the memory of another state of the same model, which is laid out alike. False if the sizes differ.
+fn fill(state: &MLState, name: &NSString, bytes: &[u8]) -> bool {
+    let filled = Cell::new(false);
+    let of_array = RcBlock::new(|array: NonNull<MLMultiArray>| {
+        let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize, _: NonNull<NSArray<NSNumber>>| {
+            if usize::try_from(length) == Ok(bytes.len()) {
+                // SAFETY: Core ML gives the memory and its size for the time of this call; it isn't part of `bytes`.
+                unsafe { memory.cast::<u8>().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+                filled.set(true);
+            }
+        });
+        // SAFETY: the array is valid for the time of this call.
+        unsafe { array.as_ref().getMutableBytesWithHandler(&of_bytes) };
+    });
+    // SAFETY: no prediction that uses the state is under way; the handler ends before the call does.
+    unsafe { state.getMultiArrayForStateNamed_handler(name, &of_array) };
+    drop(of_array);
+    filled.get()
 }
 
 /// What a prediction gave for an output: in our memory or in an array of Core ML's own, whose rows may be padded.

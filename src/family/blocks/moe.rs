@@ -15,12 +15,17 @@ use crate::source::Weight;
 /// Added to the sum that weights are divided by.
 const SUM_EPS: f32 = 1e-6;
 
+/// What a score is lowered by so that its exponential vanishes.
+const FAR: f32 = 1e4;
+
 /// Its weights.
 #[derive(Clone, Debug)]
 pub struct Moe {
-    /// Router, `[num_experts, hidden]`; its outputs go through a sigmoid.
+    /// Router, `[num_experts, hidden]`.
     pub router: Linear,
-    /// Added to the sigmoids for choosing only, `[num_experts]`.
+    /// What becomes of its outputs.
+    pub scores: Scores,
+    /// Added to the scores for choosing only, `[num_experts]`.
     pub selection_bias: Option<Weight>,
     /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
     pub gate: Linear,
@@ -28,8 +33,10 @@ pub struct Moe {
     pub up: Linear,
     /// Downs of all experts, side by side, `[hidden, num_experts * width]`.
     pub down: Linear,
-    /// Activation of the gates.
-    pub activation: Activation,
+    /// Biases of the downs, side by side, `[hidden, num_experts]`: each counts by its expert's weight.
+    pub down_bias: Option<Linear>,
+    /// How gates act on ups.
+    pub gating: Gating,
     /// Experts.
     pub num_experts: u64,
     /// Experts that a token is given.
@@ -40,31 +47,84 @@ pub struct Moe {
     pub routed_scaling_factor: f64,
 }
 
+/// What becomes of a router's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// A sigmoid, each expert for itself.
+    Sigmoid,
+    /// A softmax over the chosen ones: their weights sum to 1.
+    ChosenSoftmax,
+}
+
+/// How gates act on ups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gating {
+    /// `act(gate) * up`
+    Activation(Activation),
+    /// `gate * sigmoid(alpha * gate) * (up + 1)`, with the gate held below `limit` and the up within it on both sides.
+    ClampedSwiGlu {
+        /// Gain of the sigmoid.
+        alpha: f64,
+        /// Largest magnitude.
+        limit: f64,
+    },
+}
+
+/// The inside of all experts: gates on ups, `[1, num_experts * width, T, 1]`.
+fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+    let gate = linear(g, x, &weights.gate);
+    match weights.gating {
+        Gating::Activation(activation) => {
+            let gate = activate(g, gate, activation);
+            let up = linear(g, x, &weights.up);
+            g.ops.mul(gate, up)
+        }
+        Gating::ClampedSwiGlu { alpha, limit } => {
+            let limit = limit as f32;
+            let gate = g.ops.minimum(gate, Constant::fp16(limit));
+            let steep = g.ops.mul(gate, Constant::fp16(alpha as f32));
+            let open = g.ops.sigmoid(steep);
+            let gate = g.ops.mul(gate, open);
+            let up = linear(g, x, &weights.up);
+            let up = g.ops.minimum(up, Constant::fp16(limit));
+            let up = g.ops.maximum(up, Constant::fp16(-limit));
+            let up = g.ops.add(up, Constant::fp16(1.0));
+            g.ops.mul(gate, up)
+        }
+    }
+}
+
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let shares = g.scope("router", |g| route(g, x, weights));
-    let gate = linear(g, x, &weights.gate);
-    let gate = activate(g, gate, weights.activation);
-    let up = linear(g, x, &weights.up);
-    let inner = g.ops.mul(gate, up);
+    let inner = gated(g, x, weights);
     // channels are experts by width, and both layouts have tokens innermost
     let (experts, all) = (weights.num_experts as i32, weights.gate.rows() as i32);
     let by_expert = g.ops.reshape(inner, &[1, experts, all / experts, -1]);
-    let shares = g.ops.reshape(shares, &[1, experts, 1, -1]);
-    let shared = g.ops.mul(by_expert, shares);
+    let by_token = g.ops.reshape(shares, &[1, experts, 1, -1]);
+    let shared = g.ops.mul(by_expert, by_token);
     let shape = match g.form.layout {
         Layout::Bcs1 => [1, all, -1, 1],
         Layout::Bc1s => [1, all, 1, -1],
     };
     let inner = g.ops.reshape(shared, &shape);
-    linear(g, inner, &weights.down)
+    let out = linear(g, inner, &weights.down);
+    match &weights.down_bias {
+        None => out,
+        Some(biases) => {
+            let bias = linear(g, shares, biases);
+            g.ops.add(out, bias)
+        }
+    }
 }
 
 /// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let experts = weights.num_experts;
-    let scores = linear(g, x, &weights.router);
-    let scores = g.ops.sigmoid(scores);
+    let mut scores = linear(g, x, &weights.router);
+    if weights.scores == Scores::Sigmoid {
+        scores = g.ops.sigmoid(scores);
+    }
     let ranked = match &weights.selection_bias {
         None => scores,
         Some(bias) => {
@@ -86,6 +146,14 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
         })
         .collect();
     let mask = picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(scores);
+    if weights.scores == Scores::ChosenSoftmax {
+        // the others are put where nothing is left of them; the largest score is among the chosen, so that the
+        // exponentials stay within 0 and 1 however large the scores are
+        let others = g.ops.sub(mask, Constant::fp16(1.0));
+        let closed = g.ops.mul(others, Constant::fp16(FAR));
+        let scores = g.ops.add(scores, closed);
+        return g.ops.softmax(scores, 1);
+    }
     let mut shares = g.ops.mul(scores, mask);
     if weights.norm_topk_prob {
         let sum = g.ops.reduce_sum(shares, &[1], true);

@@ -11,7 +11,7 @@ use crate::family::table::DecoderFamily;
 const DEFAULT_LOCAL_THETA: f64 = 10000.0;
 
 /// The rotary embedding, and that of the layers with a window where the family has another for them.
-pub(super) fn read(
+pub(in crate::family) fn read(
     keys: &Keys<'_>,
     family: &DecoderFamily,
     head_dim: u64,

@@ -3,7 +3,7 @@
 use super::{Naming, Tensors};
 use crate::error::Result;
 use crate::family::blocks::linear::Linear;
-use crate::family::blocks::moe::Moe;
+use crate::family::blocks::moe::{Gating, Moe, Scores};
 use crate::family::config::ExpertsConfig;
 use crate::manifest::Role;
 use crate::source::{RowOrder, Weight};
@@ -18,11 +18,13 @@ impl Tensors<'_, '_> {
         let expert = |name, weight| Linear { name, role: Role::Expert, weight, bias: None };
         Ok(Moe {
             router: Linear { name: "gate", role: Role::Router, weight: router, bias: None },
+            scores: Scores::Sigmoid,
             selection_bias,
             gate: expert("gate_proj", gate),
             up: expert("up_proj", up),
             down: expert("down_proj", side_by_side(&down, experts, hidden)?),
-            activation: self.config.activation,
+            down_bias: None,
+            gating: Gating::Activation(self.config.activation),
             num_experts: experts,
             num_experts_per_tok: config.num_experts_per_tok,
             norm_topk_prob: config.norm_topk_prob,

@@ -50,6 +50,8 @@ impl FunctionBuilder {
         real_div
         /// The larger of each two.
         maximum
+        /// The smaller of each two.
+        minimum
         /// `x = y`, a bool.
         equal
     }

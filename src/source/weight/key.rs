@@ -32,9 +32,11 @@ impl Weight {
         visitor(self);
         match &*self.node {
             Node::Tensor(_) | Node::Values { .. } => {}
-            Node::Slice { of, .. } | Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Map { of, .. } => {
-                of.visit(visitor);
-            }
+            Node::Slice { of, .. }
+            | Node::Reordered { of, .. }
+            | Node::Columns { of, .. }
+            | Node::Transposed(of)
+            | Node::Map { of, .. } => of.visit(visitor),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
         }
     }
@@ -84,6 +86,11 @@ impl Weight {
             Node::Columns { of, first, columns } => {
                 of.write_key(key);
                 write!(key, ".columns({first}..{} of {})", first + columns, of.columns())
+            }
+            Node::Transposed(of) => {
+                of.write_key(key);
+                let columns = of.columns();
+                write!(key, ".transposed({} by {columns})", of.shape[of.shape.len() - 2])
             }
             Node::Map { of, function } => {
                 of.write_key(key);

@@ -44,6 +44,7 @@ impl Weight {
                     rest = after;
                 }
             }
+            Node::Transposed(of) => read_transposed(of, first, out)?,
             Node::Map { of, function } => {
                 of.read(first, out)?;
                 match *function {
@@ -77,6 +78,11 @@ impl Weight {
             Node::Columns { of, first, columns } => {
                 (of, at / columns * of.columns() + first + at % columns, length.min(columns - at % columns))
             }
+            Node::Transposed(of) => {
+                let (rows, columns) = (of.shape[of.shape.len() - 2], of.columns());
+                let (matrix, place) = (at / (rows * columns), at % (rows * columns));
+                (of, matrix * rows * columns + place % rows * columns + place / rows, 1)
+            }
             Node::Map { of, .. } => (of, at, length),
             Node::Tensor(_) | Node::Values { .. } => (self, at, length),
         }
@@ -100,7 +106,9 @@ impl Weight {
                 }
             }
             // What is read lies here and there.
-            Node::Reordered { of, .. } | Node::Columns { of, .. } => of.release(0..of.elements()),
+            Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Transposed(of) => {
+                of.release(0..of.elements())
+            }
             Node::Map { of, .. } => of.release(range),
         }
     }
@@ -123,4 +131,32 @@ impl Weight {
         let (row, column) = (element / columns, element % columns);
         Err(SourceError::NotFinite { tensor: name, row, column, value: values[index] })
     }
+}
+
+/// Computes elements `first ..` of transposed matrices. Rows of the result are columns of `of`: each row of `of` is read
+/// once, as far as it is needed, and dealt out.
+fn read_transposed(of: &Weight, first: u64, out: &mut [f32]) -> Result<()> {
+    let (rows, columns) = (of.shape[of.shape.len() - 2], of.columns());
+    let matrix = rows * columns;
+    let (mut at, mut rest) = (first, out);
+    let mut strip = Vec::new();
+    while !rest.is_empty() {
+        let (start, place) = (at - at % matrix, at % matrix);
+        let (part, after) = rest.split_at_mut((matrix - place).min(rest.len() as u64) as usize);
+        let end = place + part.len() as u64;
+        let needed = place / rows..end.div_ceil(rows);
+        strip.resize((needed.end - needed.start) as usize, 0.0);
+        for row in 0..rows {
+            of.read(start + row * columns + needed.start, &mut strip)?;
+            for (column, value) in needed.clone().zip(&strip) {
+                let to = column * rows + row;
+                if (place..end).contains(&to) {
+                    part[(to - place) as usize] = *value;
+                }
+            }
+        }
+        at += part.len() as u64;
+        rest = after;
+    }
+    Ok(())
 }

@@ -91,6 +91,17 @@ fn columns_are_cut_from_every_row() {
 }
 
 #[test]
+fn each_matrix_of_a_stack_is_transposed() {
+    let stack = numbered("experts", 4, 3).reshape(&[2, 2, 3]).unwrap().transpose().unwrap();
+    assert_eq!(stack.shape(), [2, 3, 2]);
+    assert_eq!(all(&stack), [0.0, 1.0, 0.01, 1.01, 0.02, 1.02, 2.0, 3.0, 2.01, 3.01, 2.02, 3.02]);
+    let mut part = [0.0; 5];
+    stack.read(4, &mut part).unwrap();
+    assert_eq!(part, [0.02, 1.02, 2.0, 3.0, 2.01]);
+    assert!(Weight::from_values("v", &[2], vec![0.0; 2]).unwrap().transpose().is_err());
+}
+
+#[test]
 fn elements_are_scaled_shifted_and_raised() {
     let weight = Weight::from_values("w", &[2], vec![0.5, -1.0]).unwrap();
     assert_eq!(all(&weight.add(1.0).scale(2.0)), [3.0, 0.0]);
@@ -178,6 +189,9 @@ fn a_number_that_is_not_finite_is_traced_to_its_tensor() {
     assert_eq!(error.to_string(), expected);
     assert_eq!(error.fault().exit_code(), 4);
     assert!(weight.check_finite(0, &rows[..4]).is_ok());
+    let mut turned = vec![0.0; 28];
+    weight.transpose().unwrap().read_rows(0, &mut turned).unwrap();
+    assert_eq!(weight.transpose().unwrap().check_finite(0, &turned).unwrap_err().to_string(), expected);
 }
 
 /// A step of building an expression, with numbers that are fitted to the shape at hand.
@@ -189,6 +203,7 @@ enum Step {
     Repeat(u64),
     Scale(f32),
     Flatten,
+    Transpose,
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -199,6 +214,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         (1u64..4).prop_map(Step::Repeat),
         (-4i8..4).prop_map(|factor| Step::Scale(factor.into())),
         Just(Step::Flatten),
+        Just(Step::Transpose),
     ]
 }
 
@@ -234,6 +250,10 @@ fn apply(step: Step, weight: Weight, rows: Vec<Vec<f32>>) -> (Weight, Vec<Vec<f3
             (weight.scale(factor), scaled)
         }
         Step::Flatten => (weight.reshape(&[1, height * width]).unwrap(), vec![rows.into_iter().flatten().collect()]),
+        Step::Transpose => {
+            let columns = (0..width as usize).map(|column| rows.iter().map(|row| row[column]).collect());
+            (weight.transpose().unwrap(), columns.collect())
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::exec::{ExecError, Executable, Options, Precision, Tensor, WeightCache
 use crate::mil::verify::infer_what_can_be;
 use crate::mil::{Function, Program};
 use crate::package::{self, Package};
-use crate::runtime::{Ask, Backend, Chunking, CpuBackend, Host, Model, Programs, Sequence, Watch};
+use crate::runtime::{Ask, Backend, Chunking, CpuBackend, Hidden, Host, Model, Programs, Sequence, Watch, Windows};
 use crate::validate::foreign::{made_up_inputs, sizes};
 use crate::validate::lint::lint;
 use crate::validate::measure::Measures;
@@ -55,8 +55,12 @@ pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result
     let backend = Recording { inner: CpuBackend::new(programs, Precision::F32), bundle: bundle.clone(), inputs };
     let seen = backend.inputs.clone();
     let model = Model::new(bundle.clone(), folder, host, Box::new(backend))?;
-    let mut session = model.start(model.context())?;
-    session.forward(&tokens[..tokens.len().min(session.limit() as usize)], &Ask::all(Chunking::Largest))?;
+    if model.bundle().model.classification().is_some() {
+        Windows::new(&model, None, Hidden::No)?.label(tokens)?;
+    } else {
+        let mut session = model.start(model.context())?;
+        session.forward(&tokens[..tokens.len().min(session.limit() as usize)], &Ask::all(Chunking::Largest))?;
+    }
     let seen = std::mem::take(&mut *seen.0.lock().unwrap_or_else(PoisonError::into_inner));
     let mut calls = Vec::new();
     for (index, inputs) in seen {
@@ -95,6 +99,10 @@ struct Recording {
 }
 
 impl Backend for Recording {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.inner.prepare(function)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         let inner = self.inner.sequence()?;
         Ok(Box::new(Recorded { inner, bundle: self.bundle.clone(), inputs: self.inputs.clone() }))

@@ -1,0 +1,143 @@
+//! `anec classify`
+
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+
+use super::model::{Labels, Runner};
+use super::{print, print_json};
+use crate::error::Result;
+use crate::report::table::table;
+use crate::runtime::bioes::{Place, Scheme, Viterbi};
+use crate::runtime::tokenizer::Token;
+use crate::runtime::{Hidden, Logprobs, Tokenizer, Windows};
+
+/// Labels the tokens of a text.
+///
+/// The labels are the best sequence of whole spans; beside each stands how likely the model takes it to be for its token
+/// alone.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    runner: Runner,
+    #[command(flatten)]
+    input: Input,
+    #[command(flatten)]
+    labels: Labels,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is labelled.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct Input {
+    /// Text
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Token ids
+    #[arg(long, value_delimiter = ',', value_name = "ID,ID,…")]
+    tokens: Option<Vec<u32>>,
+}
+
+/// A token with its label.
+struct Labelled {
+    id: u32,
+    /// Its bytes in the text, where there is one.
+    token: Option<Token>,
+    label: u16,
+    probability: f32,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let model = self.runner.open()?;
+        let windows = Windows::new(&model, self.labels.window, Hidden::No)?;
+        let labels = model.bundle().model.classification().map_or(&[][..], |classification| &classification.labels);
+        let scheme = Arc::new(Scheme::new(labels)?);
+        let text = self.input.prompt.as_deref();
+        let tokens: Vec<(u32, Option<Token>)> = match text {
+            Some(text) => {
+                let tokens = Tokenizer::of(model.bundle(), model.folder())?.tokens(text)?.0;
+                tokens.into_iter().map(|token| (token.id, Some(token))).collect()
+            }
+            None => self.input.tokens.iter().flatten().map(|id| (*id, None)).collect(),
+        };
+        let ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
+        let logits = windows.label(&ids)?.logits;
+        let mut viterbi = Viterbi::new(scheme.clone(), self.labels.biases()?);
+        let mut best = Vec::new();
+        let rows = || logits.chunks_exact(labels.len());
+        rows().for_each(|row| viterbi.push(row, &mut best));
+        viterbi.finish(&mut best);
+        let labelled: Vec<Labelled> = tokens
+            .into_iter()
+            .zip(rows().zip(best))
+            .map(|((id, token), (row, label))| Labelled {
+                id,
+                token,
+                label,
+                probability: Logprobs::of(row, u32::from(label), 0).logprob.exp(),
+            })
+            .collect();
+        let spans = spans(&labelled, &scheme);
+        if self.json {
+            print_json(&json!({
+                "tokens": labelled.iter().map(|token| token.json(&scheme)).collect::<Vec<_>>(),
+                "spans": spans,
+            }));
+        } else {
+            let rows = labelled.iter().map(|token| token.row(&scheme, text));
+            print(&table(&[">token", ">bytes", "text", "label", ">probability"], rows));
+        }
+        Ok(0)
+    }
+}
+
+impl Labelled {
+    fn json(&self, scheme: &Scheme) -> Json {
+        let range = self.token.as_ref().map(|token| &token.range);
+        json!({
+            "id": self.id,
+            "start": range.map(|range| range.start),
+            "end": range.map(|range| range.end),
+            "label": scheme.labels()[usize::from(self.label)],
+            "probability": self.probability,
+        })
+    }
+
+    fn row(&self, scheme: &Scheme, text: Option<&str>) -> Vec<String> {
+        let range = self.token.as_ref().map(|token| token.range.start as usize..token.range.end as usize);
+        let part = range.clone().and_then(|range| text?.get(range)).unwrap_or_default();
+        vec![
+            self.id.to_string(),
+            range.map_or_else(String::new, |range| format!("{}..{}", range.start, range.end)),
+            format!("{part:?}"),
+            scheme.labels()[usize::from(self.label)].clone(),
+            format!("{:.3}", self.probability),
+        ]
+    }
+}
+
+/// The spans that the labels make: by their tokens and, where there is a text, by their bytes.
+fn spans(labelled: &[Labelled], scheme: &Scheme) -> Vec<Json> {
+    let mut spans = Vec::new();
+    let mut first = 0;
+    for (index, token) in labelled.iter().enumerate() {
+        let (place, kind) = scheme.place(token.label);
+        if matches!(place, Place::Begin | Place::Single) {
+            first = index;
+        }
+        if matches!(place, Place::End | Place::Single) {
+            let byte = |index: usize| labelled[index].token.as_ref().map(|token: &Token| token.range.clone());
+            spans.push(json!({
+                "label": scheme.kinds()[kind],
+                "tokens": [first, index + 1],
+                "start": byte(first).map(|range| range.start),
+                "end": byte(index).map(|range| range.end),
+            }));
+        }
+    }
+    spans
+}

@@ -1,0 +1,135 @@
+//! `anec redact`
+
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Read, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::model::{Labels, Runner};
+use crate::convert::files::AtomicFile;
+use crate::error::Result;
+use crate::runtime::RuntimeError;
+use crate::runtime::redact::{Piece, Redactor, Summary};
+
+/// Bytes that are read at a time.
+const READ: usize = 1 << 16;
+
+/// Takes private spans out of a text: in place of each stands its kind, `<PRIVATE_PERSON>`.
+///
+/// The text may be of any length: it is read, labelled and written as it goes, in bounded memory. All bytes outside of spans
+/// stay as they are. How many spans of each kind there were goes to stderr.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    runner: Runner,
+    /// Text to redact; `-`, or nothing, reads stdin
+    file: Option<PathBuf>,
+    /// File to write; stdout if not given
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    labels: Labels,
+    /// Kinds of spans that are taken out, for example private_person,private_email; all if not given
+    #[arg(long = "labels", value_delimiter = ',', value_name = "KIND,KIND,…")]
+    kinds: Vec<String>,
+    /// Writes the spans instead of the text, a JSON object on each line: label, start and end in bytes
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let model = self.runner.open()?;
+        let begin = Instant::now();
+        let mut redactor = Redactor::new(&model, &self.kinds, self.labels.biases()?, self.labels.window)?;
+        let kinds = redactor.scheme().kinds().to_vec();
+        let (mut input, name) = self.input()?;
+        let mut out = Out::new(self.out.as_ref())?;
+        let mut sink = |piece: Piece<'_>| match piece {
+            Piece::Kept(_) if self.json => Ok(()),
+            Piece::Kept(text) => out.write(text),
+            Piece::Span(span) if self.json => {
+                let line = json!({"label": kinds[span.kind], "start": span.range.start, "end": span.range.end});
+                out.write(format!("{line}\n").as_bytes())
+            }
+            Piece::Span(span) => out.write(format!("<{}>", kinds[span.kind].to_uppercase()).as_bytes()),
+        };
+        let mut buffer = vec![0; READ];
+        let summary = loop {
+            match input.read(&mut buffer) {
+                Ok(0) => break redactor.finish(&mut sink)?,
+                Ok(count) => redactor.push(&buffer[..count], &mut sink)?,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(RuntimeError::io(name, "read")(error).into()),
+            }
+        };
+        out.finish()?;
+        eprintln!("{}", report(&summary, begin.elapsed().as_secs_f64()));
+        Ok(0)
+    }
+
+    fn input(&self) -> Result<(Box<dyn Read>, PathBuf)> {
+        match self.file.as_ref().filter(|file| file.as_os_str() != "-") {
+            None => Ok((Box::new(std::io::stdin().lock()), "stdin".into())),
+            Some(path) => {
+                let file = File::open(path).map_err(RuntimeError::io(path, "read"))?;
+                Ok((Box::new(file), path.clone()))
+            }
+        }
+    }
+}
+
+/// What was found, in one line.
+fn report(summary: &Summary, seconds: f64) -> String {
+    let total: u64 = summary.spans.values().sum();
+    let kinds: Vec<String> = summary.spans.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let kinds = if kinds.is_empty() { String::new() } else { format!(": {}", kinds.join(", ")) };
+    format!(
+        "{total} spans in {} tokens{kinds}; {} in {seconds:.1} s, at most {} held at a time",
+        summary.tokens,
+        crate::report::bytes(summary.bytes),
+        crate::report::bytes(summary.most_held as u64),
+    )
+}
+
+/// Where the result goes. A file appears when it is complete.
+enum Out {
+    Stdout(BufWriter<std::io::StdoutLock<'static>>),
+    File(Box<AtomicFile>, Vec<u8>),
+}
+
+impl Out {
+    fn new(path: Option<&PathBuf>) -> Result<Self> {
+        Ok(match path {
+            None => Out::Stdout(BufWriter::new(std::io::stdout().lock())),
+            Some(path) => Out::File(Box::new(AtomicFile::create(path)?), Vec::new()),
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Out::Stdout(out) => Ok(out.write_all(bytes).map_err(RuntimeError::io("stdout", "write"))?),
+            Out::File(file, buffer) => {
+                buffer.extend(bytes);
+                if buffer.len() >= READ {
+                    file.write(buffer)?;
+                    buffer.clear();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(self) -> Result<()> {
+        match self {
+            Out::Stdout(mut out) => Ok(out.flush().map_err(RuntimeError::io("stdout", "write"))?),
+            Out::File(mut file, buffer) => {
+                file.write(&buffer)?;
+                file.finish()?;
+                Ok(())
+            }
+        }
+    }
+}

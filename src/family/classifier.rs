@@ -1,0 +1,198 @@
+//! Token classifiers: a label for every token, from the text on both sides of it.
+//!
+//! ```text
+//! x = x + attention(norm(x))            (for each layer: a band of the text on both sides)
+//! x = x + experts(norm(x))
+//! logits = W_score norm(x) + b
+//! ```
+//!
+//! There is one family: OpenAI's privacy filter (transformers' `openai_privacy_filter`), a gpt-oss block that looks both
+//! ways. Functions have no state. A layer's output at a token depends on the tokens up to `band` away, so that a function
+//! of n layers gives the right numbers for all tokens of a call but n times the band at each end that isn't an end of the
+//! text.
+
+pub mod config;
+mod tensors;
+
+use std::ops::Range;
+
+use serde_json::{Map, Value as Json};
+
+use super::blocks::Graph;
+use super::blocks::banded_attention::{BandedAttention, banded_attention};
+use super::blocks::linear::{Linear, linear};
+use super::blocks::moe::{Moe, moe};
+use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::rope::Rotation;
+use super::decoder::Ports;
+use super::layer::Planned;
+use super::ports::{PortRole, Stage};
+use super::{
+    Classes, EmitWeight, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
+    table::OPENAI_PRIVACY_FILTER,
+};
+use crate::error::Result;
+use crate::manifest::Role;
+use crate::mil::Dim;
+use crate::source::{Ledger, Weight};
+use config::ClassifierConfig;
+
+/// Name of the rotary table.
+const ROPE_TABLE: &str = "rope";
+
+/// A token classifier with its weights.
+struct Classifier {
+    config: ClassifierConfig,
+    facts: Facts,
+    layers: Vec<Layer>,
+    /// Token embedding `[vocab_size, hidden_size]`.
+    embedding: Weight,
+    final_norm: Norm,
+    /// A row for each label.
+    score: Linear,
+}
+
+/// The weights of one layer.
+struct Layer {
+    attention_norm: Norm,
+    attention: BandedAttention,
+    experts_norm: Norm,
+    experts: Moe,
+}
+
+/// Opens a token classifier: reads its configuration and takes its tensors.
+pub(super) fn open(
+    place: &str,
+    config: &Map<String, Json>,
+    ledger: &mut Ledger<'_>,
+    acknowledged: &[String],
+) -> Result<Box<dyn Model>> {
+    let config = ClassifierConfig::read(place, config, acknowledged)?;
+    let weights = tensors::Tensors::new(ledger, &config);
+    Ok(Box::new(weights.classifier()?))
+}
+
+impl Classifier {
+    fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>) -> Ports {
+        let mut ports = Ports::default();
+        let mut x = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
+        let (one, tokens) = (Dim::Fixed(1), g.tokens.clone());
+        let waves = vec![one.clone(), one.clone(), tokens.clone(), Dim::Fixed(self.config.rope.rope_dim / 2)];
+        let table = || ROPE_TABLE.to_owned();
+        let rotation = Rotation {
+            cos: ports.input(g, "rope_cos", PortRole::RopeCos { table: table() }, waves.clone()),
+            sin: ports.input(g, "rope_sin", PortRole::RopeSin { table: table() }, waves),
+        };
+        let band = PortRole::BandMask { band: self.config.band };
+        let mask = ports.input(g, "attn_mask", band, vec![one.clone(), one, tokens.clone(), tokens]);
+        for index in layers {
+            let layer = &self.layers[index];
+            x = g.scope(&format!("layers_{index}"), |g| {
+                let normal = rms_norm(g, x, &layer.attention_norm, 1);
+                let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, rotation, mask));
+                let x = g.ops.add(x, seen);
+                let normal = rms_norm(g, x, &layer.experts_norm, 1);
+                let thought = g.scope("moe", |g| moe(g, normal, &layer.experts));
+                let hidden = g.ops.add(x, thought);
+                g.ops.rename(hidden, "hidden")
+            });
+        }
+        ports.output(g, "hidden_out", PortRole::Hidden, x);
+        ports
+    }
+
+    fn head_function(&self, g: &mut Graph<'_>, rows: Range<u64>, argmax: bool) -> Result<Ports> {
+        let mut ports = Ports::default();
+        let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
+        let normal = rms_norm(g, hidden, &self.final_norm, 1);
+        let logits = linear(g, normal, &self.score_of(rows)?);
+        ports.output(g, "logits", PortRole::Logits, logits);
+        if argmax {
+            let index = g.ops.reduce_argmax(logits, 1, true);
+            ports.output(g, "argmax", PortRole::Argmax, index);
+        }
+        Ok(ports)
+    }
+
+    fn score_of(&self, rows: Range<u64>) -> Result<Linear> {
+        let Linear { name, role, weight, bias } = &self.score;
+        let bias = bias.as_ref().map(|bias| bias.slice(rows.clone())).transpose()?;
+        Ok(Linear { name, role: *role, weight: weight.slice(rows)?, bias })
+    }
+}
+
+impl Model for Classifier {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight> {
+        let Layer { attention_norm, attention, experts_norm, experts } = &self.layers[layer];
+        let mut planned = Planned::default();
+        planned.norms([attention_norm, experts_norm]);
+        planned.linears([&attention.query, &attention.key, &attention.value, &attention.output]);
+        planned.add("sinks", Role::Table, &attention.sinks);
+        planned.moe(experts);
+        planned.0
+    }
+
+    fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>> {
+        let mut planned = Planned::default();
+        planned.norms([&self.final_norm]);
+        planned.linears([&self.score_of(rows)?]);
+        Ok(planned.0)
+    }
+
+    fn layer_state_bytes(&self, _layer: usize, _context: u64, _most_tokens: u64) -> u64 {
+        0
+    }
+
+    fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph> {
+        let mut g = request.begin(form, weights);
+        let ports = match request.stage {
+            Stage::Layers { first, end } => self.layers_function(&mut g, first..end),
+            Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
+        };
+        let function = g.into_ops()?.finish()?;
+        Ok(FunctionGraph { function, inputs: ports.inputs, outputs: ports.outputs, states: Vec::new() })
+    }
+
+    fn host(&self, context: u64) -> Result<Host> {
+        Ok(Host { embedding: self.embedding.clone(), rope: vec![self.config.rope.tables(ROPE_TABLE, context)] })
+    }
+
+    fn set_hidden_scale(&mut self, scale: f64) {
+        let factor = scale / self.facts.hidden_scale;
+        self.facts.hidden_scale = scale;
+        if factor == 1.0 {
+            return;
+        }
+        // what reads the stream is a norm, whose epsilon goes along; what writes to it brings the factor in
+        self.embedding = self.embedding.scale(factor as f32);
+        self.final_norm.eps *= factor * factor;
+        for layer in &mut self.layers {
+            layer.attention_norm.eps *= factor * factor;
+            layer.experts_norm.eps *= factor * factor;
+            let writers = [&mut layer.attention.output, &mut layer.experts.down];
+            for writer in writers.into_iter().chain(&mut layer.experts.down_bias) {
+                writer.weight = writer.weight.scale(factor as f32);
+                writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
+            }
+        }
+    }
+}
+
+/// What the bundle says of a configuration.
+fn facts(config: &ClassifierConfig) -> Facts {
+    Facts {
+        family: OPENAI_PRIVACY_FILTER.name.to_owned(),
+        hidden_size: config.hidden_size,
+        num_layers: config.num_hidden_layers,
+        vocab_size: config.vocab_size,
+        classes: Some(Classes { labels: config.labels.clone(), band: config.band }),
+        max_position_embeddings: config.max_position_embeddings,
+        hidden_scale: 1.0,
+        recurrent: false,
+        config: serde_json::to_value(config).unwrap_or(Json::Null),
+    }
+}

@@ -1,0 +1,148 @@
+//! Finds the weights of a token classifier in a source and checks their shapes.
+
+use super::config::ClassifierConfig;
+use super::{Classifier, Layer, facts};
+use crate::error::Result;
+use crate::family::blocks::banded_attention::BandedAttention;
+use crate::family::blocks::linear::Linear;
+use crate::family::blocks::moe::{Gating, Moe, Scores};
+use crate::family::blocks::norm::Norm;
+use crate::family::tensors::take;
+use crate::manifest::Role;
+use crate::source::{Ledger, RowOrder, Weight};
+
+/// The weights of a source, taken from its ledger.
+pub(super) struct Tensors<'a, 'b> {
+    ledger: &'a mut Ledger<'b>,
+    config: &'a ClassifierConfig,
+}
+
+impl<'a, 'b> Tensors<'a, 'b> {
+    pub(super) fn new(ledger: &'a mut Ledger<'b>, config: &'a ClassifierConfig) -> Self {
+        Tensors { ledger, config }
+    }
+
+    /// The whole model.
+    pub(super) fn classifier(mut self) -> Result<Classifier> {
+        let config = self.config;
+        let (hidden, labels) = (config.hidden_size, config.labels.len() as u64);
+        let embedding =
+            self.take("model.embed_tokens.weight", &[config.vocab_size, hidden], "vocab_size, hidden_size")?;
+        let layers = (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<Vec<_>>>()?;
+        Ok(Classifier {
+            facts: facts(config),
+            embedding,
+            layers,
+            final_norm: self.norm("model.norm", "norm")?,
+            score: Linear {
+                name: "score",
+                role: Role::LmHead,
+                weight: self.take("score.weight", &[labels, hidden], "labels of id2label, hidden_size")?,
+                bias: Some(self.take("score.bias", &[labels], "labels of id2label")?),
+            },
+            config: config.clone(),
+        })
+    }
+
+    fn layer(&mut self, index: usize) -> Result<Layer> {
+        Ok(Layer {
+            attention_norm: self.norm(&format!("model.layers.{index}.input_layernorm"), "attn_norm")?,
+            attention: self.attention(&format!("model.layers.{index}.self_attn"))?,
+            experts_norm: self.norm(&format!("model.layers.{index}.post_attention_layernorm"), "mlp_norm")?,
+            experts: self.experts(&format!("model.layers.{index}.mlp"))?,
+        })
+    }
+
+    fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
+        let weight = self.take(&format!("{tensor}.weight"), &[self.config.hidden_size], "hidden_size")?;
+        Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
+    }
+
+    fn attention(&mut self, prefix: &str) -> Result<BandedAttention> {
+        let config = self.config;
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim);
+        let (queries, keys) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
+        let because = "heads, head_dim, hidden_size";
+        let mut projection = |tensor: &str, name, role, rows: u64, columns: u64| -> Result<Linear> {
+            let weight = self.take(&format!("{prefix}.{tensor}.weight"), &[rows, columns], because)?;
+            let bias = format!("{prefix}.{tensor}.bias");
+            let bias = config.attention_bias.then(|| self.take(&bias, &[rows], because)).transpose()?;
+            Ok(Linear { name, role, weight, bias })
+        };
+        let query = projection("q_proj", "q_proj", Role::AttentionQkv, queries, hidden)?;
+        let key = projection("k_proj", "k_proj", Role::AttentionQkv, keys, hidden)?;
+        let value = projection("v_proj", "v_proj", Role::AttentionQkv, keys, hidden)?;
+        let output = projection("o_proj", "o_proj", Role::AttentionOutput, hidden, queries)?;
+        let sinks = self.take(&format!("{prefix}.sinks"), &[config.num_attention_heads], "num_attention_heads")?;
+        Ok(BandedAttention {
+            query: self.half_split(query)?,
+            key: self.half_split(key)?,
+            value,
+            output,
+            sinks,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: config.num_key_value_heads,
+            head_dim,
+            rope_dim: config.rope.rope_dim,
+            scale: (head_dim as f64).powf(-0.5),
+        })
+    }
+
+    /// Queries or keys for half-split rotation. The family rotates neighbouring dimensions; products of queries and keys
+    /// stay the same when the dimensions of both are put in another order.
+    fn half_split(&self, linear: Linear) -> Result<Linear> {
+        let order =
+            || RowOrder::InterleavedToHalves { head_dim: self.config.head_dim, rotary_dim: self.config.rope.rope_dim };
+        let weight = linear.weight.reorder(order())?;
+        let bias = linear.bias.map(|bias| bias.reorder(order())).transpose()?;
+        Ok(Linear { weight, bias, ..linear })
+    }
+
+    /// Experts are stored as matrices `[inputs, outputs]`; gates come before ups.
+    fn experts(&mut self, prefix: &str) -> Result<Moe> {
+        let config = self.config;
+        let (experts, width, hidden) = (config.num_experts, config.intermediate_size, config.hidden_size);
+        let because = "num_local_experts, intermediate_size, hidden_size";
+        let router = Linear {
+            name: "router",
+            role: Role::Router,
+            weight: self.take(&format!("{prefix}.router.weight"), &[experts, hidden], because)?,
+            bias: Some(self.take(&format!("{prefix}.router.bias"), &[experts], because)?),
+        };
+        let both = self.take(&format!("{prefix}.experts.gate_up_proj"), &[experts, hidden, 2 * width], because)?;
+        let both_bias = self.take(&format!("{prefix}.experts.gate_up_proj_bias"), &[experts, 2 * width], because)?;
+        let half = |name, first: u64| -> Result<Linear> {
+            let columns = first * width..(first + 1) * width;
+            let weight = both.columns_range(columns.clone())?.transpose()?.reshape(&[experts * width, hidden])?;
+            let bias = both_bias.columns_range(columns)?.reshape(&[experts * width])?;
+            Ok(Linear { name, role: Role::Expert, weight, bias: Some(bias) })
+        };
+        let down = self.take(&format!("{prefix}.experts.down_proj"), &[experts, width, hidden], because)?;
+        let down: Weight = down.reshape(&[experts * width, hidden])?.transpose()?;
+        let down_bias = self.take(&format!("{prefix}.experts.down_proj_bias"), &[experts, hidden], because)?;
+        Ok(Moe {
+            router,
+            scores: Scores::ChosenSoftmax,
+            selection_bias: None,
+            gate: half("gate_proj", 0)?,
+            up: half("up_proj", 1)?,
+            down: Linear { name: "down_proj", role: Role::Expert, weight: down, bias: None },
+            // a bias, though it is a projection: never quantized
+            down_bias: Some(Linear {
+                name: "down_biases",
+                role: Role::Bias,
+                weight: down_bias.transpose()?,
+                bias: None,
+            }),
+            gating: Gating::ClampedSwiGlu { alpha: config.swiglu_alpha, limit: config.swiglu_limit },
+            num_experts: experts,
+            num_experts_per_tok: config.num_experts_per_tok,
+            norm_topk_prob: false,
+            routed_scaling_factor: 1.0,
+        })
+    }
+
+    fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
+        take(self.ledger, name, shape, because)
+    }
+}

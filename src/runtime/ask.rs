@@ -1,0 +1,81 @@
+//! What is asked of a run over tokens, and what it gives.
+
+/// For which positions logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// For none.
+    None,
+    /// For the last token only.
+    Last,
+    /// For every token.
+    All,
+}
+
+/// How tokens are divided into calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Chunking {
+    /// As many tokens per call as the functions take.
+    #[default]
+    Largest,
+    /// These numbers of tokens, again and again; the last call takes what is left.
+    Pattern(Vec<u64>),
+}
+
+/// Which hidden states are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hidden {
+    /// None.
+    No,
+    /// Those between functions: what enters the first and leaves each. Every backend can show them.
+    BetweenFunctions,
+    /// Those between all layers. Not every backend shows what is inside a function.
+    BetweenLayers,
+}
+
+impl Chunking {
+    /// The number of tokens that the call of this turn should have, if any.
+    pub(super) fn wish(&self, turn: usize) -> Option<u64> {
+        match self {
+            Chunking::Largest => None,
+            Chunking::Pattern(sizes) => sizes.get(turn % sizes.len().max(1)).copied(),
+        }
+    }
+}
+
+/// What is wanted of a run over tokens.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Positions with logits.
+    pub logits: Positions,
+    /// Hidden states beside them.
+    pub hidden: Hidden,
+    /// Division into calls.
+    pub chunking: Chunking,
+}
+
+impl Ask {
+    /// No logits: only the states are of interest.
+    pub fn none() -> Self {
+        Ask { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
+    }
+
+    /// Logits of the last token, in the largest calls.
+    pub fn last() -> Self {
+        Ask { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
+    }
+
+    /// Logits of all tokens, in calls by `chunking`.
+    pub fn all(chunking: Chunking) -> Self {
+        Ask { logits: Positions::All, hidden: Hidden::No, chunking }
+    }
+}
+
+/// What a run over tokens gave.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// Logits, row-major `[positions, vocab_size]`.
+    pub logits: Vec<f32>,
+    /// Where wanted, `num_layers + 1` matrices `[tokens, hidden_size]`: what enters layer 0, then what leaves each layer.
+    /// Those that are not wanted are empty.
+    pub hidden: Vec<Vec<f32>>,
+}

@@ -1,0 +1,453 @@
+//! Labels of tokens that mark spans: `O` outside, `B-x` at the beginning of a span of kind x, `I-x` inside, `E-x` at its
+//! end, `S-x` for a span of a single token. The best sequence of labels that makes whole spans is found by the Viterbi
+//! algorithm.
+//!
+//! After `O`, `E` and `S` comes `O`, `B` or `S`; after `B-x` and `I-x` comes `I-x` or `E-x`. A text begins as after `O` and
+//! ends as before `O`. Among the sequences that keep to this, the one with the largest sum of logits is taken, plus a
+//! bias for each transition where a calibration has some: the decoder of OpenAI's privacy filter.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use super::error::RuntimeError;
+
+/// Tokens whose labels may be open before they are settled by force.
+const MOST_OPEN: usize = 1 << 16;
+/// Open tokens after which it is first looked which labels are settled.
+const FIRST_LOOK: usize = 64;
+
+/// A label's place in a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In none.
+    Outside,
+    /// First of several tokens.
+    Begin,
+    /// Between the first and the last.
+    Inside,
+    /// Last of several.
+    End,
+    /// The only one.
+    Single,
+}
+
+impl Place {
+    /// Whether a span goes on after it.
+    fn is_open(self) -> bool {
+        matches!(self, Place::Begin | Place::Inside)
+    }
+
+    /// Whether a span goes on into it.
+    fn continues(self) -> bool {
+        matches!(self, Place::Inside | Place::End)
+    }
+}
+
+/// The labels of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scheme {
+    labels: Vec<String>,
+    places: Vec<(Place, usize)>,
+    kinds: Vec<String>,
+}
+
+impl Scheme {
+    /// Understands labels.
+    ///
+    /// # Errors
+    /// When one is none of the five forms, or `O` is missing.
+    pub fn new(labels: &[String]) -> Result<Self, RuntimeError> {
+        let mut scheme = Scheme { labels: labels.to_vec(), places: Vec::new(), kinds: Vec::new() };
+        for label in labels {
+            let (place, kind) = match label.split_once('-') {
+                None if label == "O" => (Place::Outside, ""),
+                Some(("B", kind)) => (Place::Begin, kind),
+                Some(("I", kind)) => (Place::Inside, kind),
+                Some(("E", kind)) => (Place::End, kind),
+                Some(("S", kind)) => (Place::Single, kind),
+                _ => {
+                    let problem = format!("label `{label}` isn't O, or B-, I-, E- or S- with a kind of span");
+                    return Err(RuntimeError::Labels { problem });
+                }
+            };
+            let known = scheme.kinds.iter().position(|known| known == kind);
+            let index = match (place, known) {
+                (Place::Outside, _) => 0,
+                (_, Some(index)) => index,
+                (_, None) => {
+                    scheme.kinds.push(kind.to_owned());
+                    scheme.kinds.len() - 1
+                }
+            };
+            scheme.places.push((place, index));
+        }
+        match scheme.places.iter().any(|(place, _)| *place == Place::Outside) {
+            true => Ok(scheme),
+            false => Err(RuntimeError::Labels { problem: "none of the labels is O".into() }),
+        }
+    }
+
+    /// The labels, by number.
+    pub fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
+    /// Kinds of spans, in the order of the labels.
+    pub fn kinds(&self) -> &[String] {
+        &self.kinds
+    }
+
+    /// A label's place, and the number of its kind.
+    pub fn place(&self, label: u16) -> (Place, usize) {
+        self.places[usize::from(label)]
+    }
+
+    /// Whether one label may follow another.
+    pub fn may_follow(&self, before: u16, after: u16) -> bool {
+        let ((before, kind), (after, next_kind)) = (self.place(before), self.place(after));
+        match before.is_open() {
+            true => after.continues() && kind == next_kind,
+            false => !after.continues(),
+        }
+    }
+}
+
+/// What transitions add to the score of a sequence: zeros for the plain decoder, others for more or fewer spans.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Biases {
+    /// From `O` to `O`.
+    pub background_stay: f64,
+    /// From `O` to `B` or `S`.
+    pub background_to_start: f64,
+    /// From `B` or `I` to `I`.
+    pub inside_to_continue: f64,
+    /// From `B` or `I` to `E`.
+    pub inside_to_end: f64,
+    /// From `E` or `S` to `O`.
+    pub end_to_background: f64,
+    /// From `E` or `S` to `B` or `S`.
+    pub end_to_start: f64,
+}
+
+impl Biases {
+    /// Reads an operating point of a `viterbi_calibration.json`:
+    /// `{"operating_points": {"default": {"biases": {"transition_bias_background_stay": 0.0, …}}}}`.
+    ///
+    /// # Errors
+    /// When the file can't be read, or lacks the operating point or one of its six biases.
+    pub fn read(path: &Path, operating_point: &str) -> Result<Self, RuntimeError> {
+        let bytes = std::fs::read(path).map_err(RuntimeError::io(path, "read"))?;
+        let json: Json = serde_json::from_slice(&bytes)
+            .map_err(|error| RuntimeError::bundle(path, format!("it isn't JSON: {error}")))?;
+        let biases = &json["operating_points"][operating_point]["biases"];
+        let bias = |name: &str| {
+            let found = biases[format!("transition_bias_{name}")].as_f64().filter(|bias| bias.is_finite());
+            let key = format!("operating_points.{operating_point}.biases.transition_bias_{name}");
+            found.ok_or_else(|| RuntimeError::bundle(path, format!("`{key}` is missing, or no number")))
+        };
+        Ok(Biases {
+            background_stay: bias("background_stay")?,
+            background_to_start: bias("background_to_start")?,
+            inside_to_continue: bias("inside_to_continue")?,
+            inside_to_end: bias("inside_to_end")?,
+            end_to_background: bias("end_to_background")?,
+            end_to_start: bias("end_to_start")?,
+        })
+    }
+
+    fn of(&self, before: Place, after: Place) -> f64 {
+        match (before, after) {
+            (Place::Outside, Place::Outside) => self.background_stay,
+            (Place::Outside, _) => self.background_to_start,
+            (Place::Begin | Place::Inside, Place::Inside) => self.inside_to_continue,
+            (Place::Begin | Place::Inside, _) => self.inside_to_end,
+            (Place::End | Place::Single, Place::Outside) => self.end_to_background,
+            (Place::End | Place::Single, _) => self.end_to_start,
+        }
+    }
+}
+
+/// The best sequence of labels, token by token. A label is given as soon as all sequences that may still become the best
+/// agree on it, which is what looking at the whole text would give.
+pub struct Viterbi {
+    scheme: Arc<Scheme>,
+    /// For each label, the labels that may come before it, with their biases.
+    before: Vec<Vec<(u16, f64)>>,
+    /// Best score of a sequence that ends with each label.
+    scores: Vec<f64>,
+    next: Vec<f64>,
+    /// For each open token and each of its labels, the label before it in the best sequence that ends so.
+    back: Vec<u16>,
+    begun: bool,
+    /// Open tokens at which it is looked again which labels are settled.
+    look: usize,
+}
+
+impl Viterbi {
+    /// A new text.
+    pub fn new(scheme: Arc<Scheme>, biases: Biases) -> Self {
+        let count = scheme.labels.len() as u16;
+        let before = (0..count)
+            .map(|after| {
+                let bias = |before: u16| biases.of(scheme.place(before).0, scheme.place(after).0);
+                (0..count).filter(|label| scheme.may_follow(*label, after)).map(|label| (label, bias(label))).collect()
+            })
+            .collect();
+        let zeros = vec![0.0; usize::from(count)];
+        Viterbi { scheme, before, scores: zeros.clone(), next: zeros, back: Vec::new(), begun: false, look: FIRST_LOOK }
+    }
+
+    /// Tokens whose labels aren't settled.
+    pub fn open(&self) -> usize {
+        self.back.len() / self.scores.len().max(1)
+    }
+
+    /// Goes on with the logits of one more token, and appends the labels that are settled by now.
+    pub fn push(&mut self, logits: &[f32], labels: &mut Vec<u16>) {
+        for (after, logit) in logits.iter().enumerate().take(self.next.len()) {
+            // a number that is none says nothing for its label
+            let logit = if logit.is_nan() { f64::from(f32::MIN) } else { f64::from(*logit).clamp(-3e38, 3e38) };
+            let (mut best, mut from) = (f64::NEG_INFINITY, 0);
+            if self.begun {
+                for (before, bias) in &self.before[after] {
+                    let score = self.scores[usize::from(*before)] + bias;
+                    if score > best {
+                        (best, from) = (score, *before);
+                    }
+                }
+            } else if !self.scheme.places[after].0.continues() {
+                best = 0.0;
+            }
+            self.next[after] = best + logit;
+            self.back.push(from);
+        }
+        std::mem::swap(&mut self.scores, &mut self.next);
+        self.begun = true;
+        // only differences count; this keeps the numbers small however long the text is
+        let most = self.scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        self.scores.iter_mut().for_each(|score| *score -= most);
+        if self.open() >= self.look {
+            self.settle(labels);
+            if self.open() >= MOST_OPEN {
+                self.force(labels);
+            }
+            self.look = (2 * self.open()).clamp(FIRST_LOOK, MOST_OPEN);
+        }
+    }
+
+    /// The text ends here. Appends the labels of the tokens that are open.
+    pub fn finish(&mut self, labels: &mut Vec<u16>) {
+        let open = self.open();
+        if open == 0 {
+            return;
+        }
+        let ends = (0..self.scores.len()).filter(|label| !self.scheme.places[*label].0.is_open());
+        let best = ends.max_by(|a, b| self.scores[*a].total_cmp(&self.scores[*b])).unwrap_or(0);
+        let path = self.path(open - 1, best as u16);
+        labels.extend(path);
+        self.back.clear();
+        self.begun = false;
+        self.look = FIRST_LOOK;
+    }
+
+    /// The label before label `label` of open token `token`.
+    fn back(&self, token: usize, label: u16) -> u16 {
+        self.back[token * self.scores.len() + usize::from(label)]
+    }
+
+    /// The labels of the open tokens up to `token`, which has the label `label`.
+    fn path(&self, token: usize, label: u16) -> Vec<u16> {
+        let mut path = vec![label];
+        for token in (1..=token).rev() {
+            path.push(self.back(token, path[path.len() - 1]));
+        }
+        path.reverse();
+        path
+    }
+
+    /// Appends the labels on which all sequences agree.
+    fn settle(&mut self, labels: &mut Vec<u16>) {
+        let mut alive: Vec<u16> =
+            (0..self.scores.len() as u16).filter(|l| self.scores[usize::from(*l)].is_finite()).collect();
+        for token in (1..self.open()).rev() {
+            let mut before: Vec<u16> = alive.iter().map(|label| self.back(token, *label)).collect();
+            before.sort_unstable();
+            before.dedup();
+            if let [label] = before[..] {
+                labels.extend(self.path(token - 1, label));
+                self.back.drain(..token * self.scores.len());
+                return;
+            }
+            alive = before;
+        }
+    }
+
+    /// Decides for the sequence that is best by now, for the older half of the open tokens. Sequences that contradict it
+    /// are given up.
+    fn force(&mut self, labels: &mut Vec<u16>) {
+        let (last, half) = (self.open() - 1, self.open() / 2);
+        let best = (0..self.scores.len()).max_by(|a, b| self.scores[*a].total_cmp(&self.scores[*b])).unwrap_or(0);
+        let mut path = self.path(last, best as u16);
+        path.truncate(half);
+        for label in 0..self.scores.len() {
+            if self.path(last, label as u16)[half - 1] != path[half - 1] {
+                self.scores[label] = f64::NEG_INFINITY;
+            }
+        }
+        labels.extend(path);
+        self.back.drain(..half * self.scores.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn scheme(kinds: &[&str]) -> Arc<Scheme> {
+        let spans = kinds.iter().flat_map(|kind| ["B", "I", "E", "S"].map(|place| format!("{place}-{kind}")));
+        Arc::new(Scheme::new(&std::iter::once("O".to_owned()).chain(spans).collect::<Vec<_>>()).unwrap())
+    }
+
+    fn decode(scheme: &Arc<Scheme>, biases: Biases, logits: &[Vec<f32>]) -> Vec<u16> {
+        let mut viterbi = Viterbi::new(scheme.clone(), biases);
+        let mut labels = Vec::new();
+        logits.iter().for_each(|row| viterbi.push(row, &mut labels));
+        viterbi.finish(&mut labels);
+        labels
+    }
+
+    /// The sum that is to be largest, or nothing for a sequence that makes no whole spans. The rules are told anew, label
+    /// name by label name.
+    fn score(scheme: &Scheme, biases: &Biases, logits: &[Vec<f32>], labels: &[u16]) -> Option<f64> {
+        let mut sum = 0.0;
+        let mut before = "O";
+        for (index, (row, label)) in logits.iter().zip(labels).enumerate() {
+            let name = scheme.labels()[usize::from(*label)].as_str();
+            let bias = match (&before[..1], &name[..1]) {
+                ("O", "O") => biases.background_stay,
+                ("O", "B" | "S") => biases.background_to_start,
+                ("E" | "S", "O") => biases.end_to_background,
+                ("E" | "S", "B" | "S") => biases.end_to_start,
+                ("B" | "I", "I") if before[1..] == name[1..] => biases.inside_to_continue,
+                ("B" | "I", "E") if before[1..] == name[1..] => biases.inside_to_end,
+                _ => return None,
+            };
+            // nothing comes before the first label
+            sum += if index == 0 { 0.0 } else { bias };
+            sum += f64::from(row[usize::from(*label)]);
+            before = name;
+        }
+        (!before.starts_with(['B', 'I'])).then_some(sum)
+    }
+
+    fn all_sequences(labels: u16, length: usize) -> Vec<Vec<u16>> {
+        (0..length).fold(vec![vec![]], |all, _| {
+            all.iter().flat_map(|s: &Vec<u16>| (0..labels).map(move |l| [&s[..], &[l]].concat())).collect()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn no_sequence_of_whole_spans_is_better(
+            logits in prop::collection::vec(prop::collection::vec(-4f32..4.0, 5), 1..6),
+            bias in prop::collection::vec(-3f64..3.0, 6),
+        ) {
+            let scheme = scheme(&["x"]);
+            let biases = Biases {
+                background_stay: bias[0],
+                background_to_start: bias[1],
+                inside_to_continue: bias[2],
+                inside_to_end: bias[3],
+                end_to_background: bias[4],
+                end_to_start: bias[5],
+            };
+            let found = score(&scheme, &biases, &logits, &decode(&scheme, biases, &logits));
+            let best = all_sequences(5, logits.len())
+                .iter()
+                .filter_map(|labels| score(&scheme, &biases, &logits, labels))
+                .fold(f64::NEG_INFINITY, f64::max);
+            prop_assert!((found.expect("whole spans") - best).abs() < 1e-9);
+        }
+
+        #[test]
+        fn labels_that_are_settled_early_are_those_of_the_whole_text(seed in any::<u64>(), length in 1usize..700) {
+            // by hand, without ever settling anything early
+            let scheme = scheme(&["x", "yy"]);
+            let mut state = seed | 1;
+            let mut random = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 40) as f32 / (1 << 22) as f32
+            };
+            let logits: Vec<Vec<f32>> = (0..length).map(|_| (0..9).map(|_| random()).collect()).collect();
+            let mut whole = Viterbi::new(scheme.clone(), Biases::default());
+            whole.look = usize::MAX;
+            let (mut labels, mut early) = (Vec::new(), Vec::new());
+            logits.iter().for_each(|row| whole.push(row, &mut labels));
+            prop_assert!(labels.is_empty());
+            whole.finish(&mut labels);
+            let mut viterbi = Viterbi::new(scheme.clone(), Biases::default());
+            let mut most_open = 0;
+            for row in &logits {
+                viterbi.push(row, &mut early);
+                most_open = most_open.max(viterbi.open());
+            }
+            viterbi.finish(&mut early);
+            prop_assert_eq!(labels, early);
+            prop_assert!(most_open <= 4 * FIRST_LOOK, "{} open", most_open);
+        }
+    }
+
+    #[test]
+    fn a_text_that_never_settles_is_settled_by_force() {
+        // two kinds that are always equally likely: nothing tells which of two endless spans it is
+        let scheme = scheme(&["x", "y"]);
+        let mut viterbi = Viterbi::new(scheme.clone(), Biases::default());
+        let mut labels = Vec::new();
+        let row: Vec<f32> =
+            scheme.labels().iter().map(|label| if label.starts_with('I') { 5.0 } else { 0.0 }).collect();
+        let count = 2 * MOST_OPEN + 100;
+        for _ in 0..count {
+            viterbi.push(&row, &mut labels);
+            assert!(viterbi.open() <= MOST_OPEN);
+        }
+        viterbi.finish(&mut labels);
+        assert_eq!(labels.len(), count);
+        assert!(labels.windows(2).all(|pair| scheme.may_follow(pair[0], pair[1])));
+    }
+
+    #[test]
+    fn labels_of_no_span_are_refused() {
+        let new = |labels: &[&str]| Scheme::new(&labels.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>());
+        assert_eq!(new(&["O", "B-a-b", "E-a-b"]).unwrap().kinds(), ["a-b"]);
+        for (labels, word) in [(&["O", "LABEL_1"][..], "LABEL_1"), (&["B-x", "E-x"], "none"), (&["O", "X-y"], "X-y")] {
+            assert!(new(labels).unwrap_err().to_string().contains(word));
+        }
+    }
+
+    #[test]
+    fn a_calibration_names_all_six_biases() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("viterbi_calibration.json");
+        let names =
+            ["background_stay", "background_to_start", "inside_to_continue", "inside_to_end", "end_to_background"];
+        let mut biases: serde_json::Map<String, Json> =
+            names.iter().zip(1..).map(|(name, value)| (format!("transition_bias_{name}"), value.into())).collect();
+        let write = |biases: &serde_json::Map<String, Json>| {
+            let json = serde_json::json!({"operating_points": {"default": {"biases": biases}}});
+            std::fs::write(&path, json.to_string()).unwrap();
+        };
+        write(&biases);
+        let error = Biases::read(&path, "default").unwrap_err().to_string();
+        assert!(error.contains("transition_bias_end_to_start"), "{error}");
+        biases.insert("transition_bias_end_to_start".into(), (-0.5).into());
+        write(&biases);
+        let read = Biases::read(&path, "default").unwrap();
+        assert_eq!((read.background_stay, read.inside_to_end, read.end_to_start), (1.0, 4.0, -0.5));
+        assert!(Biases::read(&path, "high_recall").is_err());
+    }
+}

@@ -1,0 +1,110 @@
+//! Hidden states between calls: as functions have them, and as they are shown.
+
+use std::ops::Range;
+
+use super::ask::Hidden;
+use super::error::RuntimeError;
+use super::plan::{Route, Step};
+use crate::convert::bundle::{Bundle, FILE_NAME, ModelFacts};
+use crate::exec::Tensor;
+
+/// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
+pub(super) struct Columns {
+    pub(super) channels: usize,
+    pub(super) count: usize,
+    pub(super) values: Vec<f32>,
+}
+
+impl Columns {
+    pub(super) fn zeros(channels: usize, count: usize) -> Self {
+        Columns { channels, count, values: vec![0.0; channels * count] }
+    }
+
+    /// From one row of channels for each token, in the source's unit.
+    pub(super) fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
+        let count = rows.len() / channels.max(1);
+        let mut columns = Columns::zeros(channels, count);
+        for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
+            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value * scale);
+        }
+        columns
+    }
+
+    pub(super) fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
+        self.values.iter().skip(t).step_by(self.count).copied()
+    }
+
+    /// Some columns, filled up with zeros to `count`.
+    pub(super) fn range(&self, range: Range<usize>, count: usize) -> Columns {
+        let mut out = Columns::zeros(self.channels, count);
+        for (from, to) in self.values.chunks_exact(self.count).zip(out.values.chunks_exact_mut(count)) {
+            to[..range.len()].copy_from_slice(&from[range.clone()]);
+        }
+        out
+    }
+}
+
+/// The hidden states that are wanted, as they come by.
+pub(super) struct Record {
+    hidden: Vec<Vec<f32>>,
+    /// Which of them are wanted.
+    wanted: Vec<bool>,
+}
+
+impl Record {
+    pub(super) fn new(bundle: &Bundle, route: &Route, what: Hidden) -> Self {
+        let count = bundle.model.num_layers + 1;
+        let mut wanted = vec![what == Hidden::BetweenLayers; count];
+        for between in route.layers.iter().flat_map(|step| [step.part.start, step.part.end]) {
+            wanted[between as usize] = true;
+        }
+        Record { hidden: vec![Vec::new(); count], wanted }
+    }
+
+    /// Nothing is wanted but what the function of a step gives.
+    pub(super) fn only(&mut self, step: &Step) {
+        let own = step.part.start as usize + 1..step.part.end as usize + 1;
+        self.wanted.iter_mut().enumerate().for_each(|(index, wanted)| *wanted &= own.contains(&index));
+    }
+
+    /// Whether something inside the function of a step is wanted.
+    pub(super) fn wants_inside(&self, step: &Step) -> bool {
+        self.wanted[step.part.start as usize + 1..step.part.end as usize].contains(&true)
+    }
+
+    /// Appends the columns that count.
+    pub(super) fn add(&mut self, index: usize, columns: &Columns, counted: Range<usize>) {
+        counted.for_each(|t| self.hidden[index].extend(columns.column(t)));
+    }
+
+    /// A value inside the function of `step`: `layers_7_hidden` is what leaves layer 7. What leaves the step's last layer
+    /// is its output.
+    pub(super) fn see(&mut self, name: &str, tensor: &Tensor, channels: usize, counted: Range<usize>, step: &Step) {
+        let layer = name.strip_prefix("layers_").and_then(|rest| rest.strip_suffix("_hidden"));
+        let Some(layer) = layer.and_then(|layer| layer.parse::<u64>().ok()) else { return };
+        let inner = step.part.start..step.part.end - 1;
+        let Some(values) = tensor.floats().filter(|_| inner.contains(&layer)) else { return };
+        let count = values.len() / channels.max(1);
+        if counted.end <= count && values.len() == channels * count {
+            self.add(layer as usize + 1, &Columns { channels, count, values: values.to_vec() }, counted);
+        }
+    }
+
+    /// The matrices, in the source's unit, if all came by.
+    pub(super) fn finish(mut self, tokens: usize, facts: &ModelFacts) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let expected = tokens * facts.hidden_size as usize;
+        let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != expected;
+        match self.hidden.iter().zip(&self.wanted).position(missing) {
+            None => {
+                // a power of two: nothing is lost
+                let unscaled = 1.0 / facts.hidden_scale as f32;
+                self.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
+                Ok(self.hidden)
+            }
+            Some(index) => {
+                let problem = format!("the functions don't show the hidden states `hidden.{index}`");
+                Err(RuntimeError::bundle(FILE_NAME, problem))
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! A bundle with a backend that runs it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::backend::Backend;
+use super::cpu::{CpuBackend, Programs};
+use super::error::RuntimeError;
+use super::host::Host;
+use super::plan::{self, Plan};
+use super::profile::{Profile, Profiled};
+use crate::convert::bundle::{Bundle, FILE_NAME};
+use crate::error::Result;
+use crate::exec::Precision;
+use crate::family::ports::{PortRole, Stage, StatePort, StateRole};
+
+/// A bundle with a backend that runs it.
+pub struct Model {
+    pub(super) bundle: Bundle,
+    pub(super) folder: PathBuf,
+    pub(super) host: Arc<Host>,
+    pub(super) plan: Plan,
+    pub(super) backend: Arc<dyn Backend>,
+    /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
+    /// after it is closed by the masks, and overwritten before they open it.
+    pub(super) positional: bool,
+}
+
+impl Model {
+    /// The bundle in a folder, on the CPU executor.
+    ///
+    /// # Errors
+    /// When there is no bundle, or it contradicts itself.
+    pub fn on_cpu(folder: &Path, precision: Precision) -> Result<Arc<Self>> {
+        Self::on_cpu_in(folder, &[precision])?.pop().ok_or(RuntimeError::NoBundle { path: folder.to_owned() }.into())
+    }
+
+    /// The bundle in a folder, on the CPU executor: a model for each precision, all with the same weights in memory.
+    ///
+    /// # Errors
+    /// As [`Model::on_cpu`].
+    pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
+        if !folder.join(FILE_NAME).exists() {
+            return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
+        }
+        let bundle = Bundle::read(folder)?;
+        let host = Arc::new(Host::open(&bundle, folder)?);
+        let programs = Programs::of(&bundle, folder);
+        let model = |precision: &Precision| {
+            let backend = CpuBackend::new(programs.clone(), *precision);
+            Self::new(bundle.clone(), folder, host.clone(), Box::new(backend))
+        };
+        precisions.iter().map(model).collect()
+    }
+
+    /// A model of parts: a bundle, its host tensors and a backend.
+    ///
+    /// # Errors
+    /// When the bundle's functions don't make a model.
+    pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
+        let plan = Plan::new(&bundle, folder)?;
+        check_ports(&bundle, folder)?;
+        let positional =
+            bundle.functions.iter().all(|entry| entry.states.iter().all(|s| by_position(s, entry.context)));
+        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
+    }
+
+    /// The same model, measuring how long its functions take.
+    ///
+    /// # Errors
+    /// As [`Model::new`].
+    pub fn profiled(&self) -> Result<(Arc<Self>, Profile)> {
+        let (backend, profile) = Profiled::new(self.backend.clone());
+        Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
+    }
+
+    /// The bundle.
+    pub fn bundle(&self) -> &Bundle {
+        &self.bundle
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Tokens that fit into the largest context.
+    pub fn context(&self) -> u64 {
+        self.plan.routes.last().map_or(0, |route| route.context)
+    }
+
+    /// As a model whose states aren't written by position.
+    #[cfg(test)]
+    pub(super) fn forget_positions(&mut self) {
+        self.positional = false;
+    }
+
+    /// Tokens that end a text.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
+    }
+
+    /// The host's tensors.
+    pub(super) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Every way through the bundle.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Makes every function ready, those of the first layers first. `progress` is told how many are, and of how many.
+    ///
+    /// # Errors
+    /// When one can't be loaded.
+    pub fn prepare(&self, mut progress: impl FnMut(usize, usize)) -> Result<()> {
+        let mut functions: Vec<usize> = Vec::new();
+        for step in self.plan.routes.iter().flat_map(|route| route.layers.iter().chain(&route.head)) {
+            functions.extend(step.functions().filter(|function| !functions.contains(function)).collect::<Vec<_>>());
+        }
+        progress(0, functions.len());
+        for (done, function) in functions.iter().enumerate() {
+            self.backend.prepare(*function)?;
+            progress(done + 1, functions.len());
+        }
+        Ok(())
+    }
+
+    /// Tokens, at most `most`, that one call of a text of `length` tokens can take.
+    ///
+    /// # Errors
+    /// When such a text doesn't fit.
+    pub fn largest_call(&self, length: u64, most: u64) -> Result<u64, RuntimeError> {
+        let route = &self.plan.routes[self.plan.route(length)?];
+        Ok(plan::chunk(&route.layers, most, None)?.real)
+    }
+}
+
+/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
+fn by_position(state: &StatePort, context: u64) -> bool {
+    let cache = matches!(
+        state.role,
+        StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. }
+    );
+    cache && state.shape.get(2).is_some_and(|slots| *slots >= context)
+}
+
+/// Every function has the hidden states and what its stage gives, and no port that a host can't serve.
+fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
+    for entry in &bundle.functions {
+        let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
+        let result = match entry.stage {
+            Stage::Layers { .. } => PortRole::Hidden,
+            Stage::Head { .. } => PortRole::Logits,
+        };
+        let results = entry.outputs.iter().filter(|port| port.role == result).count();
+        if hidden_inputs != 1 || results != 1 {
+            let problem = format!(
+                "function `{}` of {} has {hidden_inputs} inputs of hidden states and {results} results, expected one each",
+                entry.function, entry.package
+            );
+            return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem));
+        }
+    }
+    Ok(())
+}

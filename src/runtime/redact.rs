@@ -1,0 +1,321 @@
+//! Spans of a text of any length, found while the text comes in: bytes in, the text that is kept and the spans out, in
+//! order and with bounded memory.
+//!
+//! ```text
+//! bytes ─ tokens of blocks ─ logits by windows ─ labels by Viterbi ─ spans ─ kept text, spans
+//! ```
+//!
+//! The text is cut into blocks between two words, where the tokenizer begins anew anyway. Everything counts in bytes of
+//! the text as it came: nothing is decoded and encoded again, and bytes that are no UTF-8 pass through untouched (the
+//! model sees a `?` for each).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::ask::Hidden;
+use super::bioes::{Biases, Place, Scheme, Viterbi};
+use super::error::RuntimeError;
+use super::model::Model;
+use super::tokenizer::{Token, Tokenizer};
+use super::windows::Windows;
+use crate::error::Result;
+
+/// Bytes of text that are tokenized at a time, about.
+const BLOCK: usize = 1 << 14;
+/// Bytes at the end of a block whose words may go on in the next, or depend on it.
+const MARGIN: usize = 1 << 8;
+
+/// A span of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Its kind, by its number in [`Scheme::kinds`].
+    pub kind: usize,
+    /// Where it is, in bytes, without white space at its ends.
+    pub range: Range<u64>,
+}
+
+/// What comes out.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// Text outside of the wanted spans, as it was.
+    Kept(&'a [u8]),
+    /// A wanted span, in place of its text.
+    Span(&'a Span),
+}
+
+/// Where the pieces go.
+pub type Sink<'a> = &'a mut dyn FnMut(Piece<'_>) -> Result<()>;
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Bytes of the text.
+    pub bytes: u64,
+    /// Tokens of the text.
+    pub tokens: u64,
+    /// Wanted spans, by kind.
+    pub spans: BTreeMap<String, u64>,
+    /// The most bytes that were held at a time: text, hidden states and labels.
+    pub most_held: usize,
+}
+
+/// A text whose spans are taken out.
+pub struct Redactor {
+    scheme: Arc<Scheme>,
+    wanted: Vec<bool>,
+    blocks: Blocks,
+    windows: Windows,
+    viterbi: Viterbi,
+    /// Tokens whose labels aren't known.
+    tokens: VecDeque<Token>,
+    /// Text from `done` on.
+    text: VecDeque<u8>,
+    /// Bytes that went out, as they were or as spans.
+    done: u64,
+    span: Option<OpenSpan>,
+    summary: Summary,
+}
+
+/// A span that goes on.
+struct OpenSpan {
+    kind: usize,
+    /// Its text without white space at the ends; nothing if it has been nothing else so far.
+    solid: Option<Range<u64>>,
+}
+
+impl Redactor {
+    /// A new text. `kinds` are the spans that are wanted; all if empty.
+    ///
+    /// # Errors
+    /// When the model doesn't label tokens in spans, has no tokenizer, or none of its kinds is called so.
+    pub fn new(model: &Arc<Model>, kinds: &[String], biases: Biases, window: Option<u64>) -> Result<Self> {
+        let windows = Windows::new(model, window, Hidden::No)?;
+        let labels = model.bundle().model.classification().map_or(&[][..], |classification| &classification.labels);
+        let scheme = Arc::new(Scheme::new(labels)?);
+        if let Some(unknown) = kinds.iter().find(|kind| !scheme.kinds().contains(kind)) {
+            let problem = format!("the model has no spans `{unknown}`; it has {}", scheme.kinds().join(", "));
+            return Err(RuntimeError::Labels { problem }.into());
+        }
+        let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
+        Ok(Redactor {
+            wanted: scheme.kinds().iter().map(|kind| kinds.is_empty() || kinds.contains(kind)).collect(),
+            blocks: Blocks::new(tokenizer),
+            windows,
+            viterbi: Viterbi::new(scheme.clone(), biases),
+            scheme,
+            tokens: VecDeque::new(),
+            text: VecDeque::new(),
+            done: 0,
+            span: None,
+            summary: Summary::default(),
+        })
+    }
+
+    /// The labels and kinds.
+    pub fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    /// Goes on with more of the text; gives the sink what is certain by now.
+    ///
+    /// # Errors
+    /// When the model fails, or the sink does.
+    pub fn push(&mut self, bytes: &[u8], sink: Sink<'_>) -> Result<()> {
+        for bytes in bytes.chunks(BLOCK) {
+            self.summary.bytes += bytes.len() as u64;
+            self.text.extend(bytes);
+            let tokens = self.blocks.push(bytes)?;
+            self.label(tokens, false, sink)?;
+        }
+        Ok(())
+    }
+
+    /// The text ends here; gives the sink the rest.
+    ///
+    /// # Errors
+    /// As [`Redactor::push`].
+    pub fn finish(mut self, sink: Sink<'_>) -> Result<Summary> {
+        let tokens = self.blocks.finish()?;
+        self.label(tokens, true, sink)?;
+        self.close(sink)?;
+        self.keep(self.summary.bytes, sink)?;
+        Ok(self.summary)
+    }
+
+    /// Labels more tokens.
+    fn label(&mut self, tokens: Vec<Token>, ended: bool, sink: Sink<'_>) -> Result<()> {
+        let width = self.scheme.labels().len();
+        self.summary.tokens += tokens.len() as u64;
+        let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
+        self.tokens.extend(tokens);
+        let (mut logits, mut labels) = (Vec::new(), Vec::new());
+        self.windows.push(&ids, &mut logits)?;
+        if ended {
+            self.windows.finish(&mut logits)?;
+        }
+        logits.chunks_exact(width).for_each(|row| self.viterbi.push(row, &mut labels));
+        if ended {
+            self.viterbi.finish(&mut labels);
+        }
+        let held = self.text.len()
+            + self.blocks.text.len()
+            + 4 * (self.windows.waiting() + logits.len())
+            + 2 * width * self.viterbi.open()
+            + self.tokens.len() * size_of::<Token>();
+        self.summary.most_held = self.summary.most_held.max(held);
+        for label in labels {
+            if let Some(token) = self.tokens.pop_front() {
+                self.take(&token, label, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A token whose label is certain.
+    fn take(&mut self, token: &Token, label: u16, sink: Sink<'_>) -> Result<()> {
+        let (place, kind) = self.scheme.place(label);
+        if matches!(place, Place::Outside | Place::Begin | Place::Single) {
+            self.close(sink)?;
+        }
+        if place == Place::Outside || !self.wanted[kind] {
+            // a character that the next token shares may still be part of a span
+            return self.keep(token.range.start, sink);
+        }
+        let span = self.span.get_or_insert(OpenSpan { kind, solid: None });
+        let range = token.range.start.max(self.done)..token.range.end.max(self.done);
+        let text = (range.start - self.done) as usize..(range.end - self.done) as usize;
+        let bytes: Vec<u8> = self.text.range(text).copied().collect();
+        if let Some(found) = solid(&bytes) {
+            let end = range.start + found.end as u64;
+            match &mut span.solid {
+                Some(solid) => solid.end = end,
+                None => span.solid = Some(range.start + found.start as u64..end),
+            }
+        }
+        match span.solid.clone() {
+            // only white space so far
+            None => self.keep(range.start, sink)?,
+            Some(solid) => {
+                self.keep(solid.start, sink)?;
+                // the text of a span is not needed again; white space at its end may be kept
+                self.forget(solid.end);
+            }
+        }
+        if matches!(place, Place::End | Place::Single) {
+            self.close(sink)?;
+        }
+        Ok(())
+    }
+
+    /// The span that goes on, if any, ends here.
+    fn close(&mut self, sink: Sink<'_>) -> Result<()> {
+        let Some(OpenSpan { kind, solid: Some(range) }) = self.span.take() else { return Ok(()) };
+        *self.summary.spans.entry(self.scheme.kinds()[kind].clone()).or_default() += 1;
+        sink(Piece::Span(&Span { kind, range }))
+    }
+
+    /// Text up to `end` stays as it is.
+    fn keep(&mut self, end: u64, sink: Sink<'_>) -> Result<()> {
+        let count = end.saturating_sub(self.done) as usize;
+        if count > 0 {
+            let kept: Vec<u8> = self.text.drain(..count).collect();
+            self.done = end;
+            sink(Piece::Kept(&kept))?;
+        }
+        Ok(())
+    }
+
+    /// Text up to `end` goes.
+    fn forget(&mut self, end: u64) {
+        let count = end.saturating_sub(self.done) as usize;
+        self.text.drain(..count);
+        self.done = self.done.max(end);
+    }
+}
+
+/// A text without the white space at its ends, if anything is left.
+fn solid(bytes: &[u8]) -> Option<Range<usize>> {
+    let mut found: Option<Range<usize>> = None;
+    let mut at = 0;
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            let end = at + character.len_utf8();
+            if !character.is_whitespace() {
+                found = Some(found.map_or(at, |found| found.start)..end);
+            }
+            at = end;
+        }
+        if !chunk.invalid().is_empty() {
+            let end = at + chunk.invalid().len();
+            found = Some(found.map_or(at, |found| found.start)..end);
+            at = end;
+        }
+    }
+    found
+}
+
+/// A text that becomes tokens block by block.
+struct Blocks {
+    tokenizer: Arc<Tokenizer>,
+    /// What isn't tokens yet.
+    text: Vec<u8>,
+    /// Where it begins in the whole text.
+    start: u64,
+}
+
+impl Blocks {
+    fn new(tokenizer: Arc<Tokenizer>) -> Self {
+        Blocks { tokenizer, text: Vec::new(), start: 0 }
+    }
+
+    /// Goes on with more text; gives the tokens that are certain.
+    fn push(&mut self, bytes: &[u8]) -> Result<Vec<Token>, RuntimeError> {
+        self.text.extend(bytes);
+        let mut tokens = Vec::new();
+        while self.text.len() >= BLOCK {
+            tokens.extend(self.cut(false)?);
+        }
+        Ok(tokens)
+    }
+
+    /// The tokens of the rest.
+    fn finish(&mut self) -> Result<Vec<Token>, RuntimeError> {
+        self.cut(true)
+    }
+
+    /// Tokens of the text at hand, up to the last word that can't depend on what follows. Tokenizers of bytes begin anew
+    /// with every word, so that the next block has the tokens that the whole text would have.
+    fn cut(&mut self, last: bool) -> Result<Vec<Token>, RuntimeError> {
+        let text = readable(&self.text);
+        let (mut tokens, words) = self.tokenizer.tokens(&text)?;
+        let mut end = text.len();
+        if !last {
+            let limit = (end - MARGIN) as u64;
+            let begins = |index: &usize| tokens[*index].range.start <= limit;
+            let mut starts = (1..tokens.len()).rev().filter(begins);
+            let word = starts.clone().find(|index| words[*index] != words[*index - 1]);
+            // a word longer than a block is cut between two of its characters
+            let apart = |index: &usize| tokens[*index - 1].range.end <= tokens[*index].range.start;
+            let index = word.or_else(|| starts.find(apart)).unwrap_or(tokens.len());
+            end = tokens.get(index).map_or(end, |token| token.range.start as usize);
+            tokens.truncate(index);
+        }
+        self.text.drain(..end);
+        for token in &mut tokens {
+            token.range = token.range.start + self.start..token.range.end + self.start;
+        }
+        self.start += end as u64;
+        Ok(tokens)
+    }
+}
+
+/// Bytes as text of the same length: `?` for each that is no UTF-8.
+fn readable(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| '?'));
+    }
+    text
+}

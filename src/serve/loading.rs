@@ -1,0 +1,100 @@
+//! Loading a model in the background: the server answers meanwhile, and says that it isn't ready.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::{Value as Json, json};
+
+use crate::runtime::Model;
+
+/// How far a model is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// So many of its functions are.
+    Loading {
+        /// Functions that are loaded.
+        done: usize,
+        /// All its functions.
+        of: usize,
+    },
+    /// All of it.
+    Ready,
+    /// A function can't be loaded; requests that need it will fail.
+    Failed {
+        /// Why.
+        problem: String,
+    },
+}
+
+/// A model on its way into memory.
+#[derive(Clone)]
+pub struct Loading(Arc<Mutex<Stage>>);
+
+impl Loading {
+    /// Loads a model on a thread of its own, and says on stderr when it is done where that took a while.
+    pub fn start(model: Arc<Model>) -> Self {
+        let loading = Loading(Arc::new(Mutex::new(Stage::Loading { done: 0, of: model.bundle().functions.len() })));
+        let own = loading.clone();
+        std::thread::spawn(move || {
+            let stage = match model.prepare(|done, of| own.set(Stage::Loading { done, of })) {
+                Ok(()) => Stage::Ready,
+                Err(error) => {
+                    eprintln!("error: the model can't be loaded: {error}");
+                    Stage::Failed { problem: error.to_string() }
+                }
+            };
+            own.set(stage);
+        });
+        loading
+    }
+
+    /// How far it is.
+    pub fn stage(&self) -> Stage {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, stage: Stage) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    }
+}
+
+impl Stage {
+    /// What `/health` says of it: a word under `status`, and details.
+    pub fn health(&self) -> Json {
+        match self {
+            Stage::Loading { done, of } => json!({"status": "loading", "loaded": done, "functions": of}),
+            Stage::Ready => json!({"status": "ok"}),
+            Stage::Failed { problem } => json!({"status": "failed", "problem": problem}),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::double::{self, Form, Mishap};
+
+    fn loaded(form: &Form) -> (Stage, Vec<String>) {
+        let (model, calls) = double::model(form);
+        let loading = Loading::start(model);
+        while matches!(loading.stage(), Stage::Loading { .. }) {
+            std::thread::yield_now();
+        }
+        let calls = calls.lock().unwrap().iter().map(|(name, _)| name.clone()).collect();
+        (loading.stage(), calls)
+    }
+
+    #[test]
+    fn every_function_is_loaded_once_in_the_order_of_a_text() {
+        let (stage, calls) = loaded(&Form { contexts: vec![8, 16], ..Form::default() });
+        assert_eq!(stage, Stage::Ready);
+        let expected =
+            ["layers_0_2_of_8", "layers_2_3_of_8", "head_0_5", "head_5_8", "layers_0_2_of_16", "layers_2_3_of_16"];
+        assert_eq!(calls, expected);
+    }
+
+    #[test]
+    fn what_cant_be_loaded_is_said() {
+        let (stage, _) = loaded(&Form { script: vec![(1, Mishap::Error)], ..Form::default() });
+        assert_eq!(stage.health(), json!({"status": "failed", "problem": "backend double: the device is busy"}));
+    }
+}
