@@ -147,15 +147,26 @@ impl Args {
 
     fn numerics(&self) -> Result<Option<Found>> {
         let (calls, thresholds) = self.calls()?;
-        let mut seen = false;
+        let (mut tried, mut refused) = (false, None);
         for call in calls.into_iter().filter(|call| self.wanted(&call.function)) {
-            seen = true;
-            let mut predicate = Numerics::of(&call, &thresholds.numerics)?;
+            let mut predicate = match Numerics::of(&call, &thresholds.numerics) {
+                Ok(predicate) => predicate,
+                // made-up inputs needn't fit a function; others may still be tried
+                Err(error) => {
+                    refused = Some(error);
+                    continue;
+                }
+            };
+            tried = true;
             if let Some(culprit) = bisect(&call.function, &mut predicate)? {
                 return Ok(Some(Found { package: call.package, function: call.function.name, culprit }));
             }
         }
-        if seen { Ok(None) } else { Err(self.no_function()) }
+        match refused {
+            Some(error) if !tried => Err(error),
+            None if !tried => Err(self.no_function()),
+            _ => Ok(None),
+        }
     }
 
     fn calls(&self) -> Result<(Vec<Call>, Thresholds)> {
