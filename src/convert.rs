@@ -41,6 +41,6 @@ pub mod tokenizer;
 
 pub use bundle::Bundle;
 pub use error::ConvertError;
-pub use estimate::Estimate;
+pub use estimate::{Estimate, FormEstimate};
 pub use pipeline::{Options, Outcome, convert};
 pub use plan::Plan;

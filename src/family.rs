@@ -35,7 +35,7 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use crate::error::Result;
-use crate::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use crate::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
 use crate::mil::{Dim, Function, FunctionBuilder, Lengths, Opset, ValueId};
 use crate::source::gguf::Metadata;
 use crate::source::{Description, HuggingFaceFiles, Ledger, Source, Weight};
@@ -65,6 +65,8 @@ pub struct Form {
     pub kv_write: KvWrite,
     /// How the cache is divided into states.
     pub state: StateForm,
+    /// Where experts are computed.
+    pub experts: ExpertsForm,
 }
 
 /// Numbers of tokens that a function takes.
@@ -185,6 +187,15 @@ pub struct PlannedWeight {
     pub weight: Weight,
 }
 
+/// Experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// All.
+    pub count: u64,
+    /// Those that a token is given at most.
+    pub per_token: u64,
+}
+
 /// The dimensions that every family has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
@@ -231,6 +242,20 @@ pub trait Model: Send + Sync {
 
     /// The weights of one layer, in the order in which its function holds them.
     fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight>;
+
+    /// How many experts a layer has, and how many of them a token is given at most; none where it has none that could be
+    /// in functions of their own.
+    fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
+        None
+    }
+
+    /// The weights of some experts of a layer, for functions of their own.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    fn expert_weights(&self, _layer: usize, _experts: Range<u64>) -> Result<Vec<PlannedWeight>> {
+        Ok(Vec::new())
+    }
 
     /// The weights of rows `rows` of the LM head.
     ///
@@ -376,6 +401,7 @@ fn assemble(
     let mut tensors = Tensors::new(ledger, naming, row, &config);
     let embedding = tensors.embedding()?;
     let head = tensors.head(&embedding)?;
+    let embedding = tensors.scaled_embedding(&embedding)?;
     let final_norm = tensors.final_norm()?;
     let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
     let facts = Facts {
@@ -386,7 +412,7 @@ fn assemble(
         classes: None,
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
-        recurrent: config.short_conv.is_some() || config.delta_net.is_some(),
+        recurrent: config.short_conv.is_some() || config.cca.is_some() || config.delta_net.is_some(),
         config: serde_json::to_value(&config).unwrap_or(Json::Null),
     };
     let hidden_scale = config.hidden_scale;

@@ -24,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use error::ManifestError;
-pub use form::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, StateForm, Target};
+pub use form::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, StateForm, Target};
 pub use gates::{Gates, ParityGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
@@ -64,6 +64,9 @@ pub struct Manifest {
     pub kv_write: Option<KvWrite>,
     /// How the cache is divided into states.
     pub state: StateForm,
+    /// Where the experts of layers that have some are computed.
+    #[serde(skip_serializing_if = "ExpertsForm::is_packed")]
+    pub experts: ExpertsForm,
     /// Weight quantization.
     pub quant: Quant,
     /// Division of the layers into packages.
@@ -95,6 +98,7 @@ impl Default for Manifest {
             attention: AttentionForm::default(),
             kv_write: None,
             state: StateForm::default(),
+            experts: ExpertsForm::default(),
             quant: Quant::default(),
             shards: Shards::default(),
             lm_head: LmHead::default(),

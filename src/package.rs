@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`blob`] | weight files: planned, written by many threads, read through a map |
 //! | `features` | a model's description from a program's signature and back |
+//! | [`stream`] | files of parts that many threads produce, digested on the way |
 //! | [`write()`] | a package from a program: streaming, deterministic, whole or not at all |
 //! | [`open`] | a program from a package, ours or anybody's |
 //! | [`describe`] | what is in a package, and whether its description is that of its program |
@@ -17,6 +18,7 @@ mod features;
 mod files;
 mod manifest;
 mod open;
+pub mod stream;
 mod write;
 
 pub use blob::Progress;

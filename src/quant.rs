@@ -50,6 +50,11 @@ impl Blocks {
         self.rows.div_ceil(self.rows_per_block) as usize
     }
 
+    /// Blocks that a thread converts one after another: fewer aren't worth another thread.
+    pub fn at_a_time(&self) -> usize {
+        ((1 << 20) / self.elements().max(1)).max(1) as usize
+    }
+
     /// Elements of a whole block; the last can have fewer.
     pub fn elements(&self) -> u64 {
         self.rows_per_block * self.columns

@@ -63,7 +63,7 @@ fn converts(name: &str) {
         }
         let outputs = &functions[0].outputs;
         match package.stage {
-            Stage::Layers { .. } => assert_eq!(outputs[0].name, "hidden_out"),
+            Stage::Layers { .. } | Stage::Experts { .. } => assert_eq!(outputs[0].name, "hidden_out"),
             Stage::Head { end, .. } => assert_eq!(end, facts.head_rows()),
         }
         std::fs::remove_dir_all(path).unwrap();
@@ -105,4 +105,5 @@ each! {
     qwen3_5_4b: "qwen3.5-4b",
     qwen3_5_9b: "qwen3.5-9b",
     smollm3_3b: "smollm3-3b",
+    zaya1_8b: "zaya1-8b",
 }

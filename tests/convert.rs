@@ -165,6 +165,101 @@ fn a_source_without_a_manifest_converts_with_defaults() {
     assert_eq!((bundle.name.as_str(), bundle.family.as_str()), ("model", "qwen3"));
 }
 
+/// Linux says how much memory a process had at most, and takes back the pages of a mapped file that it needs no more.
+#[cfg(target_os = "linux")]
+mod memory {
+    use std::io::{Seek, Write};
+    use std::path::Path;
+
+    use anec::source::SourceDtype;
+    use anec::source::gguf::Value;
+    use anec::source::gguf::write::Writer;
+
+    use super::folder::{json, run};
+
+    /// A file in which zeros are holes, which take neither time nor room.
+    struct Sparse(std::fs::File);
+
+    impl Write for Sparse {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if bytes.iter().all(|byte| *byte == 0) {
+                self.0.seek_relative(bytes.len() as i64)?;
+                return Ok(bytes.len());
+            }
+            self.0.write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            let length = self.0.stream_position()?;
+            self.0.set_len(length)
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded_by_the_largest_tensor() {
+        let (hidden, width, layers, vocab) = (1024, 4096, 8, 256);
+        let mut writer = Writer::new();
+        writer.key("general.architecture", Value::String("llama".into()));
+        for (key, value) in [
+            ("embedding_length", hidden as u32),
+            ("block_count", layers),
+            ("feed_forward_length", width as u32),
+            ("attention.head_count", 8),
+            ("attention.head_count_kv", 8),
+            ("rope.dimension_count", 128),
+            ("context_length", 2048),
+        ] {
+            writer.key(&format!("llama.{key}"), Value::U32(value));
+        }
+        writer.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+        writer.tensor("token_embd.weight", SourceDtype::F32, &[vocab, hidden]);
+        writer.tensor("output_norm.weight", SourceDtype::F32, &[hidden]);
+        for layer in 0..layers {
+            let mut tensor = |name: &str, shape: &[u64]| {
+                writer.tensor(&format!("blk.{layer}.{name}.weight"), SourceDtype::F32, shape);
+            };
+            for name in ["attn_norm", "ffn_norm"] {
+                tensor(name, &[hidden]);
+            }
+            for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+                tensor(name, &[hidden, hidden]);
+            }
+            for name in ["ffn_gate", "ffn_up"] {
+                tensor(name, &[width, hidden]);
+            }
+            tensor("ffn_down", &[hidden, width]);
+        }
+        let room = tempfile::tempdir().unwrap();
+        let (source, out) = (room.path().join("model.gguf"), room.path().join("out"));
+        let lengths: Vec<u64> = writer.tensors().map(|(.., shape)| 4 * shape.iter().product::<u64>()).collect();
+        let zeros = vec![0; 1 << 20];
+        let file = Sparse(std::fs::File::create(&source).unwrap());
+        let data = |index: usize, out: &mut dyn Write| {
+            let mut left = lengths[index] as usize;
+            while left > 0 {
+                let step = left.min(zeros.len());
+                out.write_all(&zeros[..step])?;
+                left -= step;
+            }
+            Ok(())
+        };
+        writer.write(std::io::BufWriter::new(file), data).unwrap();
+
+        for granularity in ["per_tensor", "per_channel"] {
+            let set = format!("quant.granularity={granularity}");
+            let [source, out] = [&source, &out].map(|path| path.to_str().unwrap());
+            let (code, _, stderr) = run(&["convert", "--source", source, "--out", out, "--set", &set, "--force"]);
+            assert_eq!(code, 0, "{stderr}");
+            let largest = width * hidden;
+            let limit = largest * 4 * 3 / 2 + 300_000_000;
+            // otherwise a conversion that kept all of its source would pass
+            assert!(lengths.iter().sum::<u64>() > limit + 100_000_000);
+            let peak = json(Path::new(out).join("report.json").as_path())["run"]["peak_memory_bytes"].as_u64().unwrap();
+            assert!(peak <= limit, "{granularity}: {peak} bytes, at most {limit}");
+        }
+    }
+}
+
 /// `xcrun` as it behaves on a Mac, as far as compilation goes.
 #[cfg(unix)]
 fn fake_xcrun(folder: &Path, script: &str) {

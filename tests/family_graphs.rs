@@ -1,14 +1,19 @@
 //! Every family builds in every form that a manifest can ask for, from either kind of source, and the verifier has
 //! nothing to say about the graph: not with the symbol T, nor with any number in its place.
 
+#[path = "common/emitted.rs"]
+mod emitted;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 use std::path::Path;
 
 use anec::error::Result;
 use anec::family::ports::Stage;
 use anec::family::{EmitWeight, Form, FunctionRequest, Model, TokenCount};
-use anec::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
 use anec::mil::verify::{infer_types, verify_function};
-use anec::mil::{Constant, FunctionBuilder, Opset, Symbol, ValueId};
+use anec::mil::{Binding, Constant, FunctionBuilder, Opset, Symbol, ValueId};
 use anec::source::{Ledger, Source, Weight};
 use rayon::prelude::*;
 
@@ -42,7 +47,8 @@ fn forms() -> Vec<Form> {
                     (LinearForm::Matmul, NormForm::Prescale),
                 ] {
                     let opset = Opset::CoreMl8;
-                    forms.push(Form { opset, layout, linear, norm, attention, kv_write: KvWrite::Mask, state });
+                    let (kv_write, experts) = (KvWrite::Mask, ExpertsForm::Packed);
+                    forms.push(Form { opset, layout, linear, norm, attention, kv_write, state, experts });
                 }
             }
         }
@@ -121,6 +127,51 @@ fn both_kinds_of_source_give_the_same_graph() {
         assert!(hugging_face == gguf, "{}", case["name"]);
     });
     assert!(compared.count() >= 15);
+}
+
+/// How often each op occurs in the packages of the first case of each family, as converted by default. Whatever is a
+/// projection is a convolution, in every case.
+#[test]
+fn every_projection_is_a_convolution() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let cases = std::fs::read_to_string(root.join("cases.json")).expect("the list of cases");
+    let cases: serde_json::Value = serde_json::from_str(&cases).expect("JSON");
+    let mut families = BTreeSet::new();
+    let mut census = String::new();
+    let all = ["cases", "classifiers"].into_iter().flat_map(|kind| cases[kind].as_array().expect("a list"));
+    for case in all {
+        let (family, model) =
+            (case["family"].as_str().expect("a name"), case["hugging_face"].as_str().expect("a path"));
+        let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &["context=32"]);
+        let mut counts = BTreeMap::new();
+        for (package, program) in emitted::programs(&manifest) {
+            for function in &program.functions {
+                let weights: BTreeSet<ValueId> = function
+                    .ops()
+                    .into_iter()
+                    .filter(|op| op.is_const() || op.is_constexpr())
+                    .flat_map(|op| op.outputs.clone())
+                    .collect();
+                for op in function.ops() {
+                    let is_weight = |p: &&str| matches!(op.input(p), Some(Binding::Value(id)) if weights.contains(id));
+                    let projects = op.operator == "matmul" && ["x", "y"].iter().any(is_weight);
+                    assert!(
+                        !projects && op.operator != "linear",
+                        "{model}, {package}: `{}` is no convolution",
+                        op.name
+                    );
+                    if !op.is_const() && !op.is_constexpr() {
+                        *counts.entry(op.operator.clone()).or_insert(0) += 1;
+                    }
+                }
+            }
+        }
+        if families.insert(family) {
+            let counts: Vec<String> = counts.iter().map(|(operator, count)| format!("{operator} {count}")).collect();
+            writeln!(census, "{family} ({model}): {}", counts.join(", ")).expect("a string");
+        }
+    }
+    insta::assert_snapshot!(census);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use anec::error::Result;
 use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
 use anec::family::ports::{Extent, PortRole, Stage};
 use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model, TokenCount};
-use anec::manifest::{AttentionForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
 use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
 use anec::source::{Ledger, Source, Weight};
 use rayon::prelude::*;
@@ -26,6 +26,7 @@ const FORM: Form = Form {
     attention: AttentionForm::PerHead,
     kv_write: KvWrite::Mask,
     state: StateForm::PerLayer,
+    experts: ExpertsForm::Packed,
 };
 
 /// Weights as fp16 literals.
@@ -306,6 +307,7 @@ fn every_form_gives_the_same_logits() {
         "lfm2-bias",
         "qwen3_5-multimodal",
         "lfm2_moe-default",
+        "zaya-sliding",
     ];
     cases.par_iter().filter(|c| names.iter().any(|n| c["name"] == *n)).for_each(|case| {
         with_model(&root, case, "hugging_face", |model| {

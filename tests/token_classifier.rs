@@ -117,3 +117,89 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position_in_every_w
         .sum();
     assert!(compared > 50, "{compared} comparisons");
 }
+
+#[test]
+fn every_form_gives_the_same_logits() {
+    let forms = [
+        &["layout=bc1s", "attention=grouped"][..],
+        &["linear=linear", "norm=naive"],
+        &["linear=matmul", "layout=bc1s", "norm=prescale"],
+        &["attention=grouped", "norm=layer_norm_concat", "lm_head.split=2", "lm_head.argmax=true"],
+        // the residual stream in another unit
+        &["numerics.scale=0.125"],
+    ];
+    let all: Vec<_> = cases().into_iter().flat_map(|case| forms.map(|form| (case.clone(), form))).collect();
+    all.par_iter().for_each(|(case, form)| {
+        let room = tempfile::tempdir().unwrap();
+        let golden = golden(case);
+        let more = [&["context=64", "lengths.range=[1,64]"], *form].concat();
+        convert(case, &room.path().join("b"), &more);
+        let model = Model::on_cpu(&room.path().join("b"), Precision::F32).unwrap();
+        let answer = run(&model, Some(35), Hidden::BetweenLayers, &golden.tokens);
+        let (cosine, _) = distance(&answer.logits, &golden.logits, golden.logits.len() / golden.tokens.len());
+        assert!(cosine > 0.99999, "{} {form:?}: {cosine}", case["name"]);
+        let width = model.bundle().model.hidden_size as usize;
+        for (found, expected) in answer.hidden.iter().zip(&golden.hidden) {
+            assert!(distance(found, expected, width).0 > 0.99999, "{} {form:?}", case["name"]);
+        }
+    });
+}
+
+#[test]
+fn fp16_arithmetic_and_int8_weights_stay_close() {
+    for case in cases() {
+        let golden = golden(&case);
+        let labels = golden.logits.len() / golden.tokens.len();
+        for (quant, least, precision) in [("none", 0.999, Precision::F16), ("int8", 0.98, Precision::F32)] {
+            let room = tempfile::tempdir().unwrap();
+            let weights = format!("quant.weights={quant}");
+            let sets = ["context=64", "lengths.range=[1,64]", &weights, "quant.granularity=per_channel"];
+            convert(&case, &room.path().join("b"), &sets);
+            let model = Model::on_cpu(&room.path().join("b"), precision).unwrap();
+            let answer = run(&model, None, Hidden::No, &golden.tokens);
+            let (cosine, _) = distance(&answer.logits, &golden.logits, labels);
+            eprintln!("{} {quant} {precision:?}: {cosine:.5}", case["name"]);
+            assert!(cosine > least, "{} {quant} {precision:?}: {cosine}", case["name"]);
+        }
+    }
+}
+
+#[test]
+fn a_window_in_one_call_and_a_long_text_in_many_are_the_same() {
+    // longer than any call: what the reference gives for the whole text is compared in the test above; here is what one
+    // call with the whole text gives against windows of every size, number by number
+    let case = &cases()[1];
+    let room = tempfile::tempdir().unwrap();
+    convert(case, &room.path().join("b"), &["context=512", "lengths.range=[1,512]"]);
+    let model = Model::on_cpu(&room.path().join("b"), Precision::F32).unwrap();
+    let tokens: Vec<u32> = (0..500u32).map(|i| (i * i + 7 * i) % 83).collect();
+    let whole = run(&model, None, Hidden::No, &tokens).logits;
+    let task = model.bundle().model.classification().unwrap().clone();
+    for window in [2 * task.halo + 1, 31, 64, 200, 499] {
+        let found = run(&model, Some(window), Hidden::No, &tokens).logits;
+        let difference = found.iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(difference < 1e-4, "windows of {window}: {difference}");
+    }
+    // fed in portions of any size, it is the same to the last bit
+    let mut windows = Windows::new(&model, Some(64), Hidden::No).unwrap();
+    let mut logits = Vec::new();
+    for portion in tokens.chunks(17) {
+        windows.push(portion, &mut logits).unwrap();
+        assert!(windows.waiting() <= 4 * 64 * model.bundle().model.hidden_size as usize);
+    }
+    windows.finish(&mut logits).unwrap();
+    assert_eq!(logits, run(&model, Some(64), Hidden::No, &tokens).logits);
+}
+
+/// No op but convolutions multiplies by weights, and what is looked up in a text is what attention is made of.
+#[test]
+fn the_ops_of_a_layer_are_counted() {
+    let room = tempfile::tempdir().unwrap();
+    convert(&cases()[0], &room.path().join("b"), &["shards.layers=[[0,1],[1,2],[2,3]]"]);
+    let program = anec::package::open(&room.path().join("b/layers_1_2.mlpackage")).unwrap().program;
+    let mut census = std::collections::BTreeMap::<&str, usize>::new();
+    for op in program.functions[0].ops().into_iter().filter(|op| op.operator != "const") {
+        *census.entry(op.operator.as_str()).or_default() += 1;
+    }
+    insta::assert_debug_snapshot!(census);
+}

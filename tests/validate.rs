@@ -98,7 +98,7 @@ fn a_residual_stream_that_overflows_is_found_and_scaled() {
 /// The residual stream in another unit, for every place that norms have: transformers computed the goldens.
 #[test]
 fn a_scaled_residual_stream_leaves_the_logits_alone() {
-    for family in ["llama-bias", "olmo2-default", "gemma3-default", "granite-default"] {
+    for family in ["llama-bias", "olmo2-default", "gemma3-default", "granite-default", "zaya-sliding"] {
         let room = tempfile::tempdir().unwrap();
         let folder = format!("tests/fixtures/families/{family}");
         let out = room.path().join("bundle");

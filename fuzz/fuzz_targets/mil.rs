@@ -4,6 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../tests/common/exercise.rs"]
+#[allow(dead_code, reason = "each target uses what it needs")]
 mod exercise;
 
 fuzz_target!(|text: &str| {

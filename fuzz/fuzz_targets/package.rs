@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use libfuzzer_sys::{Corpus, fuzz_target};
 
 #[path = "../../tests/common/exercise.rs"]
+#[allow(dead_code, reason = "each target uses what it needs")]
 mod exercise;
 
 const FILES: [&str; 3] =

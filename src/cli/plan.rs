@@ -5,7 +5,7 @@ use super::{print, print_json};
 use crate::convert::build::build_package;
 use crate::convert::emit::Emitter;
 use crate::convert::open::{open, resolve};
-use crate::convert::{Estimate, Plan};
+use crate::convert::{Estimate, FormEstimate, Plan};
 use crate::error::Result;
 use crate::report;
 use crate::validate::forecast;
@@ -28,6 +28,7 @@ impl Args {
         let manifest = resolve(&manifest, &opened.source, &*opened.model);
         let plan = Plan::new(&manifest, &*opened.model)?;
         let estimate = Estimate::of(&plan);
+        let forms = FormEstimate::of(&manifest, &*opened.model);
         let mut findings = Vec::new();
         for package in &plan.packages {
             // the graphs are built, their weights are not read
@@ -36,11 +37,11 @@ impl Args {
             findings.extend(forecast(&format!("{}.mlpackage", package.name), &program, package.weight_bytes));
         }
         if self.json {
-            let mut json = report::plan_json(&manifest, opened.model.facts(), &plan, &estimate);
+            let mut json = report::plan_json(&manifest, opened.model.facts(), &plan, &estimate, &forms);
             json["forecast"] = serde_json::json!(findings);
             print_json(&json);
         } else {
-            print(&report::plan(&manifest, opened.model.facts(), &plan, &estimate));
+            print(&report::plan(&manifest, opened.model.facts(), &plan, &estimate, &forms));
             print(&report::forecast(&findings));
         }
         Ok(0)

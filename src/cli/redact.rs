@@ -2,13 +2,12 @@
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::json;
 
 use super::model::{Labels, Runner};
-use crate::convert::files::AtomicFile;
 use crate::error::Result;
 use crate::runtime::RuntimeError;
 use crate::runtime::redact::{Piece, Redactor, Summary};
@@ -94,42 +93,60 @@ fn report(summary: &Summary, seconds: f64) -> String {
     )
 }
 
-/// Where the result goes. A file appears when it is complete.
+/// Where the result goes.
 enum Out {
     Stdout(BufWriter<std::io::StdoutLock<'static>>),
-    File(Box<AtomicFile>, Vec<u8>),
+    File(Whole),
 }
 
 impl Out {
     fn new(path: Option<&PathBuf>) -> Result<Self> {
         Ok(match path {
             None => Out::Stdout(BufWriter::new(std::io::stdout().lock())),
-            Some(path) => Out::File(Box::new(AtomicFile::create(path)?), Vec::new()),
+            Some(path) => Out::File(Whole::create(path)?),
         })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        match self {
-            Out::Stdout(out) => Ok(out.write_all(bytes).map_err(RuntimeError::io("stdout", "write"))?),
-            Out::File(file, buffer) => {
-                buffer.extend(bytes);
-                if buffer.len() >= READ {
-                    file.write(buffer)?;
-                    buffer.clear();
-                }
-                Ok(())
-            }
-        }
+        Ok(match self {
+            Out::Stdout(out) => out.write_all(bytes).map_err(RuntimeError::io("stdout", "write"))?,
+            Out::File(whole) => whole.file.write_all(bytes).map_err(RuntimeError::io(&whole.partial, "write"))?,
+        })
     }
 
     fn finish(self) -> Result<()> {
         match self {
             Out::Stdout(mut out) => Ok(out.flush().map_err(RuntimeError::io("stdout", "write"))?),
-            Out::File(mut file, buffer) => {
-                file.write(&buffer)?;
-                file.finish()?;
-                Ok(())
-            }
+            Out::File(whole) => whole.finish(),
         }
+    }
+}
+
+/// A file that gets its name when it is complete, and is gone if it never is.
+struct Whole {
+    path: PathBuf,
+    partial: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Whole {
+    fn create(path: &Path) -> Result<Self> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".partial");
+        let partial = path.with_file_name(name);
+        let file = File::create(&partial).map_err(RuntimeError::io(&partial, "create"))?;
+        Ok(Whole { path: path.to_owned(), partial, file: BufWriter::new(file) })
+    }
+
+    fn finish(mut self) -> Result<()> {
+        self.file.flush().map_err(RuntimeError::io(&self.partial, "write"))?;
+        Ok(std::fs::rename(&self.partial, &self.path).map_err(RuntimeError::io(&self.path, "rename"))?)
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        // after `finish` there is none
+        let _ = std::fs::remove_file(&self.partial);
     }
 }

@@ -24,6 +24,22 @@ pub enum ConvertError {
         /// The limit.
         limit: f64,
     },
+    /// A family whose experts can't be taken out of their layers.
+    #[error("the experts of family `{family}` are computed with their layers only")]
+    ExpertsTogether {
+        /// The family.
+        family: String,
+    },
+    /// A package holds a layer whose experts are elsewhere, and layers after it.
+    #[error("layers {first}..{end} go on after layer {layer}, whose experts are not in its package")]
+    ExpertsInside {
+        /// First layer of the package.
+        first: usize,
+        /// One past its last layer.
+        end: usize,
+        /// The layer with experts.
+        layer: usize,
+    },
     /// One row of the LM head is larger than a package may be.
     #[error("an LM-head piece of one row needs {megabytes:.3} MB, more than the {limit} MB of `shards.max_mb`")]
     HeadTooLarge {
@@ -131,6 +147,8 @@ impl Diagnostic for ConvertError {
             ConvertError::NoSource
             | ConvertError::ScaleNotMeasured
             | ConvertError::LayerTooLarge { .. }
+            | ConvertError::ExpertsTogether { .. }
+            | ConvertError::ExpertsInside { .. }
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
             | ConvertError::TooManyPieces { .. }
@@ -153,6 +171,10 @@ impl Diagnostic for ConvertError {
                 "raise `shards.max_mb` to {} or more, or quantize (`quant.weights: int8`)",
                 megabytes.ceil()
             ),
+            ConvertError::ExpertsTogether { .. } => "leave `experts` at packed".into(),
+            ConvertError::ExpertsInside { layer, .. } => {
+                format!("end a range of `shards.layers` with {}, or leave `experts` at packed", layer + 1)
+            }
             ConvertError::HeadTooLarge { megabytes, .. } => {
                 format!("raise `shards.max_mb` to {} or more", megabytes.ceil())
             }

@@ -3,6 +3,8 @@
 use serde::Serialize;
 
 use super::plan::Plan;
+use crate::family::Model;
+use crate::manifest::{ExpertsForm, Manifest};
 
 /// Weight bytes per second that decoders on the Neural Engine were seen to stream: published measurements of int8
 /// decoders lie between 37 GB/s (a base M chip, small shards) and 120 GB/s (an LM head on an M4 Max).
@@ -14,7 +16,8 @@ const SECONDS_PER_CALL: [f64; 2] = [1.1e-3, 0.2e-3];
 /// What one token of decoding takes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Weight bytes read for each token: all layers and all pieces of the LM head.
+    /// Weight bytes read for each token: all layers and all pieces of the LM head; of experts in functions of their own
+    /// those that the token is given, at most.
     pub weight_bytes_per_token: u64,
     /// Cache bytes read for each token when the context is full.
     pub state_bytes_per_token: u64,
@@ -24,6 +27,31 @@ pub struct Estimate {
     pub tokens_per_second: [f64; 2],
 }
 
+/// The estimate of another form of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct FormEstimate {
+    /// The form.
+    pub experts: ExpertsForm,
+    /// Its estimate.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+}
+
+impl FormEstimate {
+    /// Estimates of every form of experts in which the model can be converted; none where it has no experts.
+    pub fn of(manifest: &Manifest, model: &dyn Model) -> Vec<FormEstimate> {
+        if (0..model.facts().num_layers).all(|layer| model.experts(layer).is_none()) {
+            return Vec::new();
+        }
+        let estimate = |experts: ExpertsForm| {
+            // a form for whose layers the packages are too small is none that can be chosen
+            let plan = Plan::new(&Manifest { experts, ..manifest.clone() }, model).ok()?;
+            Some(FormEstimate { experts, estimate: Estimate::of(&plan) })
+        };
+        [ExpertsForm::Packed, ExpertsForm::Split, ExpertsForm::Routed].into_iter().filter_map(estimate).collect()
+    }
+}
+
 impl Estimate {
     /// What the estimate rests on.
     pub const ASSUMPTION: &str = "an estimate, not a measurement: weights and a full cache streamed at 37 to 120 GB/s, \
@@ -31,7 +59,7 @@ impl Estimate {
 
     /// The estimate for a plan.
     pub fn of(plan: &Plan) -> Self {
-        let (weights, states, calls) = (plan.weight_bytes(), plan.state_bytes(), plan.packages.len());
+        let (states, (weights, calls)) = (plan.state_bytes(), plan.of_one_token());
         let speed = |end: usize| {
             1.0 / ((weights + states) as f64 / BYTES_PER_SECOND[end] + calls as f64 * SECONDS_PER_CALL[end])
         };

@@ -9,100 +9,47 @@ use sha2::{Digest, Sha256};
 use super::bundle::FileDigest;
 use super::error::ConvertError;
 use crate::error::Result;
-use crate::mil::Content;
+use crate::package::stream::{self, NotWritten, Part, Summary};
 use crate::source::hexadecimal;
-
-/// Bytes of one step of streaming, about.
-const CHUNK: u64 = 8 << 20;
-
-/// A file that appears under its name once it is complete.
-pub struct AtomicFile {
-    path: PathBuf,
-    partial: PathBuf,
-    file: File,
-    hasher: Sha256,
-    bytes: u64,
-}
-
-impl AtomicFile {
-    /// Begins a file.
-    ///
-    /// # Errors
-    /// When it can't be created.
-    pub fn create(path: &Path) -> Result<Self, ConvertError> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".partial");
-        let partial = path.with_file_name(name);
-        let file = File::create(&partial).map_err(ConvertError::io(&partial, "create"))?;
-        Ok(AtomicFile { path: path.to_owned(), partial, file, hasher: Sha256::new(), bytes: 0 })
-    }
-
-    /// Appends bytes.
-    ///
-    /// # Errors
-    /// When they can't be written.
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), ConvertError> {
-        self.file.write_all(bytes).map_err(ConvertError::io(&self.path, "write"))?;
-        self.hasher.update(bytes);
-        self.bytes += bytes.len() as u64;
-        Ok(())
-    }
-
-    /// Appends a content, of which a piece is produced while the one before is written. `written` is told of each
-    /// piece's bytes.
-    ///
-    /// # Errors
-    /// When it can't be produced or written.
-    pub fn stream(&mut self, content: &dyn Content, written: &dyn Fn(u64)) -> Result<()> {
-        content.prepare()?;
-        let granule = content.granule().max(1);
-        let step = (CHUNK / granule).max(1) * granule;
-        let length = content.length();
-        let produce = |offset: u64, buffer: &mut Vec<u8>| -> Result<()> {
-            buffer.resize(step.min(length - offset) as usize, 0);
-            content.read(offset, buffer)
-        };
-        let (mut ready, mut next) = (Vec::new(), Vec::new());
-        produce(0, &mut ready)?;
-        let mut offset = 0;
-        while offset < length {
-            let bytes = ready.len() as u64;
-            offset += bytes;
-            let (done, produced) = rayon::join(
-                || self.write(&ready),
-                || if offset < length { produce(offset, &mut next) } else { Ok(()) },
-            );
-            done?;
-            produced?;
-            written(bytes);
-            std::mem::swap(&mut ready, &mut next);
-        }
-        Ok(())
-    }
-
-    /// Gives the file its name.
-    ///
-    /// # Errors
-    /// When the system refuses.
-    pub fn finish(self) -> Result<FileDigest, ConvertError> {
-        drop(self.file);
-        std::fs::rename(&self.partial, &self.path).map_err(ConvertError::io(&self.path, "rename"))?;
-        Ok(FileDigest {
-            file: self.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            bytes: self.bytes,
-            sha256: hexadecimal(&self.hasher.finalize()),
-        })
-    }
-}
 
 /// Writes a whole file.
 ///
 /// # Errors
 /// When the system refuses.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<FileDigest, ConvertError> {
-    let mut file = AtomicFile::create(path)?;
-    file.write(bytes)?;
-    file.finish()
+    let (partial, mut file) = begin(path)?;
+    file.write_all(bytes).map_err(ConvertError::io(path, "write"))?;
+    let summary = Summary { bytes: bytes.len() as u64, sha256: Sha256::digest(bytes).into() };
+    finish(path, &partial, summary)
+}
+
+/// Writes a file whose parts follow each other. `written` is told the part's number and the bytes of each of its pieces.
+///
+/// # Errors
+/// When a part can't be produced, or the system refuses.
+pub fn write_parts(path: &Path, parts: &[Part<'_>], written: &(dyn Fn(usize, u64) + Sync)) -> Result<FileDigest> {
+    let (partial, file) = begin(path)?;
+    match stream::write_parts(&file, parts, written) {
+        Ok(summary) => Ok(finish(path, &partial, summary)?),
+        Err(NotWritten::File { action, source }) => Err(ConvertError::io(path, action)(source).into()),
+        Err(NotWritten::Part { cause, .. }) => Err(cause),
+    }
+}
+
+/// The file that gets its name when it is complete.
+fn begin(path: &Path) -> Result<(PathBuf, File), ConvertError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    let partial = path.with_file_name(name);
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&partial);
+    let file = file.map_err(ConvertError::io(&partial, "create"))?;
+    Ok((partial, file))
+}
+
+fn finish(path: &Path, partial: &Path, Summary { bytes, sha256 }: Summary) -> Result<FileDigest, ConvertError> {
+    std::fs::rename(partial, path).map_err(ConvertError::io(path, "rename"))?;
+    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(FileDigest { file, bytes, sha256: hexadecimal(&sha256) })
 }
 
 /// Writes a value as indented JSON that ends with a newline.

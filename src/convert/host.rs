@@ -6,11 +6,12 @@ use std::path::Path;
 use serde_json::json;
 
 use super::bundle::{HostFacts, RopeTable, RopeVariant};
-use super::files::AtomicFile;
+use super::files;
 use super::progress::Progress;
 use crate::error::Result;
 use crate::family::Host;
 use crate::manifest::Overflow;
+use crate::package::stream::Part;
 use crate::quant::Fp16;
 
 /// File name within a bundle's folder.
@@ -56,16 +57,19 @@ pub fn write(path: &Path, host: &Host, overflow: Overflow, progress: &Progress) 
 
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
-    let mut file = AtomicFile::create(path)?;
-    file.write(&(header.len() as u64).to_le_bytes())?;
-    file.write(&header)?;
-    for values in tables {
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        file.write(&bytes)?;
-    }
     let embedding = Fp16::new(host.embedding.clone(), overflow);
-    file.stream(&embedding, &|bytes| progress.add(bytes))?;
-    Ok(HostFacts { file: file.finish()?, embedding: EMBEDDING.into(), rope })
+    let length = (header.len() as u64).to_le_bytes().to_vec();
+    let mut parts = vec![Part::Bytes(length.into()), Part::Bytes(header.into())];
+    parts.extend(tables.into_iter().map(|values| Part::Bytes(little_endian(values).into())));
+    parts.push(Part::Content(&embedding));
+    // what comes before the tables is no part of the bytes that were announced
+    let written = |part, bytes| progress.add(if part < 2 { 0 } else { bytes });
+    let file = files::write_parts(path, &parts, &written)?;
+    Ok(HostFacts { file, embedding: EMBEDDING.into(), rope })
+}
+
+fn little_endian(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The conversion itself.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::build::build_package;
@@ -165,6 +168,19 @@ fn task(facts: &Facts, plan: &Plan, manifest: &Manifest) -> Task {
     Task::TokenClassification(Classification { labels, band, window, halo, stride })
 }
 
+/// Files that are written at once, at most. Each holds a graph and some pieces in memory.
+const AT_ONCE: usize = 4;
+
+/// A file, or folder of files, to write.
+enum Job<'a> {
+    Host(&'a Host),
+    Package(&'a PackagePlan),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A conversion at work.
 struct Run<'a> {
     manifest: &'a Manifest,
@@ -190,34 +206,56 @@ impl Run<'_> {
         Ok(package::check_space(self.folder, needed)?)
     }
 
-    /// Writes all files but `bundle.json` and the report.
+    /// Writes all files but `bundle.json` and the report, several at a time: only so do threads that write files and
+    /// digest them not wait for each other.
     fn write_all(&self, journal: &mut Journal, host: &Host) -> Result<(Vec<FinishedPackage>, HostFacts, TextFacts)> {
         let text = tokenizer::write(self.folder, self.source, self.model.facts().vocab_size)?;
-        let mut packages = Vec::new();
-        for plan in &self.plan.packages {
-            let finished = match journal.packages.get(&plan.name) {
-                Some(finished) => finished.clone(),
-                None => {
-                    let finished = self.write_package(plan)?;
-                    journal.packages.insert(plan.name.clone(), finished.clone());
-                    journal.save()?;
-                    finished
+        // the largest first
+        let host_job = journal.host.is_none().then_some(Job::Host(host));
+        let packages = self.plan.packages.iter().filter(|p| !journal.packages.contains_key(&p.name)).map(Job::Package);
+        let jobs: Vec<Job> = host_job.into_iter().chain(packages).collect();
+        let journal = Mutex::new(journal);
+        let next = AtomicUsize::new(0);
+        let failures = Mutex::new(BTreeMap::new());
+        let work = || {
+            while lock(&failures).is_empty() {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(job) = jobs.get(index) else { break };
+                if let Err(error) = self.work(job, &journal) {
+                    lock(&failures).insert(index, error);
                 }
-            };
-            packages.push(finished);
+            }
+        };
+        let at_once = rayon::current_num_threads().min(AT_ONCE);
+        rayon::scope(|pool| (0..at_once).for_each(|_| pool.spawn(|_| work())));
+        // those before the first that failed were all begun, and ended well: it is the same one every time
+        if let Some((_, error)) = failures.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first() {
+            return Err(error);
         }
-        let host = match &journal.host {
-            Some(facts) => facts.clone(),
-            None => {
+        let journal = lock(&journal);
+        let packages = self.plan.packages.iter().filter_map(|p| journal.packages.get(&p.name).cloned()).collect();
+        Ok((packages, journal.host.clone().expect("the host's file was just written"), text))
+    }
+
+    /// Writes what a job asks for and notes that it is there.
+    fn work(&self, job: &Job<'_>, journal: &Mutex<&mut Journal>) -> Result<()> {
+        match job {
+            Job::Package(plan) => {
+                let finished = self.write_package(plan)?;
+                let mut journal = lock(journal);
+                journal.packages.insert(plan.name.clone(), finished);
+                journal.save()?;
+            }
+            Job::Host(host) => {
                 self.progress.stage("host tensors");
                 let path = self.folder.join(host::FILE_NAME);
                 let facts = host::write(&path, host, self.manifest.quant.overflow, self.progress)?;
-                journal.host = Some(facts.clone());
+                let mut journal = lock(journal);
+                journal.host = Some(facts);
                 journal.save()?;
-                facts
             }
-        };
-        Ok((packages, host, text))
+        }
+        Ok(())
     }
 
     /// Builds, checks and writes one package.
@@ -257,6 +295,7 @@ impl Run<'_> {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
+            Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
             Stage::Head { first, end } if self.model.facts().classes.is_some() => {
                 format!("classifier, labels {first} to {}", end - 1)
             }

@@ -1,14 +1,15 @@
 //! What a conversion will emit: which layers and which rows of the LM head go into which package, and which functions
 //! each package has. Nothing is read but shapes.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::error::ConvertError;
 use super::size::stored_bytes;
 use crate::error::Result;
 use crate::family::ports::Stage;
-use crate::family::{Form, FunctionRequest, Model, TokenCount};
-use crate::manifest::{HeadSplit, Lengths, Manifest, Quant, Target};
+use crate::family::{ExpertCounts, Form, FunctionRequest, Model, TokenCount};
+use crate::manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Quant, Role, Target};
 use crate::mil::Opset;
 
 /// A conversion, planned.
@@ -18,8 +19,10 @@ pub struct Plan {
     pub form: Form,
     /// Context lengths, ascending.
     pub contexts: Vec<u64>,
-    /// Packages: layers first, then the LM head.
+    /// Packages: layers first, each followed by the experts that it leaves out, then the LM head.
     pub packages: Vec<PackagePlan>,
+    /// Experts that a token is given in a layer that has some, at most.
+    pub experts_per_token: u64,
 }
 
 /// A package, planned.
@@ -55,31 +58,51 @@ impl Plan {
             return Err(ConvertError::NoSingleToken.into());
         }
         let quant = &manifest.quant;
+        let packed = manifest.experts.is_packed();
+        let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
+        let together = |layer: usize| model.layer_weights(layer).iter().any(|w| w.role == Role::Expert);
+        if !packed && (0..facts.num_layers).any(|layer| counts[layer].is_none() && together(layer)) {
+            return Err(ConvertError::ExpertsTogether { family: facts.family.clone() }.into());
+        }
+        let apart = |layer: usize| counts[layer].filter(|_| !packed);
         let sizes: Vec<u64> = (0..facts.num_layers)
-            .map(|layer| model.layer_weights(layer).iter().map(|w| stored_bytes(quant, w)).sum())
-            .collect();
-        let limit = (manifest.shards.max_mb * 1e6) as u64;
-        let ranges = match &manifest.shards.layers {
-            Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
-            None => layer_ranges(&sizes, limit, manifest.shards.max_mb)?,
-        };
-        let digits = facts.num_layers.to_string().len();
-        let head_name = if facts.classes.is_some() { "classifier" } else { "lm_head" };
-        let mut packages: Vec<PackagePlan> = ranges
-            .into_iter()
-            .map(|range| {
-                let stage = Stage::Layers { first: range.start, end: range.end };
-                let bytes = |layer, context| model.layer_state_bytes(layer, context, functions.most_tokens());
-                let state = |context| range.clone().map(|layer| bytes(layer, context)).sum();
-                PackagePlan {
-                    name: format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
-                    functions: functions.of(&stage),
-                    stage,
-                    weight_bytes: sizes[range.clone()].iter().sum(),
-                    state_bytes: contexts.iter().map(|context| state(*context)).collect(),
-                }
+            .map(|layer| {
+                let weights = model.layer_weights(layer);
+                let here = weights.iter().filter(|w| w.role != Role::Expert || apart(layer).is_none());
+                here.map(|w| stored_bytes(quant, w)).sum()
             })
             .collect();
+        let (limit, limit_mb) = ((manifest.shards.max_mb * 1e6) as u64, manifest.shards.max_mb);
+        let ranges = match &manifest.shards.layers {
+            Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
+            None => layer_ranges(&sizes, limit, limit_mb, |layer| apart(layer).is_some())?,
+        };
+        // what leaves experts out ends there, for the next layer needs what they add
+        for range in &ranges {
+            if let Some(layer) = range.clone().find(|layer| apart(*layer).is_some() && layer + 1 != range.end) {
+                return Err(ConvertError::ExpertsInside { first: range.start, end: range.end, layer }.into());
+            }
+        }
+        let digits = facts.num_layers.to_string().len();
+        let head_name = if facts.classes.is_some() { "classifier" } else { "lm_head" };
+        let mut packages = Vec::new();
+        for range in ranges {
+            let stage = Stage::Layers { first: range.start, end: range.end };
+            let bytes = |layer, context| model.layer_state_bytes(layer, context, functions.most_tokens());
+            let state = |context| range.clone().map(|layer| bytes(layer, context)).sum();
+            packages.push(PackagePlan {
+                name: format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
+                functions: functions.of(&stage),
+                stage,
+                weight_bytes: sizes[range.clone()].iter().sum(),
+                state_bytes: contexts.iter().map(|context| state(*context)).collect(),
+            });
+            let layer = range.end - 1;
+            if let Some(counts) = apart(layer) {
+                let experts = Experts { manifest, model, functions: &functions, layer, count: counts.count };
+                packages.extend(experts.packages(limit, &format!("experts_{layer:0digits$}"), contexts.len())?);
+            }
+        }
         let pieces = head_pieces(manifest, model, limit)?;
         let (count, digits) = (pieces.len(), (pieces.len() - 1).to_string().len());
         for (index, rows) in pieces.into_iter().enumerate() {
@@ -92,7 +115,8 @@ impl Plan {
                 state_bytes: vec![0; contexts.len()],
             });
         }
-        Ok(Plan { form: form(manifest), contexts, packages })
+        let experts_per_token = counts.iter().flatten().map(|counts| counts.per_token).max().unwrap_or(0);
+        Ok(Plan { form: form(manifest), contexts, packages, experts_per_token })
     }
 
     /// Bytes of all packages' weights: what one call of every function reads.
@@ -100,11 +124,39 @@ impl Plan {
         self.packages.iter().map(|p| p.weight_bytes).sum()
     }
 
+    /// Bytes of weights that a call of one token reads, at most, and its calls of functions. Of experts in functions of
+    /// their own, those are called that the token was given.
+    pub fn of_one_token(&self) -> (u64, usize) {
+        let mut parts: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+        let (mut bytes, mut calls) = (0, 0);
+        for package in &self.packages {
+            match package.stage {
+                Stage::Experts { layer, .. } => {
+                    let mut stages: Vec<&Stage> = package.functions.iter().map(|request| &request.stage).collect();
+                    stages.dedup();
+                    let each = package.weight_bytes / stages.len().max(1) as u64;
+                    parts.entry(layer).or_default().extend(stages.iter().map(|_| each));
+                }
+                Stage::Layers { .. } | Stage::Head { .. } => {
+                    bytes += package.weight_bytes;
+                    calls += 1;
+                }
+            }
+        }
+        for mut parts in parts.into_values() {
+            parts.sort_unstable_by(|a, b| b.cmp(a));
+            parts.truncate(self.experts_per_token as usize);
+            bytes += parts.iter().sum::<u64>();
+            calls += parts.len();
+        }
+        (bytes, calls)
+    }
+
     /// Layers of the package that has most.
     pub fn most_layers(&self) -> u64 {
         let layers = self.packages.iter().map(|package| match package.stage {
             Stage::Layers { first, end } => (end - first) as u64,
-            Stage::Head { .. } => 0,
+            Stage::Experts { .. } | Stage::Head { .. } => 0,
         });
         layers.max().unwrap_or(0)
     }
@@ -128,6 +180,78 @@ pub fn form(manifest: &Manifest) -> Form {
         attention: manifest.attention,
         kv_write: manifest.kv_write(),
         state: manifest.state,
+        experts: manifest.experts,
+    }
+}
+
+/// The experts that a layer leaves out.
+struct Experts<'a> {
+    manifest: &'a Manifest,
+    model: &'a dyn Model,
+    functions: &'a Functions<'a>,
+    layer: usize,
+    count: u64,
+}
+
+impl Experts<'_> {
+    /// The fewest packages that stay under the limit, of equal groups of experts; `name` is what their names begin with.
+    fn packages(&self, limit: u64, name: &str, contexts: usize) -> Result<Vec<PackagePlan>> {
+        let single = self.bytes(0..1)?;
+        if single > limit {
+            let (layer, megabytes) = (self.layer, single as f64 / 1e6);
+            return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: self.manifest.shards.max_mb }.into());
+        }
+        let routed = self.manifest.experts == ExpertsForm::Routed;
+        let mut groups = 1;
+        while groups < self.count && self.package_bytes(0..self.count.div_ceil(groups), routed)? > limit {
+            groups += 1;
+        }
+        let size = self.count.div_ceil(groups);
+        let digits = self.count.to_string().len();
+        (0..self.count.div_ceil(size))
+            .map(|group| {
+                let range = group * size..self.count.min((group + 1) * size);
+                let stage =
+                    |range: &Range<u64>| Stage::Experts { layer: self.layer, first: range.start, end: range.end };
+                let functions = match routed {
+                    false => self.functions.of(&stage(&range)),
+                    true => {
+                        range.clone().flat_map(|expert| self.function(&stage(&(expert..expert + 1)), expert)).collect()
+                    }
+                };
+                Ok(PackagePlan {
+                    name: format!("{name}_{:0digits$}_{:0digits$}", range.start, range.end),
+                    stage: stage(&range),
+                    functions,
+                    weight_bytes: self.package_bytes(range, routed)?,
+                    state_bytes: vec![0; contexts],
+                })
+            })
+            .collect()
+    }
+
+    /// The functions of one expert among others.
+    fn function(&self, stage: &Stage, expert: u64) -> Vec<FunctionRequest> {
+        let mut requests = self.functions.of(stage);
+        for request in &mut requests {
+            request.name = match request.name.as_str() {
+                "main" => format!("expert_{expert}"),
+                name => format!("expert_{expert}_{name}"),
+            };
+        }
+        requests
+    }
+
+    fn package_bytes(&self, range: Range<u64>, routed: bool) -> Result<u64> {
+        if !routed {
+            return self.bytes(range);
+        }
+        range.map(|expert| self.bytes(expert..expert + 1)).sum()
+    }
+
+    fn bytes(&self, range: Range<u64>) -> Result<u64> {
+        let weights = self.model.expert_weights(self.layer, range)?;
+        Ok(weights.iter().map(|w| stored_bytes(&self.manifest.quant, w)).sum())
     }
 }
 
@@ -157,12 +281,13 @@ impl Functions<'_> {
         }
     }
 
-    /// The functions of a stage: one for each number of tokens and, for layers, each context. The LM head sees no
-    /// context; its functions carry the largest one.
+    /// The functions of a stage: one for each number of tokens and, for layers, each context. Experts and the LM head see
+    /// no context; their functions carry the largest one.
     fn of(&self, stage: &Stage) -> Vec<FunctionRequest> {
         let largest = self.contexts.last().copied().unwrap_or(1);
         let head = matches!(stage, Stage::Head { .. });
-        let contexts = if head { std::slice::from_ref(&largest) } else { self.contexts };
+        let sees_context = matches!(stage, Stage::Layers { .. });
+        let contexts = if sees_context { self.contexts } else { std::slice::from_ref(&largest) };
         let tokens: Vec<TokenCount> = match self.lengths {
             // Core ML plans for the default; most calls of a decoder bring one token, of a classifier a whole window
             Lengths::Range([lower, upper]) => {
@@ -206,11 +331,29 @@ fn explicit_ranges(ranges: &[[usize; 2]], layers: usize) -> Result<Vec<Range<usi
     Ok(ranges.iter().map(|[first, end]| *first..*end).collect())
 }
 
-/// The fewest ranges that stay under the limit, and among those the most equal ones.
-fn layer_ranges(sizes: &[u64], limit: u64, limit_mb: f64) -> Result<Vec<Range<usize>>, ConvertError> {
+/// The fewest ranges that stay under the limit, and among those the most equal ones; a range ends after each layer for
+/// which `ends` says so.
+fn layer_ranges(
+    sizes: &[u64],
+    limit: u64,
+    limit_mb: f64,
+    ends: impl Fn(usize) -> bool,
+) -> Result<Vec<Range<usize>>, ConvertError> {
     if let Some((layer, bytes)) = sizes.iter().enumerate().find(|(_, bytes)| **bytes > limit) {
         return Err(ConvertError::LayerTooLarge { layer, megabytes: *bytes as f64 / 1e6, limit: limit_mb });
     }
+    let mut ranges = Vec::new();
+    let mut first = 0;
+    for end in (1..=sizes.len()).filter(|end| *end == sizes.len() || ends(end - 1)) {
+        let own = equal_ranges(&sizes[first..end], limit);
+        ranges.extend(own.into_iter().map(|range| first + range.start..first + range.end));
+        first = end;
+    }
+    Ok(ranges)
+}
+
+/// The same for layers that nothing divides. Each size is at most the limit.
+fn equal_ranges(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     let count = fill(sizes, limit).len();
     // the smallest limit that still gives this many ranges: between the largest layer and the given one
     let (mut low, mut high) = (sizes.iter().copied().max().unwrap_or(0), limit);
@@ -222,7 +365,7 @@ fn layer_ranges(sizes: &[u64], limit: u64, limit_mb: f64) -> Result<Vec<Range<us
             low = middle + 1;
         }
     }
-    Ok(fill(sizes, low))
+    fill(sizes, low)
 }
 
 /// Ranges filled up to the limit, one after another. Each size is at most the limit.
@@ -304,7 +447,7 @@ mod tests {
             sizes in proptest::collection::vec(1u64..1000, 1..60), extra in 0u64..5000
         ) {
             let limit = sizes.iter().max().unwrap() + extra;
-            let ranges = layer_ranges(&sizes, limit, 1.0).unwrap();
+            let ranges = layer_ranges(&sizes, limit, 1.0, |_| false).unwrap();
             prop_assert_eq!(ranges.len(), fill(&sizes, limit).len());
             let mut next = 0;
             for range in ranges {
@@ -333,14 +476,22 @@ mod tests {
 
     #[test]
     fn ranges_are_as_equal_as_their_number_allows() {
-        assert_eq!(layer_ranges(&[10; 7], 60, 60.0).unwrap(), [0..4, 4..7]);
-        assert_eq!(layer_ranges(&[10; 7], 70, 70.0).unwrap(), vec![0..7; 1]);
-        assert_eq!(layer_ranges(&[30, 10, 10, 30], 45, 45.0).unwrap(), [0..2, 2..4]);
+        let ranges = |sizes: &[u64], limit: u64| layer_ranges(sizes, limit, limit as f64, |_| false).unwrap();
+        assert_eq!(ranges(&[10; 7], 60), [0..4, 4..7]);
+        assert_eq!(ranges(&[10; 7], 70), vec![0..7; 1]);
+        assert_eq!(ranges(&[30, 10, 10, 30], 45), [0..2, 2..4]);
+    }
+
+    #[test]
+    fn ranges_end_where_experts_are_left_out() {
+        // two dense layers, then experts in every layer but the fifth
+        let ranges = layer_ranges(&[10; 6], 60, 60.0, |layer| layer > 1 && layer != 4).unwrap();
+        assert_eq!(ranges, [0..3, 3..4, 4..6]);
     }
 
     #[test]
     fn a_layer_over_the_limit_is_named() {
-        let error = layer_ranges(&[10, 70, 10], 60, 60.0).unwrap_err();
+        let error = layer_ranges(&[10, 70, 10], 60, 60.0, |_| false).unwrap_err();
         assert!(matches!(error, ConvertError::LayerTooLarge { layer: 1, .. }));
     }
 

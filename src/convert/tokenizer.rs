@@ -9,7 +9,8 @@ use super::error::ConvertError;
 use super::files;
 use crate::error::Result;
 use crate::source::gguf::Metadata;
-use crate::source::{Description, HuggingFaceFiles, Source, hugging_face, tokenizer};
+use crate::source::tokenizer::{Carried, end_tokens};
+use crate::source::{Description, HuggingFaceFiles, Source, hugging_face};
 
 /// What a runtime is told about text.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -70,7 +71,7 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
     if let Some(template) = source.chat_template()? {
         text.files.push(("chat_template", "chat_template.jinja", template.as_bytes().to_vec()));
     }
-    text.bos_token_id = tokenizer.as_ref().and_then(added_in_front);
+    text.bos_token_id = tokenizer.as_ref().and_then(|tokenizer| added_in_front(tokenizer.get("post_processor")?));
     text.eos_token_ids = [&own.generation_config, &own.config]
         .into_iter()
         .flatten()
@@ -86,11 +87,12 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
 }
 
 fn from_gguf(source: &Source, metadata: &Metadata, vocab_size: u64) -> Result<Text> {
-    let mut text = Text { files: Vec::new(), eos_token_ids: tokenizer::end_tokens(metadata)?, bos_token_id: None };
-    if let Some(json) = tokenizer::from_gguf(metadata)? {
-        check_ids(source.name(), &json, vocab_size)?;
-        text.bos_token_id = added_in_front(&json);
-        text.files.push(("tokenizer", "tokenizer.json", json.to_string().into_bytes()));
+    let mut text = Text { files: Vec::new(), eos_token_ids: end_tokens(metadata)?, bos_token_id: None };
+    if let Some(carried) = Carried::read(metadata)? {
+        let file = carried.file()?;
+        check_largest(source.name(), file.largest_id(), vocab_size)?;
+        text.bos_token_id = added_in_front(&file.post_processor);
+        text.files.push(("tokenizer", "tokenizer.json", file.to_json()));
     }
     if let Some(template) = source.chat_template()? {
         text.files.push(("chat_template", "chat_template.jinja", template.as_bytes().to_vec()));
@@ -152,8 +154,8 @@ fn added_token(tokenizer: &Json, text: &str) -> Option<u64> {
     tokens.iter().find(|t| t.get("content").and_then(Json::as_str) == Some(text))?.get("id")?.as_u64()
 }
 
-/// The special token that the tokenizer's post-processor puts before a text.
-fn added_in_front(tokenizer: &Json) -> Option<u64> {
+/// The special token that a tokenizer's post-processor puts before a text.
+fn added_in_front(post_processor: &Json) -> Option<u64> {
     fn template(processor: &Json) -> Option<&Json> {
         match processor.get("type")?.as_str()? {
             "TemplateProcessing" => Some(processor),
@@ -161,7 +163,7 @@ fn added_in_front(tokenizer: &Json) -> Option<u64> {
             _ => None,
         }
     }
-    let template = template(tokenizer.get("post_processor")?)?;
+    let template = template(post_processor)?;
     let first = template.get("single")?.as_array()?.first()?.get("SpecialToken")?.get("id")?.as_str()?;
     template.get("special_tokens")?.get(first)?.get("ids")?.as_array()?.first()?.as_u64()
 }
@@ -176,7 +178,11 @@ fn check_ids(place: &str, tokenizer: &Json, vocab_size: u64) -> Result<(), Conve
     };
     let added = tokenizer.get("added_tokens").and_then(Json::as_array);
     let added = added.into_iter().flatten().filter_map(|t| t.get("id")?.as_u64()).max();
-    match largest.max(added) {
+    check_largest(place, largest.max(added), vocab_size)
+}
+
+fn check_largest(place: &str, largest: Option<u64>, vocab_size: u64) -> Result<(), ConvertError> {
+    match largest {
         Some(id) if id >= vocab_size => Err(ConvertError::Vocabulary { place: place.to_owned(), id, vocab_size }),
         _ => Ok(()),
     }
@@ -200,9 +206,9 @@ mod tests {
 
     #[test]
     fn the_token_in_front_is_the_post_processors() {
-        assert_eq!(added_in_front(&tokenizer()), Some(2));
-        assert_eq!(added_in_front(&json!({"post_processor": {"type": "ByteLevel"}})), None);
-        assert_eq!(added_in_front(&json!({})), None);
+        assert_eq!(added_in_front(&tokenizer()["post_processor"]), Some(2));
+        assert_eq!(added_in_front(&json!({"type": "ByteLevel"})), None);
+        assert_eq!(added_in_front(&json!(null)), None);
     }
 
     #[test]

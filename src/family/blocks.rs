@@ -9,21 +9,27 @@
 //! | [`cache`] | where keys and values are kept between calls |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
 //! | [`banded_attention`] | the same within a band of the text on both sides, with sinks and without a cache |
+//! | [`cca`] | attention whose queries and keys are mixed over neighbouring tokens |
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
 //! | [`delta_net`] | a linear recurrence of matrices |
 //! | [`mlp`] | `W_down (act(W_gate x) * W_up x)` |
 //! | [`moe`] | a few of many such networks |
+//! | [`depth_router`] | one of them or none, by a state that goes from layer to layer |
+//! | [`residual`] | `(f + b_f) s_f + (x + b_x) s_x` |
 
 pub mod attention;
 pub mod banded_attention;
 pub mod cache;
 pub mod causal_conv;
+pub mod cca;
 pub mod delta_net;
+pub mod depth_router;
 pub mod linear;
 pub mod mlp;
 pub mod moe;
 pub mod norm;
+pub mod residual;
 pub mod rope;
 pub mod short_conv;
 pub mod state;

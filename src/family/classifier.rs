@@ -151,6 +151,10 @@ impl Model for Classifier {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end),
+            Stage::Experts { .. } => {
+                g.ops.fail("experts", "experts", "it needs a family whose experts can be apart".into());
+                Ports::default()
+            }
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
         let function = g.into_ops()?.finish()?;
@@ -173,8 +177,9 @@ impl Model for Classifier {
         for layer in &mut self.layers {
             layer.attention_norm.eps *= factor * factor;
             layer.experts_norm.eps *= factor * factor;
-            let writers = [&mut layer.attention.output, &mut layer.experts.down];
-            for writer in writers.into_iter().chain(&mut layer.experts.down_bias) {
+            let experts = &mut layer.experts.experts;
+            let writers = [&mut layer.attention.output, &mut experts.down];
+            for writer in writers.into_iter().chain(&mut experts.down_bias) {
                 writer.weight = writer.weight.scale(factor as f32);
                 writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
             }

@@ -86,6 +86,10 @@ pub struct DecoderConfig {
     pub gated_attention: bool,
     /// Shape of the layers with a short convolution.
     pub short_conv: Option<ShortConvConfig>,
+    /// Shape of compressed convolutional attention.
+    pub cca: Option<CcaConfig>,
+    /// Both sides of sums with the residual stream have biases and scales.
+    pub residual_scaling: bool,
     /// Experts of the layers that have some.
     pub experts: Option<ExpertsConfig>,
     /// Shape of the layers with a DeltaNet.
@@ -130,6 +134,15 @@ pub struct ShortConvConfig {
     pub bias: bool,
 }
 
+/// Compressed convolutional attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CcaConfig {
+    /// Tokens that the convolution of single channels sees.
+    pub channel_kernel: u64,
+    /// Tokens that the convolution of heads sees.
+    pub head_kernel: u64,
+}
+
 /// Mixtures of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ExpertsConfig {
@@ -147,6 +160,9 @@ pub struct ExpertsConfig {
     pub use_expert_bias: bool,
     /// Multiplied to the weights.
     pub routed_scaling_factor: f64,
+    /// Width of the state that routers pass on to those of the next layer, if they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub router_hidden_size: Option<u64>,
 }
 
 /// Gated DeltaNets.
@@ -251,10 +267,14 @@ impl DecoderConfig {
             (head_dim as f64).powf(-0.5)
         };
         let (rope, rope_local) = rope::read(&keys, family, head_dim, max_position_embeddings, acknowledged)?;
+        let experts = experts(&keys, family)?;
         let read = DecoderConfig {
             family: family.name,
             hidden_size,
-            intermediate_size: intermediate_size(&keys, family, size("intermediate_size")?)?,
+            intermediate_size: match experts.filter(|_| family.depth_router) {
+                Some(experts) => experts.moe_intermediate_size, // there is no other network
+                None => intermediate_size(&keys, family, size("intermediate_size")?)?,
+            },
             num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
@@ -271,8 +291,10 @@ impl DecoderConfig {
             fused: family.fused,
             gated_attention: family.gated_attention,
             short_conv: short_conv(&keys, family)?,
+            cca: cca(&keys, family, num_key_value_heads * head_dim)?,
+            residual_scaling: family.residual_scaling,
             delta_net: delta_net(&keys, family)?,
-            experts: experts(&keys, family)?,
+            experts,
             activation: family.activation,
             rope,
             rope_local,
@@ -294,6 +316,11 @@ impl DecoderConfig {
     /// Rows of the query projection.
     pub fn query_width(&self) -> u64 {
         self.num_attention_heads * self.head_dim
+    }
+
+    /// The rotary embedding of a layer.
+    pub fn rope_of(&self, layer: usize) -> &RopeConfig {
+        self.rope_local.as_ref().filter(|_| self.layers[layer].window.is_some()).unwrap_or(&self.rope)
     }
 
     /// Rows of the key projection, and of the value projection.
@@ -336,6 +363,26 @@ fn short_conv(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ShortCon
     Ok(Some(ShortConvConfig { kernel, bias: keys.bool("conv_bias")?.unwrap_or(false) }))
 }
 
+fn cca(keys: &Keys<'_>, family: &DecoderFamily, value_width: u64) -> Result<Option<CcaConfig>, FamilyError> {
+    if family.mixer != MixerKind::Cca {
+        return Ok(None);
+    }
+    if !value_width.is_multiple_of(2) {
+        return Err(
+            keys.value("head_dim", "an even number of values for each token: half of them come from the one before")
+        );
+    }
+    let kernel = |key: &str| match keys.u64(key)?.unwrap_or(2) {
+        kernel @ 1..=64 => Ok(kernel),
+        _ => Err(keys.value(key, "from 1 to 64")),
+    };
+    let (channel_kernel, head_kernel) = (kernel("cca_time0")?, kernel("cca_time1")?);
+    if channel_kernel + head_kernel < 3 {
+        return Err(keys.value("cca_time0", "at least 2, or cca_time1"));
+    }
+    Ok(Some(CcaConfig { channel_kernel, head_kernel }))
+}
+
 fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetConfig>, FamilyError> {
     if family.mixer != MixerKind::DeltaNet {
         return Ok(None);
@@ -364,6 +411,19 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
     if !family.experts {
         return Ok(None);
     }
+    if family.depth_router {
+        let size = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
+        return Ok(Some(ExpertsConfig {
+            num_dense_layers: 0,
+            num_experts: size("num_experts", 16)?,
+            num_experts_per_tok: 1,
+            moe_intermediate_size: size("moe_intermediate_size", 2048)?,
+            norm_topk_prob: false,
+            use_expert_bias: true,
+            routed_scaling_factor: 1.0,
+            router_hidden_size: Some(size("router_hidden_size", 256)?),
+        }));
+    }
     let num_experts = keys.size("num_experts")?;
     let num_experts_per_tok = keys.size("num_experts_per_tok")?;
     if num_experts_per_tok > num_experts {
@@ -377,5 +437,6 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
         norm_topk_prob: keys.bool("norm_topk_prob")?.unwrap_or(true),
         use_expert_bias: keys.bool("use_expert_bias")?.unwrap_or(true),
         routed_scaling_factor: keys.f64("routed_scaling_factor")?.unwrap_or(1.0),
+        router_hidden_size: None,
     }))
 }

@@ -17,10 +17,12 @@ use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
-use super::layer::{Layer, MixerInputs};
+use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::ports::{Extent, Port, PortRole, Stage, StatePort};
 use super::table::MixerKind;
-use super::{EmitWeight, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount};
+use super::{
+    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount,
+};
 use crate::error::Result;
 use crate::manifest::{KvWrite, Role};
 use crate::mil::{Constant, DataType, Dim, TensorType, ValueId};
@@ -39,7 +41,7 @@ pub struct Decoder {
     pub facts: Facts,
     /// Weights of each layer.
     pub layers: Vec<Layer>,
-    /// Token embedding `[vocab_size, hidden_size]`.
+    /// Token embedding `[vocab_size, hidden_size]`, as it enters the first layer but for a multiplier.
     pub embedding: Weight,
     /// Final norm.
     pub final_norm: Norm,
@@ -62,17 +64,23 @@ impl Decoder {
         }
     }
 
-    fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Ports {
+    fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Result<Ports> {
         let config = &self.config;
         let context = request.context;
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
+        let router_width = config.experts.and_then(|experts| experts.router_hidden_size);
+        let router = router_width.filter(|_| layers.start > 0).map(|width| {
+            let shape = g.hidden_shape(width);
+            ports.input(g, "router_state", PortRole::RouterState, shape)
+        });
         let local = |layer: usize| config.rope_local.is_some() && config.layers[layer].window.is_some();
         let mut rotation = |g: &mut Graph<'_>, of_local: bool| {
             let needed = layers.clone().any(|layer| config.layers[layer].rope && local(layer) == of_local);
             needed.then(|| {
                 let (suffix, table) = if of_local { ("_local", LOCAL_ROPE_TABLE) } else { ("", ROPE_TABLE) };
-                let half = config.rope.rope_dim / 2;
+                let rope = config.rope_local.as_ref().filter(|_| of_local).unwrap_or(&config.rope);
+                let half = rope.rope_dim / 2;
                 let shape = vec![Dim::Fixed(1), Dim::Fixed(1), g.tokens.clone(), Dim::Fixed(half)];
                 let cos = PortRole::RopeCos { table: table.into() };
                 let sin = PortRole::RopeSin { table: table.into() };
@@ -86,9 +94,8 @@ impl Decoder {
         let tokens = g.tokens.clone();
         // one mask for the layers that see everything, one for each width of window
         let of_layer = |layer: usize| (self.window(layer, context), self.slots(layer, context, request.most_tokens));
-        let is = |layer: usize, kind: MixerKind| config.layers[layer].mixer == kind;
         let views: BTreeSet<(Option<u64>, u64)> =
-            layers.clone().filter(|layer| is(*layer, MixerKind::Attention)).map(of_layer).collect();
+            layers.clone().filter(|layer| config.layers[*layer].mixer.attends()).map(of_layer).collect();
         let masks: Vec<(Option<u64>, ValueId)> = views
             .iter()
             .map(|(window, slots)| {
@@ -100,13 +107,14 @@ impl Decoder {
         let caches: BTreeSet<u64> = views.iter().map(|(_, slots)| *slots).collect();
         let writes: Vec<(u64, Write)> =
             caches.iter().rev().map(|slots| (*slots, self.write(g, &mut ports, *slots, request))).collect();
-        let order = match layers.clone().any(|layer| is(layer, MixerKind::DeltaNet)) {
+        let order = match layers.clone().any(|layer| config.layers[layer].mixer == MixerKind::DeltaNet) {
             true => self.token_order(g, &mut ports, request),
             false => None,
         };
         let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
         let states = States::declare(g, specs, context);
-        let mut x = hidden;
+        let mut stream = Stream { hidden, router };
+        let mut task = None;
         for index in layers.clone() {
             let (window, slots) = of_layer(index);
             let rotation = if local(index) { local_rotation } else { rotation };
@@ -118,13 +126,46 @@ impl Decoder {
                 write,
             });
             let inputs = MixerInputs { attention, order: order.as_ref(), states: states.of(index) };
-            x = g.scope(&format!("layers_{index}"), |g| {
-                self.layers[index].apply(g, x, inputs, config.residual_multiplier)
-            });
+            let layer = &self.layers[index];
+            if task.is_some() {
+                g.missing("layers", "to end where experts are left out", stream.hidden);
+            }
+            g.scope(&format!("layers_{index}"), |g| -> Result<()> {
+                if g.form.experts.is_packed() || layer.expert_counts().is_none() {
+                    stream = layer.apply(g, stream, inputs, config.residual_multiplier);
+                } else {
+                    let (rest, asked) = layer.apply_without_experts(g, stream, inputs, config.residual_multiplier)?;
+                    (stream, task) = (rest, Some(asked));
+                }
+                Ok(())
+            })?;
         }
         ports.states = states.ports;
-        ports.output(g, "hidden_out", PortRole::Hidden, x);
-        ports
+        ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
+        if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
+            ports.output(g, "router_state_out", PortRole::RouterState, state);
+        }
+        if let Some(ExpertTask { input, shares }) = task {
+            ports.output(g, "expert_input", PortRole::ExpertInput, input);
+            ports.output(g, "expert_shares", PortRole::ExpertShares, shares);
+        }
+        Ok(ports)
+    }
+
+    fn experts_function(&self, g: &mut Graph<'_>, index: usize, range: Range<u64>) -> Result<Ports> {
+        let (config, layer) = (&self.config, &self.layers[index]);
+        let count = layer.expert_counts().map_or(0, |counts| counts.count);
+        let mut ports = Ports::default();
+        let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
+        let task = ExpertTask {
+            input: ports.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(config.hidden_size)),
+            shares: ports.input(g, "expert_shares", PortRole::ExpertShares, g.hidden_shape(count)),
+        };
+        let hidden = g.scope(&format!("layers_{index}"), |g| {
+            layer.add_experts(g, hidden, task, range, config.residual_multiplier)
+        })?;
+        ports.output(g, "hidden_out", PortRole::Hidden, hidden);
+        Ok(ports)
     }
 
     /// The order of the tokens of a call of several.
@@ -188,6 +229,14 @@ impl Model for Decoder {
         self.layers[layer].weights()
     }
 
+    fn experts(&self, layer: usize) -> Option<ExpertCounts> {
+        self.layers[layer].expert_counts()
+    }
+
+    fn expert_weights(&self, layer: usize, experts: Range<u64>) -> Result<Vec<PlannedWeight>> {
+        self.layers[layer].expert_weights(experts)
+    }
+
     fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>> {
         let head = self.head_linear(rows)?;
         let norm = &self.final_norm;
@@ -205,7 +254,8 @@ impl Model for Decoder {
     fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph> {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
-            Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request),
+            Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request)?,
+            Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
         let function = g.into_ops()?.finish()?;

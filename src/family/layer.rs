@@ -5,19 +5,26 @@
 //! x = x + r * feed_forward(norm(x))
 //! ```
 //!
-//! Some families norm what the blocks give, instead or as well.
+//! Some families norm what the blocks give, instead or as well; some scale both sides of the sum. A router may pass on
+//! what it has gathered to that of the next layer.
 
-use super::PlannedWeight;
+use std::ops::Range;
+
 use super::blocks::Graph;
 use super::blocks::attention::{Attention, AttentionInputs, attention};
 use super::blocks::causal_conv::CausalConv;
+use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
+use super::blocks::depth_router::{DepthMoe, DepthRouter, depth_moe, depth_shares};
 use super::blocks::linear::Linear;
 use super::blocks::mlp::{Mlp, mlp};
-use super::blocks::moe::{Moe, moe};
+use super::blocks::moe::{Experts, Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
+use super::{ExpertCounts, PlannedWeight};
+use crate::error::Result;
 use crate::manifest::Role;
 use crate::mil::{Constant, ValueId};
 use crate::source::Weight;
@@ -35,13 +42,15 @@ pub struct Layer {
     pub feed_forward_norms: Norms,
 }
 
-/// Norms around a block.
+/// What is around a block: norms, and the sum with the residual stream.
 #[derive(Clone, Debug)]
 pub struct Norms {
     /// Of what goes in.
     pub before: Option<Norm>,
     /// Of what comes out.
     pub after: Option<Norm>,
+    /// Scales of the sum.
+    pub scaling: Option<ResidualScaling>,
 }
 
 /// What mixes the tokens of a layer.
@@ -49,6 +58,8 @@ pub struct Norms {
 pub enum Mixer {
     /// Softmax attention over a cache.
     Attention(Box<Attention>),
+    /// Compressed convolutional attention.
+    Cca(Box<Cca>),
     /// Gated short convolution.
     ShortConv(Box<ShortConv>),
     /// Gated DeltaNet.
@@ -62,6 +73,26 @@ pub enum FeedForward {
     Mlp(Box<Mlp>),
     /// A mixture of experts.
     Moe(Box<Moe>),
+    /// A mixture of experts whose router knows what those of the layers before saw.
+    DepthMoe(Box<DepthMoe>),
+}
+
+/// What a layer asks of its experts.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertTask {
+    /// Normalised hidden states.
+    pub input: ValueId,
+    /// Each expert's weight for each token.
+    pub shares: ValueId,
+}
+
+/// What goes from layer to layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    /// Hidden states.
+    pub hidden: ValueId,
+    /// What the routers have gathered, if they pass it on.
+    pub router: Option<ValueId>,
 }
 
 /// What the mixer of a layer works with, beside the hidden states.
@@ -80,17 +111,138 @@ impl Layer {
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.states(slots),
+            Mixer::Cca(cca) => cca.states(slots),
             Mixer::ShortConv(conv) => conv.states(),
             Mixer::DeltaNet(delta) => delta.states(),
         }
     }
 
-    /// The layer on hidden states; `residual_multiplier` is r.
-    pub fn apply(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
-        let x = self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
+    /// The layer on what comes from the one before; `residual_multiplier` is r.
+    pub fn apply(
+        &self,
+        g: &mut Graph<'_>,
+        stream: Stream,
+        inputs: MixerInputs<'_>,
+        residual_multiplier: f64,
+    ) -> Stream {
+        let mut router = stream.router;
+        let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
+        let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
+            FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
+            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
+            FeedForward::DepthMoe(weights) => {
+                let (out, state) = g.scope("moe", |g| depth_moe(g, x, weights, router));
+                router = Some(state);
+                out
+            }
+        });
+        Stream { hidden: g.ops.rename(hidden, "hidden"), router }
+    }
+
+    /// The same without what its experts add: gives, too, what they work on, and their shares.
+    ///
+    /// # Errors
+    /// When a weight can't be made.
+    pub fn apply_without_experts(
+        &self,
+        g: &mut Graph<'_>,
+        stream: Stream,
+        inputs: MixerInputs<'_>,
+        residual_multiplier: f64,
+    ) -> Result<(Stream, ExpertTask)> {
+        let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
+        let norms = &self.feed_forward_norms;
+        let input = norms.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1));
+        let (shares, router) = match &self.feed_forward {
+            FeedForward::Moe(weights) => (g.scope("moe", |g| shares(g, input, weights)), None),
+            FeedForward::DepthMoe(weights) => {
+                let (shares, state) = g.scope("moe", |g| depth_shares(g, input, weights, stream.router));
+                (shares, Some(state))
+            }
+            FeedForward::Mlp(_) => (g.missing("experts", "experts", x), None),
+        };
+        let hidden = match &norms.scaling {
+            Some(scaling) => scaled_base(g, x, scaling)?,
+            None => x,
+        };
+        Ok((Stream { hidden, router }, ExpertTask { input, shares }))
+    }
+
+    /// Adds what experts `range` give to what [`Layer::apply_without_experts`] gave.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn add_experts(
+        &self,
+        g: &mut Graph<'_>,
+        hidden: ValueId,
+        task: ExpertTask,
+        range: Range<u64>,
+        residual_multiplier: f64,
+    ) -> Result<ValueId> {
+        let Some(all) = self.experts() else { return Ok(g.missing("experts", "experts", hidden)) };
+        let part = all.part(range.clone())?;
+        let out = g.scope("moe", |g| {
+            let shares = g.ops.slice(task.shares, 1, range);
+            experts(g, task.input, shares, &part)
+        });
+        let norms = &self.feed_forward_norms;
+        // a sum has no norm of parts
+        let out = if norms.after.is_some() { g.missing("experts", "no norm after them", out) } else { out };
+        let out = match &norms.scaling {
+            Some(scaling) => scaled_addend(g, out, scaling),
+            None if residual_multiplier != 1.0 => g.ops.mul(out, Constant::fp16(residual_multiplier as f32)),
+            None => out,
+        };
+        Ok(g.ops.add(hidden, out))
+    }
+
+    /// How many experts it has, and gives a token.
+    pub fn expert_counts(&self) -> Option<ExpertCounts> {
+        match &self.feed_forward {
+            FeedForward::Mlp(_) => None,
+            FeedForward::Moe(moe) => {
+                Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
+            }
+            FeedForward::DepthMoe(moe) => Some(ExpertCounts { count: moe.experts.num_experts, per_token: 1 }),
+        }
+    }
+
+    /// The weights of a function of experts.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn expert_weights(&self, range: Range<u64>) -> Result<Vec<PlannedWeight>> {
+        let mut planned = Planned::default();
+        if let Some(all) = self.experts() {
+            planned.experts(&all.part(range)?);
+        }
+        if let Some(scaling) = &self.feed_forward_norms.scaling {
+            planned.add("residual_scale", Role::Table, &scaling.block.scale);
+        }
+        Ok(planned.0)
+    }
+
+    fn experts(&self) -> Option<&Experts> {
+        match &self.feed_forward {
+            FeedForward::Moe(moe) => Some(&moe.experts),
+            FeedForward::DepthMoe(moe) => Some(&moe.experts),
+            FeedForward::Mlp(_) => None,
+        }
+    }
+
+    /// The first half: the mixer, with its norms and its sum.
+    fn mix(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
+        self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values]) => attention(g, x, weights, [keys, values], shared),
                 _ => g.missing("attention", "its inputs and two states", x),
+            }),
+            Mixer::Cca(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
+                (Some(shared), &[keys, values, convolution, delay]) => {
+                    cca(g, x, weights, [keys, values, convolution, delay], shared)
+                }
+                _ => g.missing("cca", "its inputs and four states", x),
             }),
             Mixer::ShortConv(weights) => g.scope("short_conv", |g| match inputs.states {
                 &[state] => short_conv(g, x, weights, state),
@@ -100,23 +252,30 @@ impl Layer {
                 &[conv, matrices] => delta_net(g, x, weights, [conv, matrices], inputs.order),
                 _ => g.missing("delta_net", "two states", x),
             }),
-        });
-        let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
-            FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
-            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
-        });
-        g.ops.rename(hidden, "hidden")
+        })
     }
 
     /// Its weights, in the order in which its function holds them.
     pub fn weights(&self) -> Vec<PlannedWeight> {
         let mut planned = Planned::default();
-        planned.norms([&self.mixer_norms, &self.feed_forward_norms].into_iter().flat_map(Norms::iter));
+        for norms in [&self.mixer_norms, &self.feed_forward_norms] {
+            planned.norms(norms.iter());
+            planned.scaling(norms.scaling.as_ref());
+        }
         match &self.mixer {
             Mixer::Attention(attention) => {
                 let Attention { query, key, value, output, gate, qk_norm, .. } = &**attention;
                 planned.norms(qk_norm.iter().flat_map(|(q, k)| [q, k]));
                 planned.linears([query, key, value].into_iter().chain(gate).chain([output]));
+            }
+            Mixer::Cca(cca) => {
+                let Attention { query, key, value, output, .. } = &cca.attention;
+                planned.linears([query, key, value, &cca.delayed_value, output]);
+                planned.conv(&cca.delay);
+                planned.conv(&cca.channel_conv);
+                planned.add("heads_weight", Role::Table, &cca.head_conv);
+                planned.add("heads_bias", Role::Bias, &cca.head_conv_bias);
+                planned.add("temperature", Role::Table, &cca.temperature);
             }
             Mixer::ShortConv(short) => {
                 planned.linears([&short.input, &short.output]);
@@ -134,6 +293,15 @@ impl Layer {
         match &self.feed_forward {
             FeedForward::Mlp(mlp) => planned.linears([&mlp.gate, &mlp.up, &mlp.down]),
             FeedForward::Moe(moe) => planned.moe(moe),
+            FeedForward::DepthMoe(moe) => {
+                let DepthRouter { down, state_scale, norm, hidden, output, balancing_bias } = &moe.router;
+                planned.linears([down]);
+                state_scale.iter().for_each(|scale| planned.add("state_scale", Role::Router, scale));
+                planned.norms([norm]);
+                planned.linears(hidden.iter().chain([output]));
+                planned.add("balancing_bias", Role::Router, balancing_bias);
+                planned.experts(&moe.experts);
+            }
         }
         planned.0
     }
@@ -155,6 +323,9 @@ impl Norms {
         let normal = self.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1));
         let out = block(g, normal);
         let mut added = self.after.as_ref().map_or(out, |norm| rms_norm(g, out, norm, 1));
+        if let Some(scaling) = &self.scaling {
+            return scaled_sum(g, x, added, scaling);
+        }
         if multiplier != 1.0 {
             added = g.ops.mul(added, Constant::fp16(multiplier as f32));
         }
@@ -172,16 +343,28 @@ impl Planned {
     }
 
     pub(super) fn moe(&mut self, moe: &Moe) {
-        self.linears([&moe.router, &moe.gate, &moe.up, &moe.down].into_iter().chain(&moe.down_bias));
+        self.linears([&moe.router]);
+        self.experts(&moe.experts);
         if let Some(bias) = &moe.selection_bias {
             self.add("selection_bias", Role::Router, bias);
         }
+    }
+
+    fn experts(&mut self, experts: &Experts) {
+        self.linears([&experts.gate, &experts.up, &experts.down].into_iter().chain(&experts.down_bias));
     }
 
     fn conv(&mut self, conv: &CausalConv) {
         self.add("conv_weight", Role::Table, &conv.weight);
         if let Some(bias) = &conv.bias {
             self.add("conv_bias", Role::Bias, bias);
+        }
+    }
+
+    fn scaling(&mut self, scaling: Option<&ResidualScaling>) {
+        for part in scaling.iter().flat_map(|scaling| [&scaling.block, &scaling.residual]) {
+            self.add("residual_bias", Role::Bias, &part.bias);
+            self.add("residual_scale", Role::Table, &part.scale);
         }
     }
 

@@ -14,6 +14,17 @@ pub enum Stage {
         /// One past the last layer.
         end: usize,
     },
+    /// Experts `first..end` of a layer whose function leaves them out: hidden states in, and out with what these experts
+    /// add. Where no token of a call has a share in them, the hidden states are what they were, and the call can be left
+    /// out.
+    Experts {
+        /// The layer, counted over the whole model.
+        layer: usize,
+        /// First expert.
+        first: u64,
+        /// One past the last expert.
+        end: u64,
+    },
     /// Rows `first..end` of the LM head, with the final norm; hidden states in, logits out. A classifier's head has a row
     /// for each label.
     Head {
@@ -52,6 +63,15 @@ pub enum Extent {
 pub enum PortRole {
     /// Hidden states of the tokens of the call, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`.
     Hidden,
+    /// What the routers of the layers before have gathered about the tokens of the call,
+    /// `[1, router_hidden_size, T, 1]` or `[1, router_hidden_size, 1, T]`: an output of one function, an input of the next.
+    RouterState,
+    /// What the experts of the last layer before work on, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`: an output of the
+    /// layer's function, an input of those of its experts.
+    ExpertInput,
+    /// The share of each of the layer's experts in each token, 0 for those that it wasn't given,
+    /// `[1, experts, T, 1]` or `[1, experts, 1, T]`: likewise.
+    ExpertShares,
     /// Cosines of a rotary table, one row for each token: row `position` of the host tensor `{table}.cos`.
     RopeCos {
         /// Which table of the bundle's `rope` list.
@@ -122,8 +142,14 @@ pub enum StateRole {
         /// The layers, counted over the whole model.
         layers: Vec<usize>,
     },
-    /// The last inputs of a layer's causal convolution, oldest first, `[1, layers, kernel - 1, channels]`.
+    /// The last inputs of a layer's causal convolutions, oldest first, `[1, layers, slots, channels]`; as many slots as
+    /// all kernels together reach back.
     ConvolutionState {
+        /// The layers, counted over the whole model.
+        layers: Vec<usize>,
+    },
+    /// What the next token's values take from the last token, `[1, layers, 1, channels]`.
+    DelayState {
         /// The layers, counted over the whole model.
         layers: Vec<usize>,
     },

@@ -6,6 +6,7 @@
 //! A power of two changes no digit of a weight that stays in the normal range of its number format.
 
 use super::blocks::linear::Linear;
+use super::blocks::moe::Experts;
 use super::decoder::Decoder;
 use super::layer::{FeedForward, Mixer, Norms};
 
@@ -24,6 +25,12 @@ impl Decoder {
                     let readers = [&mut attention.query, &mut attention.key, &mut attention.value];
                     (readers.into_iter().chain(gate).collect::<Vec<_>>(), &mut attention.output)
                 }
+                Mixer::Cca(cca) => {
+                    let attention = &mut cca.attention;
+                    let readers =
+                        vec![&mut attention.query, &mut attention.key, &mut attention.value, &mut cca.delayed_value];
+                    (readers, &mut attention.output)
+                }
                 Mixer::ShortConv(conv) => (vec![&mut conv.input], &mut conv.output),
                 Mixer::DeltaNet(net) => {
                     let readers = vec![&mut net.query_key_value, &mut net.gate, &mut net.step, &mut net.decay];
@@ -33,7 +40,14 @@ impl Decoder {
             scale_block(&mut layer.mixer_norms, mixer, factor);
             let feed_forward = match &mut layer.feed_forward {
                 FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], &mut mlp.down),
-                FeedForward::Moe(moe) => (vec![&mut moe.router, &mut moe.gate, &mut moe.up], &mut moe.down),
+                FeedForward::Moe(moe) => {
+                    let Experts { gate, up, down, .. } = &mut moe.experts;
+                    (vec![&mut moe.router, gate, up], down)
+                }
+                FeedForward::DepthMoe(moe) => {
+                    let Experts { gate, up, down, .. } = &mut moe.experts;
+                    (vec![&mut moe.router.down, gate, up], down)
+                }
             };
             scale_block(&mut layer.feed_forward_norms, feed_forward, factor);
         }
@@ -41,7 +55,8 @@ impl Decoder {
 }
 
 /// A block between the stream and itself. What reads the stream is a norm, whose epsilon goes along, or projections,
-/// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in.
+/// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in. Biases of the sum go
+/// along.
 fn scale_block(norms: &mut Norms, (readers, writer): (Vec<&mut Linear>, &mut Linear), factor: f64) {
     match &mut norms.before {
         Some(norm) => norm.eps *= factor * factor,
@@ -54,5 +69,8 @@ fn scale_block(norms: &mut Norms, (readers, writer): (Vec<&mut Linear>, &mut Lin
             writer.weight = writer.weight.scale(factor as f32);
             writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
         }
+    }
+    for part in norms.scaling.iter_mut().flat_map(|scaling| [&mut scaling.block, &mut scaling.residual]) {
+        part.bias = part.bias.scale(factor as f32);
     }
 }

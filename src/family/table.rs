@@ -39,6 +39,8 @@ pub enum Activation {
     Silu,
     /// GELU by its approximation with tanh.
     GeluTanh,
+    /// GELU by the error function.
+    Gelu,
 }
 
 impl Activation {
@@ -47,6 +49,7 @@ impl Activation {
         match self {
             Activation::Silu => &["silu", "swish"],
             Activation::GeluTanh => &["gelu_pytorch_tanh"],
+            Activation::Gelu => &["gelu"],
         }
     }
 }
@@ -57,6 +60,8 @@ impl Activation {
 pub enum MixerKind {
     /// Softmax attention.
     Attention,
+    /// Compressed convolutional attention.
+    Cca,
     /// Gated short convolution.
     ShortConv,
     /// Gated DeltaNet.
@@ -64,10 +69,16 @@ pub enum MixerKind {
 }
 
 impl MixerKind {
+    /// Whether it looks at tokens through a mask, with keys and values in a cache.
+    pub fn attends(self) -> bool {
+        matches!(self, MixerKind::Attention | MixerKind::Cca)
+    }
+
     /// What `layer_types` calls such a layer, where there are others.
     pub fn layer_type(self) -> &'static str {
         match self {
             MixerKind::Attention => "full_attention",
+            MixerKind::Cca => "hybrid",
             MixerKind::ShortConv => "conv",
             MixerKind::DeltaNet => "linear_attention",
         }
@@ -98,6 +109,8 @@ pub enum WindowRule {
     WithoutRope,
     /// All but every sixth (or `sliding_window_pattern`th) layer, or as `layer_types` says.
     Pattern,
+    /// As `layer_types` says; none where there is no such key.
+    Types,
 }
 
 /// A row of the table.
@@ -119,12 +132,17 @@ pub struct DecoderFamily {
     pub default_sizes: &'static [(&'static str, u64)],
     /// In GGUF, the rows of q and k are interleaved for rotation of neighbours and must be put back.
     pub gguf_interleaved: bool,
-    /// What mixes tokens in the layers that aren't attention, if there are such.
+    /// What mixes tokens in the layers that aren't softmax attention, if there are such; attention of another kind does so
+    /// in all layers.
     pub mixer: MixerKind,
     /// `intermediate_size` is a nominal width, of which two thirds are taken and rounded up.
     pub nominal_intermediate_size: bool,
     /// Layers after the first `num_dense_layers` have experts.
     pub experts: bool,
+    /// All layers have, behind routers that pass on a state of `router_hidden_size`.
+    pub depth_router: bool,
+    /// Both sides of every sum with the residual stream have biases and scales, and so has the embedding.
+    pub residual_scaling: bool,
     /// Queries come with a gate on what attention gives, head by head.
     pub gated_attention: bool,
     /// Query-key norms.
@@ -145,6 +163,8 @@ pub struct DecoderFamily {
     pub activation: Activation,
     /// Sliding windows.
     pub window: WindowRule,
+    /// What `layer_types` calls layers that attend to everything, and those with a window.
+    pub layer_types: [&'static str; 2],
     /// Some layers don't rotate: `no_rope_layers`, or every `no_rope_layer_interval`th.
     pub layers_without_rope: bool,
     /// Layers with a window rotate by a table of their own, with the base `rope_local_base_freq`.
@@ -188,6 +208,8 @@ const LLAMA: DecoderFamily = DecoderFamily {
     mixer: MixerKind::Attention,
     nominal_intermediate_size: false,
     experts: false,
+    depth_router: false,
+    residual_scaling: false,
     gated_attention: false,
     qk_norm: QkNorm::None,
     norms: NormPlacement::Pre,
@@ -198,6 +220,7 @@ const LLAMA: DecoderFamily = DecoderFamily {
     mlp_bias: Bias::Key("mlp_bias"),
     activation: Activation::Silu,
     window: WindowRule::None,
+    layer_types: ["full_attention", "sliding_attention"],
     layers_without_rope: false,
     local_rope: false,
     query_pre_attn_scalar: false,
@@ -491,6 +514,35 @@ pub const DECODERS: &[DecoderFamily] = &[
         // of training, and of the prediction of several tokens at once
         inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
         neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "zaya",
+        gguf: &[],
+        tensor_names: &[
+            ("self_attn.q_proj", "self_attn.qkv_proj.q_proj"),
+            ("self_attn.k_proj", "self_attn.qkv_proj.k_proj"),
+            ("feed_forward.experts", "mlp.experts"),
+        ],
+        default_sizes: &[
+            ("head_dim", 128),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 2),
+            ("max_position_embeddings", 131_072),
+        ],
+        mixer: MixerKind::Cca,
+        experts: true,
+        depth_router: true,
+        residual_scaling: true,
+        window: WindowRule::Types,
+        layer_types: ["hybrid", "hybrid_sliding"],
+        local_rope: true,
+        partial_rotary: Some(0.5),
+        default_rope_theta: 5_000_000.0,
+        default_tie_word_embeddings: true,
+        default_rms_norm_eps: 1e-5,
+        inert_keys: &[("lm_head_bias", "0"), ("num_experts_per_tok", "1")],
+        neutral_keys: &["output_router_logits"],
         ..LLAMA
     },
 ];

@@ -6,7 +6,8 @@ mod mixers;
 use super::blocks::linear::Linear;
 use super::blocks::mlp::Mlp;
 use super::blocks::norm::Norm;
-use super::config::DecoderConfig;
+use super::blocks::residual::{BiasAndScale, ResidualScaling};
+use super::config::{DecoderConfig, ExpertsConfig};
 use super::error::FamilyError;
 use super::layer::{FeedForward, Layer, Mixer, Norms};
 use super::table::{DecoderFamily, MixerKind, NormPlacement};
@@ -77,6 +78,21 @@ impl<'a, 'b> Tensors<'a, 'b> {
         self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
     }
 
+    /// What of an embedding enters the first layer: all of it, or with a learned bias and scale.
+    ///
+    /// # Errors
+    /// When those are missing or have another shape.
+    pub fn scaled_embedding(&mut self, embedding: &Weight) -> Result<Weight> {
+        if !self.config.residual_scaling {
+            return Ok(embedding.clone());
+        }
+        let mut vector = |name: &str| {
+            self.take(&format!("{}input_hidden_states_{name}", self.prefix), &[self.config.hidden_size], "hidden_size")
+        };
+        let (bias, scale) = (vector("bias")?, vector("scale")?);
+        Ok(embedding.add_to_rows(&bias)?.multiply_rows(&scale)?)
+    }
+
     /// The LM head, or the embedding where they are tied.
     ///
     /// # Errors
@@ -128,15 +144,25 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(Layer {
             mixer: match self.config.layers[index].mixer {
                 MixerKind::Attention => Mixer::Attention(Box::new(self.attention(index)?)),
+                MixerKind::Cca => Mixer::Cca(Box::new(self.cca(index)?)),
                 MixerKind::ShortConv => Mixer::ShortConv(Box::new(self.short_conv(index)?)),
                 MixerKind::DeltaNet => Mixer::DeltaNet(Box::new(self.delta_net(index)?)),
             },
-            mixer_norms: self.norms(index, mixer_norms.0, mixer_norms.1)?,
+            mixer_norms: Norms {
+                scaling: self.residual_scaling(index, "post_attention_residual_scale", "attn_sum")?,
+                ..self.norms(index, mixer_norms.0, mixer_norms.1)?
+            },
             feed_forward: match self.config.experts.filter(|experts| index >= experts.num_dense_layers) {
+                Some(experts @ ExpertsConfig { router_hidden_size: Some(width), .. }) => {
+                    FeedForward::DepthMoe(Box::new(self.depth_moe(index, experts, width)?))
+                }
                 Some(experts) => FeedForward::Moe(Box::new(self.moe(index, experts)?)),
                 None => FeedForward::Mlp(Box::new(self.mlp(index)?)),
             },
-            feed_forward_norms: self.norms(index, feed_forward_norms.0, feed_forward_norms.1)?,
+            feed_forward_norms: Norms {
+                scaling: self.residual_scaling(index, "post_mlp_residual_scale", "mlp_sum")?,
+                ..self.norms(index, feed_forward_norms.0, feed_forward_norms.1)?
+            },
         })
     }
 
@@ -151,7 +177,19 @@ impl<'a, 'b> Tensors<'a, 'b> {
                 .map(|(tensor, name)| self.norm(index, tensor, name, self.config.hidden_size, "hidden_size"))
                 .transpose()
         };
-        Ok(Norms { before: norm(before)?, after: norm(after)? })
+        Ok(Norms { before: norm(before)?, after: norm(after)?, scaling: None })
+    }
+
+    fn residual_scaling(&mut self, index: usize, tensor: &str, name: &'static str) -> Result<Option<ResidualScaling>> {
+        if !self.config.residual_scaling {
+            return Ok(None);
+        }
+        let tensor = self.layer_name(index, tensor);
+        let mut vector = |name: &str| self.take(&format!("{tensor}.{name}"), &[self.config.hidden_size], "hidden_size");
+        let mut part = |of: &str| -> Result<BiasAndScale> {
+            Ok(BiasAndScale { bias: vector(&format!("{of}_bias"))?, scale: vector(&format!("{of}_scale"))? })
+        };
+        Ok(Some(ResidualScaling { name, block: part("hidden_states")?, residual: part("residual")? }))
     }
 
     fn mlp(&mut self, index: usize) -> Result<Mlp> {

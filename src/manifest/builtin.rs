@@ -40,6 +40,7 @@ const ALL: &[Builtin] = builtin![
     "qwen3.5-4b",
     "qwen3.5-9b",
     "smollm3-3b",
+    "zaya1-8b",
 ];
 
 /// All built-in manifests, by name.

@@ -74,6 +74,28 @@ pub enum StateForm {
     Unified,
 }
 
+/// Where the experts of a layer are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum ExpertsForm {
+    /// All together, within the layer's function: every call reads every expert.
+    #[default]
+    Packed,
+    /// In packages of their own, each as many as it may hold. The host leaves out those whose experts no token of a call
+    /// was given.
+    Split,
+    /// In functions of their own, one for each expert; left out likewise.
+    Routed,
+}
+
+impl ExpertsForm {
+    /// Whether experts are computed in the function of their layer.
+    pub fn is_packed(&self) -> bool {
+        *self == ExpertsForm::Packed
+    }
+}
+
 /// Deployment target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Target {

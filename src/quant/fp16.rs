@@ -90,7 +90,7 @@ impl Content for Fp16 {
         let first = first_block(&self.weight, self.length(), self.granule(), offset, out.len())?;
         let granule = self.granule() as usize;
         let elements = self.blocks.elements() as usize;
-        out.par_chunks_mut(granule).enumerate().try_for_each_init(
+        out.par_chunks_mut(granule).enumerate().with_min_len(self.blocks.at_a_time()).try_for_each_init(
             || Buffers { values: vec![0.0; elements], halves: vec![f16::ZERO; elements] },
             |buffers, (i, out)| self.convert(first + i, buffers, out),
         )?;

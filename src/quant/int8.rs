@@ -210,6 +210,7 @@ impl Content for Data {
         self.prepare()?;
         out.par_chunks_mut(self.granule() as usize)
             .enumerate()
+            .with_min_len(own.blocks.at_a_time())
             .try_for_each_init(Vec::new, |values, (i, out)| own.convert(first + i, values, out))?;
         own.weight.release(offset..offset + out.len() as u64);
         Ok(())

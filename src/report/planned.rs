@@ -5,12 +5,12 @@ use serde_json::{Value as Json, json};
 use super::conversion::stage;
 use super::table::table;
 use super::{bytes, counted};
-use crate::convert::{Estimate, Plan};
+use crate::convert::{Estimate, FormEstimate, Plan};
 use crate::family::{Facts, FunctionRequest, TokenCount};
 use crate::manifest::{Granularity, Manifest, WeightFormat};
 
-/// The result of `anec plan`.
-pub fn plan(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate) -> String {
+/// The result of `anec plan`; `forms` are the estimates of all forms of experts.
+pub fn plan(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate, forms: &[FormEstimate]) -> String {
     let name = manifest.name.as_deref().unwrap_or("model");
     let quant = match (manifest.quant.weights, manifest.quant.granularity) {
         (WeightFormat::None, _) => "fp16 weights",
@@ -45,6 +45,15 @@ pub fn plan(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate
         counted(estimate.calls_per_token, "call"),
         Estimate::ASSUMPTION,
     ));
+    if !forms.is_empty() {
+        let rows = forms.iter().map(|FormEstimate { experts, estimate }| {
+            let [slow, fast] = estimate.tokens_per_second;
+            let (streamed, calls) = (bytes(estimate.weight_bytes_per_token), estimate.calls_per_token.to_string());
+            vec![experts.to_string(), streamed, calls, format!("{slow:.0} to {fast:.0}")]
+        });
+        text.push('\n');
+        text.push_str(&table(&["experts", ">streamed per token", ">calls", ">tokens per second"], rows));
+    }
     text
 }
 
@@ -56,7 +65,7 @@ fn function(request: &FunctionRequest) -> String {
 }
 
 /// The result of `anec plan --json`.
-pub fn plan_json(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate) -> Json {
+pub fn plan_json(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate, forms: &[FormEstimate]) -> Json {
     let packages: Vec<Json> = plan
         .packages
         .iter()
@@ -83,7 +92,7 @@ pub fn plan_json(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Est
             })
         })
         .collect();
-    json!({
+    let mut json = json!({
         "name": manifest.name,
         "family": facts.family,
         "num_layers": facts.num_layers,
@@ -96,7 +105,11 @@ pub fn plan_json(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Est
         "estimate": estimate,
         "estimate_assumption": Estimate::ASSUMPTION,
         "manifest": manifest,
-    })
+    });
+    if !forms.is_empty() {
+        json["experts"] = json!(forms);
+    }
+    json
 }
 
 /// The result of `anec manifests`.

@@ -276,6 +276,9 @@ pub fn element(role: &PortRole) -> Element {
     match role {
         PortRole::Position | PortRole::Argmax => Element::I32,
         PortRole::Hidden
+        | PortRole::RouterState
+        | PortRole::ExpertInput
+        | PortRole::ExpertShares
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }

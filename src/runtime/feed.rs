@@ -54,7 +54,12 @@ impl<'a> Feed<'a> {
                 shaped(port, shape, token_order(self.chunk.size, levels))?
             }
             PortRole::Position => Tensor::new(shape, vec![self.first_slot()?]),
-            PortRole::Hidden | PortRole::Logits | PortRole::Argmax => {
+            PortRole::Hidden
+            | PortRole::RouterState
+            | PortRole::ExpertInput
+            | PortRole::ExpertShares
+            | PortRole::Logits
+            | PortRole::Argmax => {
                 let problem = format!("a function has an input `{}` of an unexpected role", port.name);
                 return Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem));
             }

@@ -1,12 +1,14 @@
 //! Hidden states between calls: as functions have them, and as they are shown.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use super::ask::Hidden;
 use super::error::RuntimeError;
 use super::plan::{Route, Step};
 use crate::convert::bundle::{Bundle, FILE_NAME, ModelFacts};
 use crate::exec::Tensor;
+use crate::family::ports::PortRole;
 
 /// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
 pub(super) struct Columns {
@@ -41,6 +43,31 @@ impl Columns {
             to[..range.len()].copy_from_slice(&from[range.clone()]);
         }
         out
+    }
+}
+
+/// What goes from function to function.
+pub(super) struct Flow {
+    pub(super) hidden: Columns,
+    /// What else functions gave last, by role, for those that take it.
+    pub(super) carried: Vec<(PortRole, Rc<Tensor>)>,
+}
+
+impl Flow {
+    /// Whether any token has a share in any of these experts.
+    pub(super) fn has_share(&self, experts: &Range<u64>) -> bool {
+        let shares = self.carried.iter().find(|(role, _)| *role == PortRole::ExpertShares);
+        let Some(values) = shares.and_then(|(_, tensor)| tensor.floats()) else { return true };
+        let tokens = self.hidden.count;
+        let own = values.get(experts.start as usize * tokens..experts.end as usize * tokens);
+        // what isn't a number is a share, too
+        own.is_none_or(|own| own.iter().any(|share| *share != 0.0))
+    }
+}
+
+impl From<Columns> for Flow {
+    fn from(hidden: Columns) -> Self {
+        Flow { hidden, carried: Vec::new() }
     }
 }
 

@@ -7,7 +7,7 @@ use super::backend::Backend;
 use super::cpu::{CpuBackend, Programs};
 use super::error::RuntimeError;
 use super::host::Host;
-use super::plan::{self, Plan};
+use super::plan::{self, Plan, Route};
 use super::profile::{Profile, Profiled};
 use crate::convert::bundle::{Bundle, FILE_NAME};
 use crate::error::Result;
@@ -116,7 +116,7 @@ impl Model {
     /// When one can't be loaded.
     pub fn prepare(&self, mut progress: impl FnMut(usize, usize)) -> Result<()> {
         let mut functions: Vec<usize> = Vec::new();
-        for step in self.plan.routes.iter().flat_map(|route| route.layers.iter().chain(&route.head)) {
+        for step in self.plan.routes.iter().flat_map(Route::steps) {
             functions.extend(step.functions().filter(|function| !functions.contains(function)).collect::<Vec<_>>());
         }
         progress(0, functions.len());
@@ -151,7 +151,7 @@ fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
     for entry in &bundle.functions {
         let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
         let result = match entry.stage {
-            Stage::Layers { .. } => PortRole::Hidden,
+            Stage::Layers { .. } | Stage::Experts { .. } => PortRole::Hidden,
             Stage::Head { .. } => PortRole::Logits,
         };
         let results = entry.outputs.iter().filter(|port| port.role == result).count();

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::error::RuntimeError;
 use crate::convert::bundle::{self, Bundle, Tokens};
-use crate::family::ports::Stage;
+use crate::family::ports::{Extent, PortRole, Stage};
 
 /// Every way through the bundle, one for each context length, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct Route {
 pub struct Step {
     /// Layers or rows of the vocabulary.
     pub part: Range<u64>,
+    /// Groups of experts that may add to what the part gives, if its last layer leaves them out.
+    pub experts: Vec<Step>,
     /// Numbers of tokens and the function for them.
     variants: Vec<(Tokens, usize)>,
 }
@@ -43,6 +45,13 @@ pub struct Chunk {
     pub real: u64,
     /// Tokens that the functions are called with.
     pub size: u64,
+}
+
+impl Route {
+    /// All its steps in the order of a text, those of experts behind their layers.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.layers.iter().flat_map(|step| std::iter::once(step).chain(&step.experts)).chain(&self.head)
+    }
 }
 
 impl Plan {
@@ -74,7 +83,7 @@ impl Plan {
         let routes = contexts
             .into_iter()
             .map(|context| {
-                let layers = steps(bundle, |stage, of| match stage {
+                let mut layers = steps(bundle, |stage, of| match stage {
                     Stage::Layers { first, end } if of == context => Some(*first as u64..*end as u64),
                     _ => None,
                 });
@@ -89,6 +98,15 @@ impl Plan {
                 });
                 check_tiling(&layers, num_layers)
                     .map_err(|problem| error(format!("layers of context {context}: {problem}")))?;
+                for step in &mut layers {
+                    let last = step.part.end as usize - 1;
+                    step.experts = steps(bundle, |stage, _| match stage {
+                        Stage::Experts { layer, first, end } if *layer == last => Some(*first..*end),
+                        _ => None,
+                    });
+                    check_tiling(&step.experts, experts_asked(bundle, step))
+                        .map_err(|problem| error(format!("experts of layer {last}: {problem}")))?;
+                }
                 check_tiling(&head, bundle.model.head_rows())
                     .map_err(|problem| error(format!("LM head of context {context}: {problem}")))?;
                 Ok(Route { context, layers, head })
@@ -114,7 +132,8 @@ fn steps(bundle: &Bundle, part: impl Fn(&Stage, u64) -> Option<Range<u64>>) -> V
     let mut parts: BTreeMap<(u64, u64), Step> = BTreeMap::new();
     for (index, entry) in bundle.functions.iter().enumerate() {
         if let Some(part) = part(&entry.stage, entry.context) {
-            let step = parts.entry((part.start, part.end)).or_insert(Step { part, variants: Vec::new() });
+            let step =
+                parts.entry((part.start, part.end)).or_insert(Step { part, experts: Vec::new(), variants: Vec::new() });
             step.variants.push((entry.tokens, index));
         }
     }
@@ -126,6 +145,16 @@ fn steps(bundle: &Bundle, part: impl Fn(&Stage, u64) -> Option<Range<u64>>) -> V
             step
         })
         .collect()
+}
+
+/// How many experts the functions of a step leave to others: as many as they give shares of.
+fn experts_asked(bundle: &Bundle, step: &Step) -> u64 {
+    let outputs = step.functions().flat_map(|function| &bundle.functions[function].outputs);
+    let asked = outputs.filter(|port| port.role == PortRole::ExpertShares).map(|port| match port.shape.get(1) {
+        Some(Extent::Fixed(count)) => *count,
+        _ => 0,
+    });
+    asked.max().unwrap_or(0)
 }
 
 fn check_tiling(steps: &[Step], total: u64) -> Result<(), String> {
@@ -247,7 +276,8 @@ mod tests {
     use super::*;
 
     fn step(variants: &[Tokens]) -> Step {
-        Step { part: 0..1, variants: variants.iter().map(|tokens| (*tokens, 0)).collect() }
+        let variants = variants.iter().map(|tokens| (*tokens, 0)).collect();
+        Step { part: 0..1, experts: Vec::new(), variants }
     }
 
     fn sizes(steps: &[Step], mut left: u64, wish: Option<u64>) -> Vec<(u64, u64)> {

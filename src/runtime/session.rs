@@ -8,7 +8,7 @@ use super::ask::{Answer, Ask, Chunking, Hidden, Positions};
 use super::backend::{Call, Sequence, Watch};
 use super::error::RuntimeError;
 use super::feed::{Feed, shape_of, shaped};
-use super::hidden::{Columns, Record};
+use super::hidden::{Columns, Flow, Record};
 use super::host::RopeChoice;
 use super::model::Model;
 use super::plan::{self, Chunk, Route, Step};
@@ -271,12 +271,19 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            self.recorded(&model, step, columns, &mut feed, 0..real, Some(&mut record))?;
+            self.recorded(&model, step, columns.into(), &mut feed, 0..real, Some(&mut record))?;
             position += chunk.real;
             done += real;
         }
         self.tokens.resize(position as usize, 0);
         Ok(record.finish(count, &model.bundle.model)?)
+    }
+
+    /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
+    pub fn stands_alone(&self, part: usize) -> bool {
+        let step = &self.route().layers[part];
+        let mut inputs = step.functions().flat_map(|function| &self.model.bundle.functions[function].inputs);
+        inputs.all(|port| port.role != PortRole::RouterState)
     }
 
     /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
@@ -310,47 +317,73 @@ impl Session {
         }
         let rope = self.rope.clone();
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
+        let mut flow = Flow::from(hidden);
         for step in &route.layers {
-            hidden = self.recorded(model, step, hidden, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
+            flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
         }
-        Ok(hidden)
+        Ok(flow.hidden)
     }
 
-    /// What leaves the function of a step, recorded with what is wanted of the states inside it.
+    /// What leaves a part of the layers, recorded with what is wanted of the states inside it.
     fn recorded(
         &mut self,
         model: &Model,
         step: &Step,
-        hidden: Columns,
+        flow: Flow,
         feed: &mut Feed<'_>,
         counted: Range<usize>,
         record: Option<&mut Record>,
-    ) -> Result<Columns> {
-        let Some(record) = record else { return self.layer(model, step, hidden, feed, None) };
+    ) -> Result<Flow> {
+        let Some(record) = record else { return self.layer(model, step, flow, feed, None) };
         let left = if record.wants_inside(step) {
-            let channels = hidden.channels;
+            let channels = flow.hidden.channels;
             let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, counted.clone(), step);
-            self.layer(model, step, hidden, feed, Some(&mut watch))?
+            self.layer(model, step, flow, feed, Some(&mut watch))?
         } else {
-            self.layer(model, step, hidden, feed, None)?
+            self.layer(model, step, flow, feed, None)?
         };
-        record.add(step.part.end as usize, &left, counted);
+        record.add(step.part.end as usize, &left.hidden, counted);
         Ok(left)
     }
 
-    /// What leaves the function of a step.
+    /// What leaves a part of the layers, with those of its experts that a token was given.
     pub(super) fn layer(
         &mut self,
         model: &Model,
         step: &Step,
-        hidden: Columns,
+        flow: Flow,
         feed: &mut Feed<'_>,
         watch: Option<Watch<'_>>,
-    ) -> Result<Columns> {
-        let (channels, size) = (hidden.channels, hidden.count);
-        let prepared = prepare(model, step, hidden, Some(feed))?;
+    ) -> Result<Flow> {
+        let mut flow = self.call(model, step, flow, feed, watch)?;
+        for group in &step.experts {
+            if flow.has_share(&group.part) {
+                flow = self.call(model, group, flow, feed, None)?;
+            }
+        }
+        Ok(flow)
+    }
+
+    /// What leaves the function of a step.
+    fn call(
+        &mut self,
+        model: &Model,
+        step: &Step,
+        mut flow: Flow,
+        feed: &mut Feed<'_>,
+        watch: Option<Watch<'_>>,
+    ) -> Result<Flow> {
+        let (channels, size) = (flow.hidden.channels, flow.hidden.count);
+        let prepared = prepare(model, step, &mut flow, Some(feed))?;
         let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
-        Ok(result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?)
+        for (port, tensor) in model.bundle.functions[prepared.function].outputs.iter().zip(&outputs) {
+            if is_carried(&port.role) {
+                flow.carried.retain(|(role, _)| *role != port.role);
+                flow.carried.push((port.role.clone(), Rc::new(tensor.clone())));
+            }
+        }
+        let hidden = result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?;
+        Ok(Flow { hidden, carried: flow.carried })
     }
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column. All parts of
@@ -363,7 +396,7 @@ impl Session {
         while done < hidden.count {
             let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None)?;
             let (real, size) = (chunk.real as usize, chunk.size as usize);
-            let prepared = |step| prepare(model, step, hidden.range(done..done + real, size), None);
+            let prepared = |step| prepare(model, step, &mut hidden.range(done..done + real, size).into(), None);
             let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
             let calls: Vec<Call<'_>> = prepared.iter().map(Prepared::call).collect();
             let given = self.sequence.run_together(&calls)?;
@@ -394,21 +427,33 @@ impl Prepared {
     }
 }
 
-/// The call of a step's function on `hidden`. What else it takes comes from `feed`; functions of the head take nothing else.
+/// What goes from function to function beside the hidden states.
+fn is_carried(role: &PortRole) -> bool {
+    matches!(role, PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares)
+}
+
+/// The call of a step's function on what comes from those before, whose hidden states it takes. What else it takes comes
+/// from `feed`; functions of the head take nothing else.
 fn prepare(
     model: &Model,
     step: &Step,
-    hidden: Columns,
+    flow: &mut Flow,
     mut feed: Option<&mut Feed<'_>>,
 ) -> Result<Prepared, RuntimeError> {
     let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
-    let size = hidden.count;
+    let size = flow.hidden.count;
     let function = step.function(size as u64).ok_or_else(|| wrong(format!("no function takes {size} tokens")))?;
     let entry = &model.bundle.functions[function];
-    let mut values = Some(hidden.values);
+    let mut values = Some(std::mem::take(&mut flow.hidden.values));
     let mut input = |port: &Port| match (&port.role, feed.as_deref_mut()) {
         (PortRole::Hidden, _) => {
             shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
+        }
+        (role, _) if is_carried(role) => {
+            let given = flow.carried.iter().find(|(of, _)| of == role).map(|(_, tensor)| tensor.clone());
+            given.ok_or_else(|| {
+                wrong(format!("no function before `{}` gives its input `{}`", entry.function, port.name))
+            })
         }
         (_, Some(feed)) => feed.input(port),
         (role, None) => {

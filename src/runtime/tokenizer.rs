@@ -380,8 +380,8 @@ mod tests {
     /// The tokenizer that is rebuilt from a GGUF file.
     fn rebuilt(gguf: &Path) -> Tokenizer {
         let source = Source::open_path(gguf).unwrap();
-        let json = crate::source::tokenizer::from_gguf(source.gguf().unwrap()).unwrap().unwrap();
-        Tokenizer::from_bytes(gguf, json.to_string().as_bytes()).unwrap()
+        let carried = crate::source::tokenizer::Carried::read(source.gguf().unwrap()).unwrap().unwrap();
+        Tokenizer::from_bytes(gguf, &carried.file().unwrap().to_json()).unwrap()
     }
 
     /// Small tokenizers in the manner of Qwen2 and of Llama 3, as `tokenizer.json` and in a GGUF.

@@ -162,10 +162,10 @@ impl Windows {
         let rope = self.session.rope().clone();
         let mut feed = Feed::new(model.host(), &rope, 0, Chunk { real: count, size }, context);
         let out = match self.record.as_mut().filter(|record| record.wants_inside(step)) {
-            None => self.session.layer(model, step, columns, &mut feed, None)?,
+            None => self.session.layer(model, step, columns.into(), &mut feed, None)?,
             Some(record) => {
                 let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, width, counted.clone(), step);
-                self.session.layer(model, step, columns, &mut feed, Some(&mut watch))?
+                self.session.layer(model, step, columns.into(), &mut feed, Some(&mut watch))?
             }
         };
         let waiting = &mut self.waiting[index];
@@ -173,8 +173,8 @@ impl Windows {
         let kept = end.saturating_sub(halo).max(waiting.first);
         waiting.rows.drain(..(kept - waiting.first) as usize * width);
         waiting.first = kept;
-        self.pass_on(step.part.end as usize, &out, counted.clone());
-        self.waiting[index + 1].take(&out, counted);
+        self.pass_on(step.part.end as usize, &out.hidden, counted.clone());
+        self.waiting[index + 1].take(&out.hidden, counted);
         Ok(true)
     }
 

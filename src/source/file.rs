@@ -1,8 +1,7 @@
-//! Files of a source: mapped into memory for reading, streamed for digests.
+//! Files of a source, mapped into memory.
 
 use std::fmt::Write;
 use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -62,15 +61,14 @@ impl MappedFile {
         }
     }
 
-    /// Gives the memory of whole pages within `range` back to the system, which counts pages of mapped files that
-    /// were read as this process's. They can be read again; nothing is lost.
+    /// Gives the memory of the pages that `range` touches back to the system, which counts pages of mapped files that
+    /// were read as this process's. They can be read again, by another thread at this moment, too; nothing is lost.
     pub fn release(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Bytes::Map(map) = &self.bytes {
             /// No page of any system is larger, and their sizes are powers of two.
             const PAGE: usize = 64 << 10;
-            let start = range.start.next_multiple_of(PAGE);
-            let end = if range.end == map.len() { range.end } else { range.end / PAGE * PAGE };
+            let (start, end) = (range.start / PAGE * PAGE, range.end.next_multiple_of(PAGE).min(map.len()));
             if start < end {
                 // SAFETY: the map is shared, of a file and never written, so a page that is dropped comes back with
                 // the same content. Failure to release is harmless.
@@ -132,22 +130,22 @@ impl SourceFile {
         self.size
     }
 
-    /// SHA-256 of its content, in hexadecimal. Read when first asked for, through a small buffer.
+    /// SHA-256 of its content, in hexadecimal. Read when first asked for.
     ///
     /// # Errors
     /// When it can't be read.
     pub fn sha256(&self) -> Result<&str> {
+        /// Bytes that are mapped at a time.
+        const STEP: usize = 4 << 20;
         if let Some(digest) = self.sha256.get() {
             return Ok(digest);
         }
-        let mut file = File::open(&self.path).map_err(SourceError::io(&self.path, "open"))?;
-        let mut buffer = vec![0; 1 << 20];
+        // a map of its own: to release its pages takes none from those who read tensors
+        let file = MappedFile::open(&self.path)?;
         let mut hasher = Sha256::new();
-        loop {
-            match file.read(&mut buffer).map_err(SourceError::io(&self.path, "read"))? {
-                0 => break,
-                n => hasher.update(&buffer[..n]),
-            }
+        for (index, bytes) in file.bytes().chunks(STEP).enumerate() {
+            hasher.update(bytes);
+            file.release(index * STEP..index * STEP + bytes.len());
         }
         Ok(self.sha256.get_or_init(|| hexadecimal(&hasher.finalize())))
     }

@@ -6,8 +6,10 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value as Json, json};
 
 use super::error::{Result, SourceError};
@@ -21,27 +23,80 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const BYTE: i64 = 6;
 
-/// A `tokenizer.json` built from metadata, or nothing if the file carries no tokenizer.
-///
-/// # Errors
-/// When the tokenizer is of an unknown kind or contradicts itself.
-pub fn from_gguf(metadata: &Metadata) -> Result<Option<Json>> {
-    let Some(model) = metadata.str("tokenizer.ggml.model")? else { return Ok(None) };
-    let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(None) };
-    let types = metadata.i64s("tokenizer.ggml.token_type")?.unwrap_or_default();
-    if !types.is_empty() && types.len() != tokens.len() {
-        let problem = format!("{} token types for {} tokens", types.len(), tokens.len());
-        return Err(SourceError::key(metadata.path(), "tokenizer.ggml.token_type", problem));
+/// A `tokenizer.json`. Its vocabulary and merges, which can be hundreds of thousands, are written from where they are.
+#[derive(Serialize)]
+pub struct TokenizerFile<'a> {
+    version: &'static str,
+    truncation: (),
+    padding: (),
+    added_tokens: Vec<Json>,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    /// What is put around a text.
+    pub post_processor: Json,
+    decoder: Json,
+    model: Bpe<'a>,
+}
+
+impl TokenizerFile<'_> {
+    /// The file's content.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("plain data with text for keys becomes JSON")
     }
-    let vocabulary = Vocabulary { metadata, tokens: tokens.into(), types };
-    match model {
-        "gpt2" => vocabulary.byte_level().map(Some),
-        "llama" => vocabulary.with_visible_spaces().sentence_piece().map(Some),
-        other => {
-            let problem = format!("\"{other}\", expected \"gpt2\" or \"llama\"");
-            Err(SourceError::key(metadata.path(), "tokenizer.ggml.model", problem).advise(FROM_HUGGING_FACE))
+
+    /// The largest id of a token.
+    pub fn largest_id(&self) -> Option<u64> {
+        (self.model.vocab.tokens.len() as u64).checked_sub(1)
+    }
+}
+
+/// Byte-pair encoding: pieces of text are joined in the order of the merges until none applies.
+#[derive(Serialize)]
+struct Bpe<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    dropout: (),
+    unk_token: Option<&'a str>,
+    continuing_subword_prefix: (),
+    end_of_word_suffix: (),
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    vocab: Vocab<'a>,
+    merges: Vec<(&'a str, &'a str)>,
+}
+
+/// Tokens and their ids.
+struct Vocab<'a> {
+    tokens: &'a [String],
+    /// The last id of each, should one be there twice.
+    ids: HashMap<&'a str, usize>,
+}
+
+impl<'a> Vocab<'a> {
+    fn new(tokens: &'a [String]) -> Self {
+        Vocab { tokens, ids: tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect() }
+    }
+}
+
+impl Serialize for Vocab<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.ids.len()))?;
+        for (id, token) in self.tokens.iter().enumerate() {
+            if self.ids.get(token.as_str()) == Some(&id) {
+                map.serialize_entry(token, &id)?;
+            }
         }
+        map.end()
     }
+}
+
+/// The tokenizer that a file carries.
+pub struct Carried<'a> {
+    metadata: &'a Metadata,
+    model: &'a str,
+    tokens: Cow<'a, [String]>,
+    types: Vec<i64>,
 }
 
 /// Ids of the tokens that end a text, as far as the metadata names them.
@@ -57,21 +112,56 @@ pub fn end_tokens(metadata: &Metadata) -> Result<Vec<u64>> {
     Ok(ids)
 }
 
-struct Vocabulary<'a> {
-    metadata: &'a Metadata,
-    tokens: Cow<'a, [String]>,
-    types: Vec<i64>,
-}
+impl<'a> Carried<'a> {
+    /// The tokenizer of a file, if it carries one.
+    ///
+    /// # Errors
+    /// When it is of an unknown kind or contradicts itself.
+    pub fn read(metadata: &'a Metadata) -> Result<Option<Self>> {
+        let Some(model) = metadata.str("tokenizer.ggml.model")? else { return Ok(None) };
+        let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(None) };
+        let types = metadata.i64s("tokenizer.ggml.token_type")?.unwrap_or_default();
+        if !types.is_empty() && types.len() != tokens.len() {
+            let problem = format!("{} token types for {} tokens", types.len(), tokens.len());
+            return Err(SourceError::key(metadata.path(), "tokenizer.ggml.token_type", problem));
+        }
+        let mut tokens = Cow::from(tokens);
+        if model == "llama" {
+            // GGUF spells user-defined SentencePiece tokens with spaces; in the vocabulary a space is always U+2581
+            for (id, _) in types.iter().enumerate().filter(|(_, kind)| **kind == USER_DEFINED) {
+                if tokens[id].contains(' ') {
+                    tokens.to_mut()[id] = tokens[id].replace(' ', "\u{2581}");
+                }
+            }
+        }
+        Ok(Some(Carried { metadata, model, tokens, types }))
+    }
 
-impl Vocabulary<'_> {
+    /// The same tokenizer as a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// As [`Carried::read`].
+    pub fn file(&self) -> Result<TokenizerFile<'_>> {
+        match self.model {
+            "gpt2" => self.byte_level(),
+            "llama" => self.sentence_piece(),
+            other => {
+                let problem = format!("\"{other}\", expected \"gpt2\" or \"llama\"");
+                let wrong = SourceError::key(self.metadata.path(), "tokenizer.ggml.model", problem);
+                Err(wrong.advise(FROM_HUGGING_FACE))
+            }
+        }
+    }
+
     /// Byte-level BPE (GPT-2's): merges are given, splitting goes by name.
-    fn byte_level(&self) -> Result<Json> {
+    fn byte_level(&self) -> Result<TokenizerFile<'_>> {
         let name = self.metadata.str("tokenizer.ggml.pre")?.unwrap_or("default");
         let (_, rules) = SPLITTINGS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
             let problem = format!("\"{name}\", expected one of {}", SPLITTINGS.map(|(known, _)| known).join(", "));
             SourceError::key(self.metadata.path(), "tokenizer.ggml.pre", problem).advise(FROM_HUGGING_FACE)
         })?;
-        let merges = self.merges()?;
+        let vocab = Vocab::new(&self.tokens);
+        let merges = self.merges(&vocab)?;
         let mut pre_tokenizers: Vec<Json> = rules
             .patterns
             .iter()
@@ -85,59 +175,52 @@ impl Vocabulary<'_> {
         pre_tokenizers.push(byte_level(false, true, own_regex));
         let mut processors = vec![byte_level(true, false, true)];
         processors.extend(self.template(rules.adds_bos)?);
-        Ok(json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": self.added_tokens(),
-            "normalizer": if rules.nfc { json!({"type": "NFC"}) } else { Json::Null },
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
-            "post_processor": {"type": "Sequence", "processors": processors},
-            "decoder": byte_level(true, true, true),
-            "model": {
-                "type": "BPE",
-                "dropout": null,
-                "unk_token": null,
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
-                "fuse_unk": false,
-                "byte_fallback": false,
-                "ignore_merges": rules.ignores_merges,
-                "vocab": self.vocab(),
-                "merges": merges,
+        Ok(TokenizerFile {
+            version: "1.0",
+            truncation: (),
+            padding: (),
+            added_tokens: self.added_tokens(),
+            normalizer: if rules.nfc { json!({"type": "NFC"}) } else { Json::Null },
+            pre_tokenizer: json!({"type": "Sequence", "pretokenizers": pre_tokenizers}),
+            post_processor: json!({"type": "Sequence", "processors": processors}),
+            decoder: byte_level(true, true, true),
+            model: Bpe {
+                kind: "BPE",
+                dropout: (),
+                unk_token: None,
+                continuing_subword_prefix: (),
+                end_of_word_suffix: (),
+                fuse_unk: false,
+                byte_fallback: false,
+                ignore_merges: rules.ignores_merges,
+                vocab,
+                merges,
             },
-        }))
+        })
     }
 
     /// The pairs of tokens that become one, in the order of their priority.
-    fn merges(&self) -> Result<Vec<Json>> {
+    fn merges(&self, vocab: &Vocab) -> Result<Vec<(&str, &str)>> {
         const KEY: &str = "tokenizer.ggml.merges";
-        let tokens: HashSet<&str> = self.tokens.iter().map(String::as_str).collect();
-        let pair = |merge: &String| {
+        let mut joined = String::new();
+        let pair = |merge| {
             let wrong = |problem: String| SourceError::key(self.metadata.path(), KEY, problem);
-            let (left, right) = merge
-                .split_once(' ')
+            let (left, right) = str::split_once(merge, ' ')
                 .ok_or_else(|| wrong(format!("{merge:?}, expected two tokens with a space between")))?;
-            match [left, right, &format!("{left}{right}")].into_iter().find(|part| !tokens.contains(part)) {
-                Some(part) => Err(wrong(format!("{merge:?}, but {part:?} isn't one of the {} tokens", tokens.len()))),
-                None => Ok(json!([left, right])),
+            joined.clear();
+            joined.extend([left, right]);
+            match [left, right, &joined].into_iter().find(|part| !vocab.ids.contains_key(part)) {
+                Some(part) => {
+                    Err(wrong(format!("{merge:?}, but {part:?} isn't one of the {} tokens", vocab.ids.len())))
+                }
+                None => Ok((left, right)),
             }
         };
-        self.metadata.strings(KEY)?.unwrap_or_default().iter().map(pair).collect()
-    }
-
-    /// GGUF spells user-defined SentencePiece tokens with spaces; in the vocabulary a space is always U+2581.
-    fn with_visible_spaces(mut self) -> Self {
-        for (token, kind) in self.tokens.to_mut().iter_mut().zip(&self.types) {
-            if *kind == USER_DEFINED {
-                *token = token.replace(' ', "\u{2581}");
-            }
-        }
-        self
+        self.metadata.strings(KEY)?.unwrap_or_default().iter().map(String::as_str).map(pair).collect()
     }
 
     /// SentencePiece BPE: merges follow from the scores of the pieces.
-    fn sentence_piece(&self) -> Result<Json> {
+    fn sentence_piece(&self) -> Result<TokenizerFile<'_>> {
         let scores = self.metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default();
         if scores.len() != self.tokens.len() {
             let problem = format!("{} scores for {} tokens", scores.len(), self.tokens.len());
@@ -159,34 +242,30 @@ impl Vocabulary<'_> {
             decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         }
         let unknown = self.metadata.u64("tokenizer.ggml.unknown_token_id")?.unwrap_or(0);
-        let unknown = self.tokens.get(unknown as usize);
-        Ok(json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": self.added_tokens(),
-            "normalizer": normalizer,
-            "pre_tokenizer": null,
-            "post_processor": self.template(true)?,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": {
-                "type": "BPE",
-                "dropout": null,
-                "unk_token": unknown,
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
-                "fuse_unk": true,
-                "byte_fallback": true,
-                "ignore_merges": false,
-                "vocab": self.vocab(),
-                "merges": self.merges_of_scores(scores),
+        let vocab = Vocab::new(&self.tokens);
+        let merges = self.merges_of_scores(&vocab, scores);
+        Ok(TokenizerFile {
+            version: "1.0",
+            truncation: (),
+            padding: (),
+            added_tokens: self.added_tokens(),
+            normalizer,
+            pre_tokenizer: Json::Null,
+            post_processor: self.template(true)?.unwrap_or_default(),
+            decoder: json!({"type": "Sequence", "decoders": decoders}),
+            model: Bpe {
+                kind: "BPE",
+                dropout: (),
+                unk_token: self.tokens.get(unknown as usize).map(String::as_str),
+                continuing_subword_prefix: (),
+                end_of_word_suffix: (),
+                fuse_unk: true,
+                byte_fallback: true,
+                ignore_merges: false,
+                vocab,
+                merges,
             },
-        }))
-    }
-
-    fn vocab(&self) -> Json {
-        let pairs = self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id)));
-        Json::Object(pairs.collect::<Map<String, Json>>())
+        })
     }
 
     /// Control tokens, which a tokenizer drops from decoded text, and user-defined ones, which it keeps whole.
@@ -244,15 +323,14 @@ impl Vocabulary<'_> {
 
     /// Every way to put a piece together from two others, best score first; among equals longer parts first. SentencePiece
     /// takes user-defined pieces before all others, whatever score the file gives them; among them the first id.
-    fn merges_of_scores(&self, scores: &[f32]) -> Vec<Json> {
-        let ids: HashMap<&str, usize> =
-            self.tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
+    fn merges_of_scores(&self, vocab: &Vocab, scores: &[f32]) -> Vec<(&str, &str)> {
         let mut first: Vec<(&str, &str)> = Vec::new();
         let mut scored: Vec<(f32, &str, &str)> = Vec::new();
         for (id, token) in self.tokens.iter().enumerate() {
             let splits = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
-            let mut splits: Vec<(usize, usize, &str, &str)> =
-                splits.filter_map(|(left, right)| Some((*ids.get(left)?, *ids.get(right)?, left, right))).collect();
+            let mut splits: Vec<(usize, usize, &str, &str)> = splits
+                .filter_map(|(left, right)| Some((*vocab.ids.get(left)?, *vocab.ids.get(right)?, left, right)))
+                .collect();
             splits.sort_unstable_by_key(|(left, right, ..)| (*left, *right));
             let pairs = splits.into_iter().map(|(_, _, left, right)| (left, right));
             match self.types.get(id) {
@@ -265,7 +343,7 @@ impl Vocabulary<'_> {
         scored.sort_by_cached_key(|(_, left, right)| (Reverse(length(left)), Reverse(length(right))));
         scored.sort_by(|a, b| b.0.total_cmp(&a.0));
         let scored = scored.into_iter().map(|(_, left, right)| (left, right));
-        first.into_iter().chain(scored).map(|(left, right)| json!([left, right])).collect()
+        first.into_iter().chain(scored).collect()
     }
 }
 

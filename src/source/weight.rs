@@ -61,6 +61,12 @@ enum Node {
         of: Weight,
         function: Function,
     },
+    /// Every row with a vector as long as it.
+    ByColumn {
+        of: Weight,
+        operation: Operation,
+        vector: Weight,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +74,12 @@ enum Function {
     Scale(f32),
     Add(f32),
     Exp,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Add,
+    Multiply,
 }
 
 impl From<Tensor> for Weight {
@@ -218,6 +230,31 @@ impl Weight {
     /// e to the power of every element: decay rates that are stored as logarithms.
     pub fn exp(&self) -> Self {
         self.map(Function::Exp)
+    }
+
+    /// Every row plus `vector`: embeddings with a learned bias.
+    ///
+    /// # Errors
+    /// When the vector isn't as long as a row.
+    pub fn add_to_rows(&self, vector: &Weight) -> Result<Self> {
+        self.by_column(Operation::Add, vector)
+    }
+
+    /// Every row times `vector`, element by element: embeddings with a learned scale.
+    ///
+    /// # Errors
+    /// When the vector isn't as long as a row.
+    pub fn multiply_rows(&self, vector: &Weight) -> Result<Self> {
+        self.by_column(Operation::Multiply, vector)
+    }
+
+    fn by_column(&self, operation: Operation, vector: &Weight) -> Result<Self> {
+        if vector.elements() != self.columns() {
+            let (found, columns) = (vector.elements(), self.columns());
+            return Err(vector.wrong(format!("it has {found} elements for {columns} columns")));
+        }
+        let node = Node::ByColumn { of: self.clone(), operation, vector: vector.clone() };
+        Ok(Weight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
     fn map(&self, function: Function) -> Self {

@@ -139,7 +139,8 @@ impl Golden {
             }
             _ => None,
         };
-        let spoken = greedy.iter().flat_map(|greedy| greedy.prompt.iter().chain(&greedy.ids)).chain(&tokens);
+        // the tokens themselves may be of another vocabulary: where the logits are those of labels
+        let spoken = greedy.iter().flat_map(|greedy| greedy.prompt.iter().chain(&greedy.ids));
         if let Some(token) = spoken.copied().find(|token| *token as usize >= vocab_size) {
             return Err(error(format!("token {token} is outside its vocabulary of {vocab_size}")));
         }
@@ -332,7 +333,8 @@ mod tests {
         assert!(refused(|g| g.logits[5] = f32::NAN).ends_with("`logits`, row 1, column 1: NaN"));
         assert!(refused(|g| g.logits.truncate(8)).ends_with("it has 2 rows of logits for 3 positions of 3 tokens"));
         assert!(refused(|g| g.losses = Some(vec![1.0])).ends_with("`losses` has 1 numbers, expected 2 finite ones"));
-        assert!(refused(|g| g.tokens[1] = 9).ends_with("token 9 is outside its vocabulary of 4"));
+        let greedy = |ids| Some(Greedy { prompt: vec![1], ids });
+        assert!(refused(|g| g.greedy = greedy(vec![2, 9])).ends_with("token 9 is outside its vocabulary of 4"));
         assert!(refused(|g| g.hidden = BTreeMap::from([(2, vec![0.0; 8])])).contains("`hidden.2`"));
         let error = Golden::from_bytes(Path::new("g"), b"junk").unwrap_err().to_string();
         assert!(error.starts_with("golden g: it isn't a safetensors file"), "{error}");

@@ -78,7 +78,7 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
 #[derive(Default)]
 struct Places {
     /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
-    /// through sums alone, and grows with them.
+    /// through sums and constant factors alone, and grows with them.
     stream: BTreeSet<String>,
     /// What a mask was added to: as large as the mask where it is closed, which says nothing.
     masked: BTreeSet<String>,
@@ -96,7 +96,10 @@ impl Places {
         let mut named = stream.clone();
         let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. } | PortRole::BandMask { .. }));
         for op in &function.block.ops {
-            if op.operator == "add" && op.operands().any(|id| stream.contains(&id)) {
+            // a sum of two streams is one; a stream with a gain is one
+            let gain = || op.operands().any(|id| function.value(id).constant.is_some());
+            let goes_on = op.operator == "add" || op.operator == "mul" && gain();
+            if goes_on && op.operands().any(|id| stream.contains(&id)) {
                 stream.extend(&op.outputs);
                 named.extend(op.operands().chain(op.outputs.iter().copied()));
             }
@@ -204,6 +207,9 @@ impl Traces {
                 Stage::Layers { first, end } => {
                     (first..end).map(|layer| (format!("layer {layer}"), Some(layer))).collect()
                 }
+                Stage::Experts { layer, first, end } => {
+                    vec![(format!("layer {layer}, experts {first}..{end}"), Some(layer))]
+                }
                 Stage::Head { first, end } => vec![(format!("head {first}..{end}"), None)],
             };
             for (name, layer) in groups {
@@ -212,9 +218,11 @@ impl Traces {
                         (None, _) => true,
                         (Some(layer), Some(own)) => layer == own,
                         // what belongs to no layer (the last hidden state has the output's name) goes to the last
-                        (Some(layer), None) => {
-                            matches!(entry.stage, Stage::Layers { end, .. } if layer + 1 == end)
-                        }
+                        (Some(layer), None) => match entry.stage {
+                            Stage::Layers { end, .. } => layer + 1 == end,
+                            Stage::Experts { layer: own, .. } => layer == own,
+                            Stage::Head { .. } => false,
+                        },
                     };
                     let counts = |value: &str| mine(value) && !places.masked.contains(value);
                     values.iter().filter(|(value, _)| counts(value)).map(|(n, e)| (n.clone(), *e)).collect()

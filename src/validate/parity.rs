@@ -66,6 +66,9 @@ fn check_golden(model: &Model, golden: &Golden) -> Result<()> {
         let problem = format!("its vocabulary has {} tokens, the bundle's {}", golden.vocab_size, facts.head_rows());
         return Err(wrong(problem).into());
     }
+    if let Some(token) = golden.tokens.iter().find(|token| u64::from(**token) >= facts.vocab_size) {
+        return Err(wrong(format!("token {token} is outside the bundle's vocabulary of {}", facts.vocab_size)).into());
+    }
     for (number, values) in &golden.hidden {
         if *number > facts.num_layers || values.len() as u64 != golden.tokens.len() as u64 * facts.hidden_size {
             let (layers, width) = (facts.num_layers, facts.hidden_size);

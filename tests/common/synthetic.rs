@@ -64,6 +64,7 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
     let (hidden, vocab) = (number("hidden_size"), number("vocab_size"));
     let lfm2 = family.starts_with("lfm2");
     let width = match family {
+        "zaya" => 0,
         "lfm2" => (number("block_ff_dim") * 2 / 3).next_multiple_of(number("block_multiple_of")),
         _ => number("intermediate_size"),
     };
@@ -77,6 +78,10 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
         (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
         (format!("{prefix}{}norm.weight", if lfm2 { "embedding_" } else { "" }), vec![hidden]),
     ];
+    if family == "zaya" {
+        shapes.push(("model.input_hidden_states_bias".to_owned(), vec![hidden]));
+        shapes.push(("model.input_hidden_states_scale".to_owned(), vec![hidden]));
+    }
     if config["tie_word_embeddings"] == false {
         shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
     }
@@ -101,6 +106,23 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
             add("linear_attn.dt_bias", &[heads]);
             add("linear_attn.norm.weight", &[number("linear_value_head_dim")]);
             add("linear_attn.out_proj.weight", &[hidden, values]);
+        } else if family == "zaya" {
+            let qkv = "self_attn.qkv_proj";
+            add(&format!("{qkv}.q_proj.weight"), &[queries, hidden]);
+            add(&format!("{qkv}.k_proj.weight"), &[keys, hidden]);
+            add(&format!("{qkv}.v_proj_current.weight"), &[keys / 2, hidden]);
+            add(&format!("{qkv}.v_proj_delayed.weight"), &[keys / 2, hidden]);
+            for (name, group, kernel) in [("depthwise", 1, "cca_time0"), ("grouped", head_dim, "cca_time1")] {
+                add(&format!("{qkv}.conv_qk_{name}.weight"), &[queries + keys, group, number(kernel)]);
+                add(&format!("{qkv}.conv_qk_{name}.bias"), &[queries + keys]);
+            }
+            add("self_attn.qk_norm.temp", &[key_heads]);
+            add("self_attn.o_proj.weight", &[hidden, queries]);
+            for sum in ["post_attention_residual_scale", "post_mlp_residual_scale"] {
+                for part in ["hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale"] {
+                    add(&format!("{sum}.{part}"), &[hidden]);
+                }
+            }
         } else {
             if family == "phi3" {
                 add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
@@ -128,6 +150,24 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
         if family == "phi3" {
             add("mlp.gate_up_proj.weight", &[2 * width, hidden]);
             add("mlp.down_proj.weight", &[hidden, width]);
+        } else if family == "zaya" {
+            let (experts, width, router) =
+                (number("num_experts"), number("moe_intermediate_size"), "mlp.gate.router_mlp");
+            let state = number("router_hidden_size");
+            add("mlp.gate.down_proj.weight", &[state, hidden]);
+            add("mlp.gate.down_proj.bias", &[state]);
+            if layer > 0 {
+                add("mlp.gate.router_states_scale", &[state]);
+            }
+            for name in ["fc1", "fc2"] {
+                add(&format!("{router}.{name}.weight"), &[state, state]);
+                add(&format!("{router}.{name}.bias"), &[state]);
+            }
+            add(&format!("{router}.norm.weight"), &[state]);
+            add(&format!("{router}.out_proj.weight"), &[experts + 1, state]);
+            add("mlp.gate.balancing_biases", &[experts + 1]);
+            add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
+            add("mlp.experts.down_proj", &[experts, hidden, width]);
         } else if family == "lfm2_moe" && layer >= number("num_dense_layers") {
             let (experts, width) = (number("num_experts"), number("moe_intermediate_size"));
             add("feed_forward.gate.weight", &[experts, hidden]);
@@ -170,7 +210,11 @@ pub fn source(name: &str, config: Json) -> Source {
     let plus_one = ["\"gemma3_text\"", "\"qwen3_5_text\""].iter().any(|family| text.contains(family));
     let norm_mean = if plus_one { 0.0 } else { 1.0 };
     let tensors = shapes(&config).into_iter().enumerate().map(|(seed, (name, shape))| {
-        let mean = if name.ends_with("norm.weight") { norm_mean } else { 0.0 };
+        let mean = match name.as_str() {
+            name if name.ends_with("norm.weight") => norm_mean,
+            name if name.ends_with("_scale") || name.ends_with(".temp") => 1.0,
+            _ => 0.0,
+        };
         Tensor::random(&name, &shape, seed as u64, mean, 0.02).unwrap()
     });
     Source::random(name, config, tensors.collect()).unwrap()

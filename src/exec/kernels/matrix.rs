@@ -4,9 +4,10 @@ use gemm::{Parallelism, gemm};
 
 use super::dot::{MOST_COLUMNS, Rows, Sums, add_dots};
 use super::product::Layout;
+use super::simd::{self, Kernel, Lanes};
 
-/// Most rows of the first matrix for which adding up scaled rows of the second beats packing it.
-const FEW: usize = 4;
+/// Most rows of the first matrix for which going over the second as it lies beats packing it.
+const FEW: usize = 8;
 
 /// `out = a b`, of sizes `[m, k]` and `[k, n]`; `out` is row-major and overwritten.
 ///
@@ -27,13 +28,7 @@ pub(crate) fn product(
         return by_dots((m, k, n), (a, a_layout), (b, b_layout), out);
     }
     if m <= FEW && b_layout.column == 1 {
-        for (i, out) in out[..m * n].chunks_exact_mut(n).enumerate() {
-            out.fill(0.0);
-            for j in 0..k {
-                add_scaled(out, a[i * a_layout.row + j * a_layout.column], &b[j * b_layout.row..][..n]);
-            }
-        }
-        return;
+        return simd::run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
     }
     let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
     // SAFETY: the layouts stay within the slices, as checked above, and out is row-major.
@@ -78,34 +73,129 @@ fn by_dots(
     add_dots(rows, &columns[..m], |_| 1.0, Sums { values: out, row: 1, column: n });
 }
 
-/// `out += factor * values`.
-fn add_scaled(out: &mut [f32], factor: f32, values: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx2,fma")]
-        fn vector(out: &mut [f32], factor: f32, values: &[f32]) {
-            for (out, value) in out.iter_mut().zip(values) {
-                *out = factor.mul_add(*value, *out);
+/// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.
+struct Combine<'a> {
+    size: (usize, usize, usize),
+    a: &'a [f32],
+    a_layout: Layout,
+    b: &'a [f32],
+    stride: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Combine<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(mut self) {
+        let (m, _, n) = self.size;
+        // as many columns at a time as leave room for the sums of four rows, then one vector of them
+        let mut column = 0;
+        while column + L::COUNT <= n {
+            let wide = column + 4 * L::COUNT <= n && L::REGISTERS >= 32;
+            let pair = column + 2 * L::COUNT <= n;
+            // SAFETY: as promised; the columns lie within the rows.
+            unsafe {
+                column += match (wide, pair) {
+                    (true, _) => self.rows::<L, 4>(column),
+                    (_, true) => self.rows::<L, 2>(column),
+                    _ => self.rows::<L, 1>(column),
+                };
             }
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: the features were just found.
-            return unsafe { vector(out, factor, values) };
+        for i in 0..m {
+            for column in column..n {
+                self.out[i * n + column] = self.element(i, column);
+            }
         }
     }
-    for (out, value) in out.iter_mut().zip(values) {
-        *out += factor * value;
+}
+
+impl Combine<'_> {
+    /// `V` vectors of columns of all rows of the result; gives how many columns they are.
+    ///
+    /// # Safety
+    /// The processor has the instruction set of `L`; that many columns follow `column`.
+    #[inline(always)]
+    unsafe fn rows<L: Lanes, const V: usize>(&mut self, column: usize) -> usize {
+        let mut row = 0;
+        while row < self.size.0 {
+            // SAFETY: as promised.
+            unsafe {
+                row += if row + 4 <= self.size.0 {
+                    self.tile::<L, 4, V>(row, column)
+                } else if row + 2 <= self.size.0 {
+                    self.tile::<L, 2, V>(row, column)
+                } else {
+                    self.tile::<L, 1, V>(row, column)
+                };
+            }
+        }
+        V * L::COUNT
+    }
+
+    /// `R` rows and `V` vectors of columns of the result; gives the number of rows.
+    ///
+    /// # Safety
+    /// As [`rows`](Combine::rows); that many rows follow `row`.
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const R: usize, const V: usize>(&mut self, row: usize, column: usize) -> usize {
+        let (_, k, n) = self.size;
+        // SAFETY: `product` has checked that the matrices lie within their slices.
+        unsafe {
+            let mut sums = [[L::splat(0.0); V]; R];
+            for j in 0..k {
+                let from = self.b.as_ptr().add(j * self.stride + column);
+                let b: [L; V] = std::array::from_fn(|v| L::load(from.add(v * L::COUNT)));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let place = (row + r) * self.a_layout.row + j * self.a_layout.column;
+                    let a = L::splat(*self.a.as_ptr().add(place));
+                    for v in 0..V {
+                        sums[v] = b[v].mul_add(a, sums[v]);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    sum.store(self.out.as_mut_ptr().add((row + r) * n + column + v * L::COUNT));
+                }
+            }
+        }
+        R
+    }
+
+    /// One element of the result.
+    fn element(&self, row: usize, column: usize) -> f32 {
+        let a = |j: usize| self.a[row * self.a_layout.row + j * self.a_layout.column];
+        (0..self.size.1).map(|j| a(j) * self.b[j * self.stride + column]).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::dot::tests::noise;
+    use super::super::simd::tests::each;
     use super::*;
 
     #[test]
+    fn rows_are_combined_alike_by_every_instruction_set() {
+        for (m, k, n) in [(1, 3, 64), (7, 20, 101), (8, 1, 16), (5, 9, 40), (2, 0, 17)] {
+            let (a, b) = (noise(m * k, 1), noise(k * (n + 2), 2));
+            each(|set| {
+                let mut out = vec![f32::NAN; m * n];
+                let a_layout = Layout { row: 1, column: m };
+                set.run(Combine { size: (m, k, n), a: &a, a_layout, b: &b, stride: n + 2, out: &mut out });
+                for (i, found) in out.iter().enumerate() {
+                    let exact: f32 = (0..k).map(|j| a[i / n + j * m] * b[j * (n + 2) + i % n]).sum();
+                    assert!((found - exact).abs() < 1e-5, "{set:?} {m} {k} {n}: {found} {exact}");
+                }
+            });
+        }
+    }
+
+    #[test]
     fn every_path_gives_the_same_product() {
-        for (m, k, n) in [(1, 16, 5), (3, 7, 9), (4, 10, 6), (8, 5, 3), (20, 17, 11), (2, 0, 3)] {
+        for (m, k, n) in [(1, 16, 5), (3, 7, 9), (4, 10, 36), (8, 5, 3), (20, 17, 11), (2, 0, 3)] {
             let (a, b) = (noise(m * k, 1), noise(k * n, 2));
             let layouts =
                 |rows: usize, columns: usize| [Layout { row: columns, column: 1 }, Layout { row: 1, column: rows }];

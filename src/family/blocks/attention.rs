@@ -92,14 +92,7 @@ pub fn attention(
         key = rotate(g, key, rotation, weights.rope_dim, weights.head_dim);
     }
     (query, key) = weights.qk_norm_at(g, QkNorm::PerHeadRotated, query, key);
-    // scaling the queries before the product keeps the scores in fp16's range
-    let query = g.ops.mul(query, Constant::fp16(weights.scale as f32));
-    let (keys, values) =
-        g.scope("cache", |g| (update(g, keys, inputs.write, key), update(g, values, inputs.write, value)));
-    let heads = match g.form.attention {
-        AttentionForm::PerHead => per_head(g, query, keys, values, inputs.mask, weights),
-        AttentionForm::Grouped => grouped(g, query, keys, values, inputs.mask, weights),
-    };
+    let heads = attend(g, [query, key, value], weights, [keys, values], inputs);
     let mut merged = merge_heads(g, heads, weights.num_attention_heads * weights.head_dim);
     if let Some(gate) = &weights.gate {
         let gate = linear(g, x, gate);
@@ -107,6 +100,27 @@ pub fn attention(
         merged = g.ops.mul(merged, gate);
     }
     linear(g, merged, &weights.output)
+}
+
+/// What queries find in the caches once keys and values are in them, all `[1, heads, T, head_dim]`.
+pub(super) fn attend(
+    g: &mut Graph<'_>,
+    [query, key, value]: [ValueId; 3],
+    weights: &Attention,
+    [keys, values]: [Slot; 2],
+    inputs: AttentionInputs,
+) -> ValueId {
+    // scaling the queries before the product keeps the scores in fp16's range
+    let query = match weights.scale {
+        1.0 => query,
+        scale => g.ops.mul(query, Constant::fp16(scale as f32)),
+    };
+    let (keys, values) =
+        g.scope("cache", |g| (update(g, keys, inputs.write, key), update(g, values, inputs.write, value)));
+    match g.form.attention {
+        AttentionForm::PerHead => per_head(g, query, keys, values, inputs.mask, weights),
+        AttentionForm::Grouped => grouped(g, query, keys, values, inputs.mask, weights),
+    }
 }
 
 /// `[1, heads * head_dim, T, 1]` to `[1, heads, T, head_dim]`; the same for the other layout.

@@ -27,21 +27,40 @@ impl CausalConv {
 /// Convolves `[1, channels, T, 1]` (or `[1, channels, 1, T]`) along the tokens; gives the same shape. `state` holds the
 /// inputs before.
 pub fn causal_conv(g: &mut Graph<'_>, x: ValueId, weights: &CausalConv, state: Slot) -> ValueId {
-    let (channels, kernel) = (weights.weight.rows(), weights.weight.columns());
     g.scope("conv", |g| {
-        // the state has channels last, so that a row of it is a token's
-        let (to_rows, from_rows, shape) = match g.form.layout {
-            Layout::Bcs1 => ([0, 3, 2, 1], [0, 3, 2, 1], [channels, 1, kernel, 1]),
-            Layout::Bc1s => ([0, 2, 3, 1], [0, 3, 1, 2], [channels, 1, 1, kernel]),
-        };
-        let new = g.ops.transpose(x, &to_rows);
-        let before = state.read(g);
-        let inputs = g.ops.concat(&[before, new], 2);
-        let newest = g.ops.last(inputs, 2, kernel - 1);
-        state.write(g, newest);
-        let inputs = g.ops.transpose(inputs, &from_rows);
-        let weight = g.weight("weight", Role::Table, &weights.weight, &shape);
-        let bias = weights.bias.as_ref().map(|bias| g.weight("bias", Role::Bias, bias, &[channels]));
-        g.ops.depthwise_conv("depthwise", inputs, weight, bias)
+        let inputs = with_past(g, x, state);
+        depthwise(g, inputs, weights)
     })
+}
+
+/// `[1, channels, T, 1]` (or likewise) after the inputs that `state` holds; the last of all are what it holds then.
+pub(super) fn with_past(g: &mut Graph<'_>, x: ValueId, state: Slot) -> ValueId {
+    // the state has channels last, so that a row of it is a token's
+    let (to_rows, from_rows) = match g.form.layout {
+        Layout::Bcs1 => ([0, 3, 2, 1], [0, 3, 2, 1]),
+        Layout::Bc1s => ([0, 2, 3, 1], [0, 3, 1, 2]),
+    };
+    let new = g.ops.transpose(x, &to_rows);
+    let before = state.read(g);
+    let inputs = g.ops.concat(&[before, new], 2);
+    let newest = g.ops.last(inputs, 2, state.spec().slots);
+    state.write(g, newest);
+    g.ops.transpose(inputs, &from_rows)
+}
+
+/// The convolution of what stands there, which gets shorter.
+pub(super) fn depthwise(g: &mut Graph<'_>, inputs: ValueId, weights: &CausalConv) -> ValueId {
+    let (channels, kernel) = (weights.weight.rows(), weights.weight.columns());
+    let shape = kernel_shape(g, channels, 1, kernel);
+    let weight = g.weight("weight", Role::Table, &weights.weight, &shape);
+    let bias = weights.bias.as_ref().map(|bias| g.weight("bias", Role::Bias, bias, &[channels]));
+    g.ops.depthwise_conv("depthwise", inputs, weight, bias)
+}
+
+/// The shape of a convolution's weight along the tokens: `group` input channels for each of `channels`.
+pub(super) fn kernel_shape(g: &Graph<'_>, channels: u64, group: u64, kernel: u64) -> [u64; 4] {
+    match g.form.layout {
+        Layout::Bcs1 => [channels, group, kernel, 1],
+        Layout::Bc1s => [channels, group, 1, kernel],
+    }
 }

@@ -32,5 +32,6 @@ pub fn activate(g: &mut Graph<'_>, x: ValueId, activation: Activation) -> ValueI
     match activation {
         Activation::Silu => g.ops.silu(x),
         Activation::GeluTanh => g.ops.gelu_tanh(x),
+        Activation::Gelu => g.ops.gelu(x),
     }
 }

@@ -3,10 +3,14 @@
 //!
 //! The packed form computes every expert in three wide projections and multiplies each expert's part by its weight,
 //! which is 0 for those that weren't chosen: exact, without any routing on the host, at the price of reading all experts.
+//! Or some of the experts are a function of their own, which the host calls where one of them was chosen.
+
+use std::ops::Range;
 
 use super::Graph;
 use super::linear::{Linear, linear};
 use super::mlp::activate;
+use crate::error::Result;
 use crate::family::table::Activation;
 use crate::manifest::{Layout, Role};
 use crate::mil::{Constant, DataType, TensorType, ValueId};
@@ -27,6 +31,19 @@ pub struct Moe {
     pub scores: Scores,
     /// Added to the scores for choosing only, `[num_experts]`.
     pub selection_bias: Option<Weight>,
+    /// Experts.
+    pub experts: Experts,
+    /// Experts that a token is given.
+    pub num_experts_per_tok: u64,
+    /// The weights of the chosen ones are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Multiplied to the weights.
+    pub routed_scaling_factor: f64,
+}
+
+/// The experts of a layer.
+#[derive(Clone, Debug)]
+pub struct Experts {
     /// Gates of all experts, one after another, `[num_experts * width, hidden]`.
     pub gate: Linear,
     /// Ups of all experts, likewise.
@@ -39,12 +56,32 @@ pub struct Moe {
     pub gating: Gating,
     /// Experts.
     pub num_experts: u64,
-    /// Experts that a token is given.
-    pub num_experts_per_tok: u64,
-    /// The weights of the chosen ones are divided by their sum.
-    pub norm_topk_prob: bool,
-    /// Multiplied to the weights.
-    pub routed_scaling_factor: f64,
+}
+
+impl Experts {
+    /// Some of them.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub fn part(&self, experts: Range<u64>) -> Result<Experts> {
+        let width = self.gate.rows() / self.num_experts;
+        let inner = experts.start * width..experts.end * width;
+        let rows = |linear: &Linear| -> Result<Linear> {
+            let bias = linear.bias.as_ref().map(|bias| bias.slice(inner.clone())).transpose()?;
+            Ok(Linear { weight: linear.weight.slice(inner.clone())?, bias, ..linear.clone() })
+        };
+        let columns = |linear: &Linear, range: Range<u64>| -> Result<Linear> {
+            Ok(Linear { weight: linear.weight.columns_range(range)?, ..linear.clone() })
+        };
+        Ok(Experts {
+            gate: rows(&self.gate)?,
+            up: rows(&self.up)?,
+            down: columns(&self.down, inner.clone())?,
+            down_bias: self.down_bias.as_ref().map(|biases| columns(biases, experts.clone())).transpose()?,
+            gating: self.gating,
+            num_experts: experts.end - experts.start,
+        })
+    }
 }
 
 /// What becomes of a router's outputs.
@@ -71,7 +108,7 @@ pub enum Gating {
 }
 
 /// The inside of all experts: gates on ups, `[1, num_experts * width, T, 1]`.
-fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
     let gate = linear(g, x, &weights.gate);
     match weights.gating {
         Gating::Activation(activation) => {
@@ -96,7 +133,17 @@ fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
 
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
-    let shares = g.scope("router", |g| route(g, x, weights));
+    let shares = shares(g, x, weights);
+    experts(g, x, shares, &weights.experts)
+}
+
+/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
+pub fn shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+    g.scope("router", |g| route(g, x, weights))
+}
+
+/// The outputs of experts on `x`, summed by their weights for each token, `[1, num_experts, T, 1]` (or likewise).
+pub fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts) -> ValueId {
     let inner = gated(g, x, weights);
     // channels are experts by width, and both layouts have tokens innermost
     let (experts, all) = (weights.num_experts as i32, weights.gate.rows() as i32);
@@ -118,9 +165,8 @@ pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     }
 }
 
-/// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
-    let experts = weights.num_experts;
+    let experts = weights.experts.num_experts;
     let mut scores = linear(g, x, &weights.router);
     if weights.scores == Scores::Sigmoid {
         scores = g.ops.sigmoid(scores);
@@ -132,20 +178,7 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
             g.ops.add(scores, bias)
         }
     };
-    let chosen = g.ops.top_indices(ranked, weights.num_experts_per_tok, 1);
-    // by index, not by value: equal scores must not let more experts in
-    let ids: Vec<i32> = (0..experts as i32).collect();
-    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
-    let ids = g.ops.constant("expert_ids", ids);
-    let picks: Vec<ValueId> = (0..weights.num_experts_per_tok)
-        .map(|place| {
-            let index = g.ops.slice(chosen, 1, place..place + 1);
-            let same = g.ops.equal(ids, index);
-            g.ops.to_fp16(same)
-        })
-        .collect();
-    let mask = picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(scores);
+    let mask = chosen(g, ranked, experts, weights.num_experts_per_tok);
     if weights.scores == Scores::ChosenSoftmax {
         // the others are put where nothing is left of them; the largest score is among the chosen, so that the
         // exponentials stay within 0 and 1 however large the scores are
@@ -164,4 +197,22 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
         shares = g.ops.mul(shares, Constant::fp16(weights.routed_scaling_factor as f32));
     }
     shares
+}
+
+/// 1 for those of the first `experts` channels that are among the `count` largest of each token, else 0.
+pub(super) fn chosen(g: &mut Graph<'_>, ranked: ValueId, experts: u64, count: u64) -> ValueId {
+    let chosen = g.ops.top_indices(ranked, count, 1);
+    // by index, not by value: equal scores must not let more experts in
+    let ids: Vec<i32> = (0..experts as i32).collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let ids = Constant::literal(TensorType::new(DataType::Int32, [1, experts, 1, 1]), bytes);
+    let ids = g.ops.constant("expert_ids", ids);
+    let picks: Vec<ValueId> = (0..count)
+        .map(|place| {
+            let index = g.ops.slice(chosen, 1, place..place + 1);
+            let same = g.ops.equal(ids, index);
+            g.ops.to_fp16(same)
+        })
+        .collect();
+    picks.into_iter().reduce(|sum, pick| g.ops.add(sum, pick)).unwrap_or(ranked)
 }

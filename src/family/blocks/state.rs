@@ -20,6 +20,8 @@ pub enum StateKind {
     Value,
     /// The last inputs of a causal convolution.
     Convolution,
+    /// What the next token takes from the last.
+    Delay,
     /// The matrices of a linear recurrence.
     Recurrent,
 }
@@ -48,6 +50,7 @@ impl StateSpec {
         match self.kind {
             StateKind::Key | StateKind::Value => "kv_cache",
             StateKind::Convolution => "conv_state",
+            StateKind::Delay => "delay_state",
             StateKind::Recurrent => "recurrent_state",
         }
     }
@@ -59,6 +62,7 @@ impl StateSpec {
             StateKind::Convolution => {
                 (format!("conv_state_{layer}"), StateRole::ConvolutionState { layers: vec![layer] })
             }
+            StateKind::Delay => (format!("delay_state_{layer}"), StateRole::DelayState { layers: vec![layer] }),
             StateKind::Recurrent => {
                 (format!("recurrent_state_{layer}"), StateRole::RecurrentState { layers: vec![layer] })
             }
@@ -69,6 +73,7 @@ impl StateSpec {
         match self.kind {
             StateKind::Key | StateKind::Value => StateRole::KeyValueCache { layers },
             StateKind::Convolution => StateRole::ConvolutionState { layers },
+            StateKind::Delay => StateRole::DelayState { layers },
             StateKind::Recurrent => StateRole::RecurrentState { layers },
         }
     }

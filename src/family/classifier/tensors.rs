@@ -5,7 +5,7 @@ use super::{Classifier, Layer, facts};
 use crate::error::Result;
 use crate::family::blocks::banded_attention::BandedAttention;
 use crate::family::blocks::linear::Linear;
-use crate::family::blocks::moe::{Gating, Moe, Scores};
+use crate::family::blocks::moe::{Experts, Gating, Moe, Scores};
 use crate::family::blocks::norm::Norm;
 use crate::family::tensors::take;
 use crate::manifest::Role;
@@ -120,10 +120,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
         let down = self.take(&format!("{prefix}.experts.down_proj"), &[experts, width, hidden], because)?;
         let down: Weight = down.reshape(&[experts * width, hidden])?.transpose()?;
         let down_bias = self.take(&format!("{prefix}.experts.down_proj_bias"), &[experts, hidden], because)?;
-        Ok(Moe {
-            router,
-            scores: Scores::ChosenSoftmax,
-            selection_bias: None,
+        let experts = Experts {
             gate: half("gate_proj", 0)?,
             up: half("up_proj", 1)?,
             down: Linear { name: "down_proj", role: Role::Expert, weight: down, bias: None },
@@ -136,6 +133,12 @@ impl<'a, 'b> Tensors<'a, 'b> {
             }),
             gating: Gating::ClampedSwiGlu { alpha: config.swiglu_alpha, limit: config.swiglu_limit },
             num_experts: experts,
+        };
+        Ok(Moe {
+            router,
+            scores: Scores::ChosenSoftmax,
+            selection_bias: None,
+            experts,
             num_experts_per_tok: config.num_experts_per_tok,
             norm_topk_prob: false,
             routed_scaling_factor: 1.0,

@@ -12,7 +12,7 @@ pub(super) fn read(
     count: usize,
     default_window: Option<u64>,
 ) -> Result<Vec<LayerConfig>, FamilyError> {
-    if family.mixer != MixerKind::Attention {
+    if !family.mixer.attends() {
         let layer = |mixer| LayerConfig { mixer, rope: mixer == MixerKind::Attention, window: None };
         return Ok(mixers(keys, family.mixer, count)?.into_iter().map(layer).collect());
     }
@@ -30,7 +30,7 @@ pub(super) fn read(
     };
     let uses_window = match family.window {
         WindowRule::None => false,
-        WindowRule::Every(_) | WindowRule::Pattern => true,
+        WindowRule::Every(_) | WindowRule::Pattern | WindowRule::Types => true,
         WindowRule::FromLayer | WindowRule::WithoutRope => keys.bool("use_sliding_window")?.unwrap_or(false),
     };
     let from_layer = keys.u64("max_window_layers")?.unwrap_or(28);
@@ -43,15 +43,16 @@ pub(super) fn read(
     if width == Some(0) {
         return Err(keys.value("sliding_window", "at least 1, or null"));
     }
+    let [full, sliding] = family.layer_types;
     let types = keys.strings("layer_types")?;
     if let Some(types) = &types {
         if types.len() != count {
             return Err(keys.value("layer_types", &format!("one for each of {count} layers")));
         }
-        if types.iter().any(|t| !matches!(*t, "full_attention" | "sliding_attention")) {
-            return Err(keys.value("layer_types", "\"full_attention\" or \"sliding_attention\""));
+        if types.iter().any(|t| !family.layer_types.contains(t)) {
+            return Err(keys.value("layer_types", &format!("\"{full}\" or \"{sliding}\"")));
         }
-        if width.is_none() && types.contains(&"sliding_attention") {
+        if width.is_none() && types.contains(&sliding) {
             return Err(keys.value("sliding_window", "a width, for the sliding layers of layer_types"));
         }
     }
@@ -68,21 +69,17 @@ pub(super) fn read(
         return Err(keys.value("sliding_window_pattern", "at least 1"));
     }
     let slides = |layer: usize| match (&types, family.window) {
-        (Some(types), WindowRule::FromLayer | WindowRule::WithoutRope | WindowRule::Pattern) => {
-            types[layer] == "sliding_attention"
+        (Some(types), WindowRule::FromLayer | WindowRule::WithoutRope | WindowRule::Pattern | WindowRule::Types) => {
+            types[layer] == sliding
         }
         (_, WindowRule::FromLayer) => layer as u64 >= from_layer,
         (_, WindowRule::WithoutRope) => !rotates[layer],
         (_, WindowRule::Every(_)) => true,
         (_, WindowRule::Pattern) => !(layer as u64 + 1).is_multiple_of(pattern),
-        (_, WindowRule::None) => false,
+        (_, WindowRule::None | WindowRule::Types) => false,
     };
     Ok((0..count)
-        .map(|layer| LayerConfig {
-            mixer: MixerKind::Attention,
-            rope: rotates[layer],
-            window: width.filter(|_| slides(layer)),
-        })
+        .map(|layer| LayerConfig { mixer: family.mixer, rope: rotates[layer], window: width.filter(|_| slides(layer)) })
         .collect())
 }
 

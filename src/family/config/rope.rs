@@ -27,10 +27,12 @@ pub(in crate::family) fn read(
     let parameters = keys.object("rope_parameters")?;
     if let (Some(parameters), Some(local_theta)) = (&parameters, local_theta) {
         // since transformers 5: parameters by the type of the layer
-        let full = reader.table(parameters.object("full_attention")?, theta)?;
-        let local = reader.table(parameters.object("sliding_attention")?, local_theta)?;
-        parameters.finish(family.name, &[], acknowledged)?;
-        return Ok((full, Some(local)));
+        let [full, sliding] = family.layer_types;
+        let tables = [(full, theta), (sliding, local_theta)];
+        let [full, local] = tables.map(|(name, theta)| reader.table(parameters.object(name)?, theta));
+        // beside types of layers, the type of RoPE is that of none
+        parameters.finish(family.name, &["rope_type"], acknowledged)?;
+        return Ok((full?, Some(local?)));
     }
     // `rope_scaling` is the older spelling and wins where both are there, as in transformers
     let scaling = keys.object("rope_scaling")?.or(parameters);
@@ -52,13 +54,23 @@ impl Reader<'_> {
     fn table(&self, scaling: Option<Keys<'_>>, theta: f64) -> Result<RopeConfig, FamilyError> {
         let &Reader { keys, family, head_dim, max_position_embeddings, acknowledged } = self;
         let empty = Map::new();
+        let given = scaling.is_some();
         let scaling = scaling.unwrap_or_else(|| Keys::new("", "rope_scaling.", &empty));
         let rope_theta = scaling.f64("rope_theta")?.unwrap_or(theta);
         if rope_theta <= 1.0 {
             return Err(keys.value("rope_theta", "more than 1"));
         }
-        let factor_key = scaling.f64("partial_rotary_factor")?.or(keys.f64("partial_rotary_factor")?);
-        let partial = match (family.partial_rotary, factor_key) {
+        let own_factor = scaling.f64("partial_rotary_factor")?;
+        let top_factor = keys.f64("partial_rotary_factor")?;
+        let partial = match (family.partial_rotary, own_factor.or(top_factor)) {
+            // parameters by the type of the layer: what stands beside them has no effect
+            (Some(default), _) if family.local_rope => {
+                let factor = own_factor.unwrap_or(if given { 1.0 } else { default });
+                if top_factor.is_some_and(|top| top != factor) {
+                    return Err(keys.value("partial_rotary_factor", &format!("{factor}, as in rope_parameters")));
+                }
+                factor
+            }
             (Some(default), factor) => factor.unwrap_or(default),
             // other families' default RoPE ignores the key and scaled ones use it: refuse all but 1
             (None, None | Some(1.0)) => 1.0,

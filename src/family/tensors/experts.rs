@@ -2,8 +2,9 @@
 
 use super::{Naming, Tensors};
 use crate::error::Result;
+use crate::family::blocks::depth_router::{DepthMoe, DepthRouter};
 use crate::family::blocks::linear::Linear;
-use crate::family::blocks::moe::{Gating, Moe, Scores};
+use crate::family::blocks::moe::{Experts, Gating, Moe, Scores};
 use crate::family::config::ExpertsConfig;
 use crate::manifest::Role;
 use crate::source::{RowOrder, Weight};
@@ -14,26 +15,56 @@ impl Tensors<'_, '_> {
         let router = self.layer_matrix(index, "feed_forward.gate", experts, hidden, "num_experts, hidden_size")?;
         let bias = self.layer_name(index, "feed_forward.expert_bias");
         let selection_bias = config.use_expert_bias.then(|| self.take(&bias, &[experts], "num_experts")).transpose()?;
-        let [gate, up, down] = self.experts(index, config)?;
-        let expert = |name, weight| Linear { name, role: Role::Expert, weight, bias: None };
         Ok(Moe {
             router: Linear { name: "gate", role: Role::Router, weight: router, bias: None },
             scores: Scores::Sigmoid,
             selection_bias,
-            gate: expert("gate_proj", gate),
-            up: expert("up_proj", up),
-            down: expert("down_proj", side_by_side(&down, experts, hidden)?),
-            down_bias: None,
-            gating: Gating::Activation(self.config.activation),
-            num_experts: experts,
+            experts: self.experts(index, config)?,
             num_experts_per_tok: config.num_experts_per_tok,
             norm_topk_prob: config.norm_topk_prob,
             routed_scaling_factor: config.routed_scaling_factor,
         })
     }
 
+    pub(super) fn depth_moe(&mut self, index: usize, config: ExpertsConfig, width: u64) -> Result<DepthMoe> {
+        let because = "num_experts + 1, router_hidden_size, hidden_size";
+        let (classes, hidden) = (config.num_experts + 1, self.config.hidden_size);
+        let mut linear = |name: &'static str, tensor: &str, rows: u64, columns: u64, bias: bool| -> Result<Linear> {
+            let weight = self.layer_matrix(index, tensor, rows, columns, because)?;
+            let bias = bias.then(|| self.layer_bias(index, tensor, rows)).transpose()?;
+            Ok(Linear { name, role: Role::Router, weight, bias })
+        };
+        let down = linear("down_proj", "mlp.gate.down_proj", width, hidden, true)?;
+        let first = linear("fc1", "mlp.gate.router_mlp.fc1", width, width, true)?;
+        let second = linear("fc2", "mlp.gate.router_mlp.fc2", width, width, true)?;
+        let output = linear("out_proj", "mlp.gate.router_mlp.out_proj", classes, width, false)?;
+        let mut vector = |tensor: &str, length: u64| {
+            let name = self.layer_name(index, tensor);
+            self.take(&name, &[length], because)
+        };
+        // nothing comes before the first layer
+        let state_scale = (index > 0).then(|| vector("mlp.gate.router_states_scale", width)).transpose()?;
+        let balancing_bias = vector("mlp.gate.balancing_biases", classes)?;
+        let norm = self.norm(index, "mlp.gate.router_mlp.norm", "norm", width, "router_hidden_size")?;
+        let router = DepthRouter { down, state_scale, norm, hidden: [first, second], output, balancing_bias };
+        Ok(DepthMoe { router, experts: self.experts(index, config)? })
+    }
+
+    fn experts(&mut self, index: usize, config: ExpertsConfig) -> Result<Experts> {
+        let [gate, up, down] = self.expert_weights(index, config)?;
+        let expert = |name, weight| Linear { name, role: Role::Expert, weight, bias: None };
+        Ok(Experts {
+            gate: expert("gate_proj", gate),
+            up: expert("up_proj", up),
+            down: expert("down_proj", side_by_side(&down, config.num_experts, self.config.hidden_size)?),
+            down_bias: None,
+            gating: Gating::Activation(self.config.activation),
+            num_experts: config.num_experts,
+        })
+    }
+
     /// Gates and ups `[experts * width, hidden]` and downs `[experts * hidden, width]` of all experts.
-    fn experts(&mut self, index: usize, config: ExpertsConfig) -> Result<[Weight; 3]> {
+    fn expert_weights(&mut self, index: usize, config: ExpertsConfig) -> Result<[Weight; 3]> {
         let (experts, width, hidden) = (config.num_experts, config.moe_intermediate_size, self.config.hidden_size);
         let because = "num_experts, moe_intermediate_size, hidden_size";
         let stack = |weight: Weight| weight.reshape(&[weight.rows(), weight.columns()]);

@@ -4,11 +4,12 @@ use super::{Naming, Tensors};
 use crate::error::Result;
 use crate::family::blocks::attention::Attention;
 use crate::family::blocks::causal_conv::CausalConv;
+use crate::family::blocks::cca::Cca;
 use crate::family::blocks::delta_net::DeltaNet;
 use crate::family::blocks::linear::Linear;
 use crate::family::blocks::norm::Norm;
 use crate::family::blocks::short_conv::ShortConv;
-use crate::family::config::{DeltaNetConfig, ShortConvConfig};
+use crate::family::config::{CcaConfig, DeltaNetConfig, ShortConvConfig};
 use crate::family::error::FamilyError;
 use crate::family::table::QkNorm;
 use crate::manifest::Role;
@@ -81,7 +82,7 @@ impl Tensors<'_, '_> {
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
-            rope_dim: config.rope.rope_dim,
+            rope_dim: config.rope_of(index).rope_dim,
             scale: config.attention_scale,
         })
     }
@@ -115,6 +116,62 @@ impl Tensors<'_, '_> {
         // llama.cpp's converter interleaves whole heads, rotated or not
         let head_dim = self.config.head_dim;
         Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim: head_dim })?)
+    }
+
+    pub(super) fn cca(&mut self, index: usize) -> Result<Cca> {
+        let config = self.config;
+        let Some(CcaConfig { channel_kernel, head_kernel }) = config.cca else {
+            return Err(self.no_such_mixer(index, "compressed convolutional attention"));
+        };
+        let (queries, keys, hidden) = (config.query_width(), config.key_width(), config.hidden_size);
+        let (channels, values) = (queries + keys, keys / 2);
+        let because = "num_attention_heads, num_key_value_heads, head_dim, cca_time";
+        let mut linear = |name: &'static str, tensor: &str, role: Role, rows: u64, columns: u64| -> Result<Linear> {
+            let weight = self.layer_matrix(index, tensor, rows, columns, because)?;
+            let bias = config.qkv_bias.then(|| self.layer_bias(index, tensor, rows)).transpose()?;
+            Ok(Linear { name, role, weight, bias })
+        };
+        let qkv = Role::AttentionQkv;
+        let query = linear("q_proj", "self_attn.q_proj", qkv, queries, hidden)?;
+        let key = linear("k_proj", "self_attn.k_proj", qkv, keys, hidden)?;
+        let value = linear("v_proj", "self_attn.qkv_proj.v_proj_current", qkv, values, hidden)?;
+        let mut delayed_value = linear("v_delayed_proj", "self_attn.qkv_proj.v_proj_delayed", qkv, values, hidden)?;
+        let output = linear("o_proj", "self_attn.o_proj", Role::AttentionOutput, hidden, queries)?;
+        // what comes before the first token is the bias: the projection of zeros
+        let shift = [1.0, 0.0].repeat(values as usize);
+        let delay =
+            CausalConv { weight: Weight::from_values("delay", &[values, 2], shift)?, bias: delayed_value.bias.take() };
+        let channel_conv = "self_attn.qkv_proj.conv_qk_depthwise";
+        let channel_conv = CausalConv {
+            weight: self.conv_weight(index, channel_conv, channels, channel_kernel, because)?,
+            bias: Some(self.layer_bias(index, channel_conv, channels)?),
+        };
+        let head_conv = "self_attn.qkv_proj.conv_qk_grouped";
+        let head_conv_weight = format!("{}.weight", self.layer_name(index, head_conv));
+        let temperature = self.layer_name(index, "self_attn.qk_norm.temp");
+        let temperature = self.take(&temperature, &[config.num_key_value_heads], "num_key_value_heads")?;
+        Ok(Cca {
+            attention: Attention {
+                query,
+                key,
+                value,
+                gate: None,
+                output,
+                qk_norm: None,
+                qk_norm_place: config.qk_norm,
+                num_attention_heads: config.num_attention_heads,
+                num_key_value_heads: config.num_key_value_heads,
+                head_dim: config.head_dim,
+                rope_dim: config.rope_of(index).rope_dim,
+                scale: 1.0,
+            },
+            delayed_value,
+            delay,
+            channel_conv,
+            head_conv: self.take(&head_conv_weight, &[channels, config.head_dim, head_kernel], because)?,
+            head_conv_bias: self.layer_bias(index, head_conv, channels)?,
+            temperature: temperature.scale((config.head_dim as f32).sqrt()),
+        })
     }
 
     pub(super) fn short_conv(&mut self, index: usize) -> Result<ShortConv> {

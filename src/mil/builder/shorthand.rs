@@ -85,6 +85,11 @@ impl FunctionBuilder {
         self.op::<Given>("rsqrt", "rsqrt", [("x", x.into()), ("epsilon", Constant::fp16(epsilon).into())])
     }
 
+    /// GELU by the error function.
+    pub fn gelu(&mut self, x: ValueId) -> ValueId {
+        self.op::<Given>("gelu", "gelu", [("x", x.into()), ("mode", Constant::string("EXACT").into())])
+    }
+
     /// GELU by its approximation with tanh.
     pub fn gelu_tanh(&mut self, x: ValueId) -> ValueId {
         let mode = Constant::string("TANH_APPROXIMATION");
@@ -138,6 +143,19 @@ impl FunctionBuilder {
     /// Convolution without padding, of stride 1, of each channel by itself: `weight` is `[channels, 1, …]`.
     pub fn depthwise_conv(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
         let groups = self.ty(weight).shape[0].fixed().unwrap_or(1);
+        self.grouped_conv(name, x, weight, bias, groups)
+    }
+
+    /// Convolution without padding, of stride 1, of each of `groups` equal groups of channels by itself: `weight` is
+    /// `[channels, channels / groups, …]`.
+    pub fn grouped_conv(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        weight: ValueId,
+        bias: Option<ValueId>,
+        groups: u64,
+    ) -> ValueId {
         let groups = Constant::int32(groups as i32);
         let arguments = [("x", x.into()), ("weight", weight.into()), ("bias", bias.into()), ("groups", groups.into())];
         self.op::<Given>("conv", name, arguments)

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use super::{Function, Node, RowOrder, Weight};
+use super::{Function, Node, Operation, RowOrder, Weight};
 use crate::source::file::hexadecimal;
 use crate::source::tensor::Tensor;
 
@@ -38,6 +38,7 @@ impl Weight {
             | Node::Transposed(of)
             | Node::Map { of, .. } => of.visit(visitor),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
+            Node::ByColumn { of, vector, .. } => [of, vector].into_iter().for_each(|w| w.visit(visitor)),
         }
     }
 
@@ -99,6 +100,15 @@ impl Weight {
                     Function::Add(addend) => write!(key, "+{addend:?}"),
                     Function::Exp => write!(key, ".exp"),
                 }
+            }
+            Node::ByColumn { of, operation, vector } => {
+                of.write_key(key);
+                key.push_str(match operation {
+                    Operation::Add => ".rows+(",
+                    Operation::Multiply => ".rows*(",
+                });
+                vector.write_key(key);
+                write!(key, ")")
             }
         };
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Function, Node, Weight};
+use super::{Function, Node, Operation, Weight};
 use crate::source::error::{Result, SourceError};
 use crate::source::tensor::{check_elements, check_rows};
 
@@ -53,6 +53,16 @@ impl Weight {
                     Function::Exp => out.iter_mut().for_each(|value| *value = value.exp()),
                 }
             }
+            Node::ByColumn { of, operation, vector } => {
+                of.read(first, out)?;
+                let mut row = vec![0.0; vector.elements() as usize];
+                vector.read(0, &mut row)?;
+                let row = row.iter().cycle().skip((first % vector.elements().max(1)) as usize);
+                match operation {
+                    Operation::Add => out.iter_mut().zip(row).for_each(|(value, addend)| *value += addend),
+                    Operation::Multiply => out.iter_mut().zip(row).for_each(|(value, factor)| *value *= factor),
+                }
+            }
         }
         Ok(())
     }
@@ -83,7 +93,7 @@ impl Weight {
                 let (matrix, place) = (at / (rows * columns), at % (rows * columns));
                 (of, matrix * rows * columns + place % rows * columns + place / rows, 1)
             }
-            Node::Map { of, .. } => (of, at, length),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } => (of, at, length),
             Node::Tensor(_) | Node::Values { .. } => (self, at, length),
         }
     }
@@ -109,7 +119,7 @@ impl Weight {
             Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Transposed(of) => {
                 of.release(0..of.elements())
             }
-            Node::Map { of, .. } => of.release(range),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } => of.release(range),
         }
     }
 

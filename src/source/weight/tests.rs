@@ -49,6 +49,26 @@ fn a_vector_is_split_and_joined_by_elements() {
 }
 
 #[test]
+fn columns_have_a_bias_and_a_scale_of_their_own() {
+    let vector = |name: &str, values: [f32; 3]| Weight::from_values(name, &[3], values.to_vec()).unwrap();
+    let (bias, scale) = (vector("b", [0.5, 0.0, -1.0]), vector("s", [2.0, 1.0, -4.0]));
+    let numbers = numbered("w", 4, 3);
+    let scaled = numbers.add_to_rows(&bias).unwrap().multiply_rows(&scale).unwrap();
+    let expected: Vec<f32> = (0..4)
+        .flat_map(|row| [(row as f32 + 0.5) * 2.0, row as f32 + 0.01, (row as f32 + 0.02 - 1.0) * -4.0])
+        .collect();
+    assert_eq!(all(&scaled), expected);
+    // from the middle of a row on, and through a slice
+    let mut middle = [0.0; 5];
+    scaled.read(4, &mut middle).unwrap();
+    assert_eq!(middle[..], expected[4..9]);
+    assert_eq!(all(&scaled.slice(2..4).unwrap()), expected[6..]);
+    assert_ne!(numbers.add_to_rows(&bias).unwrap().key(), numbers.multiply_rows(&bias).unwrap().key());
+    assert_ne!(numbers.add_to_rows(&bias).unwrap().key(), numbers.add_to_rows(&scale).unwrap().key());
+    assert!(numbered("w", 3, 4).add_to_rows(&bias).is_err());
+}
+
+#[test]
 fn an_expert_is_an_entry_of_a_stack() {
     let stack = numbered("experts", 6, 4).reshape(&[3, 2, 4]).unwrap();
     let expert = stack.entry(2).unwrap();

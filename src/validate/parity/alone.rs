@@ -48,6 +48,10 @@ impl Comparison<'_> {
         let model = &self.candidate.model;
         let steps = session.route().layers.clone();
         for (index, step) in steps.iter().enumerate() {
+            // what takes something that no golden has is judged by what leaves it in the run of the whole
+            if !session.stands_alone(index) {
+                continue;
+            }
             let (start, end) = (step.part.start as usize, step.part.end as usize);
             let (Some(given), Some(reference)) = (golden.hidden.get(&start), golden.hidden.get(&end)) else { continue };
             let inside = self.candidate.layers && (start..=end).all(|layer| golden.hidden.contains_key(&layer));

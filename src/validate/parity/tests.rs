@@ -175,6 +175,8 @@ fn a_golden_of_another_model_is_refused() {
     let thresholds = Thresholds::of(&Gates::default()).parity;
     let other = Golden { vocab_size: 9, ..golden() };
     assert!(parity(&[candidate()], &other, &thresholds).is_err());
+    let other = Golden { tokens: vec![double::VOCAB as u32; golden().tokens.len()], ..golden() };
+    assert!(parity(&[candidate()], &other, &thresholds).is_err());
     let other = Golden { hidden: [(4, Vec::new())].into(), ..golden() };
     assert!(parity(&[candidate()], &other, &thresholds).is_err());
 }

@@ -1,0 +1,80 @@
+//! Converts whole models of published shapes from random weights, which are computed as they are read and never lie on a
+//! disk: proves size, memory and time where the original weights can't be had. Then the bundle's structure is checked.
+//!
+//! ```text
+//! cargo bench --bench whole                       # zaya1-8b and privacy-filter: about 12 GB of disk
+//! cargo bench --bench whole -- gemma-3-4b         # other built-in manifests
+//! ```
+//!
+//! Times include computing the weights, which takes longer than reading them would. Each model is converted by a process
+//! of its own, for the system to say what it used. `ANEC_BENCH_FOLDER` says where bundles go; they are removed at the end.
+
+#[path = "../tests/common/synthetic.rs"]
+mod synthetic;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anec::convert::open::{Opened, open_model};
+use anec::convert::pipeline::convert_opened;
+use anec::convert::progress::Progress;
+use anec::convert::{Options, Outcome};
+use anec::manifest::{Manifest, builtin};
+use anec::validate::{Verdict, structure};
+
+/// Names the model to convert, in the process that does it.
+const CONVERT: &str = "ANEC_BENCH_CONVERT";
+
+fn main() {
+    if let Ok(name) = std::env::var(CONVERT) {
+        return convert(&name);
+    }
+    let named: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let named = if named.is_empty() { vec!["zaya1-8b".to_owned(), "privacy-filter".to_owned()] } else { named };
+    println!("| model | weights | bundle | packages | largest | convert | peak memory |");
+    println!("|---|---|---|---|---|---|---|");
+    for name in named {
+        let this = std::env::current_exe().expect("this program has a path");
+        let status = Command::new(this).env(CONVERT, &name).status().expect("this program starts again");
+        assert!(status.success(), "{name} isn't converted");
+    }
+}
+
+fn convert(name: &str) {
+    let found = builtin::find(name).unwrap_or_else(|error| panic!("{error}"));
+    let manifest = Manifest::from_yaml(found.text, name, &[]).expect("the manifest is right");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/configs/{name}.json"));
+    let config = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let source = synthetic::source(name, serde_json::from_slice(&config).expect("a configuration is JSON"));
+    let weights: u64 = source.tensors().map(|tensor| tensor.shape().iter().product::<u64>()).sum();
+    let (model, ledger) = open_model(&source, &manifest).expect("the configuration is understood");
+    let folder = std::env::var_os("ANEC_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
+    let room = tempfile::tempdir_in(folder).expect("the folder can be written to");
+    let out = Some(room.path().join(name));
+    let options = Options { manifest, out, force: false, compile: false, progress: Progress::hidden() };
+
+    let begin = Instant::now();
+    let outcome = convert_opened(&options, &Opened { source, model, ledger }).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let seconds = begin.elapsed().as_secs_f64();
+    let Outcome::Written(written) = outcome else { panic!("{name} was there already") };
+    let gate = structure(&written.bundle, &written.path);
+    assert_eq!(gate.verdict, Verdict::Passed, "{name}: {:?}", gate.checks);
+
+    let sizes: Vec<u64> = written.bundle.packages.iter().map(|package| package.weight_bytes).collect();
+    println!(
+        "| {name} | {:.2} billion | {:.2} GB | {} | {:.0} MB | {seconds:.0} s | {} |",
+        weights as f64 / 1e9,
+        sizes.iter().sum::<u64>() as f64 / 1e9,
+        sizes.len(),
+        sizes.iter().max().copied().unwrap_or(0) as f64 / 1e6,
+        peak().map_or("unknown".to_owned(), |bytes| format!("{:.0} MB", bytes as f64 / 1e6)),
+    );
+}
+
+/// Most bytes of memory that this process had, where the system says so in a file.
+fn peak() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
+}

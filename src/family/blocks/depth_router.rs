@@ -1,0 +1,86 @@
+//! The router of ZAYA1 (arXiv:2511.17127): a small network on a state that every token carries through the depth of the
+//! model (exponential depth averaging), which gives one expert to a token, or none.
+//!
+//! ```text
+//! s = W_down x + a * s of the layer before
+//! p = softmax(W_3 gelu(W_2 gelu(W_1 norm(s))))      over the experts and the skip
+//! e = argmax(p + b)
+//! ```
+//!
+//! The expert's output is multiplied by `p_e`; a token whose `e` is the skip gets nothing. Softmax subtracts the largest
+//! score, the norm scales its input, and the choice is one of indices: nothing here leaves half precision's range.
+
+use super::Graph;
+use super::linear::{Linear, linear};
+use super::mlp::activate;
+use super::moe::{Experts, chosen, experts};
+use super::norm::{Norm, rms_norm};
+use crate::family::table::Activation;
+use crate::manifest::Role;
+use crate::mil::ValueId;
+use crate::source::Weight;
+
+/// Its weights.
+#[derive(Clone, Debug)]
+pub struct DepthRouter {
+    /// `[router_hidden_size, hidden]`
+    pub down: Linear,
+    /// Multiplied to the state of the layer before, `[router_hidden_size]`; the first layer has none.
+    pub state_scale: Option<Weight>,
+    /// Of the state.
+    pub norm: Norm,
+    /// `[router_hidden_size, router_hidden_size]`, both.
+    pub hidden: [Linear; 2],
+    /// `[num_experts + 1, router_hidden_size]`: the last row is the skip.
+    pub output: Linear,
+    /// Added to the probabilities for choosing only, `[num_experts + 1]`.
+    pub balancing_bias: Weight,
+}
+
+/// A mixture of experts behind such a router.
+#[derive(Clone, Debug)]
+pub struct DepthMoe {
+    /// Router.
+    pub router: DepthRouter,
+    /// Experts.
+    pub experts: Experts,
+}
+
+/// The block on normalised hidden states, with the router's state after the layer before: gives what is added to the
+/// residual stream, and the state for the layer after, `[1, router_hidden_size, T, 1]` (or likewise).
+pub fn depth_moe(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
+    let (shares, state) = depth_shares(g, x, weights, before);
+    (experts(g, x, shares, &weights.experts), state)
+}
+
+/// Each expert's weight for each token, `[1, num_experts, T, 1]` (or likewise), and the state.
+pub fn depth_shares(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
+    g.scope("router", |g| route(g, x, weights, before))
+}
+
+fn route(g: &mut Graph<'_>, x: ValueId, weights: &DepthMoe, before: Option<ValueId>) -> (ValueId, ValueId) {
+    let (router, count) = (&weights.router, weights.experts.num_experts);
+    let mut state = linear(g, x, &router.down);
+    if let (Some(scale), Some(before)) = (&router.state_scale, before) {
+        let scale = g.weight("state_scale", Role::Router, scale, &[1, state_width(router), 1, 1]);
+        let carried = g.ops.mul(before, scale);
+        state = g.ops.add(state, carried);
+    }
+    let mut x = rms_norm(g, state, &router.norm, 1);
+    for layer in &router.hidden {
+        x = linear(g, x, layer);
+        x = activate(g, x, Activation::Gelu);
+    }
+    let scores = linear(g, x, &router.output);
+    let all = g.ops.softmax(scores, 1);
+    let bias = g.weight("balancing_bias", Role::Router, &router.balancing_bias, &[1, count + 1, 1, 1]);
+    let ranked = g.ops.add(all, bias);
+    let mask = chosen(g, ranked, count, 1);
+    // without the skip: where it is chosen, no expert is
+    let probabilities = g.ops.slice(all, 1, 0..count);
+    (g.ops.mul(probabilities, mask), state)
+}
+
+fn state_width(router: &DepthRouter) -> u64 {
+    router.down.rows()
+}

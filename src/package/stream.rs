@@ -1,0 +1,349 @@
+//! Files made of parts. Threads take pieces of a part in the order of the file, produce each and write it at its place,
+//! so memory is bounded by pieces and no disk waits for one slow part.
+//!
+//! The file's digest must take the pieces in order, and no thread may wait for its turn: inside the pool, it could wait
+//! for what lies below it on its own stack. So a finished piece is handed in, and whichever thread hands in the piece
+//! that comes next takes the digest as far as it gets, mostly over its own piece, which is still in the core's cache.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sha2::{Digest, Sha256};
+
+use super::files::{read_at, reserve, write_at};
+use crate::error::Error;
+use crate::mil::Content;
+
+/// Bytes that are produced at a time, about: few enough to stay in a core's cache.
+const PIECE: u64 = 1 << 20;
+/// Bytes of pieces that may wait for the digest in memory. Those beyond are read back from the file.
+const HELD: usize = 16 << 20;
+
+/// A run of a file's bytes.
+pub enum Part<'a> {
+    /// Bytes at hand.
+    Bytes(Cow<'a, [u8]>),
+    /// Produced on demand.
+    Content(&'a dyn Content),
+}
+
+/// Why a file isn't written.
+#[derive(Debug)]
+pub enum NotWritten {
+    /// The system refuses.
+    File {
+        /// What it was asked to do.
+        action: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A part can't be produced.
+    Part {
+        /// Which.
+        index: usize,
+        /// Why.
+        cause: Error,
+    },
+}
+
+/// A file that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Its size.
+    pub bytes: u64,
+    /// SHA-256 of it.
+    pub sha256: [u8; 32],
+}
+
+/// Fills an empty file, open for reading and writing, with parts that follow each other. Pieces are produced by the
+/// threads of rayon's pool, of which one, which may be the caller, suffices. `written` is told the part's number and
+/// the bytes of each piece.
+///
+/// # Errors
+/// When the system refuses (a full disk is found before the first piece where the system can reserve room), or a part
+/// can't be produced.
+pub fn write_parts(
+    file: &File,
+    parts: &[Part<'_>],
+    written: &(dyn Fn(usize, u64) + Sync),
+) -> Result<Summary, NotWritten> {
+    let mut pieces = Vec::new();
+    let mut size = 0;
+    for (index, part) in parts.iter().enumerate() {
+        if let Part::Content(content) = part {
+            content.prepare().map_err(|cause| NotWritten::Part { index, cause })?;
+        }
+        pieces.extend(part.pieces().map(|(offset, length)| Piece {
+            part,
+            index,
+            offset,
+            length,
+            place: size + offset,
+        }));
+        size += part.length();
+    }
+    reserve(file, size).map_err(|source| NotWritten::File { action: "reserve room", source })?;
+    let next = AtomicUsize::new(0);
+    let failure = Failure::default();
+    let digest = OrderedDigest::new(file, &pieces);
+    let produce = || {
+        while failure.none() {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(piece) = pieces.get(number) else { break };
+            match piece.write(file, &digest).and_then(|ready| digest.hand_in(number, ready)) {
+                Ok(()) => written(piece.index, piece.length as u64),
+                Err(error) => failure.set(error),
+            }
+        }
+    };
+    rayon::scope(|pool| (0..rayon::current_num_threads().min(pieces.len())).for_each(|_| pool.spawn(|_| produce())));
+    failure.into_result()?;
+    Ok(Summary { bytes: size, sha256: digest.finish() })
+}
+
+impl Part<'_> {
+    fn length(&self) -> u64 {
+        match self {
+            Part::Bytes(bytes) => bytes.len() as u64,
+            Part::Content(content) => content.length(),
+        }
+    }
+
+    /// Offset and length of its pieces, none of which begins within a granule.
+    fn pieces(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
+        let granule = match self {
+            Part::Bytes(_) => 1,
+            Part::Content(content) => content.granule().max(1),
+        };
+        let (step, end) = ((PIECE / granule).max(1).saturating_mul(granule), self.length());
+        let mut offset = 0;
+        std::iter::from_fn(move || {
+            let length = step.min(end - offset);
+            let piece = (length > 0).then_some((offset, length as usize));
+            offset += length;
+            piece
+        })
+    }
+}
+
+/// What is produced and written at once.
+struct Piece<'a> {
+    part: &'a Part<'a>,
+    /// The part's number.
+    index: usize,
+    /// Offset within the part.
+    offset: u64,
+    length: usize,
+    /// Offset within the file.
+    place: u64,
+}
+
+/// Where the bytes of a piece are once it is written.
+enum Ready<'a> {
+    Buffer(Vec<u8>),
+    Part(&'a [u8]),
+    File,
+}
+
+impl<'a> Piece<'a> {
+    fn write(&self, file: &File, digest: &OrderedDigest<'_>) -> Result<Ready<'a>, NotWritten> {
+        let write = |bytes: &[u8]| {
+            write_at(file, bytes, self.place).map_err(|source| NotWritten::File { action: "write", source })
+        };
+        match self.part {
+            Part::Bytes(bytes) => {
+                let bytes = &bytes[self.offset as usize..][..self.length];
+                write(bytes)?;
+                Ok(Ready::Part(bytes))
+            }
+            Part::Content(content) => {
+                let mut buffer = digest.buffer();
+                buffer.resize(self.length, 0);
+                let read = content.read(self.offset, &mut buffer);
+                read.map_err(|cause| NotWritten::Part { index: self.index, cause })?;
+                write(&buffer)?;
+                Ok(Ready::Buffer(buffer))
+            }
+        }
+    }
+}
+
+/// SHA-256 of pieces that are handed in out of order.
+struct OrderedDigest<'a> {
+    file: &'a File,
+    pieces: &'a [Piece<'a>],
+    state: Mutex<DigestState<'a>>,
+}
+
+#[derive(Default)]
+struct DigestState<'a> {
+    /// The piece that comes next.
+    next: usize,
+    /// Absent while a thread works with it.
+    hash: Option<Sha256>,
+    ready: BTreeMap<usize, Ready<'a>>,
+    /// Bytes of the pieces that are ready and held.
+    held: usize,
+    /// Buffers for pieces to come.
+    spare: Vec<Vec<u8>>,
+}
+
+impl DigestState<'_> {
+    /// Keeps a buffer for a piece to come.
+    fn keep(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < rayon::current_num_threads() {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+impl<'a> OrderedDigest<'a> {
+    fn new(file: &'a File, pieces: &'a [Piece<'a>]) -> Self {
+        let state = DigestState { hash: Some(Sha256::new()), ..Default::default() };
+        OrderedDigest { file, pieces, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DigestState<'a>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer that a piece before had, or a new one.
+    fn buffer(&self) -> Vec<u8> {
+        self.lock().spare.pop().unwrap_or_default()
+    }
+
+    /// Takes a piece that is written.
+    fn hand_in(&self, number: usize, ready: Ready<'a>) -> Result<(), NotWritten> {
+        let mut state = self.lock();
+        let ready = match ready {
+            Ready::Buffer(buffer) if state.held > 0 && state.held + buffer.len() > HELD => {
+                state.keep(buffer);
+                Ready::File
+            }
+            ready => ready,
+        };
+        if let Ready::Buffer(buffer) = &ready {
+            state.held += buffer.len();
+        }
+        state.ready.insert(number, ready);
+        // a thread that has the hash looks for more, under the lock, before it gives it back
+        let Some(mut hash) = state.hash.take() else { return Ok(()) };
+        loop {
+            let number = state.next;
+            let Some(ready) = state.ready.remove(&number) else { break };
+            state.next += 1;
+            drop(state);
+            self.update(&mut hash, &self.pieces[number], &ready)
+                .map_err(|source| NotWritten::File { action: "read back", source })?;
+            state = self.lock();
+            if let Ready::Buffer(buffer) = ready {
+                state.held -= buffer.len();
+                state.keep(buffer);
+            }
+        }
+        state.hash = Some(hash);
+        Ok(())
+    }
+
+    fn update(&self, hash: &mut Sha256, piece: &Piece<'_>, ready: &Ready<'_>) -> io::Result<()> {
+        match ready {
+            Ready::Buffer(buffer) => hash.update(buffer),
+            Ready::Part(bytes) => hash.update(bytes),
+            Ready::File => {
+                let mut buffer = self.buffer();
+                buffer.resize(piece.length, 0);
+                read_at(self.file, &mut buffer, piece.place)?;
+                hash.update(&buffer);
+                self.lock().keep(buffer);
+            }
+        }
+        Ok(())
+    }
+
+    /// The digest, once all pieces were handed in.
+    fn finish(self) -> [u8; 32] {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        assert_eq!(state.next, self.pieces.len(), "every piece was handed in");
+        state.hash.expect("no thread works with the hash any more").finalize().into()
+    }
+}
+
+/// The first error of several threads.
+#[derive(Default)]
+struct Failure {
+    happened: AtomicBool,
+    error: Mutex<Option<NotWritten>>,
+}
+
+impl Failure {
+    fn none(&self) -> bool {
+        !self.happened.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, error: NotWritten) {
+        let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert(error);
+        self.happened.store(true, Ordering::Relaxed);
+    }
+
+    fn into_result(self) -> Result<(), NotWritten> {
+        self.error.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Result;
+
+    /// Bytes that follow from their place. The first piece comes only when `after` others came.
+    struct Late {
+        length: u64,
+        after: usize,
+        came: AtomicUsize,
+    }
+
+    impl Content for Late {
+        fn length(&self) -> u64 {
+            self.length
+        }
+
+        fn granule(&self) -> u64 {
+            1
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+            while offset == 0 && self.came.load(Ordering::SeqCst) < self.after {
+                std::thread::yield_now();
+            }
+            for (byte, place) in out.iter_mut().zip(offset..) {
+                *byte = (place.wrapping_mul(0x9e37_79b9) >> 13) as u8;
+            }
+            self.came.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_digest_that_has_to_wait_is_that_of_the_file() {
+        // more waits for the first piece than is held in memory
+        let length = 2 * HELD as u64 + 123;
+        let late = Late { length, after: (length / PIECE) as usize, came: AtomicUsize::new(0) };
+        let parts = [Part::Bytes([7; 100][..].into()), Part::Content(&late), Part::Bytes([8; 3][..].into())];
+        let file = tempfile::tempfile().unwrap();
+        let counted = Mutex::new([0; 3]);
+        let written = |part: usize, bytes| counted.lock().unwrap()[part] += bytes;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let summary = pool.install(|| write_parts(&file, &parts, &written)).unwrap();
+        assert_eq!(summary.bytes, 100 + length + 3);
+        assert_eq!(counted.into_inner().unwrap(), [100, length, 3]);
+        let mut bytes = vec![0; summary.bytes as usize];
+        read_at(&file, &mut bytes, 0).unwrap();
+        assert_eq!((bytes[99], bytes[100], bytes[101], bytes[bytes.len() - 1]), (7, 0, 0xbb, 8));
+        assert_eq!(summary.sha256[..], Sha256::digest(&bytes)[..]);
+    }
+}

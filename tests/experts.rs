@@ -1,0 +1,170 @@
+//! Mixtures of experts in every form that a manifest can ask for: all give the same text, they differ in what a call reads.
+
+#[path = "common/folder.rs"]
+mod folder;
+#[path = "common/synthetic.rs"]
+mod synthetic;
+
+use std::path::Path;
+
+use anec::convert::build::build_package;
+use anec::convert::emit::Emitter;
+use anec::convert::open::open_model;
+use anec::convert::{Estimate, FormEstimate, Plan};
+use anec::exec::Precision;
+use anec::manifest::{ExpertsForm, Manifest, builtin};
+use anec::report;
+use anec::runtime::{Ask, Model};
+use folder::{json, run};
+use serde_json::Value as Json;
+
+/// Converts a fixture of families; gives its folder and what its bundle says.
+fn convert(model: &str, out: &Path, sets: &[&str]) -> (String, Json) {
+    let folder = format!("tests/fixtures/families/{model}");
+    let sets = sets.iter().chain(&["quant.weights=none", "context=64"]).flat_map(|set| ["--set", set]);
+    let command: Vec<&str> =
+        ["convert", "--source", &folder, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect();
+    let (code, _, stderr) = run(&command);
+    assert_eq!(code, 0, "{model}: {stderr}");
+    (folder, json(&out.join("bundle.json")))
+}
+
+/// Validates a bundle against transformers; gives the claims that hold.
+fn validate(folder: &str, bundle: &Path) -> Vec<String> {
+    let golden = format!("{folder}/golden.safetensors");
+    let gates = ["--structure", "--numerics", "--parity", "--golden", &golden, "--allow-unproven", "--json", "-"];
+    let (code, stdout, stderr) = run(&[&["validate", bundle.to_str().unwrap()], &gates[..]].concat());
+    assert_eq!(code, 0, "{folder}: {stdout}{stderr}");
+    let report: Json = serde_json::from_str(&stdout).unwrap();
+    let checks = report["gates"].as_array().unwrap().iter().flat_map(|gate| gate["checks"].as_array().unwrap());
+    let passed = checks.filter(|check| check["verdict"] == "passed");
+    passed.map(|check| check["subject"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A router that adds up what those of the layers before saw gets it across packages.
+#[test]
+fn what_routers_gather_goes_from_package_to_package() {
+    for model in ["zaya-default", "zaya-sliding", "zaya-single"] {
+        let room = tempfile::tempdir().unwrap();
+        let out = room.path().join("bundle");
+        let config = json(&Path::new("tests/fixtures/families").join(model).join("config.json"));
+        let shards = format!("shards.layers=[[0, 1], [1, 2], [2, {}]]", config["num_hidden_layers"]);
+        let (folder, bundle) = convert(model, &out, &[&shards]);
+        let ports = |function: usize, side: &str| -> usize {
+            let ports = bundle["functions"][function][side].as_array().unwrap().iter();
+            ports.filter(|port| port["role"] == "router_state").count()
+        };
+        assert_eq!([0, 1, 2, 3].map(|function| ports(function, "inputs")), [0, 1, 1, 0], "{model}");
+        assert_eq!([0, 1, 2, 3].map(|function| ports(function, "outputs")), [1, 1, 0, 0], "{model}");
+        let passed = validate(&folder, &out);
+        assert!(passed.iter().any(|check| check.starts_with("f32, layers 2..")), "{passed:#?}");
+    }
+}
+
+/// Experts in functions of their own: every position's logits are transformers', in both arithmetics, in calls of every
+/// size, after resets.
+#[test]
+fn experts_apart_write_the_same_text() {
+    for (model, sets, groups) in [
+        ("lfm2_moe-default", &["experts=split"][..], 1),
+        ("lfm2_moe-default", &["experts=routed"], 5),
+        ("lfm2_moe-one", &["experts=split", "shards.max_mb=0.0148"], 2),
+        ("lfm2_moe-split", &["experts=routed", "layout=bc1s", "lengths={fixed: [1, 3]}"], 4),
+        ("zaya-default", &["experts=split"], 1),
+        ("zaya-default", &["experts=routed", "numerics.scale=0.125"], 5),
+        ("zaya-sliding", &["experts=routed", "lengths={fixed: [1, 4]}"], 4),
+        ("zaya-single", &["experts=routed", "layout=bc1s"], 7),
+    ] {
+        let room = tempfile::tempdir().unwrap();
+        let out = room.path().join("bundle");
+        let (folder, bundle) = convert(model, &out, sets);
+        let stages = bundle["functions"].as_array().unwrap().iter().map(|function| &function["stage"]);
+        let last = bundle["model"]["num_layers"].as_u64().unwrap() - 1;
+        let mut own: Vec<&Json> = stages.filter(|stage| stage["kind"] == "experts" && stage["layer"] == last).collect();
+        own.dedup();
+        assert_eq!(own.len(), groups, "{model} {sets:?}: {own:?}");
+        let passed = validate(&folder, &out);
+        assert!(passed.iter().any(|check| check.contains(", experts 0..")), "{model} {sets:?}: {passed:#?}");
+    }
+}
+
+/// What no token of a call was given isn't called.
+#[test]
+fn a_token_calls_the_experts_that_it_was_given() {
+    for (model, layers, per_token) in [("lfm2_moe-default", 2, 2), ("lfm2_moe-split", 3, 3), ("zaya-default", 4, 1)] {
+        let room = tempfile::tempdir().unwrap();
+        let (_, bundle) = convert(model, room.path(), &["experts=routed"]);
+        let (model, profile) = Model::on_cpu(room.path(), Precision::F32).unwrap().profiled().unwrap();
+        let mut session = model.start(32).unwrap();
+        let mut skipped = false;
+        for token in 0..20 {
+            profile.lock().unwrap().clear();
+            session.forward(&[token], &Ask::none()).unwrap();
+            let calls = profile.lock().unwrap();
+            let of_experts = |function: &&usize| bundle["functions"][**function]["stage"]["kind"] == "experts";
+            let count = calls.keys().filter(of_experts).count();
+            // the router of the last can choose to skip them all
+            assert!(count <= layers * per_token, "{count}");
+            assert!(per_token == 1 || count == layers * per_token, "{count}");
+            skipped |= count < layers * per_token;
+        }
+        assert_eq!(skipped, per_token == 1);
+    }
+}
+
+#[test]
+fn a_package_ends_where_experts_are_left_out() {
+    let folder = "tests/fixtures/families/lfm2_moe-default";
+    let sets = ["--set", "experts=routed", "--set", "shards.layers=[[0, 4]]"];
+    let (code, _, stderr) = run(&[&["plan", "--source", folder], &sets[..]].concat());
+    assert_eq!(code, 2);
+    assert!(stderr.contains("layers 0..4 go on after layer 2, whose experts are not in its package"), "{stderr}");
+    assert!(stderr.contains("end a range of `shards.layers` with 3"), "{stderr}");
+}
+
+#[test]
+fn experts_that_cannot_be_apart_are_refused() {
+    let cases = json(Path::new("tests/fixtures/families/cases.json"));
+    let classifier = cases["classifiers"][0]["hugging_face"].as_str().unwrap();
+    let folder = format!("tests/fixtures/families/{classifier}");
+    let (code, _, stderr) = run(&["plan", "--source", &folder, "--set", "experts=split", "--set", "context=32"]);
+    assert_eq!(code, 2);
+    assert!(
+        stderr.contains("the experts of family `openai_privacy_filter` are computed with their layers only"),
+        "{stderr}"
+    );
+}
+
+/// ZAYA1-8B by its published shapes: what a token reads in each form, and the packages of the largest.
+#[test]
+fn forms_of_experts_differ_in_what_a_token_reads() {
+    let config = std::fs::read("tests/fixtures/configs/zaya1-8b.json").unwrap();
+    let source = synthetic::source("zaya1-8b", serde_json::from_slice(&config).unwrap());
+    let manifest = Manifest::from_yaml(builtin::find("zaya1-8b").unwrap().text, "zaya1-8b", &[]).unwrap();
+    let (model, _) = open_model(&source, &manifest).unwrap();
+    let forms = FormEstimate::of(&manifest, &*model);
+    let plan = Plan::new(&manifest, &*model).unwrap();
+    let text = report::plan(&manifest, model.facts(), &plan, &Estimate::of(&plan), &forms);
+    insta::assert_snapshot!(text.split("\n\n").last().unwrap());
+
+    let bytes = |form: ExpertsForm| forms.iter().find(|f| f.experts == form).unwrap().estimate.weight_bytes_per_token;
+    // fifteen of sixteen experts of forty layers, three matrices of 2048 x 2048 bytes each
+    let idle = 40 * 15 * 3 * 2048 * 2048;
+    let saved = bytes(ExpertsForm::Packed) - bytes(ExpertsForm::Routed);
+    assert!(saved.abs_diff(idle) < 20_000_000, "{saved} {idle}");
+
+    // a limit that no layer stays under: its experts are divided
+    for (experts, packages, functions) in [(ExpertsForm::Split, 3, 3), (ExpertsForm::Routed, 3, 16)] {
+        let mut manifest = Manifest { experts, ..manifest.clone() };
+        manifest.shards.max_mb = 80.0;
+        let plan = Plan::new(&manifest, &*model).unwrap();
+        let own: Vec<_> = plan.packages.iter().filter(|package| package.name.starts_with("experts_07")).collect();
+        assert_eq!(own.len(), packages);
+        assert_eq!(own.iter().map(|package| package.functions.len()).sum::<usize>(), functions);
+        for package in own {
+            assert!(package.weight_bytes <= 80_000_000);
+            let mut emitter = Emitter::new(&manifest.quant);
+            build_package(&*model, &plan.form, package, &mut emitter).unwrap();
+        }
+    }
+}
