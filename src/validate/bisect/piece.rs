@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::mil::{Binding, Block, Dim, Function, Op, TensorType, Value, ValueId, ValueType};
 
 /// The function that has the ops at `keep` of the block, and the constants that they read. `known` is the same function
-/// with its types inferred: inputs of the piece get theirs from it, all else keeps what was declared. The values of the piece
+/// with its types inferred: inputs of the piece get theirs from it, all else keeps what was declared where something was. The values of the piece
 /// are numbered anew.
 ///
 /// Nothing where that is no function: without a result, or with an input whose shape isn't known.
@@ -35,7 +35,7 @@ pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> O
         return None;
     }
     let ops = ops.into_iter().map(|op| values.op(op)).collect();
-    let outputs = outputs.into_iter().map(|id| values.output(id)).collect();
+    let outputs = outputs.into_iter().map(|id| values.id(id)).collect();
     let mut piece = Function {
         name: function.name.clone(),
         opset: function.opset,
@@ -102,10 +102,20 @@ struct Arena<'a> {
 }
 
 impl Arena<'_> {
+    /// The new number of a value. Dimensions that aren't declared are those that are known, so that each type follows from
+    /// the others; what is declared stays, right or wrong.
     fn id(&mut self, id: ValueId) -> ValueId {
+        let (from, known, values) = (self.from, self.known, &mut self.values);
         *self.ids.entry(id).or_insert_with(|| {
-            self.values.push(self.from.value(id).clone());
-            ValueId(self.values.len() as u32 - 1)
+            let mut value = from.value(id).clone();
+            if let (ValueType::Tensor(ty), Some(known)) = (&mut value.ty, known.tensor_type(id))
+                && ty.rank() == known.rank()
+            {
+                let dims = ty.shape.iter_mut().zip(&known.shape).filter(|(dim, _)| **dim == Dim::Unknown);
+                dims.for_each(|(dim, known)| *dim = known.clone());
+            }
+            values.push(value);
+            ValueId(values.len() as u32 - 1)
         })
     }
 
@@ -120,19 +130,6 @@ impl Arena<'_> {
         self.values[new.0 as usize].ty = ty;
         self.values[new.0 as usize].constant = None;
         Some(new)
-    }
-
-    /// An output: dimensions that aren't declared are those that are known, and what is declared stays, right or wrong.
-    fn output(&mut self, id: ValueId) -> ValueId {
-        let new = self.id(id);
-        let known = self.known.tensor_type(id);
-        if let (ValueType::Tensor(ty), Some(known)) = (&mut self.values[new.0 as usize].ty, known)
-            && ty.rank() == known.rank()
-        {
-            let dims = ty.shape.iter_mut().zip(&known.shape).filter(|(dim, _)| **dim == Dim::Unknown);
-            dims.for_each(|(dim, known)| *dim = known.clone());
-        }
-        new
     }
 
     fn op(&mut self, op: &Op) -> Op {
