@@ -5,6 +5,7 @@
 //! 4 source unreadable or unsupported, 5 a needed tool or platform is missing.
 
 mod bench;
+mod bisect;
 mod chat;
 mod classify;
 mod compile;
@@ -49,6 +50,8 @@ enum Verb {
     Convert(convert::Args),
     /// Proves what a bundle is: form, agreement with a golden, placement
     Validate(validate::Args),
+    /// Finds the op behind a failure: the smallest piece of a program that fails
+    Bisect(bisect::Args),
     /// Continues a prompt
     Run(run::Args),
     /// Talks with a model
@@ -95,6 +98,7 @@ impl Verb {
         match self {
             Verb::Convert(args) => args.run(),
             Verb::Validate(args) => args.run(),
+            Verb::Bisect(args) => args.run(),
             Verb::Run(args) => args.run(),
             Verb::Chat(args) => args.run(),
             Verb::Bench(args) => args.run(),

@@ -4,6 +4,7 @@ pub mod inspection;
 pub mod table;
 
 mod conversion;
+mod culprit;
 mod escape;
 mod forecast;
 mod gates;
@@ -15,6 +16,7 @@ mod plot;
 mod residency;
 
 pub use conversion::conversion;
+pub use culprit::culprit;
 pub use forecast::{forecast, rule};
 pub use gates::gates;
 pub use html::html;

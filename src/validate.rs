@@ -6,11 +6,13 @@
 //! | [`numerics`] | the gate of half precision |
 //! | [`parity`] | the gate that compares with a golden |
 //! | [`residency`] | the gate of placement |
+//! | [`bisect`] | the smallest piece of a program that fails a gate |
 //! | [`forecast`] | rules applied to a program: no proof |
 //! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
 //! | [`verdict`] | claims, gates, reports |
 //! | [`thresholds`] | `validators/gates.yaml` |
 //! | [`lint`] | what constants and ops say of half precision without a run |
+//! | [`trial`] | what a function that can't be run says |
 //! | [`watch`] | a backend that notes how large every value gets |
 //! | [`perplexity`] | how well a model predicts a text |
 //! | [`probe`] | small programs for the self-test of a Mac |
@@ -19,6 +21,7 @@
 //! | [`golden`] | what a reference computed |
 //! | [`measure`] | how far numbers are apart |
 
+pub mod bisect;
 pub mod forecast;
 pub mod foreign;
 pub mod golden;
@@ -33,6 +36,7 @@ pub mod residency;
 pub mod rules;
 pub mod structure;
 pub mod thresholds;
+pub mod trial;
 pub mod verdict;
 pub mod watch;
 

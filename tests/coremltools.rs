@@ -21,6 +21,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 const PACKAGES: &[(&str, f32)] = &[
     ("attention_fp16", 1e-3),
     ("attention_fp32", 1e-4),
+    ("conv_decoder", 5e-3),
     ("conv_fp16", 1e-3),
     ("conv_fp32", 1e-5),
     ("enumerated", 1e-5),

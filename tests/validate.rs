@@ -1,5 +1,7 @@
 //! The gates on bundles that have something wrong with them: each defect is caught, by a gate that names the place.
 
+#[path = "common/defect.rs"]
+mod defect;
 #[path = "common/folder.rs"]
 mod folder;
 #[path = "common/model.rs"]
@@ -8,12 +10,11 @@ mod model;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anec::mil::{Binding, Constant, DataType, Function, Op, TensorType, Value, ValueId, ValueType};
-use anec::package::{self, WriteOptions};
-use folder::{contents, json, run};
+use anec::mil::{Binding, Constant, DataType, Function, Op, TensorType, ValueType};
+use defect::{copied, insert, insert_constant, position, replace_constant, seal, value, with_program};
+use folder::{json, run};
 use model::{RawTensor, copy, edit_json, edit_tensors};
 use serde_json::{Value as Json, json};
-use sha2::{Digest, Sha256};
 
 /// The demo model's source with some tensors changed.
 fn source(folder: &Path, change: impl Fn(&str, &mut [f32])) -> String {
@@ -129,101 +130,6 @@ fn demo() -> &'static Path {
     })
 }
 
-/// Notes the files of a bundle anew, so that digests don't give a defect away.
-fn seal(bundle: &Path) {
-    let digest = |file: &str| {
-        let bytes = std::fs::read(bundle.join(file)).unwrap();
-        let hex: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
-        json!({"file": file, "bytes": bytes.len(), "sha256": hex})
-    };
-    edit_json(&bundle.join("bundle.json"), |value| {
-        let renew = |entry: &mut Json| *entry = digest(entry["file"].as_str().unwrap());
-        for package in value["packages"].as_array_mut().unwrap() {
-            package["files"].as_array_mut().unwrap().iter_mut().for_each(renew);
-        }
-        renew(&mut value["host"]["file"]);
-    });
-}
-
-/// A copy of a bundle with the program of one package changed.
-fn with_program(bundle: &Path, room: &Path, package: &str, change: impl FnOnce(&mut Function)) -> PathBuf {
-    let out = copied(bundle, room);
-    let path = out.join(package);
-    let read = package::open(&path).unwrap();
-    let mut program = read.program;
-    change(&mut program.functions[0]);
-    let new = room.join("new.mlpackage");
-    package::write(&program, &new, &WriteOptions { metadata: read.metadata, ..Default::default() }).unwrap();
-    std::fs::remove_dir_all(&path).unwrap();
-    std::fs::rename(new, path).unwrap();
-    seal(&out);
-    out
-}
-
-fn copied(bundle: &Path, room: &Path) -> PathBuf {
-    let out = room.join("bundle");
-    for (name, bytes) in contents(bundle) {
-        std::fs::create_dir_all(out.join(&name).parent().unwrap()).unwrap();
-        std::fs::write(out.join(name), bytes).unwrap();
-    }
-    out
-}
-
-fn position(function: &Function, name: &str) -> usize {
-    let is = |op: &Op| op.outputs.iter().any(|id| function.value(*id).name == name) || op.name == name;
-    let found = function.block.ops.iter().position(is);
-    found.unwrap_or_else(|| {
-        panic!("no `{name}` among {:?}", function.block.ops.iter().map(|op| &op.name).collect::<Vec<_>>())
-    })
-}
-
-fn value(function: &Function, name: &str) -> ValueId {
-    ValueId(function.values.iter().position(|value| value.name == name).unwrap() as u32)
-}
-
-/// Adds a value that an op before position `at` gives.
-fn insert(function: &mut Function, at: usize, operator: &str, inputs: &[(&str, Binding)], ty: TensorType) -> ValueId {
-    let id = ValueId(function.values.len() as u32);
-    let name = format!("seeded_{}", function.values.len());
-    function.values.push(Value { name: name.clone(), ty: ValueType::Tensor(ty), constant: None });
-    let inputs = inputs.iter().map(|(name, binding)| ((*name).to_owned(), vec![binding.clone()])).collect();
-    let (attributes, blocks) = Default::default();
-    function
-        .block
-        .ops
-        .insert(at, Op { operator: operator.into(), name, inputs, attributes, outputs: vec![id], blocks });
-    id
-}
-
-/// Adds a constant before position `at`.
-fn insert_constant(function: &mut Function, at: usize, constant: Constant) -> Binding {
-    let id = insert(function, at, "const", &[], constant.ty.clone());
-    function.values[id.0 as usize].constant = Some(constant.clone());
-    function.block.ops[at].attributes.insert("val".into(), constant);
-    Binding::Value(id)
-}
-
-/// Another content for the constant that a parameter of an op has.
-fn replace_constant(function: &mut Function, op: &str, parameter: &str, change: impl FnOnce(&mut [u8])) {
-    let at = position(function, op);
-    let edited = |constant: &Constant| {
-        let mut bytes = constant.bytes().unwrap().to_vec();
-        change(&mut bytes);
-        Constant::literal(constant.ty.clone(), bytes)
-    };
-    match function.block.ops[at].inputs[parameter][0].clone() {
-        Binding::Constant(constant) => {
-            function.block.ops[at].inputs.insert(parameter.into(), vec![Binding::Constant(edited(&constant))]);
-        }
-        Binding::Value(id) => {
-            let constant = edited(function.value(id).constant.as_ref().unwrap());
-            let definition = function.block.ops.iter().position(|op| op.outputs.contains(&id)).unwrap();
-            function.block.ops[definition].attributes.insert("val".into(), constant.clone());
-            function.values[id.0 as usize].constant = Some(constant);
-        }
-    }
-}
-
 const LAST: &str = "layers_3_6.mlpackage";
 
 /// What was broken, which gates say so, and the first that each finds.
@@ -244,20 +150,27 @@ fn caught(defect: &str, bundle: &Path, caught: &mut String) {
     );
     assert_eq!(code, 1, "{defect} goes through");
     caught.push_str(&format!("{defect}\n"));
+    let text =
+        |check: &Json, key: &str| check[key].as_str().unwrap_or_default().replace(bundle.to_str().unwrap(), "BUNDLE");
     for gate in report["gates"].as_array().unwrap() {
-        let failed: Vec<&Json> =
-            gate["checks"].as_array().unwrap().iter().filter(|c| c["verdict"] == "failed").collect();
+        let name = gate["gate"].as_str().unwrap();
+        let failed = failed(&report, name);
         if let Some(first) = failed.first() {
-            let text = |key: &str| first[key].as_str().unwrap_or_default().replace(bundle.to_str().unwrap(), "BUNDLE");
-            caught.push_str(&format!(
-                "  {}, {} of its checks: {}: {}\n",
-                gate["gate"].as_str().unwrap(),
-                failed.len(),
-                text("subject"),
-                text("detail")
-            ));
+            let (subject, detail) = (text(first, "subject"), text(first, "detail"));
+            caught.push_str(&format!("  {name}, {} of its checks: {subject}: {detail}\n", failed.len()));
+        }
+        // where it is
+        if let Some(place) = failed.iter().find(|check| check["layer"].is_u64()) {
+            let (subject, detail) = (text(place, "subject"), text(place, "detail"));
+            caught.push_str(&format!("    layer {}: {subject}: {detail}\n", place["layer"]));
         }
     }
+}
+
+/// Checks of a gate that failed.
+fn failed<'a>(report: &'a Json, gate: &str) -> Vec<&'a Json> {
+    let gate = report["gates"].as_array().unwrap().iter().find(|found| found["gate"] == gate);
+    gate.into_iter().flat_map(|gate| gate["checks"].as_array().unwrap()).filter(|c| c["verdict"] == "failed").collect()
 }
 
 /// Defects in the source: what a wrong reader would make of it.
@@ -323,6 +236,15 @@ fn graphs_that_compute_something_else_are_caught() {
         for name in ["layers_4_mlp_gate_proj", "layers_4_mlp_up_proj"] {
             let at = position(function, name);
             function.block.ops[at].inputs.insert("x".into(), vec![Binding::Value(residual)]);
+        }
+    });
+    with("the norm of layer 4 before the residual connection instead of after it", LAST, &|function| {
+        let residual = value(function, "layers_4_add");
+        let before = value(function, "layers_4_attn_o_proj");
+        for op in function.block.ops.iter_mut().filter(|op| op.name.starts_with("layers_4_mlp_norm")) {
+            for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(residual)) {
+                *binding = Binding::Value(before);
+            }
         }
     });
     with("attention of layer 4 scaled by 1 / d instead of 1 / sqrt(d)", LAST, &|function| {
@@ -508,10 +430,17 @@ fn a_state_written_one_slot_late_is_caught() {
             }
         }
     });
-    // the gate goes up to the last slot, and behind it there is none
-    let (code, _, stderr) = run(&[&["validate", broken.to_str().unwrap()], &golden[..]].concat());
-    assert_eq!(code, 4, "{stderr}");
-    assert!(stderr.contains("op `layers_3_attn_cache_slice_update`"), "{stderr}");
+    let (code, report) = validate(broken.to_str().unwrap(), &golden);
+    assert_eq!(code, 1, "{report:#}");
+    // the gate goes up to the last slot, and behind it there is none: what can't be run is one finding among others
+    let failed = failed(&report, "parity");
+    let run = failed.iter().find(|check| check["claim"] == "it can be run").unwrap();
+    assert_eq!((run["subject"].as_str(), run["layer"].as_u64()), (Some("f32, last slots"), Some(3)), "{run:#}");
+    let detail = run["detail"].as_str().unwrap();
+    assert!(detail.starts_with("layers_3_6.mlpackage, function `"), "{detail}");
+    assert!(detail.contains("op `layers_3_attn_cache_slice_update`"), "{detail}");
+    // and the golden's own text shows it, too
+    assert!(failed.iter().any(|check| check["claim"] == "logits agree with the golden"), "{failed:#?}");
 }
 
 #[test]
@@ -549,6 +478,25 @@ fn packages_of_others_are_validated_too() {
             report["gates"].as_array().unwrap().iter().map(|gate| gate["verdict"].as_str().unwrap()).collect();
         assert_eq!(verdicts, ["passed", "passed", "unproven"], "{name}");
     }
+    // what people convert by way of torch: a decoder layer of convolutions, one to four tokens, int8, states
+    let (code, report) =
+        validate(&fixture("conv_decoder"), &["--structure", "--numerics", "--forecast", "--allow-unproven"]);
+    assert_eq!(code, 0, "{report:#}");
+    let sizes = report["gates"][1]["checks"].as_array().unwrap().iter().filter(|c| c["measured"]["cosine"].is_number());
+    let sizes: Vec<&str> = sizes.map(|check| check["subject"].as_str().unwrap()).collect();
+    let at = |size: u32| format!("model.mlpackage, main, made-up inputs, x [1, 32, {size}, 1]");
+    assert_eq!(sizes, [at(1), at(4)]);
+    let rules: Vec<(&str, &str)> = report["forecast"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| (finding["rule"].as_str().unwrap(), finding["severity"].as_str().unwrap()))
+        .collect();
+    // a head of 8: the cache's last axis is no multiple of 32, which falls off the Neural Engine
+    for expected in [("state-last-axis", "falls"), ("last-axis-of-one", "slow"), ("flexible-length", "doubtful")] {
+        assert!(rules.contains(&expected), "{expected:?} in {rules:?}");
+    }
+    assert_eq!(report["packages"][0]["ops"]["conv"], 4);
     // all of it in fp32: nothing can be said of fp16, and the forecast says what becomes of it
     let (_, report) = validate(&fixture("mlp_fp32"), &["--numerics", "--forecast"]);
     assert_eq!(report["gates"][0]["verdict"], "unproven", "{report:#}");
@@ -591,7 +539,7 @@ fn reports_come_in_every_form() {
     assert!(read("r.xml").contains("<testsuite name=\"parity\""));
     assert!(read("r.md").contains("| numerics |"));
     let page = read("r.html");
-    assert_eq!(page.matches("<svg").count(), 4, "plots of cosine, magnitude, norm ratio, quantization");
+    assert_eq!(page.matches("<svg").count(), 5, "plots of cosine, magnitude, norm ratio, parity, quantization");
     assert!(!page.contains("http://") && !page.contains("https://"), "the page loads something");
 }
 

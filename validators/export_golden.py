@@ -12,6 +12,9 @@ The file holds
 
     tokens    i32 [n]          the input; a tokenizer's own beginning-of-text token is part of it
     logits    f32 [n, vocab]   after every token, softcaps and logit scales applied; of the labels if it is a classifier
+    positions i32 [k]          with --positions: the positions of the k rows of logits
+    losses    f32 [n - 1]      negative log likelihood of every token but the first, in nats: the perplexity of the text;
+                               not for a classifier
     hidden.N  f32 [n, hidden]  with --hidden: hidden.0 enters layer 0 (after any embedding multiplier),
                                hidden.N leaves layer N-1 (the residual stream, before the final norm)
     greedy    i32 [m]          with --greedy: the argmax continuation; ends early after an end-of-text token
@@ -102,6 +105,12 @@ def golden(model, tokens, hidden=True):
     return {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
 
 
+def losses(logits, tokens):
+    """Negative log likelihood of every token but the first, in nats."""
+    following = torch.tensor(tokens[1:], dtype=torch.long)
+    return torch.nn.functional.cross_entropy(torch.from_numpy(logits[:-1]), following, reduction="none").numpy()
+
+
 @torch.no_grad()
 def greedy(model, tokens, count):
     """The argmax continuation. No generate(): a generation_config may hide a repetition penalty that changes the argmax."""
@@ -149,6 +158,7 @@ def main():
     given.add_argument("--tokens", help="comma-separated token ids; needs no tokenizer")
     parser.add_argument("--out", required=True, type=pathlib.Path)
     parser.add_argument("--hidden", action="store_true", help="store hidden.N as well")
+    parser.add_argument("--positions", help="comma-separated positions whose logits are stored, ascending; all if not given")
     parser.add_argument("--greedy", type=int, default=0, metavar="N", help="store up to N tokens of greedy continuation")
     options = parser.parse_args()
 
@@ -165,6 +175,14 @@ def main():
     if not tokens or not all(0 <= token < vocab for token in tokens):
         raise SystemExit(f"--tokens: need at least one id, each in 0..{vocab - 1}; found {tokens}")
     tensors = golden(model, tokens, options.hidden)
+    if not type(model).__name__.endswith("ForTokenClassification"):
+        tensors["losses"] = losses(tensors["logits"], tokens)
+    if options.positions is not None:
+        positions = [int(position) for position in options.positions.split(",")]
+        if positions != sorted(set(positions)) or not 0 <= positions[0] <= positions[-1] < len(tokens):
+            raise SystemExit(f"--positions: need ascending positions in 0..{len(tokens) - 1}; found {positions}")
+        tensors["positions"] = torch.tensor(positions, dtype=torch.int32).numpy()
+        tensors["logits"] = tensors["logits"][positions]
     if options.greedy:
         tensors["greedy"] = greedy(model, tokens, options.greedy)
     case = pathlib.PurePath(options.model).name

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::exec::Precision;
 use crate::manifest::{Manifest, Numerics, Quant, WeightFormat};
 use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
+use crate::validate::perplexity::loss;
 use crate::validate::{Golden, Greedy};
 
 /// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
@@ -121,11 +122,19 @@ fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, ma
         ("source", manifest.source.clone().unwrap_or_default()),
         ("source_files", digests.join("\n")),
     ];
+    let facts = &model.bundle().model;
+    let vocab_size = facts.head_rows() as usize;
+    let rows = answer.logits.chunks_exact(vocab_size).zip(tokens.iter().skip(1));
+    // labels say nothing of the next token
+    let losses =
+        facts.classification().is_none().then(|| rows.filter_map(|(row, token)| Some(loss(row, *token)? as f32)));
+    let losses = losses.map(Iterator::collect);
     Ok(Golden {
         positions: (0..tokens.len()).collect(),
         tokens,
         logits: answer.logits,
-        vocab_size: model.bundle().model.head_rows() as usize,
+        vocab_size,
+        losses,
         hidden: answer.hidden.into_iter().enumerate().collect(),
         greedy,
         metadata: metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),

@@ -51,7 +51,7 @@ impl Args {
         tokens.truncate(self.positions as usize);
         let mut measured = Vec::new();
         for folder in [Some(&self.bundle), self.against.as_ref()].into_iter().flatten() {
-            for Candidate { name, model } in candidates(folder, &self.precision)? {
+            for Candidate { name, model, .. } in candidates(folder, &self.precision)? {
                 let found = perplexity(&model, &tokens, self.window as usize)?.ok_or(RuntimeError::NoTokens)?;
                 measured.push((format!("{}, {name}", folder.display()), found));
             }

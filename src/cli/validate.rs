@@ -11,6 +11,7 @@ use crate::convert::{Bundle, files};
 use crate::coreml::cache::Cache;
 use crate::coreml::{ComputePlan, CoreMl};
 use crate::error::Result;
+use crate::exec::Precision;
 use crate::manifest::Gates;
 use crate::package;
 use crate::report;
@@ -221,7 +222,10 @@ impl Args {
         let thresholds = Thresholds::of(&bundle.manifest.gates).parity;
         let candidates = match self.backend.core_ml() {
             None => candidates(folder, &self.precision)?,
-            Some(units) => vec![Candidate { name: units.to_string(), model: open_on_core_ml(folder, units)? }],
+            Some(units) => {
+                let model = open_on_core_ml(folder, units)?;
+                vec![Candidate { name: units.to_string(), model, layers: false }]
+            }
         };
         parity(&candidates, &golden, &thresholds)
     }
@@ -291,6 +295,9 @@ fn of_current_folder() -> Result<PathBuf> {
 pub(super) fn candidates(bundle: &Path, precisions: &[PrecisionName]) -> Result<Vec<Candidate>> {
     let as_executor: Vec<_> = precisions.iter().map(|precision| precision.precision()).collect();
     let models = Model::on_cpu_in(bundle, &as_executor)?;
-    let names = precisions.iter().map(|precision| precision.name().to_owned());
-    Ok(names.zip(models).map(|(name, model)| Candidate { name, model }).collect())
+    let candidate = |(precision, model): (&PrecisionName, Arc<Model>)| {
+        let layers = precision.precision() == Precision::F32;
+        Candidate { name: precision.name().to_owned(), model, layers }
+    };
+    Ok(precisions.iter().zip(models).map(candidate).collect())
 }

@@ -27,6 +27,7 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     }
     residual_scale(manifest.numerics.scale)?;
     share("gates.parity.cosine", manifest.gates.parity.cosine)?;
+    share("gates.parity.perplexity", manifest.gates.parity.perplexity)?;
     share("gates.parity.top1", manifest.gates.parity.top1)
 }
 

@@ -24,6 +24,9 @@ pub struct ParityGate {
     /// Smallest cosine of the logits at any position.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cosine: Option<f64>,
+    /// Largest relative difference between the perplexities that the bundle and the golden give the golden's text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
     /// Smallest share of positions whose most likely token agrees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top1: Option<f64>,

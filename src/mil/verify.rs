@@ -25,7 +25,7 @@ use std::collections::HashSet;
 use super::ir::{Function, Program};
 use super::names;
 
-pub use infer::infer_types;
+pub use infer::{infer_types, infer_what_can_be};
 
 /// Something that doesn't hold.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,19 +13,11 @@ pub fn forecast(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "forecast for the Neural Engine (no proof): no rule applies\n".into();
     }
-    let mut rules: IndexMap<&str, Vec<&Finding>> = IndexMap::new();
-    for finding in findings {
-        rules.entry(&finding.rule).or_default().push(finding);
-    }
-    rules.sort_by_key(|_, findings| findings[0].severity);
+    let rules = by_rule(findings);
     let rows = rules.values().map(|findings| {
         let first = findings[0];
-        let place = match &first.function {
-            Some(function) => format!("{}, {function}", first.package),
-            None => first.package.clone(),
-        };
         let more = if findings.len() > 1 { format!(" and {} more", findings.len() - 1) } else { String::new() };
-        vec![first.rule.clone(), first.severity.to_string(), place + &more, first.found.clone()]
+        vec![first.rule.clone(), first.severity.to_string(), place(first) + &more, first.found.clone()]
     });
     let mut text = table(&["forecast (no proof)", "severity", "where", "found"], rows);
     text.push('\n');
@@ -37,6 +29,24 @@ pub fn forecast(findings: &[Finding]) -> String {
     }
     text.push_str("  (`anec explain RULE` has the sources)\n");
     text
+}
+
+/// Findings of each rule, the gravest rules first.
+pub(super) fn by_rule(findings: &[Finding]) -> IndexMap<&str, Vec<&Finding>> {
+    let mut rules: IndexMap<&str, Vec<&Finding>> = IndexMap::new();
+    for finding in findings {
+        rules.entry(&finding.rule).or_default().push(finding);
+    }
+    rules.sort_by_key(|_, findings| findings[0].severity);
+    rules
+}
+
+/// Where a rule applies: a package, and a function of it.
+pub(super) fn place(finding: &Finding) -> String {
+    match &finding.function {
+        Some(function) => format!("{}, {function}", finding.package),
+        None => finding.package.clone(),
+    }
 }
 
 /// A rule with its evidence.

@@ -1,5 +1,7 @@
 //! What gates said.
 
+use indexmap::IndexMap;
+
 use super::counted;
 use super::table::table;
 use crate::validate::{Check, GateReport, Report, Verdict, numerics, residency};
@@ -104,5 +106,34 @@ fn measures(gate: &GateReport) -> Option<String> {
         .collect();
     let head = ["", ">cosine", ">max diff", ">norm ratio", ">top-1", ">KL", ">greedy", "verdict"];
     let head: Vec<&str> = [gate.gate.as_str()].into_iter().chain(head.into_iter().skip(1)).collect();
-    (!rows.is_empty()).then(|| table(&head, rows))
+    (!rows.is_empty()).then(|| table(&head, rows) + &perplexities(gate) + &least_layers(gate))
+}
+
+/// A line for each perplexity.
+fn perplexities(gate: &GateReport) -> String {
+    let line = |check: &Check| {
+        let [ours, golden, difference] =
+            ["perplexity", "golden_perplexity", "difference"].map(|name| check.measured.get(name));
+        let (ours, golden, difference) = (ours?, golden?, 100.0 * difference?);
+        Some(format!("  {} {ours:.4}, the golden's {golden:.4}: {difference:+.2} %\n", check.subject))
+    };
+    gate.checks.iter().filter_map(line).collect()
+}
+
+/// For each way of running, the layer that agrees least.
+fn least_layers(gate: &GateReport) -> String {
+    let mut least: IndexMap<&str, (usize, f64)> = IndexMap::new();
+    for check in &gate.checks {
+        let (Some(layer), Some(cosine)) = (check.layer, check.measured.get("added_cosine")) else { continue };
+        let way = check.subject.split_once(", ").map_or("", |(way, _)| way);
+        let worst = least.entry(way).or_insert((layer, *cosine));
+        // written so that NaN is the worst
+        if !(*cosine >= worst.1) {
+            *worst = (layer, *cosine);
+        }
+    }
+    let line = |(way, (layer, cosine)): (&str, (usize, f64))| {
+        format!("  {way}, of what layers add, layer {layer}'s agrees least: cosine {cosine:.6}\n")
+    };
+    least.into_iter().map(line).collect()
 }

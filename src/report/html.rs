@@ -8,7 +8,7 @@ use super::plot::Plot;
 use super::{bytes, counted};
 use crate::coreml::ComputePlan;
 use crate::coreml::plan::{Device, Operation};
-use crate::validate::{Check, GateReport, Report, Verdict, numerics};
+use crate::validate::{Check, GateReport, Report, Verdict, numerics, parity};
 
 const STYLE: &str = include_str!("html.css");
 
@@ -52,20 +52,11 @@ fn summary(report: &Report) -> String {
     text + "</table>\n"
 }
 
-/// What the numerics gate measured, over the layers, and what quantization cost.
+/// What the gates of numerics and parity measured, over the layers, and what quantization cost.
 fn plots(report: &Report) -> String {
-    let checks: Vec<&Check> = report
-        .gates
-        .iter()
-        .filter(|gate| gate.gate == numerics::GATE)
-        .flat_map(|gate| &gate.checks)
-        .filter(|check| check.layer.is_some())
-        .collect();
-    let over_layers = |measure: &str, change: fn(f64) -> f64| -> Vec<(f64, f64)> {
-        let point = |check: &&Check| Some((check.layer? as f64, change(*check.measured.get(measure)?)));
-        let mut points: Vec<(f64, f64)> = checks.iter().filter_map(point).collect();
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        points
+    let ways = ways(report);
+    let over_layers = |measure: &str, change: fn(f64) -> f64| {
+        points(report, numerics::GATE, |check| Some(change(*check.measured.get(measure)?)))
     };
     let same = |value| value;
     let drawn = [
@@ -84,12 +75,15 @@ fn plots(report: &Report) -> String {
         },
         Plot {
             title: "norm ratio of fp16 and f32, by layer",
-            lines: vec![
-                ("least, layer", over_layers("norm_ratio_min", same)),
-                ("most, layer", over_layers("norm_ratio_max", same)),
-            ],
+            lines: vec![("least", over_layers("norm_ratio_min", same)), ("most", over_layers("norm_ratio_max", same))],
             limits: Vec::new(),
             logarithmic: false,
+        },
+        Plot {
+            title: "1 - cosine of what a layer adds and the golden",
+            lines: ways.iter().map(|way| (way.as_str(), added(report, way))).collect(),
+            limits: Vec::new(),
+            logarithmic: true,
         },
         Plot {
             title: "1 - cosine of quantized weights, worst of each layer",
@@ -100,6 +94,32 @@ fn plots(report: &Report) -> String {
     ];
     let drawn: Vec<String> = drawn.iter().filter_map(Plot::svg).collect();
     if drawn.is_empty() { String::new() } else { format!("<div class=\"plots\">\n{}</div>\n", drawn.concat()) }
+}
+
+/// A number of each layer, from the checks of a gate that are about one.
+fn points(report: &Report, gate: &str, value: impl Fn(&Check) -> Option<f64>) -> Vec<(f64, f64)> {
+    let checks = report.gates.iter().filter(|found| found.gate == gate).flat_map(|gate| &gate.checks);
+    let mut points: Vec<(f64, f64)> = checks.filter_map(|check| Some((check.layer? as f64, value(check)?))).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+}
+
+/// How the bundle was run for parity: `f32`, `f16`.
+fn ways(report: &Report) -> Vec<String> {
+    let checks = report.gates.iter().filter(|gate| gate.gate == parity::GATE).flat_map(|gate| &gate.checks);
+    let way = |check: &Check| Some(check.subject.split_once(", ")?.0.to_owned());
+    let mut ways: Vec<String> = checks.filter(|check| check.layer.is_some()).filter_map(way).collect();
+    ways.dedup();
+    ways
+}
+
+/// How far what each layer adds is from the golden.
+fn added(report: &Report, way: &str) -> Vec<(f64, f64)> {
+    points(report, parity::GATE, |check| {
+        let own = check.subject.split_once(", ").is_some_and(|(start, _)| start == way);
+        // no difference at all is drawn at what f32 can tell
+        check.measured.get("added_cosine").filter(|_| own).map(|cosine| (1.0 - cosine).max(1e-8))
+    })
 }
 
 /// The worst weight of each layer.
@@ -138,7 +158,7 @@ fn checks(checks: &[&Check]) -> String {
             check.measured.iter().map(|(name, value)| format!("{} {}", markup(name), short(*value))).collect();
         let _ = writeln!(
             text,
-            "<tr><td>{}<td>{}<td class=\"{verdict}\">{verdict}<td class=\"numbers\">{}<td>{}</tr>",
+            "<tr><td>{}<td>{}<td class=\"word {verdict}\">{verdict}<td class=\"numbers\">{}<td class=\"found\">{}</tr>",
             markup(&check.subject),
             markup(&check.claim),
             measured.join("<br>"),
@@ -163,22 +183,20 @@ fn forecast(report: &Report) -> String {
         return text + "<p>No rule applies.</p>\n";
     }
     text.push_str("<table>\n<tr><th>rule<th>severity<th>where<th>found<th>remedy<th>sources</tr>\n");
-    for finding in findings {
-        let place = [Some(finding.package.as_str()), finding.function.as_deref()];
-        let place: Vec<&str> = place.into_iter().flatten().collect();
-        let sources: Vec<String> = finding
-            .evidence
-            .iter()
-            .map(|evidence| format!("{}: {}", evidence.says, markup(&evidence.source)))
-            .collect();
+    for (rule, findings) in super::forecast::by_rule(findings) {
+        let first = findings[0];
+        let places: Vec<String> = findings.iter().map(|finding| markup(&super::forecast::place(finding))).collect();
+        let evidence = first.evidence.iter();
+        let sources: Vec<String> =
+            evidence.map(|evidence| format!("{}: {}", evidence.says, markup(&evidence.source))).collect();
         let _ = writeln!(
             text,
-            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td class=\"quiet\">{}</tr>",
-            markup(&finding.rule),
-            finding.severity,
-            markup(&place.join(", ")),
-            markup(&finding.found),
-            markup(&finding.remedy),
+            "<tr><td class=\"word\">{}<td class=\"word\">{}<td>{}<td class=\"found\">{}<td>{}<td class=\"quiet\">{}</tr>",
+            markup(rule),
+            first.severity,
+            places.join("<br>"),
+            markup(&first.found),
+            markup(&first.remedy),
             sources.join("<br>"),
         );
     }

@@ -84,6 +84,15 @@ impl Plot<'_> {
                 markup(name),
             );
         }
+        // one line is what the title says
+        if self.lines.len() > 1 {
+            let mut right = WIDTH - RIGHT;
+            for (index, (name, _)) in self.lines.iter().enumerate().rev() {
+                let _ =
+                    writeln!(svg, "<text class=\"name line{index}\" x=\"{right:.1}\" y=\"15\">{}</text>", markup(name));
+                right -= 7.0 * name.chars().count() as f64 + 8.0;
+            }
+        }
         for (index, (name, points)) in self.lines.iter().enumerate() {
             let shown: Vec<(f64, f64)> =
                 points.iter().filter_map(|(at, value)| Some((x(*at), y(self.height(*value)?)))).collect();
@@ -150,6 +159,11 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 2);
         assert!(svg.contains("a &lt; b") && svg.contains("<title>layer 1: 100</title>"), "{svg}");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        // several lines have their names beside the title
+        let lines = vec![("f32", vec![(0.0, 1.0)]), ("f16", vec![(0.0, 2.0)])];
+        let two = Plot { title: "t", lines, limits: Vec::new(), logarithmic: false }.svg().unwrap();
+        assert!(two.contains("class=\"name line0\"") && two.contains(">f16</text>"), "{two}");
+        assert!(!svg.contains("class=\"name"), "{svg}");
         assert!(Plot { lines: vec![("x", vec![])], ..plot }.svg().is_none());
     }
 

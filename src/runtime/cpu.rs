@@ -8,7 +8,7 @@ use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
 use crate::convert::bundle::{Bundle, FILE_NAME};
 use crate::error::Result;
-use crate::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
+use crate::exec::{ExecError, Executable, Options, Precision, State, Tensor, WeightCache};
 use crate::mil::{Function, Program};
 use crate::package;
 
@@ -78,11 +78,16 @@ impl Programs {
         };
         signature.check(function).map_err(error)?;
         let compile = if as_written { Executable::compile_as_written } else { Executable::compile };
-        Ok(compile(function, Options { precision }, &self.weights)?)
+        Ok(compile(function, Options { precision }, &self.weights).map_err(|error| signature.failed(error))?)
     }
 }
 
 impl Signature {
+    /// The function can't be made ready or run.
+    fn failed(&self, error: ExecError) -> RuntimeError {
+        RuntimeError::Function { package: self.package.clone(), error }
+    }
+
     /// Whether a function has the inputs and outputs that the bundle names.
     fn check(&self, function: &Function) -> Result<(), String> {
         let inputs: BTreeSet<&str> = function.tensor_inputs().map(|value| value.name.as_str()).collect();
@@ -176,9 +181,10 @@ impl Sequence for CpuSequence {
         let inputs: Vec<(&str, &Tensor)> =
             signature.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
         let mut outputs = match watch {
-            Some(watch) => executable.run_with(&inputs, state, watch)?,
-            None => executable.run(&inputs, state)?,
-        };
+            Some(watch) => executable.run_with(&inputs, state, watch),
+            None => executable.run(&inputs, state),
+        }
+        .map_err(|error| signature.failed(error))?;
         // in the bundle's order, which needn't be the program's
         let mut take = |name: &String| outputs.iter().position(|(n, _)| n == name).map(|i| outputs.swap_remove(i).1);
         Ok(signature.outputs.iter().filter_map(&mut take).collect())

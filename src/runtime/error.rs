@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::error::{Diagnostic, Fault};
+use crate::exec::ExecError;
 
 /// What can go wrong between a bundle and its text.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,14 @@ pub enum RuntimeError {
         path: PathBuf,
         /// Found and expected.
         problem: String,
+    },
+    /// A function of the bundle can't be run by the CPU executor.
+    #[error("{package}, {error}")]
+    Function {
+        /// The package that it is in.
+        package: String,
+        /// Function, op, found and expected.
+        error: ExecError,
     },
     /// The folder holds no bundle.
     #[error("{}: no bundle here: it has no bundle.json", path.display())]
@@ -152,6 +161,7 @@ impl Diagnostic for RuntimeError {
     fn fault(&self) -> Fault {
         match self {
             RuntimeError::Bundle { .. } | RuntimeError::Io { .. } => Fault::Source,
+            RuntimeError::Function { error, .. } => error.fault(),
             RuntimeError::Backend { .. } => Fault::Platform,
             _ => Fault::Usage,
         }
@@ -159,6 +169,7 @@ impl Diagnostic for RuntimeError {
 
     fn help(&self) -> Option<String> {
         let help = match self {
+            RuntimeError::Function { error, .. } => return error.help(),
             RuntimeError::Bundle { .. } => "convert the model again, or unpack the bundle again",
             RuntimeError::SeveralBundles { .. } => "name one of them",
             RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::ask::Hidden;
 use super::error::RuntimeError;
 use super::plan::{Route, Step};
-use crate::convert::bundle::{Bundle, FILE_NAME};
+use crate::convert::bundle::{Bundle, FILE_NAME, ModelFacts};
 use crate::exec::Tensor;
 use crate::family::ports::PortRole;
 
@@ -88,6 +88,12 @@ impl Record {
         Record { hidden: vec![Vec::new(); count], wanted }
     }
 
+    /// Nothing is wanted but what the function of a step gives.
+    pub(super) fn only(&mut self, step: &Step) {
+        let own = step.part.start as usize + 1..step.part.end as usize + 1;
+        self.wanted.iter_mut().enumerate().for_each(|(index, wanted)| *wanted &= own.contains(&index));
+    }
+
     /// Whether something inside the function of a step is wanted.
     pub(super) fn wants_inside(&self, step: &Step) -> bool {
         self.wanted[step.part.start as usize + 1..step.part.end as usize].contains(&true)
@@ -111,11 +117,17 @@ impl Record {
         }
     }
 
-    /// The matrices, if all came by.
-    pub(super) fn finish(self, tokens: usize, hidden_size: usize) -> Result<Vec<Vec<f32>>, RuntimeError> {
-        let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != tokens * hidden_size;
+    /// The matrices, in the source's unit, if all came by.
+    pub(super) fn finish(mut self, tokens: usize, facts: &ModelFacts) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let expected = tokens * facts.hidden_size as usize;
+        let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != expected;
         match self.hidden.iter().zip(&self.wanted).position(missing) {
-            None => Ok(self.hidden),
+            None => {
+                // a power of two: nothing is lost
+                let unscaled = 1.0 / facts.hidden_scale as f32;
+                self.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
+                Ok(self.hidden)
+            }
             Some(index) => {
                 let problem = format!("the functions don't show the hidden states `hidden.{index}`");
                 Err(RuntimeError::bundle(FILE_NAME, problem))

@@ -1,5 +1,6 @@
 //! A text on its way through a bundle: tokens in, logits out, in calls of as many tokens as the functions take.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -215,10 +216,7 @@ impl Session {
             rest = later;
         }
         if let Some(record) = record {
-            answer.hidden = record.finish(tokens.len(), model.bundle.model.hidden_size as usize)?;
-            // a power of two: nothing is lost
-            let unscaled = 1.0 / model.bundle.model.hidden_scale as f32;
-            answer.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
+            answer.hidden = record.finish(tokens.len(), &model.bundle.model)?;
         }
         Ok(answer)
     }
@@ -239,23 +237,31 @@ impl Session {
     }
 
     /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
-    /// `[tokens, hidden_size]`, row-major, as is the result. `part` counts the parts of [`Session::route`].
+    /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`Session::route`]. Gives what leaves its last layer,
+    /// and what leaves the others if `wanted` says so, in their places in [`Answer::hidden`].
     ///
     /// # Errors
     /// As [`Session::forward`].
-    pub fn force_layers(&mut self, part: usize, hidden: &[f32], chunking: &Chunking) -> Result<Vec<f32>> {
+    pub fn force_layers(
+        &mut self,
+        part: usize,
+        hidden: &[f32],
+        wanted: Hidden,
+        chunking: &Chunking,
+    ) -> Result<Vec<Vec<f32>>> {
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
+        let step = &route.layers[part];
         let width = model.bundle.model.hidden_size as usize;
         let count = hidden.len() / width.max(1);
         let mut position = self.position();
         if position + count as u64 > self.limit {
             return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
         }
-        let scale = model.bundle.model.hidden_scale as f32;
-        let given = Columns::of_rows(hidden, width, scale);
+        let given = Columns::of_rows(hidden, width, model.bundle.model.hidden_scale as f32);
         let rope = self.rope.clone();
-        let mut out = Vec::with_capacity(hidden.len());
+        let mut record = Record::new(&model.bundle, route, wanted);
+        record.only(step);
         let mut done = 0;
         for turn in 0.. {
             if done == count {
@@ -265,15 +271,12 @@ impl Session {
             let real = chunk.real as usize;
             let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
-            let left = self.layer(&model, &route.layers[part], columns.into(), &mut feed, None)?.hidden;
-            for t in 0..real {
-                out.extend(left.column(t).map(|value| value / scale));
-            }
+            self.recorded(&model, step, columns.into(), &mut feed, 0..real, Some(&mut record))?;
             position += chunk.real;
             done += real;
         }
         self.tokens.resize(position as usize, 0);
-        Ok(out)
+        Ok(record.finish(count, &model.bundle.model)?)
     }
 
     /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
@@ -316,20 +319,31 @@ impl Session {
         let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
         let mut flow = Flow::from(hidden);
         for step in &route.layers {
-            flow = match record.as_deref_mut() {
-                Some(record) if record.wants_inside(step) => {
-                    let channels = flow.hidden.channels;
-                    let mut watch =
-                        |name: &str, tensor: &Tensor| record.see(name, tensor, channels, 0..chunk.real as usize, step);
-                    self.layer(model, step, flow, &mut feed, Some(&mut watch))?
-                }
-                _ => self.layer(model, step, flow, &mut feed, None)?,
-            };
-            if let Some(record) = record.as_deref_mut() {
-                record.add(step.part.end as usize, &flow.hidden, 0..chunk.real as usize);
-            }
+            flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
         }
         Ok(flow.hidden)
+    }
+
+    /// What leaves a part of the layers, recorded with what is wanted of the states inside it.
+    fn recorded(
+        &mut self,
+        model: &Model,
+        step: &Step,
+        flow: Flow,
+        feed: &mut Feed<'_>,
+        counted: Range<usize>,
+        record: Option<&mut Record>,
+    ) -> Result<Flow> {
+        let Some(record) = record else { return self.layer(model, step, flow, feed, None) };
+        let left = if record.wants_inside(step) {
+            let channels = flow.hidden.channels;
+            let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, counted.clone(), step);
+            self.layer(model, step, flow, feed, Some(&mut watch))?
+        } else {
+            self.layer(model, step, flow, feed, None)?
+        };
+        record.add(step.part.end as usize, &left.hidden, counted);
+        Ok(left)
     }
 
     /// What leaves a part of the layers, with those of its experts that a token was given.

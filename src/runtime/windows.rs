@@ -77,11 +77,8 @@ impl Windows {
         let mut logits = Vec::new();
         self.push(tokens, &mut logits)?;
         self.finish(&mut logits)?;
-        let width = self.width();
-        let mut hidden = self.record.map_or_else(|| Ok(Vec::new()), |record| record.finish(tokens.len(), width))?;
-        // a power of two: nothing is lost
-        let unscaled = 1.0 / self.model.bundle().model.hidden_scale as f32;
-        hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
+        let facts = &self.model.bundle().model;
+        let hidden = self.record.map_or_else(|| Ok(Vec::new()), |record| record.finish(tokens.len(), facts))?;
         Ok(Answer { logits, hidden })
     }
 

@@ -16,7 +16,7 @@ use crate::mil::{Constant, DataType, Function, TensorType, Value};
 use crate::package::Package;
 
 /// Sizes of a flexible dimension that are tried: the smallest, the default, the largest.
-fn sizes(function: &Function) -> Vec<Function> {
+pub(super) fn sizes(function: &Function) -> Vec<Function> {
     let lengths: Vec<_> = function.lengths.iter().collect();
     let Some((_, first)) = lengths.first() else { return vec![function.clone()] };
     let mut sizes = match first {
@@ -102,12 +102,19 @@ pub fn numerics(name: &str, package: &Package, thresholds: &NumericsThresholds) 
     let cache = WeightCache::new();
     for function in &package.program.functions {
         for fixed in sizes(function) {
-            let inputs: Vec<String> = fixed.tensor_inputs().map(|v| format!("{} {}", v.name, v.ty)).collect();
-            let subject = format!("{name}, {}, made-up {}", function.name, inputs.join(", "));
+            let subject = format!("{name}, {}, made-up inputs{}", function.name, size(function, &fixed));
             checks.push(run(&subject, &fixed, &cache, thresholds));
         }
     }
     Ok(GateReport::new(super::numerics::GATE, checks))
+}
+
+/// What tells a size of a function from the others: the shape of its first input that is flexible.
+fn size(function: &Function, fixed: &Function) -> String {
+    let mut pairs = function.tensor_inputs().zip(fixed.tensor_inputs());
+    let flexible = pairs.find(|(declared, fixed)| declared.ty != fixed.ty);
+    let shape = flexible.and_then(|(_, fixed)| Some((&fixed.name, fixed.ty.tensor()?.fixed_shape()?)));
+    shape.map_or_else(String::new, |(name, shape)| format!(", {name} {shape:?}"))
 }
 
 /// The parity gate of a package: what its inputs mean isn't known, so there is nothing that a golden's tokens could go to.
@@ -126,12 +133,7 @@ fn run(subject: &str, function: &Function, cache: &WeightCache, thresholds: &Num
     if !half {
         return Check::unproven(subject, CLAIM, "nothing in it is computed in fp16");
     }
-    let inputs: Result<Vec<(&str, Tensor)>, String> = function
-        .tensor_inputs()
-        .enumerate()
-        .map(|(index, value)| Ok((value.name.as_str(), made_up(value, index as u64)?)))
-        .collect();
-    let inputs = match inputs {
+    let inputs = match made_up_inputs(function) {
         Ok(inputs) => inputs,
         Err(reason) => return Check::unproven(subject, CLAIM, reason),
     };
@@ -154,13 +156,13 @@ struct Trace {
 fn trace(
     function: &Function,
     precision: Precision,
-    inputs: &[(&str, Tensor)],
+    inputs: &[(String, Tensor)],
     cache: &WeightCache,
 ) -> Result<Trace, ExecError> {
     let executable = Executable::compile_as_written(function, Options { precision }, cache)?;
     let mut state = executable.new_state();
     let mut trace = Trace { seen: Default::default(), outputs: Vec::new() };
-    let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     for _ in 0..2 {
         let mut note = |name: &str, tensor: &Tensor| {
             if let Some(values) = tensor.floats() {
@@ -171,6 +173,12 @@ fn trace(
         trace.outputs.extend(outputs.iter().filter_map(|(_, tensor)| tensor.floats()).flatten());
     }
     Ok(trace)
+}
+
+/// Inputs of a function whose shapes are fixed.
+pub(super) fn made_up_inputs(function: &Function) -> Result<Vec<(String, Tensor)>, String> {
+    let inputs = function.tensor_inputs().enumerate();
+    inputs.map(|(index, value)| Ok((value.name.clone(), made_up(value, index as u64)?))).collect()
 }
 
 /// An input: floats from -1 to 1 that are the same every time, integers of zero, which are a position or an index

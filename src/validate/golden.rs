@@ -7,6 +7,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, json};
 
+use super::perplexity;
 use crate::error::{Diagnostic, Fault};
 
 /// What a reference computed.
@@ -22,6 +23,8 @@ pub struct Golden {
     pub vocab_size: usize,
     /// Hidden states `[tokens, hidden_size]`, row-major, by N: what enters layer N, or leaves the last layer.
     pub hidden: BTreeMap<usize, Vec<f32>>,
+    /// Negative log likelihood of every token but the first, in nats, where the file has them.
+    pub losses: Option<Vec<f32>>,
     /// A text and its continuation by the most likely token each time.
     pub greedy: Option<Greedy>,
     /// What the file says about itself: `reference`, `version`, `kind`, …
@@ -107,6 +110,18 @@ impl Golden {
                 positions.len()
             )));
         }
+        let losses = match find("losses") {
+            None => None,
+            Some(view) => {
+                let values =
+                    floats(&view).ok_or_else(|| error(format!("`losses` holds {:?}, expected F32", view.dtype())))?;
+                let (count, expected) = (values.len(), tokens.len().saturating_sub(1));
+                if count != expected || values.iter().any(|loss| !loss.is_finite()) {
+                    return Err(error(format!("`losses` has {count} numbers, expected {expected} finite ones")));
+                }
+                Some(values)
+            }
+        };
         let mut hidden = BTreeMap::new();
         for name in file.names() {
             if let Some(number) = name.strip_prefix("hidden.").and_then(|n| n.parse().ok()) {
@@ -130,7 +145,7 @@ impl Golden {
             return Err(error(format!("token {token} is outside its vocabulary of {vocab_size}")));
         }
         let metadata = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
-        Ok(Golden { tokens, positions, logits, vocab_size, hidden, greedy, metadata })
+        Ok(Golden { tokens, positions, logits, vocab_size, hidden, losses, greedy, metadata })
     }
 
     /// The file's content.
@@ -145,6 +160,9 @@ impl Golden {
         for (number, values) in &self.hidden {
             file.matrix(&format!("hidden.{number}"), values.len() / self.tokens.len().max(1), values);
         }
+        if let Some(losses) = &self.losses {
+            file.vector("losses", losses);
+        }
         match &self.greedy {
             Some(greedy) if greedy.prompt == self.tokens => file.integers("greedy", &greedy.ids),
             Some(greedy) => {
@@ -154,6 +172,19 @@ impl Golden {
             None => {}
         }
         file.to_bytes()
+    }
+
+    /// How likely each token was: its position, and its negative log likelihood in nats. From the file's own list, or from
+    /// its logits of the position before.
+    pub fn losses(&self) -> Vec<(usize, f64)> {
+        if let Some(losses) = &self.losses {
+            return losses.iter().enumerate().map(|(index, loss)| (index + 1, f64::from(*loss))).collect();
+        }
+        let rows = self.positions.iter().zip(self.logits.chunks_exact(self.vocab_size.max(1)));
+        let predicted = rows.filter_map(|(position, row)| {
+            Some((position + 1, perplexity::loss(row, *self.tokens.get(position + 1)?)?))
+        });
+        predicted.collect()
     }
 
     /// Who computed it, for people.
@@ -223,6 +254,11 @@ impl TensorFile {
         self.add(name, "F32", &shape, values.iter().flat_map(|v| v.to_le_bytes()));
     }
 
+    /// Adds an f32 vector.
+    pub fn vector(&mut self, name: &str, values: &[f32]) {
+        self.add(name, "F32", &[values.len()], values.iter().flat_map(|v| v.to_le_bytes()));
+    }
+
     /// The file's content.
     pub fn to_bytes(mut self) -> Vec<u8> {
         if !self.metadata.is_empty() {
@@ -248,6 +284,7 @@ mod tests {
             logits: (0..12).map(|v| v as f32).collect(),
             vocab_size: 4,
             hidden: BTreeMap::from([(0, vec![0.5; 6]), (1, vec![1.5; 6])]),
+            losses: Some(vec![0.25, 1.5]),
             greedy: Some(Greedy { prompt: vec![2], ids: vec![3, 3] }),
             metadata: BTreeMap::from([("reference".into(), "by hand".into()), ("kind".into(), "test".into())]),
         }
@@ -271,6 +308,18 @@ mod tests {
     }
 
     #[test]
+    fn losses_are_those_of_the_file_or_of_its_logits() {
+        let mut golden = golden();
+        assert_eq!(golden.losses(), [(1, 0.25), (2, 1.5)]);
+        golden.losses = None;
+        // token 0 of [0, 1, 2, 3], then token 1 of [4, 5, 6, 7]
+        let sum = (0..4).map(|v| f64::from(v).exp()).sum::<f64>().ln();
+        let found = golden.losses();
+        assert_eq!(found.iter().map(|(position, _)| *position).collect::<Vec<_>>(), [1, 2]);
+        assert!((found[0].1 - sum).abs() < 1e-9 && (found[1].1 - (sum - 1.0)).abs() < 1e-6, "{found:?}");
+    }
+
+    #[test]
     fn what_transformers_wrote_is_read() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/golden.safetensors");
         let golden = Golden::read(&path).unwrap();
@@ -283,6 +332,7 @@ mod tests {
     fn a_golden_that_contradicts_itself_is_refused() {
         assert!(refused(|g| g.logits[5] = f32::NAN).ends_with("`logits`, row 1, column 1: NaN"));
         assert!(refused(|g| g.logits.truncate(8)).ends_with("it has 2 rows of logits for 3 positions of 3 tokens"));
+        assert!(refused(|g| g.losses = Some(vec![1.0])).ends_with("`losses` has 1 numbers, expected 2 finite ones"));
         let greedy = |ids| Some(Greedy { prompt: vec![1], ids });
         assert!(refused(|g| g.greedy = greedy(vec![2, 9])).ends_with("token 9 is outside its vocabulary of 4"));
         assert!(refused(|g| g.hidden = BTreeMap::from([(2, vec![0.0; 8])])).contains("`hidden.2`"));

@@ -1,5 +1,7 @@
 //! How far two vectors of numbers are apart.
 
+use rayon::prelude::*;
+
 /// What comparing rows with their references gave, over all rows. Any NaN makes all of it NaN, which passes no threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measures {
@@ -22,42 +24,63 @@ pub struct Measures {
     pub rows: usize,
 }
 
+/// What one row gave.
+struct Row {
+    cosine: f64,
+    max_abs: f64,
+    norm_ratio: f64,
+    agrees: bool,
+    top5: f64,
+    kl: f64,
+    peak: f64,
+    squares: f64,
+}
+
+impl Row {
+    fn of(found: &[f32], reference: &[f32]) -> Self {
+        let (mut max_abs, mut peak, mut squares) = (0f64, 0f64, 0f64);
+        for (a, b) in found.iter().zip(reference) {
+            let difference = (f64::from(*a) - f64::from(*b)).abs();
+            max_abs = most(max_abs, difference);
+            peak = most(peak, f64::from(b.abs()));
+            squares += difference.powi(2);
+        }
+        Row {
+            cosine: cosine(found, reference),
+            max_abs,
+            norm_ratio: quotient(norm(found), norm(reference)),
+            agrees: largest(found) == largest(reference),
+            top5: shared(found, reference, 5),
+            kl: divergence(reference, found),
+            peak,
+            squares,
+        }
+    }
+}
+
 impl Measures {
     /// Compares rows of `width` numbers. The two have the same length.
     pub fn of(found: &[f32], reference: &[f32], width: usize) -> Self {
-        let mut measures = Measures {
-            cosine: f64::INFINITY,
-            max_abs: 0.0,
-            norm_ratio: [f64::INFINITY, f64::NEG_INFINITY],
-            top1: 0.0,
-            top5: 0.0,
-            psnr: 0.0,
-            kl: 0.0,
-            rows: 0,
-        };
-        let mut agree = 0;
-        let (mut peak, mut squares, mut count) = (0f64, 0f64, 0usize);
-        for (a, b) in found.chunks_exact(width.max(1)).zip(reference.chunks_exact(width.max(1))) {
-            measures.rows += 1;
-            measures.cosine = least(measures.cosine, cosine(a, b));
-            let difference = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).abs();
-            measures.max_abs = a.iter().zip(b).map(difference).fold(measures.max_abs, most);
-            let ratio = quotient(norm(a), norm(b));
-            measures.norm_ratio = [least(measures.norm_ratio[0], ratio), most(measures.norm_ratio[1], ratio)];
-            agree += usize::from(largest(a) == largest(b));
-            measures.top5 += shared(a, b, 5);
-            measures.kl += divergence(b, a);
-            for (a, b) in a.iter().zip(b) {
-                peak = most(peak, f64::from(b.abs()));
-                squares += (f64::from(*a) - f64::from(*b)).powi(2);
-            }
-            count += b.len();
+        let width = width.max(1);
+        let pairs = found.par_chunks_exact(width).zip(reference.par_chunks_exact(width));
+        let rows: Vec<Row> = pairs.map(|(a, b)| Row::of(a, b)).collect();
+        let count = rows.len() as f64;
+        let sum = |of: fn(&Row) -> f64| rows.iter().map(of).sum::<f64>();
+        let peak = rows.iter().map(|row| row.peak).fold(0.0, most);
+        let mean_square = sum(|row| row.squares) / (count * width as f64);
+        Measures {
+            cosine: rows.iter().map(|row| row.cosine).fold(f64::INFINITY, least),
+            max_abs: rows.iter().map(|row| row.max_abs).fold(0.0, most),
+            norm_ratio: [
+                rows.iter().map(|row| row.norm_ratio).fold(f64::INFINITY, least),
+                rows.iter().map(|row| row.norm_ratio).fold(f64::NEG_INFINITY, most),
+            ],
+            top1: sum(|row| f64::from(u8::from(row.agrees))) / count,
+            top5: sum(|row| row.top5) / count,
+            psnr: 20.0 * (peak / mean_square.sqrt()).log10(),
+            kl: sum(|row| row.kl) / count,
+            rows: rows.len(),
         }
-        measures.psnr = 20.0 * (peak / (squares / count as f64).sqrt()).log10();
-        measures.top5 /= measures.rows as f64;
-        measures.top1 = agree as f64 / measures.rows as f64;
-        measures.kl /= measures.rows as f64;
-        measures
     }
 }
 

@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use super::lint::lint;
 use super::measure::Measures;
 use super::thresholds::{NumericsThresholds, Thresholds};
+use super::trial::{layer_of, not_run};
 use super::verdict::{Check, GateReport, listed};
 use super::watch::{Extent, Log, Seen, Watching};
 use crate::convert::bundle::{Bundle, Tokens};
@@ -32,7 +33,7 @@ const SMALLEST_SCALE: f64 = 1.0 / 65536.0;
 /// Checks the bundle in `folder`, on `tokens`.
 ///
 /// # Errors
-/// When a package can't be read or a function can't be run.
+/// When a package can't be read. A function that can't be run fails the gate.
 pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &NumericsThresholds) -> Result<GateReport> {
     let read = |name: &String| -> Result<(Vec<Check>, BTreeMap<String, Places>)> {
         let program = package::open(&folder.join(name))?.program;
@@ -48,9 +49,13 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
     }
     let mut run = BTreeSet::new();
     for context in &bundle.model.contexts {
-        let traces = Traces::of(bundle, folder, *context, tokens)?;
-        run.extend(traces.functions());
-        checks.extend(traces.checks(bundle, &places, thresholds));
+        match Traces::of(bundle, folder, *context, tokens) {
+            Ok(traces) => {
+                run.extend(traces.functions());
+                checks.extend(traces.checks(bundle, &places, thresholds));
+            }
+            Err(error) => checks.push(not_run(format!("context {context}"), error)?),
+        }
     }
     checks.push(coverage(bundle, &run));
     Ok(GateReport::new(GATE, checks))
@@ -263,11 +268,6 @@ impl Traces {
     }
 }
 
-/// The layer that a value belongs to: `layers_7_attn_q_proj` to 7.
-fn layer_of(value: &str) -> Option<usize> {
-    value.strip_prefix("layers_")?.split('_').next()?.parse().ok()
-}
-
 pub(super) fn check(
     subject: String,
     half: &IndexMap<String, Extent>,
@@ -364,12 +364,5 @@ mod tests {
         assert_eq!(scale_for(16377.0, &thresholds), 0.5);
         assert_eq!(scale_for(200_000.0, &thresholds), 1.0 / 16.0);
         assert_eq!(scale_for(f32::MAX, &thresholds), 1.0 / 65536.0);
-    }
-
-    #[test]
-    fn values_belong_to_layers_by_name() {
-        assert_eq!(layer_of("layers_12_attn_q_proj"), Some(12));
-        assert_eq!(layer_of("layers_3_hidden"), Some(3));
-        assert_eq!(layer_of("hidden_out"), None);
     }
 }

@@ -32,13 +32,18 @@ pub fn perplexity(model: &Arc<Model>, tokens: &[u32], window: usize) -> Result<O
         let (given, predicted) = (&text[..text.len() - 1], &text[1..]);
         let logits = model.start(text.len() as u64)?.forward(given, &Ask::all(Chunking::Largest))?.logits;
         for (row, token) in logits.chunks_exact(vocabulary).zip(predicted) {
-            let Some(logit) = row.get(*token as usize) else { continue };
-            sum += log_sum_exp(row) - f64::from(*logit);
+            let Some(loss) = loss(row, *token) else { continue };
+            sum += loss;
             count += 1;
         }
     }
     let loss = sum / count as f64;
     Ok((count > 0).then(|| Perplexity { perplexity: loss.exp(), loss, tokens: count }))
+}
+
+/// Negative log likelihood of a token, in nats, by a row of logits; nothing if the row doesn't have it.
+pub fn loss(row: &[f32], token: u32) -> Option<f64> {
+    Some(log_sum_exp(row) - f64::from(*row.get(token as usize)?))
 }
 
 fn log_sum_exp(row: &[f32]) -> f64 {

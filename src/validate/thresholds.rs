@@ -51,6 +51,10 @@ pub struct ParityThresholds {
     pub function_cosine: f64,
     /// Largest error of the logits of any one token: root mean square over the positions, relative to that of all logits.
     pub row_error: f64,
+    /// Smallest cosine of what a single layer adds to the residual stream: the mean over the positions.
+    pub layer_cosine: f64,
+    /// Largest relative difference between the perplexities of the golden's text.
+    pub perplexity: f64,
     /// Smallest share of positions whose most likely token agrees.
     pub top1: f64,
     /// Smallest and largest ratio of the logits' norms at any position.
@@ -64,6 +68,7 @@ impl Thresholds {
         let parity = &mut thresholds.parity;
         parity.cosine = gates.parity.cosine.unwrap_or(0.0).max(parity.cosine);
         parity.top1 = gates.parity.top1.unwrap_or(0.0).max(parity.top1);
+        parity.perplexity = gates.parity.perplexity.unwrap_or(f64::INFINITY).min(parity.perplexity);
         thresholds
     }
 
@@ -80,8 +85,8 @@ mod tests {
 
     #[test]
     fn a_manifest_tightens_and_never_loosens() {
-        let with = |cosine| {
-            let parity = ParityGate { cosine: Some(cosine), top1: None };
+        let with = |cosine, perplexity| {
+            let parity = ParityGate { cosine: Some(cosine), perplexity: Some(perplexity), top1: None };
             Thresholds::of(&Gates { parity }).parity
         };
         let built_in = Thresholds::of(&Gates::default()).parity;
@@ -91,11 +96,14 @@ mod tests {
                 cosine: 0.995,
                 function_cosine: 0.97,
                 row_error: 0.25,
+                layer_cosine: 0.9,
+                perplexity: 0.05,
                 top1: 0.95,
                 norm_ratio: [0.9, 1.1]
             }
         );
-        assert_eq!(with(0.999).cosine, 0.999);
-        assert_eq!(with(0.5), built_in);
+        let tight = with(0.999, 0.01);
+        assert_eq!((tight.cosine, tight.perplexity), (0.999, 0.01));
+        assert_eq!(with(0.5, 0.5), built_in);
     }
 }

@@ -203,6 +203,13 @@ impl Census {
     }
 }
 
+/// The compute ops of a function that don't prefer the Neural Engine.
+pub fn misplaced(function: &Function, operations: &[Operation]) -> Vec<MisplacedOp> {
+    let mut census = Census::default();
+    census.count(operations, &WeightBytes::of(function));
+    census.misplaced
+}
+
 /// Where the ops of one function are.
 fn placement(
     subject: String,

@@ -1,0 +1,204 @@
+//! `anec bisect`
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{print, print_json};
+use crate::convert::Bundle;
+use crate::convert::bundle::FILE_NAME;
+use crate::convert::compile::Compiler;
+use crate::coreml::CoreMl;
+use crate::error::{Diagnostic, Fault, Result};
+use crate::manifest::Gates;
+use crate::mil::Function;
+use crate::package::{self, Package, WriteOptions};
+use crate::report;
+use crate::validate::bisect::form::Structure;
+use crate::validate::bisect::half::{Call, Numerics, calls_of_bundle, calls_of_package};
+use crate::validate::bisect::outside::{self, Compile, Outside, Residency, UserCommand};
+use crate::validate::bisect::{Culprit, Predicate, bisect};
+use crate::validate::{Thresholds, prompts};
+
+/// Finds the op behind a failure: ops are left out until the smallest piece is left that fails in the same way.
+///
+/// What failed is named: structure (the rules of MIL), numerics (half precision, on a real text for a bundle), and on a Mac
+/// compile and residency. Or a command of your own says what fails, with a status other than 0 (125: can't tell); {} in
+/// it is the package that holds the piece.
+///
+/// What an op that was left out would have given becomes an input of the piece, so the piece runs on its own; --out keeps
+/// it as a package.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder of a bundle, or an .mlpackage
+    path: PathBuf,
+    /// structure, numerics, compile, residency, or a command
+    #[arg(long, value_name = "GATE | COMMAND {}")]
+    predicate: String,
+    /// Looks at this function only
+    #[arg(long, value_name = "NAME")]
+    function: Option<String>,
+    /// Tokens of the text for numerics, at most as many as a call takes
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    positions: u16,
+    /// Writes the piece as a package
+    #[arg(short, long, value_name = "X.mlpackage")]
+    out: Option<PathBuf>,
+    /// Replaces the package that is there
+    #[arg(long)]
+    force: bool,
+    /// Prints the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Nothing was found.
+#[derive(Debug, thiserror::Error)]
+enum BisectError {
+    /// There is nothing to look for.
+    #[error("{}: no function fails: {predicate}", path.display())]
+    NothingFails { path: PathBuf, predicate: String },
+    /// The function isn't there.
+    #[error("{}: there is no function `{function}`", path.display())]
+    NoFunction { path: PathBuf, function: String },
+}
+
+impl Diagnostic for BisectError {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            BisectError::NothingFails { .. } => "`anec validate` says what fails; parity names the layer itself",
+            BisectError::NoFunction { .. } => "`anec inspect` lists the functions",
+        };
+        Some(help.into())
+    }
+}
+
+/// What was found, and where.
+struct Found {
+    package: String,
+    function: String,
+    culprit: Culprit,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<u8> {
+        let found = match self.predicate.as_str() {
+            "structure" => self.first(|_| Ok(Structure))?,
+            "numerics" => self.numerics()?,
+            "compile" => {
+                let compiler = Arc::new(Compiler::find()?);
+                self.first(|_| Outside::new(Compile(compiler.clone())))?
+            }
+            "residency" => {
+                let engine = Arc::new(CoreMl::new()?);
+                self.first(|_| Outside::new(Residency(engine.clone())))?
+            }
+            command => self.first(|_| Outside::new(UserCommand::new(command)))?,
+        };
+        let Some(found) = found else {
+            let (path, predicate) = (self.path, self.predicate);
+            return Err(BisectError::NothingFails { path, predicate }.into());
+        };
+        if let Some(out) = &self.out {
+            let options = WriteOptions { replace: self.force, ..WriteOptions::default() };
+            package::write(&outside::program(&found.culprit.piece), out, &options)?;
+        }
+        self.print(&found);
+        Ok(0)
+    }
+
+    /// The packages of the path, with their names.
+    fn packages(&self) -> Result<Vec<(String, Package)>> {
+        if self.path.join(FILE_NAME).exists() {
+            let bundle = Bundle::read(&self.path)?;
+            let names = bundle.packages.into_iter().map(|entry| entry.package);
+            return names.map(|name| Ok((name.clone(), package::open(&self.path.join(name))?))).collect();
+        }
+        Ok(vec![(name(&self.path), package::open(&self.path)?)])
+    }
+
+    fn wanted(&self, function: &Function) -> bool {
+        self.function.as_ref().is_none_or(|name| function.name == *name)
+    }
+
+    /// The first function that fails, made small.
+    fn first<P: Predicate>(&self, predicate: impl Fn(&Function) -> Result<P>) -> Result<Option<Found>> {
+        let mut seen = false;
+        for (package, opened) in self.packages()? {
+            for function in opened.program.functions.iter().filter(|function| self.wanted(function)) {
+                seen = true;
+                if let Some(culprit) = bisect(function, &mut predicate(function)?)? {
+                    return Ok(Some(Found { package, function: function.name.clone(), culprit }));
+                }
+            }
+        }
+        if seen { Ok(None) } else { Err(self.no_function()) }
+    }
+
+    fn no_function(&self) -> crate::error::Error {
+        let function = self.function.clone().unwrap_or_default();
+        BisectError::NoFunction { path: self.path.clone(), function }.into()
+    }
+
+    fn numerics(&self) -> Result<Option<Found>> {
+        let (calls, thresholds) = self.calls()?;
+        let (mut tried, mut refused) = (false, None);
+        for call in calls.into_iter().filter(|call| self.wanted(&call.function)) {
+            let mut predicate = match Numerics::of(&call, &thresholds.numerics) {
+                Ok(predicate) => predicate,
+                // made-up inputs needn't fit a function; others may still be tried
+                Err(error) => {
+                    refused = Some(error);
+                    continue;
+                }
+            };
+            tried = true;
+            if let Some(culprit) = bisect(&call.function, &mut predicate)? {
+                return Ok(Some(Found { package: call.package, function: call.function.name, culprit }));
+            }
+        }
+        match refused {
+            Some(error) if !tried => Err(error),
+            None if !tried => Err(self.no_function()),
+            _ => Ok(None),
+        }
+    }
+
+    fn calls(&self) -> Result<(Vec<Call>, Thresholds)> {
+        if self.path.join(FILE_NAME).exists() {
+            let bundle = Bundle::read(&self.path)?;
+            let tokens = prompts::tokens(&bundle, &self.path, usize::from(self.positions))?;
+            return Ok((calls_of_bundle(&bundle, &self.path, &tokens)?, Thresholds::of(&bundle.manifest.gates)));
+        }
+        let package = package::open(&self.path)?;
+        Ok((calls_of_package(&name(&self.path), &package), Thresholds::of(&Gates::default())))
+    }
+
+    fn print(&self, found: &Found) {
+        let Found { package, function, culprit } = found;
+        if self.json {
+            print_json(&json!({
+                "package": package,
+                "function": function,
+                "predicate": self.predicate,
+                "ops_before": culprit.ops_before,
+                "ops": culprit.ops,
+                "findings": culprit.findings,
+                "tries": culprit.tries,
+                "written": self.out,
+            }));
+        } else {
+            let written = self.out.as_deref();
+            print(&report::culprit(package, function, &self.predicate, culprit, written));
+        }
+    }
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}

@@ -1,0 +1,219 @@
+//! Half precision as a predicate. A piece is run on the values that the whole function computes in f32, so an op is
+//! judged by what reaches it there, and not by what an earlier one lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use indexmap::IndexMap;
+
+use super::{Failure, Predicate};
+use crate::convert::Bundle;
+use crate::error::Result;
+use crate::exec::{ExecError, Executable, Options, Precision, Tensor, WeightCache};
+use crate::mil::verify::infer_what_can_be;
+use crate::mil::{Function, Program};
+use crate::package::{self, Package};
+use crate::runtime::{Ask, Backend, Chunking, CpuBackend, Hidden, Host, Model, Programs, Sequence, Watch, Windows};
+use crate::validate::foreign::{made_up_inputs, sizes};
+use crate::validate::lint::lint;
+use crate::validate::measure::Measures;
+use crate::validate::numerics::check;
+use crate::validate::thresholds::NumericsThresholds;
+use crate::validate::verdict::Verdict;
+use crate::validate::watch::Extent;
+
+/// A function of fixed shapes with what it is called with.
+pub struct Call {
+    /// The package that it is in.
+    pub package: String,
+    /// The function.
+    pub function: Function,
+    /// Its inputs, by name.
+    pub inputs: Vec<(String, Tensor)>,
+}
+
+/// The calls of a package's functions at several lengths, on made-up inputs. Those whose inputs can't be made up are
+/// left out.
+pub fn calls_of_package(name: &str, package: &Package) -> Vec<Call> {
+    let fixed = package.program.functions.iter().flat_map(sizes);
+    let call = |function: Function| {
+        let inputs = made_up_inputs(&function).ok()?;
+        Some(Call { package: name.to_owned(), function: infer_what_can_be(&function), inputs })
+    };
+    fixed.filter_map(call).collect()
+}
+
+/// The first call of each function that a bundle makes for a text: its states are zero then.
+///
+/// # Errors
+/// When the bundle can't be run in f32.
+pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<Vec<Call>> {
+    let host = Arc::new(Host::open(bundle, folder)?);
+    let programs = Programs::of(bundle, folder);
+    let inputs = Inputs::default();
+    let backend = Recording { inner: CpuBackend::new(programs, Precision::F32), bundle: bundle.clone(), inputs };
+    let seen = backend.inputs.clone();
+    let model = Model::new(bundle.clone(), folder, host, Box::new(backend))?;
+    if model.bundle().model.classification().is_some() {
+        Windows::new(&model, None, Hidden::No)?.label(tokens)?;
+    } else {
+        let mut session = model.start(model.context())?;
+        session.forward(&tokens[..tokens.len().min(session.limit() as usize)], &Ask::all(Chunking::Largest))?;
+    }
+    let seen = std::mem::take(&mut *seen.0.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut calls = Vec::new();
+    for (index, inputs) in seen {
+        let entry = &bundle.functions[index];
+        let program = package::open(&folder.join(&entry.package))?.program;
+        let Some(function) = program.function(&entry.function) else { continue };
+        let fixed = at_sizes(function, &inputs);
+        calls.push(Call { package: entry.package.clone(), function: infer_what_can_be(&fixed), inputs });
+    }
+    Ok(calls)
+}
+
+/// The function with its symbols fixed to what these inputs have.
+fn at_sizes(function: &Function, inputs: &[(String, Tensor)]) -> Function {
+    let mut fixed = function.clone();
+    for (name, tensor) in inputs {
+        let ty = function.tensor_inputs().find(|value| value.name == *name).and_then(|value| value.ty.tensor());
+        for (dim, size) in ty.into_iter().flat_map(|ty| &ty.shape).zip(&tensor.shape) {
+            // a size that isn't T itself follows from one that is
+            if let crate::mil::Dim::Symbolic { symbol, factor: 1, offset: 0 } = dim {
+                fixed = fixed.with_length(symbol, *size as u64);
+            }
+        }
+    }
+    fixed
+}
+
+/// The inputs of the first call of each function, by its index in `bundle.json`.
+#[derive(Clone, Default)]
+struct Inputs(Arc<Mutex<BTreeMap<usize, Vec<(String, Tensor)>>>>);
+
+struct Recording {
+    inner: CpuBackend,
+    bundle: Bundle,
+    inputs: Inputs,
+}
+
+impl Backend for Recording {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.inner.prepare(function)
+    }
+
+    fn sequence(&self) -> Result<Box<dyn Sequence>> {
+        let inner = self.inner.sequence()?;
+        Ok(Box::new(Recorded { inner, bundle: self.bundle.clone(), inputs: self.inputs.clone() }))
+    }
+}
+
+struct Recorded {
+    inner: Box<dyn Sequence>,
+    bundle: Bundle,
+    inputs: Inputs,
+}
+
+impl Sequence for Recorded {
+    fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
+        let names = self.bundle.functions[function].inputs.iter().map(|port| port.name.clone());
+        let mut seen = self.inputs.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.entry(function).or_insert_with(|| names.zip(inputs.iter().map(|tensor| Tensor::clone(tensor))).collect());
+        drop(seen);
+        self.inner.run(function, inputs, watch)
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.inner.reset()
+    }
+}
+
+/// Fails where fp16 doesn't hold a constant, or doesn't compute what f32 computes.
+pub struct Numerics {
+    /// What the whole function computes in f32, by name.
+    values: BTreeMap<String, Tensor>,
+    thresholds: NumericsThresholds,
+    cache: WeightCache,
+}
+
+impl Numerics {
+    /// Runs the whole function in f32.
+    ///
+    /// # Errors
+    /// When it can't be run.
+    pub fn of(call: &Call, thresholds: &NumericsThresholds) -> Result<Self> {
+        let cache = WeightCache::new();
+        let mut values: BTreeMap<String, Tensor> = call.inputs.iter().cloned().collect();
+        let mut note = |name: &str, tensor: &Tensor| {
+            values.insert(name.to_owned(), tensor.clone());
+        };
+        run(&call.function, Precision::F32, &call.inputs, &cache, &mut note)?;
+        Ok(Numerics { values, thresholds: thresholds.clone(), cache })
+    }
+
+    /// What a piece computes: how large its values get, and its results.
+    fn trace(&self, function: &Function, precision: Precision) -> Result<Trace, ExecError> {
+        let given = function.tensor_inputs();
+        let inputs: Vec<(String, Tensor)> =
+            given.filter_map(|v| Some((v.name.clone(), self.values.get(&v.name)?.clone()))).collect();
+        let mut seen: IndexMap<String, Extent> = IndexMap::new();
+        let mut note = |name: &str, tensor: &Tensor| {
+            if let Some(values) = tensor.floats() {
+                seen.entry(name.to_owned()).or_default().add(values);
+            }
+        };
+        let outputs = run(function, precision, &inputs, &self.cache, &mut note)?;
+        Ok(Trace { seen, outputs })
+    }
+}
+
+struct Trace {
+    seen: IndexMap<String, Extent>,
+    outputs: Vec<(String, Tensor)>,
+}
+
+fn run(
+    function: &Function,
+    precision: Precision,
+    inputs: &[(String, Tensor)],
+    cache: &WeightCache,
+    note: &mut dyn FnMut(&str, &Tensor),
+) -> Result<Vec<(String, Tensor)>, ExecError> {
+    let executable = Executable::compile_as_written(function, Options { precision }, cache)?;
+    let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    executable.run_with(&inputs, &mut executable.new_state(), note)
+}
+
+/// What overflowed is another failure than what only differs.
+const OVERFLOW: &str = "overflow";
+
+impl Predicate for Numerics {
+    fn failures(&mut self, function: &Function) -> Result<Vec<Failure>> {
+        let program = Program { functions: vec![function.clone()], default_function: function.name.clone() };
+        let mut failures = Vec::new();
+        for check in lint(&function.name, &program)? {
+            if let Some(detail) = check.detail.filter(|_| check.verdict == Verdict::Failed) {
+                failures.push(Failure { kind: check.claim, detail });
+            }
+        }
+        let (Ok(single), Ok(half)) = (self.trace(function, Precision::F32), self.trace(function, Precision::F16))
+        else {
+            // a piece that can't be run shows nothing
+            return Ok(failures);
+        };
+        // what the whole is given may be large on purpose, as masks are: only what the piece makes of it counts
+        let overflows = half.seen.values().any(|extent| !extent.is_finite());
+        for (half_output, single_output) in half.outputs.iter().zip(&single.outputs) {
+            let (Some(found), Some(reference)) = (half_output.1.floats(), single_output.1.floats()) else { continue };
+            let measures = Measures::of(found, reference, reference.len());
+            let name = half_output.0.clone();
+            let check = check(name.clone(), &half.seen, &single.seen, &BTreeSet::new(), &measures, &self.thresholds);
+            if let Some(detail) = check.detail {
+                let kind = if overflows { OVERFLOW.to_owned() } else { check.claim };
+                failures.push(Failure { kind, detail: format!("`{name}`: {detail}") });
+            }
+        }
+        Ok(failures)
+    }
+}

@@ -1,0 +1,199 @@
+//! Predicates that take a package: Core ML's compiler, its placement, a program of the user's.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use tempfile::TempDir;
+
+use super::{Failure, Predicate};
+use crate::convert::compile::Compiler;
+use crate::convert::error::ConvertError;
+use crate::coreml::{CoreMlError, Engine};
+use crate::error::Result;
+use crate::mil::verify::verify_function;
+use crate::mil::{Function, Program};
+use crate::package::{self, WriteOptions};
+use crate::runtime::RuntimeError;
+use crate::validate::residency::{UNITS, misplaced};
+
+/// Says how a package fails that holds one function.
+pub trait Ask {
+    /// The ways in which it fails.
+    ///
+    /// # Errors
+    /// When the package can't be asked about.
+    fn ask(&mut self, function: &Function, package: &Path) -> Result<Vec<Failure>>;
+}
+
+/// A predicate that writes functions as packages and asks about these.
+pub struct Outside<A> {
+    room: TempDir,
+    /// What is wrong with the whole function; nothing before it was seen.
+    known: Option<BTreeSet<String>>,
+    ask: A,
+}
+
+/// Name of the packages; programs that look at a name see the same every time.
+const PACKAGE: &str = "piece.mlpackage";
+
+impl<A: Ask> Outside<A> {
+    /// Asks about packages in a temporary folder.
+    ///
+    /// # Errors
+    /// When the system gives none.
+    pub fn new(ask: A) -> Result<Self> {
+        let room = tempfile::tempdir().map_err(RuntimeError::io(std::env::temp_dir(), "create a folder in"))?;
+        Ok(Outside { room, known: None, ask })
+    }
+}
+
+/// A function as a program of its own.
+pub fn program(function: &Function) -> Program {
+    Program::single(Function { name: "main".to_owned(), ..function.clone() })
+}
+
+impl<A: Ask> Predicate for Outside<A> {
+    fn failures(&mut self, function: &Function) -> Result<Vec<Failure>> {
+        let findings: BTreeSet<String> = verify_function(function).iter().map(ToString::to_string).collect();
+        let path = self.room.path().join(PACKAGE);
+        let options = WriteOptions { replace: true, ..WriteOptions::default() };
+        let written = package::write(&program(function), &path, &options);
+        match &self.known {
+            None => {
+                self.known = Some(findings);
+                written?;
+            }
+            // a piece that is no program, or none that a package can hold, would be refused for that
+            Some(known) if !findings.is_subset(known) || written.is_err() => return Ok(Vec::new()),
+            Some(_) => {}
+        }
+        self.ask.ask(function, &path)
+    }
+}
+
+/// A program of the user's: what it takes is in a command, `{}` stands for the package. A status other than 0 is a
+/// failure, but 125: as for `git bisect`, it says that nothing can be said.
+pub struct UserCommand {
+    command: String,
+}
+
+/// The status of a program that can't tell.
+const CAN_NOT_TELL: i32 = 125;
+
+impl UserCommand {
+    /// A command for the system's shell. Without `{}`, the package is its last argument.
+    pub fn new(command: &str) -> Self {
+        let command = if command.contains("{}") { command.to_owned() } else { format!("{command} {{}}") };
+        UserCommand { command }
+    }
+}
+
+impl Ask for UserCommand {
+    fn ask(&mut self, _: &Function, package: &Path) -> Result<Vec<Failure>> {
+        let [shell, flag] = if cfg!(windows) { ["cmd", "/C"] } else { ["/bin/sh", "-c"] };
+        let command = self.command.replace("{}", &package.display().to_string());
+        let run = Command::new(shell).args([flag, &command]).output();
+        let output = run.map_err(RuntimeError::io(PathBuf::from(shell), "run"))?;
+        let status = output.status;
+        if status.success() || status.code() == Some(CAN_NOT_TELL) {
+            return Ok(Vec::new());
+        }
+        let said = [output.stderr, output.stdout].map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
+        let last = said.iter().find_map(|text| text.lines().next_back()).unwrap_or("it says nothing");
+        Ok(vec![Failure { kind: "the command fails".into(), detail: format!("{status}: {last}") }])
+    }
+}
+
+/// Core ML's compiler.
+pub struct Compile(pub Arc<Compiler>);
+
+impl Ask for Compile {
+    fn ask(&mut self, _: &Function, package: &Path) -> Result<Vec<Failure>> {
+        let folder = package.parent().unwrap_or(Path::new("."));
+        match self.0.compile(folder, PACKAGE) {
+            Ok(_) => Ok(Vec::new()),
+            Err(error @ ConvertError::Compiler { .. }) => {
+                Ok(vec![Failure { kind: "it doesn't compile".into(), detail: error.to_string() }])
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Core ML's placement: an op fails that doesn't prefer the Neural Engine. Small pieces may rightly prefer the CPU; the
+/// one that is found is where the whole function's trouble can be seen, not its proof.
+pub struct Residency<E>(pub Arc<E>);
+
+impl<E: Engine> Ask for Residency<E> {
+    fn ask(&mut self, function: &Function, package: &Path) -> Result<Vec<Failure>> {
+        let compiled = package.with_extension("mlmodelc");
+        let planned = self.0.compile(package, &compiled).and_then(|()| self.0.plan(&compiled, UNITS));
+        if compiled.exists() {
+            std::fs::remove_dir_all(&compiled).map_err(CoreMlError::io(&compiled, "remove"))?;
+        }
+        match planned {
+            Ok(operations) => {
+                let failure = |op: crate::validate::residency::MisplacedOp| {
+                    let device = op.device.map_or_else(|| "no device".to_owned(), |device| device.to_string());
+                    let kind = format!("{} on {device}", op.operator);
+                    Failure { detail: format!("`{}` ({}) prefers {device}", op.output, op.operator), kind }
+                };
+                Ok(misplaced(function, &operations).into_iter().map(failure).collect())
+            }
+            Err(error @ CoreMlError::Refused { .. }) => {
+                Ok(vec![Failure { kind: "Core ML refuses it".into(), detail: error.to_string() }])
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coreml::double::{DoubleEngine, convert_demo};
+    use crate::coreml::plan::Device;
+    use crate::validate::bisect::bisect;
+
+    /// A shard of the demo's model.
+    fn shard(room: &Path) -> Function {
+        convert_demo(room, &["lengths={fixed: [2]}"]);
+        package::open(&room.join("layers_3_6.mlpackage")).unwrap().program.functions.remove(0)
+    }
+
+    #[test]
+    fn an_op_that_prefers_the_cpu_is_found() {
+        let room = tempfile::tempdir().unwrap();
+        let function = shard(room.path());
+        let mut engine = DoubleEngine::new();
+        engine.elsewhere.insert("softmax", Device::Cpu);
+        let mut predicate = Outside::new(Residency(Arc::new(engine))).unwrap();
+        let found = bisect(&function, &mut predicate).unwrap().unwrap();
+        assert_eq!(found.ops.len(), 1, "{found:#?}");
+        // the first of many
+        assert_eq!((found.ops[0].operator.as_str(), found.ops[0].layer), ("softmax", Some(3)));
+        assert!(found.findings[0].ends_with("prefers CPU"), "{:?}", found.findings);
+        // on the Neural Engine, nothing fails
+        let mut predicate = Outside::new(Residency(Arc::new(DoubleEngine::new()))).unwrap();
+        assert!(bisect(&function, &mut predicate).unwrap().is_none());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_says_which_pieces_fail() {
+        let room = tempfile::tempdir().unwrap();
+        let function = shard(room.path());
+        let of = |command: &str| bisect(&function, &mut Outside::new(UserCommand::new(command)).unwrap()).unwrap();
+        let model = "{}/Data/com.apple.CoreML/model.mlmodel";
+        let found = of(&format!("! grep -q layers_4_mlp_silu {model}")).unwrap();
+        let names: Vec<&str> = found.ops.iter().map(|op| op.name.as_str()).collect();
+        // an op that reads a value names it, too: what gives it isn't needed
+        assert_eq!(names.len(), 1, "{names:?}");
+        assert!(names[0].starts_with("layers_4_mlp"), "{names:?}");
+        assert!(found.findings[0].starts_with("exit status: 1"), "{:?}", found.findings);
+        // what can't tell is no failure
+        assert!(of("exit 125").is_none() && of("test -d").is_none());
+    }
+}

@@ -1,0 +1,160 @@
+//! Some of a function's ops as a function of their own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::mil::{Binding, Block, Dim, Function, Op, TensorType, Value, ValueId, ValueType};
+
+/// The function that has the ops at `keep` of the block, and the constants that they read. `known` is the same function
+/// with its types inferred: inputs of the piece get theirs from it, all else keeps what was declared where something was. The values of the piece
+/// are numbered anew.
+///
+/// Nothing where that is no function: without a result, or with an input whose shape isn't known.
+pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> Option<Function> {
+    let kept = with_constants(function, keep);
+    let ops: Vec<&Op> = kept.iter().map(|at| &function.block.ops[*at]).collect();
+    let made: BTreeSet<ValueId> = ops.iter().flat_map(|op| results(op)).collect();
+    let mut read = BTreeSet::new();
+    ops.iter().for_each(|op| operands(op, &mut read));
+
+    let mut values = Arena { from: function, known, ids: HashMap::new(), values: Vec::new() };
+    // the function's own inputs first, in their order; then what the ops that are missing gave
+    let own = function.inputs.iter().copied().filter(|id| read.contains(id));
+    let missing = read.iter().copied().filter(|id| !made.contains(id) && !function.inputs.contains(id));
+    let mut inputs = Vec::new();
+    for id in own.chain(missing) {
+        inputs.push(values.input(id)?);
+    }
+    let wanted = |id: &ValueId| function.block.outputs.contains(id) || !read.contains(id);
+    let outputs: Vec<ValueId> = ops
+        .iter()
+        .filter(|op| !op.is_const() && !op.is_constexpr())
+        .flat_map(|op| op.outputs.iter().copied())
+        .filter(|id| wanted(id) && matches!(function.value(*id).ty, ValueType::Tensor(_)))
+        .collect();
+    if outputs.is_empty() {
+        return None;
+    }
+    let ops = ops.into_iter().map(|op| values.op(op)).collect();
+    let outputs = outputs.into_iter().map(|id| values.id(id)).collect();
+    let mut piece = Function {
+        name: function.name.clone(),
+        opset: function.opset,
+        inputs,
+        values: values.values,
+        block: Block { inputs: Vec::new(), ops, outputs },
+        lengths: BTreeMap::new(),
+    };
+    let symbols = piece.tensor_inputs().filter_map(|value| value.ty.tensor()).flat_map(symbols);
+    piece.lengths = symbols.filter_map(|s| Some((s.clone(), function.lengths.get(&s)?.clone()))).collect();
+    Some(piece)
+}
+
+/// The ops to keep with the constants, plain and compressed, that they read, in the function's order.
+fn with_constants(function: &Function, keep: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let constants: HashMap<ValueId, usize> = (function.block.ops.iter().enumerate())
+        .filter(|(_, op)| op.is_const() || op.is_constexpr())
+        .flat_map(|(at, op)| op.outputs.iter().map(move |id| (*id, at)))
+        .collect();
+    let mut kept = keep.clone();
+    let mut open: Vec<usize> = keep.iter().copied().collect();
+    while let Some(at) = open.pop() {
+        let mut read = BTreeSet::new();
+        operands(&function.block.ops[at], &mut read);
+        open.extend(read.iter().filter_map(|id| constants.get(id)).filter(|at| kept.insert(**at)));
+    }
+    kept
+}
+
+/// What an op and its nested blocks read from outside and from each other.
+fn operands(op: &Op, read: &mut BTreeSet<ValueId>) {
+    read.extend(op.operands());
+    let inner: BTreeSet<ValueId> = op.blocks.iter().flat_map(block_results).collect();
+    for block in &op.blocks {
+        block.ops.iter().for_each(|op| operands(op, read));
+        read.extend(&block.outputs);
+    }
+    read.retain(|id| !inner.contains(id));
+}
+
+/// What an op gives, its nested blocks' values among it.
+fn results(op: &Op) -> Vec<ValueId> {
+    op.outputs.iter().copied().chain(op.blocks.iter().flat_map(block_results)).collect()
+}
+
+fn block_results(block: &Block) -> Vec<ValueId> {
+    block.inputs.iter().copied().chain(block.ops.iter().flat_map(results)).collect()
+}
+
+fn symbols(ty: &TensorType) -> Vec<crate::mil::Symbol> {
+    let symbol = |dim: &Dim| match dim {
+        Dim::Symbolic { symbol, .. } => Some(symbol.clone()),
+        Dim::Fixed(_) | Dim::Unknown => None,
+    };
+    ty.shape.iter().filter_map(symbol).collect()
+}
+
+/// The values of the piece, numbered anew as they are first named.
+struct Arena<'a> {
+    from: &'a Function,
+    known: &'a Function,
+    ids: HashMap<ValueId, ValueId>,
+    values: Vec<Value>,
+}
+
+impl Arena<'_> {
+    /// The new number of a value. Dimensions that aren't declared are those that are known, so that each type follows from
+    /// the others; what is declared stays, right or wrong.
+    fn id(&mut self, id: ValueId) -> ValueId {
+        let (from, known, values) = (self.from, self.known, &mut self.values);
+        *self.ids.entry(id).or_insert_with(|| {
+            let mut value = from.value(id).clone();
+            if let (ValueType::Tensor(ty), Some(known)) = (&mut value.ty, known.tensor_type(id))
+                && ty.rank() == known.rank()
+            {
+                let dims = ty.shape.iter_mut().zip(&known.shape).filter(|(dim, _)| **dim == Dim::Unknown);
+                dims.for_each(|(dim, known)| *dim = known.clone());
+            }
+            values.push(value);
+            ValueId(values.len() as u32 - 1)
+        })
+    }
+
+    /// An input, of a type that is known.
+    fn input(&mut self, id: ValueId) -> Option<ValueId> {
+        let ty = self.known.value(id).ty.clone();
+        let unknown = |ty: &TensorType| ty.shape.contains(&Dim::Unknown);
+        if matches!(ty, ValueType::Opaque(_)) || ty.tensor().is_some_and(unknown) {
+            return None;
+        }
+        let new = self.id(id);
+        self.values[new.0 as usize].ty = ty;
+        self.values[new.0 as usize].constant = None;
+        Some(new)
+    }
+
+    fn op(&mut self, op: &Op) -> Op {
+        let argument = |arena: &mut Self, bindings: &Vec<Binding>| {
+            let new = |binding: &Binding| match binding {
+                Binding::Value(id) => Binding::Value(arena.id(*id)),
+                constant => constant.clone(),
+            };
+            bindings.iter().map(new).collect::<Vec<_>>()
+        };
+        Op {
+            operator: op.operator.clone(),
+            name: op.name.clone(),
+            inputs: op.inputs.iter().map(|(name, bindings)| (name.clone(), argument(self, bindings))).collect(),
+            attributes: op.attributes.clone(),
+            blocks: op.blocks.iter().map(|block| self.block(block)).collect(),
+            outputs: op.outputs.iter().map(|id| self.id(*id)).collect(),
+        }
+    }
+
+    fn block(&mut self, block: &Block) -> Block {
+        Block {
+            inputs: block.inputs.iter().map(|id| self.id(*id)).collect(),
+            ops: block.ops.iter().map(|op| self.op(op)).collect(),
+            outputs: block.outputs.iter().map(|id| self.id(*id)).collect(),
+        }
+    }
+}

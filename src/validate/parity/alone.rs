@@ -1,0 +1,191 @@
+//! Each function alone, and each layer in it, on the hidden states of the golden: an error can't come from what is
+//! before, nor hide behind it.
+
+use super::{Comparison, Way, Whole, measured};
+use crate::error::Result;
+use crate::runtime::plan::Step;
+use crate::runtime::{Hidden, Session};
+use crate::validate::measure::{self, Measures};
+use crate::validate::verdict::{Check, Verdict};
+
+/// Measure of a layer's check.
+const ADDED: &str = "added_cosine";
+/// A layer that is so many times as far from the golden as the layers are in the median isn't one of them. Quantized layers
+/// of real models were up to 6 times as far.
+const STANDS_OUT: f64 = 20.0;
+
+impl Comparison<'_> {
+    /// What single functions give in the run of the whole: the hidden states that leave a shard, a piece of the logits.
+    pub(super) fn functions(&self, whole: &Whole, session: &Session, checks: &mut Vec<Check>) {
+        let golden = self.golden;
+        let route = session.route();
+        let hidden_size = self.candidate.model.bundle().model.hidden_size as usize;
+        for step in &route.layers {
+            let end = step.part.end as usize;
+            let (Some(reference), Some(found)) = (golden.hidden.get(&end), whole.hidden.get(end)) else { continue };
+            let measures = Measures::of(found, reference, hidden_size);
+            let subject = self.subject(&format!("layers {}..{end}", step.part.start));
+            checks.push(self.function_check(subject, "hidden states agree with the golden", &measures));
+        }
+        if route.head.len() > 1 {
+            let logits = self.rows(&whole.logits);
+            for step in &route.head {
+                let piece = |rows: &[f32]| -> Vec<f32> {
+                    let part = step.part.start as usize..step.part.end as usize;
+                    rows.chunks_exact(golden.vocab_size).flat_map(|row| &row[part.clone()]).copied().collect()
+                };
+                let rows = (step.part.end - step.part.start) as usize;
+                let measures = Measures::of(&piece(&logits), &piece(&golden.logits), rows);
+                let subject = self.subject(&format!("head {}..{}", step.part.start, step.part.end));
+                checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
+            }
+        }
+    }
+
+    /// Each function on what the golden gives it, in every way of calling; then its layers, and the head.
+    pub(super) fn forced(&self, ways: &[Way], session: &mut Session, checks: &mut Vec<Check>) -> Result<()> {
+        let golden = self.golden;
+        let model = &self.candidate.model;
+        let steps = session.route().layers.clone();
+        for (index, step) in steps.iter().enumerate() {
+            // what takes something that no golden has is judged by what leaves it in the run of the whole
+            if !session.stands_alone(index) {
+                continue;
+            }
+            let (start, end) = (step.part.start as usize, step.part.end as usize);
+            let (Some(given), Some(reference)) = (golden.hidden.get(&start), golden.hidden.get(&end)) else { continue };
+            let inside = self.candidate.layers && (start..=end).all(|layer| golden.hidden.contains_key(&layer));
+            let wanted = if inside { Hidden::BetweenLayers } else { Hidden::BetweenFunctions };
+            let mut layers = Layers::new(step);
+            for way in ways {
+                let what = format!("layers {start}..{end} forced, {}", way.name);
+                self.attempt(&what, session, checks, |session, checks| {
+                    session.reset()?;
+                    let found = session.force_layers(index, given, wanted, &way.chunking)?;
+                    let measures = Measures::of(&found[end], reference, model.bundle().model.hidden_size as usize);
+                    let subject = self.subject(&what);
+                    checks.push(self.function_check(subject, "its hidden states agree with the golden", &measures));
+                    if inside {
+                        self.see_layers(&mut layers, &way.name, &found);
+                    }
+                    Ok(())
+                })?;
+            }
+            checks.extend(self.layer_checks(&layers));
+        }
+        let last = model.bundle().model.num_layers;
+        if let Some(given) = golden.hidden.get(&last) {
+            self.attempt("head forced", session, checks, |session, checks| {
+                let logits = self.rows(&session.force_head(given)?);
+                let measures = Measures::of(&logits, &golden.logits, golden.vocab_size);
+                let subject = self.subject("head forced");
+                checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
+                Ok(())
+            })?;
+        }
+        session.reset()
+    }
+
+    fn function_check(&self, subject: String, claim: &str, measures: &Measures) -> Check {
+        let limit = self.thresholds.function_cosine;
+        let low = !(measures.cosine >= limit);
+        let problem = low.then(|| format!("cosine {:.5}, expected at least {limit}", measures.cosine));
+        let mut measured = measured(measures);
+        measured.retain(|name, _| !matches!(name.as_str(), "top1" | "top5" | "kl"));
+        Check { measured, ..Check::of(subject, claim, problem) }
+    }
+
+    /// What layers add to the residual stream in one way of calling; of all ways, the worst is kept.
+    fn see_layers(&self, layers: &mut Layers, way: &str, found: &[Vec<f32>]) {
+        let golden = &self.golden.hidden;
+        let width = self.candidate.model.bundle().model.hidden_size as usize;
+        for (index, seen) in layers.seen.iter_mut().enumerate() {
+            let layer = layers.first + index;
+            let (before, after) = (&golden[&layer], &golden[&(layer + 1)]);
+            // what enters the first is the golden's own
+            let entered = if index == 0 { before } else { &found[layer] };
+            let cosines = added(entered, &found[layer + 1])
+                .chunks_exact(width)
+                .zip(added(before, after).chunks_exact(width))
+                .map(|(ours, theirs)| measure::cosine(ours, theirs))
+                .collect::<Vec<f64>>();
+            let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
+            // written so that NaN is the worst
+            if seen.as_ref().is_none_or(|(worst, _)| !(mean >= *worst)) {
+                *seen = Some((mean, way.to_owned()));
+            }
+        }
+    }
+
+    /// The layers of a function, up to the first that is wrong: those after it get wrong hidden states.
+    fn layer_checks(&self, layers: &Layers) -> Vec<Check> {
+        let model = &self.candidate.model;
+        let place = layers.function.map(|index| &model.bundle().functions[index]);
+        let place = place.map_or_else(String::new, |entry| format!("{}, {}, ", entry.package, entry.function));
+        let limit = self.thresholds.layer_cosine;
+        let mut checks = Vec::new();
+        for (index, seen) in layers.seen.iter().enumerate() {
+            let Some((cosine, way)) = seen else { continue };
+            let layer = layers.first + index;
+            // written so that NaN is a problem
+            let problem = (!(*cosine >= limit)).then(|| {
+                let last = index + 1 == layers.seen.len();
+                let after = if last { "" } else { "; the layers after it in this function aren't judged" };
+                format!("cosine {cosine:.5} in the mean over the positions, expected at least {limit} ({way}){after}")
+            });
+            let subject = self.subject(&format!("{place}layer {layer}"));
+            let check = Check::of(subject, "what the layer adds agrees with the golden", problem);
+            let failed = check.verdict == Verdict::Failed;
+            let measured = [(ADDED.to_owned(), *cosine)].into_iter().collect();
+            checks.push(Check { layer: Some(layer), measured, ..check });
+            if failed {
+                break;
+            }
+        }
+        checks
+    }
+    /// Where something failed and no layer is below the limit: the layer that is far below the others, if one is. What is
+    /// wrong in a small way in one layer shows in none but that one.
+    pub(super) fn suspect(&self, checks: &[Check]) -> Option<Check> {
+        let own = || checks.iter().filter(|check| check.subject.starts_with(&self.candidate.name));
+        let mut failed = own().filter(|check| check.verdict == Verdict::Failed).peekable();
+        failed.peek()?;
+        if failed.any(|check| check.layer.is_some()) {
+            return None;
+        }
+        let mut layers: Vec<(f64, &Check)> =
+            own().filter_map(|check| Some((1.0 - check.measured.get(ADDED)?, check))).collect();
+        layers.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (median, (worst, check)) = (layers.get(layers.len() / 2)?.0, layers.last()?);
+        let stands_out = *worst > STANDS_OUT * median.max(f64::from(f32::EPSILON));
+        stands_out.then(|| {
+            let problem = format!(
+                "what it adds has a cosine of {:.5} to the golden, {:.5} in the median of the layers",
+                1.0 - worst,
+                1.0 - median
+            );
+            let (subject, layer) = (check.subject.clone(), check.layer);
+            Check { layer, ..Check::of(subject, "the layer doesn't stand out from the others", Some(problem)) }
+        })
+    }
+}
+
+/// How well what each layer of a function adds agrees with the golden: the mean cosine over the positions in the way of
+/// calling that is worst, and that way.
+struct Layers {
+    first: usize,
+    /// One of the step's functions, which tells where it is.
+    function: Option<usize>,
+    seen: Vec<Option<(f64, String)>>,
+}
+
+impl Layers {
+    fn new(step: &Step) -> Self {
+        let count = (step.part.end - step.part.start) as usize;
+        Layers { first: step.part.start as usize, function: step.functions().next(), seen: vec![None; count] }
+    }
+}
+
+fn added(before: &[f32], after: &[f32]) -> Vec<f32> {
+    after.iter().zip(before).map(|(after, before)| after - before).collect()
+}

@@ -1,0 +1,49 @@
+//! Token classifiers: labels of a text, in windows of every size.
+
+use std::collections::BTreeSet;
+
+use super::Comparison;
+use crate::convert::bundle::Tokens;
+use crate::error::Result;
+use crate::family::ports::Stage;
+use crate::runtime::{Hidden, Windows};
+use crate::validate::measure::Measures;
+use crate::validate::trial::not_run;
+use crate::validate::verdict::Check;
+
+impl Comparison<'_> {
+    /// The text in one call or as few as it takes, in windows of the least size that is possible, and in ones between.
+    pub(super) fn labels(&self, checks: &mut Vec<Check>) -> Result<()> {
+        let mut first: Option<Vec<f32>> = None;
+        for size in std::iter::once(None).chain(self.window_sizes().into_iter().map(Some)) {
+            let name = size.map_or("largest windows".to_owned(), |size| format!("windows of {size}"));
+            let answer = Windows::new(&self.candidate.model, size, Hidden::No)
+                .and_then(|windows| windows.label(&self.golden.tokens));
+            match answer {
+                Ok(answer) => {
+                    let measures =
+                        Measures::of(&self.rows(&answer.logits), &self.golden.logits, self.golden.vocab_size);
+                    checks.push(self.logits_check(&name, &measures));
+                    first.get_or_insert(answer.logits);
+                }
+                Err(error) => checks.push(not_run(self.subject(&name), error)?),
+            }
+        }
+        if let Some(first) = first {
+            checks.extend(self.places(&first));
+            checks.extend(self.vocabulary(&first));
+        }
+        Ok(())
+    }
+
+    fn window_sizes(&self) -> BTreeSet<u64> {
+        let bundle = self.candidate.model.bundle();
+        let least = bundle.model.classification().map_or(1, |classification| 2 * classification.halo + 1);
+        let layers = bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Layers { .. }));
+        let sizes = layers.flat_map(|entry| match entry.tokens {
+            Tokens::Exactly(size) => vec![size],
+            Tokens::Range([lower, upper]) => vec![lower.max(least), (least + upper) / 2],
+        });
+        sizes.filter(|size| *size >= least).collect()
+    }
+}

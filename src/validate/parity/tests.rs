@@ -1,0 +1,182 @@
+use super::*;
+use crate::convert::bundle::Tokens;
+use crate::manifest::Gates;
+use crate::runtime::double::{self, Form};
+use crate::validate::{Greedy, Thresholds};
+
+const TEXT: [u32; 9] = [3, 1, 4, 1, 5, 2, 6, 5, 3];
+
+fn golden() -> Golden {
+    let (hidden, logits) = double::reference(&TEXT, TEXT.len() as u64);
+    Golden {
+        tokens: TEXT.to_vec(),
+        positions: (0..TEXT.len()).collect(),
+        logits,
+        vocab_size: double::VOCAB,
+        hidden: hidden.into_iter().enumerate().collect(),
+        losses: None,
+        greedy: Some(Greedy { prompt: vec![1, 2], ids: vec![0, 0, 0] }),
+        metadata: Default::default(),
+    }
+}
+
+fn gate(form: &Form, golden: &Golden) -> GateReport {
+    let candidate = Candidate { name: "double".into(), model: double::model(form).0, layers: true };
+    parity(&[candidate], golden, &Thresholds::of(&Gates::default()).parity).unwrap()
+}
+
+#[test]
+fn the_reference_agrees_with_itself_in_every_way_of_calling() {
+    let report = gate(&Form::default(), &golden());
+    assert_eq!(report.verdict, Verdict::Passed, "{report:#?}");
+    let subjects: Vec<&str> = report.checks.iter().map(|check| check.subject.as_str()).collect();
+    let expected = [
+        "double, T = 1",
+        "double, T = 2",
+        "double, T = 3",
+        "double, T = 4",
+        "double, T = 3, 4, 1, 2 …",
+        "double",
+        "double, places",
+        "double, tokens",
+        "double, layers 0..2",
+        "double, layers 2..3",
+        "double, head 0..5",
+        "double, head 5..8",
+        "double, layers 0..2 forced, T = 1",
+        "double, layers 0..2 forced, T = 2",
+        "double, layers 0..2 forced, T = 3",
+        "double, layers 0..2 forced, T = 4",
+        "double, layers 0..2 forced, T = 3, 4, 1, 2 …",
+        "double, layers 2..3 forced, T = 1",
+        "double, layers 2..3 forced, T = 2",
+        "double, layers 2..3 forced, T = 3",
+        "double, layers 2..3 forced, T = 4",
+        "double, layers 2..3 forced, T = 3, 4, 1, 2 …",
+        "double, head forced",
+        "double, T = 2, last slots",
+        "double, T = 3, last slots",
+        "double, T = 4, last slots",
+        "double",
+    ];
+    assert_eq!(subjects, expected);
+    let places: Vec<&str> = report.checks[6].measured.keys().map(String::as_str).collect();
+    assert_eq!(places, ["cosine_at_0", "cosine_at_1", "cosine_at_4", "cosine_at_8"]);
+    assert_eq!(report.checks[0].measured["max_abs"], 0.0);
+}
+
+#[test]
+fn a_single_size_is_tried_with_filled_up_calls() {
+    let tokens = vec![Tokens::Exactly(4)];
+    let form = Form { layer_tokens: tokens.clone(), head_tokens: tokens, ..Form::default() };
+    let report = gate(&form, &golden());
+    assert_eq!((report.verdict, report.checks[0].subject.as_str()), (Verdict::Passed, "double, T = 4"));
+}
+
+#[test]
+fn a_wrong_position_fails_the_gate() {
+    let mut golden = golden();
+    let row = &mut golden.logits[5 * double::VOCAB..6 * double::VOCAB];
+    row.reverse();
+    let report = gate(&Form::default(), &golden);
+    assert_eq!(report.verdict, Verdict::Failed);
+    assert!(report.checks[0].detail.as_deref().unwrap().starts_with("cosine "), "{report:?}");
+}
+
+#[test]
+fn a_wrong_scale_fails_although_every_cosine_is_one() {
+    let mut golden = golden();
+    golden.logits.iter_mut().for_each(|v| *v *= 1.2);
+    let report = gate(&Form::default(), &golden);
+    assert_eq!(report.checks[0].detail.as_deref(), Some("norm ratio from 0.8333 to 0.8333, expected 0.9 to 1.1"));
+}
+
+#[test]
+fn a_wrong_shard_is_named() {
+    let mut golden = golden();
+    golden.hidden.get_mut(&2).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
+    let report = gate(&Form::default(), &golden);
+    let failed: Vec<&str> =
+        report.checks.iter().filter(|c| c.verdict == Verdict::Failed).map(|c| c.subject.as_str()).collect();
+    let (forced, free): (Vec<&str>, Vec<&str>) = failed.iter().partition(|subject| subject.contains("forced"));
+    assert_eq!(free, ["double, layers 0..2"]);
+    // the golden's wrong states are what the first shard should give and what the second is given
+    assert_eq!(forced.len(), 10, "{forced:?}");
+}
+
+#[test]
+fn a_layer_that_adds_something_else_is_named() {
+    let mut golden = golden();
+    // layers 0 and 1 are one function: what its first layer gives is seen inside it
+    golden.hidden.get_mut(&1).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
+    let report = gate(&Form::default(), &golden);
+    let failed: Vec<&Check> = report.checks.iter().filter(|c| c.verdict == Verdict::Failed).collect();
+    let layers: Vec<Option<usize>> = failed.iter().map(|check| check.layer).collect();
+    // what follows the wrong layer in its function isn't accused, and what comes before and after the function is right
+    assert_eq!(layers, [Some(0)], "{failed:#?}");
+    assert!(failed[0].subject.ends_with(", layer 0"), "{failed:#?}");
+    assert!(failed[0].detail.as_deref().unwrap().ends_with("aren't judged"), "{failed:#?}");
+}
+
+/// The golden's text, long enough for a perplexity.
+fn long_text() -> Golden {
+    let tokens: Vec<u32> = TEXT.into_iter().cycle().take(24).collect();
+    let (_, logits) = double::reference(&tokens, tokens.len() as u64);
+    let positions = (0..tokens.len()).collect();
+    Golden { tokens, positions, logits, hidden: Default::default(), greedy: None, ..golden() }
+}
+
+#[test]
+fn a_text_that_is_less_or_more_likely_than_for_the_golden_fails() {
+    let check = |golden: &Golden| {
+        let report = gate(&Form::default(), golden);
+        report.checks.into_iter().find(|check| check.subject == "double, perplexity")
+    };
+    // from the logits, and from the list of a reference that keeps few of them
+    let golden = long_text();
+    let same = check(&golden).unwrap();
+    assert_eq!((same.verdict, same.measured["tokens"]), (Verdict::Passed, 23.0));
+    assert!(same.measured["difference"].abs() < 1e-9, "{same:?}");
+    let listed = |change: f32| Golden {
+        losses: Some(golden.losses().iter().map(|(_, loss)| *loss as f32 + change).collect()),
+        positions: vec![3],
+        logits: golden.logits[3 * double::VOCAB..4 * double::VOCAB].to_vec(),
+        ..golden.clone()
+    };
+    assert_eq!(check(&listed(0.0)).unwrap().verdict, Verdict::Passed);
+    for change in [0.1, -0.1] {
+        let other = check(&listed(change)).unwrap();
+        assert_eq!(other.verdict, Verdict::Failed);
+        assert!((other.measured["difference"] - (f64::from(-change).exp() - 1.0)).abs() < 1e-4, "{other:?}");
+    }
+    // of nine tokens it says nothing
+    assert!(check(&self::golden()).is_none());
+}
+
+#[test]
+fn comparing_nothing_is_no_success() {
+    let golden = Golden { positions: Vec::new(), logits: Vec::new(), ..golden() };
+    assert_eq!(gate(&Form::default(), &golden).verdict, Verdict::Failed);
+    assert_eq!(without_golden().verdict, Verdict::Unproven);
+}
+
+#[test]
+fn some_positions_are_enough() {
+    let mut golden = golden();
+    golden.positions = vec![0, 8];
+    golden.logits = [&golden.logits[..double::VOCAB], &golden.logits[8 * double::VOCAB..]].concat();
+    let report = gate(&Form::default(), &golden);
+    assert_eq!((report.verdict, report.checks[0].measured["positions"]), (Verdict::Passed, 2.0));
+}
+
+#[test]
+fn a_golden_of_another_model_is_refused() {
+    let candidate = || Candidate { name: "double".into(), model: double::model(&Form::default()).0, layers: true };
+    let thresholds = Thresholds::of(&Gates::default()).parity;
+    let other = Golden { vocab_size: 9, ..golden() };
+    assert!(parity(&[candidate()], &other, &thresholds).is_err());
+    let other = Golden { tokens: vec![double::VOCAB as u32; golden().tokens.len()], ..golden() };
+    assert!(parity(&[candidate()], &other, &thresholds).is_err());
+    let other = Golden { hidden: [(4, Vec::new())].into(), ..golden() };
+    assert!(parity(&[candidate()], &other, &thresholds).is_err());
+}

@@ -1,0 +1,73 @@
+//! What a function that can't be run says. Trying is what gates are for: that a program can't be carried out is a claim
+//! refuted, and the report goes on.
+
+use super::verdict::Check;
+use crate::error::{Error, Result};
+use crate::exec::ExecError;
+use crate::runtime::RuntimeError;
+
+const CLAIM: &str = "it can be run";
+
+/// The check of something that ended with an error: failed where the program is at fault, unproven where the executor
+/// lacks an operator.
+///
+/// # Errors
+/// Gives the error back if it says nothing of the program: a file that can't be read, a text that doesn't fit.
+pub fn not_run(subject: impl Into<String>, error: Error) -> Result<Check> {
+    let inner: &(dyn std::error::Error + 'static) = error.inner();
+    let cause = match inner.downcast_ref::<RuntimeError>() {
+        Some(RuntimeError::Function { error, .. }) => error,
+        _ => return Err(error),
+    };
+    match cause {
+        ExecError::Content { .. } => Err(error),
+        ExecError::Unsupported { .. } => Ok(Check::unproven(subject, CLAIM, error.to_string())),
+        ExecError::Op { op, .. } => {
+            Ok(Check { layer: layer_of(op), ..Check::of(subject, CLAIM, Some(error.to_string())) })
+        }
+        ExecError::Constant { name, .. } => {
+            Ok(Check { layer: layer_of(name), ..Check::of(subject, CLAIM, Some(error.to_string())) })
+        }
+        ExecError::Function { .. } | ExecError::Input { .. } => Ok(Check::of(subject, CLAIM, Some(error.to_string()))),
+    }
+}
+
+/// The layer that a value or an op belongs to, by its name: `layers_7_attn_q_proj` to 7.
+pub fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("layers_")?.split('_').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::validate::Verdict;
+
+    fn of_function(error: ExecError) -> Result<Check> {
+        not_run("f32", RuntimeError::Function { package: "p.mlpackage".into(), error }.into())
+    }
+
+    #[test]
+    fn a_program_at_fault_is_refuted_at_its_op() {
+        let (function, problem) = ("main".to_owned(), "the slice ends at 9 of 8".to_owned());
+        let (op, operator) = ("layers_12_attn_cache_slice_update".to_owned(), "slice_update".to_owned());
+        let check = of_function(ExecError::Op { function, op, operator, problem }).unwrap();
+        assert_eq!((check.verdict, check.layer), (Verdict::Failed, Some(12)));
+        let detail = check.detail.unwrap();
+        assert!(detail.starts_with("p.mlpackage, function `main`, op `layers_12_attn_cache_slice_update`"), "{detail}");
+    }
+
+    #[test]
+    fn what_says_nothing_of_the_program_stays_an_error() {
+        let operators = vec!["topk".to_owned()];
+        let check = of_function(ExecError::Unsupported { function: "main".into(), operators }).unwrap();
+        assert_eq!(check.verdict, Verdict::Unproven);
+        assert!(not_run("f32", RuntimeError::NoTokens.into()).is_err());
+    }
+
+    #[test]
+    fn values_belong_to_layers_by_name() {
+        assert_eq!(layer_of("layers_12_attn_q_proj"), Some(12));
+        assert_eq!(layer_of("layers_3_hidden"), Some(3));
+        assert_eq!(layer_of("hidden_out"), None);
+    }
+}
