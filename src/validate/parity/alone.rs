@@ -10,8 +10,8 @@ use crate::validate::verdict::{Check, Verdict};
 
 /// Measure of a layer's check.
 const ADDED: &str = "added_cosine";
-/// A layer that is so many times as far from the golden as the layers are in the median isn't one of them. Quantized layers
-/// of real models were up to 6 times as far.
+/// A layer that is so many times as far from the golden as the layers are in the median isn't one of them. Of a real model
+/// with one scale for each tensor, the worst sound layer was 3.5 times as far.
 const STANDS_OUT: f64 = 20.0;
 
 impl Comparison<'_> {
