@@ -144,6 +144,7 @@ impl Comparison<'_> {
         }
         checks
     }
+
     /// Where something failed and no layer is below the limit: the layer that is far below the others, if one is. What is
     /// wrong in a small way in one layer shows in none but that one.
     pub(super) fn suspect(&self, checks: &[Check]) -> Option<Check> {
