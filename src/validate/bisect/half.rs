@@ -90,7 +90,10 @@ fn at_sizes(function: &Function, inputs: &[(String, Tensor)]) -> Function {
 
 /// The inputs of the first call of each function, by its index in `bundle.json`.
 #[derive(Clone, Default)]
-struct Inputs(Arc<Mutex<BTreeMap<usize, Vec<(String, Tensor)>>>>);
+struct Inputs(Arc<Mutex<BTreeMap<usize, Named>>>);
+
+/// Tensors by name.
+type Named = Vec<(String, Tensor)>;
 
 struct Recording {
     inner: CpuBackend,
@@ -119,7 +122,7 @@ impl Sequence for Recorded {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
         let names = self.bundle.functions[function].inputs.iter().map(|port| port.name.clone());
         let mut seen = self.inputs.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.entry(function).or_insert_with(|| names.zip(inputs.iter().map(|tensor| Tensor::clone(tensor))).collect());
+        seen.entry(function).or_insert_with(|| names.zip(inputs.iter().copied().cloned()).collect());
         drop(seen);
         self.inner.run(function, inputs, watch)
     }
