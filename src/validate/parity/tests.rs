@@ -29,7 +29,10 @@ fn gate(form: &Form, golden: &Golden) -> GateReport {
 fn the_reference_agrees_with_itself_in_every_way_of_calling() {
     let report = gate(&Form::default(), &golden());
     assert_eq!(report.verdict, Verdict::Passed, "{report:#?}");
-    let subjects: Vec<&str> = report.checks.iter().map(|check| check.subject.as_str()).collect();
+    let layers: Vec<usize> = report.checks.iter().filter_map(|check| check.layer).collect();
+    assert_eq!(layers, [0, 1, 2]);
+    let others = report.checks.iter().filter(|check| check.layer.is_none());
+    let subjects: Vec<&str> = others.map(|check| check.subject.as_str()).collect();
     let expected = [
         "double, T = 1",
         "double, T = 2",
@@ -96,8 +99,10 @@ fn a_wrong_shard_is_named() {
     let mut golden = golden();
     golden.hidden.get_mut(&2).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
     let report = gate(&Form::default(), &golden);
-    let failed: Vec<&str> =
-        report.checks.iter().filter(|c| c.verdict == Verdict::Failed).map(|c| c.subject.as_str()).collect();
+    let failed = || report.checks.iter().filter(|c| c.verdict == Verdict::Failed);
+    // the golden's wrong states are what layer 1 should give
+    assert_eq!(failed().find_map(|check| check.layer), Some(1));
+    let failed: Vec<&str> = failed().filter(|c| c.layer.is_none()).map(|c| c.subject.as_str()).collect();
     let (forced, free): (Vec<&str>, Vec<&str>) = failed.iter().partition(|subject| subject.contains("forced"));
     assert_eq!(free, ["double, layers 0..2"]);
     // the golden's wrong states are what the first shard should give and what the second is given
