@@ -6,7 +6,7 @@ use crate::validate::perplexity::loss;
 use crate::validate::verdict::Check;
 
 /// Predicted tokens from which on a perplexity says something: the loss of single tokens may rightly differ.
-const PREDICTED: usize = 16;
+const PREDICTED: usize = 12;
 
 impl Comparison<'_> {
     /// The rows that the golden has logits of.

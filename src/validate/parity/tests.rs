@@ -125,7 +125,7 @@ fn a_layer_that_adds_something_else_is_named() {
 
 /// The golden's text, long enough for a perplexity.
 fn long_text() -> Golden {
-    let tokens: Vec<u32> = TEXT.into_iter().cycle().take(24).collect();
+    let tokens: Vec<u32> = TEXT.into_iter().cycle().take(16).collect();
     let (_, logits) = double::reference(&tokens, tokens.len() as u64);
     let positions = (0..tokens.len()).collect();
     Golden { tokens, positions, logits, hidden: Default::default(), greedy: None, ..golden() }
@@ -140,7 +140,7 @@ fn a_text_that_is_less_or_more_likely_than_for_the_golden_fails() {
     // from the logits, and from the list of a reference that keeps few of them
     let golden = long_text();
     let same = check(&golden).unwrap();
-    assert_eq!((same.verdict, same.measured["tokens"]), (Verdict::Passed, 23.0));
+    assert_eq!((same.verdict, same.measured["tokens"]), (Verdict::Passed, 15.0));
     assert!(same.measured["difference"].abs() < 1e-9, "{same:?}");
     let listed = |change: f32| Golden {
         losses: Some(golden.losses().iter().map(|(_, loss)| *loss as f32 + change).collect()),
