@@ -43,7 +43,7 @@ def load(model, gguf_file=None, **kwargs):
         if "config" not in kwargs and cached_file(model, "config.json", _raise_exceptions_for_missing_entries=False):
             # transformers rebuilds a configuration from few of a GGUF's keys: prefer the original.
             kwargs["config"] = transformers.AutoConfig.from_pretrained(model)
-    loaded, report = auto_class(model).from_pretrained(
+    loaded, report = auto_class(model, gguf_file).from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager", output_loading_info=True, **kwargs
     )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -54,8 +54,10 @@ def load(model, gguf_file=None, **kwargs):
     return loaded.eval()
 
 
-def auto_class(model):
-    """What makes the model: a classifier of tokens where its configuration says that it is one."""
+def auto_class(model, gguf_file=None):
+    """What makes the model: a classifier of tokens where its configuration says that it is one; a GGUF holds none."""
+    if gguf_file is not None:
+        return transformers.AutoModelForCausalLM
     architectures = transformers.AutoConfig.from_pretrained(model).architectures or [""]
     classifies = architectures[0].endswith("ForTokenClassification")
     return transformers.AutoModelForTokenClassification if classifies else transformers.AutoModelForCausalLM
