@@ -30,7 +30,7 @@ pub enum Stage {
 pub struct Loading(Arc<Mutex<Stage>>);
 
 impl Loading {
-    /// Loads a model on a thread of its own, and says on stderr when it is done where that took a while.
+    /// Loads a model on a thread of its own.
     pub fn start(model: Arc<Model>) -> Self {
         let loading = Loading(Arc::new(Mutex::new(Stage::Loading { done: 0, of: model.bundle().functions.len() })));
         let own = loading.clone();
