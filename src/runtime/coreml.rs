@@ -137,9 +137,15 @@ struct CoreMlSequence<E: Engine> {
     shared: Arc<Shared<E>>,
     /// By package and context: Core ML makes states for the functions of one package together, and functions of other
     /// contexts have states of other shapes.
-    states: BTreeMap<(String, u64), StateOf<E>>,
+    states: BTreeMap<(String, u64), Held<E>>,
     /// By function and number of tokens.
     arrays: BTreeMap<(usize, usize), Arrays<E>>,
+}
+
+/// States, with the function that made them.
+struct Held<E: Engine> {
+    function: usize,
+    state: StateOf<E>,
 }
 
 /// The arrays of calls of one size.
@@ -190,10 +196,13 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
         };
         let state = match states.entry((entry.package.clone(), entry.context)) {
             _ if entry.states.is_empty() => None,
-            Entry::Occupied(state) => Some(state.into_mut()),
-            Entry::Vacant(place) => Some(place.insert(loaded.state(&shared.state_names(entry)?)?)),
+            Entry::Occupied(held) => Some(&*held.into_mut()),
+            Entry::Vacant(place) => {
+                let state = loaded.state(&shared.state_names(entry)?)?;
+                Some(&*place.insert(Held { function, state }))
+            }
         };
-        arrays.run(&loaded, state.as_deref(), inputs)
+        arrays.run(&loaded, state.map(|held| &held.state), inputs)
     }
 
     fn run_together(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Tensor>>> {
@@ -237,17 +246,13 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        let mut states = BTreeMap::new();
-        for (key, state) in &self.states {
-            let of_key = |entry: &FunctionEntry| (&entry.package, entry.context) == (&key.0, key.1);
-            // one that was called: it is loaded
-            let function = self.arrays.keys().map(|(function, _)| *function);
-            let mut function = function.filter(|function| self.shared.entry(*function).is_ok_and(of_key));
-            let Some(function) = function.next() else { continue };
-            let loaded = self.shared.function(function)?;
+        let copy = |(key, held): (&(String, u64), &Held<E>)| {
+            let loaded = self.shared.function(held.function)?;
             let loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
-            states.insert(key.clone(), loaded.copy(state, &self.shared.state_names(self.shared.entry(function)?)?)?);
-        }
+            let names = self.shared.state_names(self.shared.entry(held.function)?)?;
+            Ok((key.clone(), Held { function: held.function, state: loaded.copy(&held.state, &names)? }))
+        };
+        let states = self.states.iter().map(copy).collect::<Result<_>>()?;
         Ok(Some(Box::new(CoreMlSequence { shared: self.shared.clone(), states, arrays: BTreeMap::new() })))
     }
 }
@@ -416,11 +421,15 @@ mod tests {
         let (model, _) = on_double(&folder);
         let mut first = model.start(16).unwrap();
         first.forward(&TEXT[..6], &Ask::none()).unwrap();
-        let mut second = first.fork().unwrap().expect("states can be copied");
+        let second = first.fork().unwrap().expect("states can be copied");
+        // a copy that was never run, as a checkpoint is, can be copied itself
+        let mut third = second.fork().unwrap().expect("states can be copied");
         first.forward(&[1, 2, 3], &Ask::none()).unwrap();
-        let after = second.forward(&TEXT[6..], &Ask::all(Chunking::Largest)).unwrap();
         let whole = &logits(&model, Chunking::Largest)[0];
-        assert_eq!(after.logits, whole[whole.len() - after.logits.len()..]);
+        for copy in [&mut third, &mut { second }] {
+            let after = copy.forward(&TEXT[6..], &Ask::all(Chunking::Largest)).unwrap();
+            assert_eq!(after.logits, whole[whole.len() - after.logits.len()..]);
+        }
     }
 
     #[test]
