@@ -19,6 +19,7 @@ use std::time::Instant;
 use anec::convert::open::{Opened, open_model};
 use anec::convert::pipeline::convert_opened;
 use anec::convert::progress::Progress;
+use anec::convert::resources::usage;
 use anec::convert::{Options, Outcome};
 use anec::manifest::{Manifest, builtin};
 use anec::validate::{Verdict, structure};
@@ -68,13 +69,6 @@ fn convert(name: &str) {
         sizes.iter().sum::<u64>() as f64 / 1e9,
         sizes.len(),
         sizes.iter().max().copied().unwrap_or(0) as f64 / 1e6,
-        peak().map_or("unknown".to_owned(), |bytes| format!("{:.0} MB", bytes as f64 / 1e6)),
+        usage().map_or("unknown".to_owned(), |usage| format!("{:.0} MB", usage.peak_memory_bytes as f64 / 1e6)),
     );
-}
-
-/// Most bytes of memory that this process had, where the system says so in a file.
-fn peak() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
 }

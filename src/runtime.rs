@@ -11,6 +11,7 @@
 //! | [`model`] | a bundle with a backend |
 //! | [`ask`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
+//! | [`call`] | one call of a function: its inputs, its result |
 //! | [`hidden`] | hidden states between calls |
 //! | [`windows`] | a text of any length on its way through a token classifier |
 //! | [`bioes`] | the labels of whole spans |
@@ -27,6 +28,7 @@
 pub mod ask;
 pub mod backend;
 pub mod bioes;
+pub(crate) mod call;
 pub mod chat;
 pub(crate) mod clock;
 pub mod constraint;

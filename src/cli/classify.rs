@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 
-use super::model::{Labels, Runner};
+use super::model::{Input, Labels, Runner};
 use super::{print, print_json};
 use crate::error::Result;
 use crate::report::table::table;
@@ -29,18 +29,6 @@ pub struct Args {
     json: bool,
 }
 
-/// What is labelled.
-#[derive(Debug, clap::Args)]
-#[group(required = true, multiple = false)]
-struct Input {
-    /// Text
-    #[arg(long, value_name = "TEXT")]
-    prompt: Option<String>,
-    /// Token ids
-    #[arg(long, value_delimiter = ',', value_name = "ID,ID,…")]
-    tokens: Option<Vec<u32>>,
-}
-
 /// A token with its label.
 struct Labelled {
     id: u32,
@@ -54,21 +42,20 @@ impl Args {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.open()?;
         let windows = Windows::new(&model, self.labels.window, Hidden::No)?;
-        let labels = model.bundle().model.classification().map_or(&[][..], |classification| &classification.labels);
-        let scheme = Arc::new(Scheme::new(labels)?);
-        let text = self.input.prompt.as_deref();
+        let scheme = Arc::new(Scheme::new(model.labels())?);
+        let text = self.input.text();
         let tokens: Vec<(u32, Option<Token>)> = match text {
             Some(text) => {
                 let tokens = Tokenizer::of(model.bundle(), model.folder())?.tokens(text)?.0;
                 tokens.into_iter().map(|token| (token.id, Some(token))).collect()
             }
-            None => self.input.tokens.iter().flatten().map(|id| (*id, None)).collect(),
+            None => self.input.tokens(&model)?.into_iter().map(|id| (id, None)).collect(),
         };
         let ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
         let logits = windows.label(&ids)?.logits;
         let mut viterbi = Viterbi::new(scheme.clone(), self.labels.biases()?);
         let mut best = Vec::new();
-        let rows = || logits.chunks_exact(labels.len());
+        let rows = || logits.chunks_exact(scheme.labels().len());
         rows().for_each(|row| viterbi.push(row, &mut best));
         viterbi.finish(&mut best);
         let labelled: Vec<Labelled> = tokens

@@ -165,6 +165,11 @@ pub struct Input {
 }
 
 impl Input {
+    /// The text, if that is what was given.
+    pub fn text(&self) -> Option<&str> {
+        self.prompt.as_deref()
+    }
+
     /// The tokens.
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::model::{Labels, Runner};
+use crate::convert::files;
 use crate::error::Result;
 use crate::runtime::RuntimeError;
 use crate::runtime::redact::{Piece, Redactor, Summary};
@@ -132,10 +133,7 @@ struct Whole {
 
 impl Whole {
     fn create(path: &Path) -> Result<Self> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".partial");
-        let partial = path.with_file_name(name);
-        let file = File::create(&partial).map_err(RuntimeError::io(&partial, "create"))?;
+        let (partial, file) = files::begin(path)?;
         Ok(Whole { path: path.to_owned(), partial, file: BufWriter::new(file) })
     }
 

@@ -36,8 +36,11 @@ pub fn write_parts(path: &Path, parts: &[Part<'_>], written: &(dyn Fn(usize, u64
     }
 }
 
-/// The file that gets its name when it is complete.
-fn begin(path: &Path) -> Result<(PathBuf, File), ConvertError> {
+/// A new file beside the path, which gets its name when it is complete.
+///
+/// # Errors
+/// When it can't be created.
+pub fn begin(path: &Path) -> Result<(PathBuf, File), ConvertError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     let partial = path.with_file_name(name);

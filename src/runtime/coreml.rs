@@ -306,6 +306,14 @@ mod tests {
 
     const TEXT: [u32; 11] = [3, 141, 59, 26, 535, 89, 79, 323, 84, 626, 43];
 
+    /// The demo's bundle, and the folder that goes with it.
+    fn demo(changes: &[&str]) -> (tempfile::TempDir, PathBuf) {
+        let room = tempfile::tempdir().unwrap();
+        let folder = room.path().join("demo");
+        convert_demo(&folder, changes);
+        (room, folder)
+    }
+
     /// A bundle on the double, with a cache of its own beside it.
     fn on_double(folder: &Path) -> (Arc<Model>, Arc<DoubleEngine>) {
         let engine = Arc::new(DoubleEngine::new());
@@ -349,9 +357,7 @@ mod tests {
 
     #[test]
     fn functions_are_compiled_once_and_loaded_when_they_are_needed() {
-        let room = tempfile::tempdir().unwrap();
-        let folder = room.path().join("demo");
-        convert_demo(&folder, &["lengths={fixed: [1, 4]}"]);
+        let (_room, folder) = demo(&["lengths={fixed: [1, 4]}"]);
         let (model, engine) = on_double(&folder);
         model.start(4).unwrap().forward(&TEXT[..4], &Ask::last()).unwrap();
         let expected = [
@@ -388,9 +394,7 @@ mod tests {
 
     #[test]
     fn functions_can_be_loaded_before_they_are_needed() {
-        let room = tempfile::tempdir().unwrap();
-        let folder = room.path().join("demo");
-        convert_demo(&folder, &[]);
+        let (_room, folder) = demo(&[]);
         let (model, engine) = on_double(&folder);
         let mut seen = Vec::new();
         model.prepare(|done, of| seen.push((done, of))).unwrap();
@@ -402,9 +406,7 @@ mod tests {
 
     #[test]
     fn parts_of_the_head_run_at_the_same_time() {
-        let room = tempfile::tempdir().unwrap();
-        let folder = room.path().join("demo");
-        convert_demo(&folder, &[]);
+        let (_room, folder) = demo(&[]);
         let (model, engine) = on_double(&folder);
         // each waits for the other
         engine.meet(2);
@@ -415,9 +417,7 @@ mod tests {
 
     #[test]
     fn a_copied_text_goes_its_own_way() {
-        let room = tempfile::tempdir().unwrap();
-        let folder = room.path().join("demo");
-        convert_demo(&folder, &[]);
+        let (_room, folder) = demo(&[]);
         let (model, _) = on_double(&folder);
         let mut first = model.start(16).unwrap();
         first.forward(&TEXT[..6], &Ask::none()).unwrap();
@@ -434,9 +434,7 @@ mod tests {
 
     #[test]
     fn ports_have_the_element_types_of_the_packages() {
-        let room = tempfile::tempdir().unwrap();
-        let folder = room.path().join("demo");
-        convert_demo(&folder, &["lengths={fixed: [1, 4]}", "lm_head.argmax=true"]);
+        let (_room, folder) = demo(&["lengths={fixed: [1, 4]}", "lm_head.argmax=true"]);
         let bundle = Bundle::read(&folder).unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for entry in &bundle.functions {
@@ -461,9 +459,7 @@ mod tests {
 
     #[test]
     fn values_inside_a_function_cant_be_seen() {
-        let room = tempfile::tempdir().unwrap();
-        let folder = room.path().join("demo");
-        convert_demo(&folder, &[]);
+        let (_room, folder) = demo(&[]);
         let (model, _) = on_double(&folder);
         let ask = Ask { hidden: Hidden::BetweenLayers, ..Ask::all(Chunking::Largest) };
         let error = model.start(4).unwrap().forward(&TEXT[..4], &ask).unwrap_err();
@@ -474,9 +470,7 @@ mod tests {
     #[cfg(not(target_os = "macos"))]
     #[test]
     fn without_core_ml_there_is_no_such_backend() {
-        let room = tempfile::tempdir().unwrap();
-        let folder = room.path().join("demo");
-        convert_demo(&folder, &[]);
+        let (_room, folder) = demo(&[]);
         let error = open(&folder, ComputeUnits::CpuAndNeuralEngine).err().unwrap();
         assert!(error.to_string().starts_with("Core ML isn't here: it is part of macOS, this is "), "{error}");
         assert_eq!(error.fault().exit_code(), 5);

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use super::ask::{Answer, Ask, Chunking, Hidden, Positions};
 use super::backend::{Call, Sequence, Watch};
+use super::call::{Prepared, is_carried, prepare, result};
 use super::error::RuntimeError;
-use super::feed::{Feed, shape_of, shaped};
+use super::feed::Feed;
 use super::hidden::{Columns, Flow, Record};
 use super::host::RopeChoice;
 use super::model::Model;
 use super::plan::{self, Chunk, Route, Step};
-use crate::convert::bundle::FILE_NAME;
 use crate::error::Result;
-use crate::exec::{Tensor, TensorData};
-use crate::family::ports::{Port, PortRole};
+use crate::exec::Tensor;
+use crate::family::ports::PortRole;
 
 /// A text: its states and the tokens that they come from.
 pub struct Session {
@@ -325,7 +325,7 @@ impl Session {
     }
 
     /// What leaves a part of the layers, recorded with what is wanted of the states inside it.
-    fn recorded(
+    pub(super) fn recorded(
         &mut self,
         model: &Model,
         step: &Step,
@@ -347,7 +347,7 @@ impl Session {
     }
 
     /// What leaves a part of the layers, with those of its experts that a token was given.
-    pub(super) fn layer(
+    fn layer(
         &mut self,
         model: &Model,
         step: &Step,
@@ -412,81 +412,6 @@ impl Session {
             done += real;
         }
         Ok(())
-    }
-}
-
-/// A call with the tensors that it needs.
-struct Prepared {
-    function: usize,
-    inputs: Vec<Rc<Tensor>>,
-}
-
-impl Prepared {
-    fn call(&self) -> Call<'_> {
-        Call { function: self.function, inputs: self.inputs.iter().map(Rc::as_ref).collect() }
-    }
-}
-
-/// What goes from function to function beside the hidden states.
-fn is_carried(role: &PortRole) -> bool {
-    matches!(role, PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares)
-}
-
-/// The call of a step's function on what comes from those before, whose hidden states it takes. What else it takes comes
-/// from `feed`; functions of the head take nothing else.
-fn prepare(
-    model: &Model,
-    step: &Step,
-    flow: &mut Flow,
-    mut feed: Option<&mut Feed<'_>>,
-) -> Result<Prepared, RuntimeError> {
-    let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
-    let size = flow.hidden.count;
-    let function = step.function(size as u64).ok_or_else(|| wrong(format!("no function takes {size} tokens")))?;
-    let entry = &model.bundle.functions[function];
-    let mut values = Some(std::mem::take(&mut flow.hidden.values));
-    let mut input = |port: &Port| match (&port.role, feed.as_deref_mut()) {
-        (PortRole::Hidden, _) => {
-            shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
-        }
-        (role, _) if is_carried(role) => {
-            let given = flow.carried.iter().find(|(of, _)| of == role).map(|(_, tensor)| tensor.clone());
-            given.ok_or_else(|| {
-                wrong(format!("no function before `{}` gives its input `{}`", entry.function, port.name))
-            })
-        }
-        (_, Some(feed)) => feed.input(port),
-        (role, None) => {
-            Err(wrong(format!("function `{}` of the LM head has an input of role {role:?}", entry.function)))
-        }
-    };
-    let inputs = entry.inputs.iter().map(&mut input).collect::<Result<Vec<_>, _>>()?;
-    Ok(Prepared { function, inputs })
-}
-
-/// The output of a role, of a call of `size` tokens.
-fn result(
-    model: &Model,
-    function: usize,
-    outputs: Vec<Tensor>,
-    role: PortRole,
-    channels: usize,
-    size: usize,
-) -> Result<Columns, RuntimeError> {
-    let entry = &model.bundle.functions[function];
-    let output = entry.outputs.iter().position(|port| port.role == role).and_then(|i| outputs.into_iter().nth(i));
-    match output.map(|tensor| tensor.data) {
-        Some(TensorData::F32(values)) if values.len() == channels * size => {
-            Ok(Columns { channels, count: size, values })
-        }
-        found => {
-            let found = found.map_or(0, |data| data.len());
-            let problem = format!(
-                "function `{}` of {} gave {found} numbers for {size} tokens, expected {channels} for each",
-                entry.function, entry.package
-            );
-            Err(RuntimeError::bundle(model.folder.join(FILE_NAME), problem))
-        }
     }
 }
 

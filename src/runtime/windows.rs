@@ -23,7 +23,6 @@ use super::model::Model;
 use super::plan::{Chunk, Step};
 use super::session::Session;
 use crate::error::Result;
-use crate::exec::Tensor;
 
 /// A text on its way through a token classifier.
 pub struct Windows {
@@ -93,7 +92,10 @@ impl Windows {
         for tokens in tokens.chunks(most) {
             let mut columns = Columns::zeros(width, tokens.len());
             self.model.host().embed(tokens, tokens.len(), &mut columns.values)?;
-            self.pass_on(0, &columns, 0..tokens.len());
+            if let Some(record) = &mut self.record {
+                record.add(0, &columns, 0..tokens.len());
+            }
+            self.waiting[0].take(&columns, 0..tokens.len());
             self.work(logits)?;
         }
         Ok(())
@@ -161,31 +163,15 @@ impl Windows {
 
         let rope = self.session.rope().clone();
         let mut feed = Feed::new(model.host(), &rope, 0, Chunk { real: count, size }, context);
-        let out = match self.record.as_mut().filter(|record| record.wants_inside(step)) {
-            None => self.session.layer(model, step, columns.into(), &mut feed, None)?,
-            Some(record) => {
-                let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, width, counted.clone(), step);
-                self.session.layer(model, step, columns.into(), &mut feed, Some(&mut watch))?
-            }
-        };
+        let record = self.record.as_mut();
+        let out = self.session.recorded(model, step, columns.into(), &mut feed, counted.clone(), record)?;
         let waiting = &mut self.waiting[index];
         waiting.next = end;
         let kept = end.saturating_sub(halo).max(waiting.first);
         waiting.rows.drain(..(kept - waiting.first) as usize * width);
         waiting.first = kept;
-        self.pass_on(step.part.end as usize, &out.hidden, counted.clone());
         self.waiting[index + 1].take(&out.hidden, counted);
         Ok(true)
-    }
-
-    /// Records what is between two functions; what enters the first also waits for it.
-    fn pass_on(&mut self, layer: usize, columns: &Columns, counted: Range<usize>) {
-        if let Some(record) = &mut self.record {
-            record.add(layer, columns, counted.clone());
-        }
-        if layer == 0 {
-            self.waiting[0].take(columns, counted);
-        }
     }
 }
 

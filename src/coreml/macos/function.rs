@@ -227,10 +227,28 @@ fn sizes(numbers: &NSArray<NSNumber>) -> Result<Vec<usize>, String> {
 
 /// Sets a state to zero: where it is said to be zero already, that was seen not to hold.
 fn clear(state: &MLState, name: &NSString) {
+    change(state, name, &|memory| memory.fill(0));
+}
+
+/// Gives a state the memory of another state of the same model, which is laid out alike. False if the sizes differ.
+fn fill(state: &MLState, name: &NSString, bytes: &[u8]) -> bool {
+    let filled = Cell::new(false);
+    change(state, name, &|memory| {
+        if memory.len() == bytes.len() {
+            memory.copy_from_slice(bytes);
+            filled.set(true);
+        }
+    });
+    filled.get()
+}
+
+/// Lets `work` change the memory of a state, with whatever padding its rows have.
+fn change(state: &MLState, name: &NSString, work: &dyn Fn(&mut [u8])) {
     let of_array = RcBlock::new(|array: NonNull<MLMultiArray>| {
-        let of_bytes = RcBlock::new(|memory: NonNull<c_void>, bytes: isize, _: NonNull<NSArray<NSNumber>>| {
-            // SAFETY: Core ML gives the memory and its size for the time of this call.
-            unsafe { memory.cast::<u8>().write_bytes(0, usize::try_from(bytes).unwrap_or(0)) };
+        let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize, _: NonNull<NSArray<NSNumber>>| {
+            let length = usize::try_from(length).unwrap_or(0);
+            // SAFETY: Core ML gives the memory and its size for the time of this call, to us alone.
+            work(unsafe { std::slice::from_raw_parts_mut(memory.as_ptr().cast::<u8>(), length) });
         });
         // SAFETY: the array is valid for the time of this call.
         unsafe { array.as_ref().getMutableBytesWithHandler(&of_bytes) };
@@ -256,26 +274,6 @@ fn contents(state: &MLState, name: &NSString) -> Vec<u8> {
     unsafe { state.getMultiArrayForStateNamed_handler(name, &of_array) };
     drop(of_array);
     bytes.into_inner()
-}
-
-/// Gives a state the memory of another state of the same model, which is laid out alike. False if the sizes differ.
-fn fill(state: &MLState, name: &NSString, bytes: &[u8]) -> bool {
-    let filled = Cell::new(false);
-    let of_array = RcBlock::new(|array: NonNull<MLMultiArray>| {
-        let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize, _: NonNull<NSArray<NSNumber>>| {
-            if usize::try_from(length) == Ok(bytes.len()) {
-                // SAFETY: Core ML gives the memory and its size for the time of this call; it isn't part of `bytes`.
-                unsafe { memory.cast::<u8>().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
-                filled.set(true);
-            }
-        });
-        // SAFETY: the array is valid for the time of this call.
-        unsafe { array.as_ref().getMutableBytesWithHandler(&of_bytes) };
-    });
-    // SAFETY: no prediction that uses the state is under way; the handler ends before the call does.
-    unsafe { state.getMultiArrayForStateNamed_handler(name, &of_array) };
-    drop(of_array);
-    filled.get()
 }
 
 /// What a prediction gave for an output: in our memory or in an array of Core ML's own, whose rows may be padded.
