@@ -8,4 +8,5 @@ pub(crate) mod product;
 pub(crate) mod reduce;
 pub(crate) mod round;
 pub(crate) mod simd;
+pub(crate) mod tiles;
 pub(crate) mod widen;

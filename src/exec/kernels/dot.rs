@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::simd::{self, Kernel, Lanes};
+use super::simd::{Dispatch, Kernel, Lanes, Widest};
 
 /// Most columns that [`add_dots`] takes.
 pub(crate) const MOST_COLUMNS: usize = 8;
@@ -93,7 +93,7 @@ pub(crate) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: &[&[f32]], scale: 
     assert!(columns.len() <= MOST_COLUMNS && columns.iter().all(|c| c.len() == length));
     assert!(rows.values.len() >= (rows.count - 1) * rows.stride + length);
     assert!(sums.values.len() > (rows.count - 1) * sums.row + (columns.len() - 1) * sums.column);
-    simd::run(Dots { rows, columns, length, scale, sums });
+    Widest.run(Dots { rows, columns, length, scale, sums });
 }
 
 struct Dots<'a, S, F> {
