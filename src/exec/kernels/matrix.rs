@@ -62,6 +62,9 @@ impl Widen for Strided<'_> {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
 }
 
 /// Both matrices have their `k` elements in one piece: the rows of one with a few columns of the other.

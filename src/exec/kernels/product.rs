@@ -3,8 +3,8 @@
 use rayon::prelude::*;
 
 use super::dot::{MOST_COLUMNS, Rows, Stored, Sums, add_dots};
-use super::simd::{Lanes, Widest};
-use super::tiles::{self, Widen};
+use super::simd::{CACHE_LINE, Lanes, Widest};
+use super::tiles::{self, DEPTH, Widen};
 use crate::exec::weight::{Elements, Scales, Weight};
 
 /// A matrix within a slice: where the element of a row and a column is.
@@ -140,6 +140,15 @@ impl<S: Stored> Widen for Scaled<'_, S> {
                 widen::<S, L>(row, end - at, scales[which], out.add(at - from));
             }
             at = end;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, row: usize, from: usize) {
+        let place = self.values.as_ptr().wrapping_add(row * self.columns + from).cast::<i8>();
+        for line in 0..(DEPTH * size_of::<S>()).div_ceil(CACHE_LINE) {
+            // SAFETY: as promised; the address need not be one that can be read.
+            unsafe { L::prefetch(place.wrapping_add(line * CACHE_LINE)) };
         }
     }
 }

@@ -5,6 +5,9 @@
 
 use half::f16;
 
+/// Bytes that come from memory together.
+pub(crate) const CACHE_LINE: usize = 64;
+
 /// Some f32 values in a vector register.
 ///
 /// # Safety
@@ -358,7 +361,10 @@ mod neon {
         }
 
         #[inline(always)]
-        unsafe fn prefetch(_: *const i8) {}
+        unsafe fn prefetch(at: *const i8) {
+            // SAFETY: a hint reads nothing; its intrinsic isn't stable.
+            unsafe { std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
+        }
     }
 }
 

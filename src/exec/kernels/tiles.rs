@@ -22,7 +22,7 @@ const ROWS: usize = 24;
 /// Most columns for which widened rows are used.
 const STRIP: usize = 64;
 /// Elements of a row that are added up before the sums leave the registers.
-const DEPTH: usize = 128;
+pub(crate) const DEPTH: usize = 128;
 /// Multiplications below which threads are not worth waking.
 const SMALL_WORK: usize = 1 << 17;
 /// Elements below which threads are not worth waking to pack them.
@@ -35,6 +35,12 @@ pub(crate) trait Widen: Sync {
     /// # Safety
     /// The processor has the instruction set of `L`; the row has these elements, and `out` has room for them.
     unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32);
+
+    /// Asks for up to [`DEPTH`] elements of a row, which need not exist, to be brought near.
+    ///
+    /// # Safety
+    /// The processor has the instruction set of `L`.
+    unsafe fn prefetch<L: Lanes>(&self, row: usize, from: usize);
 }
 
 /// `out[r, c] = sum over k of a[r, k] * x[k, c] * scale(r) + bias(r)` with `finish` giving a row's scale and bias, for
@@ -240,8 +246,13 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
                 for tile in 0..self.count.div_ceil(R) {
                     let rows = R.min(self.count - tile * R);
                     for (r, wide) in wide.0.iter_mut().enumerate().take(rows) {
+                        let row = self.first + tile * R + r;
                         // SAFETY: the row has these elements, `multiply`'s caller says so, and `wide` has room.
-                        unsafe { self.a.widen::<L>(self.first + tile * R + r, from, part, wide.as_mut_ptr()) };
+                        unsafe { self.a.widen::<L>(row, from, part, wide.as_mut_ptr()) };
+                        // what this thread needs of these rows next, or of those after them
+                        let (row, from) = if from + part < *depth { (row, from + part) } else { (row + ROWS, 0) };
+                        // SAFETY: as promised.
+                        unsafe { self.a.prefetch::<L>(row, from) };
                     }
                     for (place, panel) in panels.clone().enumerate() {
                         // SAFETY: the panel has `depth` rows, and the sums have room for a tile.
@@ -344,6 +355,9 @@ mod tests {
             // SAFETY: the row has these elements, and `out` has room.
             unsafe { out.copy_from_nonoverlapping(self.0.as_ptr().add(row * self.1 + from), count) };
         }
+
+        #[inline(always)]
+        unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
     }
 
     /// A scale and a bias for a row.
