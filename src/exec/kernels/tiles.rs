@@ -67,7 +67,8 @@ pub(crate) fn multiply<A: Widen>(
         on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target, out_layout });
     };
     if parallel && rows * depth * columns > SMALL_WORK {
-        (0..rows.div_ceil(ROWS)).into_par_iter().for_each(chunk);
+        // the smallest parts, so that no thread waits long for another's last one
+        (0..rows.div_ceil(ROWS)).into_par_iter().with_max_len(1).for_each(chunk);
     } else {
         (0..rows.div_ceil(ROWS)).for_each(chunk);
     }
@@ -158,13 +159,20 @@ fn pack(
         }
         return;
     }
-    for (k, row) in out.chunks_exact_mut(width).enumerate() {
-        let (values, rest) = row.split_at_mut(count);
-        let start = (from + k) * layout.row + columns.start * layout.column;
-        for (value, from) in values.iter_mut().zip(x[start..].iter().step_by(layout.column.max(1))) {
-            *value = *from;
+    // some elements of all columns before the next, so that what is read of a cache line is used before it is gone
+    const BLOCK: usize = 16;
+    for (i, rows) in out.chunks_mut(BLOCK * width).enumerate() {
+        for (c, column) in columns.clone().enumerate() {
+            let start = (from + i * BLOCK) * layout.row + column * layout.column;
+            if layout.row == 1 {
+                let values = &x[start..start + rows.len() / width];
+                rows[c..].iter_mut().step_by(width).zip(values).for_each(|(place, value)| *place = *value);
+            } else {
+                let values = x[start..].iter().step_by(layout.row.max(1));
+                rows[c..].iter_mut().step_by(width).zip(values).for_each(|(place, value)| *place = *value);
+            }
         }
-        rest.fill(0.0);
+        rows.chunks_exact_mut(width).for_each(|row| row[count..].fill(0.0));
     }
 }
 
