@@ -2,7 +2,10 @@
 //! tested; which one runs is decided when it is called.
 
 pub(crate) mod activation;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 pub(crate) mod dot;
+mod lines;
 pub(crate) mod matrix;
 pub(crate) mod product;
 pub(crate) mod reduce;

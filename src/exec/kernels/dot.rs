@@ -13,6 +13,12 @@ pub(crate) trait Stored: Copy + Sync {
     /// Its value.
     fn value(self) -> f32;
 
+    /// Elements that are bytes.
+    #[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))] // where there is no AMX
+    fn bytes(_: &[Self]) -> Option<&[i8]> {
+        None
+    }
+
     /// Values from memory.
     ///
     /// # Safety
@@ -50,6 +56,10 @@ impl Stored for i8 {
     #[inline(always)]
     fn value(self) -> f32 {
         self.into()
+    }
+
+    fn bytes(values: &[i8]) -> Option<&[i8]> {
+        Some(values)
     }
 
     #[inline(always)]

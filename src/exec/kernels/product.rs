@@ -191,6 +191,14 @@ fn by_tiles(weight: &Weight, x: (&[f32], Layout), tokens: usize, bias: Option<&[
             let scale = if scales.blocks > 1 { 1.0 } else { scales.of_row(row)[0] };
             (scale, bias.map_or(0.0, |bias| bias[row]))
         };
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if let Some(bytes) = S::bytes(values)
+            && scales.blocks == 1
+            && super::amx::is_available()
+            && super::amx::multiply((rows, columns, tokens), bytes, x, finish, (&mut *out.0, out.1))
+        {
+            return;
+        }
         tiles::multiply(Widest, (rows, columns, tokens), &Scaled { values, columns, scales }, x, finish, out, true);
     }
     match &*weight.elements {

@@ -10,17 +10,16 @@
 //! added in order. So a column's result has the same bits whatever other columns are beside it, however many there are,
 //! and on every processor that rounds a multiplication and addition once.
 
-use std::cell::Cell;
-
 use rayon::prelude::*;
 
+use super::lines::Lines;
 use super::product::Layout;
 use super::simd::{Dispatch, Kernel, Lanes};
 
 /// Rows that a thread takes at a time: some tiles of every height.
 const ROWS: usize = 24;
 /// Most columns for which widened rows are used.
-const STRIP: usize = 64;
+pub(super) const STRIP: usize = 64;
 /// Elements of a row that are added up before the sums leave the registers.
 pub(crate) const DEPTH: usize = 128;
 /// Multiplications below which threads are not worth waking.
@@ -72,30 +71,26 @@ pub(crate) fn multiply<A: Widen>(
     } else {
         (0..rows.div_ceil(ROWS)).for_each(chunk);
     }
-    packed.recycle();
 }
 
 /// A pointer that threads may write through, each to rows of its own.
 #[derive(Clone, Copy)]
-struct Shared(*mut f32);
-// SAFETY: `multiply` gives each thread other rows, and the layout keeps the elements of different rows apart.
+pub(super) struct Shared(pub *mut f32);
+// SAFETY: products give each thread other rows, and the layout keeps the elements of different rows apart.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// A cache line, for the alignment.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
-
-thread_local! {
-    /// Memory of the last packed columns.
-    static SPARE: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+impl Shared {
+    /// The pointer.
+    pub fn pointer(self) -> *mut f32 {
+        self.0
+    }
 }
 
 /// Columns in panels: `[panel, k, width]`, zeros beyond the last.
 struct Packed {
-    lines: Vec<Line>,
+    lines: Lines,
     /// Columns of a panel.
     width: usize,
     columns: usize,
@@ -111,8 +106,7 @@ impl Packed {
     ) -> Packed {
         let width = on.run(Width { columns });
         let panels = columns.div_ceil(width);
-        let mut lines = SPARE.take();
-        lines.resize((panels * depth * width).div_ceil(16), Line([0.0; 16]));
+        let lines = Lines::new(panels * depth * width);
         let mut packed = Packed { lines, width, columns, depth };
         let part = |(piece, values): (usize, &mut [f32])| {
             // pieces don't cross panels
@@ -121,7 +115,7 @@ impl Packed {
             let first = panel * width;
             pack((x, x_layout), from, first..(first + width).min(columns), (values, width));
         };
-        let pieces = packed.values_mut().chunks_exact_mut((depth * width).max(1));
+        let pieces = packed.lines.floats().chunks_exact_mut((depth * width).max(1));
         let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width)).enumerate();
         if parallel && depth * columns > SMALL_PACK {
             pieces.par_bridge().for_each(part);
@@ -129,17 +123,6 @@ impl Packed {
             pieces.for_each(part);
         }
         packed
-    }
-
-    fn values_mut(&mut self) -> &mut [f32] {
-        let count = self.columns.div_ceil(self.width) * self.depth * self.width;
-        // SAFETY: lines are arrays of f32 without padding, and `count` is no more than they hold.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), count) }
-    }
-
-    /// Keeps the memory for the next.
-    fn recycle(self) {
-        SPARE.set(self.lines);
     }
 }
 
@@ -243,7 +226,7 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
     #[inline(always)]
     unsafe fn strips<L: Lanes, const R: usize, const V: usize>(&self) {
         let Packed { lines, width, columns, depth } = self.packed;
-        let packed: *const f32 = lines.as_ptr().cast();
+        let packed: *const f32 = lines.pointer().cast();
         let of_strip = STRIP / width;
         let mut sums = Sums([[0.0; STRIP]; ROWS]);
         let mut wide = Wide::<R>([[0.0; DEPTH]; R]);
@@ -273,35 +256,44 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
                 }
             }
             let first = strip * of_strip * width;
-            // SAFETY: as promised.
-            unsafe { self.put(&sums, first, (of_strip * width).min(columns - first)) };
+            let count = (of_strip * width).min(columns - first);
+            let Layout { row, column } = self.out_layout;
+            // SAFETY: `multiply` has checked that the result's elements lie within its slice, and these rows are this
+            // thread's own.
+            unsafe {
+                let out = self.out.pointer().add(self.first * row + first * column);
+                put(&sums.0[..self.count], count, |r| (self.finish)(self.first + r), (out, self.out_layout));
+            }
         }
     }
+}
 
-    /// Writes a strip's results.
-    ///
-    /// # Safety
-    /// The columns from `first` exist.
-    #[inline(always)]
-    unsafe fn put(&self, sums: &Sums, first: usize, count: usize) {
-        let Layout { row, column } = self.out_layout;
-        let finish: [(f32, f32); ROWS] =
-            std::array::from_fn(|r| if r < self.count { (self.finish)(self.first + r) } else { (0.0, 0.0) });
-        // SAFETY: `multiply` has checked that the result's elements lie within its slice, and these rows are this
-        // thread's own.
-        unsafe {
-            let out = self.out.0.add(self.first * row + first * column);
-            if column == 1 {
-                for (r, (sums, (scale, bias))) in sums.0.iter().zip(finish).enumerate().take(self.count) {
-                    let out = std::slice::from_raw_parts_mut(out.add(r * row), count);
-                    out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * scale + bias);
-                }
-            } else {
-                for c in 0..count {
-                    for (r, (scale, bias)) in finish.iter().enumerate().take(self.count) {
-                        *out.add(r * row + c * column) = sums.0[r][c] * scale + bias;
-                    }
-                }
+/// Writes sums of rows and some columns, each times the scale of its row, plus its bias.
+///
+/// # Safety
+/// The elements that the layout says can be written, by this thread alone.
+#[inline(always)]
+pub(super) unsafe fn put(
+    sums: &[[f32; STRIP]],
+    columns: usize,
+    finish: impl Fn(usize) -> (f32, f32),
+    (out, layout): (*mut f32, Layout),
+) {
+    // SAFETY: as promised.
+    unsafe {
+        if layout.column == 1 {
+            for (r, sums) in sums.iter().enumerate() {
+                let (scale, bias) = finish(r);
+                let out = std::slice::from_raw_parts_mut(out.add(r * layout.row), columns);
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * scale + bias);
+            }
+            return;
+        }
+        let mut factors = [(0.0, 0.0); STRIP];
+        factors.iter_mut().enumerate().take(sums.len()).for_each(|(r, place)| *place = finish(r));
+        for c in 0..columns {
+            for (r, (sums, (scale, bias))) in sums.iter().zip(factors).enumerate() {
+                *out.add(r * layout.row + c * layout.column) = sums[c] * scale + bias;
             }
         }
     }
