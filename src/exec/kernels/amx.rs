@@ -18,6 +18,7 @@ use rayon::prelude::*;
 
 use super::lines::Lines;
 use super::product::Layout;
+use super::simd::CACHE_LINE;
 use super::tiles::{STRIP, Shared, put};
 
 /// Rows of a tile, and its columns.
@@ -185,7 +186,14 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
             for from in (0..self.depth).step_by(DEPTH) {
                 let deep = DEPTH.min(self.depth - from);
                 for r in 0..count {
-                    let row = &self.a[(first + r) * self.depth + from..][..deep];
+                    // what this thread needs of the rows next, or of those after them
+                    let far = if from + deep < self.depth { deep } else { ROWS * self.depth - from };
+                    let row = &self.a[(first + r) * self.depth + from..];
+                    for line in (0..DEPTH).step_by(CACHE_LINE) {
+                        // SAFETY: a hint reads nothing.
+                        unsafe { _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().wrapping_add(far + line)) };
+                    }
+                    let row = &row[..deep];
                     for (tiles, bytes) in wide.0.iter_mut().zip(row.chunks(STEP)) {
                         // SAFETY: the processor has the instructions.
                         unsafe { widen(bytes, &mut tiles[r / SIDE][r % SIDE]) };
