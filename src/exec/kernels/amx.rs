@@ -10,7 +10,8 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __cpuid_count, _mm_loadu_si128, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtne2ps_pbh,
+    __cpuid_count, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtne2ps_pbh,
 };
 use std::sync::OnceLock;
 
