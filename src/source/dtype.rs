@@ -63,7 +63,8 @@ pub enum SourceDtype {
     MXFP4,
     NVFP4,
     Q1_0,
-    /// AngelSlim's 2-bit type, which has the same number as [`SourceDtype::Q1_0`].
+    /// AngelSlim's 2-bit type (`Q2_0C` in its fork of llama.cpp), which has the number of [`SourceDtype::Q1_0`] in some
+    /// files and that of [`SourceDtype::NVFP4`] in others.
     SEQ_2BIT,
 }
 

@@ -1,6 +1,6 @@
 //! Attention, as graphs write it: ONNX Runtime's `GroupQueryAttention`.
 
-use super::decoder::{QkNorm, RopeUse};
+use super::decoder::{QkNorm, RopeUse, Stream};
 use super::model::Node;
 use super::network::{Constant, Network};
 use super::norm::decimal;
@@ -183,8 +183,8 @@ impl Network {
                 (rope, rotated_first) = (Some([node.input(2), node.input(3)]), norm.is_some());
                 value = node.input(0);
             } else if norm.is_none()
-                && let Some(found) = self.norm(value)?
-                && let super::decoder::Stream::Value(input) = found.input
+                && let Some(found) = self.norm(value)?.map(|norm| self.unscaled(norm)).transpose()?
+                && let Stream::Value(input) = found.input
             {
                 norm = Some((found.weight, found.epsilon));
                 value = input;

@@ -210,6 +210,11 @@ impl Network {
         let Some(final_norm) = self.norm(self.behind_last_token(head.input)?)? else {
             return Err(self.refuse_value(head.input, "before the LM head should be a norm"));
         };
+        // what is no sum yet was multiplied for the norm
+        let final_norm = match self.summands(final_norm.input)? {
+            Some(_) => final_norm,
+            None => self.unscaled(final_norm)?,
+        };
         let mut stream = final_norm.input;
         let mut branches = Vec::new();
         while let Some(summands) = self.summands(stream)? {
@@ -283,14 +288,23 @@ impl Network {
                 return Err(self.refuse(node, "gate and up projection come from different values"));
             }
             (Block::Mlp { gate, up, activation }, input)
+        } else if node.is_contrib("MultiHeadAttention") {
+            let problem = "its mask is computed in the graph, which isn't read; the model builder writes GroupQueryAttention \
+                           for int4 and fp32 on CPUs, and for fp16 on GPUs";
+            return Err(self.refuse(node, problem));
         } else {
             return Err(self.refuse(node, "it is neither GroupQueryAttention nor a gated feed-forward network"));
         };
+        let residual = self.stream(residual);
         let (before, from) = match self.norm(input)? {
-            Some(norm) => (Some((norm.weight, norm.epsilon)), norm.input),
+            Some(norm) => {
+                // the stream itself may be a product, of the embedding
+                let norm = if norm.input == residual { norm } else { self.unscaled(norm)? };
+                (Some((norm.weight, norm.epsilon)), norm.input)
+            }
             None => (None, self.stream(input)),
         };
-        if from != self.stream(residual) {
+        if from != residual {
             return Err(self.refuse(node, "it isn't added to the residual stream that it was computed from"));
         }
         Ok(Branch { multiplier, after, output, block, before, from })

@@ -8,7 +8,7 @@ use crate::source::error::Result;
 /// An RMS norm: `x / sqrt(mean(x^2) + epsilon) * weight`.
 #[derive(Clone, Debug)]
 pub(super) struct Norm<'a> {
-    /// What it norms.
+    /// What it norms; see [`Network::unscaled`].
     pub input: Stream<'a>,
     /// The weight.
     pub weight: Constant,
@@ -49,17 +49,18 @@ impl Network {
         }
         let weight = self.norm_weight(node, node.input(1))?;
         let epsilon = decimal(node.float("epsilon").unwrap_or(1e-5));
-        self.scaled_norm(node, node.input(0), weight, epsilon)
+        Ok(Norm { input: self.stream(node.input(0)), weight, epsilon })
     }
 
-    /// A norm of an input that may be scaled by a constant first: the norm of `c x` is that of `x` with an epsilon of
-    /// `epsilon / c^2`.
-    fn scaled_norm<'a>(&'a self, node: &Node, input: &'a str, weight: Constant, epsilon: f64) -> Result<Norm<'a>> {
-        let (input, factor) = self.behind_factors(input)?;
+    /// The same norm of what its input was before it was multiplied by a constant: the norm of `c x` is that of `x` with an
+    /// epsilon of `epsilon / c^2`. Graphs do so that half precision holds the square of `x`.
+    pub fn unscaled<'a>(&'a self, norm: Norm<'a>) -> Result<Norm<'a>> {
+        let Stream::Value(value) = norm.input else { return Ok(norm) };
+        let (input, factor) = self.behind_factors(value)?;
         if !(factor.is_finite() && factor > 0.0) {
-            return Err(self.refuse(node, format!("its input is scaled by {factor}")));
+            return Err(self.refuse_value(value, format!("the input of a norm is multiplied by {factor}")));
         }
-        Ok(Norm { input: self.stream(input), weight, epsilon: epsilon / (factor * factor) })
+        Ok(Norm { input: self.stream(input), epsilon: norm.epsilon / (factor * factor), ..norm })
     }
 
     fn norm_weight(&self, node: &Node, value: &str) -> Result<Constant> {
@@ -72,8 +73,7 @@ impl Network {
         }
     }
 
-    /// `x / sqrt(mean(x^2) + epsilon) * weight`, written out. `x` may have been scaled by a constant, so that half precision
-    /// holds its square.
+    /// `x / sqrt(mean(x^2) + epsilon) * weight`, written out.
     fn norm_of_small_steps<'a>(&'a self, node: &'a Node) -> Result<Option<Norm<'a>>> {
         for (of, weight) in [(0, 1), (1, 0)] {
             let Some(constant) = self.constant(node.input(weight))? else { continue };
@@ -82,7 +82,7 @@ impl Network {
             }
             let Some((input, epsilon)) = self.normed(node.input(of))? else { return Ok(None) };
             let weight = self.norm_weight(node, node.input(weight))?;
-            return self.scaled_norm(node, input, weight, epsilon).map(Some);
+            return Ok(Some(Norm { input: self.stream(input), weight, epsilon }));
         }
         Ok(None)
     }
