@@ -152,7 +152,7 @@ fn a_configuration_that_isnt_the_graphs_is_refused() {
     let change = |key: &'static str, value: serde_json::Value| {
         move |folder: &Path| {
             let config = serde_json::json!({
-                "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64,
+                "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 80,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
                 "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true,
             });

@@ -8,13 +8,19 @@
 //! |---|---|
 //! | `wire` | protocol buffers, read in place |
 //! | `model` | the messages of an ONNX file |
-//! | `network` | a graph with its constants: matrices in blocks of codes, in files beside it |
-//! | `projection`, `norm`, `attention` | parts of a decoder, as graphs write them |
-//! | [`decoder`] | a whole decoder |
+//! | `network` | a graph with its constants, in files beside it |
+//! | `blocks` | matrices of codes, in blocks with a scale each |
+//! | `projection`, `norm`, `attention`, `embedding` | parts of a decoder, as graphs write them |
+//! | `follow`, `assemble` | a whole decoder: its parts found, and put together |
+//! | [`decoder`] | what a graph says of it |
 //! | [`rope`] | rotary tables and the frequencies that they were made of |
 
+mod assemble;
 mod attention;
+mod blocks;
 pub mod decoder;
+mod embedding;
+mod follow;
 mod model;
 mod network;
 mod norm;

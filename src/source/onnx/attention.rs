@@ -1,6 +1,7 @@
 //! Attention, as graphs write it: ONNX Runtime's `GroupQueryAttention`.
 
-use super::decoder::{QkNorm, RopeUse, Stream};
+use super::decoder::QkNorm;
+use super::follow::{RopeUse, Stream};
 use super::model::Node;
 use super::network::{Constant, Network};
 use super::norm::decimal;
@@ -179,7 +180,9 @@ impl Network {
                 if rope.is_some() || node.int("interleaved").unwrap_or(0) != 0 || factor != 1.0 {
                     return Err(self.refuse(node, "it rotates a second time, neighbours, or with a factor"));
                 }
-                self.check_counts(node, node.input(1))?;
+                if !self.is_input(self.behind_counting(node.input(1))) {
+                    return Err(self.refuse(node, "its positions aren't an input of the graph"));
+                }
                 (rope, rotated_first) = (Some([node.input(2), node.input(3)]), norm.is_some());
                 value = node.input(0);
             } else if norm.is_none()

@@ -1,6 +1,6 @@
 //! RMS norms, as graphs write them: one operator, one that adds the residual stream first, or a chain of small ones.
 
-use super::decoder::Stream;
+use super::follow::Stream;
 use super::model::Node;
 use super::network::{Constant, Network};
 use crate::source::error::Result;
@@ -65,7 +65,7 @@ impl Network {
 
     fn norm_weight(&self, node: &Node, value: &str) -> Result<Constant> {
         match self.constant(value)? {
-            Some(weight) if weight.dtype.is_float() && weight.weight.columns() == weight.weight.elements() => {
+            Some(weight) if weight.is_float && weight.weight.columns() == weight.weight.elements() => {
                 let elements = weight.weight.elements();
                 Ok(Constant { weight: weight.weight.reshape(&[elements])?, ..weight })
             }

@@ -93,24 +93,11 @@ impl Network {
 
     /// `x W^T` for a matrix `[outputs, inputs]`.
     fn product<'a>(&'a self, node: &'a Node, input: &'a str, matrix: Constant) -> Result<Projection<'a>> {
-        if !matrix.weight.shape().len().eq(&2) || !matrix.dtype.is_float() && !self.is_dequantized(node.input(1)) {
+        if matrix.weight.shape().len() != 2 || !matrix.is_float {
             let shape = matrix.weight.shape();
             return Err(self.refuse(node, format!("its weight has type {} and shape {shape:?}", matrix.dtype)));
         }
         Ok(Projection { input, weight: matrix, bias: None })
-    }
-
-    /// Whether a constant of codes went through a dequantization.
-    fn is_dequantized(&self, value: &str) -> bool {
-        let mut value = value;
-        for _ in 0..DEEPEST {
-            match self.producer(value) {
-                Some((node, ..)) if node.is("DequantizeLinear") => return true,
-                Some((node, ..)) => value = node.input(0),
-                None => return false,
-            }
-        }
-        false
     }
 
     fn with_bias<'a>(&'a self, node: &'a Node, steps: usize) -> Result<Option<Projection<'a>>> {
@@ -127,7 +114,7 @@ impl Network {
 
     fn biased<'a>(&self, node: &Node, projection: Projection<'a>, bias: Constant) -> Result<Projection<'a>> {
         let rows = projection.rows();
-        if bias.weight.elements() != rows || bias.weight.columns() != rows || !bias.dtype.is_float() {
+        if bias.weight.elements() != rows || bias.weight.columns() != rows || !bias.is_float {
             let shape = bias.weight.shape();
             return Err(self.refuse(node, format!("its bias has shape {shape:?} for {rows} outputs")));
         }
