@@ -1,7 +1,7 @@
 //! The parts of a decoder put together: weights under the names of transformers, and what holds for all layers.
 
 use super::decoder::{Decoder, Layer, NormPlacement};
-use super::follow::{Block, Branch, Weights};
+use super::follow::{Block, Branch, Mlp, Weights};
 use super::network::{Constant, Network};
 use super::norm::Norm;
 use super::projection::Projection;
@@ -43,7 +43,7 @@ impl Network {
             weights.push(("lm_head.weight".into(), head.weight));
         }
         weights.push(("model.norm.weight".into(), final_norm.weight));
-        if branches.is_empty() || branches.len() % 2 != 0 {
+        if branches.is_empty() || !branches.len().is_multiple_of(2) {
             return Err(whole("its blocks aren't pairs of attention and feed-forward network"));
         }
         let (before_mlp, after_attention) = match decoder.norms {
@@ -62,10 +62,10 @@ impl Network {
                 }
                 epsilons.extend([&branch.before, &branch.after].into_iter().flatten().map(|(_, epsilon)| *epsilon));
             }
-            let (Block::Attention(attention), Block::Mlp { gate, up, activation }) = (mixer.block, feed_forward.block)
-            else {
+            let (Block::Attention(attention), Block::Mlp(mlp)) = (mixer.block, feed_forward.block) else {
                 return Err(self.refuse_stream(mixer.from, "attention doesn't alternate with feed-forward networks"));
             };
+            let Mlp { gate, up, activation } = *mlp;
             let mut push = |name: &str, constant: Constant| weights.push((format!("{prefix}{name}"), constant));
             for (name, norm) in [
                 ("input_layernorm", mixer.before),

@@ -31,7 +31,14 @@ pub(super) type Weights = Vec<(String, Constant)>;
 /// What a block of a layer is.
 pub(super) enum Block<'a> {
     Attention(Box<Attention<'a>>),
-    Mlp { gate: Projection<'a>, up: Projection<'a>, activation: Activation },
+    Mlp(Box<Mlp<'a>>),
+}
+
+/// A gated feed-forward network, without the projection at its end.
+pub(super) struct Mlp<'a> {
+    pub gate: Projection<'a>,
+    pub up: Projection<'a>,
+    pub activation: Activation,
 }
 
 /// What a block adds to the residual stream, from its end to its beginning.
@@ -191,7 +198,7 @@ impl Network {
             if input != other {
                 return Err(self.refuse(node, "gate and up projection come from different values"));
             }
-            (Block::Mlp { gate, up, activation }, input)
+            (Block::Mlp(Box::new(Mlp { gate, up, activation })), input)
         } else if node.is_contrib("MultiHeadAttention") {
             let problem = "its mask is computed in the graph, which isn't read; the model builder writes GroupQueryAttention \
                            for int4 and fp32 on CPUs, and for fp16 on GPUs";
