@@ -35,7 +35,9 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use crate::error::Result;
-use crate::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use crate::manifest::{
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+};
 use crate::mil::{Dim, Function, FunctionBuilder, Lengths, Opset, ValueId};
 use crate::source::gguf::Metadata;
 use crate::source::{Description, HuggingFaceFiles, Ledger, Source, Weight};
@@ -63,8 +65,10 @@ pub struct Form {
     pub attention: AttentionForm,
     /// How keys and values are written.
     pub kv_write: KvWrite,
-    /// How the cache is divided into states.
+    /// How what layers carry is divided into states.
     pub state: StateForm,
+    /// Who keeps what layers with a recurrence carry.
+    pub recurrent_states: RecurrentForm,
     /// Where experts are computed.
     pub experts: ExpertsForm,
 }

@@ -36,7 +36,7 @@ pub struct PackagePlan {
     pub functions: Vec<FunctionRequest>,
     /// Bytes of its weights as stored.
     pub weight_bytes: u64,
-    /// Bytes of cache state for each context, in the order of [`Plan::contexts`].
+    /// Bytes that a text carries from call to call, for each context in the order of [`Plan::contexts`], whoever keeps them.
     pub state_bytes: Vec<u64>,
 }
 
@@ -161,7 +161,7 @@ impl Plan {
         layers.max().unwrap_or(0)
     }
 
-    /// Bytes of all states for the largest context.
+    /// Bytes that a text carries from call to call, for the largest context.
     pub fn state_bytes(&self) -> u64 {
         self.packages.iter().map(|p| p.state_bytes.last().copied().unwrap_or(0)).sum()
     }
@@ -180,6 +180,7 @@ pub fn form(manifest: &Manifest) -> Form {
         attention: manifest.attention,
         kv_write: manifest.kv_write(),
         state: manifest.state,
+        recurrent_states: manifest.recurrent_states,
         experts: manifest.experts,
     }
 }

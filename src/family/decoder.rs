@@ -113,6 +113,7 @@ impl Decoder {
         };
         let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
         let states = States::declare(g, specs, context);
+        ports.inputs.extend(states.inputs.iter().cloned());
         let mut stream = Stream { hidden, router };
         let mut task = None;
         for index in layers.clone() {
@@ -140,7 +141,6 @@ impl Decoder {
                 Ok(())
             })?;
         }
-        ports.states = states.ports;
         ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
         if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
             ports.output(g, "router_state_out", PortRole::RouterState, state);
@@ -149,6 +149,8 @@ impl Decoder {
             ports.output(g, "expert_input", PortRole::ExpertInput, input);
             ports.output(g, "expert_shares", PortRole::ExpertShares, shares);
         }
+        ports.outputs.extend(states.outputs(g));
+        ports.states = states.ports;
         Ok(ports)
     }
 
