@@ -247,8 +247,7 @@ pub trait Model: Send + Sync {
     /// The weights of one layer, in the order in which its function holds them.
     fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight>;
 
-    /// How many experts a layer has, and how many of them a token is given at most; none where it has none that could be
-    /// in functions of their own.
+    /// How many experts a layer has, and how many of them a token is given at most; none where it has none.
     fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
         None
     }
