@@ -31,11 +31,14 @@ fn convert(model: &str, out: &Path, sets: &[&str]) -> (String, Json) {
     (folder, json(&out.join("bundle.json")))
 }
 
+/// What can be judged anywhere.
+const GATES: [&str; 3] = ["--structure", "--numerics", "--parity"];
+
 /// Validates a bundle against transformers; gives the claims that hold.
-fn validate(folder: &str, bundle: &Path) -> Vec<String> {
+fn validate(folder: &str, bundle: &Path, gates: &[&str]) -> Vec<String> {
     let golden = format!("{folder}/golden.safetensors");
-    let gates = ["--structure", "--numerics", "--parity", "--golden", &golden, "--allow-unproven", "--json", "-"];
-    let (code, stdout, stderr) = run(&[&["validate", bundle.to_str().unwrap()], &gates[..]].concat());
+    let rest = ["--golden", &golden, "--allow-unproven", "--json", "-"];
+    let (code, stdout, stderr) = run(&[&["validate", bundle.to_str().unwrap()], gates, &rest[..]].concat());
     assert_eq!(code, 0, "{folder}: {stdout}{stderr}");
     let report: Json = serde_json::from_str(&stdout).unwrap();
     let checks = report["gates"].as_array().unwrap().iter().flat_map(|gate| gate["checks"].as_array().unwrap());
@@ -58,7 +61,7 @@ fn what_routers_gather_goes_from_package_to_package() {
         };
         assert_eq!([0, 1, 2, 3].map(|function| ports(function, "inputs")), [0, 1, 1, 0], "{model}");
         assert_eq!([0, 1, 2, 3].map(|function| ports(function, "outputs")), [1, 1, 0, 0], "{model}");
-        let passed = validate(&folder, &out);
+        let passed = validate(&folder, &out, &GATES);
         assert!(passed.iter().any(|check| check.starts_with("f32, layers 2..")), "{passed:#?}");
     }
 }
@@ -85,7 +88,7 @@ fn experts_apart_write_the_same_text() {
         let mut own: Vec<&Json> = stages.filter(|stage| stage["kind"] == "experts" && stage["layer"] == last).collect();
         own.dedup();
         assert_eq!(own.len(), groups, "{model} {sets:?}: {own:?}");
-        let passed = validate(&folder, &out);
+        let passed = validate(&folder, &out, &GATES);
         assert!(passed.iter().any(|check| check.contains(", experts 0..")), "{model} {sets:?}: {passed:#?}");
     }
 }
@@ -128,8 +131,8 @@ fn a_package_ends_where_experts_are_left_out() {
 #[test]
 fn experts_of_a_classifier_apart_give_the_same_labels() {
     for (model, sets, groups) in [
-        ("privacy_filter-default", &["experts=split", "shards.max_experts=4"][..], 2),
-        ("privacy_filter-clamped", &["experts=routed", "layout=bc1s"], 5),
+        ("privacy_filter-default", &["experts=split", "lengths.range=[1, 48]", "shards.max_experts=4"][..], 2),
+        ("privacy_filter-clamped", &["experts=routed", "lengths.range=[1, 64]", "layout=bc1s"], 5),
         ("privacy_filter-plain", &["experts=split", "lengths={fixed: [16, 64]}", "shards.max_experts=1"], 7),
     ] {
         let room = tempfile::tempdir().unwrap();
@@ -139,7 +142,8 @@ fn experts_of_a_classifier_apart_give_the_same_labels() {
         let mut own: Vec<&Json> = stages.filter(|stage| stage["kind"] == "experts" && stage["layer"] == 1).collect();
         own.dedup();
         assert_eq!(own.len(), groups, "{model} {sets:?}: {own:?}");
-        assert!(!validate(&folder, &out).is_empty());
+        // not the numerics: half precision gives a token of these random models another expert, packed or not
+        assert!(!validate(&folder, &out, &["--structure", "--parity"]).is_empty());
     }
 }
 
@@ -170,7 +174,8 @@ fn groups_of_experts_have_fewer_channels() {
         }
         found
     };
-    assert_eq!(wide(sets(&[]), 8 + 1), ["layers_3_4"]);
+    // in functions of 128 and of 512 tokens
+    assert_eq!(wide(sets(&[]), 8 + 1), ["layers_3_4"; 2]);
     assert_eq!(wide(sets(&["experts=split", "shards.max_experts=16"]), 8 * 9 + 1), [""; 0]);
 }
 
