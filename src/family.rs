@@ -330,6 +330,9 @@ fn open_hugging_face(
             ledger.ignore(pattern, "no part of the text model");
         }
     }
+    for pattern in row.unused_tensors {
+        ledger.ignore(pattern, "guesses more than one token: no part of the model");
+    }
     // buffers that older checkpoints carry; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
     ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
@@ -363,6 +366,9 @@ fn open_gguf(
     let tied = !ledger.has("output.weight");
     let config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
+    for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
+        ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
+    }
     assemble(config, row, Naming::Gguf, ledger)
 }
 
