@@ -24,6 +24,7 @@
 //! | [`generate`] | continuing a prompt |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | [`text`] | a continuation as text, up to a stop string |
+//! | [`tools`] | calls of functions within a text |
 
 pub mod ask;
 pub mod backend;
@@ -52,6 +53,7 @@ pub mod sampling;
 pub mod session;
 pub mod text;
 pub mod tokenizer;
+pub mod tools;
 pub mod windows;
 
 pub use ask::{Answer, Ask, Chunking, Hidden, Positions};
