@@ -25,6 +25,7 @@
 //! | [`generate`] | continuing a prompt |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | [`text`] | a continuation as text, up to a stop string |
+//! | [`tools`] | calls of functions within a text |
 
 pub mod ask;
 pub mod backend;
@@ -54,6 +55,7 @@ pub mod session;
 pub(crate) mod states;
 pub mod text;
 pub mod tokenizer;
+pub mod tools;
 pub mod windows;
 
 pub use ask::{Answer, Ask, Chunking, Hidden, Positions};

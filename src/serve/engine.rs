@@ -39,6 +39,8 @@ pub struct Job {
     pub constraint: Option<Constraint>,
     /// Strings that end it.
     pub stops: Vec<String>,
+    /// Special tokens that are to be seen in it.
+    pub shown: Vec<u32>,
 }
 
 /// What happens to a text.
@@ -329,7 +331,7 @@ impl Worker {
             Some(session) => session,
             None => self.cache.take(&job.request.prompt, length)?,
         };
-        let stream = TextStream::after(&self.tokenizer, &job.request.prompt, &job.stops)?;
+        let stream = TextStream::after(&self.tokenizer, &job.request.prompt, &job.stops, &job.shown)?;
         let generator = Generator::new(job.request, job.constraint, &mut session)?;
         self.active.push(Active {
             generator,
@@ -437,7 +439,7 @@ mod tests {
 
     fn job(prompt: &[u32], max_tokens: usize) -> Job {
         let request = Request { prompt: prompt.to_vec(), max_tokens, ..Request::default() };
-        Job { request, constraint: None, stops: Vec::new() }
+        Job { request, constraint: None, stops: Vec::new(), shown: Vec::new() }
     }
 
     /// Waits until so many texts wait, and so many are written: that a text has ended is told before its place is free.
