@@ -12,6 +12,7 @@
 //! | [`ask`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
 //! | [`call`] | one call of a function: its inputs, its result |
+//! | [`states`] | what a text carries from call to call |
 //! | [`hidden`] | hidden states between calls |
 //! | [`windows`] | a text of any length on its way through a token classifier |
 //! | [`bioes`] | the labels of whole spans |
@@ -53,6 +54,7 @@ pub mod profile;
 pub mod redact;
 pub mod sampling;
 pub mod session;
+pub(crate) mod states;
 pub mod text;
 pub mod tokenizer;
 pub mod tools;
