@@ -18,6 +18,7 @@
 //! | [`bioes`] | the labels of whole spans |
 //! | [`redact`] | spans of a text of any length |
 //! | [`profile`] | how long the functions take |
+//! | [`energy`] | how much energy work takes |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
 //! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
@@ -38,6 +39,7 @@ pub mod coreml;
 pub mod cpu;
 #[cfg(test)]
 pub(crate) mod double;
+pub mod energy;
 pub mod error;
 pub mod feed;
 pub mod generate;
