@@ -491,8 +491,21 @@ mod tests {
     fn a_request_with_many_texts_leaves_room_for_others() {
         let form = Form { contexts: vec![400], ..Form::default() };
         let (engine, metrics) = engine(&form, LIMITS);
-        let many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
-        write(&engine, &[1, 2], 5).unwrap();
+        let mut many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
+        let mut short = engine.submit(vec![job(&[1, 2], 5)]).unwrap().remove(0);
+        // the six get on only as far as they are read, however fast the engine is
+        let mut turns = (0..6).cycle();
+        loop {
+            match short.try_recv() {
+                Ok(Event::End(_)) => break,
+                Ok(Event::Failed(error)) => panic!("{error}"),
+                Ok(Event::Piece(_)) => {}
+                Err(_) => {
+                    let _ = many[turns.next().unwrap()].try_recv();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
         let (waiting, active) = engine.load();
         assert!(waiting + active >= 4, "the short text needn't wait for all six: {waiting} wait, {active} run");
         drop(many);

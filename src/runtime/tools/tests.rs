@@ -88,7 +88,7 @@ fn calls_come_out_of_text_however_it_is_cut() {
         ),
     ] {
         for size in [1, 2, 7, 1000] {
-            assert_eq!(read(syntax, text, size), [paris.clone()], "{text}");
+            assert_eq!(read(syntax, text, size), std::slice::from_ref(&paris), "{text}");
         }
     }
 }
