@@ -35,7 +35,9 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use crate::error::Result;
-use crate::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use crate::manifest::{
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+};
 use crate::mil::{Dim, Function, FunctionBuilder, Lengths, Opset, ValueId};
 use crate::source::gguf::Metadata;
 use crate::source::{Description, HuggingFaceFiles, Ledger, Source, Weight, onnx};
@@ -63,8 +65,10 @@ pub struct Form {
     pub attention: AttentionForm,
     /// How keys and values are written.
     pub kv_write: KvWrite,
-    /// How the cache is divided into states.
+    /// How what layers carry is divided into states.
     pub state: StateForm,
+    /// Who keeps what layers with a recurrence carry.
+    pub recurrent_states: RecurrentForm,
     /// Where experts are computed.
     pub experts: ExpertsForm,
 }
@@ -243,8 +247,7 @@ pub trait Model: Send + Sync {
     /// The weights of one layer, in the order in which its function holds them.
     fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight>;
 
-    /// How many experts a layer has, and how many of them a token is given at most; none where it has none that could be
-    /// in functions of their own.
+    /// How many experts a layer has, and how many of them a token is given at most; none where it has none.
     fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
         None
     }
@@ -328,6 +331,9 @@ fn open_hugging_face(
             ledger.ignore(pattern, "no part of the text model");
         }
     }
+    for pattern in row.unused_tensors {
+        ledger.ignore(pattern, "guesses more than one token: no part of the model");
+    }
     // buffers that older checkpoints carry; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
     ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
@@ -361,6 +367,9 @@ fn open_gguf(
     let tied = !ledger.has("output.weight");
     let config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
+    for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
+        ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
+    }
     assemble(config, row, Naming::Gguf, ledger)
 }
 
