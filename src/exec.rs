@@ -16,6 +16,7 @@
 //! | `fuse` | steps that are carried out as one |
 //! | `step` | steps, and carrying them out |
 //! | `ops` | the table of kernels by operator, and the kernels by group |
+//! | `team` | the threads that steps divide their work among |
 //! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials |
 
 mod compile;
@@ -29,6 +30,7 @@ pub mod profile;
 pub mod state;
 mod step;
 mod strided;
+mod team;
 pub mod tensor;
 #[cfg(test)]
 mod tests;

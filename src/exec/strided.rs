@@ -34,11 +34,8 @@ impl View {
         }
     }
 
-    /// Calls `visit` with the first element, the number and the step of each innermost run, in row-major order.
-    fn for_each_run(&self, mut visit: impl FnMut(isize, usize, isize)) {
-        if self.shape.contains(&0) {
-            return;
-        }
+    /// Sizes and steps of the axes, neighbours merged where one goes on from the other.
+    fn merged(&self) -> Vec<(usize, isize)> {
         let mut axes: Vec<(usize, isize)> = Vec::with_capacity(self.shape.len());
         for (size, stride) in self.shape.iter().copied().zip(self.strides.iter().copied()) {
             match axes.last_mut() {
@@ -47,11 +44,25 @@ impl View {
                 _ => axes.push((size, stride)),
             }
         }
+        axes
+    }
+
+    /// Calls `visit` with the first element, the number and the step of each innermost run, in row-major order.
+    fn for_each_run(&self, mut visit: impl FnMut(isize, usize, isize)) {
+        if self.shape.contains(&0) {
+            return;
+        }
+        let mut axes = self.merged();
         let (length, step) = axes.pop().unwrap_or((1, 1));
+        self.for_each_place(&axes, |offset| visit(offset, length, step));
+    }
+
+    /// Calls `visit` with each element of some axes, in row-major order.
+    fn for_each_place(&self, axes: &[(usize, isize)], mut visit: impl FnMut(isize)) {
         let mut index = vec![0usize; axes.len()];
         let mut offset = self.offset;
         loop {
-            visit(offset, length, step);
+            visit(offset);
             let mut axis = axes.len();
             loop {
                 if axis == 0 {
@@ -73,6 +84,19 @@ impl View {
     /// The elements, in row-major order.
     pub fn read<T: Copy>(&self, from: &[T]) -> Vec<T> {
         let mut out = Vec::with_capacity(self.shape.iter().product());
+        if let [outer @ .., (rows, 1), (columns, step @ 1..)] = &self.merged()[..]
+            && let Some(first) = from.first()
+            && !self.shape.contains(&0)
+        {
+            // a matrix that is turned
+            let (rows, columns, step, mut at) = (*rows, *columns, *step as usize, 0);
+            out.resize(self.shape.iter().product(), *first);
+            self.for_each_place(outer, |offset| {
+                turn(&from[offset as usize..], step, (rows, columns), &mut out[at..at + rows * columns]);
+                at += rows * columns;
+            });
+            return out;
+        }
         self.for_each_run(|offset, length, step| {
             if step == 1 {
                 out.extend_from_slice(&from[offset as usize..][..length]);
@@ -100,9 +124,41 @@ impl View {
     }
 }
 
+/// Writes `[rows, columns]` of a matrix that lies column after column, each `step` after the one before: block by block,
+/// so that memory is read from end to end, and what is read of a cache line is used before the line is gone.
+fn turn<T: Copy>(from: &[T], step: usize, (rows, columns): (usize, usize), out: &mut [T]) {
+    const BLOCK: usize = 16;
+    for column in (0..columns).step_by(BLOCK) {
+        let width = BLOCK.min(columns - column);
+        for row in (0..rows).step_by(BLOCK) {
+            let height = BLOCK.min(rows - row);
+            let mut block: [&[T]; BLOCK] = [&[]; BLOCK];
+            for (c, block) in block.iter_mut().enumerate().take(width) {
+                *block = &from[(column + c) * step + row..][..height];
+            }
+            for r in 0..height {
+                let out = &mut out[(row + r) * columns + column..][..width];
+                out.iter_mut().zip(&block).for_each(|(out, column)| *out = column[r]);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_turned_matrix_is_read_whole_whatever_its_size() {
+        for (batch, rows, columns) in [(1, 1, 40), (2, 17, 33), (3, 16, 5), (1, 50, 64)] {
+            let data: Vec<usize> = (0..batch * rows * columns).collect();
+            let turned = View::whole(&[batch, rows, columns]).permute(&[0, 2, 1]).read(&data);
+            for (i, found) in turned.iter().enumerate() {
+                let (b, c, r) = (i / (rows * columns), i / rows % columns, i % rows);
+                assert_eq!(*found, (b * rows + r) * columns + c);
+            }
+        }
+    }
 
     #[test]
     fn slices_and_permutations_read_and_write_the_same_places() {

@@ -29,7 +29,7 @@ const LOWEST: f32 = -5e3;
 /// First and last slot are rounded outwards to multiples of this, so that sums are made of the same parts.
 const ALIGNMENT: usize = 16;
 /// Rows that are computed at a time.
-const ROWS: usize = 64;
+const ROWS: usize = 128;
 /// Multiplications for which threads are worth waking.
 const LARGE_WORK: usize = 1 << 19;
 

@@ -69,7 +69,7 @@ pub(super) fn find(flow: &Flow<'_>, at: usize) -> Option<Found> {
             let slice = flow.producer(operand)?;
             let fits = rows_of_slice(&steps[slice])? == rows.range;
             let read = flow.produced_by(steps[slice].argument("x")?, "read_state")?;
-            (fits && Some(read) == whole).then_some((read, Some(slice)))
+            fits.then_some((read, Some(slice)))
         }
     };
     let ((read, slice), keep) = match old(x) {
@@ -78,7 +78,12 @@ pub(super) fn find(flow: &Flow<'_>, at: usize) -> Option<Found> {
     };
     members.push(read);
     members.extend(slice);
-    let undisturbed = steps[read].state() == Some(&state) && flow.writes(&state, read..at).next().is_none();
+    members.extend(whole);
+    // the rows and the whole that they are put back into may have been read one after the other
+    let undisturbed = [Some(read), whole]
+        .into_iter()
+        .flatten()
+        .all(|read| steps[read].state() == Some(&state) && flow.writes(&state, read..at).next().is_none());
     let closed = members.iter().filter(|member| **member != at).all(|member| {
         let users = flow.users(*member);
         !users.is_empty() && users.iter().all(|user| members.contains(user))

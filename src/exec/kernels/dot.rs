@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::simd::{self, Kernel, Lanes};
+use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
 
 /// Most columns that [`add_dots`] takes.
 pub(crate) const MOST_COLUMNS: usize = 8;
@@ -12,6 +12,12 @@ pub(crate) const MOST_COLUMNS: usize = 8;
 pub(crate) trait Stored: Copy + Sync {
     /// Its value.
     fn value(self) -> f32;
+
+    /// Elements that are bytes.
+    #[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))] // where there is no AMX
+    fn bytes(_: &[Self]) -> Option<&[i8]> {
+        None
+    }
 
     /// Values from memory.
     ///
@@ -50,6 +56,10 @@ impl Stored for i8 {
     #[inline(always)]
     fn value(self) -> f32 {
         self.into()
+    }
+
+    fn bytes(values: &[i8]) -> Option<&[i8]> {
+        Some(values)
     }
 
     #[inline(always)]
@@ -93,7 +103,7 @@ pub(crate) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: &[&[f32]], scale: 
     assert!(columns.len() <= MOST_COLUMNS && columns.iter().all(|c| c.len() == length));
     assert!(rows.values.len() >= (rows.count - 1) * rows.stride + length);
     assert!(sums.values.len() > (rows.count - 1) * sums.row + (columns.len() - 1) * sums.column);
-    simd::run(Dots { rows, columns, length, scale, sums });
+    Widest.run(Dots { rows, columns, length, scale, sums });
 }
 
 struct Dots<'a, S, F> {
@@ -112,8 +122,9 @@ impl<S: Stored, F: Fn(usize) -> f32> Kernel for Dots<'_, S, F> {
         // SAFETY: as promised; `add_dots` has checked the slices.
         unsafe {
             match self.columns.len() {
+                // memory is read fastest from end to end
+                1 => self.few::<L, 1, 1>(),
                 // as many rows as leave room for their sums in the registers
-                1 => self.few::<L, 1, 4>(),
                 2 => self.few::<L, 2, 4>(),
                 3 if L::REGISTERS >= 32 => self.few::<L, 3, 4>(),
                 4 if L::REGISTERS >= 32 => self.few::<L, 4, 4>(),
@@ -184,34 +195,63 @@ unsafe fn tile<S: Stored, L: Lanes, const R: usize, const C: usize>(
     // SAFETY: as promised.
     unsafe {
         let w: [*const S; R] = std::array::from_fn(|r| rows.add(r * stride));
-        // two sets of sums, so that one multiplication need not wait for the one before it; large tiles have enough
+        // several sets of sums, so that one multiplication need not wait for the one before it; large tiles have enough
         // sums to wait for none
-        let mut even = [[L::splat(0.0); C]; R];
-        let mut odd = [[L::splat(0.0); C]; R];
+        let mut sums = [[[L::splat(0.0); C]; R]; SETS];
         let mut k = 0;
-        if R * C <= 8 {
+        if R * C == 1 {
+            while k + SETS * L::COUNT <= length {
+                for row in &w {
+                    prefetch::<S, L>(row.add(k), SETS * L::COUNT);
+                }
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    step::<S, L, R, C>(&w, columns, k + i * L::COUNT, sums);
+                }
+                k += SETS * L::COUNT;
+            }
+        } else if R * C <= 8 {
             while k + 2 * L::COUNT <= length {
                 for row in &w {
                     // the same place in the rows that come next
                     L::prefetch(row.wrapping_add(R * stride + k).cast());
                 }
-                step::<S, L, R, C>(&w, columns, k, &mut even);
-                step::<S, L, R, C>(&w, columns, k + L::COUNT, &mut odd);
+                step::<S, L, R, C>(&w, columns, k, &mut sums[0]);
+                step::<S, L, R, C>(&w, columns, k + L::COUNT, &mut sums[1]);
                 k += 2 * L::COUNT;
             }
         }
         while k + L::COUNT <= length {
-            step::<S, L, R, C>(&w, columns, k, &mut even);
+            step::<S, L, R, C>(&w, columns, k, &mut sums[0]);
             k += L::COUNT;
         }
         let mut products = [[0.0; C]; R];
         for r in 0..R {
             for c in 0..C {
                 let rest: f32 = (k..length).map(|k| (*w[r].add(k)).value() * *columns[c].add(k)).sum();
-                products[r][c] = even[r][c].add(odd[r][c]).sum() + rest;
+                let [first, second, third, fourth] = std::array::from_fn(|i| sums[i][r][c]);
+                products[r][c] = first.add(second).add(third.add(fourth)).sum() + rest;
             }
         }
         products
+    }
+}
+
+/// Sets of sums for a single row and column.
+const SETS: usize = 4;
+
+/// How far ahead, in bytes, a row that is read alone is asked for: as much as comes from memory in the time that the
+/// first of it takes. A processor's own prefetching ends with each page.
+const AHEAD: usize = 4096;
+
+/// Asks for the elements that are [`AHEAD`] of `count` elements.
+///
+/// # Safety
+/// The processor has the instruction set of `L`.
+#[inline(always)]
+unsafe fn prefetch<S, L: Lanes>(at: *const S, count: usize) {
+    for line in 0..(count * size_of::<S>()).div_ceil(CACHE_LINE) {
+        // SAFETY: as promised; the address need not be one that can be read.
+        unsafe { L::prefetch(at.cast::<i8>().wrapping_add(AHEAD + line * CACHE_LINE)) };
     }
 }
 

@@ -1,10 +1,9 @@
 //! Products of two f32 matrices.
 
-use gemm::{Parallelism, gemm};
-
 use super::dot::{MOST_COLUMNS, Rows, Sums, add_dots};
 use super::product::Layout;
-use super::simd::{self, Kernel, Lanes};
+use super::simd::{Dispatch, Kernel, Lanes, Widest};
+use super::tiles::{self, Widen};
 
 /// Most rows of the first matrix for which going over the second as it lies beats packing it.
 const FEW: usize = 8;
@@ -25,52 +24,55 @@ pub(crate) fn product(
         return;
     }
     if k > 0 && m <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
-        return by_dots((m, k, n), (a, a_layout), (b, b_layout), out);
+        let columns = |i: usize| &a[i * a_layout.row..][..k];
+        let sums = Sums { values: out, row: 1, column: n };
+        return by_dots(Rows { values: b, stride: b_layout.column, count: n }, columns, m, sums);
+    }
+    if k > 0 && n <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
+        let columns = |j: usize| &b[j * b_layout.column..][..k];
+        let sums = Sums { values: out, row: n, column: 1 };
+        return by_dots(Rows { values: a, stride: a_layout.row, count: m }, columns, n, sums);
     }
     if m <= FEW && b_layout.column == 1 {
-        return simd::run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
+        return Widest.run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
     }
-    let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
-    // SAFETY: the layouts stay within the slices, as checked above, and out is row-major.
-    unsafe {
-        gemm(
-            m,
-            n,
-            k,
-            out.as_mut_ptr(),
-            1,
-            n as isize,
-            false,
-            a.as_ptr(),
-            a_layout.column as isize,
-            a_layout.row as isize,
-            b.as_ptr(),
-            b_layout.column as isize,
-            b_layout.row as isize,
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            parallelism,
-        );
-    }
+    let rows = Strided { values: a, layout: a_layout };
+    let out_layout = Layout { row: n, column: 1 };
+    tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout), parallel);
 }
 
-/// Both matrices have their `k` elements in one piece.
-fn by_dots(
-    (m, k, n): (usize, usize, usize),
-    (a, a_layout): (&[f32], Layout),
-    (b, b_layout): (&[f32], Layout),
-    out: &mut [f32],
-) {
-    let mut columns: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
-    for (i, column) in columns[..m].iter_mut().enumerate() {
-        *column = &a[i * a_layout.row..][..k];
+/// Rows of a matrix within a slice.
+struct Strided<'a> {
+    values: &'a [f32],
+    layout: Layout,
+}
+
+impl Widen for Strided<'_> {
+    #[inline(always)]
+    unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
+        // SAFETY: the row has these elements, and there is room for them, as promised.
+        unsafe {
+            let start = self.values.as_ptr().add(row * self.layout.row + from * self.layout.column);
+            if self.layout.column == 1 {
+                out.copy_from_nonoverlapping(start, count);
+            } else {
+                for k in 0..count {
+                    *out.add(k) = *start.add(k * self.layout.column);
+                }
+            }
+        }
     }
-    out.fill(0.0);
-    let rows = Rows { values: b, stride: b_layout.column, count: n };
-    add_dots(rows, &columns[..m], |_| 1.0, Sums { values: out, row: 1, column: n });
+
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
+}
+
+/// Both matrices have their `k` elements in one piece: the rows of one with a few columns of the other.
+fn by_dots<'a>(rows: Rows<'_, f32>, column: impl Fn(usize) -> &'a [f32], count: usize, sums: Sums<'_>) {
+    let mut columns: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+    columns.iter_mut().enumerate().take(count).for_each(|(i, place)| *place = column(i));
+    sums.values.fill(0.0);
+    add_dots(rows, &columns[..count], |_| 1.0, sums);
 }
 
 /// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.

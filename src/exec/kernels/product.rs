@@ -1,9 +1,10 @@
 //! Products of a stored weight `[O, K]` with activations of `T` tokens.
 
-use gemm::{Parallelism, gemm};
 use rayon::prelude::*;
 
 use super::dot::{MOST_COLUMNS, Rows, Stored, Sums, add_dots};
+use super::simd::{CACHE_LINE, Lanes, Widest};
+use super::tiles::{self, DEPTH, Widen};
 use crate::exec::weight::{Elements, Scales, Weight};
 
 /// A matrix within a slice: where the element of a row and a column is.
@@ -22,7 +23,7 @@ impl Layout {
     }
 
     /// Whether no two elements of a matrix of this size share a place.
-    fn is_injective(self, rows: usize, columns: usize) -> bool {
+    pub fn is_injective(self, rows: usize, columns: usize) -> bool {
         rows <= 1
             || columns <= 1
             || (self.column > 0 && self.row >= columns * self.column)
@@ -30,11 +31,12 @@ impl Layout {
     }
 }
 
-/// Rows that are expanded to f32 at a time when there are many tokens.
-const PANEL: usize = 64;
-
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
+///
+/// Few tokens, many, and many on a processor with AMX are multiplied by different kernels, all of which sum in f32, each
+/// in an order of its own: a prompt that is read in other chunks gives the same values within f32's rounding, not the
+/// same bits. A scale that a whole row has multiplies the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout.
@@ -51,14 +53,7 @@ pub(crate) fn multiply(
         return;
     }
     if tokens > MOST_COLUMNS {
-        by_panels(weight, (x, x_layout), tokens, (&mut *out, out_layout));
-        if let Some(bias) = bias {
-            for (row, bias) in bias.iter().enumerate() {
-                for token in 0..tokens {
-                    out[row * out_layout.row + token * out_layout.column] += bias;
-                }
-            }
-        }
+        by_tiles(weight, (x, x_layout), tokens, bias, (out, out_layout));
         return;
     }
     // the columns of x, each in one piece
@@ -86,9 +81,10 @@ pub(crate) fn multiply(
 /// Few tokens: dot products, rows divided among threads.
 fn by_dots(weight: &Weight, inputs: &[&[f32]], start: impl Fn(usize) -> f32 + Sync, out: &mut [f32]) {
     let (tokens, columns) = (inputs.len(), weight.columns());
-    // enough work for a thread to be worth waking
-    let share = (65_536 / columns.max(1)).clamp(8, 1024).next_multiple_of(4);
-    out.par_chunks_mut(share * tokens).enumerate().for_each(|(i, out)| {
+    // enough work for a thread to be worth waking, and no more parts than even out what threads are given
+    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(weight.rows() / 256);
+    // the smallest parts, so that no thread waits long for another's last one
+    out.par_chunks_mut(share * tokens).enumerate().with_max_len(1).for_each(|(i, out)| {
         let first = i * share;
         for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
             out.fill(start(first + r));
@@ -127,64 +123,93 @@ fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, 
     }
 }
 
-/// A pointer that threads may write through, each to rows of its own.
-#[derive(Clone, Copy)]
-struct Shared(*mut f32);
-// SAFETY: `by_panels` gives each thread other rows, and the layout keeps the elements of different rows apart.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
+/// Rows of a weight, each block times its scale; a row's only scale is left for the finished sum.
+struct Scaled<'a, S> {
+    values: &'a [S],
+    columns: usize,
+    scales: &'a Scales,
+}
 
-impl Shared {
-    fn pointer(self) -> *mut f32 {
-        self.0
+impl<S: Stored> Widen for Scaled<'_, S> {
+    #[inline(always)]
+    unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
+        let scales = if self.scales.blocks > 1 { self.scales.of_row(row) } else { &[1.0] };
+        let block = (self.columns / scales.len()).max(1);
+        let mut at = from;
+        while at < from + count {
+            let which = (at / block).min(scales.len() - 1);
+            let end = if which + 1 == scales.len() { from + count } else { ((which + 1) * block).min(from + count) };
+            // SAFETY: the row has these elements, and `out` has room, as promised.
+            unsafe {
+                let row = self.values.as_ptr().add(row * self.columns + at);
+                widen::<S, L>(row, end - at, scales[which], out.add(at - from));
+            }
+            at = end;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, row: usize, from: usize) {
+        let place = self.values.as_ptr().wrapping_add(row * self.columns + from).cast::<i8>();
+        for line in 0..(DEPTH * size_of::<S>()).div_ceil(CACHE_LINE) {
+            // SAFETY: as promised; the address need not be one that can be read.
+            unsafe { L::prefetch(place.wrapping_add(line * CACHE_LINE)) };
+        }
     }
 }
 
-/// Many tokens: panels of rows are expanded to f32 and multiplied as matrices.
-fn by_panels(weight: &Weight, (x, x_layout): (&[f32], Layout), tokens: usize, (out, out_layout): (&mut [f32], Layout)) {
-    let (rows, columns) = (weight.rows(), weight.columns());
-    assert!(out_layout.is_injective(rows, tokens), "elements of the result would share places");
-    let target = Shared(out.as_mut_ptr());
-    (0..rows.div_ceil(PANEL)).into_par_iter().for_each_init(Vec::new, |scratch: &mut Vec<f32>, panel| {
-        let first = panel * PANEL;
-        let count = PANEL.min(rows - first);
-        let values: &[f32] = match &*weight.elements {
-            Elements::F32(values) => &values[first * columns..][..count * columns],
-            _ => {
-                scratch.resize(count * columns, 0.0);
-                for (r, row) in scratch.chunks_exact_mut(columns.max(1)).enumerate() {
-                    weight.expand_row(first + r, row);
-                }
-                scratch
-            }
-        };
-        // SAFETY: `values` holds count x columns elements; `multiply` has checked that x and out hold what their
-        // layouts reach, and this panel's rows of out are written by no other thread.
-        unsafe {
-            gemm(
-                count,
-                tokens,
-                columns,
-                target.pointer().add(first * out_layout.row),
-                out_layout.column as isize,
-                out_layout.row as isize,
-                false,
-                values.as_ptr(),
-                1,
-                columns as isize,
-                x.as_ptr(),
-                x_layout.column as isize,
-                x_layout.row as isize,
-                0.0,
-                1.0,
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
+/// `out = values * scale`.
+///
+/// # Safety
+/// The processor has the instruction set of `L`; there are `count` values and there is room for them.
+#[inline(always)]
+unsafe fn widen<S: Stored, L: Lanes>(values: *const S, count: usize, scale: f32, out: *mut f32) {
+    let mut k = 0;
+    // SAFETY: as promised.
+    unsafe {
+        let zero = L::splat(0.0);
+        let factor = L::splat(scale);
+        while k + L::COUNT <= count {
+            S::lanes::<L>(values.add(k)).mul_add(factor, zero).store(out.add(k));
+            k += L::COUNT;
         }
-    });
+        while k < count {
+            *out.add(k) = (*values.add(k)).value() * scale;
+            k += 1;
+        }
+    }
+}
+
+/// Many tokens: tiles of rows and tokens.
+fn by_tiles(weight: &Weight, x: (&[f32], Layout), tokens: usize, bias: Option<&[f32]>, out: (&mut [f32], Layout)) {
+    fn go<S: Stored>(
+        (values, weight): (&[S], &Weight),
+        x: (&[f32], Layout),
+        tokens: usize,
+        bias: Option<&[f32]>,
+        out: (&mut [f32], Layout),
+    ) {
+        let (rows, columns, scales) = (weight.rows(), weight.columns(), &weight.scales);
+        assert!(values.len() >= rows * columns, "the weight has fewer elements than its shape says");
+        let finish = |row: usize| {
+            let scale = if scales.blocks > 1 { 1.0 } else { scales.of_row(row)[0] };
+            (scale, bias.map_or(0.0, |bias| bias[row]))
+        };
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if let Some(bytes) = S::bytes(values)
+            && scales.blocks == 1
+            && super::amx::is_available()
+            && super::amx::multiply((rows, columns, tokens), bytes, x, finish, (&mut *out.0, out.1))
+        {
+            return;
+        }
+        tiles::multiply(Widest, (rows, columns, tokens), &Scaled { values, columns, scales }, x, finish, out, true);
+    }
+    match &*weight.elements {
+        Elements::F32(values) => go((values, weight), x, tokens, bias, out),
+        Elements::F16(values) => go((values, weight), x, tokens, bias, out),
+        Elements::Int8(values) => go((values, weight), x, tokens, bias, out),
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! Vectors of f32 in the widest form that the processor has.
 //!
-//! A kernel is written once, over [`Lanes`], as a [`Kernel`]; [`run`] instantiates it for every instruction set of the
+//! A kernel is written once, over [`Lanes`], as a [`Kernel`]; [`Widest`] instantiates it for every instruction set of the
 //! architecture and calls the best that the processor has.
 
 use half::f16;
+
+/// Bytes that come from memory together.
+pub(crate) const CACHE_LINE: usize = 64;
 
 /// Some f32 values in a vector register.
 ///
@@ -24,7 +27,6 @@ pub(crate) trait Lanes: Copy {
     /// Signed bytes from memory.
     unsafe fn load_i8(at: *const i8) -> Self;
     /// To memory.
-    #[cfg_attr(not(test), allow(dead_code))] // only tests look at single vectors
     unsafe fn store(self, at: *mut f32);
     /// `self * factor + sum`, rounded once where the processor can.
     unsafe fn mul_add(self, factor: Self, sum: Self) -> Self;
@@ -47,29 +49,40 @@ pub(crate) trait Kernel {
     unsafe fn run<L: Lanes>(self) -> Self::Output;
 }
 
-/// Does work with the widest vectors of this processor.
-#[inline]
-pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
-            // SAFETY: the feature was just found.
-            return unsafe { x86::with_avx512(kernel) };
+/// Decides which instruction set does work.
+pub(crate) trait Dispatch: Copy + Sync {
+    /// Does it.
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
+}
+
+/// The widest vectors of this processor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Widest;
+
+impl Dispatch for Widest {
+    #[inline]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                // SAFETY: the feature was just found.
+                return unsafe { x86::with_avx512(kernel) };
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                // SAFETY: the features were just found.
+                return unsafe { x86::with_avx2(kernel) };
+            }
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
-            // SAFETY: the features were just found.
-            return unsafe { x86::with_avx2(kernel) };
+        #[cfg(target_arch = "aarch64")]
+        {
+            // SAFETY: every aarch64 processor has NEON.
+            return unsafe { kernel.run::<neon::Neon>() };
         }
-    }
-    #[cfg(target_arch = "aarch64")]
-    {
-        // SAFETY: every aarch64 processor has NEON.
-        return unsafe { kernel.run::<neon::Neon>() };
-    }
-    #[allow(unreachable_code)] // where the architecture has vectors for certain
-    // SAFETY: these vectors are arrays.
-    unsafe {
-        kernel.run::<Portable>()
+        #[allow(unreachable_code)] // where the architecture has vectors for certain
+        // SAFETY: these vectors are arrays.
+        unsafe {
+            kernel.run::<Portable>()
+        }
     }
 }
 
@@ -348,7 +361,10 @@ mod neon {
         }
 
         #[inline(always)]
-        unsafe fn prefetch(_: *const i8) {}
+        unsafe fn prefetch(at: *const i8) {
+            // SAFETY: a hint reads nothing; its intrinsic isn't stable.
+            unsafe { std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
+        }
     }
 }
 
@@ -368,9 +384,8 @@ pub(crate) mod tests {
         Neon,
     }
 
-    impl Set {
-        /// Does work with it.
-        pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+    impl Dispatch for Set {
+        fn run<K: Kernel>(self, kernel: K) -> K::Output {
             // SAFETY: `each` makes only those that the processor has.
             unsafe {
                 match self {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::{Call, Results, Row, computing, one};
 use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 
@@ -27,6 +29,9 @@ pub(super) const ROWS: &[Row] = computing! {
     "select" => select,
     "sub" => |c| arithmetic(c, |x, y| x - y, i32::wrapping_sub),
 };
+
+/// Elements beyond which threads are worth waking.
+const LARGE: usize = 1 << 15;
 
 /// The quotient towards minus infinity; 0 for a division by 0, where NumPy gives 0, too.
 fn floor_div(x: i32, y: i32) -> i32 {
@@ -102,12 +107,21 @@ fn zip<X: Copy, Y: Copy, R>(
 }
 
 /// `function` of each pair, over the first of each; `x` has the shape of the result.
-fn zip_in_place<T: Copy>(x_shape: &[usize], x: &mut [T], (y_shape, y): (&[usize], &[T]), function: impl Fn(T, T) -> T) {
+fn zip_in_place<T: Copy + Send + Sync>(
+    x_shape: &[usize],
+    x: &mut [T],
+    (y_shape, y): (&[usize], &[T]),
+    function: impl Fn(T, T) -> T + Sync,
+) {
     if x.is_empty() {
         return;
     }
     let walk = walk(x_shape, x_shape, y_shape);
     let (length, _, y_step) = walk.inner;
+    if walk.shape.is_empty() && y_step == 1 && length > LARGE {
+        let parts = x.par_chunks_mut(LARGE / 4).zip(y.par_chunks(LARGE / 4));
+        return parts.for_each(|(x, y)| x.iter_mut().zip(y).for_each(|(x, y)| *x = function(*x, *y)));
+    }
     let mut rows = x.chunks_exact_mut(length);
     for_each_index(&walk.shape, [&walk.y], |[j]| {
         let Some(row) = rows.next() else { return };
@@ -129,7 +143,11 @@ fn to_floats(tensor: &Tensor) -> Result<Vec<f32>, String> {
     }
 }
 
-fn arithmetic(call: &mut Call<'_>, float: impl Fn(f32, f32) -> f32, integer: impl Fn(i32, i32) -> i32) -> Results {
+fn arithmetic(
+    call: &mut Call<'_>,
+    float: impl Fn(f32, f32) -> f32 + Sync,
+    integer: impl Fn(i32, i32) -> i32 + Sync,
+) -> Results {
     let mut x = call.take("x")?;
     let mut y = call.take("y")?;
     let shape = broadcast_shape(&x.shape, &y.shape)?;
