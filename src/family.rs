@@ -35,10 +35,12 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use crate::error::Result;
-use crate::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use crate::manifest::{
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+};
 use crate::mil::{Dim, Function, FunctionBuilder, Lengths, Opset, ValueId};
 use crate::source::gguf::Metadata;
-use crate::source::{Description, HuggingFaceFiles, Ledger, Source, Weight};
+use crate::source::{Description, HuggingFaceFiles, Ledger, Source, Weight, onnx};
 use blocks::Graph;
 use config::DecoderConfig;
 use config::gguf::FactorTensors;
@@ -63,8 +65,10 @@ pub struct Form {
     pub attention: AttentionForm,
     /// How keys and values are written.
     pub kv_write: KvWrite,
-    /// How the cache is divided into states.
+    /// How what layers carry is divided into states.
     pub state: StateForm,
+    /// Who keeps what layers with a recurrence carry.
+    pub recurrent_states: RecurrentForm,
     /// Where experts are computed.
     pub experts: ExpertsForm,
 }
@@ -243,8 +247,7 @@ pub trait Model: Send + Sync {
     /// The weights of one layer, in the order in which its function holds them.
     fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight>;
 
-    /// How many experts a layer has, and how many of them a token is given at most; none where it has none that could be
-    /// in functions of their own.
+    /// How many experts a layer has, and how many of them a token is given at most; none where it has none.
     fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
         None
     }
@@ -294,6 +297,7 @@ pub fn open(ledger: &mut Ledger<'_>, family: Option<&str>, acknowledged: &[Strin
     match source.description() {
         Description::Gguf(metadata) => open_gguf(source, metadata, ledger, family, acknowledged),
         Description::HuggingFace(files) => open_hugging_face(source, files, ledger, family, acknowledged),
+        Description::Onnx(bundle) => open_onnx(source, bundle, ledger, family, acknowledged),
     }
 }
 
@@ -326,6 +330,9 @@ fn open_hugging_face(
         for pattern in config::NOT_TEXT {
             ledger.ignore(pattern, "no part of the text model");
         }
+    }
+    for pattern in row.unused_tensors {
+        ledger.ignore(pattern, "guesses more than one token: no part of the model");
     }
     // buffers that older checkpoints carry; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
@@ -360,7 +367,52 @@ fn open_gguf(
     let tied = !ledger.has("output.weight");
     let config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
+    for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
+        ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
+    }
     assemble(config, row, Naming::Gguf, ledger)
+}
+
+fn open_onnx(
+    source: &Source,
+    bundle: &onnx::Bundle,
+    ledger: &mut Ledger<'_>,
+    family: Option<&str>,
+    acknowledged: &[String],
+) -> Result<Box<dyn Model>> {
+    let graph = &bundle.decoder;
+    let genai = |key: &str| bundle.genai.as_ref().and_then(|config| config.pointer(&format!("/model/{key}")));
+    let (place, config, row) = match &bundle.files.config {
+        Some(Json::Object(config)) => {
+            let place = format!("{}/config.json", source.name());
+            let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
+                return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
+            };
+            let row =
+                find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
+            let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
+            (place, text.unwrap_or_else(|| config.clone()), row)
+        }
+        _ => {
+            let place = format!("{}/{}", source.name(), onnx::CONFIG);
+            // a type that isn't known doesn't matter: the graph has the form of some family
+            let named =
+                genai("type").and_then(Json::as_str).filter(|name| DECODERS.iter().any(|row| row.name == *name));
+            let asked = family.unwrap_or_else(|| config::onnx::family(graph));
+            let name = named.unwrap_or(asked);
+            let row = find(&place, name, family, |row| row.name == name)?;
+            let config = config::onnx::configuration(graph, genai("context_length").and_then(Json::as_u64), row)?;
+            (place, config, row)
+        }
+    };
+    let mut config = DecoderConfig::read(&place, &config, row, acknowledged)?;
+    // the graph has what the weights were when it was written: fused ones apart, biases of zero left out, a tied head of
+    // its own where it was quantized otherwise than the embedding
+    config.fused = false;
+    config.tie_word_embeddings = graph.tied;
+    (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
+    config::onnx::check(&place, &config, graph)?;
+    assemble(config, row, Naming::Onnx, ledger)
 }
 
 fn find(

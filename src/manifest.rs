@@ -24,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use error::ManifestError;
-pub use form::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, StateForm, Target};
+pub use form::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm, Target};
 pub use gates::{Gates, ParityGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
@@ -62,8 +62,11 @@ pub struct Manifest {
     /// How new keys and values enter the cache; by default `mask` for `lengths.range`, `slice` for `lengths.fixed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_write: Option<KvWrite>,
-    /// How the cache is divided into states.
+    /// How what layers carry from call to call is divided into states.
     pub state: StateForm,
+    /// Who keeps what layers with a recurrence carry.
+    #[serde(skip_serializing_if = "RecurrentForm::is_state")]
+    pub recurrent_states: RecurrentForm,
     /// Where the experts of layers that have some are computed.
     #[serde(skip_serializing_if = "ExpertsForm::is_packed")]
     pub experts: ExpertsForm,
@@ -98,6 +101,7 @@ impl Default for Manifest {
             attention: AttentionForm::default(),
             kv_write: None,
             state: StateForm::default(),
+            recurrent_states: RecurrentForm::default(),
             experts: ExpertsForm::default(),
             quant: Quant::default(),
             shards: Shards::default(),

@@ -12,11 +12,13 @@
 //! | [`ask`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
 //! | [`call`] | one call of a function: its inputs, its result |
+//! | [`states`] | what a text carries from call to call |
 //! | [`hidden`] | hidden states between calls |
 //! | [`windows`] | a text of any length on its way through a token classifier |
 //! | [`bioes`] | the labels of whole spans |
 //! | [`redact`] | spans of a text of any length |
 //! | [`profile`] | how long the functions take |
+//! | [`energy`] | how much energy work takes |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
 //! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
@@ -24,6 +26,7 @@
 //! | [`generate`] | continuing a prompt |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | [`text`] | a continuation as text, up to a stop string |
+//! | [`tools`] | calls of functions within a text |
 
 pub mod ask;
 pub mod backend;
@@ -36,6 +39,7 @@ pub mod coreml;
 pub mod cpu;
 #[cfg(test)]
 pub(crate) mod double;
+pub mod energy;
 pub mod error;
 pub mod feed;
 pub mod generate;
@@ -50,8 +54,10 @@ pub mod profile;
 pub mod redact;
 pub mod sampling;
 pub mod session;
+pub(crate) mod states;
 pub mod text;
 pub mod tokenizer;
+pub mod tools;
 pub mod windows;
 
 pub use ask::{Answer, Ask, Chunking, Hidden, Positions};

@@ -8,6 +8,8 @@
 //! | [`parameters`] | what clients can ask for, under the names that they know |
 //! | [`http`] | connections, routes, limits |
 //! | [`openai`] | bodies of requests and answers |
+//! | [`stream`] | answers in parts |
+//! | [`tools`] | functions that a request offers, and their calls |
 //! | [`lines`] | JSON lines over stdin or a Unix socket |
 //! | [`metrics`] | numbers for Prometheus |
 
@@ -20,6 +22,8 @@ pub mod metrics;
 pub mod openai;
 pub mod parameters;
 pub mod service;
+pub mod stream;
+pub mod tools;
 
 pub use engine::{Ending, Engine, Event, Job, Limits};
 pub use error::ServeError;

@@ -6,7 +6,7 @@
 //! | [`tensor`] | a handle to one tensor, decoded row by row on demand |
 //! | [`weight`] | lazily evaluated expressions over tensors: slices, concatenations, permutations |
 //! | [`ledger`] | the account of which tensors a model used |
-//! | [`gguf`], [`safetensors`], [`hugging_face`] | the formats |
+//! | [`gguf`], [`safetensors`], [`onnx`], [`hugging_face`] | the formats |
 //! | [`hub`] | downloads of `hf:owner/name` |
 //! | [`dtype`], [`dequantize`] | how elements are stored, and their decoding |
 //!
@@ -21,6 +21,7 @@ pub mod gguf;
 pub mod hub;
 pub mod hugging_face;
 pub mod ledger;
+pub mod onnx;
 mod random;
 pub mod safetensors;
 pub mod tensor;
@@ -40,7 +41,7 @@ pub use file::{MappedFile, SourceFile};
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::{Ledger, LedgerTotals};
 pub use tensor::Tensor;
-pub use weight::{RowOrder, Weight};
+pub use weight::{RowOrder, Weight, ZeroPoints};
 
 /// The format of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub enum SourceKind {
     Gguf,
     /// safetensors, with the files of a Hugging Face folder where they are.
     Safetensors,
+    /// ONNX, with the files of onnxruntime-genai's bundle where they are.
+    Onnx,
     /// Computed numbers.
     Random,
 }
@@ -59,6 +62,7 @@ impl SourceKind {
         match self {
             SourceKind::Gguf => "gguf",
             SourceKind::Safetensors => "safetensors",
+            SourceKind::Onnx => "onnx",
             SourceKind::Random => "random",
         }
     }
@@ -71,6 +75,8 @@ pub enum Description {
     Gguf(gguf::Metadata),
     /// The files of a Hugging Face folder.
     HuggingFace(Box<HuggingFaceFiles>),
+    /// What an ONNX graph and the files around it say.
+    Onnx(Box<onnx::Bundle>),
 }
 
 /// An opened source.
@@ -99,8 +105,8 @@ impl Source {
         Ok(source)
     }
 
-    /// Opens a `.gguf` file (any one of a split model), a `.safetensors` file, or a folder: a Hugging Face folder, or one
-    /// that holds a single GGUF model.
+    /// Opens a `.gguf` file (any one of a split model), a `.safetensors` or `.onnx` file, or a folder: a Hugging Face
+    /// folder, one of onnxruntime-genai, or one that holds a single GGUF model.
     ///
     /// # Errors
     /// When the path isn't there or none of these, or its content is damaged, unsupported or contradicts itself.
@@ -112,6 +118,7 @@ impl Source {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("gguf") => Self::open_gguf(path),
             Some("safetensors") => Self::open_safetensors(path),
+            Some("onnx") => Self::open_onnx(path, path),
             _ => {
                 // Caches and downloads lose extensions; the content tells.
                 let file = MappedFile::open(path)?;
@@ -180,10 +187,19 @@ impl Source {
             }
             return Self::with_folder(folder, folder, paths, tensors);
         }
+        if let Some(path) = onnx::model_of(folder)? {
+            return Self::open_onnx(folder, &path);
+        }
         match only_gguf(folder)? {
             Some(path) => Self::open_gguf(&path),
             None => Err(not_a_source(folder)),
         }
+    }
+
+    /// A source of the ONNX model at `path`; `name` is what the user named.
+    fn open_onnx(name: &Path, path: &Path) -> Result<Self> {
+        let onnx::Opened { bundle, tensors, paths } = onnx::open(path)?;
+        Self::assemble(name, SourceKind::Onnx, paths, tensors, Description::Onnx(Box::new(bundle)))
     }
 
     /// A source of safetensors with what `folder` has beside them.
@@ -256,7 +272,7 @@ impl Source {
     pub fn gguf(&self) -> Option<&gguf::Metadata> {
         match &self.description {
             Description::Gguf(metadata) => Some(metadata),
-            Description::HuggingFace(_) => None,
+            Description::HuggingFace(_) | Description::Onnx(_) => None,
         }
     }
 
@@ -265,6 +281,7 @@ impl Source {
         match &self.description {
             Description::Gguf(_) => None,
             Description::HuggingFace(files) => Some(files),
+            Description::Onnx(bundle) => Some(&bundle.files),
         }
     }
 
@@ -281,6 +298,7 @@ impl Source {
         match &self.description {
             Description::Gguf(metadata) => metadata.str("tokenizer.chat_template"),
             Description::HuggingFace(files) => Ok(files.chat_template.as_deref()),
+            Description::Onnx(bundle) => Ok(bundle.files.chat_template.as_deref()),
         }
     }
 }
@@ -305,11 +323,13 @@ fn only_gguf(folder: &Path) -> Result<Option<PathBuf>> {
 }
 
 fn not_a_source(path: &Path) -> SourceError {
-    SourceError::file(path, "this is neither GGUF, nor safetensors, nor a folder that holds either").advise(format!(
-        "a source is a .gguf file, a .safetensors file, or a folder with {} or {}; weights in other formats (.bin, .pth) \
-         can be saved as safetensors with transformers' save_pretrained",
+    let problem = "this is neither GGUF, nor safetensors, nor ONNX, nor a folder that holds one of them";
+    SourceError::file(path, problem).advise(format!(
+        "a source is a .gguf, .safetensors or .onnx file, or a folder with {}, {} or {}; weights in other formats (.bin, \
+         .pth) can be saved as safetensors with transformers' save_pretrained",
         safetensors::SINGLE,
-        safetensors::INDEX
+        safetensors::INDEX,
+        onnx::MODEL
     ))
 }
 

@@ -9,9 +9,11 @@ use std::fmt::Write;
 use std::path::Path;
 
 use anec::error::Result;
-use anec::family::ports::Stage;
+use anec::family::ports::{Extent, Port, PortRole, Stage};
 use anec::family::{EmitWeight, Form, FunctionRequest, Model, TokenCount};
-use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use anec::manifest::{
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+};
 use anec::mil::verify::{infer_types, verify_function};
 use anec::mil::{Binding, Constant, FunctionBuilder, Opset, Symbol, ValueId};
 use anec::source::{Ledger, Source, Weight};
@@ -39,7 +41,12 @@ fn forms() -> Vec<Form> {
     let mut forms = Vec::new();
     for layout in [Layout::Bcs1, Layout::Bc1s] {
         for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
-            for state in [StateForm::PerLayer, StateForm::Unified] {
+            for (state, recurrent_states) in [
+                (StateForm::PerLayer, RecurrentForm::State),
+                (StateForm::PerLayer, RecurrentForm::InputOutput),
+                (StateForm::Unified, RecurrentForm::State),
+                (StateForm::Unified, RecurrentForm::InputOutput),
+            ] {
                 for (linear, norm) in [
                     (LinearForm::Conv, NormForm::Accurate),
                     (LinearForm::Conv, NormForm::Naive),
@@ -48,7 +55,17 @@ fn forms() -> Vec<Form> {
                 ] {
                     let opset = Opset::CoreMl8;
                     let (kv_write, experts) = (KvWrite::Mask, ExpertsForm::Packed);
-                    forms.push(Form { opset, layout, linear, norm, attention, kv_write, state, experts });
+                    forms.push(Form {
+                        opset,
+                        layout,
+                        linear,
+                        norm,
+                        attention,
+                        kv_write,
+                        state,
+                        recurrent_states,
+                        experts,
+                    });
                 }
             }
         }
@@ -68,6 +85,17 @@ fn check(model: &dyn Model, form: Form) -> Result<()> {
             let graph = model.build(&form, &request, &mut Fp16)?;
             assert_eq!(verify_function(&graph.function), [], "{form:?} {request:?}");
             assert_eq!(graph.states.len(), graph.function.states().count());
+            let states = |ports: &[Port]| -> Vec<(PortRole, Vec<Extent>)> {
+                let states = ports.iter().filter(|port| matches!(port.role, PortRole::State { .. }));
+                states.map(|port| (port.role.clone(), port.shape.clone())).collect()
+            };
+            assert_eq!(states(&graph.inputs), states(&graph.outputs), "what comes in goes out");
+            let caches = graph.states.iter().filter(|state| state.name.contains("cache")).count();
+            if form.recurrent_states == RecurrentForm::InputOutput {
+                assert_eq!(graph.states.len(), caches, "only caches are states");
+            } else {
+                assert_eq!(states(&graph.inputs), []);
+            }
             for size in [1, 4] {
                 let fixed = infer_types(&graph.function.with_length(&Symbol::new("T"), size))?;
                 assert!(!fixed.is_symbolic());
@@ -93,10 +121,15 @@ fn every_family_builds_in_every_form() {
             let mut ledger = Ledger::new(&source);
             let model = anec::family::open(&mut ledger, family, &[]).unwrap_or_else(|e| panic!("{path}: {e}"));
             let totals = ledger.finish().unwrap_or_else(|e| panic!("{path}: {e}"));
-            let vision = ["vision_tower.", "multi_modal_projector.", "model.visual."];
-            let other = |name: &String| !vision.iter().any(|prefix| name.starts_with(prefix));
+            // images, and the token after the next
+            let behind = format!("blk.{}.", model.facts().num_layers);
+            let known = ["vision_tower.", "multi_modal_projector.", "model.visual.", "mtp.", &behind];
+            let other = |name: &String| !known.iter().any(|prefix| name.starts_with(prefix));
             assert!(!totals.ignored.keys().any(other), "{path}: {totals:?}");
-            for form in forms() {
+            // who keeps the states is a matter of models that have such, and none of norms
+            let apart = |form: &Form| model.facts().recurrent && form.norm == NormForm::Accurate;
+            for form in forms().into_iter().filter(|form| form.recurrent_states == RecurrentForm::State || apart(form))
+            {
                 check(&*model, form).unwrap_or_else(|e| panic!("{path}: {form:?}: {e}"));
             }
         }

@@ -8,7 +8,9 @@ use anec::error::Result;
 use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
 use anec::family::ports::{Extent, PortRole, Stage};
 use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model, TokenCount};
-use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use anec::manifest::{
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+};
 use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
 use anec::source::{Ledger, Source, Weight};
 use rayon::prelude::*;
@@ -26,6 +28,7 @@ const FORM: Form = Form {
     attention: AttentionForm::PerHead,
     kv_write: KvWrite::Mask,
     state: StateForm::PerLayer,
+    recurrent_states: RecurrentForm::State,
     experts: ExpertsForm::Packed,
 };
 
@@ -105,17 +108,24 @@ impl Runner {
     ) -> Result<(Vec<Vec<f32>>, BTreeMap<String, Vec<Vec<f32>>>)> {
         let (mut logits, mut hidden) = (Vec::new(), BTreeMap::<String, Vec<Vec<f32>>>::new());
         let (mut done, mut turn) = (0, 0);
+        let mut kept = BTreeMap::new();
         while done < tokens.len() {
             let count = chunks[turn % chunks.len()].min(tokens.len() - done);
             turn += 1;
             let chunk = &tokens[done..done + count];
-            let inputs = self.inputs(chunk, done, tokens.len())?;
+            let inputs = self.inputs(chunk, done, tokens.len(), &kept)?;
             let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let outputs = self.layers.1.run_with(&inputs, state, &mut |name, tensor| {
                 if name.starts_with("layers_") && name.ends_with("_hidden") || name == "hidden_out" {
                     hidden.entry(name.to_owned()).or_default().extend(Runner::rows(tensor, count));
                 }
             })?;
+            for (name, tensor) in &outputs {
+                let port = self.layers.0.outputs.iter().find(|port| port.name == *name).expect("a port");
+                if let PortRole::State { state, .. } = &port.role {
+                    kept.insert(state.clone(), tensor.clone());
+                }
+            }
             let mut none = self.head.1.new_state();
             let out = self.head.1.run(&[("hidden", &outputs[0].1)], &mut none)?;
             logits.extend(Runner::rows(&out[0].1, count));
@@ -124,7 +134,13 @@ impl Runner {
         Ok((logits, hidden))
     }
 
-    fn inputs(&self, chunk: &[i32], first: usize, length: usize) -> Result<Vec<(String, Tensor)>> {
+    fn inputs(
+        &self,
+        chunk: &[i32],
+        first: usize,
+        length: usize,
+        kept: &BTreeMap<String, Tensor>,
+    ) -> Result<Vec<(String, Tensor)>> {
         let count = chunk.len();
         let mut inputs = Vec::new();
         for port in &self.layers.0.inputs {
@@ -182,6 +198,10 @@ impl Runner {
                     Tensor::new(vec![1, planes, count, count], data)
                 }
                 PortRole::Position => Tensor::new(vec![1], vec![first as i32]),
+                PortRole::State { state, .. } => kept.get(state).cloned().unwrap_or_else(|| {
+                    let shape: Vec<usize> = (0..port.shape.len()).map(slots).collect();
+                    Tensor::new(shape.clone(), vec![0f32; shape.iter().product()])
+                }),
                 other => unreachable!("{other:?} is no input of layers"),
             };
             inputs.push((port.name.clone(), tensor));
@@ -274,6 +294,14 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                                 let found = &hidden[if last { "hidden_out" } else { value.as_str() }];
                                 let (cosine, difference) = distance(found, expected);
                                 assert!(cosine > 0.99999, "{name}: after layer {}: {cosine} {difference}", layer - 1);
+                            }
+                            if model.facts().recurrent {
+                                for state in [StateForm::PerLayer, StateForm::Unified] {
+                                    let form = Form { state, recurrent_states: RecurrentForm::InputOutput, ..FORM };
+                                    let kept = Runner::new(model, form, range, context, Precision::F32);
+                                    let (kept, _) = kept.expect("compiles").run(&golden.tokens, chunks).expect("runs");
+                                    assert_eq!(kept, logits, "{name}: the host keeps what the states kept");
+                                }
                             }
                             compared += 1;
                         }

@@ -89,6 +89,25 @@ def json_schema():
         assert isinstance(json.loads(made.choices[0].message.content), dict)
 
 
+def tools():
+    city = {"type": "string", "maxLength": 30}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    weather = {"type": "function", "function": {"name": "weather", "description": "Tomorrow's weather.", "parameters": parameters}}
+    messages = [{"role": "user", "content": "What will the weather be in Paris?"}]
+    asked = dict(model=model, messages=messages, tools=[weather], max_tokens=100, temperature=0)
+    choice = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False).choices[0]
+    (call,) = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and call.function.name == "weather"
+    assert set(json.loads(call.function.arguments)) == {"city"}, call
+    parts = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False, stream=True)
+    (streamed,) = [c for part in parts for c in part.choices[0].delta.tool_calls or []]
+    assert streamed.function.arguments == call.function.arguments and streamed.index == 0
+    messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 21 degrees."}]
+    said = client.chat.completions.create(**asked).choices[0].message
+    assert said.content or said.tool_calls
+    print("   ", call.function.arguments, "->", repr(said.content), flush=True)
+
+
 def parallel():
     expected = greedy().choices[0].message.content
     found = []
@@ -120,7 +139,7 @@ def errors():
             raise AssertionError(f"no {error.__name__}")
 
 
-for check in [models, whole_and_streamed, stop, logprobs, several, json_schema, parallel, cancellation, errors]:
+for check in [models, whole_and_streamed, stop, logprobs, several, json_schema, tools, parallel, cancellation, errors]:
     check()
     print("ok", check.__name__, flush=True)
 print("all of it works")

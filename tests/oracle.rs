@@ -108,11 +108,13 @@ fn emit_demo(name: &str, overrides: &[String], write: &mut impl FnMut(String, &P
     }
 }
 
-/// A small model of each family, in the default form.
+/// A small model of each family, in the default form; where something recurs, also with what the host carries, and where
+/// there are experts, also with experts apart.
 fn emit_families(write: &mut impl FnMut(String, &Program)) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
     let cases: serde_json::Value = serde_json::from_slice(&std::fs::read(root.join("cases.json")).unwrap()).unwrap();
     let mut families = BTreeSet::new();
+    let (mut carried, mut apart) = (0, 0);
     for case in cases["cases"].as_array().unwrap().iter().chain(cases["classifiers"].as_array().unwrap()) {
         let (family, model) = (case["family"].as_str().unwrap(), case["hugging_face"].as_str().unwrap());
         families.insert(family);
@@ -120,7 +122,26 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
         for (package, program) in emitted::programs(&manifest) {
             write(format!("{model}-{package}"), &program);
         }
+        if ["lfm2", "lfm2_moe", "qwen3_5_text", "zaya"].contains(&family) {
+            carried += 1;
+            let [state, lengths] = [["per_layer", "range=[1, 4]"], ["unified", "fixed=[3, 1]"]][carried % 2];
+            let (state, lengths) = (format!("state={state}"), format!("lengths.{lengths}"));
+            let sets = ["context=32", "recurrent_states=input_output", &state, &lengths];
+            let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &sets);
+            for (package, program) in emitted::programs(&manifest) {
+                write(format!("{model}-carried-{package}"), &program);
+            }
+        }
+        if ["lfm2_moe", "zaya", "openai_privacy_filter"].contains(&family) {
+            apart += 1;
+            let sets = ["context=32", ["experts=split", "experts=routed"][apart % 2], "shards.max_experts=3"];
+            let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &sets);
+            for (package, program) in emitted::programs(&manifest) {
+                write(format!("{model}-apart-{package}"), &program);
+            }
+        }
     }
+    assert!(carried >= 10 && apart >= 9, "{carried} {apart}");
     assert!(families.len() >= 8, "{families:?}");
 }
 

@@ -1,11 +1,15 @@
 //! `anec serve` over loopback: the demo model behind OpenAI's API, its limits, and clients that behave badly.
 
+#[path = "common/client.rs"]
+mod client;
 #[path = "common/folder.rs"]
 mod folder;
 #[path = "common/http.rs"]
 mod http;
 #[path = "common/model.rs"]
 mod model;
+#[path = "../src/testing.rs"]
+mod testing;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +31,8 @@ fn bundle() -> &'static Path {
         let out = room.join("demo.anec");
         let (code, _, stderr) = run(&["convert", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
         assert_eq!(code, 0, "{stderr}");
-        let template = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}<assistant>";
+        let template = "{% for t in tools %}{{ t.function.name }} {% endfor %}{# <tool_call> #}\
+            {% for m in messages %}<{{ m.role }}> {{ m.content or m.tool_calls | tojson }}\n{% endfor %}<assistant>";
         std::fs::write(out.join("chat_template.jinja"), template).unwrap();
         edit_json(&out.join("bundle.json"), |bundle| {
             bundle["tokenizer"]["chat_template"] = json!("chat_template.jinja");
@@ -228,6 +233,64 @@ fn an_answer_keeps_to_a_json_schema() {
     let wrong = json!({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}});
     let reply = server().post("/v1/completions", &wrong);
     assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("response_format")));
+}
+
+#[test]
+fn a_call_that_is_required_comes_as_one() {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": false,
+    });
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let request = |more: Json| {
+        let mut request = json!({
+            "messages": [{"role": "user", "content": "Rain?"}], "tools": [tool("weather"), tool("tides")], "seed": 2, "max_tokens": 150,
+        });
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        request
+    };
+    let named = json!({"tool_choice": {"type": "function", "function": {"name": "tides"}}});
+    let answer = server().chat(request(named.clone()));
+    let choice = &answer["choices"][0];
+    assert_eq!(
+        (&choice["finish_reason"], &choice["message"]["content"]),
+        (&json!("tool_calls"), &Json::Null),
+        "{answer}"
+    );
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!((&call["function"]["name"], &call["type"]), (&json!("tides"), &json!("function")));
+    let arguments = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    jsonschema::validate(&parameters, &arguments).unwrap();
+
+    // the same in parts
+    let mut streamed = request(named);
+    streamed["stream"] = json!(true);
+    let parts = server().post("/v1/chat/completions", &streamed).parts();
+    let deltas: Vec<&Json> = parts.iter().map(|part| &part["choices"][0]["delta"]).collect();
+    assert_eq!(deltas[0]["role"], "assistant");
+    let calls: Vec<&Json> = deltas.iter().filter_map(|delta| delta["tool_calls"].get(0)).collect();
+    assert_eq!(calls.len(), 1);
+    assert_eq!((&calls[0]["function"], &calls[0]["index"]), (&call["function"], &json!(0)));
+    assert!(deltas.iter().all(|delta| delta["content"].as_str().unwrap_or_default().is_empty()));
+    assert_eq!(parts.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+
+    // the talk goes on with what the function said
+    let mut next = request(json!({"tool_choice": "none", "max_tokens": 4}));
+    let messages = next["messages"].as_array_mut().unwrap();
+    messages.push(choice["message"].clone());
+    messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "High."}));
+    assert_eq!(server().chat(next)["choices"][0]["message"].get("tool_calls"), None);
+
+    for (more, param) in [
+        (json!({"tool_choice": "sometimes"}), "tool_choice"),
+        (json!({"tools": [{"type": "retrieval"}]}), "tools"),
+        (json!({"tool_choice": "required", "response_format": {"type": "json_object"}}), "response_format"),
+    ] {
+        let reply = server().post("/v1/chat/completions", &request(more));
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)));
+    }
 }
 
 /// The mistakes that earlier servers for the Neural Engine died of, or did as they were told in a prompt.
@@ -641,24 +704,18 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
     assert!(slowest < Duration::from_secs(30), "{line}");
 }
 
-/// The official Python client, where there is one.
 #[test]
 fn the_official_client_works() {
-    let Some(python) = std::env::var_os("ANEC_PYTHON") else {
-        let _ = std::io::stderr().write_all(b"!!! SKIPPED: the openai client: ANEC_PYTHON is not set !!!\n");
-        return;
-    };
-    let has = Command::new(&python).args(["-c", "import openai"]).output().unwrap().status.success();
-    if !has {
-        let _ = std::io::stderr().write_all(b"!!! SKIPPED: the openai client: ANEC_PYTHON has no `openai` !!!\n");
-        return;
-    }
-    let server = server();
-    let output = Command::new(python)
-        .arg(repository("tests/openai_client.py"))
-        .args([format!("http://{}/v1", server.address), "demo".to_owned()])
-        .output()
-        .unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    assert!(output.status.success() && text[0].contains("all of it works"), "{}{}", text[0], text[1]);
+    client::check(&server(), "demo");
+}
+
+#[test]
+fn the_official_client_talks_with_a_real_model() {
+    let Some(source) = testing::real_model("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf") else { return };
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("qwen.anec");
+    let arguments = ["convert", "--manifest", "qwen2.5-coder-0.5b", "--source", source.to_str().unwrap()];
+    let (code, _, stderr) = run(&[&arguments[..], &["--out", out.to_str().unwrap()]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    client::check(&Server::start(&out, &[]), "qwen2.5-coder-0.5b");
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use anec::convert::bundle::{Bundle, Task};
 use anec::exec::Precision;
+use anec::family::ports::Stage;
 use anec::runtime::{Answer, Hidden, Model, Windows};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
@@ -127,13 +128,20 @@ fn every_form_gives_the_same_logits() {
         &["attention=grouped", "norm=layer_norm_concat", "lm_head.split=2", "lm_head.argmax=true"],
         // the residual stream in another unit
         &["numerics.scale=0.125"],
+        // experts in packages of their own, several or one in each function
+        &["experts=split"],
+        &["experts=split", "shards.max_experts=3", "layout=bc1s", "numerics.scale=0.25"],
+        &["experts=routed", "lengths.fixed=[35, 48, 64]"],
     ];
     let all: Vec<_> = cases().into_iter().flat_map(|case| forms.map(|form| (case.clone(), form))).collect();
     all.par_iter().for_each(|(case, form)| {
         let room = tempfile::tempdir().unwrap();
         let golden = golden(case);
         let more = [&["context=64", "lengths.range=[1,64]"], *form].concat();
-        convert(case, &room.path().join("b"), &more);
+        let bundle = convert(case, &room.path().join("b"), &more);
+        let groups = bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Experts { .. })).count();
+        let apart = form.iter().any(|set| set.starts_with("experts="));
+        assert_eq!(groups > 0, apart, "{form:?}");
         let model = Model::on_cpu(&room.path().join("b"), Precision::F32).unwrap();
         let answer = run(&model, Some(35), Hidden::BetweenLayers, &golden.tokens);
         let (cosine, _) = distance(&answer.logits, &golden.logits, golden.logits.len() / golden.tokens.len());

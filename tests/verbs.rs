@@ -108,6 +108,42 @@ fn a_benchmark_measures_what_it_was_asked_for() {
     assert!(run(&llama).1.lines().any(|line| line.starts_with("| demo | ") && line.contains(" | pp4 | ")));
 }
 
+/// A stand-in says what macOS' `powermetrics` would, of a Neural Engine that always takes two watts.
+#[cfg(unix)]
+#[test]
+fn a_benchmark_measures_energy_where_the_system_tells() {
+    use std::os::unix::fs::PermissionsExt;
+    let room = tempfile::tempdir().unwrap();
+    let script = "#!/bin/sh\nlast=$(date +%s%N)\nwhile sleep 0.05; do\n  now=$(date +%s%N)\n  \
+        echo \"*** Sampled system activity (Fri Nov 20 21:04:11 2026 +0100) ($(( (now - last) / 1000000 )).00ms elapsed) ***\"\n  \
+        last=$now\n  printf 'CPU Power: 500 mW\\nGPU Power: 0 mW\\nANE Power: 2000 mW\\n'\ndone\n";
+    let program = room.path().join("powermetrics");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let bench = |path: &str| {
+        let mut command = folder::anec();
+        command.env("PATH", path).args(["bench", bundle().to_str().unwrap(), "--energy", "--prefill", "200", "--json"]);
+        command.args(["--decode", "40", "--repetitions", "8"]).output().unwrap()
+    };
+    let output = bench(&format!("{}:{}", room.path().display(), std::env::var("PATH").unwrap()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (test, tokens) in result["tests"].as_array().unwrap().iter().zip([200.0, 40.0]) {
+        let rates: Vec<f64> = serde_json::from_value(test["samples_tps"].clone()).unwrap();
+        let seconds: f64 = rates.iter().map(|rate| tokens / rate).sum();
+        let [ane, cpu] = ["ane_j", "cpu_j"].map(|part| test["energy"][part].as_f64().unwrap());
+        // the script's milliseconds are whole ones, and the pipe takes its time
+        assert!((ane / seconds - 2.0).abs() < 0.3 && (cpu / seconds - 0.5).abs() < 0.1, "{seconds} s: {test}");
+        let each = test["millijoules_per_token"].as_f64().unwrap();
+        assert!((each - (ane + cpu) * 1e3 / (tokens * 8.0)).abs() < 1e-6, "{test}");
+    }
+    // elsewhere it says what was tried
+    let output = bench("/nowhere");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("`powermetrics`") && said.contains("sudo anec bench --energy"), "{said}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_talk_remembers_what_was_said_and_an_interrupt_ends_only_the_answer() {

@@ -1,5 +1,6 @@
 //! `anec bench`
 
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -9,10 +10,11 @@ use serde::Serialize;
 use super::model::Runner;
 use super::{print, print_json};
 use crate::convert::resources;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::report;
 use crate::report::table::table;
 use crate::runtime::chat::{Chat, ChatTemplate, Message};
+use crate::runtime::energy::{Energy, Meter};
 use crate::runtime::{Ask, Model, Request, RuntimeError, Tokenizer, generate};
 
 /// Measures how fast a bundle runs: tokens per second of prompts and of texts, time to the first token, memory.
@@ -43,6 +45,10 @@ pub struct Args {
     /// Also says how long each function took
     #[arg(long)]
     functions: bool,
+    /// Also measures the energy for each token, by macOS' powermetrics, which needs root. Its samples are 0.1 s long: give
+    /// lengths that take longer
+    #[arg(long, conflicts_with = "suite")]
+    energy: bool,
     /// Form of the result
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -92,6 +98,10 @@ struct Test {
     samples_tps: Vec<f64>,
     /// Median of the times to the first token.
     ttft_ms: f64,
+    /// Energy of all counted runs.
+    energy: Option<Energy>,
+    /// Energy for each of their tokens.
+    millijoules_per_token: Option<f64>,
 }
 
 /// A prompt of the suite.
@@ -141,17 +151,18 @@ impl Args {
         self.text(&model, 1, 1, 2)?;
         let load_s = start.elapsed().as_secs_f64();
         let (model, profile) = model.profiled()?;
+        let mut meter = self.energy.then(Meter::start).transpose()?;
         let (mut tests, mut suite) = (Vec::new(), Vec::new());
         if self.suite {
             suite = self.cases(&model)?;
         } else {
             for &prompt in &self.prefill {
-                tests.push(self.test(&model, format!("pp{prompt}"), prompt, 0, 0)?);
+                tests.push(self.test(&model, &mut meter, format!("pp{prompt}"), prompt, 0, 0)?);
             }
             for (&depth, &generated) in self.depth.iter().flat_map(|depth| self.decode.iter().map(move |n| (depth, n)))
             {
                 let after = if depth > 1 { format!(" @ d{depth}") } else { String::new() };
-                tests.push(self.test(&model, format!("tg{generated}{after}"), 0, generated, depth)?);
+                tests.push(self.test(&model, &mut meter, format!("tg{generated}{after}"), 0, generated, depth)?);
             }
         }
         let profile = profile.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -186,32 +197,49 @@ impl Args {
         Ok(0)
     }
 
-    /// Writes a text after a prompt; gives the seconds until the first token and those after it.
-    fn text(&self, model: &Arc<Model>, prompt: u64, generated: u64, length: u64) -> Result<(f64, f64)> {
+    /// Writes a text after a prompt; gives the times until the first token and after it.
+    fn text(&self, model: &Arc<Model>, prompt: u64, generated: u64, length: u64) -> Result<[Range<Instant>; 2]> {
         let vocab_size = model.bundle().model.vocab_size;
         // what the tokens are makes no difference for the time; the same ones each time do for the comparison
         let tokens: Vec<u32> = (0..prompt).map(|i| (i.wrapping_mul(7919) % vocab_size) as u32).collect();
         let mut session = model.start(length.max(prompt))?;
         let start = Instant::now();
         let mut logits = session.forward(&tokens, &Ask::last())?.logits;
-        let first = start.elapsed().as_secs_f64();
-        let start = Instant::now();
+        let first = Instant::now();
         for _ in 0..generated {
             let next = crate::runtime::sampling::argmax(&logits);
             logits = session.forward(&[next], &Ask::last())?.logits;
         }
-        Ok((first, start.elapsed().as_secs_f64()))
+        Ok([start..first, first..Instant::now()])
     }
 
-    fn test(&self, model: &Arc<Model>, test: String, prompt: u64, generated: u64, depth: u64) -> Result<Test> {
-        let (mut samples, mut firsts) = (Vec::new(), Vec::new());
+    fn test(
+        &self,
+        model: &Arc<Model>,
+        meter: &mut Option<Meter>,
+        test: String,
+        prompt: u64,
+        generated: u64,
+        depth: u64,
+    ) -> Result<Test> {
+        let seconds = |time: &Range<Instant>| (time.end - time.start).as_secs_f64();
+        let (mut samples, mut firsts, mut times) = (Vec::new(), Vec::new(), Vec::new());
+        let tokens = if generated > 0 { generated } else { prompt } as f64;
         for turn in 0..self.warmup + self.repetitions {
-            let (first, rest) = self.text(model, prompt + depth, generated, prompt + depth + generated)?;
+            let [first, rest] = self.text(model, prompt + depth, generated, prompt + depth + generated)?;
             if turn >= self.warmup {
-                samples.push(if generated > 0 { generated as f64 / rest } else { prompt as f64 / first });
-                firsts.push(first * 1e3);
+                firsts.push(seconds(&first) * 1e3);
+                let time = if generated > 0 { rest } else { first };
+                samples.push(tokens / seconds(&time));
+                times.push(time);
             }
         }
+        let energy = match meter {
+            Some(meter) => {
+                Some(times.iter().try_fold(Energy::default(), |all, time| Ok::<_, Error>(all + meter.between(time)?))?)
+            }
+            None => None,
+        };
         let median_tps = median(&samples);
         let deviations: Vec<f64> = samples.iter().map(|sample| (sample - median_tps).abs()).collect();
         Ok(Test {
@@ -222,6 +250,8 @@ impl Args {
             median_tps,
             spread_tps: median(&deviations),
             ttft_ms: median(&firsts),
+            millijoules_per_token: energy.map(|energy| energy.total_j() * 1e3 / (tokens * samples.len() as f64)),
+            energy,
             samples_tps: samples,
         })
     }
@@ -285,14 +315,21 @@ impl Bench {
             memory(self.peak_bytes),
         );
         if !self.tests.is_empty() {
+            let energy = self.tests.iter().any(|test| test.energy.is_some());
             let row = |test: &Test| {
                 let least = test.samples_tps.iter().copied().fold(f64::INFINITY, f64::min);
                 let most = test.samples_tps.iter().copied().fold(0.0, f64::max);
                 let numbers = [test.median_tps, test.spread_tps, least, most].map(|number| format!("{number:.2}"));
                 let first = format!("{:.1}", test.ttft_ms);
-                [vec![test.test.clone()], numbers.to_vec(), vec![first]].concat()
+                let joules = |energy: Energy| format!("{:.2}, {:.2}, {:.2}", energy.ane_j, energy.cpu_j, energy.gpu_j);
+                let energy = test.energy.zip(test.millijoules_per_token);
+                let energy = energy.map(|(energy, each)| vec![format!("{each:.1}"), joules(energy)]);
+                [vec![test.test.clone()], numbers.to_vec(), vec![first], energy.unwrap_or_default()].concat()
             };
-            let head = ["test", ">tokens/s", ">spread", ">least", ">most", ">first token, ms"];
+            let mut head = vec!["test", ">tokens/s", ">spread", ">least", ">most", ">first token, ms"];
+            if energy {
+                head.extend([">mJ/token", ">ANE, CPU, GPU in J"]);
+            }
             text += &table(&head, self.tests.iter().map(row));
         }
         if !self.suite.is_empty() {

@@ -11,8 +11,8 @@ pub struct Input {
     /// Manifest: a file, or the name of a built-in one (`anec manifests` lists them)
     #[arg(short, long, value_name = "FILE")]
     manifest: Option<String>,
-    /// Source of the weights: .gguf, .safetensors, a Hugging Face folder, or hf:owner/name[@revision][/file]; the
-    /// manifest's if not given
+    /// Source of the weights: .gguf, .safetensors, .onnx, a folder of Hugging Face or onnxruntime-genai, or
+    /// hf:owner/name[@revision][/file]; the manifest's if not given
     #[arg(short, long, value_name = "PATH")]
     source: Option<String>,
     /// Overrides a key of the manifest, for example quant.granularity=per_channel

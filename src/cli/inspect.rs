@@ -10,7 +10,7 @@ use crate::package;
 use crate::report::inspection;
 use crate::source::Source;
 
-/// Shows what is in a source (.gguf, .safetensors, a Hugging Face folder), a package (.mlpackage, .mlmodel) or a bundle.
+/// Shows what is in a source (.gguf, .safetensors, .onnx, a folder of one of them), a package (.mlpackage, .mlmodel) or a bundle.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to look at: a path, or hf:owner/name for a source

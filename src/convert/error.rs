@@ -24,12 +24,6 @@ pub enum ConvertError {
         /// The limit.
         limit: f64,
     },
-    /// A family whose experts can't be taken out of their layers.
-    #[error("the experts of family `{family}` are computed with their layers only")]
-    ExpertsTogether {
-        /// The family.
-        family: String,
-    },
     /// A package holds a layer whose experts are elsewhere, and layers after it.
     #[error("layers {first}..{end} go on after layer {layer}, whose experts are not in its package")]
     ExpertsInside {
@@ -147,7 +141,6 @@ impl Diagnostic for ConvertError {
             ConvertError::NoSource
             | ConvertError::ScaleNotMeasured
             | ConvertError::LayerTooLarge { .. }
-            | ConvertError::ExpertsTogether { .. }
             | ConvertError::ExpertsInside { .. }
             | ConvertError::HeadTooLarge { .. }
             | ConvertError::LayersDontTile { .. }
@@ -171,7 +164,6 @@ impl Diagnostic for ConvertError {
                 "raise `shards.max_mb` to {} or more, or quantize (`quant.weights: int8`)",
                 megabytes.ceil()
             ),
-            ConvertError::ExpertsTogether { .. } => "leave `experts` at packed".into(),
             ConvertError::ExpertsInside { layer, .. } => {
                 format!("end a range of `shards.layers` with {}, or leave `experts` at packed", layer + 1)
             }

@@ -54,7 +54,7 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn Model) -> Manif
 pub fn name_of(source: &str) -> String {
     let name = source.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(source);
     let name = name.split('@').next().unwrap_or(name);
-    let name = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".safetensors")).unwrap_or(name);
+    let name = [".gguf", ".safetensors", ".onnx"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
     let name: String = name.chars().map(|c| if c.is_alphanumeric() || "-_.+".contains(c) { c } else { '_' }).collect();
     match name.trim_start_matches('.') {
         "" => "model".into(),

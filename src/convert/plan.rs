@@ -8,8 +8,8 @@ use super::error::ConvertError;
 use super::size::stored_bytes;
 use crate::error::Result;
 use crate::family::ports::Stage;
-use crate::family::{ExpertCounts, Form, FunctionRequest, Model, TokenCount};
-use crate::manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Quant, Role, Target};
+use crate::family::{ExpertCounts, Form, FunctionRequest, Model, PlannedWeight, TokenCount};
+use crate::manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Quant, Target};
 use crate::mil::Opset;
 
 /// A conversion, planned.
@@ -36,7 +36,7 @@ pub struct PackagePlan {
     pub functions: Vec<FunctionRequest>,
     /// Bytes of its weights as stored.
     pub weight_bytes: u64,
-    /// Bytes of cache state for each context, in the order of [`Plan::contexts`].
+    /// Bytes that a text carries from call to call, for each context in the order of [`Plan::contexts`], whoever keeps them.
     pub state_bytes: Vec<u64>,
 }
 
@@ -60,18 +60,16 @@ impl Plan {
         let quant = &manifest.quant;
         let packed = manifest.experts.is_packed();
         let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
-        let together = |layer: usize| model.layer_weights(layer).iter().any(|w| w.role == Role::Expert);
-        if !packed && (0..facts.num_layers).any(|layer| counts[layer].is_none() && together(layer)) {
-            return Err(ConvertError::ExpertsTogether { family: facts.family.clone() }.into());
-        }
         let apart = |layer: usize| counts[layer].filter(|_| !packed);
-        let sizes: Vec<u64> = (0..facts.num_layers)
-            .map(|layer| {
-                let weights = model.layer_weights(layer);
-                let here = weights.iter().filter(|w| w.role != Role::Expert || apart(layer).is_none());
-                here.map(|w| stored_bytes(quant, w)).sum()
-            })
-            .collect();
+        let bytes = |weights: &[PlannedWeight]| weights.iter().map(|weight| stored_bytes(quant, weight)).sum::<u64>();
+        let sizes = (0..facts.num_layers).map(|layer| {
+            let elsewhere = match apart(layer) {
+                Some(counts) => bytes(&model.expert_weights(layer, 0..counts.count)?),
+                None => 0,
+            };
+            Ok(bytes(&model.layer_weights(layer)) - elsewhere)
+        });
+        let sizes = sizes.collect::<Result<Vec<u64>>>()?;
         let (limit, limit_mb) = ((manifest.shards.max_mb * 1e6) as u64, manifest.shards.max_mb);
         let ranges = match &manifest.shards.layers {
             Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
@@ -161,7 +159,7 @@ impl Plan {
         layers.max().unwrap_or(0)
     }
 
-    /// Bytes of all states for the largest context.
+    /// Bytes that a text carries from call to call, for the largest context.
     pub fn state_bytes(&self) -> u64 {
         self.packages.iter().map(|p| p.state_bytes.last().copied().unwrap_or(0)).sum()
     }
@@ -180,6 +178,7 @@ pub fn form(manifest: &Manifest) -> Form {
         attention: manifest.attention,
         kv_write: manifest.kv_write(),
         state: manifest.state,
+        recurrent_states: manifest.recurrent_states,
         experts: manifest.experts,
     }
 }
@@ -202,7 +201,7 @@ impl Experts<'_> {
             return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: self.manifest.shards.max_mb }.into());
         }
         let routed = self.manifest.experts == ExpertsForm::Routed;
-        let mut groups = 1;
+        let mut groups = self.count.div_ceil(self.manifest.shards.max_experts.unwrap_or(self.count));
         while groups < self.count && self.package_bytes(0..self.count.div_ceil(groups), routed)? > limit {
             groups += 1;
         }

@@ -38,6 +38,7 @@ struct Text {
 pub fn write(folder: &Path, source: &Source, vocab_size: u64) -> Result<TextFacts> {
     let text = match source.description() {
         Description::HuggingFace(files) => from_hugging_face(source, files, vocab_size)?,
+        Description::Onnx(bundle) => from_hugging_face(source, &bundle.files, vocab_size)?,
         Description::Gguf(metadata) => from_gguf(source, metadata, vocab_size)?,
     };
     let mut names = BTreeMap::new();

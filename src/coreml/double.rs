@@ -18,8 +18,19 @@ use crate::package;
 
 /// Converts the demo's model into a folder, with changes of its manifest (`key=value`).
 pub fn convert_demo(out: &Path, changes: &[&str]) {
+    convert_into(out, |changes| Manifest::open("manifests/demo.yaml", changes).unwrap(), changes);
+}
+
+/// Converts a small model of a family into a folder, with keys of a manifest (`key=value`).
+pub fn convert_family(case: &str, out: &Path, keys: &[&str]) {
+    let source = format!("source=tests/fixtures/families/{case}");
+    let keys = [&[source.as_str(), "name=small"], keys].concat();
+    convert_into(out, |keys| Manifest::from_yaml("", "small", keys).unwrap(), &keys);
+}
+
+fn convert_into(out: &Path, manifest: impl Fn(&[String]) -> Manifest, changes: &[&str]) {
     let changes: Vec<String> = changes.iter().map(|change| (*change).to_owned()).collect();
-    let manifest = Manifest::open("manifests/demo.yaml", &changes).unwrap();
+    let manifest = manifest(&changes);
     let progress = Progress::hidden();
     convert(&ConvertOptions { manifest, out: Some(out.to_owned()), force: false, compile: false, progress }).unwrap();
 }

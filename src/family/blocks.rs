@@ -48,6 +48,8 @@ pub struct Graph<'a> {
     pub form: Form,
     /// Tokens of one call: a number or the symbol `T`.
     pub tokens: Dim,
+    /// What the states that are inputs and outputs hold at this point.
+    kept: Vec<ValueId>,
     weights: &'a mut dyn EmitWeight,
     error: Option<Error>,
 }
@@ -55,7 +57,7 @@ pub struct Graph<'a> {
 impl<'a> Graph<'a> {
     /// An empty function.
     pub fn new(ops: FunctionBuilder, form: Form, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
-        Graph { ops, form, tokens, weights, error: None }
+        Graph { ops, form, tokens, kept: Vec::new(), weights, error: None }
     }
 
     /// The fp16 value of a weight, seen as a tensor of `shape`.

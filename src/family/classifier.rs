@@ -21,14 +21,14 @@ use serde_json::{Map, Value as Json};
 use super::blocks::Graph;
 use super::blocks::banded_attention::{BandedAttention, banded_attention};
 use super::blocks::linear::{Linear, linear};
-use super::blocks::moe::{Moe, moe};
+use super::blocks::moe::{Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::decoder::Ports;
-use super::layer::Planned;
+use super::layer::{ExpertTask, Planned};
 use super::ports::{PortRole, Stage};
 use super::{
-    Classes, EmitWeight, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
+    Classes, EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
     table::OPENAI_PRIVACY_FILTER,
 };
 use crate::error::Result;
@@ -73,6 +73,7 @@ pub(super) fn open(
 }
 
 impl Classifier {
+    /// Where experts are apart, `layers` ends with the first one: all have some.
     fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>) -> Ports {
         let mut ports = Ports::default();
         let mut x = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
@@ -85,20 +86,46 @@ impl Classifier {
         };
         let band = PortRole::BandMask { band: self.config.band };
         let mask = ports.input(g, "attn_mask", band, vec![one.clone(), one, tokens.clone(), tokens]);
+        let mut task = None;
         for index in layers {
             let layer = &self.layers[index];
-            x = g.scope(&format!("layers_{index}"), |g| {
+            if task.is_some() {
+                g.missing("layers", "to end where experts are left out", x);
+            }
+            (x, task) = g.scope(&format!("layers_{index}"), |g| {
                 let normal = rms_norm(g, x, &layer.attention_norm, 1);
                 let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, rotation, mask));
                 let x = g.ops.add(x, seen);
                 let normal = rms_norm(g, x, &layer.experts_norm, 1);
-                let thought = g.scope("moe", |g| moe(g, normal, &layer.experts));
-                let hidden = g.ops.add(x, thought);
-                g.ops.rename(hidden, "hidden")
+                if g.form.experts.is_packed() {
+                    let thought = g.scope("moe", |g| moe(g, normal, &layer.experts));
+                    let hidden = g.ops.add(x, thought);
+                    return (g.ops.rename(hidden, "hidden"), None);
+                }
+                let shares = g.scope("moe", |g| shares(g, normal, &layer.experts));
+                (x, Some(ExpertTask { input: normal, shares }))
             });
         }
         ports.output(g, "hidden_out", PortRole::Hidden, x);
+        ports.asked_experts(g, task);
         ports
+    }
+
+    fn experts_function(&self, g: &mut Graph<'_>, index: usize, range: Range<u64>) -> Result<Ports> {
+        let all = &self.layers[index].experts.experts;
+        let mut ports = Ports::default();
+        let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
+        let task = ports.expert_task(g, self.config.hidden_size, all.num_experts);
+        let part = all.part(range.clone())?;
+        let hidden = g.scope(&format!("layers_{index}"), |g| {
+            let thought = g.scope("moe", |g| {
+                let shares = g.ops.slice(task.shares, 1, range);
+                experts(g, task.input, shares, &part)
+            });
+            g.ops.add(hidden, thought)
+        });
+        ports.output(g, "hidden_out", PortRole::Hidden, hidden);
+        Ok(ports)
     }
 
     fn head_function(&self, g: &mut Graph<'_>, rows: Range<u64>, argmax: bool) -> Result<Ports> {
@@ -136,6 +163,17 @@ impl Model for Classifier {
         planned.0
     }
 
+    fn experts(&self, layer: usize) -> Option<ExpertCounts> {
+        let moe = &self.layers[layer].experts;
+        Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
+    }
+
+    fn expert_weights(&self, layer: usize, experts: Range<u64>) -> Result<Vec<PlannedWeight>> {
+        let mut planned = Planned::default();
+        planned.experts(&self.layers[layer].experts.experts.part(experts)?);
+        Ok(planned.0)
+    }
+
     fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>> {
         let mut planned = Planned::default();
         planned.norms([&self.final_norm]);
@@ -151,10 +189,7 @@ impl Model for Classifier {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end),
-            Stage::Experts { .. } => {
-                g.ops.fail("experts", "experts", "it needs a family whose experts can be apart".into());
-                Ports::default()
-            }
+            Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
         let function = g.into_ops()?.finish()?;

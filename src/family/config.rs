@@ -5,6 +5,7 @@
 pub mod gguf;
 pub mod keys;
 mod layers;
+pub mod onnx;
 pub(super) mod rope;
 
 use serde::Serialize;

@@ -113,6 +113,7 @@ impl Decoder {
         };
         let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
         let states = States::declare(g, specs, context);
+        ports.inputs.extend(states.inputs.iter().cloned());
         let mut stream = Stream { hidden, router };
         let mut task = None;
         for index in layers.clone() {
@@ -140,15 +141,13 @@ impl Decoder {
                 Ok(())
             })?;
         }
-        ports.states = states.ports;
         ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
         if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
             ports.output(g, "router_state_out", PortRole::RouterState, state);
         }
-        if let Some(ExpertTask { input, shares }) = task {
-            ports.output(g, "expert_input", PortRole::ExpertInput, input);
-            ports.output(g, "expert_shares", PortRole::ExpertShares, shares);
-        }
+        ports.asked_experts(g, task);
+        ports.outputs.extend(states.outputs(g));
+        ports.states = states.ports;
         Ok(ports)
     }
 
@@ -157,10 +156,7 @@ impl Decoder {
         let count = layer.expert_counts().map_or(0, |counts| counts.count);
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
-        let task = ExpertTask {
-            input: ports.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(config.hidden_size)),
-            shares: ports.input(g, "expert_shares", PortRole::ExpertShares, g.hidden_shape(count)),
-        };
+        let task = ports.expert_task(g, config.hidden_size, count);
         let hidden = g.scope(&format!("layers_{index}"), |g| {
             layer.add_experts(g, hidden, task, range, config.residual_multiplier)
         })?;
@@ -303,6 +299,21 @@ impl Ports {
     pub(super) fn output(&mut self, g: &mut Graph<'_>, name: &str, role: PortRole, value: ValueId) {
         self.outputs.push(Port { name: name.into(), role, shape: extents(&g.ops.ty(value).shape) });
         g.ops.output(name, value);
+    }
+
+    /// The outputs of a layer that leaves its experts out.
+    pub(super) fn asked_experts(&mut self, g: &mut Graph<'_>, task: Option<ExpertTask>) {
+        let Some(ExpertTask { input, shares }) = task else { return };
+        self.output(g, "expert_input", PortRole::ExpertInput, input);
+        self.output(g, "expert_shares", PortRole::ExpertShares, shares);
+    }
+
+    /// The inputs of a function of some of a layer's `count` experts.
+    pub(super) fn expert_task(&mut self, g: &mut Graph<'_>, hidden_size: u64, count: u64) -> ExpertTask {
+        ExpertTask {
+            input: self.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(hidden_size)),
+            shares: self.input(g, "expert_shares", PortRole::ExpertShares, g.hidden_shape(count)),
+        }
     }
 }
 

@@ -350,7 +350,7 @@ impl Planned {
         }
     }
 
-    fn experts(&mut self, experts: &Experts) {
+    pub(super) fn experts(&mut self, experts: &Experts) {
         self.linears([&experts.gate, &experts.up, &experts.down].into_iter().chain(&experts.down_bias));
     }
 

@@ -103,6 +103,14 @@ pub enum PortRole {
     TokenOrder,
     /// int32 `[1]`: the position of the call's first token, where keys and values are written.
     Position,
+    /// A state that the host keeps, in the shape of the port. As an output, what the next call of the text takes; as an
+    /// input, what an output of the same `state` gave last, in whichever function, and zeros before there was one.
+    State {
+        /// Its name, which no other state of the bundle has.
+        state: String,
+        /// What it holds.
+        holds: StateRole,
+    },
     /// Logits of a part of the vocabulary, or of a classifier's labels, `[1, rows, T, 1]` or `[1, rows, 1, T]`.
     Logits,
     /// Index of the largest logit within the part, `[1, 1, T, 1]` or `[1, 1, 1, T]`.

@@ -128,6 +128,8 @@ pub struct DecoderFamily {
     pub tensor_names: &'static [(&'static str, &'static str)],
     /// What GGUF calls them: (transformers' name elsewhere, GGUF's name).
     pub gguf_names: &'static [(&'static str, &'static str)],
+    /// Tensors of published files that the model has no part in: patterns of transformers' names.
+    pub unused_tensors: &'static [&'static str],
     /// Sizes that a configuration may leave out because the class has a default for them.
     pub default_sizes: &'static [(&'static str, u64)],
     /// In GGUF, the rows of q and k are interleaved for rotation of neighbours and must be put back.
@@ -203,6 +205,7 @@ const LLAMA: DecoderFamily = DecoderFamily {
     key_names: &[],
     tensor_names: &[],
     gguf_names: &[],
+    unused_tensors: &[],
     default_sizes: &[],
     gguf_interleaved: true,
     mixer: MixerKind::Attention,
@@ -504,6 +507,8 @@ pub const DECODERS: &[DecoderFamily] = &[
             ("linear_attn.norm", "ssm_norm"),
             ("linear_attn.out_proj", "ssm_out"),
         ],
+        // a layer that guesses the token after the next
+        unused_tensors: &["mtp.*"],
         mixer: MixerKind::DeltaNet,
         gated_attention: true,
         qk_norm: QkNorm::PerHead,

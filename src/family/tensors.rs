@@ -22,6 +22,8 @@ pub enum Naming {
     HuggingFace,
     /// `blk.0.attn_q.weight`
     Gguf,
+    /// As transformers names those of most families; what a graph multiplies by is the weight itself.
+    Onnx,
 }
 
 /// The tensors of a layer: their names in transformers (below `model.layers.N.`) and in GGUF (below `blk.N.`).
@@ -100,7 +102,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     pub fn head(&mut self, embedding: &Weight) -> Result<Weight> {
         let name = match self.naming {
             Naming::HuggingFace if self.prefix == "language_model.model." => "language_model.lm_head".to_owned(),
-            Naming::HuggingFace => "lm_head".to_owned(),
+            Naming::HuggingFace | Naming::Onnx => "lm_head".to_owned(),
             Naming::Gguf => "output".to_owned(),
         };
         if self.config.tie_word_embeddings {
@@ -232,7 +234,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
     }
 
-    /// GGUF has no key for biases: there the tensor decides, unless the family always has one.
+    /// GGUF has no key for biases: there the tensor decides, unless the family always has one. An ONNX graph decides for
+    /// the configuration.
     fn has_bias(&self, configured: bool, index: usize, name: &str) -> bool {
         let bias = format!("{}.bias", self.layer_name(index, name));
         configured || (self.naming == Naming::Gguf && self.ledger.has(&bias))
@@ -259,6 +262,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     fn model_name(&self, hugging_face: &str, gguf: &str) -> String {
         match self.naming {
             Naming::HuggingFace => format!("{}{}", self.prefix, self.own_name(hugging_face)),
+            Naming::Onnx => format!("{}{hugging_face}", self.prefix),
             Naming::Gguf => self.gguf_name(hugging_face).unwrap_or(gguf).to_owned(),
         }
     }
@@ -270,6 +274,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     fn layer_name(&self, index: usize, name: &str) -> String {
         match self.naming {
             Naming::HuggingFace => format!("{}layers.{index}.{}", self.prefix, self.own_name(name)),
+            Naming::Onnx => format!("{}layers.{index}.{name}", self.prefix),
             Naming::Gguf => {
                 let elsewhere = || LAYER_NAMES.iter().find(|(own, _)| *own == name).map_or(name, |(_, gguf)| gguf);
                 format!("blk.{index}.{}", self.gguf_name(name).unwrap_or_else(elsewhere))

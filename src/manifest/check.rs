@@ -118,6 +118,13 @@ fn shards(manifest: &Manifest) -> Result<(), ManifestError> {
     if !max.is_finite() || max <= 0.0 {
         return Err(ManifestError::value("shards.max_mb", format!("{max}, expected a positive number of megabytes")));
     }
+    if manifest.shards.max_experts == Some(0) {
+        return Err(ManifestError::value("shards.max_experts", "0 experts, expected at least 1"));
+    }
+    if manifest.shards.max_experts.is_some() && manifest.experts.is_packed() {
+        let problem = "experts in the functions of their layers are not divided";
+        return Err(ManifestError::value("shards.max_experts", problem).advise("use `experts: split`"));
+    }
     let Some(ranges) = &manifest.shards.layers else { return Ok(()) };
     if ranges.is_empty() {
         return Err(ManifestError::value("shards.layers", "an empty list, expected at least one range"));
@@ -173,6 +180,8 @@ mod tests {
         ("shards: { layers: [[0, 0]] }", "shards.layers", "no layer"),
         ("shards: { layers: [[0, 3], [4, 5]] }", "shards.layers", "begin at 3"),
         ("shards: { layers: [[1, 3]] }", "shards.layers", "begin at 0"),
+        ("{ experts: split, shards: { max_experts: 0 } }", "shards.max_experts", "at least 1"),
+        ("shards: { max_experts: 4 }", "shards.max_experts", "not divided"),
         ("lm_head: { split: 0 }", "lm_head.split", "at least 1"),
         ("quant: { overrides: { norm: { weights: int8 } } }", "quant.overrides.norm", "never"),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),

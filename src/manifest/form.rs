@@ -63,15 +63,34 @@ pub enum KvWrite {
     Slice,
 }
 
-/// How the cache is divided into states.
+/// How what layers carry is divided into states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StateForm {
-    /// Two for each layer: keys and values.
+    /// One for each thing that a layer carries: keys, values.
     #[default]
     PerLayer,
-    /// One for each shard.
+    /// One for each shard, or for each shape where there are several.
     Unified,
+}
+
+/// Who keeps what layers with a recurrence carry from call to call: the last inputs of convolutions, the matrices of linear
+/// recurrences. Keys and values are always states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RecurrentForm {
+    /// Core ML, as states.
+    #[default]
+    State,
+    /// The host: outputs of a call are inputs of the next. The Neural Engine is known to fail functions with many states.
+    InputOutput,
+}
+
+impl RecurrentForm {
+    /// Whether they are states.
+    pub fn is_state(&self) -> bool {
+        *self == RecurrentForm::State
+    }
 }
 
 /// Where the experts of a layer are computed.

@@ -61,11 +61,15 @@ pub struct Shards {
     /// Explicit layer ranges `[first, end)` instead; they must tile the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<[usize; 2]>>,
+    /// Most experts of one package, where `experts` puts them in packages of their own. What is added up over experts has
+    /// as many channels as theirs together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_experts: Option<u64>,
 }
 
 impl Default for Shards {
     fn default() -> Self {
-        Shards { max_mb: 250.0, layers: None }
+        Shards { max_mb: 250.0, layers: None, max_experts: None }
     }
 }
 

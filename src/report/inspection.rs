@@ -12,6 +12,7 @@ use crate::convert::Bundle;
 use crate::convert::bundle::Tokens;
 use crate::package::describe::{FunctionInventory, Inventory};
 use crate::source::gguf::{Array, Metadata, Value};
+use crate::source::onnx::{Bundle as OnnxBundle, CONFIG};
 use crate::source::{Description, Source, Tensor};
 
 /// Longest metadata value that is shown whole.
@@ -35,11 +36,12 @@ pub fn source(source: &Source, all: bool) -> String {
     text.push('\n');
     match source.description() {
         Description::Gguf(metadata) => text.push_str(&gguf(metadata)),
-        Description::HuggingFace(files) => {
-            if let Some(Json::Object(config)) = &files.config {
-                let rows = config.iter().map(|(key, value)| vec![key.clone(), shortened(&value.to_string())]);
-                text.push_str(&table(&["config.json", "value"], rows));
-            }
+        Description::HuggingFace(files) => text.push_str(&json_file("config.json", files.config.as_ref())),
+        Description::Onnx(bundle) => {
+            text.push_str(&graph(bundle));
+            text.push('\n');
+            text.push_str(&json_file(CONFIG, bundle.genai.as_ref().and_then(|config| config.get("model"))));
+            text.push_str(&json_file("config.json", bundle.files.config.as_ref()));
         }
     }
     text.push('\n');
@@ -54,6 +56,49 @@ pub fn source(source: &Source, all: bool) -> String {
     text.push('\n');
     text.push_str(&tensors(source, all));
     text
+}
+
+/// The keys of a file of JSON.
+fn json_file(name: &str, content: Option<&Json>) -> String {
+    let Some(Json::Object(content)) = content else { return String::new() };
+    let rows = content.iter().map(|(key, value)| vec![key.clone(), shortened(&value.to_string())]);
+    table(&[name, "value"], rows)
+}
+
+/// What an ONNX graph says of its decoder.
+fn graph(bundle: &OnnxBundle) -> String {
+    let rows = graph_facts(bundle).into_iter().map(|(key, value)| vec![key.to_owned(), value.to_string()]);
+    table(&["graph", "value"], rows)
+}
+
+fn graph_facts(bundle: &OnnxBundle) -> Vec<(&'static str, Json)> {
+    let decoder = &bundle.decoder;
+    let mut facts = vec![
+        ("producer", json!(bundle.producer)),
+        ("opset", json!(bundle.opset)),
+        ("layers", json!(decoder.layers.len())),
+        ("hidden_size", json!(decoder.hidden_size)),
+        ("vocab_size", json!(decoder.vocab_size)),
+        ("norms", json!(format!("{:?}, epsilon {:e}", decoder.norms, decoder.epsilon))),
+        ("tied", json!(decoder.tied)),
+    ];
+    if let Some(layer) = decoder.layers.first() {
+        let heads = format!("{} of {} for {}", layer.heads, layer.head_dim, layer.key_value_heads);
+        facts.push(("heads", json!(heads)));
+        facts.push(("intermediate_size", json!(layer.intermediate_size)));
+        facts.push(("activation", json!(format!("{:?}", layer.activation))));
+        if let Some(place) = layer.qk_norm {
+            facts.push(("query-key norm", json!(format!("{place:?}"))));
+        }
+    }
+    for rope in &decoder.ropes {
+        let theta = rope.table.theta().ok().flatten();
+        let shape = format!("{} positions of {} dimensions", rope.table.positions(), rope.table.rope_dim());
+        let base = theta.map_or_else(|| "no single base".to_owned(), |theta| format!("base {theta}"));
+        let long = rope.long.as_ref().map_or_else(String::new, |(limit, _)| format!(", another beyond {limit}"));
+        facts.push(("rotary table", json!(format!("{shape}, {base}{long}"))));
+    }
+    facts
 }
 
 fn gguf(metadata: &Metadata) -> String {
@@ -139,6 +184,11 @@ pub fn source_json(source: &Source) -> Json {
             json!({"gguf": values})
         }
         Description::HuggingFace(files) => json!({"config": files.config}),
+        Description::Onnx(bundle) => {
+            let graph: Vec<Json> =
+                graph_facts(bundle).into_iter().map(|(key, value)| json!({"key": key, "value": value})).collect();
+            json!({"graph": graph, "genai_config": bundle.genai, "config": bundle.files.config})
+        }
     };
     let tensors: Vec<Json> = source
         .tensors()

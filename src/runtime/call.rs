@@ -1,6 +1,6 @@
 //! A call of a function: its inputs out of what came before, its result out of its outputs.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::backend::Call;
 use super::error::RuntimeError;
@@ -8,6 +8,7 @@ use super::feed::{Feed, shape_of, shaped};
 use super::hidden::{Columns, Flow};
 use super::model::Model;
 use super::plan::Step;
+use super::states::States;
 use crate::convert::bundle::FILE_NAME;
 use crate::exec::{Tensor, TensorData};
 use crate::family::ports::{Port, PortRole};
@@ -15,12 +16,12 @@ use crate::family::ports::{Port, PortRole};
 /// A call with the tensors that it needs.
 pub(super) struct Prepared {
     pub(super) function: usize,
-    inputs: Vec<Rc<Tensor>>,
+    inputs: Vec<Arc<Tensor>>,
 }
 
 impl Prepared {
     pub(super) fn call(&self) -> Call<'_> {
-        Call { function: self.function, inputs: self.inputs.iter().map(Rc::as_ref).collect() }
+        Call { function: self.function, inputs: self.inputs.iter().map(Arc::as_ref).collect() }
     }
 }
 
@@ -30,21 +31,21 @@ pub(super) fn is_carried(role: &PortRole) -> bool {
 }
 
 /// The call of a step's function on what comes from those before, whose hidden states it takes. What else it takes comes
-/// from `feed`; functions of the head take nothing else.
+/// from the text; functions of the head take nothing else.
 pub(super) fn prepare(
     model: &Model,
     step: &Step,
     flow: &mut Flow,
-    mut feed: Option<&mut Feed<'_>>,
+    mut text: Option<(&mut Feed<'_>, &States)>,
 ) -> Result<Prepared, RuntimeError> {
     let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
     let size = flow.hidden.count;
     let function = step.function(size as u64).ok_or_else(|| wrong(format!("no function takes {size} tokens")))?;
     let entry = &model.bundle.functions[function];
     let mut values = Some(std::mem::take(&mut flow.hidden.values));
-    let mut input = |port: &Port| match (&port.role, feed.as_deref_mut()) {
+    let mut input = |port: &Port| match (&port.role, &mut text) {
         (PortRole::Hidden, _) => {
-            shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Rc::new)
+            shaped(port, shape_of(port, size as u64), values.take().unwrap_or_default()).map(Arc::new)
         }
         (role, _) if is_carried(role) => {
             let given = flow.carried.iter().find(|(of, _)| of == role).map(|(_, tensor)| tensor.clone());
@@ -52,7 +53,8 @@ pub(super) fn prepare(
                 wrong(format!("no function before `{}` gives its input `{}`", entry.function, port.name))
             })
         }
-        (_, Some(feed)) => feed.input(port),
+        (PortRole::State { state, .. }, Some((_, states))) => Ok(states.input(state, port)),
+        (_, Some((feed, _))) => feed.input(port),
         (role, None) => {
             Err(wrong(format!("function `{}` of the LM head has an input of role {role:?}", entry.function)))
         }

@@ -72,7 +72,7 @@ impl Chat {
     }
 
     /// Messages and tools as templates expect them.
-    fn to_json(&self) -> Json {
+    fn to_json(&self, place: ToolsPlace) -> Json {
         let mut messages = serde_json::json!(self.messages);
         // the API has the arguments of a call as JSON in a string, templates want them as what they are
         let calls = messages.as_array_mut().into_iter().flatten().filter_map(|message| message.get_mut("tool_calls"));
@@ -84,6 +84,16 @@ impl Chat {
             }
         }
         let tools = if self.tools.is_empty() { Json::Null } else { serde_json::json!(self.tools) };
+        if place == ToolsPlace::SystemMessage
+            && !self.tools.is_empty()
+            && let Some(messages) = messages.as_array_mut()
+        {
+            if messages.first().is_none_or(|first| first["role"] != "system") {
+                messages.insert(0, serde_json::json!({"role": "system", "content": ""}));
+            }
+            let functions: Vec<&Json> = self.tools.iter().map(|tool| tool.get("function").unwrap_or(tool)).collect();
+            messages[0]["tools"] = serde_json::json!(functions).to_string().into();
+        }
         serde_json::json!({"messages": messages, "tools": tools})
     }
 }
@@ -98,9 +108,35 @@ fn for_each_string(value: &mut Json, visit: &mut impl FnMut(&mut String)) {
     }
 }
 
+/// Where a template expects the tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ToolsPlace {
+    /// In the variable `tools`.
+    Variable,
+    /// As JSON in the field `tools` of the system's message: Phi-4-mini.
+    SystemMessage,
+    /// Nowhere.
+    None,
+}
+
+impl ToolsPlace {
+    fn of(source: &str, variables: &std::collections::HashSet<String>) -> Self {
+        if variables.contains("tools") {
+            return ToolsPlace::Variable;
+        }
+        let field = ["message['tools']", "message[\"tools\"]", "message.tools"];
+        match field.iter().any(|field| source.contains(field)) {
+            true => ToolsPlace::SystemMessage,
+            false => ToolsPlace::None,
+        }
+    }
+}
+
 /// A model's chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
+    tools: ToolsPlace,
     bos_token: String,
     eos_token: String,
 }
@@ -148,7 +184,26 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", |format: String| clock::strftime(&format, clock::now()));
         environment.add_template_owned(NAME, without_generation_marks(source)).map_err(|error| failure(&error))?;
-        Ok(ChatTemplate { environment, bos_token: bos_token.to_owned(), eos_token: eos_token.to_owned() })
+        let template = environment.get_template(NAME).map_err(|error| failure(&error))?;
+        let tools = ToolsPlace::of(source, &template.undeclared_variables(false));
+        let source = source.to_owned();
+        Ok(ChatTemplate {
+            environment,
+            source,
+            tools,
+            bos_token: bos_token.to_owned(),
+            eos_token: eos_token.to_owned(),
+        })
+    }
+
+    /// The template as it is written.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether tools reach the model.
+    pub fn takes_tools(&self) -> bool {
+        self.tools != ToolsPlace::None
     }
 
     /// The conversation as the text that the model continues with its answer.
@@ -156,7 +211,7 @@ impl ChatTemplate {
     /// # Errors
     /// When the template refuses the conversation.
     pub fn render(&self, chat: &Chat) -> Result<String, RuntimeError> {
-        self.render_json(chat.to_json(), &chat.variables)
+        self.render_json(chat.to_json(self.tools), &chat.variables)
     }
 
     fn render_json(&self, chat: Json, variables: &Map<String, Json>) -> Result<String, RuntimeError> {
@@ -180,7 +235,7 @@ impl ChatTemplate {
     /// # Errors
     /// When the template refuses the conversation or the tokenizer fails.
     pub fn encode(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>, RuntimeError> {
-        let mut json = chat.to_json();
+        let mut json = chat.to_json(self.tools);
         let mut texts = Vec::new();
         for_each_string(&mut json, &mut |text| texts.push(text.clone()));
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -323,5 +378,20 @@ mod tests {
         chat.tools.push(serde_json::json!({"type": "function", "function": {"name": "weather"}}));
         chat.variables.insert("enable_thinking".into(), Json::Bool(true));
         assert_eq!(template.render(&chat).unwrap(), "weather hi Köln {\"city\": \"Köln\"} think");
+        assert!(template.takes_tools());
+    }
+
+    #[test]
+    fn some_templates_expect_tools_in_the_systems_message() {
+        let source = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\
+            {% if message['role'] == 'system' and message['tools'] %}<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}{% endfor %}";
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        let mut chat = Chat::new(vec![Message::new("user", "hi")]);
+        assert_eq!(template.render(&chat).unwrap(), "<|user|>hi");
+        chat.tools.push(serde_json::json!({"type": "function", "function": {"name": "f"}}));
+        assert_eq!(template.render(&chat).unwrap(), "<|system|><|tool|>[{\"name\":\"f\"}]<|/tool|><|user|>hi");
+        chat.messages.insert(0, Message::new("system", "Be kind."));
+        assert_eq!(template.render(&chat).unwrap(), "<|system|>Be kind.<|tool|>[{\"name\":\"f\"}]<|/tool|><|user|>hi");
+        assert!(!ChatTemplate::new("{{ messages }}", "", "").unwrap().takes_tools());
     }
 }

@@ -290,6 +290,7 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::BandMask { .. }
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
+        | PortRole::State { .. }
         | PortRole::Logits => Element::F16,
     }
 }
@@ -298,7 +299,7 @@ pub fn element(role: &PortRole) -> Element {
 mod tests {
     use super::*;
     use crate::coreml::double::DoubleEngine;
-    use crate::coreml::double::convert_demo;
+    use crate::coreml::double::{convert_demo, convert_family};
     use crate::exec::Precision;
     use crate::mil::{DataType, Value};
     use crate::package;
@@ -324,11 +325,16 @@ mod tests {
         (Model::new(bundle, folder, host, Box::new(backend)).unwrap(), engine)
     }
 
+    /// [`TEXT`], held within a small vocabulary.
+    fn text(model: &Model) -> [u32; 11] {
+        TEXT.map(|token| token % model.bundle().model.vocab_size as u32)
+    }
+
     fn logits(model: &Arc<Model>, chunking: Chunking) -> [Vec<f32>; 2] {
         let mut session = model.start(TEXT.len() as u64).unwrap();
         [(); 2].map(|()| {
             session.reset().unwrap();
-            session.forward(&TEXT, &Ask::all(chunking.clone())).unwrap().logits
+            session.forward(&text(model), &Ask::all(chunking.clone())).unwrap().logits
         })
     }
 
@@ -352,6 +358,34 @@ mod tests {
                 assert!(expected[0].iter().any(|logit| *logit != 0.0));
                 assert!(found == expected, "{name}");
             }
+        }
+    }
+
+    /// Arrays with padded rows among them: a matrix of a recurrence is as wide as a head.
+    #[test]
+    fn states_that_the_host_keeps_go_in_and_out() {
+        let room = tempfile::tempdir().unwrap();
+        for (case, keys) in [
+            ("qwen3_5-default", &["state=unified", "lengths={fixed: [1, 4]}", "kv_write=mask"][..]),
+            ("zaya-default", &["state=per_layer"]),
+        ] {
+            let folder = room.path().join(case);
+            convert_family(case, &folder, &[keys, &["context=64", "recurrent_states=input_output"]].concat());
+            let (model, _) = on_double(&folder);
+            let executor = Model::on_cpu(&folder, Precision::F16).unwrap();
+            for chunking in [Chunking::Largest, Chunking::Pattern(vec![1])] {
+                assert!(logits(&model, chunking.clone()) == logits(&executor, chunking), "{case}");
+            }
+            let text = text(&model);
+            let mut first = model.start(16).unwrap();
+            first.forward(&text[..6], &Ask::none()).unwrap();
+            let mut second = first.fork().unwrap().expect("states can be copied");
+            first.forward(&[1, 2, 3], &Ask::none()).unwrap();
+            let mut plain = executor.start(16).unwrap();
+            plain.forward(&text[..6], &Ask::none()).unwrap();
+            let [found, expected] =
+                [&mut second, &mut plain].map(|session| session.forward(&text[6..], &Ask::last()).unwrap().logits);
+            assert_eq!(found, expected, "{case}");
         }
     }
 

@@ -47,6 +47,12 @@ pub enum RuntimeError {
         /// Their folders.
         names: Vec<String>,
     },
+    /// Energy can't be measured.
+    #[error("energy can't be measured: {problem}")]
+    NoEnergy {
+        /// What was tried, and what came of it.
+        problem: String,
+    },
     /// The text doesn't fit into the key-value cache.
     #[error("the text needs {tokens} tokens, but the bundle's largest context has {context}")]
     ContextFull {
@@ -162,7 +168,7 @@ impl Diagnostic for RuntimeError {
         match self {
             RuntimeError::Bundle { .. } | RuntimeError::Io { .. } => Fault::Source,
             RuntimeError::Function { error, .. } => error.fault(),
-            RuntimeError::Backend { .. } => Fault::Platform,
+            RuntimeError::Backend { .. } | RuntimeError::NoEnergy { .. } => Fault::Platform,
             _ => Fault::Usage,
         }
     }
@@ -181,6 +187,9 @@ impl Diagnostic for RuntimeError {
             RuntimeError::NoLabels { .. } => "use `anec run`, or convert a token classifier",
             RuntimeError::Window { .. } => {
                 "convert with a larger `lengths` in the manifest, or fewer layers in each package (`shards`)"
+            }
+            RuntimeError::NoEnergy { .. } => {
+                "it needs macOS' powermetrics and root: `sudo anec bench --energy`, or leave out --energy"
             }
             RuntimeError::NoTokenizer { .. } => "give token ids with --ids",
             RuntimeError::NoChatTemplate { .. } => "leave out --chat: the prompt is then continued as it is",

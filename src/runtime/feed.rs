@@ -1,6 +1,6 @@
 //! Turns what a call is about (which tokens, at which positions) into the tensors of a function's inputs.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::error::RuntimeError;
 use super::host::{Host, RopeChoice, Wave};
@@ -19,7 +19,7 @@ pub struct Feed<'a> {
     position: u64,
     chunk: Chunk,
     context: u64,
-    made: Vec<(PortRole, Rc<Tensor>)>,
+    made: Vec<(PortRole, Arc<Tensor>)>,
 }
 
 impl<'a> Feed<'a> {
@@ -32,7 +32,7 @@ impl<'a> Feed<'a> {
     ///
     /// # Errors
     /// When the host has no such thing, or not in the shape that the port asks for.
-    pub fn input(&mut self, port: &Port) -> Result<Rc<Tensor>, RuntimeError> {
+    pub fn input(&mut self, port: &Port) -> Result<Arc<Tensor>, RuntimeError> {
         let shape = shape_of(port, self.chunk.size);
         if let Some((_, tensor)) = self.made.iter().find(|(role, tensor)| *role == port.role && tensor.shape == shape) {
             return Ok(tensor.clone());
@@ -58,13 +58,14 @@ impl<'a> Feed<'a> {
             | PortRole::RouterState
             | PortRole::ExpertInput
             | PortRole::ExpertShares
+            | PortRole::State { .. }
             | PortRole::Logits
             | PortRole::Argmax => {
                 let problem = format!("a function has an input `{}` of an unexpected role", port.name);
                 return Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem));
             }
         };
-        let tensor = Rc::new(tensor);
+        let tensor = Arc::new(tensor);
         self.made.push((port.role.clone(), tensor.clone()));
         Ok(tensor)
     }

@@ -1,7 +1,7 @@
 //! Hidden states between calls: as functions have them, and as they are shown.
 
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use super::ask::Hidden;
 use super::error::RuntimeError;
@@ -50,7 +50,7 @@ impl Columns {
 pub(super) struct Flow {
     pub(super) hidden: Columns,
     /// What else functions gave last, by role, for those that take it.
-    pub(super) carried: Vec<(PortRole, Rc<Tensor>)>,
+    pub(super) carried: Vec<(PortRole, Arc<Tensor>)>,
 }
 
 impl Flow {

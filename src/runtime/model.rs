@@ -9,10 +9,10 @@ use super::error::RuntimeError;
 use super::host::Host;
 use super::plan::{self, Plan, Route};
 use super::profile::{Profile, Profiled};
-use crate::convert::bundle::{Bundle, FILE_NAME};
+use crate::convert::bundle::{Bundle, FILE_NAME, FunctionEntry};
 use crate::error::Result;
 use crate::exec::Precision;
-use crate::family::ports::{PortRole, Stage, StatePort, StateRole};
+use crate::family::ports::{Extent, Port, PortRole, Stage, StatePort, StateRole};
 
 /// A bundle with a backend that runs it.
 pub struct Model {
@@ -60,8 +60,10 @@ impl Model {
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         let plan = Plan::new(&bundle, folder)?;
         check_ports(&bundle, folder)?;
-        let positional =
-            bundle.functions.iter().all(|entry| entry.states.iter().all(|s| by_position(s, entry.context)));
+        let positional = |entry: &FunctionEntry| {
+            entry.states.iter().all(|state| by_position(state, entry.context)) && host_states(&entry.inputs).is_empty()
+        };
+        let positional = bundle.functions.iter().all(positional);
         Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
     }
 
@@ -151,7 +153,21 @@ fn by_position(state: &StatePort, context: u64) -> bool {
     cache && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }
 
-/// Every function has the hidden states and what its stage gives, and no port that a host can't serve.
+/// Names and shapes of the states that the host keeps, by name.
+fn host_states(ports: &[Port]) -> Vec<(&str, &[Extent])> {
+    let mut states: Vec<_> = ports
+        .iter()
+        .filter_map(|port| match &port.role {
+            PortRole::State { state, .. } => Some((state.as_str(), port.shape.as_slice())),
+            _ => None,
+        })
+        .collect();
+    states.sort_by_key(|(name, _)| *name);
+    states
+}
+
+/// Every function has the hidden states and what its stage gives, and each state that the host keeps as an input and as an
+/// output.
 fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
     for entry in &bundle.functions {
         let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
@@ -164,6 +180,21 @@ fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
             let problem = format!(
                 "function `{}` of {} has {hidden_inputs} inputs of hidden states and {results} results, expected one each",
                 entry.function, entry.package
+            );
+            return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem));
+        }
+        let (given, kept) = (host_states(&entry.inputs), host_states(&entry.outputs));
+        if given != kept || given.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+            let list = |states: &[(&str, &[Extent])]| -> String {
+                let states: Vec<String> = states.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
+                if states.is_empty() { "none".into() } else { states.join(", ") }
+            };
+            let problem = format!(
+                "function `{}` of {} gives back other states than it takes: takes {}, gives {}",
+                entry.function,
+                entry.package,
+                list(&given),
+                list(&kept)
             );
             return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem));
         }

@@ -1,11 +1,10 @@
 //! A text on its way through a bundle: tokens in, logits out, in calls of as many tokens as the functions take.
 
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use super::ask::{Answer, Ask, Chunking, Hidden, Positions};
-use super::backend::{Call, Sequence, Watch};
+use super::backend::{Call, Watch};
 use super::call::{Prepared, is_carried, prepare, result};
 use super::error::RuntimeError;
 use super::feed::Feed;
@@ -13,6 +12,7 @@ use super::hidden::{Columns, Flow, Record};
 use super::host::RopeChoice;
 use super::model::Model;
 use super::plan::{self, Chunk, Route, Step};
+use super::states::States;
 use crate::error::Result;
 use crate::exec::Tensor;
 use crate::family::ports::PortRole;
@@ -20,19 +20,21 @@ use crate::family::ports::PortRole;
 /// A text: its states and the tokens that they come from.
 pub struct Session {
     model: Arc<Model>,
-    sequence: Box<dyn Sequence>,
+    states: States,
     route: usize,
     rope: RopeChoice,
     tokens: Vec<u32>,
     limit: u64,
     /// Ascending; only for models whose states aren't all written by position.
     checkpoints: Vec<Checkpoint>,
+    /// A call failed halfway: some states are those after its tokens, which aren't among `tokens`.
+    torn: bool,
 }
 
 /// States after a number of tokens.
 struct Checkpoint {
     position: usize,
-    sequence: Box<dyn Sequence>,
+    states: States,
 }
 
 /// Checkpoints that a session keeps: where the prompt ended, and where the last call began.
@@ -56,9 +58,9 @@ impl Model {
         let route = self.plan.route(length)?;
         let rope = self.host.choose_rope(length)?;
         let limit = self.plan.routes[route].context.min(rope.rows);
-        let sequence = self.backend.sequence()?;
+        let states = States::new(self.backend.sequence()?);
         let (tokens, checkpoints) = (Vec::new(), Vec::new());
-        Ok(Session { sequence, model: self.clone(), route, rope, tokens, limit, checkpoints })
+        Ok(Session { states, model: self.clone(), route, rope, tokens, limit, checkpoints, torn: false })
     }
 }
 
@@ -98,7 +100,8 @@ impl Session {
     /// # Errors
     /// When the backend can't reset its states.
     pub fn reset(&mut self) -> Result<()> {
-        self.sequence.reset()?;
+        self.states.reset()?;
+        self.torn = false;
         self.tokens.clear();
         self.checkpoints.clear();
         Ok(())
@@ -116,14 +119,15 @@ impl Session {
     /// # Errors
     /// When the backend has no room.
     pub fn fork(&self) -> Result<Option<Session>> {
-        Ok(self.sequence.fork()?.map(|sequence| Session {
+        Ok(self.states.fork()?.map(|states| Session {
             model: self.model.clone(),
-            sequence,
+            states,
             route: self.route,
             rope: self.rope.clone(),
             tokens: self.tokens.clone(),
             limit: self.limit,
             checkpoints: Vec::new(),
+            torn: self.torn,
         }))
     }
 
@@ -138,11 +142,14 @@ impl Session {
         if self.model.positional || known {
             return Ok(true);
         }
-        let Some(sequence) = self.sequence.fork()? else { return Ok(false) };
+        if self.torn {
+            return Ok(false);
+        }
+        let Some(states) = self.states.fork()? else { return Ok(false) };
         if self.checkpoints.len() == CHECKPOINTS {
             self.checkpoints.remove(CHECKPOINTS - 1);
         }
-        self.checkpoints.push(Checkpoint { position, sequence });
+        self.checkpoints.push(Checkpoint { position, states });
         Ok(true)
     }
 
@@ -159,16 +166,21 @@ impl Session {
             self.tokens.truncate(position);
             return Ok(());
         }
+        self.restore(position)
+    }
+
+    /// Brings back the states after the first `position` tokens.
+    fn restore(&mut self, position: usize) -> Result<()> {
         let mut again = std::mem::take(&mut self.tokens);
         again.truncate(position);
         self.checkpoints.retain(|checkpoint| checkpoint.position <= position);
         let copy = match self.checkpoints.last() {
-            Some(checkpoint) => checkpoint.sequence.fork()?.map(|sequence| (checkpoint.position, sequence)),
+            Some(checkpoint) => checkpoint.states.fork()?.map(|states| (checkpoint.position, states)),
             None => None,
         };
         match copy {
-            Some((start, sequence)) => {
-                self.sequence = sequence;
+            Some((start, states)) => {
+                (self.states, self.torn) = (states, false);
                 self.tokens = again[..start].to_vec();
             }
             None => self.reset()?,
@@ -190,6 +202,9 @@ impl Session {
         if end > self.limit {
             return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
         }
+        if self.torn {
+            self.restore(self.tokens.len())?;
+        }
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
         let mut record = (ask.hidden != Hidden::No).then(|| Record::new(&model.bundle, route, ask.hidden));
@@ -201,7 +216,10 @@ impl Session {
             }
             let chunk = plan::chunk(&route.layers, rest.len() as u64, ask.chunking.wish(turn))?;
             let (now, later) = rest.split_at(chunk.real as usize);
+            // what is written by position is written again
+            self.torn = !model.positional;
             let hidden = self.layers(&model, route, now, chunk, record.as_mut())?;
+            self.torn = false;
             self.tokens.extend(now);
             let real = chunk.real as usize;
             let wanted = match ask.logits {
@@ -374,12 +392,13 @@ impl Session {
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
         let (channels, size) = (flow.hidden.channels, flow.hidden.count);
-        let prepared = prepare(model, step, &mut flow, Some(feed))?;
-        let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
-        for (port, tensor) in model.bundle.functions[prepared.function].outputs.iter().zip(&outputs) {
+        let prepared = prepare(model, step, &mut flow, Some((feed, &self.states)))?;
+        let entry = &model.bundle.functions[prepared.function];
+        let outputs = self.states.run(entry, &prepared, watch)?;
+        for (port, tensor) in entry.outputs.iter().zip(&outputs) {
             if is_carried(&port.role) {
                 flow.carried.retain(|(role, _)| *role != port.role);
-                flow.carried.push((port.role.clone(), Rc::new(tensor.clone())));
+                flow.carried.push((port.role.clone(), Arc::new(tensor.clone())));
             }
         }
         let hidden = result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?;
@@ -399,7 +418,7 @@ impl Session {
             let prepared = |step| prepare(model, step, &mut hidden.range(done..done + real, size).into(), None);
             let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
             let calls: Vec<Call<'_>> = prepared.iter().map(Prepared::call).collect();
-            let given = self.sequence.run_together(&calls)?;
+            let given = self.states.sequence.run_together(&calls)?;
             for ((step, prepared), outputs) in route.head.iter().zip(&prepared).zip(given) {
                 let rows = step.part.start as usize..step.part.end as usize;
                 let part = result(model, prepared.function, outputs, PortRole::Logits, rows.len(), size)?;
@@ -576,10 +595,16 @@ mod tests {
     /// A call fails in the middle of a text. What was computed before it holds, and the text can go on from there.
     #[test]
     fn after_a_failure_the_text_can_go_on() {
-        for mishap in [Mishap::Error, Mishap::Short] {
+        for (mishap, recurrent, forks) in [
+            (Mishap::Error, false, true),
+            (Mishap::Short, false, true),
+            (Mishap::Error, true, true),
+            (Mishap::Short, true, false),
+        ] {
             // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two pieces of the head
             for at in 0..8 {
-                let (model, _) = double::model(&Form { script: vec![(at, mishap)], ..Form::default() });
+                let (model, _) =
+                    double::model(&Form { script: vec![(at, mishap)], recurrent, forks, ..Form::default() });
                 let mut session = model.start(TEXT.len() as u64).unwrap();
                 let error = session.forward(&TEXT, &Ask::last()).unwrap_err().to_string();
                 let expected = match mishap {
@@ -592,7 +617,8 @@ mod tests {
                 let rest = known.min(10);
                 session.rewind(rest).unwrap();
                 let logits = session.forward(&TEXT[rest as usize..], &Ask::last()).unwrap().logits;
-                assert_eq!(logits, double::reference(&TEXT, 11).1[10 * double::VOCAB..]);
+                let (unharmed, _) = double::model(&Form { recurrent, ..Form::default() });
+                assert_eq!(logits, unharmed.start(11).unwrap().forward(&TEXT, &Ask::last()).unwrap().logits);
             }
         }
     }

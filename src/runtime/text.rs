@@ -32,12 +32,18 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// A stream for what follows the tokens `before`. It ends before the first of `stops`.
+    /// A stream for what follows the tokens `before`. It ends before the first of `stops`. Special tokens give no text,
+    /// but for those `shown`.
     ///
     /// # Errors
     /// When the tokenizer fails.
-    pub fn after(tokenizer: &Arc<Tokenizer>, before: &[u32], stops: &[String]) -> Result<Self, RuntimeError> {
-        let detokenizer = Detokenizer::after(tokenizer, before, false)?;
+    pub fn after(
+        tokenizer: &Arc<Tokenizer>,
+        before: &[u32],
+        stops: &[String],
+        shown: &[u32],
+    ) -> Result<Self, RuntimeError> {
+        let detokenizer = Detokenizer::after(tokenizer, before, shown)?;
         let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         Ok(TextStream { detokenizer, stops, held: String::new(), given: 0, waiting: VecDeque::new() })
     }
@@ -84,7 +90,7 @@ impl TextStream {
 }
 
 /// Bytes at the end of `text` that `stop` begins with.
-fn overlap(text: &str, stop: &str) -> usize {
+pub(super) fn overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len() - 1);
     (1..=most).rev().find(|n| stop.is_char_boundary(*n) && text.ends_with(&stop[..*n])).unwrap_or(0)
 }
@@ -100,7 +106,7 @@ pub fn generate_text(
     stops: &[String],
     mut each: impl FnMut(&Piece) -> ControlFlow<()>,
 ) -> Result<(Generation, String)> {
-    let mut stream = TextStream::after(tokenizer, generator.prompt(), stops)?;
+    let mut stream = TextStream::after(tokenizer, generator.prompt(), stops, &[])?;
     let mut text = String::new();
     let mut choices = Vec::new();
     let mut end = None;
@@ -141,7 +147,7 @@ mod tests {
     fn stream(text: &str, stops: &[&str]) -> (Vec<String>, Vec<u32>, bool) {
         let tokenizer = tokenizer();
         let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
-        let mut stream = TextStream::after(&tokenizer, &[], &stops).unwrap();
+        let mut stream = TextStream::after(&tokenizer, &[], &stops, &[]).unwrap();
         let (mut pieces, mut ids) = (Vec::new(), Vec::new());
         let mut take = |piece: Piece| {
             pieces.push(piece.text);

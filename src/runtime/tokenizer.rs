@@ -204,6 +204,15 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32], special: bool) -> Result<String, RuntimeError> {
         self.tokenizer.decode(ids, !special).map_err(failure)
     }
+
+    /// The text of tokens, without that of special tokens but for those `shown`.
+    fn decode_showing(&self, ids: &[u32], shown: &[u32]) -> Result<String, RuntimeError> {
+        if shown.is_empty() {
+            return self.decode(ids, false);
+        }
+        let ids: Vec<u32> = ids.iter().copied().filter(|id| !self.special.contains(id) || shown.contains(id)).collect();
+        self.decode(&ids, true)
+    }
 }
 
 /// How a vocabulary spells bytes.
@@ -282,7 +291,8 @@ fn show(text: &str, spelt: &[String], mark: char) -> String {
 /// one wait for the next token.
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    special: bool,
+    /// Special tokens that give text.
+    shown: Vec<u32>,
     /// Tokens whose text may still change, after some that give them their surroundings.
     window: Vec<u32>,
     /// Bytes of the window's text that were given.
@@ -293,21 +303,21 @@ pub struct Detokenizer {
 const SURROUNDINGS: usize = 4;
 
 impl Detokenizer {
-    /// A detokenizer for what follows `before`. Special tokens are shown if `special`.
+    /// A detokenizer for what follows `before`. Special tokens give no text, but for those `shown`.
     ///
     /// # Errors
     /// When the tokenizer fails.
-    pub fn after(tokenizer: &Arc<Tokenizer>, before: &[u32], special: bool) -> Result<Self, RuntimeError> {
+    pub fn after(tokenizer: &Arc<Tokenizer>, before: &[u32], shown: &[u32]) -> Result<Self, RuntimeError> {
         let mut start = before.len().saturating_sub(SURROUNDINGS);
-        let mut text = tokenizer.decode(&before[start..], special)?;
+        let mut text = tokenizer.decode_showing(&before[start..], shown)?;
         // from the beginning of a character: its later bytes alone would look like the first of one that is to come
         while start > 0 && text.starts_with('\u{FFFD}') && before.len() - start < 2 * SURROUNDINGS {
             start -= 1;
-            text = tokenizer.decode(&before[start..], special)?;
+            text = tokenizer.decode_showing(&before[start..], shown)?;
         }
         Ok(Detokenizer {
             tokenizer: tokenizer.clone(),
-            special,
+            shown: shown.to_vec(),
             window: before[start..].to_vec(),
             given: whole(&text).len(),
         })
@@ -319,13 +329,13 @@ impl Detokenizer {
     /// When the tokenizer fails.
     pub fn push(&mut self, id: u32) -> Result<String, RuntimeError> {
         self.window.push(id);
-        let text = self.tokenizer.decode(&self.window, self.special)?;
+        let text = self.tokenizer.decode_showing(&self.window, &self.shown)?;
         let certain = whole(&text);
         let new = certain.get(self.given..).unwrap_or_default().to_owned();
         self.given = self.given.max(certain.len());
         if certain.len() == text.len() && self.window.len() > 2 * SURROUNDINGS {
             self.window.drain(..self.window.len() - SURROUNDINGS);
-            self.given = self.tokenizer.decode(&self.window, self.special)?.len();
+            self.given = self.tokenizer.decode_showing(&self.window, &self.shown)?.len();
         }
         Ok(new)
     }
@@ -335,7 +345,7 @@ impl Detokenizer {
     /// # Errors
     /// When the tokenizer fails.
     pub fn finish(&mut self) -> Result<String, RuntimeError> {
-        let text = self.tokenizer.decode(&self.window, self.special)?;
+        let text = self.tokenizer.decode_showing(&self.window, &self.shown)?;
         let rest = text.get(self.given..).unwrap_or_default().to_owned();
         self.given = self.given.max(text.len());
         Ok(rest)
@@ -456,7 +466,7 @@ mod tests {
                 let all = tokenizer.encode_rest(text).unwrap();
                 for before in 0..all.len() {
                     // what a prompt ends with may be half a character
-                    let mut stream = Detokenizer::after(&tokenizer, &all[..before], false).unwrap();
+                    let mut stream = Detokenizer::after(&tokenizer, &all[..before], &[]).unwrap();
                     let mut out = String::new();
                     for id in &all[before..] {
                         let piece = stream.push(*id).unwrap();
@@ -491,7 +501,7 @@ mod tests {
         let tokenizer = Arc::new(tokenizer);
         let smile = tokenizer.encode_rest("🙂").unwrap();
         assert!(smile.len() > 1, "the fixture's vocabulary has no token for it");
-        let mut stream = Detokenizer::after(&tokenizer, &[], false).unwrap();
+        let mut stream = Detokenizer::after(&tokenizer, &[], &[]).unwrap();
         assert_eq!(stream.push(smile[0]).unwrap(), "");
         assert!(stream.finish().unwrap().contains('\u{FFFD}'));
     }

@@ -39,6 +39,8 @@ pub struct Job {
     pub constraint: Option<Constraint>,
     /// Strings that end it.
     pub stops: Vec<String>,
+    /// Special tokens that are to be seen in it.
+    pub shown: Vec<u32>,
 }
 
 /// What happens to a text.
@@ -329,7 +331,7 @@ impl Worker {
             Some(session) => session,
             None => self.cache.take(&job.request.prompt, length)?,
         };
-        let stream = TextStream::after(&self.tokenizer, &job.request.prompt, &job.stops)?;
+        let stream = TextStream::after(&self.tokenizer, &job.request.prompt, &job.stops, &job.shown)?;
         let generator = Generator::new(job.request, job.constraint, &mut session)?;
         self.active.push(Active {
             generator,
@@ -437,7 +439,7 @@ mod tests {
 
     fn job(prompt: &[u32], max_tokens: usize) -> Job {
         let request = Request { prompt: prompt.to_vec(), max_tokens, ..Request::default() };
-        Job { request, constraint: None, stops: Vec::new() }
+        Job { request, constraint: None, stops: Vec::new(), shown: Vec::new() }
     }
 
     /// Waits until so many texts wait, and so many are written: that a text has ended is told before its place is free.
@@ -489,8 +491,21 @@ mod tests {
     fn a_request_with_many_texts_leaves_room_for_others() {
         let form = Form { contexts: vec![400], ..Form::default() };
         let (engine, metrics) = engine(&form, LIMITS);
-        let many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
-        write(&engine, &[1, 2], 5).unwrap();
+        let mut many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
+        let mut short = engine.submit(vec![job(&[1, 2], 5)]).unwrap().remove(0);
+        // the six get on only as far as they are read, however fast the engine is
+        let mut turns = (0..6).cycle();
+        loop {
+            match short.try_recv() {
+                Ok(Event::End(_)) => break,
+                Ok(Event::Failed(error)) => panic!("{error}"),
+                Ok(Event::Piece(_)) => {}
+                Err(_) => {
+                    let _ = many[turns.next().unwrap()].try_recv();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
         let (waiting, active) = engine.load();
         assert!(waiting + active >= 4, "the short text needn't wait for all six: {waiting} wait, {active} run");
         drop(many);

@@ -1,6 +1,5 @@
 //! HTTP: connections, routes, limits.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +13,6 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use futures_util::stream::{self, Stream, StreamExt};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -25,11 +23,12 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
-use super::engine::{Ending, Event};
 use super::error::ServeError;
 use super::loading::Stage;
 use super::openai::{self, Asked, Head, Kind, Likelihoods};
-use super::service::{Answer, Service, Times, whole};
+use super::service::{Service, Times, whole};
+use super::stream::{Form, parts};
+use super::tools::divide;
 
 /// How a server treats its clients.
 #[derive(Clone, Debug)]
@@ -238,8 +237,8 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
     // tokenizing a long text and compiling a schema take a while: not on a thread that others wait for
     let work = tokio::task::spawn_blocking(move || {
         let asked = openai::read(kind, &body, &service)?;
-        let Asked { prompt, parameters, logprobs, stream, include_usage, kind } = asked;
-        let answer = service.ask(prompt, &parameters, logprobs)?;
+        let Asked { prompt, parameters, logprobs, tools, stream, include_usage, kind } = asked;
+        let answer = service.ask(prompt, &parameters, logprobs, tools.as_ref())?;
         Ok::<_, ServeError>((answer, Form { kind, stream, include_usage, logprobs: logprobs.is_some() }))
     });
     let (answer, form) = work.await.map_err(|_| ServeError::Model { problem: "it panicked; see the log".into() })??;
@@ -259,20 +258,15 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
     }
     let choices = texts.iter().enumerate().map(|(index, text)| {
         let likely = Likelihoods::new(app.service.clone(), kind, form.logprobs).of(&text.tokens);
-        openai::choice(kind, index, text, likely)
+        let content = match &answer.calls {
+            Some(reader) => divide(reader.clone(), &text.text),
+            None => (text.text.clone(), Vec::new()),
+        };
+        openai::choice(&head, index, content, text.ending.generation.finish, likely)
     });
     let usage = openai::usage(answer.prompt.len(), texts.iter().map(|text| &text.ending));
     let times = texts.first().map(|text| Times::of(&text.ending, tokenize)).unwrap_or_default();
     Ok(Json(head.answer(choices.collect(), usage, &times)).into_response())
-}
-
-/// How an answer is written.
-#[derive(Clone, Copy)]
-struct Form {
-    kind: Kind,
-    stream: bool,
-    include_usage: bool,
-    logprobs: bool,
 }
 
 impl App {
@@ -299,110 +293,6 @@ async fn read(options: &HttpOptions, request: Request<Body>) -> Result<Bytes, Se
         Ok(Err(_)) => Err(ServeError::TooLarge { limit }),
         Err(_) => Err(ServeError::Slow { seconds: options.read_timeout.as_secs() }),
     }
-}
-
-/// The answer in parts. Dropping it drops the receivers, and with them the work.
-fn parts(
-    service: Arc<Service>,
-    head: Head,
-    form: Form,
-    answer: Answer,
-) -> impl Stream<Item = Result<axum::response::sse::Event, Infallible>> {
-    let count = answer.receivers.len();
-    let events = answer.receivers.into_iter().enumerate().map(|(index, mut receiver)| {
-        stream::poll_fn(move |context| receiver.poll_recv(context)).map(move |event| (index, event)).boxed()
-    });
-    let texts = (0..count).map(|_| (true, Likelihoods::new(service.clone(), form.kind, form.logprobs))).collect();
-    let mut writer = Writer {
-        head,
-        form,
-        texts,
-        endings: Vec::new(),
-        prompt_tokens: answer.prompt.len(),
-        tokenize: answer.tokenize,
-        over: false,
-    };
-    stream::select_all(events)
-        .map(move |(index, event)| writer.write(index, event))
-        // nothing follows the end of the last text
-        .take_while(|parts| std::future::ready(!parts.is_empty()))
-        .flat_map(|parts| stream::iter(parts.into_iter().map(Ok)))
-}
-
-/// Writes the parts of an answer.
-struct Writer {
-    head: Head,
-    form: Form,
-    /// Whether a text hasn't begun, and how likely its tokens are.
-    texts: Vec<(bool, Likelihoods)>,
-    endings: Vec<Ending>,
-    prompt_tokens: usize,
-    tokenize: Duration,
-    over: bool,
-}
-
-impl Writer {
-    /// What an event of a text leads to: at least a comment, or nothing after the end.
-    fn write(&mut self, index: usize, event: Event) -> Vec<axum::response::sse::Event> {
-        if self.over {
-            return Vec::new();
-        }
-        let kind = self.form.kind;
-        let mut values = Vec::new();
-        match event {
-            Event::Piece(piece) => {
-                let (first, likely) = &mut self.texts[index];
-                if piece.text.is_empty() && (piece.tokens.is_empty() || !self.form.logprobs) && !*first {
-                    return vec![axum::response::sse::Event::default().comment("")];
-                }
-                let likely = likely.of(&piece.tokens);
-                values.push(openai::delta(kind, index, std::mem::take(first), &piece.text, likely, None));
-            }
-            Event::End(ending) => {
-                let finish = Some(ending.generation.finish);
-                values.push(openai::delta(
-                    kind,
-                    index,
-                    std::mem::take(&mut self.texts[index].0),
-                    "",
-                    Value::Null,
-                    finish,
-                ));
-                self.endings.push(*ending);
-            }
-            Event::Failed(error) => {
-                self.over = true;
-                return vec![data(&error.body()), done()];
-            }
-        }
-        let ended = self.endings.len();
-        let mut parts: Vec<Value> = values.into_iter().map(|value| self.head.chunk(vec![value])).collect();
-        if self.form.include_usage {
-            parts.iter_mut().for_each(|part| part["usage"] = Value::Null);
-        }
-        if ended == self.texts.len() {
-            self.over = true;
-            let times = self.endings.first().map(|ending| Times::of(ending, self.tokenize));
-            if let Some(last) = parts.last_mut() {
-                last["anec"] = json!(times);
-            }
-            if self.form.include_usage {
-                let mut part = self.head.chunk(Vec::new());
-                part["usage"] = openai::usage(self.prompt_tokens, self.endings.iter());
-                parts.push(part);
-            }
-            return parts.iter().map(data).chain([done()]).collect();
-        }
-        parts.iter().map(data).collect()
-    }
-}
-
-fn data(value: &Value) -> axum::response::sse::Event {
-    axum::response::sse::Event::default().data(value.to_string())
-}
-
-fn done() -> axum::response::sse::Event {
-    axum::response::sse::Event::default().data("[DONE]")
 }
 
 #[cfg(test)]

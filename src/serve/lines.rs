@@ -96,7 +96,7 @@ fn short_form(line: &[u8]) -> Option<(Vec<u32>, u64)> {
 
 async fn short_answer(service: &Service, ids: Vec<u32>, most: u64) -> String {
     let parameters = Parameters::greedy(most);
-    let text = match service.ask(Prompt::Ids(ids), &parameters, None) {
+    let text = match service.ask(Prompt::Ids(ids), &parameters, None, None) {
         Ok(answer) => finish(answer).await,
         Err(error) => Err(error),
     };
@@ -138,7 +138,7 @@ async fn long_answer(
     let id = request.id.clone();
     let stream = request.stream == Some(true);
     let asked = match prompt(request, history) {
-        Ok((prompt, parameters)) => service.ask(prompt, &parameters, None),
+        Ok((prompt, parameters)) => service.ask(prompt, &parameters, None, None),
         Err(error) => Err(error),
     };
     let mut answer = match asked {
@@ -217,7 +217,7 @@ fn answered(id: Option<Json>, text: &Text, times: &Times, length: usize) -> Json
         "text": text.text,
         "output": generation.ids,
         "generated_ids": generation.ids,
-        "finish_reason": finish_reason(generation.finish),
+        "finish_reason": finish_reason(generation.finish, false),
         "prompt_tokens": text.ending.prompt_tokens,
         "gen_tokens": generation.ids.len(),
         "prefill_tps": timings.prefill_tps,

@@ -8,8 +8,10 @@ use serde_json::{Map, Value as Json, json};
 use super::engine::Ending;
 use super::error::ServeError;
 use super::parameters::{MOST_LOGPROBS, Parameters, within};
-use super::service::{Prompt, Service, Text, Times};
+use super::service::{Prompt, Service, Times};
+use super::tools::{self, Tools};
 use crate::runtime::chat::{Chat, Message};
+use crate::runtime::tools::Call;
 use crate::runtime::{Choice, Finish};
 
 /// `POST /v1/chat/completions`
@@ -20,6 +22,7 @@ pub struct ChatRequest {
     #[serde(default)]
     tools: Option<Vec<Json>>,
     tool_choice: Option<Json>,
+    parallel_tool_calls: Option<bool>,
     #[serde(default)]
     chat_template_kwargs: Map<String, Json>,
     logprobs: Option<bool>,
@@ -79,6 +82,8 @@ pub struct Asked {
     pub parameters: Parameters,
     /// How likely tokens are is wanted, with this many alternatives.
     pub logprobs: Option<usize>,
+    /// Functions that the answer may call.
+    pub tools: Option<Tools>,
     /// The answer comes in parts.
     pub stream: bool,
     /// The last part says how many tokens there were.
@@ -93,12 +98,13 @@ pub struct Asked {
 /// When it isn't JSON, or something in it is wrong or not supported: what would change the answer isn't passed over.
 pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<Asked, ServeError> {
     let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
-    let (model, prompt, logprobs, common) = match kind {
+    let (model, prompt, logprobs, tools, common) = match kind {
         Kind::Chat => {
             let request: ChatRequest = serde_json::from_slice(body).map_err(invalid)?;
             let logprobs = request.logprobs()?;
             let model = request.model.clone();
-            (model, Prompt::Chat(chat(&request)?), logprobs, request.common)
+            let (chat, tools) = chat(&request)?;
+            (model, Prompt::Chat(chat), logprobs, tools, request.common)
         }
         Kind::Completion => {
             let request: CompletionRequest = serde_json::from_slice(body).map_err(invalid)?;
@@ -107,7 +113,7 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<Asked, ServeEr
                 None => None,
             };
             let model = request.model.clone();
-            (model, text(&request)?, logprobs, request.common)
+            (model, text(&request)?, logprobs, None, request.common)
         }
     };
     if let Some(name) = model.filter(|name| *name != service.name) {
@@ -117,6 +123,7 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<Asked, ServeEr
         prompt,
         parameters: common.parameters,
         logprobs,
+        tools,
         stream: common.stream.unwrap_or(false),
         include_usage: common.stream_options.is_some_and(|options| options.include_usage),
         kind,
@@ -136,22 +143,21 @@ impl ChatRequest {
     }
 }
 
-fn chat(request: &ChatRequest) -> Result<Chat, ServeError> {
+fn chat(request: &ChatRequest) -> Result<(Chat, Option<Tools>), ServeError> {
     if request.messages.is_empty() {
         return Err(ServeError::field("messages", "`messages` is empty"));
     }
     if request.functions.is_some() {
         return Err(ServeError::field("functions", "`functions` isn't supported; use `tools`"));
     }
-    // a tool can be offered; the text isn't made to call it
-    let tools = match request.tool_choice.as_ref().map(|choice| choice.as_str()) {
-        None | Some(Some("auto")) => request.tools.clone().unwrap_or_default(),
-        Some(Some("none")) => Vec::new(),
-        Some(_) => {
-            return Err(ServeError::field("tool_choice", "`tool_choice` can be \"auto\" or \"none\""));
-        }
+    let offered = request.tools.as_deref().unwrap_or_default();
+    let tools = Tools::read(offered, request.tool_choice.as_ref(), request.parallel_tool_calls)?;
+    let chat = Chat {
+        messages: request.messages.clone(),
+        tools: if tools.is_some() { offered.to_vec() } else { Vec::new() },
+        variables: request.chat_template_kwargs.clone(),
     };
-    Ok(Chat { messages: request.messages.clone(), tools, variables: request.chat_template_kwargs.clone() })
+    Ok((chat, tools))
 }
 
 fn text(request: &CompletionRequest) -> Result<Prompt, ServeError> {
@@ -220,43 +226,66 @@ impl Head {
     }
 }
 
-/// A text of a whole answer.
-pub fn choice(kind: Kind, index: usize, text: &Text, logprobs: Json) -> Json {
-    let finish = finish_reason(text.ending.generation.finish);
-    match kind {
-        Kind::Chat => json!({
-            "index": index,
-            "message": {"role": "assistant", "content": text.text, "refusal": null},
-            "logprobs": logprobs,
-            "finish_reason": finish,
-        }),
+/// A text of a whole answer, with the calls that were in it.
+pub fn choice(head: &Head, index: usize, (text, calls): (String, Vec<Call>), finish: Finish, logprobs: Json) -> Json {
+    let finish = finish_reason(finish, !calls.is_empty());
+    match head.kind {
+        Kind::Chat => {
+            let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+            if !calls.is_empty() {
+                if text.is_empty() {
+                    message["content"] = Json::Null;
+                }
+                let calls = calls.iter().enumerate().map(|(number, call)| tools::call(call, &head.id, index, number));
+                message["tool_calls"] = calls.collect();
+            }
+            json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish})
+        }
         Kind::Completion => json!({
-            "index": index, "text": text.text, "logprobs": logprobs, "finish_reason": finish,
+            "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish,
         }),
     }
 }
 
-/// A part of a text. The first of a message says who speaks; the last has no text and says why it ended.
-pub fn delta(kind: Kind, index: usize, first: bool, text: &str, logprobs: Json, finish: Option<Finish>) -> Json {
-    let finish = finish.map(finish_reason);
-    match kind {
-        Kind::Chat => {
-            let mut delta = Map::new();
-            if first {
-                delta.insert("role".into(), json!("assistant"));
-            }
-            if finish.is_none() {
-                delta.insert("content".into(), json!(text));
-            }
-            json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+/// What a part of an answer adds to a text.
+pub enum Delta<'a> {
+    /// More of it.
+    Text(&'a str),
+    /// A call, the so many-th of the text.
+    Call(&'a Call, usize),
+    /// The reason why it ended.
+    End(&'static str),
+}
+
+/// A part of a text. The first of a message says who speaks; the last says why it ended.
+pub fn delta(head: &Head, index: usize, first: bool, delta: Delta, logprobs: Json) -> Json {
+    let mut fields = Map::new();
+    if first {
+        fields.insert("role".into(), json!("assistant"));
+    }
+    let (mut text, mut finish) = ("", None);
+    match delta {
+        Delta::Text(more) => {
+            text = more;
+            fields.insert("content".into(), json!(more));
         }
+        Delta::Call(call, number) => {
+            let mut call = tools::call(call, &head.id, index, number);
+            call["index"] = json!(number);
+            fields.insert("tool_calls".into(), json!([call]));
+        }
+        Delta::End(reason) => finish = Some(reason),
+    }
+    match head.kind {
+        Kind::Chat => json!({"index": index, "delta": fields, "logprobs": logprobs, "finish_reason": finish}),
         Kind::Completion => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}),
     }
 }
 
-/// Why a text ended, in the API's words.
-pub fn finish_reason(finish: Finish) -> &'static str {
+/// Why a text ended, in the API's words. `called`: it has calls of functions.
+pub fn finish_reason(finish: Finish, called: bool) -> &'static str {
     match finish {
+        Finish::Stop | Finish::Repetition | Finish::Interrupted if called => "tool_calls",
         Finish::Stop | Finish::Repetition | Finish::Interrupted => "stop",
         Finish::Length | Finish::Context => "length",
     }

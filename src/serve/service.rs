@@ -12,8 +12,10 @@ use super::error::ServeError;
 use super::loading::{Loading, Stage};
 use super::metrics::Metrics;
 use super::parameters::{Defaults, Parameters};
+use super::tools::Tools;
 use crate::error::Result;
 use crate::runtime::chat::{Chat, ChatTemplate};
+use crate::runtime::tools::{CallReader, CallSyntax};
 use crate::runtime::{Choice, Constraint, Grammar, Grammars, Model, RuntimeError, Tokenizer};
 
 /// A model that answers.
@@ -29,6 +31,8 @@ pub struct Service {
     model: Arc<Model>,
     tokenizer: Arc<Tokenizer>,
     template: Result<ChatTemplate, RuntimeError>,
+    /// How the model writes calls of functions, if that is known.
+    syntax: Option<&'static CallSyntax>,
     grammars: OnceLock<Result<Grammars, String>>,
     defaults: Defaults,
     engine: Engine,
@@ -58,6 +62,8 @@ pub struct Answer {
     pub prompt: Vec<u32>,
     /// Time for turning the prompt into tokens.
     pub tokenize: Duration,
+    /// What reads calls out of each text, where functions were offered.
+    pub calls: Option<CallReader>,
 }
 
 /// A finished text, whole.
@@ -128,12 +134,14 @@ impl Service {
     ) -> Result<Arc<Self>> {
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
         let metrics = Arc::new(Metrics::default());
+        let template = ChatTemplate::of(model.bundle(), model.folder(), &tokenizer);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Ok(Arc::new(Service {
             name,
             device,
             created: now.map_or(0, |now| now.as_secs()),
-            template: ChatTemplate::of(model.bundle(), model.folder(), &tokenizer),
+            syntax: template.as_ref().ok().and_then(|template| CallSyntax::of(template.source(), &tokenizer)),
+            template,
             grammars: OnceLock::new(),
             defaults: Defaults::of(model.bundle(), model.folder(), speculation),
             engine: Engine::start(model.clone(), tokenizer.clone(), limits, metrics.clone()),
@@ -165,11 +173,17 @@ impl Service {
     }
 
     /// Checks a request and puts its texts into the queue. `logprobs` asks for how likely tokens are, with this many
-    /// alternatives.
+    /// alternatives; `tools` are functions that the texts may call.
     ///
     /// # Errors
     /// When something in the request is wrong, it doesn't fit into the context, or the queue is full.
-    pub fn ask(&self, prompt: Prompt, parameters: &Parameters, logprobs: Option<usize>) -> Result<Answer, ServeError> {
+    pub fn ask(
+        &self,
+        prompt: Prompt,
+        parameters: &Parameters,
+        logprobs: Option<usize>,
+        tools: Option<&Tools>,
+    ) -> Result<Answer, ServeError> {
         let start = Instant::now();
         let prompt = self.tokens(prompt)?;
         let tokenize = start.elapsed();
@@ -178,16 +192,31 @@ impl Service {
         let ends = self.model.end_tokens();
         let mut request = parameters.request(prompt.clone(), room, ends, facts.vocab_size, &self.defaults)?;
         request.logprobs = logprobs;
-        let constraint = parameters.grammar()?.map(|grammar| self.constraint(&grammar)).transpose()?;
-        let stops = parameters.stops()?;
+        let mut grammar = parameters.grammar()?;
+        let mut field = "response_format";
+        let mut stops = parameters.stops()?;
+        if let Some(tools) = tools {
+            if !self.template.as_ref().is_ok_and(ChatTemplate::takes_tools) {
+                let problem = "this model's chat template has no place for tools";
+                return Err(ServeError::field("tools", problem));
+            }
+            if let Some(call) = tools.grammar(self.syntax, &grammar, &self.tokenizer)? {
+                (grammar, field) = (Some(call), "tools");
+            }
+            stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));
+        }
+        let syntax = self.syntax.filter(|_| tools.is_some());
+        let shown = syntax.map(|syntax| syntax.marks(&self.tokenizer)).unwrap_or_default();
+        let constraint = grammar.map(|grammar| self.constraint(&grammar, field)).transpose()?;
         let job = |index: usize| {
             let mut request = request.clone();
             // texts of one request are to differ, and a seed is still to mean the same texts
             request.sampling.seed = request.sampling.seed.wrapping_add(index as u64);
-            Job { request, constraint: constraint.clone(), stops: stops.clone() }
+            Job { request, constraint: constraint.clone(), stops: stops.clone(), shown: shown.clone() }
         };
         let receivers = self.engine.submit((0..parameters.choices()?).map(job).collect())?;
-        Ok(Answer { receivers, prompt, tokenize })
+        let calls = tools.zip(syntax).map(|(tools, syntax)| tools.reader(syntax));
+        Ok(Answer { receivers, prompt, tokenize, calls })
     }
 
     fn tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ServeError> {
@@ -230,13 +259,13 @@ impl Service {
         Ok(context - prompt)
     }
 
-    fn constraint(&self, grammar: &Grammar) -> Result<Constraint, ServeError> {
+    fn constraint(&self, grammar: &Grammar, field: &'static str) -> Result<Constraint, ServeError> {
         let make = || {
             let vocab_size = self.model.bundle().model.vocab_size;
             Grammars::new(&self.tokenizer, vocab_size, &self.model.end_tokens()).map_err(|error| error.to_string())
         };
         let grammars = self.grammars.get_or_init(make);
-        let problem = |problem: String| ServeError::field("response_format", problem);
+        let problem = |problem: String| ServeError::field(field, problem);
         let grammars = grammars.as_ref().map_err(|error| problem(error.clone()))?;
         grammars.start(grammar).map_err(|error| problem(error.to_string()))
     }

@@ -32,6 +32,12 @@ pub enum SourceDtype {
     U16,
     U32,
     U64,
+    /// Two to a byte, the first in its low half.
+    U4,
+    /// The same in two's complement.
+    I4,
+    /// Four to a byte, the first in its lowest bits.
+    U2,
     Q4_0,
     Q4_1,
     Q5_0,
@@ -57,7 +63,8 @@ pub enum SourceDtype {
     MXFP4,
     NVFP4,
     Q1_0,
-    /// AngelSlim's 2-bit type, which has the same number as [`SourceDtype::Q1_0`].
+    /// AngelSlim's 2-bit type (`Q2_0C` in its fork of llama.cpp), which has the number of [`SourceDtype::Q1_0`] in some
+    /// files and that of [`SourceDtype::NVFP4`] in others.
     SEQ_2BIT,
 }
 
@@ -73,7 +80,7 @@ pub struct Block {
 use SourceDtype::*;
 
 /// Type, name, number in GGUF, elements and bytes of a block.
-const TABLE: [(SourceDtype, &str, Option<u32>, u64, u64); 42] = [
+const TABLE: [(SourceDtype, &str, Option<u32>, u64, u64); 45] = [
     (F64, "F64", Some(28), 1, 8),
     (F32, "F32", Some(0), 1, 4),
     (F16, "F16", Some(1), 1, 2),
@@ -90,6 +97,9 @@ const TABLE: [(SourceDtype, &str, Option<u32>, u64, u64); 42] = [
     (U16, "U16", None, 1, 2),
     (U32, "U32", None, 1, 4),
     (U64, "U64", None, 1, 8),
+    (U4, "U4", None, 2, 1),
+    (I4, "I4", None, 2, 1),
+    (U2, "U2", None, 4, 1),
     (Q4_0, "Q4_0", Some(2), 32, 18),
     (Q4_1, "Q4_1", Some(3), 32, 20),
     (Q5_0, "Q5_0", Some(6), 32, 22),
@@ -165,6 +175,37 @@ impl SourceDtype {
             Dtype::U64 => U64,
             _ => return None,
         })
+    }
+
+    /// The type with this number in onnx.proto3, unless it is one that no weight is stored in.
+    pub fn from_onnx(number: i64) -> Option<SourceDtype> {
+        Some(match number {
+            1 => F32,
+            2 => U8,
+            3 => I8,
+            4 => U16,
+            5 => I16,
+            6 => I32,
+            7 => I64,
+            9 => Bool,
+            10 => F16,
+            11 => F64,
+            12 => U32,
+            13 => U64,
+            16 => BF16,
+            17 => F8_E4M3,
+            19 => F8_E5M2,
+            21 => U4,
+            22 => I4,
+            24 => F8_E8M0,
+            25 => U2,
+            _ => return None,
+        })
+    }
+
+    /// Whether its elements are numbers with a fraction.
+    pub fn is_float(self) -> bool {
+        matches!(self, F64 | F32 | F16 | BF16 | F8_E4M3 | F8_E5M2 | F8_E8M0)
     }
 
     /// The size of a block.

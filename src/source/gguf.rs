@@ -143,10 +143,14 @@ fn parse_table(cursor: &mut Cursor, count: u64) -> Result<Vec<Entry>> {
 
 /// Finds out where the tensors are, and that they are inside the file and apart.
 fn place(path: &Path, entries: Vec<Entry>, alignment: u64, data_start: u64, size: u64) -> Result<Vec<TensorInfo>> {
-    let type_41 = type_41(&entries, alignment, size.saturating_sub(data_start));
+    let length = size.saturating_sub(data_start);
+    // AngelSlim's fork took these numbers before ggml did, one after the other
+    let [type_40, type_41] =
+        [SourceDtype::NVFP4, SourceDtype::Q1_0].map(|own| with_shared_number(own, &entries, alignment, length));
     let mut tensors = Vec::with_capacity(entries.len());
     for Entry { name, shape, type_number, offset } in entries {
         let dtype = match SourceDtype::from_ggml(type_number) {
+            Some(SourceDtype::NVFP4) => type_40,
             Some(SourceDtype::Q1_0) => type_41,
             Some(dtype) => dtype,
             None => {
@@ -192,21 +196,21 @@ fn check_apart(path: &Path, tensors: &[TensorInfo]) -> Result<()> {
     Ok(())
 }
 
-/// Which of the two types that have the number 41 a file means: ggml's own Q1_0, or the 2-bit type of AngelSlim's fork.
-/// Only the space between tensors tells: writers put each tensor right behind the one before.
-fn type_41(entries: &[Entry], alignment: u64, data_length: u64) -> SourceDtype {
+/// Which of the two types that have the number of `own` a file means: ggml's, or the 2-bit type of AngelSlim's fork. Only
+/// the space between tensors tells: writers put each tensor right behind the one before.
+fn with_shared_number(own: SourceDtype, entries: &[Entry], alignment: u64, data_length: u64) -> SourceDtype {
     let mut starts: Vec<u64> = entries.iter().map(|entry| entry.offset).collect();
     starts.push(data_length);
     starts.sort_unstable();
     let fits = |dtype: SourceDtype| {
-        entries.iter().filter(|entry| entry.type_number == 41).all(|entry| {
+        entries.iter().filter(|entry| Some(entry.type_number) == own.ggml_number()).all(|entry| {
             let next = starts.partition_point(|&start| start <= entry.offset);
             let space = starts.get(next).map_or(0, |next| next - entry.offset);
             byte_length(dtype, &entry.shape)
                 .is_ok_and(|bytes| bytes == space || bytes.next_multiple_of(alignment) == space)
         })
     };
-    if fits(SourceDtype::SEQ_2BIT) && !fits(SourceDtype::Q1_0) { SourceDtype::SEQ_2BIT } else { SourceDtype::Q1_0 }
+    if fits(SourceDtype::SEQ_2BIT) && !fits(own) { SourceDtype::SEQ_2BIT } else { own }
 }
 
 #[cfg(test)]

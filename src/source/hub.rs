@@ -1,7 +1,7 @@
 //! Sources on the Hugging Face hub, `hf:owner/name[@revision][/file]`.
 //!
 //! Only what is needed is downloaded, into the cache that all Hugging Face tools share: the configuration, tokenizer and
-//! weights of a model, or the files of the one GGUF model that is named. What the cache has isn't downloaded again; with
+//! weights of a model, or the files of the one GGUF or ONNX model that is named. What the cache has isn't downloaded again; with
 //! `HF_HUB_OFFLINE` set, or when the hub can't be reached, a complete model in the cache is used as it is.
 
 #[cfg(feature = "hub")]
@@ -10,7 +10,7 @@ mod client;
 use std::path::{Component, Path, PathBuf};
 
 use super::error::{Result, SourceError};
-use super::{gguf, hugging_face, safetensors};
+use super::{gguf, hugging_face, onnx, safetensors};
 
 /// What the names of sources on the hub begin with.
 pub const PREFIX: &str = "hf:";
@@ -107,6 +107,9 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
         Some(file) if file.ends_with(".gguf") => {
             Ok(Needed { files: gguf_parts(file), index: None, open: Some(file.to_owned()) })
         }
+        Some(file) if file.ends_with(".onnx") => {
+            Ok(Needed { files: onnx_files(available, file), index: None, open: Some(file.to_owned()) })
+        }
         Some(file) => {
             let files = beside().filter(|name| name != file).chain([file.to_owned()]).collect();
             Ok(Needed { files, index: None, open: Some(file.to_owned()) })
@@ -122,8 +125,23 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
                 |name: &str| gguf::split::name_parts(Path::new(name)).is_none_or(|(_, number, _)| number == 1);
             let models: Vec<&String> =
                 available.iter().filter(|name| name.ends_with(".gguf") && first_part(name)).collect();
+            let bundles: Vec<&str> = available
+                .iter()
+                .filter(|name| name.ends_with(".onnx") && has(&in_folder_of(name, onnx::CONFIG)))
+                .map(String::as_str)
+                .collect();
             match models[..] {
-                [] => Err("the repository has neither safetensors nor GGUF".into()),
+                [] => match bundles[..] {
+                    [] => Err("the repository has neither safetensors, nor GGUF, nor an ONNX bundle".into()),
+                    [model] => {
+                        Ok(Needed { files: onnx_files(available, model), index: None, open: Some(model.to_owned()) })
+                    }
+                    _ => Err(format!(
+                        "the repository has {} ONNX models; name one of them: {}",
+                        bundles.len(),
+                        bundles.join(", ")
+                    )),
+                },
                 [model] => Ok(Needed { files: gguf_parts(model), index: None, open: Some(model.clone()) }),
                 _ => Err(format!(
                     "the repository has {} GGUF models; name one of them: {}",
@@ -133,6 +151,22 @@ fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
             }
         }
     }
+}
+
+/// The path of a file of this name in the folder of another.
+fn in_folder_of(file: &str, name: &str) -> String {
+    match file.rsplit_once('/') {
+        Some((folder, _)) => format!("{folder}/{name}"),
+        None => name.to_owned(),
+    }
+}
+
+/// What of a repository belongs to an ONNX model: it, the files with its weights, which by custom begin with its name, and
+/// those that describe it, all in its folder.
+fn onnx_files(available: &[String], model: &str) -> Vec<String> {
+    let described: Vec<String> =
+        hugging_face::FILES.iter().chain([&onnx::CONFIG]).map(|name| in_folder_of(model, name)).collect();
+    available.iter().filter(|name| name.starts_with(model) || described.contains(name)).cloned().collect()
 }
 
 #[cfg(test)]
@@ -184,6 +218,21 @@ mod tests {
         assert_eq!(needed(&ggufs, Some("b/x-00001-of-00002.gguf")).unwrap().files, ggufs[1..3]);
         assert!(needed(&ggufs, Some("z.gguf")).unwrap_err().contains("no file z.gguf"));
         assert!(needed(&strings(&["pytorch_model.bin"]), None).unwrap_err().contains("neither"));
+        let bundles = strings(&[
+            "README.md",
+            "config.json",
+            "cpu/config.json",
+            "cpu/genai_config.json",
+            "cpu/model.onnx",
+            "cpu/model.onnx.data",
+            "cpu/tokenizer.json",
+            "gpu/genai_config.json",
+            "gpu/model.onnx",
+        ]);
+        assert!(needed(&bundles, None).unwrap_err().contains("2 ONNX models; name one of them: cpu/model.onnx, gpu"));
+        assert_eq!(needed(&bundles[..7], None).unwrap().files, bundles[2..7]);
+        let named = needed(&bundles, Some("cpu/model.onnx")).unwrap();
+        assert_eq!((named.files, named.open.as_deref()), (bundles[2..7].to_vec(), Some("cpu/model.onnx")));
     }
 
     #[cfg(not(feature = "hub"))]

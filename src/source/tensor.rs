@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::dequantize;
@@ -10,6 +10,7 @@ use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::file::MappedFile;
 use super::random::Normal;
+use super::weight::Weight;
 
 /// A handle to one tensor of a source. Clones are cheap and share the tensor.
 ///
@@ -28,6 +29,7 @@ struct Inner {
 enum Data {
     File { file: Arc<MappedFile>, range: Range<usize> },
     Random(Normal),
+    Computed { of: Weight, bytes: u64, path: PathBuf },
 }
 
 impl Tensor {
@@ -71,6 +73,14 @@ impl Tensor {
         Ok(Tensor(Arc::new(Inner { name, dtype: SourceDtype::F32, shape, elements, data })))
     }
 
+    /// A tensor that the file at `path` holds in another form, for which it has `bytes` bytes: on its side, in blocks with
+    /// scales, within a larger one. `dtype` is the type of what is stored.
+    pub(super) fn computed(name: String, of: Weight, dtype: SourceDtype, bytes: u64, path: &Path) -> Self {
+        let (shape, elements) = (of.shape().to_vec(), of.elements());
+        let data = Data::Computed { of, bytes, path: path.to_owned() };
+        Tensor(Arc::new(Inner { name, dtype, shape, elements, data }))
+    }
+
     /// Name in the source.
     pub fn name(&self) -> &str {
         &self.0.name
@@ -106,14 +116,15 @@ impl Tensor {
         match &self.0.data {
             Data::File { range, .. } => range.len() as u64,
             Data::Random(_) => 0,
+            Data::Computed { bytes, .. } => *bytes,
         }
     }
 
-    /// The stored blocks, row after row, unless the elements are computed.
+    /// The stored blocks, row after row, unless the elements are computed or stored in another order.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.0.data {
             Data::File { file, range } => Some(&file.bytes()[range.clone()]),
-            Data::Random(_) => None,
+            Data::Random(_) | Data::Computed { .. } => None,
         }
     }
 
@@ -122,6 +133,7 @@ impl Tensor {
         match &self.0.data {
             Data::File { file, .. } => Some(file.path()),
             Data::Random(_) => None,
+            Data::Computed { path, .. } => Some(path),
         }
     }
 
@@ -145,6 +157,7 @@ impl Tensor {
                 dequantize::read(self.0.dtype, &file.bytes()[range.clone()], first, out);
             }
             Data::Random(normal) => normal.fill(first, out),
+            Data::Computed { of, .. } => of.read(first, out)?,
         }
         Ok(())
     }
@@ -152,10 +165,15 @@ impl Tensor {
     /// Gives the memory that reading elements `range` took back to the system: pages of a mapped file that were read
     /// count as this process's until then. Reading them again is safe.
     pub fn release(&self, elements: Range<u64>) {
-        if let Data::File { file, range } = &self.0.data {
-            let block = self.0.dtype.block();
-            let byte = |element: u64| range.start + (element / block.elements * block.bytes) as usize;
-            file.release(byte(elements.start.min(self.0.elements))..byte(elements.end.min(self.0.elements)));
+        let elements = elements.start.min(self.0.elements)..elements.end.min(self.0.elements);
+        match &self.0.data {
+            Data::File { file, range } => {
+                let block = self.0.dtype.block();
+                let byte = |element: u64| range.start + (element / block.elements * block.bytes) as usize;
+                file.release(byte(elements.start)..byte(elements.end));
+            }
+            Data::Random(_) => {}
+            Data::Computed { of, .. } => of.release(elements),
         }
     }
 }

@@ -67,6 +67,22 @@ enum Node {
         operation: Operation,
         vector: Weight,
     },
+    /// `(codes - zero points) * scales`: each block of so many rows and columns has a scale, and a zero point.
+    Blocks {
+        codes: Weight,
+        scales: Weight,
+        zero_points: ZeroPoints,
+        block: [u64; 2],
+    },
+}
+
+/// The code that stands for zero.
+#[derive(Clone, Debug)]
+pub enum ZeroPoints {
+    /// The same in all blocks.
+    All(f32),
+    /// One for each block, in the order of the scales.
+    Each(Weight),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -255,6 +271,34 @@ impl Weight {
         }
         let node = Node::ByColumn { of: self.clone(), operation, vector: vector.clone() };
         Ok(Weight { node: Arc::new(node), shape: self.shape.clone() })
+    }
+
+    /// The numbers that the codes of a matrix stand for: `(code - zero point) * scale`. Each block of `block` rows and
+    /// columns has a scale; blocks at the ends may be smaller.
+    ///
+    /// # Errors
+    /// When there are more or fewer scales or zero points than blocks.
+    pub fn from_blocks(codes: Weight, scales: Weight, zero_points: ZeroPoints, block: [u64; 2]) -> Result<Self> {
+        let &[rows, columns] = codes.shape() else {
+            return Err(codes.wrong("only a matrix can be in blocks".into()));
+        };
+        if block.contains(&0) {
+            return Err(codes.wrong(format!("blocks of {block:?} rows and columns are none")));
+        }
+        let expected = [rows.div_ceil(block[0]), columns.div_ceil(block[1])];
+        let each = match &zero_points {
+            ZeroPoints::All(_) => None,
+            ZeroPoints::Each(each) => Some(each),
+        };
+        for (what, of) in [("scales", Some(&scales)), ("zero points", each)] {
+            if let Some(of) = of.filter(|of| of.shape() != expected) {
+                let problem =
+                    format!("{:?} are the {what} of {expected:?} blocks, of {rows} x {columns} codes", of.shape());
+                return Err(of.wrong(problem));
+            }
+        }
+        let shape = codes.shape.clone();
+        Ok(Weight { node: Arc::new(Node::Blocks { codes, scales, zero_points, block }), shape })
     }
 
     fn map(&self, function: Function) -> Self {

@@ -85,6 +85,11 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
     if config["tie_word_embeddings"] == false {
         shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
     }
+    // a layer that guesses the token after the next, which is ignored
+    if config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0) {
+        shapes.push(("mtp.fc.weight".to_owned(), vec![hidden, 2 * hidden]));
+        shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
+    }
     for layer in 0..number("num_hidden_layers") {
         let kind = config["layer_types"][layer as usize].as_str();
         let mut add =

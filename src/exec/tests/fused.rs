@@ -9,7 +9,9 @@ use crate::exec::step::Node;
 use crate::exec::{Executable, Options, Precision, Profile, Tensor, TensorData, WeightCache};
 use crate::family::ports::{PortRole, Stage};
 use crate::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, TokenCount};
-use crate::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, Role, StateForm};
+use crate::manifest::{
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+};
 use crate::mil::{Binding, Constant, FunctionBuilder, Op, Opset, ValueId, ValueType};
 use crate::source::{Ledger, Source, Weight};
 
@@ -149,8 +151,9 @@ fn groups_give_what_their_steps_give() {
                 for kv_write in [KvWrite::Mask, KvWrite::Slice] {
                     let (linear, norm) = (LinearForm::Conv, NormForm::Naive);
                     let (opset, layout) = (Opset::CoreMl8, Layout::Bcs1);
-                    let experts = ExpertsForm::Packed;
-                    let form = Form { opset, layout, linear, norm, attention, kv_write, state, experts };
+                    let (experts, recurrent_states) = (ExpertsForm::Packed, RecurrentForm::State);
+                    let form =
+                        Form { opset, layout, linear, norm, attention, kv_write, state, recurrent_states, experts };
                     compare(case, form, Precision::F32);
                     compare(case, form, Precision::F16);
                 }

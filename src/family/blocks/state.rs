@@ -2,13 +2,14 @@
 //!
 //! Every mixer of tokens says what it carries ([`StateSpec`]); the manifest says how that is divided into states of the
 //! package: one for each ([`StateForm::PerLayer`]), or one for all of the same shape ([`StateForm::Unified`]), stacked
-//! along axis 1. All have the shape `[1, rows, slots, width]`, with channels last.
+//! along axis 1. All have the shape `[1, rows, slots, width]`, with channels last. What a recurrence carries may be inputs
+//! and outputs instead ([`RecurrentForm::InputOutput`]), divided likewise. A mixer doesn't see the difference.
 
 use std::ops::Range;
 
 use super::Graph;
-use crate::family::ports::{StatePort, StateRole};
-use crate::manifest::StateForm;
+use crate::family::ports::{Extent, Port, PortRole, StatePort, StateRole};
+use crate::manifest::{RecurrentForm, StateForm};
 use crate::mil::{DataType, TensorType, ValueId};
 
 /// What is carried.
@@ -55,6 +56,15 @@ impl StateSpec {
         }
     }
 
+    fn is_cache(&self) -> bool {
+        matches!(self.kind, StateKind::Key | StateKind::Value)
+    }
+
+    /// Whether both can be in one state.
+    fn stacks_with(&self, other: &StateSpec) -> bool {
+        (self.group(), self.slots, self.width) == (other.group(), other.slots, other.width)
+    }
+
     fn port(&self, layer: usize) -> (String, StateRole) {
         match self.kind {
             StateKind::Key => (format!("k_cache_{layer}"), StateRole::KeyCache { layer }),
@@ -79,13 +89,19 @@ impl StateSpec {
     }
 }
 
-/// Where a layer finds one thing that it carries: a state, or rows of one.
+/// Where a layer finds one thing that it carries.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
-    state: ValueId,
-    /// Its first row, if the state has others, too.
-    first_row: Option<u64>,
+    place: Place,
     spec: StateSpec,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// A state, or the rows of one from the first on if it has others, too.
+    State(ValueId, Option<u64>),
+    /// Came in as an input and goes out as an output; until then its value is at this index of [`Graph::kept`].
+    Kept(usize),
 }
 
 impl Slot {
@@ -94,39 +110,44 @@ impl Slot {
         self.spec
     }
 
-    fn rows(&self) -> Range<u64> {
-        let first = self.first_row.unwrap_or(0);
+    fn rows(&self, first: u64) -> Range<u64> {
         first..first + self.spec.rows
     }
 
     /// What it holds now, `[1, rows, slots, width]`.
     pub fn read(&self, g: &mut Graph<'_>) -> ValueId {
-        let whole = g.ops.read_state(self.state);
-        match self.first_row {
-            Some(_) => g.ops.slice(whole, 1, self.rows()),
-            None => whole,
+        match self.place {
+            Place::State(state, None) => g.ops.read_state(state),
+            Place::State(state, Some(first)) => {
+                let whole = g.ops.read_state(state);
+                g.ops.slice(whole, 1, self.rows(first))
+            }
+            Place::Kept(index) => g.kept[index],
         }
     }
 
     /// Replaces all of what it holds.
     pub fn write(&self, g: &mut Graph<'_>, value: ValueId) {
-        let updated = match self.first_row {
-            None => value,
-            Some(_) => {
-                let whole = g.ops.read_state(self.state);
-                let Range { start, end } = self.rows();
+        match self.place {
+            Place::State(state, None) => g.ops.write_state(state, value),
+            Place::State(state, Some(first)) => {
+                let whole = g.ops.read_state(state);
+                let Range { start, end } = self.rows(first);
                 let begin = g.ops.integers("begin", &[0, start as i32, 0, 0]);
                 let end = g.ops.integers("end", &[1, end as i32, self.spec.slots as i32, self.spec.width as i32]);
-                g.ops.slice_update(whole, value, begin, end)
+                let updated = g.ops.slice_update(whole, value, begin, end);
+                g.ops.write_state(state, updated);
             }
-        };
-        g.ops.write_state(self.state, updated);
+            Place::Kept(index) => g.kept[index] = value,
+        }
     }
 
     /// Replaces the slots `begin..end`, int32 vectors of one element.
     pub fn write_slots(&self, g: &mut Graph<'_>, begin: ValueId, end: ValueId, value: ValueId) {
-        let whole = g.ops.read_state(self.state);
-        let rows = self.rows();
+        let (whole, rows) = match self.place {
+            Place::State(state, first) => (g.ops.read_state(state), self.rows(first.unwrap_or(0))),
+            Place::Kept(index) => (g.kept[index], self.rows(0)),
+        };
         let low = g.ops.integers("low", &[0, rows.start as i32]);
         let zero = g.ops.integers("zero", &[0]);
         let begin = g.ops.concat(&[low, begin, zero], 0);
@@ -134,70 +155,69 @@ impl Slot {
         let width = g.ops.integers("width", &[self.spec.width as i32]);
         let end = g.ops.concat(&[high, end, width], 0);
         let updated = g.ops.slice_update(whole, value, begin, end);
-        g.ops.write_state(self.state, updated);
+        match self.place {
+            Place::State(state, _) => g.ops.write_state(state, updated),
+            Place::Kept(index) => g.kept[index] = updated,
+        }
     }
 }
 
 /// The states of a function.
+#[derive(Default)]
 pub struct States {
     layers: Vec<(usize, Vec<Slot>)>,
-    /// Their ports.
+    /// Ports of those that Core ML keeps.
     pub ports: Vec<StatePort>,
+    /// Inputs of those that the host keeps.
+    pub inputs: Vec<Port>,
+    /// What goes into the output of each input: values at these indices of [`Graph::kept`].
+    outputs: Vec<Vec<usize>>,
+}
+
+/// What is one state, or one input and output.
+struct Group {
+    name: String,
+    role: StateRole,
+    /// What it holds, with the rows of all.
+    spec: StateSpec,
+    /// It may hold what several layers carry.
+    stacked: bool,
+}
+
+/// A group, declared.
+#[derive(Clone, Copy)]
+enum Holder {
+    State(ValueId),
+    /// An input, and its place among the outputs.
+    Input(ValueId, usize),
 }
 
 impl States {
     /// Declares the states of layers, `specs` by layer; `context` tells rings from whole caches.
     pub fn declare(g: &mut Graph<'_>, specs: Vec<(usize, Vec<StateSpec>)>, context: u64) -> States {
-        match g.form.state {
-            StateForm::PerLayer => Self::per_layer(g, specs),
-            StateForm::Unified => Self::unified(g, specs, context),
-        }
-    }
-
-    fn per_layer(g: &mut Graph<'_>, specs: Vec<(usize, Vec<StateSpec>)>) -> States {
-        let mut states = States { layers: Vec::new(), ports: Vec::new() };
+        let (groups, group_of) = match g.form.state {
+            StateForm::PerLayer => per_layer(&specs),
+            StateForm::Unified => unified(&specs, context),
+        };
+        let mut states = States::default();
+        let holders: Vec<Holder> = groups.iter().map(|group| states.add(g, group)).collect();
+        let mut used = vec![0u64; groups.len()];
+        let mut group_of = group_of.into_iter();
         for (layer, specs) in specs {
-            let slots = specs.into_iter().map(|spec| {
-                let (name, role) = spec.port(layer);
-                let state = states.add(g, name, role, spec, spec.rows);
-                Slot { state, first_row: None, spec }
-            });
-            let slots = slots.collect();
-            states.layers.push((layer, slots));
-        }
-        states
-    }
-
-    fn unified(g: &mut Graph<'_>, specs: Vec<(usize, Vec<StateSpec>)>, context: u64) -> States {
-        let mut states = States { layers: Vec::new(), ports: Vec::new() };
-        let (first, last) = (specs.first().map_or(0, |s| s.0), specs.last().map_or(0, |s| s.0));
-        // one state for each shape of a slot, in the order of their first layers
-        let same = |a: &StateSpec, b: &StateSpec| (a.group(), a.slots, a.width) == (b.group(), b.slots, b.width);
-        let mut shapes: Vec<StateSpec> = Vec::new();
-        for spec in specs.iter().flat_map(|(_, specs)| specs) {
-            if !shapes.iter().any(|shape| same(shape, spec)) {
-                shapes.push(*spec);
-            }
-        }
-        let values: Vec<ValueId> = shapes
-            .iter()
-            .map(|shape| {
-                let of = |specs: &[StateSpec]| specs.iter().filter(|s| same(s, shape)).map(|s| s.rows).sum::<u64>();
-                let layers = specs.iter().filter(|(_, specs)| of(specs) > 0).map(|(layer, _)| *layer).collect();
-                let rows = specs.iter().map(|(_, specs)| of(specs)).sum();
-                let ring = shape.group() == "kv_cache" && shape.slots < context;
-                let local = if ring { "_local" } else { "" };
-                let name = format!("{}{local}_{first}_{}", shape.group(), last + 1);
-                states.add(g, name, shape.group_role(layers), *shape, rows)
-            })
-            .collect();
-        let mut used = vec![0u64; shapes.len()];
-        for (layer, specs) in specs {
-            let slots = specs.into_iter().filter_map(|spec| {
-                let index = shapes.iter().position(|shape| same(shape, &spec))?;
-                let first_row = Some(used[index]);
+            let slots = specs.into_iter().zip(group_of.by_ref()).map(|(spec, index)| {
+                let first = used[index];
                 used[index] += spec.rows;
-                Some(Slot { state: values[index], first_row, spec })
+                let place = match holders[index] {
+                    Holder::State(state) => Place::State(state, groups[index].stacked.then_some(first)),
+                    Holder::Input(input, output) => {
+                        let whole = groups[index].spec.rows == spec.rows;
+                        let value = if whole { input } else { g.ops.slice(input, 1, first..first + spec.rows) };
+                        g.kept.push(value);
+                        states.outputs[output].push(g.kept.len() - 1);
+                        Place::Kept(g.kept.len() - 1)
+                    }
+                };
+                Slot { place, spec }
             });
             let slots = slots.collect();
             states.layers.push((layer, slots));
@@ -205,15 +225,73 @@ impl States {
         states
     }
 
-    fn add(&mut self, g: &mut Graph<'_>, name: String, role: StateRole, spec: StateSpec, rows: u64) -> ValueId {
-        let shape = [1, rows, spec.slots, spec.width];
-        let state = g.ops.state(&name, TensorType::new(DataType::Fp16, shape));
-        self.ports.push(StatePort { name, role, shape: shape.to_vec() });
-        state
+    fn add(&mut self, g: &mut Graph<'_>, group: &Group) -> Holder {
+        let StateSpec { rows, slots, width, .. } = group.spec;
+        let shape = [1, rows, slots, width];
+        let (name, role) = (group.name.clone(), group.role.clone());
+        let ty = TensorType::new(DataType::Fp16, shape);
+        if g.form.recurrent_states == RecurrentForm::State || group.spec.is_cache() {
+            let state = g.ops.state(&name, ty);
+            self.ports.push(StatePort { name, role, shape: shape.to_vec() });
+            return Holder::State(state);
+        }
+        let input = g.ops.input(&name, ty);
+        let role = PortRole::State { state: name.clone(), holds: role };
+        self.inputs.push(Port { name, role, shape: shape.map(Extent::Fixed).to_vec() });
+        self.outputs.push(Vec::new());
+        Holder::Input(input, self.outputs.len() - 1)
     }
 
     /// What a layer carries, in the order of its specs.
     pub fn of(&self, layer: usize) -> &[Slot] {
         self.layers.iter().find(|(index, _)| *index == layer).map_or(&[], |(_, slots)| slots)
     }
+
+    /// The outputs of those that the host keeps, after all layers.
+    pub fn outputs(&self, g: &mut Graph<'_>) -> Vec<Port> {
+        let output = |(port, kept): (&Port, &Vec<usize>)| {
+            let values: Vec<ValueId> = kept.iter().map(|index| g.kept[*index]).collect();
+            let value = if values.len() == 1 { values[0] } else { g.ops.concat(&values, 1) };
+            let name = format!("{}_out", port.name);
+            g.ops.output(&name, value);
+            Port { name, ..port.clone() }
+        };
+        self.inputs.iter().zip(&self.outputs).map(output).collect()
+    }
+}
+
+/// One group for each thing that is carried. Gives the groups, and for each spec in order the index of its group.
+fn per_layer(specs: &[(usize, Vec<StateSpec>)]) -> (Vec<Group>, Vec<usize>) {
+    let groups: Vec<Group> = specs
+        .iter()
+        .flat_map(|(layer, specs)| specs.iter().map(|spec| (*layer, *spec)))
+        .map(|(layer, spec)| {
+            let (name, role) = spec.port(layer);
+            Group { name, role, spec, stacked: false }
+        })
+        .collect();
+    let group_of = (0..groups.len()).collect();
+    (groups, group_of)
+}
+
+/// One group for each shape of a slot, in the order of their first layers. Gives the same.
+fn unified(specs: &[(usize, Vec<StateSpec>)], context: u64) -> (Vec<Group>, Vec<usize>) {
+    let (first, last) = (specs.first().map_or(0, |s| s.0), specs.last().map_or(0, |s| s.0));
+    let mut shapes: Vec<StateSpec> = Vec::new();
+    let mut group_of = Vec::new();
+    for spec in specs.iter().flat_map(|(_, specs)| specs) {
+        group_of.push(shapes.iter().position(|shape| shape.stacks_with(spec)).unwrap_or_else(|| {
+            shapes.push(*spec);
+            shapes.len() - 1
+        }));
+    }
+    let group = |shape: &StateSpec| {
+        let of = |specs: &[StateSpec]| specs.iter().filter(|s| s.stacks_with(shape)).map(|s| s.rows).sum::<u64>();
+        let layers = specs.iter().filter(|(_, specs)| of(specs) > 0).map(|(layer, _)| *layer).collect();
+        let rows = specs.iter().map(|(_, specs)| of(specs)).sum();
+        let local = if shape.is_cache() && shape.slots < context { "_local" } else { "" };
+        let name = format!("{}{local}_{first}_{}", shape.group(), last + 1);
+        Group { name, role: shape.group_role(layers), spec: StateSpec { rows, ..*shape }, stacked: true }
+    };
+    (shapes.iter().map(group).collect(), group_of)
 }

@@ -1,6 +1,8 @@
 //! GGUF metadata in the words of `config.json`, so that one reader serves both (keys as llama.cpp's converter writes
 //! them).
 
+use std::ops::Range;
+
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::Result;
@@ -44,6 +46,9 @@ const EXPERT_NAMES: &[(&str, &str)] = &[
     ("leading_dense_block_count", "num_dense_layers"),
     ("expert_gating_func", "expert_gating_func"),
 ];
+
+/// Key below `{architecture}.` with the number of layers that guess more than one token.
+const GUESSING: &str = "nextn_predict_layers";
 
 /// Keys below `{architecture}.rope.scaling.` and what they are called within `rope_scaling`.
 const ROPE_NAMES: &[(&str, &str)] = &[
@@ -145,6 +150,15 @@ pub fn configuration(
     Ok(config)
 }
 
+/// The blocks behind a model's `layers` that guess the tokens after the next one.
+///
+/// # Errors
+/// When their number is none.
+pub fn guessing_blocks(metadata: &Metadata, architecture: &str, layers: usize) -> Result<Range<usize>> {
+    let count = metadata.u64(&format!("{architecture}.{GUESSING}"))?.unwrap_or(0);
+    Ok(layers..layers.saturating_add(count as usize))
+}
+
 /// What Gemma 3 files leave to the reader: queries are scaled by the head's width, in the largest model (62 layers) by
 /// that of the hidden states over the heads.
 fn gemma3(config: &mut Map<String, Json>) {
@@ -168,8 +182,12 @@ fn lfm2(config: &mut Map<String, Json>) {
     config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
 }
 
-/// Qwen3.5 files give the width of all value heads together.
+/// Qwen3.5 files give the width of all value heads together, and count the layers that guess more than one token.
 fn qwen3_5(config: &mut Map<String, Json>) {
+    let guessing = config.remove(&format!("qwen35.{GUESSING}")).and_then(|count| count.as_u64());
+    if let (Some(guessing), Some(all)) = (guessing, config.get("num_hidden_layers").and_then(Json::as_u64)) {
+        config.insert("num_hidden_layers".into(), json!(all.saturating_sub(guessing)));
+    }
     let width = config.remove("linear_value_width").and_then(|width| width.as_u64());
     let heads = config.get("linear_num_value_heads").and_then(Json::as_u64);
     if let (Some(width), Some(heads @ 1..)) = (width, heads) {

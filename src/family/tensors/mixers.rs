@@ -258,7 +258,7 @@ impl Tensors<'_, '_> {
     fn conv_weight(&mut self, index: usize, name: &str, channels: u64, kernel: u64, because: &str) -> Result<Weight> {
         let name = format!("{}.weight", self.layer_name(index, name));
         match self.naming {
-            Naming::HuggingFace => {
+            Naming::HuggingFace | Naming::Onnx => {
                 Ok(self.take(&name, &[channels, 1, kernel], because)?.reshape(&[channels, kernel])?)
             }
             Naming::Gguf => self.take(&name, &[channels, kernel], because),

@@ -99,13 +99,14 @@ pub fn q1_0(block: &[u8; 18], values: &mut [f32; 128]) {
     }
 }
 
-/// f16 scale; two bits per element, least significant first, standing for -1.5, -0.5, 0.5 and 1.5.
+/// f16 scale; two bits per element, least significant first, standing for -3, -1, 1 and 3: the four levels of Stretched
+/// Elastic Quantization (-1.5, -0.5, 0.5, 1.5) times a step of twice the scale.
 #[inline(always)]
 pub fn seq_2bit(block: &[u8; 130], values: &mut [f32; 512]) {
     let d = half_at(block, 0);
     for (byte, values) in field::<128>(block, 2).iter().zip(values.as_chunks_mut::<4>().0) {
         for (place, value) in values.iter_mut().enumerate() {
-            *value = d * (f32::from(byte >> (2 * place) & 3) - 1.5);
+            *value = d * (2.0 * f32::from(byte >> (2 * place) & 3) - 3.0);
         }
     }
 }

@@ -62,6 +62,23 @@ pub fn f8_e8m0([byte]: [u8; 1]) -> f32 {
     })
 }
 
+#[inline(always)]
+pub fn u4(&[byte]: &[u8; 1], values: &mut [f32; 2]) {
+    *values = [byte & 0xF, byte >> 4].map(f32::from);
+}
+
+#[inline(always)]
+pub fn i4(&[byte]: &[u8; 1], values: &mut [f32; 2]) {
+    let byte = byte as i8;
+    // shifts of signed numbers keep the sign
+    *values = [byte << 4 >> 4, byte >> 4].map(f32::from);
+}
+
+#[inline(always)]
+pub fn u2(&[byte]: &[u8; 1], values: &mut [f32; 4]) {
+    *values = [byte & 3, byte >> 2 & 3, byte >> 4 & 3, byte >> 6].map(f32::from);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +90,19 @@ mod tests {
             let value = half_to_f32(bits);
             assert!(value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan(), "{bits:#06x}");
         }
+    }
+
+    #[test]
+    fn parts_of_a_byte_stand_lowest_first() {
+        let (mut two, mut four) = ([0.0; 2], [0.0; 4]);
+        u4(&[0xF1], &mut two);
+        assert_eq!(two, [1.0, 15.0]);
+        i4(&[0x8F], &mut two);
+        assert_eq!(two, [-1.0, -8.0]);
+        i4(&[0x72], &mut two);
+        assert_eq!(two, [2.0, 7.0]);
+        u2(&[0b11_10_01_00], &mut four);
+        assert_eq!(four, [0.0, 1.0, 2.0, 3.0]);
     }
 
     #[test]

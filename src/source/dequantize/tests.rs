@@ -26,12 +26,19 @@ fn fixtures() -> Vec<Fixture> {
         let values = tensors.tensor("values").unwrap().data().to_vec();
         Fixture {
             name: metadata["type"].clone(),
-            dtype: SourceDtype::from_ggml(metadata["ggml_type"].parse().unwrap()).unwrap(),
+            dtype: dtype(&metadata["type"], metadata["ggml_type"].parse().unwrap()),
             blocks: tensors.tensor("blocks").unwrap().data().to_vec(),
             values: values.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
         }
     };
     paths.into_iter().map(read).collect()
+}
+
+/// The type of a name, which must have the number.
+fn dtype(name: &str, number: u32) -> SourceDtype {
+    let dtype = SourceDtype::all().find(|dtype| dtype.name() == name).unwrap();
+    assert_eq!(dtype.ggml_number(), Some(number), "{name}");
+    dtype
 }
 
 fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
@@ -45,7 +52,7 @@ fn assert_same_bits(found: &[f32], expected: &[f32], what: &str) {
 fn every_block_type_of_ggml_has_a_fixture() {
     let have: BTreeSet<SourceDtype> = fixtures().iter().map(|fixture| fixture.dtype).collect();
     let plain = [F64, F32, I8, I16, I32, I64];
-    let needed = SourceDtype::all().filter(|d| d.ggml_number().is_some() && !plain.contains(d) && *d != SEQ_2BIT);
+    let needed = SourceDtype::all().filter(|d| d.ggml_number().is_some() && !plain.contains(d));
     assert_eq!(have, needed.collect());
 }
 
@@ -82,18 +89,6 @@ fn a_read_may_begin_and_end_inside_a_block() {
             }
         }
     }
-}
-
-#[test]
-fn the_two_bit_type_without_a_reference_decodes_by_its_definition() {
-    let mut block = [0u8; 130];
-    block[..2].copy_from_slice(&half::f16::from_f32(0.5).to_le_bytes());
-    block[2] = 0b11_10_01_00;
-    block[129] = 0b00_00_00_11;
-    let mut values = [0.0; 512];
-    decode(SEQ_2BIT, &block, &mut values);
-    assert_eq!(values[..5], [-0.75, -0.25, 0.25, 0.75, -0.75]);
-    assert_eq!(values[508..], [0.75, -0.75, -0.75, -0.75]);
 }
 
 #[test]

@@ -250,11 +250,19 @@ fn arrays_that_nest_to_overflow_the_stack_are_refused() {
 }
 
 #[test]
-fn the_space_between_tensors_tells_which_type_41_is_meant() {
-    for dtype in [SourceDtype::Q1_0, SourceDtype::SEQ_2BIT] {
+fn the_space_between_tensors_tells_which_type_of_a_shared_number_is_meant() {
+    for (dtype, number) in
+        [(SourceDtype::Q1_0, 41u32), (SourceDtype::SEQ_2BIT, 41), (SourceDtype::NVFP4, 40), (SourceDtype::SEQ_2BIT, 40)]
+    {
         let mut writer = Writer::new();
-        writer.tensor("a", dtype, &[4, 512]).tensor("b", SourceDtype::F32, &[8]).tensor("c", dtype, &[2, 1024]);
-        let bytes = written(&writer);
+        writer.tensor("aaaa", dtype, &[4, 512]).tensor("b", SourceDtype::F32, &[8]).tensor("cccc", dtype, &[2, 1024]);
+        let mut bytes = written(&writer);
+        for name in ["aaaa", "cccc"] {
+            // behind the name, the number of dimensions and two of them
+            let at = find(&bytes, name) + 4 + 4 + 16;
+            assert_eq!(bytes[at..at + 4], dtype.ggml_number().unwrap().to_le_bytes());
+            bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        }
         let header = read(&bytes).unwrap();
         assert_eq!(header.tensors[0].dtype, dtype);
         assert_eq!(header.tensors[2].dtype, dtype);

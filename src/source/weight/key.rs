@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use super::{Function, Node, Operation, RowOrder, Weight};
+use super::{Function, Node, Operation, RowOrder, Weight, ZeroPoints};
 use crate::source::file::hexadecimal;
 use crate::source::tensor::Tensor;
 
@@ -39,6 +39,12 @@ impl Weight {
             | Node::Map { of, .. } => of.visit(visitor),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
             Node::ByColumn { of, vector, .. } => [of, vector].into_iter().for_each(|w| w.visit(visitor)),
+            Node::Blocks { codes, scales, zero_points, .. } => {
+                [codes, scales].into_iter().for_each(|w| w.visit(visitor));
+                if let ZeroPoints::Each(each) = zero_points {
+                    each.visit(visitor);
+                }
+            }
         }
     }
 
@@ -109,6 +115,18 @@ impl Weight {
                 });
                 vector.write_key(key);
                 write!(key, ")")
+            }
+            Node::Blocks { codes, scales, zero_points, block: [rows, columns] } => {
+                key.push('(');
+                codes.write_key(key);
+                key.push('-');
+                match zero_points {
+                    ZeroPoints::All(zero) => key.push_str(&format!("{zero:?}")),
+                    ZeroPoints::Each(each) => each.write_key(key),
+                }
+                key.push_str(")*");
+                scales.write_key(key);
+                write!(key, ".blocks({rows} by {columns} of {})", codes.columns())
             }
         };
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Function, Node, Operation, Weight};
+use super::{Function, Node, Operation, Weight, ZeroPoints};
 use crate::source::error::{Result, SourceError};
 use crate::source::tensor::{check_elements, check_rows};
 
@@ -63,6 +63,9 @@ impl Weight {
                     Operation::Multiply => out.iter_mut().zip(row).for_each(|(value, factor)| *value *= factor),
                 }
             }
+            Node::Blocks { codes, scales, zero_points, block } => {
+                read_blocks(codes, scales, zero_points, *block, first, out)?;
+            }
         }
         Ok(())
     }
@@ -94,6 +97,11 @@ impl Weight {
                 (of, matrix * rows * columns + place % rows * columns + place / rows, 1)
             }
             Node::Map { of, .. } | Node::ByColumn { of, .. } => (of, at, length),
+            // a code is finite, so a number that isn't comes from its scale
+            Node::Blocks { codes, scales, block: [rows, columns], .. } => {
+                let (row, column) = (at / codes.columns(), at % codes.columns());
+                (scales, row / rows * scales.columns() + column / columns, 1)
+            }
             Node::Tensor(_) | Node::Values { .. } => (self, at, length),
         }
     }
@@ -120,6 +128,16 @@ impl Weight {
                 of.release(0..of.elements())
             }
             Node::Map { of, .. } | Node::ByColumn { of, .. } => of.release(range),
+            Node::Blocks { codes, scales, zero_points, block } => {
+                let rows = range.start / codes.columns().max(1) / block[0]
+                    ..range.end.div_ceil(codes.columns().max(1) * block[0]);
+                let blocks = rows.start * scales.columns()..(rows.end * scales.columns()).min(scales.elements());
+                codes.release(range);
+                scales.release(blocks.clone());
+                if let ZeroPoints::Each(each) = zero_points {
+                    each.release(blocks);
+                }
+            }
         }
     }
 
@@ -166,6 +184,51 @@ fn read_transposed(of: &Weight, first: u64, out: &mut [f32]) -> Result<()> {
             }
         }
         at += part.len() as u64;
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Decodes elements `first ..` of a matrix in blocks.
+fn read_blocks(
+    codes: &Weight,
+    scales: &Weight,
+    zero_points: &ZeroPoints,
+    [block_rows, block_columns]: [u64; 2],
+    first: u64,
+    out: &mut [f32],
+) -> Result<()> {
+    codes.read(first, out)?;
+    let columns = codes.columns();
+    let (mut factors, mut zeros) = (Vec::new(), Vec::new());
+    let (mut at, mut rest) = (first, out);
+    while !rest.is_empty() {
+        let (row, column) = (at / columns, at % columns);
+        let (part, after) = rest.split_at_mut((columns - column).min(rest.len() as u64) as usize);
+        let end = column + part.len() as u64;
+        let blocks = column / block_columns..end.div_ceil(block_columns);
+        let from = row / block_rows * scales.columns() + blocks.start;
+        factors.resize((blocks.end - blocks.start) as usize, 0.0);
+        scales.read(from, &mut factors)?;
+        match zero_points {
+            ZeroPoints::All(zero) => {
+                zeros.clear();
+                zeros.resize(factors.len(), *zero);
+            }
+            ZeroPoints::Each(each) => {
+                zeros.resize(factors.len(), 0.0);
+                each.read(from, &mut zeros)?;
+            }
+        }
+        let mut start = column;
+        let mut row_rest = part;
+        for (factor, zero) in factors.iter().zip(&zeros) {
+            let next = (start - start % block_columns + block_columns).min(end);
+            let (values, following) = row_rest.split_at_mut((next - start) as usize);
+            values.iter_mut().for_each(|value| *value = (*value - zero) * factor);
+            (start, row_rest) = (next, following);
+        }
+        at += end - column;
         rest = after;
     }
     Ok(())

@@ -1,0 +1,92 @@
+//! What stands between the marks of a call.
+
+use serde_json::{Deserializer, Map, Value as Json};
+
+use super::python;
+use super::{Call, Function};
+
+/// How calls are spelt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Body {
+    /// `{"name": "f", "arguments": {"a": 1}}`, one or several, or a list of them.
+    Json {
+        /// The key of the arguments that the model was taught; both are read.
+        arguments: &'static str,
+        /// The model was taught to write a list.
+        list: bool,
+    },
+    /// `<function=f><parameter=a>1</parameter></function>`: strings without quotation marks, all else as JSON.
+    Elements,
+    /// `[f(a=1), g()]`
+    Python,
+}
+
+impl Body {
+    /// The calls, or nothing if it isn't all calls. What types elements have, the `functions` say.
+    pub(super) fn read(self, text: &str, functions: &[Function]) -> Option<Vec<Call>> {
+        match self {
+            Body::Json { .. } => json(text),
+            Body::Elements => elements(text, functions),
+            Body::Python => python::calls(text),
+        }
+    }
+}
+
+fn json(text: &str) -> Option<Vec<Call>> {
+    let values = Deserializer::from_str(text).into_iter::<Json>().collect::<Result<Vec<_>, _>>().ok()?;
+    let single = values.into_iter().flat_map(|value| match value {
+        Json::Array(items) => items,
+        value => vec![value],
+    });
+    let call = |value: Json| {
+        let Json::Object(mut fields) = value else { return None };
+        let name = fields.get("name")?.as_str()?.to_owned();
+        let arguments = fields.remove("arguments").or_else(|| fields.remove("parameters"));
+        let arguments = match arguments {
+            None | Some(Json::Null) => Map::new(),
+            Some(Json::Object(arguments)) => arguments,
+            // some write what the API has: JSON in a string
+            Some(Json::String(text)) => serde_json::from_str(&text).ok()?,
+            Some(_) => return None,
+        };
+        Some(Call { name, arguments })
+    };
+    single.map(call).collect()
+}
+
+fn elements(text: &str, functions: &[Function]) -> Option<Vec<Call>> {
+    let mut calls = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (name, inside) = rest.strip_prefix("<function=")?.split_once('>')?;
+        let (inside, after) = inside.split_once("</function>")?;
+        let function = functions.iter().find(|function| function.name == name);
+        let mut arguments = Map::new();
+        let mut fields = inside.trim();
+        while !fields.is_empty() {
+            let (key, value) = fields.strip_prefix("<parameter=")?.split_once('>')?;
+            let (value, next) = value.split_once("</parameter>")?;
+            let schema = function.map(|function| &function.parameters["properties"][key]);
+            arguments.insert(key.to_owned(), typed(unwrapped(value), schema));
+            fields = next.trim_start();
+        }
+        calls.push(Call { name: name.to_owned(), arguments });
+        rest = after.trim_start();
+    }
+    Some(calls)
+}
+
+/// Without the line breaks that stand around a value.
+fn unwrapped(value: &str) -> &str {
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    value.strip_suffix('\n').unwrap_or(value)
+}
+
+/// A value that is spelt without quotation marks: what it is, its schema says; without one, JSON where it is JSON.
+fn typed(value: &str, schema: Option<&Json>) -> Json {
+    let string = || Json::String(value.to_owned());
+    match schema.map(|schema| &schema["type"]) {
+        Some(Json::String(kind)) if kind == "string" => string(),
+        _ => serde_json::from_str(value).ok().or_else(|| python::value(value)).unwrap_or_else(string),
+    }
+}

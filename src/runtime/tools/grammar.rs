@@ -1,0 +1,146 @@
+//! The form of a text that has to be a call, in llguidance's kind of Lark.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::body::Body;
+use super::{CallSyntax, Function};
+use crate::runtime::constraint::Grammar;
+use crate::runtime::tokenizer::Tokenizer;
+
+impl CallSyntax {
+    /// What a text has to be that calls one of `functions`, or `several` times.
+    pub fn grammar(&self, functions: &[Function], several: bool, tokenizer: &Tokenizer) -> Grammar {
+        let mark = |mark: Option<&str>| match mark {
+            None => String::new(),
+            // a special token is no text
+            Some(mark) => match tokenizer.id(mark).filter(|id| tokenizer.token_bytes(*id).is_empty()) {
+                Some(id) => format!("<[{id}]>"),
+                None => quoted(mark),
+            },
+        };
+        let (open, close) = (mark(self.open), mark(self.close));
+        let space = quoted(self.space);
+        let names: Vec<String> = (0..functions.len()).map(|index| format!("call_{index}")).collect();
+        let in_list = matches!(self.body, Body::Python | Body::Json { list: true, .. });
+        let more = |separator: &str, rule: &str| {
+            if several { format!(" ({} {rule})*", quoted(separator)) } else { String::new() }
+        };
+        let mut lark = String::new();
+        if in_list {
+            let _ = writeln!(lark, "start: {open} {space} \"[\" call{} \"]\" {space} {close}", more(", ", "call"));
+        } else {
+            // without a mark nothing tells where the next call begins
+            let more = if self.open.is_some() { more("\n", "marked") } else { String::new() };
+            let _ = writeln!(lark, "start: marked{more}\nmarked: {open} {space} call {space} {close}");
+        }
+        let _ = writeln!(lark, "call: {}", names.join(" | "));
+        for (name, function) in names.iter().zip(functions) {
+            match self.body {
+                Body::Json { arguments, .. } => json_call(&mut lark, name, function, arguments),
+                Body::Elements => element_call(&mut lark, name, function),
+                Body::Python => python_call(&mut lark, name, function),
+            }
+        }
+        Grammar::Lark(lark)
+    }
+}
+
+/// A text in quotation marks, with Lark's escapes, which are JSON's.
+fn quoted(text: &str) -> String {
+    Json::from(text).to_string()
+}
+
+/// `%json` with a schema, written as templates write JSON. Definitions that the schema refers to are those of the
+/// function.
+fn json_rule(mut schema: Map<String, Json>, function: &Function) -> String {
+    for key in ["$defs", "definitions"] {
+        if let Some(definitions) = function.parameters.get(key) {
+            schema.insert(key.into(), definitions.clone());
+        }
+    }
+    let style = json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
+    schema.insert("x-guidance".into(), style);
+    format!("%json {}", Json::Object(schema))
+}
+
+fn json_call(lark: &mut String, rule: &str, function: &Function, arguments: &str) {
+    let mut parameters = function.parameters.clone();
+    if let Some(fields) = parameters.as_object_mut() {
+        fields.retain(|key, _| !matches!(key.as_str(), "$defs" | "definitions" | "$schema"));
+        fields.insert("type".into(), json!("object"));
+    }
+    let schema = json!({
+        "type": "object",
+        "properties": {"name": {"const": function.name}, arguments: parameters},
+        "required": ["name", arguments],
+        "additionalProperties": false,
+    });
+    let Json::Object(schema) = schema else { return };
+    let _ = writeln!(lark, "{rule}: {}", json_rule(schema, function));
+}
+
+/// The properties of a function's arguments: name, schema, whether it has to be there.
+fn properties(function: &Function) -> Vec<(&str, Map<String, Json>, bool)> {
+    let required = |key: &str| {
+        let names = function.parameters["required"].as_array();
+        names.is_some_and(|names| names.iter().any(|name| name == key))
+    };
+    let schema = |schema: &Json| schema.as_object().cloned().unwrap_or_default();
+    let fields = function.parameters["properties"].as_object();
+    fields.into_iter().flatten().map(|(key, value)| (key.as_str(), schema(value), required(key))).collect()
+}
+
+fn element_call(lark: &mut String, rule: &str, function: &Function) {
+    let (mut sequence, mut rules) = (String::new(), String::new());
+    for (index, (key, schema, required)) in properties(function).into_iter().enumerate() {
+        let field = format!("{rule}_{index}");
+        let _ = write!(sequence, " {field}{}", if required { "" } else { "?" });
+        let open = quoted(&format!("<parameter={key}>\n"));
+        let close = "\n</parameter>\n";
+        let choices: Option<Vec<String>> = schema
+            .get("enum")
+            .and_then(Json::as_array)
+            .and_then(|values| values.iter().map(|value| value.as_str().map(quoted)).collect());
+        let _ = match (choices, schema.get("type")) {
+            (Some(choices), _) if !choices.is_empty() => {
+                writeln!(rules, "{field}: {open} ({}) {}", choices.join(" | "), quoted(close))
+            }
+            (_, Some(kind)) if kind == "string" => {
+                // any text, up to the first mark of its end
+                writeln!(
+                    rules,
+                    "{field}: {open} {field}_text \"\\n\"\n{field}_text[suffix=\"</parameter>\"]: /(?s:.*)/"
+                )
+            }
+            _ => {
+                let value = format!("{field}_value: {}", json_rule(schema, function));
+                writeln!(rules, "{field}: {open} {field}_value {}\n{value}", quoted(close))
+            }
+        };
+    }
+    let open = quoted(&format!("<function={}>\n", function.name));
+    let _ = write!(lark, "{rule}: {open}{sequence} \"</function>\"\n{rules}");
+}
+
+fn python_call(lark: &mut String, rule: &str, function: &Function) {
+    let properties = properties(function);
+    let open = quoted(&format!("{}(", function.name));
+    let arguments = if properties.is_empty() { String::new() } else { format!(" {rule}_first_0") };
+    let _ = writeln!(lark, "{rule}: {open}{arguments} \")\"");
+    let last = properties.len().saturating_sub(1);
+    for (index, (key, schema, required)) in properties.into_iter().enumerate() {
+        let field = format!("{rule}_{index}");
+        let value = json_rule(schema, function);
+        let _ = writeln!(lark, "{field}: {} {field}_value\n{field}_value: {value}", quoted(&format!("{key}=")));
+        // `first`: nothing was written yet; `rest`: a comma comes before
+        let (next_first, next_rest) = match index < last {
+            true => (format!("{rule}_first_{}", index + 1), format!(" {rule}_rest_{}", index + 1)),
+            false => ("\"\"".to_owned(), String::new()),
+        };
+        let (skip, mark) = if required { (String::new(), "") } else { (format!(" | {next_first}"), "?") };
+        let _ = writeln!(lark, "{rule}_first_{index}: {field}{next_rest}{skip}");
+        let _ = writeln!(lark, "{rule}_rest_{index}: (\", \" {field}){mark}{next_rest}");
+    }
+}

@@ -1,0 +1,244 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::runtime::constraint::Grammars;
+use crate::runtime::sampling::{Sampler, Sampling};
+
+fn functions() -> Vec<Function> {
+    let weather = json!({"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"enum": ["C", "F"]},
+            "near": {"$ref": "#/$defs/place"},
+        },
+        "required": ["city", "near"],
+        "additionalProperties": false,
+        "$defs": {"place": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false}},
+    }}});
+    let now = json!({"type": "function", "function": {"name": "now"}});
+    [weather, now].iter().map(|tool| Function::of(tool).unwrap()).collect()
+}
+
+fn call(name: &str, arguments: Json) -> Part {
+    let Json::Object(arguments) = arguments else { panic!("arguments are an object") };
+    Part::Call(Call { name: name.into(), arguments })
+}
+
+fn said(text: &str) -> Part {
+    Part::Text(text.into())
+}
+
+/// What comes out of a text that comes in pieces of `size` characters, with neighbouring texts joined.
+fn read(syntax: &'static CallSyntax, whole: &str, size: usize) -> Vec<Part> {
+    let mut reader = CallReader::new(syntax, &functions());
+    let letters: Vec<char> = whole.chars().collect();
+    let mut parts = Vec::new();
+    let pieces = letters.chunks(size).map(|piece| reader.push(&piece.iter().collect::<String>()));
+    let pieces: Vec<Part> = pieces.flatten().collect();
+    for part in pieces.into_iter().chain(reader.finish()) {
+        match part {
+            Part::Text(new) => text(new, &mut parts),
+            part => parts.push(part),
+        }
+    }
+    parts
+}
+
+fn syntax(first_mark: &str, body: fn(&Body) -> bool) -> &'static CallSyntax {
+    SYNTAXES.iter().find(|syntax| syntax.told_by[0] == first_mark && body(&syntax.body)).unwrap()
+}
+
+fn hermes() -> &'static CallSyntax {
+    syntax("<tool_call>", |body| matches!(body, Body::Json { .. }))
+}
+
+#[test]
+fn calls_come_out_of_text_however_it_is_cut() {
+    let paris = call("weather", json!({"city": "Paris", "days": 3}));
+    let elements = "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>";
+    for (syntax, text) in [
+        (
+            hermes(),
+            "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}\n</tool_call>",
+        ),
+        (
+            hermes(),
+            "<tool_call>{\"name\": \"weather\", \"arguments\": \"{\\\"city\\\": \\\"Paris\\\", \\\"days\\\": 3}\"}",
+        ),
+        (syntax("<tool_call>", |body| *body == Body::Elements), elements),
+        (
+            syntax("<|tool_call_start|>", |_| true),
+            "<|tool_call_start|>[weather(city='Paris', days=3)]<|tool_call_end|>",
+        ),
+        (
+            syntax("<|tool_call|>", |_| true),
+            "<|tool_call|>[{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]<|/tool_call|>",
+        ),
+        (
+            syntax("[TOOL_CALLS]", |_| true),
+            "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 3}}]",
+        ),
+        (
+            syntax("<|python_tag|>", |_| true),
+            "{\"name\": \"weather\", \"parameters\": {\"city\": \"Paris\", \"days\": 3}}",
+        ),
+    ] {
+        for size in [1, 2, 7, 1000] {
+            assert_eq!(read(syntax, text, size), std::slice::from_ref(&paris), "{text}");
+        }
+    }
+}
+
+#[test]
+fn text_around_calls_stays_and_white_space_between_them_goes() {
+    let now = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    let whole = format!("Let me see.\n\n{now}\n{now}\n");
+    for size in [1, 3, 1000] {
+        let found = read(hermes(), &whole, size);
+        let now = call("now", json!({}));
+        assert_eq!(found, [said("Let me see."), now.clone(), now]);
+        assert_eq!(read(hermes(), "a < b  <tool \n", size), [said("a < b  <tool \n")]);
+    }
+}
+
+#[test]
+fn what_is_no_call_stays_text() {
+    for whole in [
+        "<tool_call>\n{\"name\": \"weather\", \"arg",
+        "<tool_call>\nnonsense\n</tool_call> and more",
+        "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\": \"now\", \"arguments\": 7}</tool_call>",
+        "<tool_call></tool_call>",
+    ] {
+        assert_eq!(read(hermes(), whole, 4), [said(whole)]);
+    }
+    let llama = syntax("<|python_tag|>", |_| true);
+    assert_eq!(read(llama, "It is {\"name\": \"now\"}", 3), [said("It is {\"name\": \"now\"}")]);
+    assert_eq!(read(llama, "{\"name\": \"now\"} indeed", 3), [said("{\"name\": \"now\"} indeed")]);
+}
+
+#[test]
+fn python_literals_are_values() {
+    for (python, value) in [
+        ("'it\\'s \\u00e9\\n\\x41 \\ud83d\\ude00'", json!("it's é\nA 😀")),
+        ("\"\"\"two \"quoted\" words\"\"\"", json!("two \"quoted\" words")),
+        ("[True, None, -2.5e3, 1_000, (1,), {'a': {}}]", json!([true, null, -2500.0, 1000, [1], {"a": {}}])),
+        ("[false, null,]", json!([false, null])),
+    ] {
+        assert_eq!(python::value(python), Some(value), "{python}");
+    }
+    for wrong in ["", "'open", "[1", "{1: 2}", "f(1)", "nan", "1 2", "'\\ud83d'", &"[".repeat(10_000)] {
+        assert_eq!(python::value(wrong), None, "{wrong:.20}");
+    }
+    assert_eq!(python::calls("f(1)"), None, "arguments have names");
+    assert_eq!(python::calls("[a.b(), c-d(x = 1)]").unwrap().len(), 2);
+}
+
+#[test]
+fn elements_have_the_types_that_the_schema_says() {
+    let text = "<function=weather>\n<parameter=city>\n42\nand more\n</parameter>\n<parameter=near>\n{\"x\": true}\n</parameter>\n</function>";
+    let calls = Body::Elements.read(text, &functions()).unwrap();
+    assert_eq!(Json::Object(calls[0].arguments.clone()), json!({"city": "42\nand more", "near": {"x": true}}));
+}
+
+#[test]
+fn the_template_tells_the_syntax_before_the_vocabulary() {
+    let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json")).unwrap();
+    let of = |template: &str| CallSyntax::of(template, &tokenizer);
+    assert_eq!(of("… <tool_call>\\n{{ tool_call }} …"), Some(hermes()));
+    assert_eq!(of("<tool_call>\\n<function=' + name + '><parameter=").unwrap().body, Body::Elements);
+    assert_eq!(of("{{ m.content }}"), None);
+}
+
+#[test]
+fn tools_are_read_as_the_api_has_them() {
+    let error = |tool: Json| Function::of(&tool).unwrap_err();
+    assert!(error(json!({"type": "retrieval"})).contains("only functions"));
+    assert!(error(json!({"type": "function", "function": {}})).contains("function.name"));
+    assert!(error(json!({"type": "function", "function": {"name": "f", "parameters": 3}})).contains("\"f\""));
+}
+
+/// A model without knowledge, held to the form, writes only calls: of every syntax, by every seed, and with arguments
+/// that fit the schema.
+#[test]
+fn whatever_is_written_under_the_form_is_a_call() {
+    let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json")).unwrap();
+    let vocab_size = tokenizer.len() as u64;
+    let grammars = Grammars::new(&tokenizer, vocab_size, &[0]).unwrap();
+    let functions = functions();
+    for syntax in &SYNTAXES {
+        for (seed, several) in [(1, false), (2, true), (3, false), (4, true)] {
+            let mut constraint = grammars.start(&syntax.grammar(&functions, several, &tokenizer)).unwrap();
+            let mut sampler = Sampler::new(Sampling { temperature: 1.0, seed, ..Default::default() }, &[]);
+            let mut bytes = Vec::new();
+            while !constraint.is_finished() && bytes.len() < 4000 {
+                let mut logits = vec![0.0; vocab_size as usize];
+                // the end, and what strings and values end with, is likelier
+                logits[0] = 6.0;
+                let written = String::from_utf8_lossy(&bytes);
+                let closing = "\n</parameter>\n";
+                let next = &closing[overlap(&written, closing)..];
+                for (id, logit) in logits.iter_mut().enumerate() {
+                    let token = tokenizer.token_bytes(id as u32);
+                    if !token.is_empty() && next.as_bytes().starts_with(&token) {
+                        *logit = if next.len() < closing.len() { 12.0 } else { 6.0 };
+                    } else if !token.is_empty() && b"\"}".starts_with(&token) {
+                        *logit = 6.0;
+                    }
+                }
+                constraint.close(&mut logits).unwrap();
+                let id = sampler.next(&logits);
+                constraint.see(id).unwrap();
+                bytes.extend(tokenizer.token_bytes(id));
+            }
+            let written = String::from_utf8_lossy(&bytes).into_owned();
+            let parts = read(syntax, &written, 5);
+            let calls: Vec<&Call> =
+                parts.iter().filter_map(|part| if let Part::Call(call) = part { Some(call) } else { None }).collect();
+            assert!(!calls.is_empty() && calls.len() == parts.len(), "{syntax:?}: {written}");
+            assert!(several || calls.len() == 1, "{syntax:?}: {written}");
+            for call in calls {
+                let function = functions.iter().find(|function| function.name == call.name).unwrap();
+                let arguments = Json::Object(call.arguments.clone());
+                let free = syntax.body == Body::Elements;
+                // a string between elements has no length that could be counted while it is written
+                let valid = jsonschema::is_valid(&function.parameters, &arguments);
+                assert!(
+                    valid || (free && arguments["city"].is_string() && arguments["near"]["x"].is_boolean()),
+                    "{written}"
+                );
+            }
+        }
+    }
+}
+
+proptest! {
+    /// No text is lost or invented: what is no call comes out as it went in.
+    #[test]
+    fn text_without_marks_comes_out_whole(text in "[a-z<>{}\\[\\]\"=_ \n|/]{0,60}", size in 1_usize..9) {
+        for syntax in &SYNTAXES {
+            let parts = read(syntax, &text, size);
+            let out: String = parts.iter().map(|part| match part { Part::Text(text) => text.as_str(), Part::Call(_) => "" }).collect();
+            prop_assert_eq!(&out, &text);
+        }
+    }
+
+    /// A call's arguments come out as they went in, through JSON and through Python.
+    #[test]
+    fn arguments_survive(city in any::<String>(), days in any::<i64>()) {
+        let expected = call("weather", json!({"city": city, "days": days}));
+        let body = json!({"name": "weather", "arguments": {"city": city, "days": days}});
+        if !city.contains("</tool_call>") {
+            prop_assert_eq!(read(hermes(), &format!("<tool_call>{body}</tool_call>"), 6), [expected.clone()]);
+        }
+        // JSON's strings are literals of Python
+        let python = format!("<|tool_call_start|>[weather(city={}, days={days})]<|tool_call_end|>", Json::from(city.as_str()));
+        if !city.contains("<|tool_call_end|>") {
+            prop_assert_eq!(read(syntax("<|tool_call_start|>", |_| true), &python, 6), [expected]);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! An answer in parts, as server-sent events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::sse::Event as Part;
+use futures_util::stream::{self, Stream, StreamExt};
+use serde_json::{Value, json};
+
+use super::engine::{Ending, Event};
+use super::openai::{self, Delta, Head, Kind, Likelihoods};
+use super::service::{Answer, Service, Times};
+use crate::runtime::tools::{self, CallReader};
+use crate::runtime::{Finish, Piece};
+
+/// How an answer is written.
+#[derive(Clone, Copy)]
+pub struct Form {
+    /// Kind of the answer.
+    pub kind: Kind,
+    /// It comes in parts.
+    pub stream: bool,
+    /// The last part says how many tokens there were.
+    pub include_usage: bool,
+    /// How likely tokens are is told.
+    pub logprobs: bool,
+}
+
+/// The answer in parts. Dropping it drops the receivers, and with them the work.
+pub fn parts(
+    service: Arc<Service>,
+    head: Head,
+    form: Form,
+    answer: Answer,
+) -> impl Stream<Item = Result<Part, Infallible>> {
+    let count = answer.receivers.len();
+    let events = answer.receivers.into_iter().enumerate().map(|(index, mut receiver)| {
+        stream::poll_fn(move |context| receiver.poll_recv(context)).map(move |event| (index, event)).boxed()
+    });
+    let text = |index| Text {
+        index,
+        first: true,
+        likely: Likelihoods::new(service.clone(), form.kind, form.logprobs),
+        calls: answer.calls.clone(),
+        called: 0,
+    };
+    let mut writer = Writer {
+        texts: (0..count).map(text).collect(),
+        head,
+        form,
+        endings: Vec::new(),
+        prompt_tokens: answer.prompt.len(),
+        tokenize: answer.tokenize,
+        over: false,
+    };
+    stream::select_all(events)
+        .map(move |(index, event)| writer.write(index, event))
+        // nothing follows the end of the last text
+        .take_while(|parts| std::future::ready(!parts.is_empty()))
+        .flat_map(|parts| stream::iter(parts.into_iter().map(Ok)))
+}
+
+/// A text on its way.
+struct Text {
+    index: usize,
+    /// Nothing was written yet.
+    first: bool,
+    likely: Likelihoods,
+    /// What reads calls out of it, where functions were offered.
+    calls: Option<CallReader>,
+    /// Calls so far.
+    called: usize,
+}
+
+impl Text {
+    /// What a piece adds, as choices of the API; nothing if there is nothing to say.
+    fn piece(&mut self, head: &Head, piece: &Piece) -> Vec<Value> {
+        let mut likely = self.likely.of(&piece.tokens);
+        let parts = match &mut self.calls {
+            Some(reader) => reader.push(&piece.text),
+            None if piece.text.is_empty() => Vec::new(),
+            None => vec![tools::Part::Text(piece.text.clone())],
+        };
+        let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, likely.take())).collect();
+        // the text of a token may wait, but somebody speaks, and its likelihood is known
+        if choices.is_empty() && (self.first || (!likely.is_null() && !piece.tokens.is_empty())) {
+            choices.push(self.choice(head, Delta::Text(""), likely));
+        }
+        choices
+    }
+
+    /// What its end adds.
+    fn end(&mut self, head: &Head, finish: Finish) -> Vec<Value> {
+        let parts = self.calls.as_mut().map(CallReader::finish).unwrap_or_default();
+        let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, Value::Null)).collect();
+        let reason = openai::finish_reason(finish, self.called > 0);
+        choices.push(self.choice(head, Delta::End(reason), Value::Null));
+        choices
+    }
+
+    fn part(&mut self, head: &Head, part: &tools::Part, likely: Value) -> Value {
+        match part {
+            tools::Part::Text(text) => self.choice(head, Delta::Text(text), likely),
+            tools::Part::Call(call) => {
+                let number = self.called;
+                self.called += 1;
+                self.choice(head, Delta::Call(call, number), likely)
+            }
+        }
+    }
+
+    fn choice(&mut self, head: &Head, delta: Delta, likely: Value) -> Value {
+        openai::delta(head, self.index, std::mem::take(&mut self.first), delta, likely)
+    }
+}
+
+/// Writes the parts of an answer.
+struct Writer {
+    head: Head,
+    form: Form,
+    texts: Vec<Text>,
+    endings: Vec<Ending>,
+    prompt_tokens: usize,
+    tokenize: Duration,
+    over: bool,
+}
+
+impl Writer {
+    /// What an event of a text leads to: at least a comment, or nothing after the end.
+    fn write(&mut self, index: usize, event: Event) -> Vec<Part> {
+        if self.over {
+            return Vec::new();
+        }
+        let choices = match event {
+            Event::Piece(piece) => self.texts[index].piece(&self.head, &piece),
+            Event::End(ending) => {
+                let choices = self.texts[index].end(&self.head, ending.generation.finish);
+                self.endings.push(*ending);
+                choices
+            }
+            Event::Failed(error) => {
+                self.over = true;
+                return vec![data(&error.body()), done()];
+            }
+        };
+        if choices.is_empty() {
+            return vec![Part::default().comment("")];
+        }
+        let ended = self.endings.len();
+        let mut parts: Vec<Value> = choices.into_iter().map(|choice| self.head.chunk(vec![choice])).collect();
+        if self.form.include_usage {
+            parts.iter_mut().for_each(|part| part["usage"] = Value::Null);
+        }
+        if ended == self.texts.len() {
+            self.over = true;
+            let times = self.endings.first().map(|ending| Times::of(ending, self.tokenize));
+            if let Some(last) = parts.last_mut() {
+                last["anec"] = json!(times);
+            }
+            if self.form.include_usage {
+                let mut part = self.head.chunk(Vec::new());
+                part["usage"] = openai::usage(self.prompt_tokens, self.endings.iter());
+                parts.push(part);
+            }
+            return parts.iter().map(data).chain([done()]).collect();
+        }
+        parts.iter().map(data).collect()
+    }
+}
+
+fn data(value: &Value) -> Part {
+    Part::default().data(value.to_string())
+}
+
+fn done() -> Part {
+    Part::default().data("[DONE]")
+}

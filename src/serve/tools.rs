@@ -1,0 +1,154 @@
+//! Functions that a request offers, and the calls in its answer, as OpenAI's API has them.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use serde_json::{Value as Json, json};
+
+use super::error::ServeError;
+use crate::runtime::tools::{Call, CallReader, CallSyntax, Function, Part};
+use crate::runtime::{Grammar, Tokenizer};
+
+/// What a request offers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tools {
+    /// The functions that can be called.
+    functions: Vec<Function>,
+    /// The answer has to be a call.
+    required: bool,
+    /// It may have several.
+    parallel: bool,
+}
+
+impl Tools {
+    /// Reads `tools`, `tool_choice` and `parallel_tool_calls`; gives nothing when no function is to be called.
+    ///
+    /// # Errors
+    /// When a tool is no function, or the choice isn't among them.
+    pub fn read(tools: &[Json], choice: Option<&Json>, parallel: Option<bool>) -> Result<Option<Self>, ServeError> {
+        let functions: Vec<Function> = tools
+            .iter()
+            .map(Function::of)
+            .collect::<Result<_, _>>()
+            .map_err(|problem| ServeError::field("tools", problem))?;
+        let wrong = |problem: &str| Err(ServeError::field("tool_choice", problem));
+        let parallel = parallel.unwrap_or(true);
+        let required = match choice {
+            None | Some(Json::Null) => false,
+            Some(Json::String(word)) => match word.as_str() {
+                "auto" => false,
+                "none" => return Ok(None),
+                "required" if functions.is_empty() => return wrong("a call is required, but `tools` has no function"),
+                "required" => true,
+                _ => return wrong("`tool_choice` can be \"auto\", \"none\", \"required\" or name a function"),
+            },
+            Some(named) => {
+                let name = named.pointer("/function/name").and_then(Json::as_str);
+                return match functions.into_iter().find(|function| Some(function.name.as_str()) == name) {
+                    Some(function) => Ok(Some(Tools { functions: vec![function], required: true, parallel: false })),
+                    None => wrong("`tool_choice` names no function of `tools`"),
+                };
+            }
+        };
+        Ok((!functions.is_empty()).then_some(Tools { functions, required, parallel }))
+    }
+
+    /// What reads the calls out of an answer of a model that writes them so.
+    pub fn reader(&self, syntax: &'static CallSyntax) -> CallReader {
+        CallReader::new(syntax, &self.functions)
+    }
+
+    /// What the answer has to be, if it has to be a call.
+    ///
+    /// # Errors
+    /// When it has to be something else as well, or it isn't known how the model writes calls.
+    pub fn grammar(
+        &self,
+        syntax: Option<&CallSyntax>,
+        other: &Option<Grammar>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<Grammar>, ServeError> {
+        if !self.required {
+            return Ok(None);
+        }
+        if other.is_some() {
+            let problem = "an answer can't be a call and keep to `response_format`: give one of the two";
+            return Err(ServeError::field("response_format", problem));
+        }
+        match syntax {
+            Some(syntax) => Ok(Some(syntax.grammar(&self.functions, self.parallel, tokenizer))),
+            None => {
+                let problem = "how this model writes calls isn't known, so none can be required: use \"auto\"";
+                Err(ServeError::field("tool_choice", problem))
+            }
+        }
+    }
+
+    /// A string that ends the answer, where only one call is wanted.
+    pub fn stop(&self, syntax: &CallSyntax) -> Option<&'static str> {
+        // where a call is required, its form has the end
+        syntax.end().filter(|_| !self.parallel && !self.required)
+    }
+}
+
+/// A call in an answer: the `number`-th of the text with this `index` in the answer `answer`.
+pub fn call(call: &Call, answer: &str, index: usize, number: usize) -> Json {
+    let mut hasher = DefaultHasher::new();
+    (answer, index, number).hash(&mut hasher);
+    // nine letters or digits: the chat templates of some models refuse all else
+    let id = format!("{:09x}", hasher.finish() & 0xF_FFFF_FFFF);
+    let arguments = Json::Object(call.arguments.clone()).to_string();
+    json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
+}
+
+/// Text and calls of a whole answer.
+pub fn divide(mut reader: CallReader, text: &str) -> (String, Vec<Call>) {
+    let (mut content, mut calls) = (String::new(), Vec::new());
+    let parts = reader.push(text);
+    for part in parts.into_iter().chain(reader.finish()) {
+        match part {
+            Part::Text(text) => content.push_str(&text),
+            Part::Call(call) => calls.push(call),
+        }
+    }
+    (content, calls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(choice: Json) -> Result<Option<Tools>, ServeError> {
+        let tools = ["a", "b"].map(|name| json!({"type": "function", "function": {"name": name}}));
+        Tools::read(&tools, Some(&choice), None)
+    }
+
+    #[test]
+    fn a_choice_is_a_word_or_a_function() {
+        let auto = read(json!("auto")).unwrap().unwrap();
+        assert_eq!((auto.functions.len(), auto.required, auto.parallel), (2, false, true));
+        assert_eq!(read(json!("none")).unwrap(), None);
+        assert!(read(json!("required")).unwrap().unwrap().required);
+        let named = read(json!({"type": "function", "function": {"name": "b"}})).unwrap().unwrap();
+        assert_eq!((named.functions[0].name.as_str(), named.functions.len(), named.parallel), ("b", 1, false));
+        for (choice, problem) in [
+            (json!("always"), "\"required\" or name a function"),
+            (json!({"type": "function", "function": {"name": "c"}}), "names no function"),
+        ] {
+            assert!(read(choice).unwrap_err().to_string().contains(problem));
+        }
+        assert!(Tools::read(&[], Some(&json!("required")), None).unwrap_err().to_string().contains("has no function"));
+        assert_eq!(Tools::read(&[], None, None).unwrap(), None);
+        assert!(
+            Tools::read(&[json!({"type": "web_search"})], None, None).unwrap_err().to_string().contains("web_search")
+        );
+    }
+
+    #[test]
+    fn names_of_calls_are_nine_letters_and_differ() {
+        let some = Call { name: "f".into(), arguments: serde_json::Map::new() };
+        let ids: Vec<String> =
+            (0..4).map(|i| call(&some, "chatcmpl-1", i / 2, i % 2)["id"].as_str().unwrap().to_owned()).collect();
+        assert!(ids.iter().all(|id| id.len() == 9 && id.chars().all(char::is_alphanumeric)), "{ids:?}");
+        assert_eq!(ids.iter().collect::<std::collections::BTreeSet<_>>().len(), 4);
+    }
+}

@@ -1,0 +1,192 @@
+//! ONNX models: a graph with its constants, and the bundle of onnxruntime-genai around it.
+//!
+//! A graph says more than the names of its weights: what each is for, and all of the maths. It is followed from the
+//! logits back to the embedding, and becomes a table of weights under the names of transformers, decoded when they are
+//! read, beside a [`Decoder`]: what the graph says of the model. What isn't understood is refused.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `wire` | protocol buffers, read in place |
+//! | `model` | the messages of an ONNX file |
+//! | `network` | a graph with its constants, in files beside it |
+//! | `blocks` | matrices of codes, in blocks with a scale each |
+//! | `projection`, `norm`, `attention`, `embedding` | parts of a decoder, as graphs write them |
+//! | `follow`, `assemble` | a whole decoder: its parts found, and put together |
+//! | [`decoder`] | what a graph says of it |
+//! | [`rope`] | rotary tables and the frequencies that they were made of |
+
+mod assemble;
+mod attention;
+mod blocks;
+pub mod decoder;
+mod embedding;
+mod follow;
+mod model;
+mod network;
+mod norm;
+mod projection;
+pub mod rope;
+mod wire;
+
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Value as Json, json};
+
+use super::error::{Result, SourceError};
+use super::file::MappedFile;
+use super::hugging_face::{self, HuggingFaceFiles};
+use super::tensor::Tensor;
+pub use decoder::Decoder;
+use network::Network;
+
+/// File name of a model, where no configuration says otherwise.
+pub const MODEL: &str = "model.onnx";
+/// File name of onnxruntime-genai's configuration.
+pub const CONFIG: &str = "genai_config.json";
+
+/// What an ONNX bundle says about its model beside the weights.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    /// The files that it shares with a folder of Hugging Face; its configuration, where there is one, is checked against
+    /// the graph.
+    pub files: HuggingFaceFiles,
+    /// `genai_config.json`, if there is one.
+    pub genai: Option<Json>,
+    /// Program that wrote the graph.
+    pub producer: String,
+    /// Version of ONNX's operators.
+    pub opset: i64,
+    /// What the graph says.
+    pub decoder: Decoder,
+}
+
+/// An opened bundle.
+#[derive(Debug)]
+pub(super) struct Opened {
+    /// What it says.
+    pub bundle: Bundle,
+    /// The weights.
+    pub tensors: Vec<Tensor>,
+    /// The files that were read.
+    pub paths: Vec<PathBuf>,
+}
+
+/// The model of a folder, if it has one: what its configuration names, `model.onnx`, or the only `.onnx` file.
+///
+/// # Errors
+/// When there are several and none is named, or the one that is named isn't there.
+pub(super) fn model_of(folder: &Path) -> Result<Option<PathBuf>> {
+    let config_path = folder.join(CONFIG);
+    if config_path.exists() {
+        let config = hugging_face::read_json(&config_path)?;
+        if let Some(name) = config.pointer("/model/decoder/filename") {
+            let plain = name.as_str().filter(|name| {
+                let mut parts = Path::new(name).components();
+                matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
+            });
+            let problem = format!("it is {name}, expected the name of a file in the same folder");
+            let name = plain.ok_or_else(|| SourceError::key(&config_path, "model.decoder.filename", problem))?;
+            return Ok(Some(folder.join(name)));
+        }
+    }
+    let mut models = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(SourceError::io(folder, "list"))? {
+        let path = entry.map_err(SourceError::io(folder, "list"))?.path();
+        if path.extension().is_some_and(|extension| extension == "onnx") {
+            models.push(path);
+        }
+    }
+    if let Some(model) = models.iter().find(|path| path.ends_with(MODEL)) {
+        return Ok(Some(model.clone()));
+    }
+    if models.len() > 1 {
+        let problem = format!("the folder has {} ONNX models and no {CONFIG} that names one", models.len());
+        return Err(SourceError::file(folder, problem).advise("give the path of one of them as the source"));
+    }
+    Ok(models.pop())
+}
+
+/// Opens the model at `path`, with what its folder has beside it.
+///
+/// # Errors
+/// When a file is damaged, or the graph isn't a decoder that is understood.
+pub(super) fn open(path: &Path) -> Result<Opened> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut files = HuggingFaceFiles::read(folder)?;
+    let config_path = folder.join(CONFIG);
+    let genai = match config_path.exists() {
+        true => Some(hugging_face::read_json(&config_path)?),
+        false => None,
+    };
+    if let (Some(config), None) = (&genai, &files.generation_config) {
+        files.generation_config = generation_config(config);
+    }
+    let network = Network::open(MappedFile::open(path)?)?;
+    let (decoder, tensors) = read(&network, genai.as_ref())?;
+    if let Some(config) = &genai {
+        check(&config_path, config, &decoder)?;
+    }
+    let beside = hugging_face::FILES.iter().chain([&CONFIG]).map(|name| folder.join(name));
+    let paths =
+        [path.to_owned()].into_iter().chain(network.external_files()).chain(beside.filter(|path| path.exists()));
+    let paths = paths.collect();
+    let (producer, opset) = (network.producer_name().to_owned(), network.opset());
+    Ok(Opened { bundle: Bundle { files, genai, producer, opset, decoder }, tensors, paths })
+}
+
+/// The decoder and the weights in the bytes of an ONNX file.
+///
+/// # Errors
+/// When they are damaged, or not a decoder that is understood.
+pub fn parse(file: MappedFile) -> Result<(Decoder, Vec<Tensor>)> {
+    read(&Network::open(file)?, None)
+}
+
+fn read(network: &Network, genai: Option<&Json>) -> Result<(Decoder, Vec<Tensor>)> {
+    let name = |pointer: &str, default| {
+        genai.and_then(|config| config.pointer(pointer)).and_then(Json::as_str).unwrap_or(default)
+    };
+    let logits = name("/model/decoder/outputs/logits", "logits");
+    let input_ids = name("/model/decoder/inputs/input_ids", "input_ids");
+    let (decoder, weights) = network.decoder(logits, input_ids)?;
+    let tensor = |(name, constant): (String, network::Constant)| {
+        Tensor::computed(name, constant.weight, constant.dtype, constant.bytes, network.path())
+    };
+    Ok((decoder, weights.into_iter().map(tensor).collect()))
+}
+
+/// What of onnxruntime-genai's configuration belongs into `generation_config.json`.
+fn generation_config(genai: &Json) -> Option<Json> {
+    let model = genai.get("model")?;
+    let ids = ["bos_token_id", "eos_token_id", "pad_token_id"];
+    let ids = ids.iter().filter_map(|key| Some(((*key).to_owned(), model.get(*key)?.clone())));
+    Some(Json::Object(ids.filter(|(_, id)| !id.is_null()).collect()))
+}
+
+/// Checks onnxruntime-genai's configuration against the graph.
+fn check(path: &Path, config: &Json, decoder: &Decoder) -> Result<()> {
+    let first = decoder.layers.first();
+    let layer = |of: fn(&decoder::Layer) -> u64| first.map_or(0, of);
+    for (key, of_graph) in [
+        ("hidden_size", decoder.hidden_size),
+        ("num_hidden_layers", decoder.layers.len() as u64),
+        ("num_attention_heads", layer(|layer| layer.heads)),
+        ("num_key_value_heads", layer(|layer| layer.key_value_heads)),
+        ("head_size", layer(|layer| layer.head_dim)),
+    ] {
+        if let Some(found) = config["model"]["decoder"].get(key).filter(|found| **found != json!(of_graph)) {
+            let problem = format!("it is {found}, but the graph has {of_graph}");
+            return Err(SourceError::key(path, &format!("model.decoder.{key}"), problem)
+                .advise("the configuration is another model's; get both from the same place"));
+        }
+    }
+    let vocab_size = config["model"].get("vocab_size").and_then(Json::as_u64);
+    if let Some(found) = vocab_size.filter(|found| *found > decoder.vocab_size) {
+        let problem = format!("it is {found}, but the embedding of the graph has {} rows", decoder.vocab_size);
+        return Err(SourceError::key(path, "model.vocab_size", problem));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

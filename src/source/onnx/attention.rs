@@ -1,0 +1,240 @@
+//! Attention, as graphs write it: ONNX Runtime's `GroupQueryAttention`.
+
+use super::decoder::QkNorm;
+use super::follow::{RopeUse, Stream};
+use super::model::Node;
+use super::network::{Constant, Network};
+use super::norm::decimal;
+use super::projection::Projection;
+use crate::source::error::Result;
+
+/// Steps from a value of attention to its projection.
+const LONGEST: usize = 8;
+
+/// An attention node, with the projections before it.
+#[derive(Clone, Debug)]
+pub(super) struct Attention<'a> {
+    /// Query, key and value projections.
+    pub projections: [Projection<'a>; 3],
+    /// Query heads.
+    pub heads: u64,
+    /// Key-value heads.
+    pub key_value_heads: u64,
+    /// Width of a head.
+    pub head_dim: u64,
+    /// Multiplied to the scores.
+    pub scale: f64,
+    /// Tokens that it sees, if not all.
+    pub window: Option<u64>,
+    /// The rotary tables, if it rotates: names of cosines and sines.
+    pub rope: Option<[&'a str; 2]>,
+    /// The norms of queries and keys.
+    pub qk_norm: Option<(QkNorm, [Constant; 2], f64)>,
+}
+
+/// What lies between attention and a projection.
+struct Head<'a> {
+    projection: Projection<'a>,
+    rope: RopeUse<'a>,
+    norm: Option<(Constant, f64)>,
+    rotated_first: bool,
+}
+
+impl Network {
+    /// An attention node.
+    ///
+    /// # Errors
+    /// When it has something that isn't understood.
+    pub fn attention<'a>(&'a self, node: &'a Node) -> Result<Attention<'a>> {
+        let refuse = |problem: String| self.refuse(node, problem);
+        let count = |name: &str| {
+            let found = node.int(name).and_then(|n| u64::try_from(n).ok()).filter(|n| (1..1 << 20).contains(n));
+            found.ok_or_else(|| refuse(format!("its attribute {name} is {:?}", node.int(name))))
+        };
+        let (heads, key_value_heads) = (count("num_heads")?, count("kv_num_heads")?);
+        if heads % key_value_heads != 0 {
+            return Err(refuse(format!("its {heads} heads aren't whole groups of {key_value_heads}")));
+        }
+        for (name, plain) in [("rotary_interleaved", 0), ("smooth_softmax", 0), ("causal", 1)] {
+            // -1 leaves it to the input that would tell
+            if node.int(name).is_some_and(|found| found != plain && !(found == -1 && name == "smooth_softmax")) {
+                return Err(refuse(format!("its attribute {name} is {:?}, expected {plain}", node.int(name))));
+            }
+        }
+        if let Some(cap) = node.float("softcap").filter(|cap| *cap != 0.0) {
+            return Err(refuse(format!("it caps the scores (softcap {cap})")));
+        }
+        for name in ["k_quant_type", "v_quant_type"] {
+            if node.text(name).is_some_and(|kind| kind != "NONE") {
+                return Err(refuse(format!("it keeps quantized keys and values ({name})")));
+            }
+        }
+        for (index, what) in
+            [(10, "adds a bias to the scores"), (11, "has sinks"), (12, "scales keys"), (13, "scales values")]
+        {
+            if !node.input(index).is_empty() {
+                return Err(refuse(format!("it {what} (input {index})")));
+            }
+        }
+        for index in [3, 4].into_iter().filter(|&index| !node.input(index).is_empty()) {
+            if !self.is_input(node.input(index)) {
+                return Err(refuse(format!(
+                    "the keys and values before it (input {index}) aren't an input of the graph"
+                )));
+            }
+        }
+        for index in [5, 6] {
+            self.check_counts(node, node.input(index))?;
+        }
+        let window = match node.int("local_window_size").unwrap_or(-1) {
+            -1 => None,
+            size @ 1.. => Some(size as u64),
+            size => return Err(refuse(format!("its local_window_size is {size}"))),
+        };
+        let no_projection = || refuse("what it attends to doesn't come from constant matrices".into());
+        let queries = self.head(node, node.input(0))?;
+        let (queries, keys, values) = if node.input(1).is_empty() {
+            let rows = queries.projection.rows();
+            let head_dim = rows / (heads + 2 * key_value_heads);
+            let sizes = [heads, key_value_heads, key_value_heads].map(|heads| heads * head_dim);
+            if queries.norm.is_some() || queries.rope.is_some() {
+                return Err(refuse("queries, keys and values are one, but were normed or rotated".into()));
+            }
+            let Some([q, k, v]) = queries.projection.split(sizes)? else {
+                return Err(refuse(format!(
+                    "its input of {rows} isn't one of {heads} heads and twice {key_value_heads}"
+                )));
+            };
+            let head = |projection| Head { projection, rope: None, norm: None, rotated_first: false };
+            (head(q), head(k), head(v))
+        } else {
+            (queries, self.head(node, node.input(1))?, self.head(node, node.input(2))?)
+        };
+        let head_dim = queries.projection.rows() / heads;
+        let rows = [&queries, &keys, &values].map(|head| head.projection.rows());
+        if head_dim == 0 || rows != [heads, key_value_heads, key_value_heads].map(|heads| heads * head_dim) {
+            return Err(refuse(format!("{rows:?} rows aren't {heads} and twice {key_value_heads} heads of one width")));
+        }
+        if values.norm.is_some() || values.rope.is_some() {
+            return Err(refuse("its values were normed or rotated".into()));
+        }
+        if queries.rope != keys.rope || queries.rotated_first != keys.rotated_first {
+            return Err(refuse("its queries and keys aren't rotated alike".into()));
+        }
+        let rotates = node.int("do_rotary").unwrap_or(0) != 0;
+        let rope = match (rotates, queries.rope) {
+            (true, None) => Some([node.input(7), node.input(8)]),
+            (false, rope) => rope,
+            (true, Some(_)) => return Err(refuse("its queries and keys are rotated twice".into())),
+        };
+        let scale = match node.float("scale").unwrap_or(0.0) {
+            0.0 => (head_dim as f64).powf(-0.5),
+            scale => f64::from(scale),
+        };
+        let fused = [node.input(14), node.input(15)];
+        let place = if queries.rotated_first { QkNorm::PerHeadRotated } else { QkNorm::PerHead };
+        let qk_norm = match (queries.norm, keys.norm) {
+            (None, None) if fused == ["", ""] => None,
+            (None, None) => {
+                let weight = |value: &str| self.constant(value)?.ok_or_else(no_projection);
+                let epsilon = decimal(node.float("qk_norm_epsilon").unwrap_or(1e-6));
+                Some((QkNorm::PerHead, [weight(fused[0])?, weight(fused[1])?], epsilon))
+            }
+            (Some((q, epsilon)), Some((k, other))) if epsilon == other && fused == ["", ""] => {
+                Some((place, [q, k], epsilon))
+            }
+            _ => return Err(refuse("its queries and keys aren't normed alike".into())),
+        };
+        let qk_norm = match qk_norm {
+            Some((place, [q, k], epsilon)) => {
+                let widths = [&q, &k].map(|of| of.weight.elements());
+                let place = if widths == [head_dim; 2] {
+                    place
+                } else if widths == [heads * head_dim, key_value_heads * head_dim] && place == QkNorm::PerHead {
+                    QkNorm::WholeWidth
+                } else {
+                    return Err(refuse(format!("the norms of its queries and keys have widths {widths:?}")));
+                };
+                Some((place, [q, k], epsilon))
+            }
+            None => None,
+        };
+        let projections = [queries.projection, keys.projection, values.projection];
+        Ok(Attention { projections, heads, key_value_heads, head_dim, scale, window, rope, qk_norm })
+    }
+
+    /// The way from attention back to a projection: norms and rotations.
+    fn head<'a>(&'a self, attention: &Node, value: &'a str) -> Result<Head<'a>> {
+        let (mut rope, mut norm, mut rotated_first) = (None, None, false);
+        let mut value = value;
+        for _ in 0..LONGEST {
+            if let Some(projection) = self.projection(value)? {
+                return Ok(Head { projection, rope, norm, rotated_first });
+            }
+            value = self.behind_casts(value);
+            let Some((node, ..)) = self.producer(value) else { break };
+            if node.is("Reshape") {
+                value = node.input(0);
+            } else if node.is_contrib("RotaryEmbedding") {
+                let factor = node.float("scale").unwrap_or(1.0);
+                if rope.is_some() || node.int("interleaved").unwrap_or(0) != 0 || factor != 1.0 {
+                    return Err(self.refuse(node, "it rotates a second time, neighbours, or with a factor"));
+                }
+                if !self.is_input(self.behind_counting(node.input(1))) {
+                    return Err(self.refuse(node, "its positions aren't an input of the graph"));
+                }
+                (rope, rotated_first) = (Some([node.input(2), node.input(3)]), norm.is_some());
+                value = node.input(0);
+            } else if norm.is_none()
+                && let Some(found) = self.norm(value)?.map(|norm| self.unscaled(norm)).transpose()?
+                && let Stream::Value(input) = found.input
+            {
+                norm = Some((found.weight, found.epsilon));
+                value = input;
+            } else {
+                return Err(self.refuse(node, "it changes queries, keys or values in a way that isn't understood"));
+            }
+        }
+        Err(self.refuse(attention, "what it attends to doesn't come from constant matrices"))
+    }
+
+    /// Checks that a value that should count tokens or positions depends on inputs of the graph and small whole numbers
+    /// only.
+    pub fn check_counts(&self, node: &Node, value: &str) -> Result<()> {
+        const UNDERSTOOD: [&str; 14] = [
+            "Cast",
+            "Identity",
+            "Shape",
+            "Gather",
+            "ReduceSum",
+            "Sub",
+            "Add",
+            "Squeeze",
+            "Unsqueeze",
+            "Reshape",
+            "Constant",
+            "Concat",
+            "ReduceMax",
+            "Slice",
+        ];
+        let mut left = vec![value];
+        let mut seen = std::collections::HashSet::new();
+        while let Some(value) = left.pop() {
+            if value.is_empty() || self.is_input(value) || self.stored(value).is_some() || !seen.insert(value) {
+                continue;
+            }
+            match self.producer(value) {
+                Some((of, ..)) if UNDERSTOOD.iter().any(|op| of.is(op)) => {
+                    left.extend(of.inputs.iter().map(String::as_str));
+                }
+                Some((of, ..)) => {
+                    let problem =
+                        format!("it takes part in counting tokens for `{}`, which isn't understood", node.name);
+                    return Err(self.refuse(of, problem));
+                }
+                None => return Err(self.refuse(node, format!("its input `{value}` comes from nowhere"))),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! Matrices of codes, in blocks with a scale each.
+
+use super::model::Node;
+use super::network::{Constant, Network};
+use crate::source::dtype::SourceDtype;
+use crate::source::error::Result;
+use crate::source::weight::{Weight, ZeroPoints};
+
+impl Network {
+    /// What `DequantizeLinear` gives: `(code - zero point) * scale` by blocks along an axis, by entries of an axis, or all
+    /// with one scale.
+    pub fn dequantized(&self, node: &Node, codes: Constant, steps: usize) -> Result<Constant> {
+        let wrong = |problem: String| self.refuse(node, problem);
+        let matrix = |of: &Constant| match *of.weight.shape() {
+            [rows, columns] => Ok([rows, columns]),
+            _ => Err(wrong(format!("it dequantizes a weight of shape {:?}", of.weight.shape()))),
+        };
+        let [rows, columns] = matrix(&codes)?;
+        let input = |index: usize, what: &str| -> Result<Constant> {
+            self.constant_within(node.input(index), steps - 1)?
+                .ok_or_else(|| wrong(format!("its {what} isn't constant")))
+        };
+        let scales = input(1, "scale")?;
+        let axis = match node.int("axis").unwrap_or(1) {
+            0 | -2 => 0,
+            1 | -1 => 1,
+            axis => return Err(wrong(format!("its axis is {axis}"))),
+        };
+        let block_size = node.int("block_size").unwrap_or(0);
+        let block = match (scales.weight.elements(), u64::try_from(block_size), axis) {
+            (1, Ok(0), _) => [rows.max(1), columns.max(1)],
+            (_, Ok(0), 0) => [1, columns.max(1)],
+            (_, Ok(0), _) => [rows.max(1), 1],
+            (_, Ok(size), 0) => [size, 1],
+            (_, Ok(size), _) => [1, size],
+            (_, Err(_), _) => return Err(wrong(format!("its block_size is {block_size}"))),
+        };
+        let shape = [rows.div_ceil(block[0]), columns.div_ceil(block[1])];
+        let mut bytes = codes.bytes + scales.bytes;
+        let zero_points = match node.input(2) {
+            "" => ZeroPoints::All(0.0),
+            _ => {
+                let zero_points = input(2, "zero point")?;
+                bytes += zero_points.bytes;
+                ZeroPoints::Each(zero_points.weight.reshape(&shape)?)
+            }
+        };
+        let weight = Weight::from_blocks(codes.weight.clone(), scales.weight.reshape(&shape)?, zero_points, block)?;
+        Ok(Constant { weight, bytes, is_float: true, ..codes })
+    }
+
+    /// The matrix `[rows, columns]` that codes of `bits` bits stand for, `block_size` of a row to a scale, as `MatMulNBits`
+    /// and `GatherBlockQuantized` have them: blocks are padded at the end of a row, and so are zero points, to whole bytes.
+    ///
+    /// # Errors
+    /// When the constants don't fit the numbers, or are stored in another way.
+    pub fn blocks(&self, node: &Node, inputs: [&str; 3], rows: u64, columns: u64) -> Result<Constant> {
+        let wrong = |problem: String| self.refuse(node, problem);
+        let bits = node.int("bits").unwrap_or(4);
+        let codes_of = match bits {
+            2 => SourceDtype::U2,
+            4 => SourceDtype::U4,
+            8 => SourceDtype::U8,
+            _ => return Err(wrong(format!("its codes have {bits} bits, expected 2, 4 or 8"))),
+        };
+        let block_size = node.int("block_size").unwrap_or(128);
+        let size = u64::try_from(block_size).ok().filter(|size| *size >= 16 && size.is_power_of_two());
+        let size =
+            size.ok_or_else(|| wrong(format!("its block_size is {block_size}, expected a power of two, at least 16")))?;
+        let blocks = columns.div_ceil(size);
+        let [codes, scales, zero_points] = inputs;
+        // the shape of the codes may be changed on the way, which doesn't change their order
+        let (name, stored) = self
+            .stored(self.behind_reshapes(codes))
+            .ok_or_else(|| wrong(format!("its codes, `{codes}`, aren't a stored constant")))?;
+        let padded = blocks.checked_mul(size).ok_or_else(|| wrong(format!("{columns} columns are too many")))?;
+        // codes of a type of their own stand for zero by 0, those in bytes by the middle
+        let (codes_of, middle) = match SourceDtype::from_onnx(stored.data_type) {
+            Some(SourceDtype::U8) => (codes_of, (1u32 << (bits - 1)) as f32),
+            Some(own @ (SourceDtype::U4 | SourceDtype::I4)) if bits == 4 => (own, 0.0),
+            found => {
+                let found = found.map_or_else(|| format!("number {}", stored.data_type), |found| found.to_string());
+                return Err(wrong(format!("its codes have type {found}, expected U8")));
+            }
+        };
+        let codes = self.tensor(name, stored, Some((codes_of, vec![rows, padded])))?;
+        let scales = self.constant(scales)?.ok_or_else(|| wrong("its scales aren't constant".into()))?;
+        if !scales.is_float {
+            return Err(wrong(format!("its scales have type {}", scales.dtype)));
+        }
+        let mut bytes = codes.byte_length() + scales.bytes;
+        let zero_points = match zero_points {
+            "" => ZeroPoints::All(middle),
+            value => {
+                let (name, stored) =
+                    self.stored(value).ok_or_else(|| wrong(format!("its zero points, `{value}`, aren't stored")))?;
+                let tensor = match SourceDtype::from_onnx(stored.data_type) {
+                    Some(dtype) if dtype.is_float() => self.tensor(name, stored, Some((dtype, vec![rows, blocks])))?,
+                    _ => {
+                        let per_byte = 8 / bits as u64;
+                        let padded = blocks.next_multiple_of(per_byte);
+                        self.tensor(name, stored, Some((codes_of, vec![rows, padded])))?
+                    }
+                };
+                bytes += tensor.byte_length();
+                ZeroPoints::Each(Weight::from(tensor).columns_range(0..blocks)?)
+            }
+        };
+        let (dtype, origin) = (codes.dtype(), name.to_owned());
+        let scales = scales
+            .weight
+            .reshape(&[rows, blocks])
+            .map_err(|_| wrong(format!("it has {} scales, expected {rows} x {blocks}", scales.weight.elements())))?;
+        let weight = Weight::from_blocks(codes.into(), scales, zero_points, [1, size])?.columns_range(0..columns)?;
+        Ok(Constant { weight, dtype, is_float: true, bytes, origin })
+    }
+}

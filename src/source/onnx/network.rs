@@ -1,0 +1,361 @@
+//! A graph with its constants: who makes a value, and what a constant holds.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use super::model::{Attribute, Data, Graph, Initializer, Model, Node};
+use crate::source::dtype::SourceDtype;
+use crate::source::error::{Result, SourceError};
+use crate::source::file::MappedFile;
+use crate::source::tensor::{Tensor, byte_length};
+use crate::source::weight::Weight;
+
+/// Steps from a value back to what it is made of that are followed, where they don't lead through a layer.
+const LONGEST_CHAIN: usize = 32;
+
+/// A model's graph and the files that hold its constants.
+#[derive(Debug)]
+pub(super) struct Network {
+    path: PathBuf,
+    file: Arc<MappedFile>,
+    model: Model,
+    producers: HashMap<String, (usize, usize)>,
+    external: RefCell<HashMap<String, Arc<MappedFile>>>,
+}
+
+/// A constant matrix or vector, as the operation that uses it sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Constant {
+    /// Its elements.
+    pub weight: Weight,
+    /// Type of what is stored.
+    pub dtype: SourceDtype,
+    /// Whether its elements may have fractions: they are stored so, or were dequantized.
+    pub is_float: bool,
+    /// Bytes of it in the files.
+    pub bytes: u64,
+    /// Name of the initializer that holds its elements or codes.
+    pub origin: String,
+}
+
+impl Network {
+    /// Reads the model of a file.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    pub fn open(file: MappedFile) -> Result<Self> {
+        let path = file.path().to_owned();
+        let file = Arc::new(file);
+        let model = super::model::parse(&path, file.bytes())?;
+        let mut producers = HashMap::new();
+        for (index, node) in model.graph.nodes.iter().enumerate() {
+            for (output, name) in node.outputs.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+                let taken = model.graph.initializers.contains_key(name) || model.graph.inputs.contains(name);
+                if producers.insert(name.clone(), (index, output)).is_some() || taken {
+                    return Err(SourceError::file(&path, format!("the value `{name}` is made twice")));
+                }
+            }
+        }
+        Ok(Network { path, file, model, producers, external: RefCell::default() })
+    }
+
+    /// Where the model is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Program that wrote it.
+    pub fn producer_name(&self) -> &str {
+        &self.model.producer
+    }
+
+    /// The graph.
+    pub fn graph(&self) -> &Graph {
+        &self.model.graph
+    }
+
+    /// The external files that were read so far.
+    pub fn external_files(&self) -> Vec<PathBuf> {
+        self.external.borrow().values().map(|file| file.path().to_owned()).collect()
+    }
+
+    /// Version of ONNX's own operators.
+    pub fn opset(&self) -> i64 {
+        ["", "ai.onnx"].iter().find_map(|domain| self.model.opsets.get(*domain)).copied().unwrap_or(0)
+    }
+
+    /// The node that makes a value, its place in the graph, and which of its outputs it is.
+    pub fn producer(&self, value: &str) -> Option<(&Node, usize, usize)> {
+        let &(index, output) = self.producers.get(value)?;
+        Some((&self.model.graph.nodes[index], index, output))
+    }
+
+    /// Whether a value is an input of the graph.
+    pub fn is_input(&self, value: &str) -> bool {
+        self.model.graph.inputs.iter().any(|input| input == value) && !self.model.graph.initializers.contains_key(value)
+    }
+
+    /// An error about a node.
+    pub fn refuse(&self, node: &Node, problem: impl AsRef<str>) -> SourceError {
+        let domain = if node.domain.is_empty() { String::new() } else { format!("{}.", node.domain) };
+        let problem = format!("node `{}` ({domain}{}): {}", node.name, node.op, problem.as_ref());
+        SourceError::file(&self.path, problem).advise(ADVICE)
+    }
+
+    /// An error about a value.
+    pub fn refuse_value(&self, value: &str, problem: impl AsRef<str>) -> SourceError {
+        match self.producer(value) {
+            Some((node, ..)) => self.refuse(node, problem),
+            None => {
+                let problem = format!("value `{value}`: {}", problem.as_ref());
+                SourceError::file(&self.path, problem).advise(ADVICE)
+            }
+        }
+    }
+
+    /// The value behind conversions between types of numbers with a fraction, and copies.
+    pub fn behind_casts<'a>(&'a self, value: &'a str) -> &'a str {
+        self.behind(value, |node| {
+            let to = || SourceDtype::from_onnx(node.int("to").unwrap_or(0));
+            node.is("Identity") || node.is("Cast") && to().is_some_and(SourceDtype::is_float)
+        })
+    }
+
+    /// The value behind changes of the shape or width of whole numbers.
+    pub fn behind_counting<'a>(&'a self, value: &'a str) -> &'a str {
+        self.behind(value, |node| ["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"].iter().any(|op| node.is(op)))
+    }
+
+    /// The value behind changes of shape.
+    pub fn behind_reshapes<'a>(&'a self, value: &'a str) -> &'a str {
+        self.behind(value, |node| node.is("Reshape") || node.is("Identity"))
+    }
+
+    /// The value behind nodes that pass on their first input.
+    fn behind<'a>(&'a self, mut value: &'a str, passes: impl Fn(&Node) -> bool) -> &'a str {
+        for _ in 0..LONGEST_CHAIN {
+            match self.producer(value) {
+                Some((node, ..)) if passes(node) => value = node.input(0),
+                _ => break,
+            }
+        }
+        value
+    }
+
+    /// The stored constant that a value is, if it is one.
+    pub fn stored(&self, value: &str) -> Option<(&str, &Initializer)> {
+        if let Some((name, initializer)) = self.model.graph.initializers.get_key_value(value) {
+            return Some((name, initializer));
+        }
+        match self.producer(value) {
+            Some((node, ..)) if node.is("Constant") => match node.attributes.get("value") {
+                Some(Attribute::Tensor(tensor)) => Some((&node.outputs[0], tensor)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// A stored constant as a tensor, in another type and shape of the same size if asked for.
+    ///
+    /// # Errors
+    /// When its type isn't known, or its data isn't there or has another size.
+    pub fn tensor(&self, name: &str, stored: &Initializer, other: Option<(SourceDtype, Vec<u64>)>) -> Result<Tensor> {
+        let wrong = |problem: String| SourceError::tensor(&self.path, name, problem);
+        let dtype = SourceDtype::from_onnx(stored.data_type)
+            .ok_or_else(|| wrong(format!("its type is number {}, which no weight is stored in", stored.data_type)))?;
+        let (dtype, shape) = match other {
+            Some(other) => other,
+            None => (dtype, self.shape(name, stored)?),
+        };
+        let bytes = byte_length(dtype, &shape).map_err(wrong)?;
+        let (file, range) = self.bytes(name, stored, bytes)?;
+        Tensor::in_file(name.to_owned(), dtype, shape, &file, range)
+    }
+
+    /// Dimensions of a stored constant.
+    pub fn shape(&self, name: &str, stored: &Initializer) -> Result<Vec<u64>> {
+        let dimension = |&n: &i64| {
+            let problem = format!("its shape is {:?}", stored.shape);
+            u64::try_from(n).map_err(|_| SourceError::tensor(&self.path, name, problem))
+        };
+        stored.shape.iter().map(dimension).collect()
+    }
+
+    /// Where the bytes of a stored constant are, which should be so many.
+    fn bytes(&self, name: &str, stored: &Initializer, expected: u64) -> Result<(Arc<MappedFile>, Range<u64>)> {
+        let wrong = |problem: String| SourceError::tensor(&self.path, name, problem);
+        let memory = |bytes: Vec<u8>| {
+            let length = bytes.len() as u64;
+            (Arc::new(MappedFile::from_bytes(&self.path, bytes)), 0..length)
+        };
+        Ok(match &stored.data {
+            Data::None if expected == 0 => memory(Vec::new()),
+            Data::None => return Err(wrong("it has no data".into())),
+            Data::Unsupported(how) => return Err(wrong(format!("its data is {how}, which isn't read"))),
+            Data::Raw(range) => (self.file.clone(), range.start as u64..range.end as u64),
+            Data::Floats(floats) => memory(floats.iter().flat_map(|value| value.to_le_bytes()).collect()),
+            Data::Numbers(numbers) => {
+                let width = SourceDtype::from_onnx(stored.data_type).map_or(1, |dtype| dtype.block().bytes as usize);
+                memory(numbers.iter().flat_map(|number| number.to_le_bytes()[..width].to_vec()).collect())
+            }
+            Data::External { location, offset, length } => {
+                if let Some(length) = length.filter(|&length| length != expected) {
+                    return Err(wrong(format!("{location} has {length} bytes for it, but its shape takes {expected}")));
+                }
+                let file = self.external(name, location)?;
+                let size = file.bytes().len() as u64;
+                let range = offset.checked_add(expected).map(|end| *offset..end).filter(|range| range.end <= size);
+                let range = range.ok_or_else(|| {
+                    wrong(format!(
+                        "its {expected} bytes from byte {offset} of {location} end after the file, {size} bytes"
+                    ))
+                })?;
+                (file, range)
+            }
+        })
+    }
+
+    /// A file beside the model.
+    fn external(&self, name: &str, location: &str) -> Result<Arc<MappedFile>> {
+        if let Some(file) = self.external.borrow().get(location) {
+            return Ok(file.clone());
+        }
+        // names come from the network; one must not lead out of the folder
+        let inside = Path::new(location).components().all(|part| matches!(part, Component::Normal(_)));
+        if location.is_empty() || !inside {
+            let problem = format!("its data is in {location:?}, expected a path within the model's folder");
+            return Err(SourceError::tensor(&self.path, name, problem));
+        }
+        let path = self.path.parent().unwrap_or(Path::new("")).join(location);
+        if !path.exists() {
+            let problem = format!("its data is in {location}, which isn't beside the model");
+            return Err(SourceError::tensor(&self.path, name, problem)
+                .advise("download all files of the model into the same folder"));
+        }
+        let file = Arc::new(MappedFile::open(&path)?);
+        self.external.borrow_mut().insert(location.to_owned(), file.clone());
+        Ok(file)
+    }
+
+    /// The whole numbers of a small constant.
+    pub fn integers(&self, value: &str) -> Result<Option<Vec<i64>>> {
+        let Some((name, stored)) = self.stored(value) else { return Ok(None) };
+        let tensor = self.tensor(name, stored, None)?;
+        let Some(bytes) = tensor.bytes() else { return Ok(None) };
+        Ok(match tensor.dtype() {
+            SourceDtype::I64 => Some(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
+            SourceDtype::I32 => Some(bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect()),
+            _ => None,
+        })
+    }
+
+    /// The number that a constant of one element holds.
+    pub fn scalar(&self, value: &str) -> Result<Option<f32>> {
+        let Some((name, stored)) = self.stored(self.behind_casts(value)) else { return Ok(None) };
+        let tensor = self.tensor(name, stored, None)?;
+        if tensor.elements() != 1 || !tensor.dtype().is_float() {
+            return Ok(None);
+        }
+        let mut number = [0.0];
+        tensor.read(0, &mut number)?;
+        Ok(Some(number[0]))
+    }
+
+    /// The constant that a value is, through conversions, transpositions, changes of shape and dequantization; nothing if it
+    /// depends on the inputs.
+    ///
+    /// # Errors
+    /// When it is a constant, but stored or computed in a way that isn't understood.
+    pub fn constant(&self, value: &str) -> Result<Option<Constant>> {
+        self.constant_within(value, LONGEST_CHAIN)
+    }
+
+    /// The same, within so many steps.
+    pub fn constant_within(&self, value: &str, steps: usize) -> Result<Option<Constant>> {
+        if let Some((name, stored)) = self.stored(value) {
+            let tensor = self.tensor(name, stored, None)?;
+            let (dtype, bytes, origin) = (tensor.dtype(), tensor.byte_length(), name.to_owned());
+            let (weight, is_float) = (Weight::from(tensor), dtype.is_float());
+            return Ok(Some(Constant { weight, dtype, is_float, bytes, origin }));
+        }
+        let Some((node, ..)) = self.producer(value).filter(|_| steps > 0) else { return Ok(None) };
+        let is_view = ["Cast", "Identity", "Transpose", "Reshape", "DequantizeLinear"].iter().any(|op| node.is(op));
+        if !is_view {
+            return Ok(None);
+        }
+        let Some(of) = self.constant_within(node.input(0), steps - 1)? else { return Ok(None) };
+        let weight = match node.op.as_str() {
+            "Identity" => of.weight.clone(),
+            "Cast" => {
+                let to = SourceDtype::from_onnx(node.int("to").unwrap_or(0)).filter(|dtype| dtype.is_float());
+                let exact = to.is_some_and(|to| {
+                    to == of.dtype || matches!(to, SourceDtype::F32 | SourceDtype::F64) && of.is_float
+                });
+                if !exact {
+                    return Err(self.refuse(node, format!("it would round a weight of type {}", of.dtype)));
+                }
+                of.weight.clone()
+            }
+            "Transpose" => {
+                let turns = of.weight.shape().len() == 2 && node.ints("perm").is_none_or(|perm| perm == [1, 0]);
+                if !turns {
+                    return Err(self.refuse(node, format!("it turns a weight of shape {:?}", of.weight.shape())));
+                }
+                of.weight.transpose()?
+            }
+            "Reshape" => {
+                let Some(shape) = self.integers(node.input(1))? else { return Ok(None) };
+                let shape: Option<Vec<u64>> = shape.iter().map(|&n| u64::try_from(n).ok().filter(|&n| n > 0)).collect();
+                let Some(shape) = shape else {
+                    return Err(self.refuse(node, "the new shape of a weight has numbers that aren't positive"));
+                };
+                of.weight.reshape(&shape)?
+            }
+            _ => return self.dequantized(node, of, steps).map(Some),
+        };
+        Ok(Some(Constant { weight, ..of }))
+    }
+
+    /// The shape of a stored constant, as changes of shape make it.
+    pub fn shape_of(&self, value: &str) -> Result<Option<Vec<u64>>> {
+        if let Some((node, ..)) = self.producer(value).filter(|(node, ..)| node.is("Reshape")) {
+            let shape = self.integers(node.input(1))?;
+            return Ok(shape.and_then(|shape| shape.iter().map(|&n| u64::try_from(n).ok()).collect()));
+        }
+        self.stored(value).map(|(name, stored)| self.shape(name, stored)).transpose()
+    }
+
+    /// The two constants that a branch of an `If` gives.
+    pub fn constants_of_branch(&self, node: &Node, branch: &str) -> Result<[Option<Constant>; 2]> {
+        let Some(Attribute::Graph(graph)) = node.attributes.get(branch) else {
+            return Err(self.refuse(node, format!("it has no {branch}")));
+        };
+        let mut outputs = graph.outputs.iter();
+        let mut next = || -> Result<Option<Constant>> {
+            let Some(output) = outputs.next() else { return Ok(None) };
+            let within = |name: &str| {
+                let made_by = graph.nodes.iter().find(|node| node.outputs.iter().any(|made| made == name));
+                match made_by.map(|node| (node.is("Constant"), node.attributes.get("value"))) {
+                    Some((true, Some(Attribute::Tensor(tensor)))) => Some(tensor),
+                    _ => graph.initializers.get(name),
+                }
+            };
+            let copied = graph.nodes.iter().find(|node| node.is("Identity") && node.outputs.first() == Some(output));
+            let name = copied.map_or(output.as_str(), |node| node.input(0));
+            let Some(stored) = within(name) else { return self.constant(name) };
+            let tensor = self.tensor(name, stored, None)?;
+            let (dtype, bytes) = (tensor.dtype(), tensor.byte_length());
+            let (weight, is_float) = (tensor.into(), dtype.is_float());
+            Ok(Some(Constant { weight, dtype, is_float, bytes, origin: name.to_owned() }))
+        };
+        Ok([next()?, next()?])
+    }
+}
+
+/// What to do about a graph that isn't understood.
+const ADVICE: &str = "anec reads graphs as onnxruntime-genai's model builder writes them, with GroupQueryAttention; the \
+                      same model as safetensors or GGUF will do";

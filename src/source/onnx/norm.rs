@@ -1,0 +1,177 @@
+//! RMS norms, as graphs write them: one operator, one that adds the residual stream first, or a chain of small ones.
+
+use super::follow::Stream;
+use super::model::Node;
+use super::network::{Constant, Network};
+use crate::source::error::Result;
+
+/// An RMS norm: `x / sqrt(mean(x^2) + epsilon) * weight`.
+#[derive(Clone, Debug)]
+pub(super) struct Norm<'a> {
+    /// What it norms; see [`Network::unscaled`].
+    pub input: Stream<'a>,
+    /// The weight.
+    pub weight: Constant,
+    /// Epsilon.
+    pub epsilon: f64,
+}
+
+impl Network {
+    /// The norm that a value comes from; nothing if it is none.
+    ///
+    /// # Errors
+    /// When it is one, but in a way that isn't understood.
+    pub fn norm<'a>(&'a self, value: &'a str) -> Result<Option<Norm<'a>>> {
+        let Some((node, index, output)) = self.producer(self.behind_casts(value)) else { return Ok(None) };
+        let skips = node.is_contrib("SkipSimplifiedLayerNormalization");
+        // ONNX Runtime has the first in ONNX's own domain and its own
+        if node.op == "SimplifiedLayerNormalization" || node.is("RMSNormalization") {
+            return self.plain_norm(node).map(Some);
+        }
+        if skips && output == 0 {
+            if !node.input(3).is_empty() {
+                return Err(self.refuse(node, "it adds a bias to the residual stream"));
+            }
+            let epsilon = decimal(node.float("epsilon").unwrap_or(1e-12));
+            let weight = self.norm_weight(node, node.input(2))?;
+            return Ok(Some(Norm { input: Stream::Sum(index), weight, epsilon }));
+        }
+        if node.op.ends_with("LayerNormalization") && !skips {
+            return Err(self.refuse(node, "it is a layer norm, which subtracts the mean; decoders here have RMS norms"));
+        }
+        if node.is("Mul") { self.norm_of_small_steps(node) } else { Ok(None) }
+    }
+
+    fn plain_norm<'a>(&'a self, node: &'a Node) -> Result<Norm<'a>> {
+        let axis = node.int("axis").unwrap_or(-1);
+        if !matches!(axis, -1 | 2 | 3) {
+            return Err(self.refuse(node, format!("it norms from axis {axis}, expected the last")));
+        }
+        let weight = self.norm_weight(node, node.input(1))?;
+        let epsilon = decimal(node.float("epsilon").unwrap_or(1e-5));
+        Ok(Norm { input: self.stream(node.input(0)), weight, epsilon })
+    }
+
+    /// The same norm of what its input was before it was multiplied by a constant: the norm of `c x` is that of `x` with an
+    /// epsilon of `epsilon / c^2`. Graphs do so that half precision holds the square of `x`.
+    pub fn unscaled<'a>(&'a self, norm: Norm<'a>) -> Result<Norm<'a>> {
+        let Stream::Value(value) = norm.input else { return Ok(norm) };
+        let (input, factor) = self.behind_factors(value)?;
+        if !(factor.is_finite() && factor > 0.0) {
+            return Err(self.refuse_value(value, format!("the input of a norm is multiplied by {factor}")));
+        }
+        Ok(Norm { input: self.stream(input), epsilon: norm.epsilon / (factor * factor), ..norm })
+    }
+
+    fn norm_weight(&self, node: &Node, value: &str) -> Result<Constant> {
+        match self.constant(value)? {
+            Some(weight) if weight.is_float && weight.weight.columns() == weight.weight.elements() => {
+                let elements = weight.weight.elements();
+                Ok(Constant { weight: weight.weight.reshape(&[elements])?, ..weight })
+            }
+            _ => Err(self.refuse(node, "its weight isn't a constant vector")),
+        }
+    }
+
+    /// `x / sqrt(mean(x^2) + epsilon) * weight`, written out.
+    fn norm_of_small_steps<'a>(&'a self, node: &'a Node) -> Result<Option<Norm<'a>>> {
+        for (of, weight) in [(0, 1), (1, 0)] {
+            let Some(constant) = self.constant(node.input(weight))? else { continue };
+            if constant.weight.elements() == 1 {
+                continue; // a factor
+            }
+            let Some((input, epsilon)) = self.normed(node.input(of))? else { return Ok(None) };
+            let weight = self.norm_weight(node, node.input(weight))?;
+            return Ok(Some(Norm { input: self.stream(input), weight, epsilon }));
+        }
+        Ok(None)
+    }
+
+    /// `x` and epsilon of `x / sqrt(mean(x^2) + epsilon)`.
+    fn normed<'a>(&'a self, value: &'a str) -> Result<Option<(&'a str, f64)>> {
+        let Some((node, ..)) = self.producer(self.behind_casts(value)) else { return Ok(None) };
+        let (input, root) = if node.is("Div") {
+            (node.input(0), self.behind_casts(node.input(1)))
+        } else if node.is("Mul") {
+            // times the reciprocal
+            let reciprocal = |index: usize| {
+                let (of, ..) = self.producer(self.behind_casts(node.input(index)))?;
+                let one = of.is("Div") && matches!(self.scalar(of.input(0)), Ok(Some(1.0)));
+                if of.is("Reciprocal") { Some(of.input(0)) } else { one.then(|| of.input(1)) }
+            };
+            match (reciprocal(1), reciprocal(0)) {
+                (Some(root), _) => (node.input(0), self.behind_casts(root)),
+                (None, Some(root)) => (node.input(1), self.behind_casts(root)),
+                (None, None) => return Ok(None),
+            }
+        } else {
+            return Ok(None);
+        };
+        let Some((root, ..)) = self.producer(root).filter(|(node, ..)| node.is("Sqrt")) else { return Ok(None) };
+        let Some((sum, ..)) = self.producer(self.behind_casts(root.input(0))).filter(|(node, ..)| node.is("Add"))
+        else {
+            return Ok(None);
+        };
+        let (mean, epsilon) = match (self.scalar(sum.input(1))?, self.scalar(sum.input(0))?) {
+            (Some(epsilon), _) => (sum.input(0), epsilon),
+            (None, Some(epsilon)) => (sum.input(1), epsilon),
+            (None, None) => return Ok(None),
+        };
+        let Some((mean, ..)) = self.producer(self.behind_casts(mean)).filter(|(node, ..)| node.is("ReduceMean")) else {
+            return Ok(None);
+        };
+        let axes = match mean.ints("axes") {
+            Some(axes) => Some(axes.to_vec()),
+            None => self.integers(mean.input(1))?,
+        };
+        if !matches!(axes.as_deref(), Some([-1 | 2 | 3])) || mean.int("keepdims").unwrap_or(1) != 1 {
+            return Err(self.refuse(mean, "it isn't the mean over the last dimension"));
+        }
+        let Some((square, ..)) = self.producer(self.behind_casts(mean.input(0))) else { return Ok(None) };
+        let is_square = if square.is("Pow") {
+            match self.stored(self.behind_casts(square.input(1))) {
+                Some(_) => {
+                    let whole = self.integers(square.input(1))?;
+                    whole == Some(vec![2]) || self.scalar(square.input(1))? == Some(2.0)
+                }
+                None => false,
+            }
+        } else {
+            square.is("Mul") && self.behind_casts(square.input(0)) == self.behind_casts(square.input(1))
+        };
+        if !is_square || self.behind_casts(square.input(0)) != self.behind_casts(input) {
+            return Err(self.refuse(square, "it isn't the square of what is normed"));
+        }
+        Ok(Some((self.behind_casts(input), decimal(epsilon))))
+    }
+
+    /// The value behind products with and quotients by constants of one element, and the product of those.
+    pub fn behind_factors<'a>(&'a self, mut value: &'a str) -> Result<(&'a str, f64)> {
+        let mut product = 1.0;
+        loop {
+            value = self.behind_casts(value);
+            let Some((node, ..)) = self.producer(value) else { return Ok((value, product)) };
+            let (is_product, is_quotient) = (node.is("Mul"), node.is("Div"));
+            if !is_product && !is_quotient {
+                return Ok((value, product));
+            }
+            match (self.scalar(node.input(1))?, self.scalar(node.input(0))?) {
+                (Some(factor), _) => {
+                    let factor = decimal(factor);
+                    product *= if is_quotient { 1.0 / factor } else { factor };
+                    value = node.input(0);
+                }
+                (None, Some(factor)) if is_product => {
+                    product *= decimal(factor);
+                    value = node.input(1);
+                }
+                _ => return Ok((value, product)),
+            }
+        }
+    }
+}
+
+/// The number that was rounded to single precision: the decimal number with the fewest digits that would be.
+pub(super) fn decimal(rounded: f32) -> f64 {
+    rounded.to_string().parse().unwrap_or(f64::from(rounded))
+}

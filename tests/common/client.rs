@@ -1,0 +1,26 @@
+//! The official `openai` client for Python against a server of ours.
+
+use std::io::Write;
+use std::process::Command;
+
+use crate::folder::repository;
+use crate::http::Server;
+
+/// Has the client do everything in `openai_client.py`, where there is a Python with it; says so loudly where there isn't.
+pub fn check(server: &Server, model: &str) {
+    let skip = |why: &str| {
+        // past the test harness, which would keep it to itself
+        let _ = writeln!(std::io::stderr(), "!!! SKIPPED: the openai client: {why} !!!");
+    };
+    let Some(python) = std::env::var_os("ANEC_PYTHON") else { return skip("ANEC_PYTHON is not set") };
+    if !Command::new(&python).args(["-c", "import openai"]).output().unwrap().status.success() {
+        return skip("ANEC_PYTHON has no `openai`");
+    }
+    let output = Command::new(python)
+        .arg(repository("tests/openai_client.py"))
+        .args([format!("http://{}/v1", server.address), model.to_owned()])
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success() && text[0].contains("all of it works"), "{}{}", text[0], text[1]);
+}
