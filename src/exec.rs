@@ -17,6 +17,7 @@
 //! | `step` | steps, and carrying them out |
 //! | `ops` | the table of kernels by operator, and the kernels by group |
 //! | `team` | the threads that steps divide their work among |
+//! | `memory` | keeping memory that was freed |
 //! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials |
 
 mod compile;
@@ -25,6 +26,7 @@ pub mod error;
 pub mod executable;
 mod fuse;
 mod kernels;
+mod memory;
 mod ops;
 pub mod profile;
 pub mod state;

@@ -7,6 +7,7 @@ use super::compile::{Compiler, mark_last_reads, mark_last_uses};
 use super::constexpr;
 use super::error::ExecError;
 use super::fuse::fuse;
+use super::memory;
 use super::ops::{self, Value};
 use super::profile::Profile;
 use super::state::State;
@@ -93,6 +94,7 @@ impl Executable {
             let operators = operators.into_iter().collect();
             return Err(ExecError::Unsupported { function: function.name.clone(), operators });
         }
+        memory::keep_freed();
         let mut compiler = Compiler::new(function, cache);
         let (mut inputs, mut states) = (Vec::new(), Vec::new());
         for id in &function.inputs {

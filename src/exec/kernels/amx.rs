@@ -191,6 +191,7 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                     let far = if from + deep < self.depth { deep } else { ROWS * self.depth - from };
                     let row = &self.a[(first + r) * self.depth + from..];
                     for line in (0..DEPTH).step_by(CACHE_LINE) {
+                        // only a hint, so that the address need not be one that can be read
                         _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().wrapping_add(far + line));
                     }
                     let row = &row[..deep];
