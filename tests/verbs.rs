@@ -44,6 +44,8 @@ fn story(name: &str, commands: &[&[&str]]) {
             (r"\d+\.\d per second", "[rate] per second"),
             (r"after \d+ ms", "after [time]"),
             (r"\d+(\.\d+)? (ms|s|min)\b", "[time]"),
+            // the order of a sum, which processors choose, is all that tells these from zero
+            (r" +(0\.0e0|\d\.\de-[6-9])\b", " [rounding]"),
         ],
         prepend_module_to_snapshot => false,
         snapshot_path => "snapshots",
