@@ -16,7 +16,6 @@
 //! | `fuse` | steps that are carried out as one |
 //! | `step` | steps, and carrying them out |
 //! | `ops` | the table of kernels by operator, and the kernels by group |
-//! | `team` | the threads that steps divide their work among |
 //! | `memory` | keeping memory that was freed |
 //! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials |
 
@@ -32,7 +31,6 @@ pub mod profile;
 pub mod state;
 mod step;
 mod strided;
-mod team;
 pub mod tensor;
 #[cfg(test)]
 mod tests;

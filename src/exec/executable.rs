@@ -12,7 +12,6 @@ use super::ops::{self, Value};
 use super::profile::Profile;
 use super::state::State;
 use super::step::{Frame, Node, Observer, Operand, Step};
-use super::team;
 use super::tensor::Tensor;
 use super::weight::WeightCache;
 use crate::mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, ValueType};
@@ -200,7 +199,7 @@ impl Executable {
         state: &mut State,
         profile: Option<&mut Profile>,
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
-        rayon::scope(|_| team::kept_awake(|| self.in_frame(inputs, state, None, profile)))
+        rayon::scope(|_| self.in_frame(inputs, state, None, profile))
     }
 
     fn in_frame<'a>(
