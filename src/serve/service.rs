@@ -200,7 +200,7 @@ impl Service {
                 let problem = "this model's chat template has no place for tools";
                 return Err(ServeError::field("tools", problem));
             }
-            if let Some(call) = tools.grammar(self.syntax, &grammar, &self.tokenizer)? {
+            if let Some(call) = tools.grammar(self.syntax, grammar.as_ref(), &self.tokenizer)? {
                 (grammar, field) = (Some(call), "tools");
             }
             stops.extend(self.syntax.and_then(|syntax| tools.stop(syntax)).map(str::to_owned));

@@ -64,7 +64,7 @@ impl Tools {
     pub fn grammar(
         &self,
         syntax: Option<&CallSyntax>,
-        other: &Option<Grammar>,
+        other: Option<&Grammar>,
         tokenizer: &Tokenizer,
     ) -> Result<Option<Grammar>, ServeError> {
         if !self.required {

@@ -297,20 +297,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::dot::tests::noise;
+    use super::super::tiles::tests::{check_exact, finish, laid_out};
     use super::*;
 
     /// The product, `[rows, columns]`.
-    fn product((rows, depth, columns): (usize, usize, usize), a: &[i8], x: &[f32], turned: bool) -> Option<Vec<f32>> {
-        let layout = |rows: usize, columns: usize| match turned {
-            true => Layout { row: 1, column: rows },
-            false => Layout { row: columns, column: 1 },
-        };
-        let (x_layout, out_layout) = (layout(depth, columns), layout(rows, columns));
-        let mut out = vec![f32::NAN; rows * columns];
-        let finish = |row: usize| (0.5 + row as f32, row as f32 - 3.0);
-        multiply((rows, depth, columns), a, (x, x_layout), finish, (&mut out, out_layout)).then(|| {
-            (0..rows * columns).map(|i| out[i / columns * out_layout.row + i % columns * out_layout.column]).collect()
-        })
+    fn product(sizes: (usize, usize, usize), a: &[i8], x: &[f32], turned: bool) -> Option<Vec<f32>> {
+        let mut done = false;
+        let out = laid_out(sizes, turned, |x_layout, out| done = multiply(sizes, a, (x, x_layout), finish, out));
+        done.then_some(out)
     }
 
     proptest! {
@@ -324,16 +318,9 @@ mod tests {
             }
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 127.0) as i8).collect();
             let x = noise(depth * columns, !seed);
-            let of_x = |k: usize, c: usize| if turned { x[c * depth + k] } else { x[k * columns + c] };
             let found = product((rows, depth, columns), &a, &x, turned).expect("all are finite");
-            for (i, found) in found.iter().enumerate() {
-                let (r, c) = (i / columns, i % columns);
-                let terms = (0..depth).map(|k| f64::from(a[r * depth + k]) * f64::from(of_x(k, c)));
-                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-                let (scale, bias) = (0.5 + r as f64, r as f64 - 3.0);
-                let limit = 1e-6 * (size * scale + bias.abs()) + 1e-12;
-                assert!((f64::from(*found) - (sum * scale + bias)).abs() <= limit, "[{r}, {c}]: {found} {sum}");
-            }
+            assert_eq!(found.len(), rows * columns);
+            check_exact((depth, columns), |i| a[i].into(), (&x, turned), &found, &"AMX");
         }
     }
 

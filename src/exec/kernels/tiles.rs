@@ -339,7 +339,7 @@ unsafe fn tile_product<L: Lanes, const R: usize, const V: usize>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::super::dot::tests::noise;
@@ -361,27 +361,52 @@ mod tests {
     }
 
     /// A scale and a bias for a row.
-    fn finish(row: usize) -> (f32, f32) {
+    pub(crate) fn finish(row: usize) -> (f32, f32) {
         (1.0 + row as f32 * 0.25, row as f32 - 3.0)
     }
 
-    /// The product, `[rows, columns]`, of matrices that lie by rows or by columns.
-    fn product(
-        set: Set,
+    /// What `multiply` makes of a matrix that lies by rows or by columns, `[rows, columns]`. It is given the layout of its
+    /// input, and where its result goes, which lies likewise.
+    pub(crate) fn laid_out(
         (rows, depth, columns): (usize, usize, usize),
-        a: &[f32],
-        x: &[f32],
         turned: bool,
+        multiply: impl FnOnce(Layout, (&mut [f32], Layout)),
     ) -> Vec<f32> {
         let layout = |rows: usize, columns: usize| match turned {
             true => Layout { row: 1, column: rows },
             false => Layout { row: columns, column: 1 },
         };
-        let (x_layout, out_layout) = (layout(depth, columns), layout(rows, columns));
+        let out_layout = layout(rows, columns);
         let mut out = vec![f32::NAN; rows * columns];
-        let sizes = (rows, depth, columns);
-        multiply(set, sizes, &Plain(a, depth), (x, x_layout), finish, (&mut out, out_layout), true);
+        multiply(layout(depth, columns), (&mut out, out_layout));
         (0..rows * columns).map(|i| out[i / columns * out_layout.row + i % columns * out_layout.column]).collect()
+    }
+
+    /// Checks a product, with its rows scaled and biased by [`finish`], against its exact numbers.
+    pub(crate) fn check_exact(
+        (depth, columns): (usize, usize),
+        a: impl Fn(usize) -> f64,
+        (x, turned): (&[f32], bool),
+        found: &[f32],
+        what: &dyn std::fmt::Debug,
+    ) {
+        let of_x = |k: usize, c: usize| if turned { x[c * depth + k] } else { x[k * columns + c] };
+        for (i, found) in found.iter().enumerate() {
+            let (r, c) = (i / columns, i % columns);
+            let terms = (0..depth).map(|k| a(r * depth + k) * f64::from(of_x(k, c)));
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            let (scale, bias) = finish(r);
+            let exact = sum * f64::from(scale) + f64::from(bias);
+            let limit = 1e-6 * (size * f64::from(scale) + f64::from(bias.abs())) + 1e-12;
+            assert!((f64::from(*found) - exact).abs() <= limit, "{what:?} [{r}, {c}]: {found} {exact}");
+        }
+    }
+
+    /// The product, `[rows, columns]`, by an instruction set.
+    fn product(set: Set, sizes: (usize, usize, usize), a: &[f32], x: &[f32], turned: bool) -> Vec<f32> {
+        laid_out(sizes, turned, |x_layout, out| {
+            multiply(set, sizes, &Plain(a, sizes.1), (x, x_layout), finish, out, true);
+        })
     }
 
     proptest! {
@@ -391,18 +416,10 @@ mod tests {
             rows in 0usize..75, depth in 0usize..300, columns in 1usize..150, turned: bool, seed: u32
         ) {
             let (a, x) = (noise(rows * depth, seed), noise(depth * columns, !seed));
-            let of_x = |k: usize, c: usize| if turned { x[c * depth + k] } else { x[k * columns + c] };
             each(|set| {
                 let found = product(set, (rows, depth, columns), &a, &x, turned);
-                for (i, found) in found.iter().enumerate() {
-                    let (r, c) = (i / columns, i % columns);
-                    let terms = (0..depth).map(|k| f64::from(a[r * depth + k]) * f64::from(of_x(k, c)));
-                    let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-                    let (scale, bias) = finish(r);
-                    let exact = sum * f64::from(scale) + f64::from(bias);
-                    let limit = 1e-6 * (size * f64::from(scale) + f64::from(bias.abs())) + 1e-12;
-                    assert!((f64::from(*found) - exact).abs() <= limit, "{set:?} [{r}, {c}]: {found} {exact}");
-                }
+                assert_eq!(found.len(), rows * columns);
+                check_exact((depth, columns), |i| a[i].into(), (&x, turned), &found, &set);
             });
         }
     }

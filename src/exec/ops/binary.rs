@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Call, Results, Row, computing, one};
+use super::{Call, LARGE, PART, Results, Row, computing, one};
 use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 
 /// The rows of this group.
@@ -29,9 +29,6 @@ pub(super) const ROWS: &[Row] = computing! {
     "select" => select,
     "sub" => |c| arithmetic(c, |x, y| x - y, i32::wrapping_sub),
 };
-
-/// Elements beyond which threads are worth waking.
-const LARGE: usize = 1 << 15;
 
 /// The quotient towards minus infinity; 0 for a division by 0, where NumPy gives 0, too.
 fn floor_div(x: i32, y: i32) -> i32 {
@@ -119,7 +116,7 @@ fn zip_in_place<T: Copy + Send + Sync>(
     let walk = walk(x_shape, x_shape, y_shape);
     let (length, _, y_step) = walk.inner;
     if walk.shape.is_empty() && y_step == 1 && length > LARGE {
-        let parts = x.par_chunks_mut(LARGE / 4).zip(y.par_chunks(LARGE / 4));
+        let parts = x.par_chunks_mut(PART).zip(y.par_chunks(PART));
         return parts.for_each(|(x, y)| x.iter_mut().zip(y).for_each(|(x, y)| *x = function(*x, *y)));
     }
     let mut rows = x.chunks_exact_mut(length);

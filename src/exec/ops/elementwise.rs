@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::{Call, Results, Row, computing, one};
+use super::{Call, LARGE, PART, Results, Row, computing, one};
 use crate::exec::kernels::activation::{
     erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
 };
@@ -58,9 +58,6 @@ pub(super) const ROWS: &[Row] = computing! {
     "thresholded_relu" => |c| with(c, "alpha", 1.0, |x, alpha| if x >= alpha { x } else { 0.0 }),
 };
 
-/// Elements beyond which threads are worth waking.
-const LARGE: usize = 1 << 15;
-
 /// `ln(1 + e^x)` without overflow.
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
@@ -82,7 +79,7 @@ fn unary(call: &mut Call<'_>, function: impl Fn(f32) -> f32) -> Results {
 fn slices(call: &mut Call<'_>, function: fn(&mut [f32])) -> Results {
     let mut x = call.take("x")?;
     match &mut Arc::make_mut(&mut x).data {
-        TensorData::F32(values) if values.len() > LARGE => values.par_chunks_mut(LARGE / 4).for_each(function),
+        TensorData::F32(values) if values.len() > LARGE => values.par_chunks_mut(PART).for_each(function),
         TensorData::F32(values) => function(values),
         data => return Err(format!("`x` holds {}, not floats", data.kind())),
     }
