@@ -195,6 +195,32 @@ fn what_a_safetensors_header_says_must_hold() {
     assert!(safetensors::tensors(&Arc::new(absurd)).unwrap_err().to_string().contains("larger than 100 MB"));
 }
 
+/// A file with some of its bits and bytes changed, numbers put in, parts repeated, or its end cut off; another for each
+/// round.
+pub(super) fn mutated(good: &[u8], round: u64) -> Vec<u8> {
+    let mut bytes = good.to_vec();
+    let pick = |salt: u64, below: usize| (random::mix(round, salt) % below as u64) as usize;
+    for mutation in 0..=pick(0, 3) as u64 {
+        let at = pick(10 * mutation + 1, bytes.len());
+        match pick(10 * mutation + 2, 5) {
+            0 => bytes[at] = random::mix(round, 10 * mutation + 3) as u8,
+            1 => bytes[at] ^= 1 << pick(10 * mutation + 3, 8),
+            2 => bytes.truncate(at.max(1)),
+            3 => {
+                let edge = [0, 1, u64::MAX, 1 << 63, 1 << 32, u64::MAX >> 1][pick(10 * mutation + 3, 6)];
+                let end = (at + 8).min(bytes.len());
+                bytes[at..end].copy_from_slice(&edge.to_le_bytes()[..end - at]);
+            }
+            _ => {
+                let from = pick(10 * mutation + 3, bytes.len());
+                let piece = bytes[from..(from + 16).min(bytes.len())].to_vec();
+                bytes.splice(at..at, piece);
+            }
+        }
+    }
+    bytes
+}
+
 #[test]
 fn mutated_safetensors_never_panic() {
     let folder = TempDir::new().unwrap();

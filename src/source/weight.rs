@@ -285,6 +285,8 @@ impl Weight {
         if block.contains(&0) {
             return Err(codes.wrong(format!("blocks of {block:?} rows and columns are none")));
         }
+        // a block that reaches beyond the matrix is one of its size
+        let block = [block[0].min(rows.max(1)), block[1].min(columns.max(1))];
         let expected = [rows.div_ceil(block[0]), columns.div_ceil(block[1])];
         let each = match &zero_points {
             ZeroPoints::All(_) => None,

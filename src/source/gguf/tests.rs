@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::write::Writer;
 use super::*;
 use crate::error::Diagnostic;
-use crate::source::random::mix;
+use crate::source::tests::mutated;
 
 /// A file with a key of every type and tensors of several.
 fn small_model() -> Vec<u8> {
@@ -278,26 +278,7 @@ fn mutated_files_never_panic() {
     let good = small_model();
     let (mut read_anyway, mut refused) = (0, 0);
     for round in 0..20_000u64 {
-        let mut bytes = good.clone();
-        let pick = |salt: u64, below: usize| (mix(round, salt) % below as u64) as usize;
-        for mutation in 0..=pick(0, 3) as u64 {
-            let at = pick(10 * mutation + 1, bytes.len());
-            match pick(10 * mutation + 2, 5) {
-                0 => bytes[at] = mix(round, 10 * mutation + 3) as u8,
-                1 => bytes[at] ^= 1 << pick(10 * mutation + 3, 8),
-                2 => bytes.truncate(at.max(1)),
-                3 => {
-                    let edge = [0, 1, u64::MAX, 1 << 63, 1 << 32, u64::MAX >> 1][pick(10 * mutation + 3, 6)];
-                    let end = (at + 8).min(bytes.len());
-                    bytes[at..end].copy_from_slice(&edge.to_le_bytes()[..end - at]);
-                }
-                _ => {
-                    let from = pick(10 * mutation + 3, bytes.len());
-                    let piece = bytes[from..(from + 16).min(bytes.len())].to_vec();
-                    bytes.splice(at..at, piece);
-                }
-            }
-        }
+        let bytes = mutated(&good, round);
         match read(&bytes) {
             Ok(header) => {
                 read_anyway += 1;

@@ -10,6 +10,23 @@ use crate::source::error::Result;
 impl Network {
     /// The embedding that a value was looked up in.
     pub fn embedding(&self, value: &str, input_ids: &str) -> Result<Constant> {
+        let Some((node, ..)) = self.producer(value).filter(|(node, ..)| node.is("Slice")) else {
+            return self.looked_up(value, input_ids);
+        };
+        // codes of a row are padded to whole blocks
+        let embedding = self.looked_up(node.input(0), input_ids)?;
+        let [start, end, axis] = [1, 2, 3].map(|index| self.integers(node.input(index)));
+        let columns = embedding.weight.columns();
+        let end = match (start?.as_deref(), end?.as_deref(), axis?.as_deref()) {
+            (Some([0]), Some([end]), Some([-1 | 2])) if node.input(4).is_empty() => u64::try_from(*end).ok(),
+            _ => None,
+        };
+        let end = end.ok_or_else(|| self.refuse(node, "it doesn't take the first columns of the embedding"))?;
+        Ok(Constant { weight: embedding.weight.columns_range(0..end.min(columns))?, ..embedding })
+    }
+
+    /// The whole rows that a value was looked up in.
+    fn looked_up(&self, value: &str, input_ids: &str) -> Result<Constant> {
         let Some((node, ..)) = self.producer(value) else {
             return Err(self.refuse_value(value, "it should be looked up in the embedding"));
         };
@@ -20,18 +37,6 @@ impl Network {
             }
             Err(self.refuse(node, format!("it looks up `{value}`, expected the graph's input `{input_ids}`")))
         };
-        if node.is("Slice") {
-            // codes of a row are padded to whole blocks
-            let embedding = self.embedding(node.input(0), input_ids)?;
-            let [start, end, axis] = [1, 2, 3].map(|index| self.integers(node.input(index)));
-            let columns = embedding.weight.columns();
-            let end = match (start?.as_deref(), end?.as_deref(), axis?.as_deref()) {
-                (Some([0]), Some([end]), Some([-1 | 2])) if node.input(4).is_empty() => u64::try_from(*end).ok(),
-                _ => None,
-            };
-            let end = end.ok_or_else(|| self.refuse(node, "it doesn't take the first columns of the embedding"))?;
-            return Ok(Constant { weight: embedding.weight.columns_range(0..end.min(columns))?, ..embedding });
-        }
         if node.is("Gather") && node.int("axis").unwrap_or(0) == 0 {
             ids(node)?;
             return match self.constant(node.input(0))? {

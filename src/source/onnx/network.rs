@@ -14,7 +14,7 @@ use crate::source::tensor::{Tensor, byte_length};
 use crate::source::weight::Weight;
 
 /// Steps from a value back to what it is made of that are followed, where they don't lead through a layer.
-const LONGEST_CHAIN: usize = 32;
+pub(super) const LONGEST_CHAIN: usize = 32;
 
 /// A model's graph and the files that hold its constants.
 #[derive(Debug)]

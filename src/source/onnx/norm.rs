@@ -2,7 +2,7 @@
 
 use super::follow::Stream;
 use super::model::Node;
-use super::network::{Constant, Network};
+use super::network::{Constant, LONGEST_CHAIN, Network};
 use crate::source::error::Result;
 
 /// An RMS norm: `x / sqrt(mean(x^2) + epsilon) * weight`.
@@ -148,7 +148,7 @@ impl Network {
     /// The value behind products with and quotients by constants of one element, and the product of those.
     pub fn behind_factors<'a>(&'a self, mut value: &'a str) -> Result<(&'a str, f64)> {
         let mut product = 1.0;
-        loop {
+        for _ in 0..LONGEST_CHAIN {
             value = self.behind_casts(value);
             let Some((node, ..)) = self.producer(value) else { return Ok((value, product)) };
             let (is_product, is_quotient) = (node.is("Mul"), node.is("Div"));
@@ -168,6 +168,7 @@ impl Network {
                 _ => return Ok((value, product)),
             }
         }
+        Ok((value, product))
     }
 }
 

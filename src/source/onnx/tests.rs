@@ -9,6 +9,7 @@ use crate::error::{Diagnostic, Fault};
 use crate::source::SourceDtype;
 use crate::source::dtype::SourceDtype::U4;
 use crate::source::random::mix;
+use crate::source::tests::mutated;
 use crate::source::weight::{Weight, ZeroPoints};
 
 fn path() -> PathBuf {
@@ -235,6 +236,31 @@ fn what_changes_the_maths_around_attention_is_refused() {
     }
 }
 
+/// Makes of a node one of ONNX's own, with these inputs.
+fn rewired<'a>(name: &'a str, inputs: &'a [&'a str]) -> impl FnOnce(&mut Fields) {
+    move |node| {
+        node.retain(|(number, _)| ![1, 4, 7].contains(number));
+        node.extend(inputs.iter().map(|input| (1, Part::Bytes((*input).into()))));
+        node.push((4, Part::Bytes(name.into())));
+    }
+}
+
+#[test]
+fn a_graph_that_goes_in_circles_is_refused() {
+    let lookup = "/model/embed_tokens/Gather";
+    for (change, expected) in [
+        (with_node("/lm_head/MatMul", rewired("Mul", &["logits", "sixteenth"])), "isn't an LM head"),
+        (with_node("/lm_head/MatMul", rewired("Cast", &["logits"])), "isn't an LM head"),
+        (
+            with_node(lookup, rewired("Slice", &["/model/embed_tokens/Gather_out", "last_axis", "one", "last_axis"])),
+            "looked up in the embedding",
+        ),
+    ] {
+        let message = refusal(change);
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+}
+
 #[test]
 fn data_is_looked_for_in_the_models_folder_only() {
     let elsewhere = |location: &str| {
@@ -301,21 +327,7 @@ fn mutated_files_never_panic() {
     let good = bytes();
     let (mut read_anyway, mut refused) = (0, 0);
     for round in 0..4_000u64 {
-        let mut bytes = good.clone();
-        let pick = |salt: u64, below: usize| (mix(round, salt) % below as u64) as usize;
-        for mutation in 0..=pick(0, 2) as u64 {
-            let at = pick(10 * mutation + 1, bytes.len());
-            match pick(10 * mutation + 2, 4) {
-                0 => bytes[at] = mix(round, 10 * mutation + 3) as u8,
-                1 => bytes[at] ^= 1 << pick(10 * mutation + 3, 8),
-                2 => bytes.truncate(at.max(1)),
-                _ => {
-                    let from = pick(10 * mutation + 3, bytes.len());
-                    let piece = bytes[from..(from + 16).min(bytes.len())].to_vec();
-                    bytes.splice(at..at, piece);
-                }
-            }
-        }
+        let bytes = mutated(&good, round);
         if read_or_refuse(bytes) { read_anyway += 1 } else { refused += 1 }
     }
     assert!(read_anyway > 100 && refused > 100, "{read_anyway} read, {refused} refused");
