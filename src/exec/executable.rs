@@ -162,7 +162,7 @@ impl Executable {
     /// # Errors
     /// Inputs that don't fit the declared types; ops that can't be computed with the shapes that follow from them.
     pub fn run(&self, inputs: &[(&str, &Tensor)], state: &mut State) -> Result<Vec<(String, Tensor)>, ExecError> {
-        self.on_a_worker(inputs, state, None)
+        self.in_frame(inputs, state, None, None)
     }
 
     /// As [`run`](Executable::run), and adds to `profile` the time that each operator takes.
@@ -175,7 +175,7 @@ impl Executable {
         state: &mut State,
         profile: &mut Profile,
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
-        self.on_a_worker(inputs, state, Some(profile))
+        self.in_frame(inputs, state, None, Some(profile))
     }
 
     /// As [`run`](Executable::run), and shows `observer` the results of ops by name as they are computed. Values within
@@ -190,16 +190,6 @@ impl Executable {
         observer: &mut dyn FnMut(&str, &Tensor),
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
         self.in_frame(inputs, state, Some(observer), None)
-    }
-
-    /// Runs on one of the threads that kernels divide their work among, so that it need not be handed over each time.
-    fn on_a_worker(
-        &self,
-        inputs: &[(&str, &Tensor)],
-        state: &mut State,
-        profile: Option<&mut Profile>,
-    ) -> Result<Vec<(String, Tensor)>, ExecError> {
-        rayon::scope(|_| self.in_frame(inputs, state, None, profile))
     }
 
     fn in_frame<'a>(

@@ -11,5 +11,6 @@ pub(crate) mod product;
 pub(crate) mod reduce;
 pub(crate) mod round;
 pub(crate) mod simd;
+pub(crate) mod team;
 pub(crate) mod tiles;
 pub(crate) mod widen;

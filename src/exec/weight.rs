@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
+use super::kernels::team;
 use super::kernels::widen::scale_bytes;
 use super::tensor::{Tensor, TensorData};
 use crate::error::Result;
@@ -106,7 +107,7 @@ impl Weight {
     pub(crate) fn dense(&self) -> &Arc<Tensor> {
         self.dense.get_or_init(|| {
             let mut out = vec![0.0; self.shape.iter().product()];
-            out.par_chunks_mut(self.columns().max(1)).enumerate().for_each(|(row, out)| self.expand_row(row, out));
+            team::for_each_chunk(&mut out, self.columns().max(1), |row, out| self.expand_row(row, out));
             Arc::new(Tensor::new(self.shape.clone(), out))
         })
     }

@@ -8,14 +8,14 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-
-use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Flow, Form, Found, constant, flag, integers, rows_of_slice};
 use crate::exec::kernels::matrix::product;
 use crate::exec::kernels::product::Layout;
 use crate::exec::kernels::reduce::max;
 use crate::exec::kernels::round::round_to_f16;
+use crate::exec::kernels::team;
 use crate::exec::ops::{Call, Value, softmax_rows};
 use crate::exec::state::State;
 use crate::exec::step::{Frame, Operand, Step};
@@ -200,17 +200,21 @@ impl Attention {
                 tasks.push((head, block * ROWS, out));
             }
         }
-        let compute = |(head, first, out): (usize, usize, &mut [f32])| {
-            let query = &query[(head * rows + first) * width..][..out.len() / value.width * width];
-            let mask = |row: usize| &mask[(first + row) % tokens % mask_rows * slots..][open.clone()];
-            self.block((query, width), key.part(head, &open), mask, (value.part(head, &open), out), &rounds)
+        let done = AtomicBool::new(true);
+        let part = |(head, first, out): &mut (usize, usize, &mut [f32])| {
+            let query = &query[(*head * rows + *first) * width..][..out.len() / value.width * width];
+            let mask = |row: usize| &mask[(*first + row) % tokens % mask_rows * slots..][open.clone()];
+            let (key, value) = (key.part(*head, &open), value.part(*head, &open));
+            if self.block((query, width), key, mask, (value, &mut **out), &rounds).is_none() {
+                done.store(false, Ordering::Relaxed);
+            }
         };
-        let done: Option<()> = if tasks.len() > 1 && heads * tokens * width * open.len() > LARGE_WORK {
-            tasks.into_par_iter().map(compute).collect()
+        if tasks.len() > 1 && heads * tokens * width * open.len() > LARGE_WORK {
+            team::for_each_chunk(&mut tasks, 1, |_, tasks| tasks.iter_mut().for_each(part));
         } else {
-            tasks.into_iter().map(compute).collect()
-        };
-        done.map(|()| Tensor::new([1, heads, tokens, value.width], out))
+            tasks.iter_mut().for_each(part);
+        }
+        done.into_inner().then(|| Tensor::new([1, heads, tokens, value.width], out))
     }
 
     /// Some rows of queries, of `width` each, over the open slots of one head; the result is as long as the values are

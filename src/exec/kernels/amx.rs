@@ -14,12 +14,12 @@ use std::arch::x86_64::{
     _mm512_cvtne2ps_pbh,
 };
 use std::sync::OnceLock;
-
-use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::lines::Lines;
 use super::product::Layout;
 use super::simd::CACHE_LINE;
+use super::team;
 use super::tiles::{STRIP, Shared, put};
 
 /// Rows of a tile, and its columns.
@@ -71,20 +71,23 @@ pub(super) fn multiply(
     // pieces of the depth of 16 columns, which don't cross columns
     let of_columns = depth.div_ceil(DEPTH);
     let piece = DEPTH / STEP * PARTS * TILE;
-    let pieces: Vec<&mut [u32]> =
+    let mut pieces: Vec<&mut [u32]> =
         lines.words().chunks_exact_mut((steps * PARTS * TILE).max(1)).flat_map(|all| all.chunks_mut(piece)).collect();
-    let finite = pieces.into_par_iter().enumerate().map(|(i, words)| {
+    let finite = AtomicBool::new(true);
+    team::for_each_chunk(&mut pieces, 1, |i, piece| {
         let (first, from) = (i / of_columns * SIDE, i % of_columns * DEPTH);
         let (wide, deep) = (SIDE.min(columns - first), DEPTH.min(depth - from));
         let start = first * x_layout.column + from * x_layout.row;
         // SAFETY: the processor has these vectors, as asserted.
-        unsafe { pack((&x[start..], x_layout), (deep, wide), words) }
+        if !unsafe { pack((&x[start..], x_layout), (deep, wide), &mut *piece[0]) } {
+            finite.store(false, Ordering::Relaxed);
+        }
     });
-    if !finite.reduce(|| true, |all, part| all & part) {
+    if !finite.into_inner() {
         return false;
     }
     let chunk = Chunk { a, depth, columns, packed: &lines, finish: &finish, out: Shared(out.as_mut_ptr()), out_layout };
-    (0..rows.div_ceil(ROWS)).into_par_iter().with_max_len(1).for_each(|i| {
+    team::for_each(rows.div_ceil(ROWS), |i| {
         // SAFETY: the processor has the unit, as asserted.
         unsafe { chunk.run(i * ROWS, ROWS.min(rows - i * ROWS)) }
     });

@@ -1,9 +1,8 @@
 //! Products of a stored weight `[O, K]` with activations of `T` tokens.
 
-use rayon::prelude::*;
-
 use super::dot::{MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 use super::simd::{CACHE_LINE, Lanes, Widest};
+use super::team;
 use super::tiles::{self, DEPTH, Widen};
 use crate::exec::weight::{Elements, Scales, Weight};
 
@@ -81,10 +80,9 @@ pub(crate) fn multiply(
 /// Few tokens: dot products, rows divided among threads.
 fn by_dots(weight: &Weight, inputs: &[&[f32]], start: impl Fn(usize) -> f32 + Sync, out: &mut [f32]) {
     let (tokens, columns) = (inputs.len(), weight.columns());
-    // enough work for a thread to be worth waking, and no more parts than even out what threads are given
+    // enough work for a part to be worth fetching, and no more parts than even out what threads are given
     let share = (65_536 / columns.max(1)).clamp(8, 1024).max(weight.rows() / 256);
-    // the smallest parts, so that no thread waits long for another's last one
-    out.par_chunks_mut(share * tokens).enumerate().with_max_len(1).for_each(|(i, out)| {
+    team::for_each_chunk(out, share * tokens, |i, out| {
         let first = i * share;
         for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
             out.fill(start(first + r));

@@ -10,11 +10,10 @@
 //! added in order. So a column's result has the same bits whatever other columns are beside it, however many there are,
 //! and on every processor that rounds a multiplication and addition once.
 
-use rayon::prelude::*;
-
 use super::lines::Lines;
 use super::product::Layout;
 use super::simd::{Dispatch, Kernel, Lanes};
+use super::team;
 
 /// Rows that a thread takes at a time: some tiles of every height.
 const ROWS: usize = 24;
@@ -66,8 +65,7 @@ pub(crate) fn multiply<A: Widen>(
         on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target, out_layout });
     };
     if parallel && rows * depth * columns > SMALL_WORK {
-        // the smallest parts, so that no thread waits long for another's last one
-        (0..rows.div_ceil(ROWS)).into_par_iter().with_max_len(1).for_each(chunk);
+        team::for_each(rows.div_ceil(ROWS), chunk);
     } else {
         (0..rows.div_ceil(ROWS)).for_each(chunk);
     }
@@ -108,7 +106,7 @@ impl Packed {
         let panels = columns.div_ceil(width);
         let lines = Lines::new(panels * depth * width);
         let mut packed = Packed { lines, width, columns, depth };
-        let part = |(piece, values): (usize, &mut [f32])| {
+        let part = |piece: usize, values: &mut [f32]| {
             // pieces don't cross panels
             let of_panel = depth.div_ceil(DEPTH);
             let (panel, from) = (piece / of_panel, piece % of_panel * DEPTH);
@@ -116,11 +114,12 @@ impl Packed {
             pack((x, x_layout), from, first..(first + width).min(columns), (values, width));
         };
         let pieces = packed.lines.floats().chunks_exact_mut((depth * width).max(1));
-        let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width)).enumerate();
+        let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width));
         if parallel && depth * columns > SMALL_PACK {
-            pieces.par_bridge().for_each(part);
+            let mut pieces: Vec<&mut [f32]> = pieces.collect();
+            team::for_each_chunk(&mut pieces, 1, |i, piece| part(i, &mut *piece[0]));
         } else {
-            pieces.for_each(part);
+            pieces.enumerate().for_each(|(i, piece)| part(i, piece));
         }
         packed
     }

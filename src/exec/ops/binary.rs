@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::{Call, LARGE, PART, Results, Row, computing, one};
+use crate::exec::kernels::team;
 use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 
 /// The rows of this group.
@@ -116,8 +115,9 @@ fn zip_in_place<T: Copy + Send + Sync>(
     let walk = walk(x_shape, x_shape, y_shape);
     let (length, _, y_step) = walk.inner;
     if walk.shape.is_empty() && y_step == 1 && length > LARGE {
-        let parts = x.par_chunks_mut(PART).zip(y.par_chunks(PART));
-        return parts.for_each(|(x, y)| x.iter_mut().zip(y).for_each(|(x, y)| *x = function(*x, *y)));
+        return team::for_each_chunk(x, PART, |i, x| {
+            x.iter_mut().zip(&y[i * PART..]).for_each(|(x, y)| *x = function(*x, *y));
+        });
     }
     let mut rows = x.chunks_exact_mut(length);
     for_each_index(&walk.shape, [&walk.y], |[j]| {

@@ -1,11 +1,10 @@
 //! Convolutions over one, two or three spatial axes.
 
-use rayon::prelude::*;
-
 use super::matmul::{bias, weight};
 use super::{Call, Results, Row, computing, one};
 use crate::exec::kernels::matrix::product;
 use crate::exec::kernels::product::{Layout, multiply};
+use crate::exec::kernels::team;
 use crate::exec::tensor::{Tensor, for_each_index, strides};
 
 /// The rows of this group.
@@ -123,7 +122,7 @@ fn conv(call: &mut Call<'_>) -> Results {
     let Some(kernel) = dense.floats() else { return Err(misfit()) };
     let (group_rows, group_channels) = (rows / groups, channels / groups);
     let columns = weight.columns();
-    out.par_chunks_exact_mut(group_rows * places).enumerate().for_each(|(i, out)| {
+    team::for_each_chunk(&mut out, group_rows * places, |i, out| {
         let (n, group) = (i / groups, i % groups);
         let first = (n * channels + group * group_channels) * size;
         let gathered = windows(&values[first..][..group_channels * size], &axes);

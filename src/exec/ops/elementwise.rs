@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::{Call, LARGE, PART, Results, Row, computing, one};
 use crate::exec::kernels::activation::{
     erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
 };
+use crate::exec::kernels::team;
 use crate::exec::tensor::{Tensor, TensorData};
 use crate::mil::DataType;
 
@@ -79,7 +78,7 @@ fn unary(call: &mut Call<'_>, function: impl Fn(f32) -> f32) -> Results {
 fn slices(call: &mut Call<'_>, function: fn(&mut [f32])) -> Results {
     let mut x = call.take("x")?;
     match &mut Arc::make_mut(&mut x).data {
-        TensorData::F32(values) if values.len() > LARGE => values.par_chunks_mut(PART).for_each(function),
+        TensorData::F32(values) if values.len() > LARGE => team::for_each_chunk(values, PART, |_, part| function(part)),
         TensorData::F32(values) => function(values),
         data => return Err(format!("`x` holds {}, not floats", data.kind())),
     }

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::norm::softmax_rows;
 use super::{Call, Results, Row, Value, computing, one};
 use crate::exec::kernels::matrix::product;
 use crate::exec::kernels::product::{Layout, multiply};
+use crate::exec::kernels::team;
 use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 use crate::exec::weight::{Elements, Weight};
 
@@ -153,7 +152,7 @@ pub(super) fn batched(x: &Tensor, y: &Tensor, transpose_x: bool, transpose_y: bo
     };
     if m * n > 0 {
         if places.len() > 1 && work > SMALL_WORK {
-            out.par_chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out), false));
+            team::for_each_chunk(&mut out, m * n, |i, out| compute((places[i], out), false));
         } else {
             out.chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out), work > SMALL_WORK));
         }
