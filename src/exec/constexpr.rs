@@ -105,7 +105,7 @@ fn pack(dtype: DataType, (shape, values): (Vec<usize>, Vec<f32>)) -> Value {
     }
     let elements = match dtype {
         DataType::Fp16 => Elements::F16(values.iter().map(|v| f16::from_f32(*v)).collect()),
-        _ => Elements::F32(values),
+        _ => Elements::F32(values.into()),
     };
     Value::Weight(Arc::new(Weight::plain(shape, Arc::new(elements))))
 }
@@ -172,7 +172,7 @@ fn shift_scale(
         let bytes = match (data, &offset) {
             (Part::Stored(constant), None) if constant.ty.dtype.is_integer() => cache.elements(constant)?,
             (Part::Stored(constant), Some((offset_shape, offset))) if constant.ty.dtype.is_integer() => {
-                shifted(constant, &shape, offset_shape, offset)?.map(Arc::new)
+                shifted(constant, &shape, offset_shape, offset, cache)?.map(Arc::new)
             }
             _ => None,
         };
@@ -229,12 +229,13 @@ fn shifted(
     shape: &[usize],
     offset_shape: &[usize],
     offset: &[f32],
+    cache: &WeightCache,
 ) -> Result<Option<Elements>, Trouble> {
     let count = shape.iter().product();
     let Some(mut values) = decode_integers(constant.ty.dtype, &constant.bytes()?, count) else { return Ok(None) };
     for_each_block(shape, offset_shape, |i, block| values[i] -= offset[block] as i32);
     let bytes: Option<Vec<i8>> = values.into_iter().map(|v| i8::try_from(v).ok()).collect();
-    Ok(bytes.map(Elements::Int8))
+    Ok(bytes.map(|bytes| Elements::Int8(cache.keep(&bytes))))
 }
 
 /// The scales of each row; `scale_shape` has blocks along the first two axes only.

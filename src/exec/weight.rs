@@ -2,13 +2,16 @@
 //! rows at a time, inside the kernels.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
 use super::kernels::team;
 use super::kernels::widen::scale_bytes;
+use super::memory::{Arena, Array};
 use super::tensor::{Tensor, TensorData};
 use crate::error::Result;
 use crate::mil::constant::Data;
@@ -21,11 +24,11 @@ pub(crate) const SMALL: usize = 1024;
 #[derive(Debug)]
 pub(crate) enum Elements {
     /// As they are.
-    F32(Vec<f32>),
+    F32(Array<f32>),
     /// fp16 bits.
-    F16(Vec<f16>),
+    F16(Array<f16>),
     /// Signed bytes, to be multiplied by a scale.
-    Int8(Vec<i8>),
+    Int8(Array<i8>),
 }
 
 impl Elements {
@@ -120,6 +123,7 @@ type Held = (Arc<dyn Content>, Arc<Elements>);
 #[derive(Default)]
 pub struct WeightCache {
     held: Mutex<HashMap<(usize, DataType), Held>>,
+    arena: Arena,
 }
 
 impl WeightCache {
@@ -149,7 +153,7 @@ impl WeightCache {
         if let Some((_, elements)) = self.held.lock().unwrap_or_else(|e| e.into_inner()).get(&key) {
             return Ok(Some(elements.clone()));
         }
-        let Some(elements) = load_elements(constant.ty.dtype, content.as_ref())?.map(Arc::new) else { return Ok(None) };
+        let Some(elements) = self.load(constant.ty.dtype, content.as_ref())?.map(Arc::new) else { return Ok(None) };
         let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
         Ok(Some(held.entry(key).or_insert((content.clone(), elements)).1.clone()))
     }
@@ -166,44 +170,49 @@ fn read_all(content: &dyn Content, out: &mut [u8]) -> Result<()> {
     out.par_chunks_mut(piece).enumerate().try_for_each(|(i, out)| content.read(i as u64 * piece as u64, out))
 }
 
-fn load_elements(dtype: DataType, content: &dyn Content) -> Result<Option<Elements>> {
-    let length = content.length() as usize;
-    Ok(Some(match dtype {
-        DataType::Fp32 => {
-            let mut values = vec![0f32; length / 4];
-            read_all(content, bytemuck::cast_slice_mut(&mut values))?;
-            Elements::F32(values)
-        }
-        DataType::Fp16 => {
-            let mut values = vec![f16::ZERO; length / 2];
-            read_all(content, bytemuck::cast_slice_mut(&mut values))?;
-            Elements::F16(values)
-        }
-        DataType::Int8 => {
-            let mut values = vec![0i8; length];
-            read_all(content, bytemuck::cast_slice_mut(&mut values))?;
-            Elements::Int8(values)
-        }
-        DataType::Bf16 | DataType::Fp64 => {
-            let mut bytes = vec![0u8; length];
-            read_all(content, &mut bytes)?;
-            return Ok(decode_elements(dtype, &bytes));
-        }
-        // unpacked: each fits a signed byte
-        _ if dtype.is_integer() && dtype.bits() < 8 => {
-            let mut bytes = vec![0u8; length];
-            read_all(content, &mut bytes)?;
-            return Ok(decode_elements(dtype, &bytes));
-        }
-        _ => return Ok(None),
-    }))
+impl WeightCache {
+    /// The elements of a content, in the form they are kept in.
+    fn load(&self, dtype: DataType, content: &dyn Content) -> Result<Option<Elements>> {
+        let length = content.length() as usize;
+        Ok(Some(match dtype {
+            DataType::Fp32 => Elements::F32(self.read(length, content)?),
+            DataType::Fp16 => Elements::F16(self.read(length, content)?),
+            DataType::Int8 => Elements::Int8(self.read(length, content)?),
+            DataType::Bf16 | DataType::Fp64 => {
+                let mut bytes = vec![0u8; length];
+                read_all(content, &mut bytes)?;
+                return Ok(decode_elements(dtype, &bytes));
+            }
+            // unpacked: each fits a signed byte
+            _ if dtype.is_integer() && dtype.bits() < 8 => {
+                let mut bytes = vec![0u8; length];
+                read_all(content, &mut bytes)?;
+                return Ok(decode_elements(dtype, &bytes));
+            }
+            _ => return Ok(None),
+        }))
+    }
+
+    /// So many bytes of a content, as they are.
+    fn read<T: Pod>(&self, length: usize, content: &dyn Content) -> Result<Array<T>> {
+        self.arena.filled(length / size_of::<T>(), |values| read_all(content, bytemuck::cast_slice_mut(values)))
+    }
+
+    /// Elements made by decoding, kept like those that are read.
+    pub(crate) fn keep<T: Pod>(&self, values: &[T]) -> Array<T> {
+        let Ok(kept) = self.arena.filled(values.len(), |kept| {
+            kept.copy_from_slice(values);
+            Ok::<_, Infallible>(())
+        });
+        kept
+    }
 }
 
 fn decode_elements(dtype: DataType, bytes: &[u8]) -> Option<Elements> {
     Some(match dtype {
         DataType::Fp16 => Elements::F16(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()),
         DataType::Int8 => Elements::Int8(bytes.iter().map(|b| *b as i8).collect()),
-        d if d.is_float() => Elements::F32(decode_floats(d, bytes)?),
+        d if d.is_float() => Elements::F32(decode_floats(d, bytes)?.into()),
         d if d.is_integer() && d.bits() < 8 => {
             let count = bytes.len() * 8 / d.bits() as usize;
             Elements::Int8(decode_integers(d, bytes, count)?.into_iter().map(|v| v as i8).collect())
@@ -289,7 +298,7 @@ mod tests {
 
     #[test]
     fn rows_are_expanded_with_the_scale_of_their_block() {
-        let elements = Arc::new(Elements::Int8(vec![1, 2, 3, 4, -1, -2, -3, -4]));
+        let elements = Arc::new(Elements::Int8(vec![1, 2, 3, 4, -1, -2, -3, -4].into()));
         let scales = Scales { values: vec![1.0, 10.0, 0.5, 2.0], blocks: 2 };
         let weight = Weight::scaled(vec![2, 4], elements, scales);
         assert_eq!(weight.dense().floats().unwrap(), [1.0, 2.0, 30.0, 40.0, -0.5, -1.0, -6.0, -8.0]);
@@ -317,6 +326,6 @@ mod tests {
         let second = cache.elements(&constant.clone()).unwrap().unwrap();
         assert!(Arc::ptr_eq(&first, &second));
         assert_eq!(cache.bytes(), 8);
-        assert!(matches!(&*first, Elements::F32(v) if v == &[1.5, -2.0]));
+        assert!(matches!(&*first, Elements::F32(v) if **v == [1.5, -2.0]));
     }
 }

@@ -141,10 +141,17 @@ impl Sampler {
 
 /// The index of the largest logit, the first of equals.
 pub fn argmax(logits: &[f32]) -> u32 {
+    /// Logits that are looked at one by one only if the largest may be among them.
+    const PIECE: usize = 64;
     let mut best = 0;
-    for (i, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] || logits[best].is_nan() {
-            best = i;
+    for (i, piece) in logits.chunks(PIECE).enumerate() {
+        // a NaN is never larger
+        if logits[best].is_nan() || piece.iter().fold(false, |larger, logit| larger | (*logit > logits[best])) {
+            for (k, logit) in piece.iter().enumerate() {
+                if *logit > logits[best] || logits[best].is_nan() {
+                    best = i * PIECE + k;
+                }
+            }
         }
     }
     best as u32

@@ -90,12 +90,21 @@ pub(crate) struct Sums<'a> {
     pub column: usize,
 }
 
-/// Adds the dot products of rows and columns, times `scale` of the row, to sums. The columns are equally long, and so
+/// What the products of each row are multiplied by: row `r` by `values[r * row]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Factors<'a> {
+    /// The factors.
+    pub values: &'a [f32],
+    /// From row to row; 0 if all have the same.
+    pub row: usize,
+}
+
+/// Adds the dot products of rows and columns, times the row's factor, to sums. The columns are equally long, and so
 /// are the rows.
 ///
 /// # Panics
 /// If a slice is too short or there are more than [`MOST_COLUMNS`] columns.
-pub(crate) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: &[&[f32]], scale: impl Fn(usize) -> f32, sums: Sums<'_>) {
+pub(crate) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: &[&[f32]], factors: Factors<'_>, sums: Sums<'_>) {
     let length = columns.first().map_or(0, |c| c.len());
     if rows.count == 0 || columns.is_empty() {
         return;
@@ -103,18 +112,19 @@ pub(crate) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: &[&[f32]], scale: 
     assert!(columns.len() <= MOST_COLUMNS && columns.iter().all(|c| c.len() == length));
     assert!(rows.values.len() >= (rows.count - 1) * rows.stride + length);
     assert!(sums.values.len() > (rows.count - 1) * sums.row + (columns.len() - 1) * sums.column);
-    Widest.run(Dots { rows, columns, length, scale, sums });
+    assert!(factors.values.len() > (rows.count - 1) * factors.row);
+    Widest.run(Dots { rows, columns, length, factors, sums });
 }
 
-struct Dots<'a, S, F> {
+struct Dots<'a, S> {
     rows: Rows<'a, S>,
     columns: &'a [&'a [f32]],
     length: usize,
-    scale: F,
+    factors: Factors<'a>,
     sums: Sums<'a>,
 }
 
-impl<S: Stored, F: Fn(usize) -> f32> Kernel for Dots<'_, S, F> {
+impl<S: Stored> Kernel for Dots<'_, S> {
     type Output = ();
 
     #[inline(always)]
@@ -143,7 +153,7 @@ impl<S: Stored, F: Fn(usize) -> f32> Kernel for Dots<'_, S, F> {
     }
 }
 
-impl<S: Stored, F: Fn(usize) -> f32> Dots<'_, S, F> {
+impl<S: Stored> Dots<'_, S> {
     /// `C` columns, `R` rows at a time.
     ///
     /// # Safety
@@ -172,7 +182,7 @@ impl<S: Stored, F: Fn(usize) -> f32> Dots<'_, S, F> {
     #[inline(always)]
     fn put<const R: usize, const C: usize>(&mut self, first: usize, products: [[f32; C]; R]) {
         for (r, products) in products.iter().enumerate() {
-            let scale = (self.scale)(first + r);
+            let scale = self.factors.values[(first + r) * self.factors.row];
             for (c, product) in products.iter().enumerate() {
                 self.sums.values[(first + r) * self.sums.row + c * self.sums.column] += product * scale;
             }
@@ -300,11 +310,13 @@ pub(crate) mod tests {
                     let values: Vec<S> = noise(count * stride, 7).into_iter().map(&store).collect();
                     let inputs: Vec<Vec<f32>> = (0..column_count).map(|c| noise(length, 100 + c as u32)).collect();
                     let columns: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+                    let scales: Vec<f32> = (0..count).flat_map(|r| [1.0 + r as f32, f32::NAN]).collect();
+                    let factors = Factors { values: &scales, row: 2 };
                     each(|run| {
                         let mut found = vec![1.0; count * column_count];
                         let rows = Rows { values: &values, stride, count };
                         let sums = Sums { values: &mut found, row: 1, column: count };
-                        run.run(Dots { rows, columns: &columns, length, scale: |r| 1.0 + r as f32, sums });
+                        run.run(Dots { rows, columns: &columns, length, factors, sums });
                         for (i, found) in found.iter().enumerate() {
                             let (c, r) = (i / count, i % count);
                             let (row, scale) = (&values[r * stride..][..length], 1.0 + r as f64);

@@ -1,6 +1,6 @@
 //! Products of two f32 matrices.
 
-use super::dot::{MOST_COLUMNS, Rows, Sums, add_dots};
+use super::dot::{Factors, MOST_COLUMNS, Rows, Sums, add_dots};
 use super::product::Layout;
 use super::simd::{Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, Widen};
@@ -72,7 +72,7 @@ fn by_dots<'a>(rows: Rows<'_, f32>, column: impl Fn(usize) -> &'a [f32], count: 
     let mut columns: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
     columns.iter_mut().enumerate().take(count).for_each(|(i, place)| *place = column(i));
     sums.values.fill(0.0);
-    add_dots(rows, &columns[..count], |_| 1.0, sums);
+    add_dots(rows, &columns[..count], Factors { values: &[1.0], row: 0 }, sums);
 }
 
 /// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.

@@ -1,6 +1,6 @@
 //! Products of a stored weight `[O, K]` with activations of `T` tokens.
 
-use super::dot::{MOST_COLUMNS, Rows, Stored, Sums, add_dots};
+use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 use super::simd::{CACHE_LINE, Lanes, Widest};
 use super::team;
 use super::tiles::{self, DEPTH, Widen};
@@ -104,19 +104,22 @@ fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, 
     let piece = if inputs.len() == 1 { columns } else { (NEAR / inputs.len()).max(1) };
     for start in (0..columns).step_by(block) {
         let end = (start + block).min(columns);
+        let factors = match scales.values.as_slice() {
+            all @ [_] => Factors { values: all, row: 0 },
+            values => {
+                let which = (start / block).min(scales.blocks - 1);
+                Factors { values: &values[first * scales.blocks + which..], row: scales.blocks }
+            }
+        };
         for from in (start..end).step_by(piece.max(1)) {
             let range = from..(from + piece).min(end);
             let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
             for (part, input) in parts.iter_mut().zip(inputs) {
                 *part = &input[range.clone()];
             }
-            let scale = |row: usize| {
-                let of_row = scales.of_row(first + row);
-                of_row[(start / block).min(of_row.len() - 1)]
-            };
             let rows = Rows { values: &values[first * columns + range.start..], stride: columns, count };
             let sums = Sums { values: out, row: inputs.len(), column: 1 };
-            add_dots(rows, &parts[..inputs.len()], scale, sums);
+            add_dots(rows, &parts[..inputs.len()], factors, sums);
         }
     }
 }
@@ -228,13 +231,13 @@ mod tests {
         let row_scales = Scales { values: (0..rows).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 1 };
         let block_scales = Scales { values: (0..rows * 3).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 3 };
         let weights = [
-            Weight::plain(vec![rows, columns], Arc::new(Elements::F32(values.clone()))),
+            Weight::plain(vec![rows, columns], Arc::new(Elements::F32(values.clone().into()))),
             Weight::plain(
                 vec![rows, columns],
                 Arc::new(Elements::F16(values.iter().map(|v| f16::from_f32(*v)).collect())),
             ),
-            Weight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.clone())), row_scales),
-            Weight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes)), block_scales),
+            Weight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.clone().into())), row_scales),
+            Weight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.into())), block_scales),
         ];
         for weight in &weights {
             let dense = weight.dense().floats().unwrap();

@@ -289,7 +289,7 @@ mod tests {
     fn an_embedding_is_expanded_row_by_row() {
         let weight = Weight::scaled(
             vec![3, 2],
-            Arc::new(Elements::Int8(vec![1, 2, 3, 4, 5, 6])),
+            Arc::new(Elements::Int8(vec![1, 2, 3, 4, 5, 6].into())),
             Scales { values: vec![1.0, 10.0, 100.0], blocks: 1 },
         );
         let rows = run("gather", vec![("x", Value::Weight(Arc::new(weight))), ("indices", i(&[1, 2], &[1, 2]))]);

@@ -25,7 +25,7 @@ pub(super) fn weight(call: &Call<'_>, parameter: &str) -> Result<Arc<Weight>, St
     match call.value(parameter)? {
         Value::Weight(weight) => Ok(weight.clone()),
         _ => {
-            let elements = Elements::F32(call.floats(parameter)?.to_vec());
+            let elements = Elements::F32(call.floats(parameter)?.to_vec().into());
             Ok(Arc::new(Weight::plain(call.tensor(parameter)?.shape.clone(), Arc::new(elements))))
         }
     }
@@ -230,7 +230,8 @@ mod tests {
 
     #[test]
     fn a_stored_weight_stands_on_either_side() {
-        let weight = Arc::new(Weight::plain(vec![2, 3], Arc::new(Elements::F32(vec![1.0, 0.0, 2.0, 0.0, 1.0, -1.0]))));
+        let weight =
+            Arc::new(Weight::plain(vec![2, 3], Arc::new(Elements::F32(vec![1.0, 0.0, 2.0, 0.0, 1.0, -1.0].into()))));
         let weight = || Value::Weight(weight.clone());
         let yes = b(&[], &[true]);
         let right = run("matmul", vec![("x", f(&[1, 1, 3], &[1.0, 2.0, 3.0])), ("y", weight()), ("transpose_y", yes)]);

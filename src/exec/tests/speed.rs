@@ -20,9 +20,9 @@ fn products() {
         let scales = || Scales { values: vec![0.01; rows], blocks: 1 };
         let shape = || vec![rows, columns];
         let weights = [
-            ("int8", 1, Weight::scaled(shape(), Arc::new(Elements::Int8(bytes)), scales())),
+            ("int8", 1, Weight::scaled(shape(), Arc::new(Elements::Int8(bytes.into())), scales())),
             ("fp16", 2, Weight::plain(shape(), Arc::new(Elements::F16(halves)))),
-            ("fp32", 4, Weight::plain(shape(), Arc::new(Elements::F32(values)))),
+            ("fp32", 4, Weight::plain(shape(), Arc::new(Elements::F32(values.into())))),
         ];
         for (name, width, weight) in &weights {
             for tokens in [1, 2, 4, 8, 16, 64, 256] {
