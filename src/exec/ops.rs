@@ -23,11 +23,6 @@ use super::tensor::{Tensor, TensorData};
 use super::weight::Weight;
 use crate::mil::{DataType, TensorType};
 
-/// Elements beyond which threads are worth waking for a single step on each.
-const LARGE: usize = 1 << 15;
-/// Elements that a thread then takes at a time.
-const PART: usize = LARGE / 4;
-
 /// What an argument is when an op runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {

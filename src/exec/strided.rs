@@ -1,5 +1,7 @@
 //! Reading and writing part of a tensor, or its axes in another order: each axis has a step through the elements.
 
+use super::kernels::team::{self, LARGE};
+
 /// Which elements of a tensor, in which order.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
@@ -82,19 +84,24 @@ impl View {
     }
 
     /// The elements, in row-major order.
-    pub fn read<T: Copy>(&self, from: &[T]) -> Vec<T> {
-        let mut out = Vec::with_capacity(self.shape.iter().product());
+    pub fn read<T: Copy + Send + Sync>(&self, from: &[T]) -> Vec<T> {
+        let count = self.shape.iter().product();
+        let mut out = Vec::with_capacity(count);
         if let [outer @ .., (rows, 1), (columns, step @ 1..)] = &self.merged()[..]
             && let Some(first) = from.first()
             && !self.shape.contains(&0)
         {
-            // a matrix that is turned
-            let (rows, columns, step, mut at) = (*rows, *columns, *step as usize, 0);
-            out.resize(self.shape.iter().product(), *first);
-            self.for_each_place(outer, |offset| {
-                turn(&from[offset as usize..], step, (rows, columns), &mut out[at..at + rows * columns]);
-                at += rows * columns;
-            });
+            // matrices that are turned
+            let (size, step) = ((*rows, *columns), *step as usize);
+            let mut places = Vec::new();
+            self.for_each_place(outer, |offset| places.push(offset as usize));
+            out.resize(count, *first);
+            let part = |i: usize, out: &mut [T]| turn(&from[places[i]..], step, size, out);
+            if count > LARGE {
+                team::for_each_chunk(&mut out, rows * columns, part);
+            } else {
+                out.chunks_exact_mut(rows * columns).enumerate().for_each(|(i, out)| part(i, out));
+            }
             return out;
         }
         self.for_each_run(|offset, length, step| {
@@ -150,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_turned_matrix_is_read_whole_whatever_its_size() {
-        for (batch, rows, columns) in [(1, 1, 40), (2, 17, 33), (3, 16, 5), (1, 50, 64)] {
+        for (batch, rows, columns) in [(1, 1, 40), (2, 17, 33), (3, 16, 5), (1, 50, 64), (5, 90, 110)] {
             let data: Vec<usize> = (0..batch * rows * columns).collect();
             let turned = View::whole(&[batch, rows, columns]).permute(&[0, 2, 1]).read(&data);
             for (i, found) in turned.iter().enumerate() {

@@ -25,7 +25,8 @@ impl Lines {
     /// Room for so many words.
     pub fn new(words: usize) -> Self {
         let mut lines = SPARE.take();
-        lines.resize(words.div_ceil(WORDS), Line([0; WORDS]));
+        // never fewer than there were: what is added is filled with zeros, which takes a while
+        lines.resize(words.div_ceil(WORDS).max(lines.len()), Line([0; WORDS]));
         Lines { lines, words }
     }
 

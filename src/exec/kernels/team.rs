@@ -16,6 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Elements beyond which a step that does little with each is worth dividing.
+pub(crate) const LARGE: usize = 1 << 15;
+/// Elements that a part of it then has.
+pub(crate) const PART: usize = LARGE / 4;
+
 /// How long a thread looks for work before it sleeps: longer than anything that one thread does alone between two
 /// products.
 const PATIENCE: Duration = Duration::from_millis(1);

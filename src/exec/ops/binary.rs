@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Call, LARGE, PART, Results, Row, computing, one};
-use crate::exec::kernels::team;
+use super::{Call, Results, Row, computing, one};
+use crate::exec::kernels::team::{self, LARGE, PART};
 use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 
 /// The rows of this group.

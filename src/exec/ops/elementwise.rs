@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Call, LARGE, PART, Results, Row, computing, one};
+use super::{Call, Results, Row, computing, one};
 use crate::exec::kernels::activation::{
     erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
 };
-use crate::exec::kernels::team;
+use crate::exec::kernels::team::{self, LARGE, PART};
 use crate::exec::tensor::{Tensor, TensorData};
 use crate::mil::DataType;
 

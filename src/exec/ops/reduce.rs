@@ -38,7 +38,7 @@ fn log_sum_exp(values: &[f32]) -> f32 {
 }
 
 /// The elements in an order in which those that are reduced together are neighbours.
-pub(super) fn gathered<'a, T: Copy>(shape: &[usize], values: &'a [T], reduced: &[bool]) -> Cow<'a, [T]> {
+pub(super) fn gathered<'a, T: Copy + Send + Sync>(shape: &[usize], values: &'a [T], reduced: &[bool]) -> Cow<'a, [T]> {
     let (inner, outer): (Vec<usize>, Vec<usize>) = (0..shape.len()).partition(|axis| reduced[*axis]);
     let order = [outer, inner].concat();
     let moved: Vec<usize> = order.iter().copied().filter(|axis| shape[*axis] != 1).collect();
