@@ -16,8 +16,8 @@
 //! | `fuse` | steps that are carried out as one |
 //! | `step` | steps, and carrying them out |
 //! | `ops` | the table of kernels by operator, and the kernels by group |
-//! | `memory` | keeping memory that was freed |
-//! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials |
+//! | `memory` | large pages for weights, and keeping memory that was freed |
+//! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials; the threads that share them |
 
 mod compile;
 mod constexpr;

@@ -1,39 +1,41 @@
 //! Products of a matrix of bytes with many columns, on a processor that multiplies tiles (Intel's AMX).
 //!
-//! The unit multiplies bf16 numbers, of 8 significant bits, exactly and adds the products up in f32. A byte is a bf16
-//! number, and an f32 number is the sum of three: its first 8 bits, the next 8, and the last 8. So three products of
-//! tiles are one of f32 numbers, with the sums rounded as f32 rounds them; it takes a fifth of the time.
+//! The unit multiplies bytes and adds the products up in 32 bits, exactly. So each column becomes integers of 31 bits:
+//! its elements, divided by a power of two that the largest gives, and rounded. An element has 24 significant bits, which
+//! all remain in those that are no smaller than a 64th of the largest; the others are off by at most a 2^30th of the
+//! largest. Four signed digits of a byte make up such an integer, so four products of tiles are one of f32 numbers. The
+//! sums of digits are exact, and rounded to f32 only as they are put together.
 //!
-//! A thread takes [`ROWS`] rows at a time: it turns [`DEPTH`] of their bytes into bf16, which stay in the first-level
-//! cache, and multiplies them with 16 columns after the other. The columns' parts are packed once, as the unit reads
-//! them: pairs of elements side by side.
+//! A thread takes [`ROWS`] rows at a time: it lays their bytes out in tiles and multiplies them with 16 columns after the
+//! other, over the whole length of the rows, for sums that leave the registers cost more than products. The columns'
+//! digits are packed once, as the unit reads them: four elements side by side.
 
 use std::arch::asm;
-use std::arch::x86_64::{
-    __cpuid_count, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-    _mm512_cvtne2ps_pbh,
-};
+use std::arch::x86_64::{__cpuid_count, _MM_HINT_T1, _mm_prefetch};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::lines::Lines;
 use super::product::Layout;
-use super::simd::CACHE_LINE;
 use super::team;
 use super::tiles::{STRIP, Shared, put};
 
 /// Rows of a tile, and its columns.
 const SIDE: usize = 16;
-/// Rows that a thread takes at a time: three tiles, whose sums, with the tiles that give them, fill the registers.
-const ROWS: usize = 3 * SIDE;
+/// Rows that a thread takes at a time: two tiles, whose sums with two digits, and what gives them, fill the registers.
+const ROWS: usize = 2 * SIDE;
 /// Elements of a row in a tile.
-const STEP: usize = 32;
-/// Elements of a row that are turned into bf16 at a time.
-const DEPTH: usize = 256;
+const STEP: usize = 64;
+/// Elements of a column that are packed at a time.
+const DEPTH: usize = 512;
 /// Words of a tile: a kilobyte.
 const TILE: usize = 256;
-/// Parts of a number.
-const PARTS: usize = 3;
+/// Digits of an element.
+const DIGITS: usize = 4;
+/// Bits of the largest element.
+const BITS: i32 = 30;
+/// Most elements of a row: sums of as many products of two bytes fit 32 bits.
+const MOST_DEPTH: usize = 1 << 16;
 
 /// Whether this processor has the unit, and the system lets this program use it.
 pub(super) fn is_available() -> bool {
@@ -43,16 +45,16 @@ pub(super) fn is_available() -> bool {
         const REQUEST_PERMISSION: libc::c_ulong = 0x1023;
         /// The tiles' contents (Intel's manual, volume 1, section 13.1).
         const TILE_DATA: libc::c_ulong = 18;
-        let has_vectors = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
-        // leaf 7: bit 22 says AMX-BF16, bit 24 AMX-TILE
-        let has_tiles = has_vectors && __cpuid_count(7, 0).edx & (1 << 22 | 1 << 24) == (1 << 22 | 1 << 24);
+        // leaf 7: bit 24 says AMX-TILE, bit 25 AMX-INT8
+        let has_tiles =
+            is_x86_feature_detected!("avx512f") && __cpuid_count(7, 0).edx & (1 << 24 | 1 << 25) == (1 << 24 | 1 << 25);
         // SAFETY: the call changes nothing but what this program may do.
         has_tiles && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) } == 0
     })
 }
 
 /// As [`tiles::multiply`](super::tiles::multiply), for rows of bytes; gives false, and does nothing, if the columns hold
-/// a number that isn't finite, which has no parts.
+/// a number that isn't finite, which has no digits, or the rows are too long.
 ///
 /// # Panics
 /// If a slice is too short, elements of `out` would share places, or the processor lacks the unit.
@@ -66,27 +68,35 @@ pub(super) fn multiply(
     assert!(is_available() && a.len() >= rows * depth);
     assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
     assert!(out_layout.is_injective(rows, columns), "elements of the result would share places");
-    let steps = depth.div_ceil(STEP);
-    let mut lines = Lines::new(columns.div_ceil(SIDE) * steps * PARTS * TILE);
     // pieces of the depth of 16 columns, which don't cross columns
     let of_columns = depth.div_ceil(DEPTH);
-    let piece = DEPTH / STEP * PARTS * TILE;
-    let mut pieces: Vec<&mut [u32]> =
-        lines.words().chunks_exact_mut((steps * PARTS * TILE).max(1)).flat_map(|all| all.chunks_mut(piece)).collect();
-    let finite = AtomicBool::new(true);
-    team::for_each_chunk(&mut pieces, 1, |i, piece| {
-        let (first, from) = (i / of_columns * SIDE, i % of_columns * DEPTH);
-        let (wide, deep) = (SIDE.min(columns - first), DEPTH.min(depth - from));
-        let start = first * x_layout.column + from * x_layout.row;
+    let piece = |i: usize| Piece {
+        x: &x[(i / of_columns * SIDE * x_layout.column + i % of_columns * DEPTH * x_layout.row)..],
+        layout: x_layout,
+        deep: DEPTH.min(depth - i % of_columns * DEPTH),
+        wide: SIDE.min(columns - i / of_columns * SIDE),
+    };
+    let largest: Vec<AtomicU32> = (0..columns.next_multiple_of(SIDE)).map(|_| AtomicU32::new(0)).collect();
+    team::for_each(columns.div_ceil(SIDE) * of_columns, |i| {
         // SAFETY: the processor has these vectors, as asserted.
-        if !unsafe { pack((&x[start..], x_layout), (deep, wide), &mut *piece[0]) } {
-            finite.store(false, Ordering::Relaxed);
-        }
+        let found = unsafe { piece(i).largest() };
+        let largest = &largest[i / of_columns * SIDE..][..SIDE];
+        largest.iter().zip(found).for_each(|(largest, found)| _ = largest.fetch_max(found, Ordering::Relaxed));
     });
-    if !finite.into_inner() {
-        return false;
-    }
-    let chunk = Chunk { a, depth, columns, packed: &lines, finish: &finish, out: Shared(out.as_mut_ptr()), out_layout };
+    let units: Option<Vec<Unit>> = largest.into_iter().map(|bits| Unit::of(bits.into_inner())).collect();
+    let Some(units) = units.filter(|_| depth <= MOST_DEPTH) else { return false };
+
+    let steps = depth.div_ceil(STEP);
+    let mut lines = Lines::new(columns.div_ceil(SIDE) * steps * DIGITS * TILE);
+    let all_of_columns = lines.words().chunks_exact_mut((steps * DIGITS * TILE).max(1));
+    let mut packed: Vec<&mut [u32]> =
+        all_of_columns.flat_map(|all| all.chunks_mut(DEPTH / STEP * DIGITS * TILE)).collect();
+    team::for_each_chunk(&mut packed, 1, |i, words| {
+        // SAFETY: as above.
+        unsafe { piece(i).pack(&units[i / of_columns * SIDE..], words[0]) };
+    });
+    let out = Shared(out.as_mut_ptr());
+    let chunk = Chunk { a, depth, columns, packed: &lines, units: &units, finish: &finish, out, out_layout };
     team::for_each(rows.div_ceil(ROWS), |i| {
         // SAFETY: the processor has the unit, as asserted.
         unsafe { chunk.run(i * ROWS, ROWS.min(rows - i * ROWS)) }
@@ -94,45 +104,100 @@ pub(super) fn multiply(
     true
 }
 
-/// Packs `deep` elements of `wide` columns as the unit reads them, part by part of each step; says whether all are
-/// finite.
-///
-/// # Safety
-/// The processor has AVX-512F.
-#[target_feature(enable = "avx512f")]
-unsafe fn pack((x, layout): (&[f32], Layout), (deep, wide): (usize, usize), words: &mut [u32]) -> bool {
-    /// The bits of a bf16 number.
-    const HIGH: u32 = 0xffff_0000;
-    let mut largest = 0u32;
-    for (step, tiles) in words.chunks_exact_mut(PARTS * TILE).enumerate() {
-        let (tiles, _) = tiles.as_chunks_mut::<SIDE>();
-        for pair in 0..STEP / 2 {
-            let mut values = [[0f32; SIDE]; 2];
-            for (k, values) in values.iter_mut().enumerate() {
-                let k = step * STEP + 2 * pair + k;
-                if k >= deep {
-                    continue;
+/// What a column's integers count: a power of two.
+#[derive(Clone, Copy)]
+struct Unit {
+    size: f32,
+    inverse: f32,
+}
+
+impl Unit {
+    /// That of a column whose largest element has these bits, without its sign; `None` if it isn't finite.
+    fn of(bits: u32) -> Option<Unit> {
+        // the largest element is less than two to this
+        let exponent = (bits >> 23) as i32 - 126;
+        // a unit and its inverse are normal numbers; in a column this small it is the least of them
+        let exponent = exponent.max(BITS - 126);
+        let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
+        (bits < f32::INFINITY.to_bits()).then(|| Unit { size: power(exponent - BITS), inverse: power(BITS - exponent) })
+    }
+}
+
+/// Some of the depth of up to 16 columns.
+struct Piece<'a> {
+    x: &'a [f32],
+    layout: Layout,
+    deep: usize,
+    wide: usize,
+}
+
+impl Piece<'_> {
+    /// An element of each column, zeros beyond the last.
+    #[inline(always)]
+    fn elements(&self, k: usize) -> [f32; SIDE] {
+        let mut elements = [0.0; SIDE];
+        let x = &self.x[k * self.layout.row..];
+        if self.layout.column == 1 && self.wide == SIDE {
+            elements.copy_from_slice(&x[..SIDE]);
+        } else {
+            elements.iter_mut().enumerate().take(self.wide).for_each(|(c, e)| *e = x[c * self.layout.column]);
+        }
+        elements
+    }
+
+    /// The bits, without the sign, of the largest element of each column.
+    ///
+    /// # Safety
+    /// The processor has AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn largest(&self) -> [u32; SIDE] {
+        (0..self.deep).fold([0; SIDE], |largest, k| {
+            let elements = self.elements(k);
+            std::array::from_fn(|c| largest[c].max(elements[c].to_bits() & !(1 << 31)))
+        })
+    }
+
+    /// Packs the digits as the unit reads them: of each step, a tile for each digit, the lowest first, in which a row
+    /// has four elements of each column.
+    ///
+    /// # Safety
+    /// The processor has AVX-512F; each column is finite and has its unit.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn pack(&self, units: &[Unit], words: &mut [u32]) {
+        /// What makes digits of bytes: each, but the highest, is 128 less than a byte of the sum with this.
+        const MIDDLE: u32 = 0x0080_8080;
+        /// Every other byte.
+        const EVEN: u32 = 0x00ff_00ff;
+        let inverse: [f32; SIDE] = std::array::from_fn(|c| units[c].inverse);
+        for (step, tiles) in words.chunks_exact_mut(DIGITS * TILE).enumerate() {
+            let (tiles, _) = tiles.as_chunks_mut::<SIDE>();
+            for row in 0..STEP / 4 {
+                let mut digits = [[0u32; SIDE]; 4];
+                for (j, digits) in digits.iter_mut().enumerate() {
+                    let k = step * STEP + 4 * row + j;
+                    if k < self.deep {
+                        let elements = self.elements(k);
+                        for c in 0..SIDE {
+                            let rounded = (elements[c] * inverse[c]).round_ties_even();
+                            // SAFETY: no larger than 2^30.
+                            let integer = unsafe { rounded.to_int_unchecked::<i32>() };
+                            digits[c] = (integer as u32).wrapping_add(MIDDLE) ^ MIDDLE;
+                        }
+                    }
                 }
-                let x = &x[k * layout.row..];
-                if layout.column == 1 && wide == SIDE {
-                    values.copy_from_slice(&x[..SIDE]);
-                } else {
-                    values.iter_mut().enumerate().take(wide).for_each(|(c, value)| *value = x[c * layout.column]);
-                }
-            }
-            for c in 0..SIDE {
-                let mut rest = [values[0][c], values[1][c]];
-                largest = largest.max(rest[0].to_bits() & !(1 << 31)).max(rest[1].to_bits() & !(1 << 31));
-                for part in 0..PARTS {
-                    let [low, high] = rest.map(|value| value.to_bits() & HIGH);
-                    tiles[part * SIDE + pair][c] = low >> 16 | high;
-                    // exact: the bits that are left
-                    rest = [rest[0] - f32::from_bits(low), rest[1] - f32::from_bits(high)];
+                for c in 0..SIDE {
+                    let [first, second, third, fourth] = [digits[0][c], digits[1][c], digits[2][c], digits[3][c]];
+                    let even = |low: u32, high: u32| low & EVEN | (high & EVEN) << 8;
+                    let odd = |low: u32, high: u32| low >> 8 & EVEN | high & !EVEN;
+                    let pairs = [(even(first, second), even(third, fourth)), (odd(first, second), odd(third, fourth))];
+                    for (digit, (low, high)) in pairs.into_iter().enumerate() {
+                        tiles[digit * SIDE + row][c] = low & 0xffff | high << 16;
+                        tiles[(digit + 2) * SIDE + row][c] = low >> 16 | high & !0xffff;
+                    }
                 }
             }
         }
     }
-    largest < f32::INFINITY.to_bits()
 }
 
 /// What threads share.
@@ -141,18 +206,15 @@ struct Chunk<'a, F> {
     depth: usize,
     columns: usize,
     packed: &'a Lines,
+    units: &'a [Unit],
     finish: &'a F,
     out: Shared,
     out_layout: Layout,
 }
 
-/// Bytes of a chunk's rows as bf16: tiles of 16 rows, three of each step.
+/// The sums of a chunk's rows with each digit of 16 columns.
 #[repr(align(64))]
-struct Wide([[[[u16; STEP]; SIDE]; ROWS / SIDE]; DEPTH / STEP]);
-
-/// The sums of a chunk.
-#[repr(align(64))]
-struct Sums([[f32; STRIP]; ROWS]);
+struct Sums([[[i32; SIDE]; ROWS]; DIGITS]);
 
 /// Eight tiles of 16 rows of 64 bytes (Intel's manual, volume 1, section 18.2: palette 1).
 #[repr(C, align(64))]
@@ -176,39 +238,33 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
     /// Some rows with all columns.
     ///
     /// # Safety
-    /// The processor has the unit, AVX-512F and AVX512-BF16; no other thread takes these rows.
-    #[target_feature(enable = "avx512f,avx512bf16")]
+    /// The processor has the unit and AVX-512F; no other thread takes these rows.
+    #[target_feature(enable = "avx512f")]
     unsafe fn run(&self, first: usize, count: usize) {
         let steps = self.depth.div_ceil(STEP);
-        let mut wide = Wide([[[[0; STEP]; SIDE]; ROWS / SIDE]; DEPTH / STEP]);
-        let mut sums = Sums([[0.0; STRIP]; ROWS]);
+        let near = self.laid_out(first, count);
+        let mut sums = Sums([[[0; SIDE]; ROWS]; DIGITS]);
+        let mut whole = [[0.0; STRIP]; ROWS];
         // SAFETY: the unit is there; it is left as it was found.
         unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const CONFIGURATION, options(nostack, preserves_flags)) };
         for strip in (0..self.columns).step_by(STRIP) {
             let columns = STRIP.min(self.columns - strip);
-            sums.0 = [[0.0; STRIP]; ROWS];
-            for from in (0..self.depth).step_by(DEPTH) {
-                let deep = DEPTH.min(self.depth - from);
-                for r in 0..count {
-                    // what this thread needs of the rows next, or of those after them
-                    let far = if from + deep < self.depth { deep } else { ROWS * self.depth - from };
-                    let row = &self.a[(first + r) * self.depth + from..];
-                    for line in (0..DEPTH).step_by(CACHE_LINE) {
-                        // only a hint, so that the address need not be one that can be read
-                        _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().wrapping_add(far + line));
-                    }
-                    let row = &row[..deep];
-                    for (tiles, bytes) in wide.0.iter_mut().zip(row.chunks(STEP)) {
-                        // SAFETY: the processor has the instructions.
-                        unsafe { widen(bytes, &mut tiles[r / SIDE][r % SIDE]) };
+            for place in 0..columns.div_ceil(SIDE) {
+                let start = strip + place * SIDE;
+                for digit in (0..DIGITS).step_by(2) {
+                    // SAFETY: the columns are packed to this depth, and the sums have room for two digits.
+                    unsafe {
+                        let x = self.packed.pointer().add((start / SIDE * steps * DIGITS + digit) * TILE);
+                        multiply_tiles(near.pointer(), x, steps, sums.0[digit..].as_mut_ptr().cast());
                     }
                 }
-                for place in 0..columns.div_ceil(SIDE) {
-                    // SAFETY: the columns are packed to this depth, and the sums have room for 16 columns.
-                    unsafe {
-                        let x = ((strip / SIDE + place) * steps + from / STEP) * PARTS * TILE;
-                        let sums = sums.0.as_mut_ptr().cast::<f32>().add(place * SIDE);
-                        multiply_tiles(&wide, self.packed.pointer().add(x), deep.div_ceil(STEP), sums);
+                let units: [f32; SIDE] = std::array::from_fn(|c| self.units[start + c].size);
+                for (r, whole) in whole.iter_mut().enumerate() {
+                    let [lowest, low, high, highest] = [&sums.0[0][r], &sums.0[1][r], &sums.0[2][r], &sums.0[3][r]];
+                    for c in 0..SIDE {
+                        let upper = highest[c] as f32 * 256.0 + high[c] as f32;
+                        let sum = (upper * 256.0 + low[c] as f32) * 256.0 + lowest[c] as f32;
+                        whole[place * SIDE + c] = sum * units[c];
                     }
                 }
             }
@@ -216,80 +272,76 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
             // SAFETY: `multiply` has checked that the result's elements lie within its slice; the rows are this thread's.
             unsafe {
                 let out = self.out.pointer().add(first * row + strip * column);
-                put(&sums.0[..count], columns, |r| (self.finish)(first + r), (out, self.out_layout));
+                put(&whole[..count], columns, |r| (self.finish)(first + r), (out, self.out_layout));
             }
         }
         // SAFETY: as above.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
-}
 
-/// Bytes as bf16, zeros beyond the last.
-///
-/// # Safety
-/// The processor has AVX-512F and AVX512-BF16.
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn widen(bytes: &[i8], out: &mut [u16; STEP]) {
-    let mut whole = [0i8; STEP];
-    let bytes: &[i8; STEP] = match bytes.try_into() {
-        Ok(bytes) => bytes,
-        Err(_) => {
-            whole[..bytes.len()].copy_from_slice(bytes);
-            &whole
+    /// Bytes of some rows as tiles of 16 rows, two of each step; asks for those of the rows that come after them. Beyond
+    /// the last row and its last byte anything may be: what it gives is left, or multiplied by zeros.
+    #[inline(always)]
+    fn laid_out(&self, first: usize, count: usize) -> Lines {
+        let mut near = Lines::new(self.depth.div_ceil(STEP) * ROWS * STEP / 4);
+        let (tiles, _) = bytemuck::cast_slice_mut::<u32, i8>(near.words()).as_chunks_mut::<STEP>();
+        for (step, tiles) in tiles.chunks_exact_mut(ROWS).enumerate() {
+            for (r, place) in tiles.iter_mut().enumerate().take(count) {
+                let row = &self.a[(first + r) * self.depth..][..self.depth];
+                let bytes = &row[step * STEP..(step * STEP + STEP).min(self.depth)];
+                // SAFETY: only a hint, so that the address need not be one that can be read.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(ROWS * self.depth)) };
+                match <&[i8; STEP]>::try_from(bytes) {
+                    Ok(bytes) => *place = *bytes,
+                    Err(_) => place[..bytes.len()].copy_from_slice(bytes),
+                }
+            }
         }
-    };
-    // SAFETY: there are 32 bytes, and room for as many numbers.
-    unsafe {
-        let half =
-            |from: usize| _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().add(from).cast())));
-        let numbers = _mm512_cvtne2ps_pbh(half(16), half(0));
-        out.as_mut_ptr().cast::<std::arch::x86_64::__m512bh>().write_unaligned(numbers);
+        near
     }
 }
 
-/// Adds the products of three tiles of rows and the parts of 16 columns, over some steps, to sums that are [`STRIP`]
-/// apart from row to row.
+/// The sums of the products of two tiles of rows and two digits of 16 columns, over some steps; those of the second digit
+/// follow those of the first.
 ///
 /// # Safety
-/// The processor has the unit, which is configured; `x` has the parts of as many steps, and `sums` has room.
+/// The processor has the unit, which is configured; `near` has the tiles of as many steps, `x` the digits, and `sums` has
+/// room.
 #[inline(always)]
-unsafe fn multiply_tiles(wide: &Wide, x: *const u32, steps: usize, sums: *mut f32) {
-    // SAFETY: as promised. The compiler uses none of the tiles. A tile is a kilobyte, three are what a step takes of the
-    // rows and of the columns; 16 rows of sums are 4 kilobytes.
+unsafe fn multiply_tiles(near: *const u32, x: *const u32, steps: usize, sums: *mut i32) {
+    // SAFETY: as promised. The compiler uses none of the tiles. A tile is a kilobyte, two are what a step takes of the
+    // rows and four what there are of the columns.
     unsafe {
         asm!(
-            "tileloadd tmm0, [{sums} + {sums_stride}]",
-            "tileloadd tmm1, [{sums} + {sums_stride} + 4096]",
-            "tileloadd tmm2, [{sums} + {sums_stride} + 8192]",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "test {steps}, {steps}",
+            "jz 3f",
             "2:",
-            "tileloadd tmm3, [{a} + {stride}]",
+            "tileloadd tmm4, [{a} + {stride}]",
             "tileloadd tmm6, [{x} + {stride}]",
-            "tileloadd tmm4, [{a} + {stride} + 1024]",
-            "tileloadd tmm5, [{a} + {stride} + 2048]",
+            "tileloadd tmm5, [{a} + {stride} + 1024]",
             "tileloadd tmm7, [{x} + {stride} + 1024]",
-            "tdpbf16ps tmm0, tmm3, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm6",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tileloadd tmm6, [{x} + {stride} + 2048]",
-            "tdpbf16ps tmm0, tmm3, tmm7",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm2, tmm5, tmm7",
-            "tdpbf16ps tmm0, tmm3, tmm6",
-            "tdpbf16ps tmm1, tmm4, tmm6",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "add {a}, 3072",
-            "add {x}, 3072",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tdpbssd tmm1, tmm5, tmm6",
+            "tdpbssd tmm2, tmm4, tmm7",
+            "tdpbssd tmm3, tmm5, tmm7",
+            "add {a}, 2048",
+            "add {x}, 4096",
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{sums} + {sums_stride}], tmm0",
-            "tilestored [{sums} + {sums_stride} + 4096], tmm1",
-            "tilestored [{sums} + {sums_stride} + 8192], tmm2",
-            a = inout(reg) &raw const *wide => _,
+            "3:",
+            "tilestored [{sums} + {stride}], tmm0",
+            "tilestored [{sums} + {stride} + 1024], tmm1",
+            "tilestored [{sums} + {stride} + 2048], tmm2",
+            "tilestored [{sums} + {stride} + 3072], tmm3",
+            a = inout(reg) near => _,
             x = inout(reg) x => _,
             steps = inout(reg) steps => _,
             sums = in(reg) sums,
             stride = in(reg) 64usize,
-            sums_stride = in(reg) STRIP * size_of::<f32>(),
             options(nostack),
         );
     }
@@ -320,7 +372,9 @@ mod tests {
                 return Ok(());
             }
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 127.0) as i8).collect();
-            let x = noise(depth * columns, !seed);
+            // some are larger than others
+            let mut x = noise(depth * columns, !seed);
+            x.iter_mut().step_by(17).for_each(|v| *v *= 300.0);
             let found = product((rows, depth, columns), &a, &x, turned).expect("all are finite");
             assert_eq!(found.len(), rows * columns);
             check_exact((depth, columns), |i| a[i].into(), (&x, turned), &found, &"AMX");
@@ -328,12 +382,30 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_parts_is_refused() {
+    fn numbers_of_every_size_are_multiplied() {
+        if is_available() {
+            for size in [1e-30, 1e-20, 1e20, 1e33] {
+                let x = [1.0, -2.0, 0.5, 3.0].map(|v| v * size);
+                let found = laid_out((1, 4, 1), false, |x_layout, out| {
+                    assert!(multiply((1, 4, 1), &[3, 127, -128, 1], (&x, x_layout), |_| (1.0, 0.0), out));
+                });
+                assert!((found[0] / size + 312.0).abs() < 1e-4, "{size}: {}", found[0] / size);
+            }
+            assert_eq!(product((2, 3, 1), &[1; 6], &[0.0; 3], false).unwrap(), [-3.0, -2.0]);
+        }
+    }
+
+    #[test]
+    fn what_has_no_digits_is_refused() {
         if is_available() {
             let mut x = noise(32 * 9, 1);
             assert!(product((3, 32, 9), &[1; 96], &x, false).is_some());
-            x[100] = f32::INFINITY;
-            assert!(product((3, 32, 9), &[1; 96], &x, false).is_none());
+            for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+                x[100] = value;
+                assert!(product((3, 32, 9), &[1; 96], &x, false).is_none());
+            }
+            let long = MOST_DEPTH + 1;
+            assert!(product((1, long, 9), &vec![1; long], &vec![1.0; long * 9], false).is_none());
         }
     }
 }

@@ -33,9 +33,9 @@ impl Layout {
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
 ///
-/// Few tokens, many, and many on a processor with AMX are multiplied by different kernels, all of which sum in f32, each
-/// in an order of its own: a prompt that is read in other chunks gives the same values within f32's rounding, not the
-/// same bits. A scale that a whole row has multiplies the finished sum.
+/// Few tokens, many, and many on a processor with AMX are multiplied by different kernels. Two sum in f32, each in an
+/// order of its own, the third in integers: a prompt that is read in other chunks gives the same values within f32's
+/// rounding, not the same bits. A scale that a whole row has multiplies the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout.
