@@ -6,8 +6,8 @@
 //!
 //! Whoever has work takes part in it, and any number may have some at a time. The parts lie in a few stretches; a thread
 //! begins with a stretch of its own, for memory is read fastest from end to end, and goes on with what the others have
-//! left. While a thread does a part it never waits
-//! for another: what a part would divide further it does by itself. So no two threads can wait for each other.
+//! left. While a thread does a part it never waits for another: what a part would divide further it does by itself. So no
+//! two threads can wait for each other.
 
 use std::any::Any;
 use std::cell::Cell;
