@@ -235,7 +235,7 @@ fn shifted(
     let Some(mut values) = decode_integers(constant.ty.dtype, &constant.bytes()?, count) else { return Ok(None) };
     for_each_block(shape, offset_shape, |i, block| values[i] -= offset[block] as i32);
     let bytes: Option<Vec<i8>> = values.into_iter().map(|v| i8::try_from(v).ok()).collect();
-    Ok(bytes.map(|bytes| Elements::Int8(cache.keep(&bytes))))
+    Ok(bytes.map(|bytes| cache.keep(Elements::Int8(bytes.into()))))
 }
 
 /// The scales of each row; `scale_shape` has blocks along the first two axes only.

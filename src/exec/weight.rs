@@ -178,16 +178,11 @@ impl WeightCache {
             DataType::Fp32 => Elements::F32(self.read(length, content)?),
             DataType::Fp16 => Elements::F16(self.read(length, content)?),
             DataType::Int8 => Elements::Int8(self.read(length, content)?),
-            DataType::Bf16 | DataType::Fp64 => {
+            // decoded: packed integers to bytes, which hold each of them, other floats to f32
+            _ if dtype.is_float() || dtype.is_integer() && dtype.bits() < 8 => {
                 let mut bytes = vec![0u8; length];
                 read_all(content, &mut bytes)?;
-                return Ok(decode_elements(dtype, &bytes));
-            }
-            // unpacked: each fits a signed byte
-            _ if dtype.is_integer() && dtype.bits() < 8 => {
-                let mut bytes = vec![0u8; length];
-                read_all(content, &mut bytes)?;
-                return Ok(decode_elements(dtype, &bytes));
+                return Ok(decode_elements(dtype, &bytes).map(|elements| self.keep(elements)));
             }
             _ => return Ok(None),
         }))
@@ -199,12 +194,20 @@ impl WeightCache {
     }
 
     /// Elements made by decoding, kept like those that are read.
-    pub(crate) fn keep<T: Pod>(&self, values: &[T]) -> Array<T> {
-        let Ok(kept) = self.arena.filled(values.len(), |kept| {
-            kept.copy_from_slice(values);
+    pub(crate) fn keep(&self, elements: Elements) -> Elements {
+        match elements {
+            Elements::F32(values) => Elements::F32(self.copied(&values)),
+            Elements::F16(values) => Elements::F16(self.copied(&values)),
+            Elements::Int8(values) => Elements::Int8(self.copied(&values)),
+        }
+    }
+
+    fn copied<T: Pod>(&self, values: &[T]) -> Array<T> {
+        let Ok(copied) = self.arena.filled(values.len(), |copied| {
+            copied.copy_from_slice(values);
             Ok::<_, Infallible>(())
         });
-        kept
+        copied
     }
 }
 

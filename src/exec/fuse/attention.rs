@@ -201,7 +201,7 @@ impl Attention {
             }
         }
         let done = AtomicBool::new(true);
-        let part = |(head, first, out): &mut (usize, usize, &mut [f32])| {
+        let part = |_, (head, first, out): &mut (usize, usize, &mut [f32])| {
             let query = &query[(*head * rows + *first) * width..][..out.len() / value.width * width];
             let mask = |row: usize| &mask[(*first + row) % tokens % mask_rows * slots..][open.clone()];
             let (key, value) = (key.part(*head, &open), value.part(*head, &open));
@@ -210,9 +210,9 @@ impl Attention {
             }
         };
         if tasks.len() > 1 && heads * tokens * width * open.len() > LARGE_WORK {
-            team::for_each_chunk(&mut tasks, 1, |_, tasks| tasks.iter_mut().for_each(part));
+            team::for_each_mut(&mut tasks, part);
         } else {
-            tasks.iter_mut().for_each(part);
+            tasks.iter_mut().enumerate().for_each(|(i, task)| part(i, task));
         }
         done.into_inner().then(|| Tensor::new([1, heads, tokens, value.width], out))
     }
@@ -231,7 +231,7 @@ impl Attention {
         let by_row = |width: usize| Layout { row: width, column: 1 };
         let mut scores = vec![0.0; rows * slots];
         let turned = Layout { row: 1, column: width };
-        product((rows, width, slots), (query, by_row(width)), (key, turned), &mut scores, false);
+        product((rows, width, slots), (query, by_row(width)), (key, turned), &mut scores);
         rounds.apply(0, &mut scores);
         if !self.between.is_empty() {
             scores = self.elementwise(Tensor::new([1, 1, rows, slots], scores), rounds)?;
@@ -246,7 +246,7 @@ impl Attention {
         softmax_rows(&mut scores, slots);
         rounds.apply(2, &mut scores);
         let width = out.len() / rows;
-        product((rows, slots, width), (&scores, by_row(slots)), (value, by_row(width)), out, false);
+        product((rows, slots, width), (&scores, by_row(slots)), (value, by_row(width)), out);
         rounds.apply(3, out);
         Some(())
     }

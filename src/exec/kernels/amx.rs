@@ -71,7 +71,7 @@ pub(super) fn multiply(
     // pieces of the depth of 16 columns, which don't cross columns
     let of_columns = depth.div_ceil(DEPTH);
     let piece = |i: usize| Piece {
-        x: &x[(i / of_columns * SIDE * x_layout.column + i % of_columns * DEPTH * x_layout.row)..],
+        x: &x[i / of_columns * SIDE * x_layout.column + i % of_columns * DEPTH * x_layout.row..],
         layout: x_layout,
         deep: DEPTH.min(depth - i % of_columns * DEPTH),
         wide: SIDE.min(columns - i / of_columns * SIDE),
@@ -91,9 +91,9 @@ pub(super) fn multiply(
     let all_of_columns = lines.words().chunks_exact_mut((steps * DIGITS * TILE).max(1));
     let mut packed: Vec<&mut [u32]> =
         all_of_columns.flat_map(|all| all.chunks_mut(DEPTH / STEP * DIGITS * TILE)).collect();
-    team::for_each_chunk(&mut packed, 1, |i, words| {
+    team::for_each_mut(&mut packed, |i, words| {
         // SAFETY: as above.
-        unsafe { piece(i).pack(&units[i / of_columns * SIDE..], words[0]) };
+        unsafe { piece(i).pack(&units[i / of_columns * SIDE..], words) };
     });
     let out = Shared(out.as_mut_ptr());
     let chunk = Chunk { a, depth, columns, packed: &lines, units: &units, finish: &finish, out, out_layout };

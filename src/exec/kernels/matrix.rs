@@ -17,7 +17,6 @@ pub(crate) fn product(
     (a, a_layout): (&[f32], Layout),
     (b, b_layout): (&[f32], Layout),
     out: &mut [f32],
-    parallel: bool,
 ) {
     assert!(a.len() >= a_layout.extent(m, k) && b.len() >= b_layout.extent(k, n) && out.len() >= m * n);
     if m == 0 || n == 0 {
@@ -38,7 +37,7 @@ pub(crate) fn product(
     }
     let rows = Strided { values: a, layout: a_layout };
     let out_layout = Layout { row: n, column: 1 };
-    tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout), parallel);
+    tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout));
 }
 
 /// Rows of a matrix within a slice.
@@ -204,7 +203,7 @@ mod tests {
             for a_layout in layouts(m, k) {
                 for b_layout in layouts(k, n) {
                     let mut out = vec![f32::NAN; m * n];
-                    product((m, k, n), (&a, a_layout), (&b, b_layout), &mut out, false);
+                    product((m, k, n), (&a, a_layout), (&b, b_layout), &mut out);
                     for i in 0..m {
                         for j in 0..n {
                             let exact: f32 = (0..k)

@@ -204,7 +204,7 @@ fn by_tiles(weight: &Weight, x: (&[f32], Layout), tokens: usize, bias: Option<&[
         {
             return;
         }
-        tiles::multiply(Widest, (rows, columns, tokens), &Scaled { values, columns, scales }, x, finish, out, true);
+        tiles::multiply(Widest, (rows, columns, tokens), &Scaled { values, columns, scales }, x, finish, out);
     }
     match &*weight.elements {
         Elements::F32(values) => go((values, weight), x, tokens, bias, out),

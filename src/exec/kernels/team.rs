@@ -79,6 +79,11 @@ pub(crate) fn for_each_chunk<T: Send>(values: &mut [T], size: usize, part: impl 
     });
 }
 
+/// Does `part` for each of `items` and its number, as [`for_each`].
+pub(crate) fn for_each_mut<T: Send>(items: &mut [T], part: impl Fn(usize, &mut T) + Sync) {
+    for_each_chunk(items, 1, |i, items| items.iter_mut().for_each(|item| part(i, item)));
+}
+
 /// Marks this thread as doing a part until it is dropped.
 struct Engaged;
 
@@ -198,21 +203,20 @@ struct Offer<'a> {
 impl Team {
     /// One helper less than there are processors, for whoever has work takes part.
     fn get() -> &'static Team {
-        static TEAM: OnceLock<Team> = OnceLock::new();
-        static HELPERS: OnceLock<()> = OnceLock::new();
-        let team = TEAM.get_or_init(|| Team {
-            helpers: rayon::current_num_threads().saturating_sub(1),
-            offers: Mutex::default(),
-            news: AtomicUsize::new(0),
-            bell: Condvar::new(),
-        });
-        HELPERS.get_or_init(|| {
+        static TEAM: OnceLock<&Team> = OnceLock::new();
+        TEAM.get_or_init(|| {
+            let team: &Team = Box::leak(Box::new(Team {
+                helpers: rayon::current_num_threads().saturating_sub(1),
+                offers: Mutex::default(),
+                news: AtomicUsize::new(0),
+                bell: Condvar::new(),
+            }));
             for i in 0..team.helpers {
                 // without them the work is done all the same
                 let _ = std::thread::Builder::new().name(format!("executor {i}")).spawn(|| team.help());
             }
-        });
-        team
+            team
+        })
     }
 
     fn offer<'a>(&'static self, work: &'a Work<'a>) -> Offer<'a> {

@@ -53,18 +53,17 @@ pub(crate) fn multiply<A: Widen>(
     (x, x_layout): (&[f32], Layout),
     finish: impl Fn(usize) -> (f32, f32) + Sync,
     (out, out_layout): (&mut [f32], Layout),
-    parallel: bool,
 ) {
     assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
     assert!(out_layout.is_injective(rows, columns), "elements of the result would share places");
     let target = Shared(out.as_mut_ptr());
-    let packed = Packed::new(on, (x, x_layout), (depth, columns), parallel);
+    let packed = Packed::new(on, (x, x_layout), (depth, columns));
     let chunk = |i: usize| {
         let first = i * ROWS;
         let count = ROWS.min(rows - first);
         on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target, out_layout });
     };
-    if parallel && rows * depth * columns > SMALL_WORK {
+    if rows * depth * columns > SMALL_WORK {
         team::for_each(rows.div_ceil(ROWS), chunk);
     } else {
         (0..rows.div_ceil(ROWS)).for_each(chunk);
@@ -96,12 +95,7 @@ struct Packed {
 }
 
 impl Packed {
-    fn new(
-        on: impl Dispatch,
-        (x, x_layout): (&[f32], Layout),
-        (depth, columns): (usize, usize),
-        parallel: bool,
-    ) -> Packed {
+    fn new(on: impl Dispatch, (x, x_layout): (&[f32], Layout), (depth, columns): (usize, usize)) -> Packed {
         let width = on.run(Width { columns });
         let panels = columns.div_ceil(width);
         let lines = Lines::new(panels * depth * width);
@@ -115,9 +109,9 @@ impl Packed {
         };
         let pieces = packed.lines.floats().chunks_exact_mut((depth * width).max(1));
         let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width));
-        if parallel && depth * columns > SMALL_PACK {
+        if depth * columns > SMALL_PACK {
             let mut pieces: Vec<&mut [f32]> = pieces.collect();
-            team::for_each_chunk(&mut pieces, 1, |i, piece| part(i, &mut *piece[0]));
+            team::for_each_mut(&mut pieces, |i, piece| part(i, piece));
         } else {
             pieces.enumerate().for_each(|(i, piece)| part(i, piece));
         }
@@ -404,7 +398,7 @@ pub(crate) mod tests {
     /// The product, `[rows, columns]`, by an instruction set.
     fn product(set: Set, sizes: (usize, usize, usize), a: &[f32], x: &[f32], turned: bool) -> Vec<f32> {
         laid_out(sizes, turned, |x_layout, out| {
-            multiply(set, sizes, &Plain(a, sizes.1), (x, x_layout), finish, out, true);
+            multiply(set, sizes, &Plain(a, sizes.1), (x, x_layout), finish, out);
         })
     }
 

@@ -128,7 +128,7 @@ fn conv(call: &mut Call<'_>) -> Results {
         let gathered = windows(&values[first..][..group_channels * size], &axes);
         let rows = &kernel[group * group_rows * columns..][..group_rows * columns];
         let (a, b) = (Layout { row: columns, column: 1 }, Layout { row: places, column: 1 });
-        product((group_rows, columns, places), (rows, a), (&gathered, b), out, false);
+        product((group_rows, columns, places), (rows, a), (&gathered, b), out);
         if let Some(bias) = bias {
             for (r, out) in out.chunks_exact_mut(places).enumerate() {
                 out.iter_mut().for_each(|v| *v += bias[group * group_rows + r]);

@@ -72,7 +72,7 @@ fn conv_transpose(call: &mut Call<'_>) -> Results {
         let inputs = &values[(n * channels + group * group_channels) * places..][..group_channels * places];
         let rows = &weights[group * group_channels * group_rows * kernel..][..group_channels * group_rows * kernel];
         let (a, b) = (Layout { row: 1, column: group_rows * kernel }, Layout { row: places, column: 1 });
-        product((group_rows * kernel, group_channels, places), (rows, a), (inputs, b), &mut parts, true);
+        product((group_rows * kernel, group_channels, places), (rows, a), (inputs, b), &mut parts);
         for (row, plane) in out.chunks_exact_mut(size).enumerate() {
             plane.fill(bias.map_or(0.0, |bias| bias[group * group_rows + row]));
             let mut parts = parts[row * kernel * places..].iter();

@@ -147,14 +147,14 @@ pub(super) fn batched(x: &Tensor, y: &Tensor, transpose_x: bool, transpose_y: bo
     for_each_index(&lead, [&broadcast_strides(x_lead, &lead), &broadcast_strides(y_lead, &lead)], |at| places.push(at));
     let mut out = vec![0.0; places.len() * m * n];
     let work = places.len() * m * n * k;
-    let compute = |([i, j], out): ([usize; 2], &mut [f32]), parallel: bool| {
-        product((m, k, n), (&a[i * m * k..][..m * k], a_layout), (&b[j * k * n..][..k * n], b_layout), out, parallel);
+    let compute = |([i, j], out): ([usize; 2], &mut [f32])| {
+        product((m, k, n), (&a[i * m * k..][..m * k], a_layout), (&b[j * k * n..][..k * n], b_layout), out);
     };
     if m * n > 0 {
         if places.len() > 1 && work > SMALL_WORK {
-            team::for_each_chunk(&mut out, m * n, |i, out| compute((places[i], out), false));
+            team::for_each_chunk(&mut out, m * n, |i, out| compute((places[i], out)));
         } else {
-            out.chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out), work > SMALL_WORK));
+            out.chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out)));
         }
     }
     let mut shape = lead;
