@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use anec::base::progress::Progress;
+use anec::base::resources::usage;
 use anec::convert::open::{Opened, open_model};
 use anec::convert::pipeline::convert_opened;
-use anec::convert::progress::Progress;
-use anec::convert::resources::usage;
 use anec::convert::{Options, Outcome};
 use anec::manifest::{Manifest, builtin};
 use anec::validate::{Verdict, structure};

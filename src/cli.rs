@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::error::{Error, Result};
+use anec::base::{Error, Result};
 
 /// Turns language models into Core ML programs for Apple's Neural Engine, proves what it made, and runs it.
 #[derive(Debug, Parser)]

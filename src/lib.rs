@@ -1,33 +1,9 @@
 //! `anec` turns language-model weights into Core ML programs for Apple's Neural Engine, proves what it emitted, and
 //! runs it.
-//!
-//! The modules are floors; a file imports only from floors below its own, top to bottom:
-//!
-//! | floor | modules |
-//! |---|---|
-//! | 7 | [`cli`] |
-//! | 6 | [`report`], [`serve`] |
-//! | 5 | [`runtime`], [`validate`] |
-//! | 4 | [`convert`], [`exec`], [`coreml`] |
-//! | 3 | [`family`], [`quant`] |
-//! | 2 | [`source`], [`package`] |
-//! | 1 | [`mil`] |
-//! | 0 | [`manifest`], [`error`] |
 
-pub mod cli;
-pub mod convert;
-pub mod coreml;
-pub mod error;
-pub mod exec;
-pub mod family;
-pub mod manifest;
-pub mod mil;
-pub mod package;
-pub mod quant;
-pub mod report;
-pub mod runtime;
-pub mod serve;
-pub mod source;
-#[cfg(test)]
-mod testing;
-pub mod validate;
+pub use {
+    anec_base as base, anec_base::error, anec_bundle as bundle, anec_convert as convert, anec_coreml as coreml,
+    anec_exec as exec, anec_family as family, anec_manifest as manifest, anec_mil as mil, anec_package as package,
+    anec_quant as quant, anec_report as report, anec_runtime as runtime, anec_serve as serve, anec_source as source,
+    anec_validate as validate,
+};

@@ -1,5 +1,7 @@
 //! The `anec` command line.
 
+mod cli;
+
 fn main() -> std::process::ExitCode {
-    anec::cli::main()
+    cli::main()
 }

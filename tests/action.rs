@@ -1,8 +1,7 @@
 //! The GitHub Action: its script, run as a runner runs it, says what the gates say.
 #![cfg(unix)]
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::collections::BTreeMap;
 use std::path::Path;

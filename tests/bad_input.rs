@@ -1,12 +1,9 @@
 //! Bad input, item by item: what the user is told and with which exit code. Whatever it is, nothing is left that looks
 //! like a bundle.
 
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "common/gguf.rs"]
-mod gguf;
-#[path = "common/model.rs"]
-mod model;
+use crate::common::folder;
+use crate::common::gguf;
+use crate::common::model;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,8 @@
 //! `anec bisect` on programs with one op that is wrong: it finds that op, among hundreds.
 
-#[path = "common/defect.rs"]
-mod defect;
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "common/model.rs"]
-mod model;
+use crate::common::defect;
+use crate::common::folder;
+use crate::common::model;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

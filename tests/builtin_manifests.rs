@@ -1,16 +1,15 @@
 //! Every built-in manifest converts the model it is for: its graphs are built in full depth and width from the published
 //! configuration, and packages of a few layers and a piece of the LM head are written from synthesised weights.
 
-#[path = "common/synthetic.rs"]
-mod synthetic;
+use crate::common::synthetic;
 
 use std::path::Path;
 
+use anec::bundle::Stage;
 use anec::convert::Plan;
-use anec::convert::build::build_package;
 use anec::convert::emit::Emitter;
+use anec::convert::functions::build_package;
 use anec::convert::open::{open_model, resolve};
-use anec::family::ports::Stage;
 use anec::manifest::{Manifest, builtin};
 use anec::package::{self, WriteOptions};
 use serde_json::Value as Json;

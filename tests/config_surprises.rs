@@ -1,8 +1,7 @@
 //! A newer configuration of a known family can hold keys that nobody here has seen. Whatever key of transformers' classes
 //! changes, the change is understood, refused, or known not to touch the maths: never overlooked.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,11 @@
 //! Conversions from the command line: what a bundle holds, that its bytes are the same every time, how it is compiled.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::path::Path;
 
-use anec::convert::bundle::{self, Bundle};
-use anec::family::ports::Stage;
+use anec::bundle::Stage;
+use anec::bundle::{self, Bundle};
 use folder::{anec, contents, finish, json, repository, run};
 
 /// Converts the demo model into `out`.

@@ -1,18 +1,16 @@
 //! Mixtures of experts in every form that a manifest can ask for: all give the same text, they differ in what a call reads.
 
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "common/synthetic.rs"]
-mod synthetic;
+use crate::common::folder;
+use crate::common::synthetic;
 
 use std::path::Path;
 
-use anec::convert::build::build_package;
+use anec::bundle::Stage;
 use anec::convert::emit::Emitter;
+use anec::convert::functions::build_package;
 use anec::convert::open::open_model;
 use anec::convert::{Estimate, FormEstimate, Plan};
 use anec::exec::Precision;
-use anec::family::ports::Stage;
 use anec::manifest::{ExpertsForm, Manifest, builtin};
 use anec::report;
 use anec::runtime::{Ask, Model};

@@ -1,15 +1,14 @@
 //! Every family builds in every form that a manifest can ask for, from either kind of source, and the verifier has
 //! nothing to say about the graph: not with the symbol T, nor with any number in its place.
 
-#[path = "common/emitted.rs"]
-mod emitted;
+use crate::common::emitted;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
+use anec::bundle::{Extent, Port, PortRole, Stage};
 use anec::error::Result;
-use anec::family::ports::{Extent, Port, PortRole, Stage};
 use anec::family::{EmitWeight, Form, FunctionRequest, Model, TokenCount};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,

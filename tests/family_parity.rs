@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use anec::bundle::{Extent, PortRole, Stage};
 use anec::error::Result;
 use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
-use anec::family::ports::{Extent, PortRole, Stage};
 use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model, TokenCount};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,

@@ -1,7 +1,6 @@
 //! The engine over the demo model: texts that are computed in different ways are the same texts.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

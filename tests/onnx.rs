@@ -1,15 +1,13 @@
 //! ONNX bundles give the logits that ONNX Runtime computes from them, at every position, whatever the chunks that the
 //! tokens come in; and what changes the maths of a graph is refused by name.
 
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "common/model.rs"]
-mod model;
+use crate::common::folder;
+use crate::common::model;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec::convert::progress::Progress;
+use anec::base::progress::Progress;
 use anec::convert::{Options, Outcome, convert};
 use anec::exec::Precision;
 use anec::manifest::Manifest;

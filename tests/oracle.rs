@@ -3,10 +3,8 @@
 //!
 //! It needs the Python that `ANEC_PYTHON` names, with the packages of `tests/requirements.txt`.
 
-#[path = "common/coremltools.rs"]
-mod coremltools;
-#[path = "common/emitted.rs"]
-mod emitted;
+use crate::common::coremltools;
+use crate::common::emitted;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -2,8 +2,7 @@
 //!
 //! Tests that need coremltools run `tests/oracle/check_package.py` with the Python that `ANEC_PYTHON` names.
 
-#[path = "common/coremltools.rs"]
-mod coremltools;
+use crate::common::coremltools;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,10 +1,8 @@
 //! The whole line on real models, Qwen2.5-Coder-0.5B-Instruct and Gemma 3 270M in Q4_K_M: from their GGUF to text. What is right
 //! comes from transformers (folders of the same names in tests/fixtures). Without the models every test says loudly that it didn't run.
 
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "../src/testing.rs"]
-mod testing;
+use crate::common::folder;
+use anec_testing as testing;
 
 use std::io::Write;
 use std::ops::ControlFlow;

@@ -1,18 +1,17 @@
 //! What a recurrence carries can be states, or inputs and outputs that the host carries from call to call. Both write the
 //! same text to the last bit: in calls of every size, after resets, with tokens taken back, guessed or said before.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec::convert::Bundle;
-use anec::convert::bundle::FunctionEntry;
+use anec::bundle::Bundle;
+use anec::bundle::FunctionEntry;
+use anec::bundle::{Extent, PortRole};
 use anec::exec::Precision;
-use anec::family::ports::{Extent, PortRole};
 use anec::runtime::{Ask, Chunking, Model, PrefixCache, Request, Sampling, generate};
 use folder::run;
 use serde_json::Value as Json;
@@ -112,7 +111,7 @@ fn the_bundle_says_what_the_host_carries() {
         }
         if case == "qwen3_5-default" {
             let first = &ours.functions[0];
-            let state = |port: &&anec::family::ports::Port| matches!(port.role, PortRole::State { .. });
+            let state = |port: &&anec::bundle::Port| matches!(port.role, PortRole::State { .. });
             let ports: Vec<_> = first.inputs.iter().filter(state).chain(first.outputs.iter().filter(state)).collect();
             said += &serde_json::to_string_pretty(&ports).unwrap();
             said += "\n";
@@ -123,8 +122,8 @@ fn the_bundle_says_what_the_host_carries() {
 
 /// States that a function takes and gives back, with their shapes.
 fn carried(function: &FunctionEntry) -> BTreeMap<String, Vec<u64>> {
-    let states = |ports: &[anec::family::ports::Port], end: &str| -> BTreeMap<String, Vec<u64>> {
-        let state = |port: &anec::family::ports::Port| {
+    let states = |ports: &[anec::bundle::Port], end: &str| -> BTreeMap<String, Vec<u64>> {
+        let state = |port: &anec::bundle::Port| {
             let PortRole::State { state, .. } = &port.role else { return None };
             assert_eq!(port.name, format!("{state}{end}"));
             let shape = port.shape.iter().map(|extent| match extent {

@@ -2,8 +2,7 @@
 //! length go through in bounded memory and come out as if they were looked at as a whole. The model is random: what it
 //! takes for private is nonsense, which makes no difference here.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

@@ -1,14 +1,13 @@
 //! Placement without a Mac: packages projected to a function and a length are sound, and plans are judged by the verb.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use anec::convert::Bundle;
-use anec::convert::bundle::Tokens;
+use anec::bundle::Bundle;
+use anec::bundle::Tokens;
 use anec::coreml::plan::{
     ComputePlan, ComputeUnits, Device, FunctionPlan, Machine, Operation, PackageDigest, SCHEMA_VERSION, listing_digest,
 };
@@ -187,7 +186,7 @@ fn resident(bundle: &Bundle, folder: &Path) -> ComputePlan {
             timings: Vec::new(),
         }));
     }
-    let digest = |entry: &anec::convert::bundle::PackageEntry| {
+    let digest = |entry: &anec::bundle::PackageEntry| {
         let prefix = format!("{}/", entry.package);
         let files = entry.files.iter().map(|file| (file.file.strip_prefix(&prefix).unwrap(), file.sha256.as_str()));
         PackageDigest { package: entry.package.clone(), sha256: listing_digest(files) }

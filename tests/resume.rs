@@ -1,13 +1,10 @@
 //! Conversions that are killed: whatever the moment, what is under the bundle's name is whole, and the same command ends
 //! with the bytes of a run that nobody killed.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 #[cfg(target_os = "linux")]
-#[path = "common/killed.rs"]
-mod killed;
-#[path = "common/model.rs"]
-mod model;
+use crate::common::killed;
+use crate::common::model;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

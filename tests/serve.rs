@@ -1,15 +1,10 @@
 //! `anec serve` over loopback: the demo model behind OpenAI's API, its limits, and clients that behave badly.
 
-#[path = "common/client.rs"]
-mod client;
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "common/http.rs"]
-mod http;
-#[path = "common/model.rs"]
-mod model;
-#[path = "../src/testing.rs"]
-mod testing;
+use crate::common::client;
+use crate::common::folder;
+use crate::common::http;
+use crate::common::model;
+use anec_testing as testing;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};

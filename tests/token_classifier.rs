@@ -1,15 +1,14 @@
 //! Token classifiers agree with transformers: converted, run by the executor in windows of many sizes, every position's
 //! logits and hidden states are the reference's, and longer texts through overlapping windows are the whole text's.
 
-#[path = "common/folder.rs"]
-mod folder;
+use crate::common::folder;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec::convert::bundle::{Bundle, Task};
+use anec::bundle::Stage;
+use anec::bundle::{Bundle, Task};
 use anec::exec::Precision;
-use anec::family::ports::Stage;
 use anec::runtime::{Answer, Hidden, Model, Windows};
 use rayon::prelude::*;
 use safetensors::SafeTensors;

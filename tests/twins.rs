@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anec::convert::progress::Progress;
-use anec::convert::{Bundle, Options, Outcome, convert};
+use anec::base::progress::Progress;
+use anec::bundle::Bundle;
+use anec::convert::{Options, Outcome, convert};
 use anec::family::table::DECODERS;
 use anec::manifest::Manifest;
 use safetensors::SafeTensors;

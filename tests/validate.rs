@@ -1,11 +1,8 @@
 //! The gates on bundles that have something wrong with them: each defect is caught, by a gate that names the place.
 
-#[path = "common/defect.rs"]
-mod defect;
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "common/model.rs"]
-mod model;
+use crate::common::defect;
+use crate::common::folder;
+use crate::common::model;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

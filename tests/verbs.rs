@@ -1,9 +1,7 @@
 //! What each verb prints, for results and for mistakes: snapshots of stdout, stderr and exit code over the demo model.
 
-#[path = "common/folder.rs"]
-mod folder;
-#[path = "common/model.rs"]
-mod model;
+use crate::common::folder;
+use crate::common::model;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use super::model::Runner;
 use super::{print, print_json};
-use crate::convert::resources;
-use crate::error::{Error, Result};
-use crate::report;
-use crate::report::table::table;
-use crate::runtime::chat::{Chat, ChatTemplate, Message};
-use crate::runtime::energy::{Energy, Meter};
-use crate::runtime::{Ask, Model, Request, RuntimeError, Tokenizer, generate};
+use anec::base::resources;
+use anec::base::{Error, Result};
+use anec::report;
+use anec::report::table::table;
+use anec::runtime::chat::{Chat, ChatTemplate, Message};
+use anec::runtime::energy::{Energy, Meter};
+use anec::runtime::{Ask, Model, Request, RuntimeError, Tokenizer, generate};
 
 /// Measures how fast a bundle runs: tokens per second of prompts and of texts, time to the first token, memory.
 ///
@@ -168,7 +168,7 @@ impl Args {
         let profile = profile.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let all: f64 = profile.values().map(|calls| calls.time.as_secs_f64()).sum();
         let bundle = model.bundle();
-        let function = |(index, calls): (&usize, &crate::runtime::profile::Calls)| FunctionTime {
+        let function = |(index, calls): (&usize, &anec::runtime::profile::Calls)| FunctionTime {
             package: bundle.functions[*index].package.clone(),
             function: bundle.functions[*index].function.clone(),
             calls: calls.count,
@@ -207,7 +207,7 @@ impl Args {
         let mut logits = session.forward(&tokens, &Ask::last())?.logits;
         let first = Instant::now();
         for _ in 0..generated {
-            let next = crate::runtime::sampling::argmax(&logits);
+            let next = anec::runtime::sampling::argmax(&logits);
             logits = session.forward(&[next], &Ask::last())?.logits;
         }
         Ok([start..first, first..Instant::now()])

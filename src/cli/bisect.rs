@@ -6,20 +6,20 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::convert::Bundle;
-use crate::convert::bundle::FILE_NAME;
-use crate::convert::compile::Compiler;
-use crate::coreml::CoreMl;
-use crate::error::{Diagnostic, Fault, Result};
-use crate::manifest::Gates;
-use crate::mil::Function;
-use crate::package::{self, Package, WriteOptions};
-use crate::report;
-use crate::validate::bisect::form::Structure;
-use crate::validate::bisect::half::{Call, Numerics, calls_of_bundle, calls_of_package};
-use crate::validate::bisect::outside::{self, Compile, Outside, Residency, UserCommand};
-use crate::validate::bisect::{Culprit, Predicate, bisect};
-use crate::validate::{Thresholds, prompts};
+use anec::base::{Diagnostic, Fault, Result};
+use anec::bundle::Bundle;
+use anec::bundle::FILE_NAME;
+use anec::convert::compile::Compiler;
+use anec::coreml::CoreMl;
+use anec::manifest::Gates;
+use anec::mil::Function;
+use anec::package::{self, Package, WriteOptions};
+use anec::report;
+use anec::validate::bisect::form::Structure;
+use anec::validate::bisect::half::{Call, Numerics, calls_of_bundle, calls_of_package};
+use anec::validate::bisect::outside::{self, Compile, Outside, Residency, UserCommand};
+use anec::validate::bisect::{Culprit, Predicate, bisect};
+use anec::validate::{Thresholds, prompts};
 
 /// Finds the op behind a failure: ops are left out until the smallest piece is left that fails in the same way.
 ///
@@ -140,7 +140,7 @@ impl Args {
         if seen { Ok(None) } else { Err(self.no_function()) }
     }
 
-    fn no_function(&self) -> crate::error::Error {
+    fn no_function(&self) -> anec::base::Error {
         let function = self.function.clone().unwrap_or_default();
         BisectError::NoFunction { path: self.path.clone(), function }.into()
     }

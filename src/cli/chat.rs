@@ -4,13 +4,15 @@ use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anec::base::FileError;
+
 use super::model::Runner;
 use super::print;
 use super::run::{put, summary};
 use super::sampling::SamplingArgs;
-use crate::error::Result;
-use crate::runtime::chat::{Chat, ChatTemplate, Message};
-use crate::runtime::{Generator, Model, PrefixCache, RuntimeError, Tokenizer, generate_text};
+use anec::base::Result;
+use anec::runtime::chat::{Chat, ChatTemplate, Message};
+use anec::runtime::{Generator, Model, PrefixCache, Tokenizer, generate_text};
 
 /// Talks with a model.
 ///
@@ -73,7 +75,7 @@ impl Args {
                 eprint!("> ");
             }
             let Some(line) = lines.next() else { break };
-            let line = line.map_err(RuntimeError::io("stdin", "read"))?;
+            let line = line.map_err(FileError::of("stdin", "read"))?;
             match line.trim() {
                 "" => {}
                 "/exit" | "/quit" | "/bye" => break,
@@ -167,7 +169,7 @@ fn watch_interrupts(interrupted: Arc<AtomicBool>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(RuntimeError::io("signals", "wait for"))?;
+        .map_err(FileError::of("signals", "wait for"))?;
     std::thread::spawn(move || {
         runtime.block_on(async {
             while tokio::signal::ctrl_c().await.is_ok() {

@@ -6,11 +6,11 @@ use serde_json::{Value as Json, json};
 
 use super::model::{Input, Labels, Runner};
 use super::{print, print_json};
-use crate::error::Result;
-use crate::report::table::table;
-use crate::runtime::bioes::{Place, Scheme, Viterbi};
-use crate::runtime::tokenizer::Token;
-use crate::runtime::{Hidden, Logprobs, Tokenizer, Windows};
+use anec::base::Result;
+use anec::report::table::table;
+use anec::runtime::bioes::{Place, Scheme, Viterbi};
+use anec::runtime::tokenizer::Token;
+use anec::runtime::{Hidden, Logprobs, Tokenizer, Windows};
 
 /// Labels the tokens of a text.
 ///

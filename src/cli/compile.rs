@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::convert::compile::compile_bundle;
-use crate::convert::progress::Progress;
-use crate::error::Result;
+use anec::base::Result;
+use anec::base::progress::Progress;
+use anec::convert::compile::compile_bundle;
 
 /// Compiles the packages of a bundle with Core ML's compiler, and notes it in the bundle.
 #[derive(Debug, clap::Args)]

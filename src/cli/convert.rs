@@ -2,19 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
+use anec::base::FileError;
+
 use serde_json::json;
 
 use super::golden::unquantized;
 use super::input::Input;
 use super::{print, print_json};
-use crate::convert::error::ConvertError;
-use crate::convert::progress::Progress;
-use crate::convert::{Options, Outcome, convert};
-use crate::error::Result;
-use crate::manifest::{Manifest, Numerics, Quant, ResidualScale, WeightFormat};
-use crate::report;
-use crate::validate::numerics::residual_scale;
-use crate::validate::prompts;
+use anec::base::Result;
+use anec::base::progress::Progress;
+use anec::convert::{Options, Outcome, convert};
+use anec::manifest::{Manifest, Numerics, Quant, ResidualScale, WeightFormat};
+use anec::report;
+use anec::validate::numerics::residual_scale;
+use anec::validate::prompts;
 
 /// Converts weights into a bundle of Core ML packages.
 ///
@@ -50,7 +51,7 @@ fn measured_scale(manifest: &Manifest, out: Option<&Path>) -> Result<f32> {
     let folder = tempfile::Builder::new()
         .prefix(".anec-scale-")
         .tempdir_in(beside)
-        .map_err(ConvertError::io(beside, "create a folder in"))?;
+        .map_err(FileError::of(beside, "create a folder in"))?;
     let mut manifest = manifest.clone();
     manifest.quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
     manifest.numerics = Numerics { scale: Some(ResidualScale::Factor(1.0)) };

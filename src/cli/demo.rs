@@ -3,19 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anec::base::FileError;
+
 use serde_json::json;
 
 use super::model::PrecisionName;
 use super::run::continue_text;
 use super::validate::candidates;
 use super::{print, print_json};
-use crate::convert::progress::Progress;
-use crate::convert::{Bundle, Options, Outcome, convert, files};
-use crate::error::Result;
-use crate::manifest::Manifest;
-use crate::report;
-use crate::runtime::{Request, RuntimeError, Sampling, Tokenizer};
-use crate::validate::{Golden, Report, Thresholds, parity, structure};
+use anec::base::Result;
+use anec::base::progress::Progress;
+use anec::bundle::Bundle;
+use anec::convert::{Options, Outcome, convert, files};
+use anec::manifest::Manifest;
+use anec::report;
+use anec::runtime::{Request, Sampling, Tokenizer};
+use anec::validate::{Golden, Report, Thresholds, parity, structure};
 
 /// Converts, checks and runs a small language model that is part of this program.
 #[derive(Debug, clap::Args)]
@@ -52,7 +55,7 @@ const GOLDEN: &[u8] = include_bytes!("../../demo/golden.safetensors");
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        let folder = tempfile::tempdir().map_err(RuntimeError::io(std::env::temp_dir(), "create a folder in"))?;
+        let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
         let source = folder.path().join("model");
         unpack(&source)?;
         let out = self.out.clone().unwrap_or_else(|| folder.path().join("demo.anec"));
@@ -105,7 +108,7 @@ impl Args {
 
 /// Writes the model's files into a folder.
 fn unpack(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(RuntimeError::io(folder, "create"))?;
+    std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
     for (name, bytes) in MODEL {
         files::write(&folder.join(name), bytes)?;
     }

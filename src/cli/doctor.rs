@@ -2,17 +2,19 @@
 
 use std::path::Path;
 
+use anec::base::FileError;
+
 use serde::Serialize;
 
 use super::{print, print_json};
-use crate::convert::compile::Compiler;
-use crate::convert::error::ConvertError;
-use crate::coreml::{CoreMl, Engine};
-use crate::error::Result;
-use crate::package::available_space;
-use crate::report::bytes;
-use crate::report::table::table;
-use crate::validate::probe::{Form, Placement, place};
+use anec::base::Result;
+use anec::convert::compile::Compiler;
+use anec::convert::error::ConvertError;
+use anec::coreml::{CoreMl, Engine};
+use anec::package::available_space;
+use anec::report::bytes;
+use anec::report::table::table;
+use anec::validate::probe::{Form, Placement, place};
 
 /// Says what this machine can do: convert, validate, compile, read compute plans, run on the Neural Engine; and what is
 /// missing for the rest.
@@ -86,7 +88,7 @@ impl Args {
         ];
         let mut placement = Vec::new();
         if let (Ok(engine), false) = (&core_ml, self.quick) {
-            let room = tempfile::tempdir().map_err(ConvertError::io(&std::env::temp_dir(), "create a folder in"))?;
+            let room = tempfile::tempdir().map_err(FileError::of(&std::env::temp_dir(), "create a folder in"))?;
             for form in Form::all() {
                 placement.push(place(engine, form, room.path())?);
             }

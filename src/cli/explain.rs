@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::error::{Diagnostic, Fault, Result};
-use crate::report;
-use crate::report::table::table;
-use crate::validate::rules::{Meaning, meaning, meanings, rules};
+use anec::base::{Diagnostic, Fault, Result};
+use anec::report;
+use anec::report::table::table;
+use anec::validate::rules::{Meaning, meaning, meanings, rules};
 
 /// Explains a rule of the forecast, a code of Core ML, or an exit code of anec.
 ///

@@ -4,20 +4,21 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anec::base::FileError;
+
 use serde_json::json;
 
 use super::input;
 use super::model::Input;
 use super::{print, print_json};
-use crate::convert::error::ConvertError;
-use crate::convert::progress::Progress;
-use crate::convert::{Options, convert, files};
-use crate::error::Result;
-use crate::exec::Precision;
-use crate::manifest::{Manifest, Numerics, Quant, WeightFormat};
-use crate::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
-use crate::validate::perplexity::loss;
-use crate::validate::{Golden, Greedy};
+use anec::base::Result;
+use anec::base::progress::Progress;
+use anec::convert::{Options, convert, files};
+use anec::exec::Precision;
+use anec::manifest::{Manifest, Numerics, Quant, WeightFormat};
+use anec::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
+use anec::validate::perplexity::loss;
+use anec::validate::{Golden, Greedy};
 
 /// Computes a golden for `anec validate --golden`, from the source's weights, not quantized, in f32.
 ///
@@ -54,7 +55,7 @@ impl Args {
         let folder = tempfile::Builder::new()
             .prefix(".anec-golden-")
             .tempdir_in(beside)
-            .map_err(ConvertError::io(beside, "create a folder in"))?;
+            .map_err(FileError::of(beside, "create a folder in"))?;
         let bundle = folder.path().join("bundle");
         let model = unquantized(&manifest, &bundle)?;
         let golden = compute(&model, self.input.tokens(&model)?, self.hidden, self.greedy, &manifest)?;
@@ -68,7 +69,7 @@ impl Args {
                 "metadata": golden.metadata,
             }));
         } else {
-            let size = crate::report::bytes(written.bytes);
+            let size = anec::report::bytes(written.bytes);
             print(&format!(
                 "{}: {} positions, {size}, {}",
                 self.out.display(),

@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use crate::error::Result;
-use crate::manifest::Manifest;
+use anec::base::Result;
+use anec::manifest::Manifest;
 
 /// Which model, and how it is converted.
 #[derive(Clone, Debug, Default, Args)]

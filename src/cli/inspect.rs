@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use super::{print, print_json};
-use crate::convert::{Bundle, bundle};
-use crate::error::Result;
-use crate::mil::verify::verify;
-use crate::package;
-use crate::report::inspection;
-use crate::source::Source;
+use anec::base::Result;
+use anec::bundle::{self, Bundle};
+use anec::mil::verify::verify;
+use anec::package;
+use anec::report::inspection;
+use anec::source::Source;
 
 /// Shows what is in a source (.gguf, .safetensors, .onnx, a folder of one of them), a package (.mlpackage, .mlmodel) or a bundle.
 #[derive(Debug, clap::Args)]

@@ -7,10 +7,10 @@ use serde_json::json;
 
 use super::model::{Input, Runner};
 use super::{print, print_json};
-use crate::convert::files;
-use crate::error::Result;
-use crate::runtime::{Ask, Chunking, Hidden, Positions, Windows};
-use crate::validate::golden::TensorFile;
+use anec::base::Result;
+use anec::convert::files;
+use anec::runtime::{Ask, Chunking, Hidden, Positions, Windows};
+use anec::validate::golden::TensorFile;
 
 /// Computes the logits after every token and writes them to a safetensors file.
 ///
@@ -65,7 +65,7 @@ impl Args {
         }
         let written = files::write(&self.out, &file.to_bytes())?;
         let best: Vec<u32> =
-            answer.logits.chunks_exact(facts.head_rows() as usize).map(crate::runtime::sampling::argmax).collect();
+            answer.logits.chunks_exact(facts.head_rows() as usize).map(anec::runtime::sampling::argmax).collect();
         if self.json {
             let mut about: BTreeMap<&str, serde_json::Value> =
                 about.into_iter().map(|(key, value)| (key, json!(value))).collect();
@@ -75,7 +75,7 @@ impl Args {
             about.insert("argmax", json!(best));
             print_json(&about);
         } else {
-            let size = crate::report::bytes(written.bytes);
+            let size = anec::report::bytes(written.bytes);
             print(&format!("{}: logits of {} positions, {size}", self.out.display(), tokens.len()));
         }
         Ok(0)

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::error::Result;
-use crate::manifest::{Manifest, builtin};
-use crate::report;
+use anec::base::Result;
+use anec::manifest::{Manifest, builtin};
+use anec::report;
 
 /// Lists the built-in manifests, or prints one.
 #[derive(Debug, clap::Args)]

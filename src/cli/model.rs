@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
-use crate::convert::progress::Progress;
-use crate::coreml::ComputeUnits;
-use crate::error::Result;
-use crate::exec::Precision;
-use crate::runtime::bioes::Biases;
-use crate::runtime::{Model, Tokenizer, coreml};
+use anec::base::Result;
+use anec::base::progress::Progress;
+use anec::coreml::ComputeUnits;
+use anec::exec::Precision;
+use anec::runtime::bioes::Biases;
+use anec::runtime::{Model, Tokenizer, coreml};
 
 /// A bundle, and how it is run.
 #[derive(Debug, Args)]

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::{print, print_json};
-use crate::convert::progress::Progress;
-use crate::convert::{Bundle, ConvertError, resume};
-use crate::error::Result;
-use crate::package::archive;
-use crate::report::{bytes, counted};
+use anec::base::Result;
+use anec::base::progress::Progress;
+use anec::bundle::{Bundle, BundleError};
+use anec::convert::resume;
+use anec::package::archive;
+use anec::report::{bytes, counted};
 
 /// Packs a bundle into one zip file. Equal bundles give equal files.
 #[derive(Debug, clap::Args)]
@@ -45,7 +46,7 @@ impl PackArgs {
         let bundle = Bundle::read(&self.bundle)?;
         if let Some(package) = bundle.packages.iter().find(|p| !resume::complete(&self.bundle, &p.files)) {
             let path = self.bundle.join(&package.package);
-            return Err(ConvertError::Bundle { path, problem: "files are missing or cut short".into() }.into());
+            return Err(BundleError::Content { path, problem: "files are missing or cut short".into() }.into());
         }
         let out = self.out.unwrap_or_else(|| with_extension(&self.bundle, "zip"));
         let progress = Progress::on_stderr();

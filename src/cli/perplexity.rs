@@ -2,16 +2,18 @@
 
 use std::path::PathBuf;
 
+use anec::base::FileError;
+
 use serde_json::json;
 
 use super::model::PrecisionName;
 use super::validate::candidates;
 use super::{print, print_json};
-use crate::convert::Bundle;
-use crate::error::Result;
-use crate::report::table::table;
-use crate::runtime::{RuntimeError, Tokenizer};
-use crate::validate::{Candidate, perplexity, prompts};
+use anec::base::Result;
+use anec::bundle::Bundle;
+use anec::report::table::table;
+use anec::runtime::{RuntimeError, Tokenizer};
+use anec::validate::{Candidate, perplexity, prompts};
 
 /// Measures how well a bundle predicts a text: exp of the mean negative log likelihood of its tokens.
 ///
@@ -44,7 +46,7 @@ impl Args {
     pub(super) fn run(self) -> Result<u8> {
         let text = match &self.text {
             None => prompts::text().to_owned(),
-            Some(path) => std::fs::read_to_string(path).map_err(RuntimeError::io(path, "read"))?,
+            Some(path) => std::fs::read_to_string(path).map_err(FileError::of(path, "read"))?,
         };
         // the text is compared, so both get the tokens of the first bundle's tokenizer
         let mut tokens = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?.encode(&text)?;

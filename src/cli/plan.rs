@@ -2,13 +2,13 @@
 
 use super::input::Input;
 use super::{print, print_json};
-use crate::convert::build::build_package;
-use crate::convert::emit::Emitter;
-use crate::convert::open::{open, resolve};
-use crate::convert::{Estimate, FormEstimate, Plan};
-use crate::error::Result;
-use crate::report;
-use crate::validate::forecast;
+use anec::base::Result;
+use anec::convert::emit::Emitter;
+use anec::convert::functions::build_package;
+use anec::convert::open::{open, resolve};
+use anec::convert::{Estimate, FormEstimate, Plan};
+use anec::report;
+use anec::validate::forecast;
 
 /// Shows what a conversion would emit, without reading weights: packages, functions, bytes, an estimate of speed, and a
 /// forecast of what keeps ops off the Neural Engine.

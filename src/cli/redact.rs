@@ -5,13 +5,14 @@ use std::io::{BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use anec::base::FileError;
+
 use serde_json::json;
 
 use super::model::{Labels, Runner};
-use crate::convert::files;
-use crate::error::Result;
-use crate::runtime::RuntimeError;
-use crate::runtime::redact::{Piece, Redactor, Summary};
+use anec::base::Result;
+use anec::convert::files;
+use anec::runtime::redact::{Piece, Redactor, Summary};
 
 /// Bytes that are read at a time.
 const READ: usize = 1 << 16;
@@ -62,7 +63,7 @@ impl Args {
                 Ok(0) => break redactor.finish(&mut sink)?,
                 Ok(count) => redactor.push(&buffer[..count], &mut sink)?,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(RuntimeError::io(name, "read")(error).into()),
+                Err(error) => return Err(FileError::of(name, "read")(error).into()),
             }
         };
         out.finish()?;
@@ -74,7 +75,7 @@ impl Args {
         match self.file.as_ref().filter(|file| file.as_os_str() != "-") {
             None => Ok((Box::new(std::io::stdin().lock()), "stdin".into())),
             Some(path) => {
-                let file = File::open(path).map_err(RuntimeError::io(path, "read"))?;
+                let file = File::open(path).map_err(FileError::of(path, "read"))?;
                 Ok((Box::new(file), path.clone()))
             }
         }
@@ -89,8 +90,8 @@ fn report(summary: &Summary, seconds: f64) -> String {
     format!(
         "{total} spans in {} tokens{kinds}; {} in {seconds:.1} s, at most {} held at a time",
         summary.tokens,
-        crate::report::bytes(summary.bytes),
-        crate::report::bytes(summary.most_held as u64),
+        anec::report::bytes(summary.bytes),
+        anec::report::bytes(summary.most_held as u64),
     )
 }
 
@@ -110,15 +111,15 @@ impl Out {
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
-            Out::Stdout(out) => out.write_all(bytes).map_err(RuntimeError::io("stdout", "write"))?,
-            Out::File(whole) => whole.file.write_all(bytes).map_err(RuntimeError::io(&whole.partial, "write"))?,
+            Out::Stdout(out) => out.write_all(bytes).map_err(FileError::of("stdout", "write"))?,
+            Out::File(whole) => whole.file.write_all(bytes).map_err(FileError::of(&whole.partial, "write"))?,
         }
         Ok(())
     }
 
     fn finish(self) -> Result<()> {
         match self {
-            Out::Stdout(mut out) => Ok(out.flush().map_err(RuntimeError::io("stdout", "write"))?),
+            Out::Stdout(mut out) => Ok(out.flush().map_err(FileError::of("stdout", "write"))?),
             Out::File(whole) => whole.finish(),
         }
     }
@@ -138,8 +139,8 @@ impl Whole {
     }
 
     fn finish(mut self) -> Result<()> {
-        self.file.flush().map_err(RuntimeError::io(&self.partial, "write"))?;
-        Ok(std::fs::rename(&self.partial, &self.path).map_err(RuntimeError::io(&self.path, "rename"))?)
+        self.file.flush().map_err(FileError::of(&self.partial, "write"))?;
+        Ok(std::fs::rename(&self.partial, &self.path).map_err(FileError::of(&self.path, "rename"))?)
     }
 }
 

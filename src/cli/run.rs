@@ -5,14 +5,16 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anec::base::FileError;
+
 use serde_json::json;
 
 use super::model::Runner;
 use super::sampling::SamplingArgs;
 use super::{print, print_json};
-use crate::error::Result;
-use crate::runtime::chat::{Chat, ChatTemplate, Message};
-use crate::runtime::{
+use anec::base::Result;
+use anec::runtime::chat::{Chat, ChatTemplate, Message};
+use anec::runtime::{
     Constraint, Generation, Generator, Grammar, Grammars, Model, Piece, Request, RuntimeError, Tokenizer, generate,
     generate_text,
 };
@@ -94,7 +96,7 @@ impl Prompt {
         let mut text = text.clone();
         if text == "-" {
             text.clear();
-            std::io::stdin().read_to_string(&mut text).map_err(RuntimeError::io("stdin", "read"))?;
+            std::io::stdin().read_to_string(&mut text).map_err(FileError::of("stdin", "read"))?;
         }
         if !self.chat {
             return Ok(if self.special { tokenizer.encode(&text) } else { tokenizer.encode_literal(&text) }?);
@@ -110,7 +112,7 @@ impl Prompt {
 }
 
 fn json_schema(file: &PathBuf, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
-    let bytes = std::fs::read(file).map_err(RuntimeError::io(file, "read"))?;
+    let bytes = std::fs::read(file).map_err(FileError::of(file, "read"))?;
     let schema = serde_json::from_slice(&bytes)
         .map_err(|error| RuntimeError::bundle(file, format!("it isn't a JSON Schema: {error}")))?;
     let grammars = Grammars::new(tokenizer, model.bundle().model.vocab_size, &model.end_tokens())?;

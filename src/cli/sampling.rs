@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::runtime::{Model, Request, Sampling};
+use anec::runtime::{Model, Request, Sampling};
 
 /// How tokens are chosen, and where the text ends.
 #[derive(Debug, Args)]

@@ -1,11 +1,12 @@
 //! `anec schema`
 
 use super::print_json;
-use crate::convert::{bundle, report};
-use crate::coreml::plan;
-use crate::error::Result;
-use crate::manifest;
-use crate::validate::verdict;
+use anec::base::Result;
+use anec::bundle;
+use anec::convert::report;
+use anec::coreml::plan;
+use anec::manifest;
+use anec::validate::verdict;
 
 /// Prints the JSON Schema of a file that anec reads or writes.
 #[derive(Debug, clap::Args)]

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anec::base::FileError;
+
 use tokio::io::BufReader;
 use tokio::net::TcpListener;
 
 use super::model::Runner;
-use crate::error::Result;
-use crate::runtime::RuntimeError;
-use crate::serve::{self, HttpOptions, Limits, ServeError, Service, lines};
+use anec::base::Result;
+use anec::serve::{self, HttpOptions, Limits, ServeError, Service, lines};
 
 /// Answers requests: over HTTP as OpenAI's API has it, or as JSON lines.
 ///
@@ -86,7 +87,7 @@ impl Args {
             .worker_threads(2)
             .enable_all()
             .build()
-            .map_err(RuntimeError::io("threads", "start"))?;
+            .map_err(FileError::of("threads", "start"))?;
         let done = runtime.block_on(async {
             match &self.socket {
                 Some(path) => self.socket(service, path).await,

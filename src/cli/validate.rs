@@ -3,21 +3,24 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anec::base::FileError;
+
 use super::model::{Backend, PrecisionName, open_on_core_ml};
 use super::{print, print_json};
-use crate::convert::bundle::FILE_NAME;
-use crate::convert::progress::Progress;
-use crate::convert::{Bundle, files};
-use crate::coreml::cache::Cache;
-use crate::coreml::{ComputePlan, CoreMl};
-use crate::error::Result;
-use crate::exec::Precision;
-use crate::manifest::Gates;
-use crate::package;
-use crate::report;
-use crate::runtime::{Model, RuntimeError, Tokenizer};
-use crate::validate::verdict::PackageFacts;
-use crate::validate::{
+use anec::base::Result;
+use anec::base::progress::Progress;
+use anec::bundle::Bundle;
+use anec::bundle::FILE_NAME;
+use anec::convert::files;
+use anec::coreml::cache::Cache;
+use anec::coreml::{ComputePlan, CoreMl};
+use anec::exec::Precision;
+use anec::manifest::Gates;
+use anec::package;
+use anec::report;
+use anec::runtime::{Model, RuntimeError, Tokenizer};
+use anec::validate::verdict::PackageFacts;
+use anec::validate::{
     Candidate, Check, GateReport, Golden, Report, Thresholds, Verdict, forecast, foreign, numerics, parity, prompts,
     residency, structure,
 };
@@ -204,7 +207,7 @@ impl Args {
         let tokens = match &self.text {
             None => prompts::tokens(bundle, folder, count)?,
             Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(RuntimeError::io(path, "read"))?;
+                let text = std::fs::read_to_string(path).map_err(FileError::of(path, "read"))?;
                 let mut tokens = Tokenizer::of(bundle, folder)?.encode(&text)?;
                 tokens.truncate(count);
                 tokens
@@ -275,7 +278,7 @@ fn of_current_folder() -> Result<PathBuf> {
     if here.join(FILE_NAME).exists() {
         return Ok(here);
     }
-    let entries = std::fs::read_dir(&here).map_err(RuntimeError::io(&here, "read"))?;
+    let entries = std::fs::read_dir(&here).map_err(FileError::of(&here, "read"))?;
     let mut found: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.join(FILE_NAME).exists() && path.extension().is_none_or(|extension| extension != "partial"))

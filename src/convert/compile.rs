@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::bundle::{self, Bundle};
+use anec_base::FileError;
+
 use super::error::ConvertError;
 use super::files;
-use super::progress::Progress;
-use crate::error::Result;
+use anec_base::Result;
+use anec_base::progress::Progress;
+use anec_bundle::Bundle;
 
 /// The compiler.
 #[derive(Debug)]
@@ -47,13 +49,13 @@ impl Compiler {
         let scratch = tempfile::Builder::new()
             .prefix(".compiling-")
             .tempdir_in(folder)
-            .map_err(ConvertError::io(folder, "write to"))?;
+            .map_err(FileError::of(folder, "write to"))?;
         let output = Command::new(&self.xcrun)
             .args(["coremlcompiler", "compile"])
             .arg(folder.join(package))
             .arg(scratch.path())
             .output()
-            .map_err(ConvertError::io(&self.xcrun, "run"))?;
+            .map_err(FileError::of(&self.xcrun, "run"))?;
         let compiled = scratch.path().join(&name);
         if !output.status.success() || !compiled.is_dir() {
             let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
@@ -65,9 +67,9 @@ impl Compiler {
             });
         }
         if target.exists() {
-            std::fs::remove_dir_all(&target).map_err(ConvertError::io(&target, "replace"))?;
+            std::fs::remove_dir_all(&target).map_err(FileError::of(&target, "replace"))?;
         }
-        std::fs::rename(&compiled, &target).map_err(ConvertError::io(&target, "rename"))?;
+        std::fs::rename(&compiled, &target).map_err(FileError::of(&target, "rename"))?;
         Ok(name)
     }
 }
@@ -83,7 +85,7 @@ pub fn compile_bundle(path: &Path, progress: &Progress) -> Result<Bundle> {
         let package = bundle.packages[index].package.clone();
         progress.stage(&format!("compiling {package}"));
         bundle.packages[index].compiled = Some(compiler.compile(path, &package)?);
-        files::write_json(&path.join(bundle::FILE_NAME), &bundle)?;
+        files::write_json(&path.join(anec_bundle::FILE_NAME), &bundle)?;
     }
     progress.finish();
     Ok(bundle)

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use super::report::TensorReport;
-use crate::error::Result;
-use crate::family::EmitWeight;
-use crate::manifest::{Granularity, Quant, Role, WeightFormat};
-use crate::mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use crate::quant::{Fp16, Int8, Measures};
-use crate::source::Weight;
+use anec_base::Result;
+use anec_family::EmitWeight;
+use anec_manifest::{Granularity, Quant, Role, WeightFormat};
+use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
+use anec_quant::{Fp16, Int8, Measures};
+use anec_source::Weight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
 pub struct Emitter<'a> {

@@ -1,8 +1,9 @@
 //! Errors of conversions.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault, FileError};
+use anec_bundle::BundleError;
 
 /// Why a conversion can't be planned or done.
 #[derive(Debug, thiserror::Error)]
@@ -95,24 +96,12 @@ pub enum ConvertError {
     /// Another run makes the same bundle.
     #[error("{}: another conversion is at work there", .0.display())]
     Busy(PathBuf),
-    /// The system refused.
-    #[error("{}: can't {action}: {source}", path.display())]
-    Io {
-        /// File or folder.
-        path: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A `bundle.json` that can't be read or isn't one.
-    #[error("{}: {problem}", path.display())]
-    Bundle {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
+    /// The system refused a file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A `bundle.json` that can't be used.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
     /// Core ML's compiler refused a package.
     #[error("coremlcompiler refused {package} ({status}):\n{output}")]
     Compiler {
@@ -128,12 +117,7 @@ pub enum ConvertError {
     NoCompiler(String),
 }
 
-impl ConvertError {
-    /// Turns an I/O error of `action` on `path` into a [`ConvertError::Io`].
-    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| ConvertError::Io { path: path.to_owned(), action, source }
-    }
-}
+impl ConvertError {}
 
 impl Diagnostic for ConvertError {
     fn fault(&self) -> Fault {
@@ -149,8 +133,10 @@ impl Diagnostic for ConvertError {
             | ConvertError::NotABundle(_)
             | ConvertError::Busy(_)
             | ConvertError::Exists { .. } => Fault::Usage,
-            ConvertError::Bundle { .. } | ConvertError::Vocabulary { .. } | ConvertError::Graph { .. } => Fault::Source,
-            ConvertError::Io { .. } | ConvertError::Compiler { .. } | ConvertError::NoCompiler(_) => Fault::Platform,
+            ConvertError::Bundle(error) => error.fault(),
+            ConvertError::Vocabulary { .. } | ConvertError::Graph { .. } => Fault::Source,
+            ConvertError::File(error) => error.fault(),
+            ConvertError::Compiler { .. } | ConvertError::NoCompiler(_) => Fault::Platform,
         }
     }
 
@@ -177,18 +163,8 @@ impl Diagnostic for ConvertError {
             ConvertError::NotABundle(_) => "choose another folder with --out".into(),
             ConvertError::Busy(_) => "wait until it ends, or name another folder with --out".into(),
             ConvertError::Exists { .. } => "--force replaces it; --out names another folder".into(),
-            ConvertError::Io { source, .. } => match source.kind() {
-                std::io::ErrorKind::NotFound => "check the path",
-                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                    "free some space, or write to another disk with --out"
-                }
-                std::io::ErrorKind::FileTooLarge => {
-                    "raise the limit on the size of files (`ulimit -f`), or write to another disk with --out"
-                }
-                _ => "choose a folder that may be written to with --out",
-            }
-            .into(),
-            ConvertError::Bundle { .. } => "convert the model again".into(),
+            ConvertError::File(error) => return error.help(),
+            ConvertError::Bundle(error) => return error.help(),
             ConvertError::Compiler { .. } => {
                 "if the model converts with the newest anec and still isn't accepted, please report it with the manifest"
                     .into()

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::plan::Plan;
-use crate::family::Model;
-use crate::manifest::{ExpertsForm, Manifest};
+use anec_family::Model;
+use anec_manifest::{ExpertsForm, Manifest};
 
 /// Weight bytes per second that decoders on the Neural Engine were seen to stream: published measurements of int8
 /// decoders lie between 37 GB/s (a base M chip, small shards) and 120 GB/s (an LM head on an M4 Max).

@@ -4,13 +4,15 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use anec_base::FileError;
+
 use sha2::{Digest, Sha256};
 
-use super::bundle::FileDigest;
 use super::error::ConvertError;
-use crate::error::Result;
-use crate::package::stream::{self, NotWritten, Part, Summary};
-use crate::source::hexadecimal;
+use anec_base::Result;
+use anec_base::hexadecimal;
+use anec_bundle::FileDigest;
+use anec_package::stream::{self, NotWritten, Part, Summary};
 
 /// Writes a whole file.
 ///
@@ -18,7 +20,7 @@ use crate::source::hexadecimal;
 /// When the system refuses.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<FileDigest, ConvertError> {
     let (partial, mut file) = begin(path)?;
-    file.write_all(bytes).map_err(ConvertError::io(path, "write"))?;
+    file.write_all(bytes).map_err(FileError::of(path, "write"))?;
     let summary = Summary { bytes: bytes.len() as u64, sha256: Sha256::digest(bytes).into() };
     finish(path, &partial, summary)
 }
@@ -31,7 +33,7 @@ pub fn write_parts(path: &Path, parts: &[Part<'_>], written: &(dyn Fn(usize, u64
     let (partial, file) = begin(path)?;
     match stream::write_parts(&file, parts, written) {
         Ok(summary) => Ok(finish(path, &partial, summary)?),
-        Err(NotWritten::File { action, source }) => Err(ConvertError::io(path, action)(source).into()),
+        Err(NotWritten::File { action, source }) => Err(FileError::of(path, action)(source).into()),
         Err(NotWritten::Part { cause, .. }) => Err(cause),
     }
 }
@@ -45,12 +47,12 @@ pub fn begin(path: &Path) -> Result<(PathBuf, File), ConvertError> {
     name.push(".partial");
     let partial = path.with_file_name(name);
     let file = File::options().read(true).write(true).create(true).truncate(true).open(&partial);
-    let file = file.map_err(ConvertError::io(&partial, "create"))?;
+    let file = file.map_err(FileError::of(&partial, "create"))?;
     Ok((partial, file))
 }
 
 fn finish(path: &Path, partial: &Path, Summary { bytes, sha256 }: Summary) -> Result<FileDigest, ConvertError> {
-    std::fs::rename(partial, path).map_err(ConvertError::io(path, "rename"))?;
+    std::fs::rename(partial, path).map_err(FileError::of(path, "rename"))?;
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Ok(FileDigest { file, bytes, sha256: hexadecimal(&sha256) })
 }
@@ -60,8 +62,7 @@ fn finish(path: &Path, partial: &Path, Summary { bytes, sha256 }: Summary) -> Re
 /// # Errors
 /// When the system refuses.
 pub fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<FileDigest, ConvertError> {
-    let mut text = serde_json::to_string_pretty(value)
-        .map_err(|e| ConvertError::Bundle { path: path.to_owned(), problem: e.to_string() })?;
+    let mut text = serde_json::to_string_pretty(value).map_err(|e| FileError::of(path, "write")(e.into()))?;
     text.push('\n');
     write(path, text.as_bytes())
 }

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::bundle::{HostFacts, RopeTable, RopeVariant};
 use super::files;
-use super::progress::Progress;
-use crate::error::Result;
-use crate::family::Host;
-use crate::manifest::Overflow;
-use crate::package::stream::Part;
-use crate::quant::Fp16;
+use anec_base::Result;
+use anec_base::progress::Progress;
+use anec_bundle::{HostFacts, RopeTable, RopeVariant};
+use anec_family::Host;
+use anec_manifest::Overflow;
+use anec_package::stream::Part;
+use anec_quant::Fp16;
 
 /// File name within a bundle's folder.
 pub const FILE_NAME: &str = "host.safetensors";
@@ -75,8 +75,8 @@ fn little_endian(values: &[f32]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::{RopeTables, RopeValues};
-    use crate::source::Weight;
+    use anec_family::{RopeTables, RopeValues};
+    use anec_source::Weight;
 
     #[test]
     fn the_file_is_safetensors_that_others_read() {

@@ -2,8 +2,8 @@
 
 use super::plan::Plan;
 use super::report::{Report, TensorReport};
-use crate::family::Model;
-use crate::manifest::Granularity;
+use anec_family::Model;
+use anec_manifest::Granularity;
 
 /// Relative rms error from which a quantized weight is worth a note. Eight bits lose about 1 % of weights without
 /// outliers, whatever their granularity; ten times that means that outliers have taken the scale for themselves.
@@ -55,9 +55,9 @@ pub fn of_losses(report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convert::report::{PackageReport, RunReport};
-    use crate::manifest::{Role, WeightFormat};
-    use crate::quant::Loss;
+    use crate::report::{PackageReport, RunReport};
+    use anec_manifest::{Role, WeightFormat};
+    use anec_quant::Loss;
 
     fn report(losses: &[f64], granularity: Granularity) -> Report {
         let tensor = |(index, loss): (usize, &f64)| TensorReport {

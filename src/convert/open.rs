@@ -1,10 +1,11 @@
 //! The source that a manifest names, and the model in it.
 
 use super::error::ConvertError;
-use crate::error::Result;
-use crate::family::{self, Model};
-use crate::manifest::{Manifest, ResidualScale};
-use crate::source::{Ledger, LedgerTotals, Source};
+use anec_base::Result;
+use anec_bundle::LedgerTotals;
+use anec_family::Model;
+use anec_manifest::{Manifest, ResidualScale};
+use anec_source::{Ledger, Source};
 
 /// A source with the model that was found in it.
 pub struct Opened {
@@ -33,7 +34,7 @@ pub fn open(manifest: &Manifest) -> Result<Opened> {
 /// When it isn't understood in every tensor and key.
 pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model>, LedgerTotals)> {
     let mut ledger = Ledger::new(source);
-    let mut model = family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
+    let mut model = anec_family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
     if let Some(ResidualScale::Factor(factor)) = manifest.numerics.scale {
         model.set_hidden_scale(f64::from(factor));
     }

@@ -2,15 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
+use anec_base::FileError;
+
 use serde_json::Value as Json;
 
-use super::bundle::{self, Bundle, SourceFacts};
+use super::digests;
 use super::error::ConvertError;
 use super::resume::{self, Journal};
-use crate::error::Result;
-use crate::manifest::Manifest;
-use crate::package;
-use crate::source::Source;
+use anec_base::Result;
+use anec_bundle::{Bundle, BundleError};
+use anec_manifest::Manifest;
+use anec_source::Source;
 
 /// What is where the bundle will be.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,14 +31,14 @@ pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) 
     tidy(path)?;
     match std::fs::read_dir(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Existing::Nothing),
-        Err(e) => return Err(ConvertError::io(path, "open")(e).into()),
+        Err(e) => return Err(FileError::of(path, "open")(e).into()),
         Ok(mut entries) => {
             if entries.next().is_none() {
                 return Ok(Existing::Nothing);
             }
         }
     }
-    if !path.join(bundle::FILE_NAME).is_file() {
+    if !path.join(anec_bundle::FILE_NAME).is_file() {
         return Err(ConvertError::NotABundle(path.to_owned()).into());
     }
     if force {
@@ -52,7 +54,7 @@ pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) 
 fn difference(path: &Path, manifest: &Manifest, source: &Source) -> Result<Option<String>> {
     let old = match Bundle::read(path) {
         Ok(old) => old,
-        Err(ConvertError::Bundle { problem, .. }) => return Ok(Some(format!("its bundle.json is damaged: {problem}"))),
+        Err(BundleError::Content { problem, .. }) => return Ok(Some(format!("its bundle.json is damaged: {problem}"))),
         Err(other) => return Err(other.into()),
     };
     Ok(if old.manifest != *manifest {
@@ -62,7 +64,7 @@ fn difference(path: &Path, manifest: &Manifest, source: &Source) -> Result<Optio
         Some("another version of anec wrote it".into())
     } else if !old.packages.iter().all(|p| resume::complete(path, &p.files)) {
         Some("files of it are missing or cut short".into())
-    } else if SourceFacts::of(source)? != old.source {
+    } else if digests::source_facts(source)? != old.source {
         Some("its source differs".into())
     } else {
         None
@@ -106,10 +108,10 @@ fn replaced(path: &Path) -> PathBuf {
 /// # Errors
 /// When the system refuses.
 pub fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
-    let renamed = |e| ConvertError::io(path, "rename")(e);
-    if !path.join(bundle::FILE_NAME).exists() {
+    let renamed = |e| FileError::of(path, "rename")(e);
+    if !path.join(anec_bundle::FILE_NAME).exists() {
         std::fs::rename(partial, path).map_err(renamed)?;
-    } else if package::exchange(partial, path).is_err() {
+    } else if anec_package::exchange(partial, path).is_err() {
         std::fs::rename(path, replaced(path)).map_err(renamed)?;
         std::fs::rename(partial, path).map_err(renamed)?;
     }
@@ -120,13 +122,13 @@ pub fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
 fn tidy(path: &Path) -> Result<(), ConvertError> {
     let (partial, replaced) = (partial(path), replaced(path));
     let remove_folder = |folder: &Path| match std::fs::remove_dir_all(folder) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(ConvertError::io(folder, "remove")(e)),
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(FileError::of(folder, "remove")(e)),
         _ => Ok(()),
     };
-    if !path.join(bundle::FILE_NAME).is_file() {
+    if !path.join(anec_bundle::FILE_NAME).is_file() {
         // between the two renames
         return match replaced.exists() {
-            true => std::fs::rename(&replaced, path).map_err(ConvertError::io(path, "rename")),
+            true => Ok(std::fs::rename(&replaced, path).map_err(FileError::of(path, "rename"))?),
             false => Ok(()),
         };
     }
@@ -134,7 +136,7 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
     if partial.is_dir() && !Journal::is_in(&partial) {
         remove_folder(&partial)?;
     }
-    remove_folder(&replaced)
+    Ok(remove_folder(&replaced)?)
 }
 
 /// A path beside another.

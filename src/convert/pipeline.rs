@@ -6,25 +6,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::build::build_package;
-use super::bundle::{self, Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, SourceFacts, Task};
 use super::compile::Compiler;
 use super::emit::Emitter;
 use super::error::ConvertError;
+use super::functions::build_package;
 use super::open::{Opened, open, resolve};
 use super::output::{self, Existing};
 use super::plan::{PackagePlan, Plan};
-use super::progress::Progress;
 use super::report::{self, PackageReport, Report, RunReport};
 use super::resume::{self, FinishedPackage, Journal};
 use super::tokenizer::{self, TextFacts};
-use super::{files, host, notes, resources};
-use crate::error::Result;
-use crate::family::ports::Stage;
-use crate::family::{Classes, Facts, Host, Model};
-use crate::manifest::{Manifest, ResidualScale};
-use crate::package::{self, WriteOptions};
-use crate::source::Source;
+use super::{digests, files, host, notes};
+use anec_base::Result;
+use anec_base::progress::Progress;
+use anec_base::resources;
+use anec_bundle::Stage;
+use anec_bundle::{Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, Task};
+use anec_family::{Classes, Facts, Host, Model};
+use anec_manifest::{Manifest, ResidualScale};
+use anec_package::WriteOptions;
+use anec_source::Source;
 
 /// What to convert, and how.
 pub struct Options {
@@ -104,7 +105,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     let resumed_packages = journal.packages.len();
 
     // the source is digested beside the conversion: it is read anyway
-    let (digests, converted) = rayon::join(|| SourceFacts::of(source), || run.write_all(&mut journal, &host));
+    let (digests, converted) = rayon::join(|| digests::source_facts(source), || run.write_all(&mut journal, &host));
     let (packages, host_facts, text) = converted?;
     let mut entries: Vec<PackageEntry> = packages.iter().map(|p| p.entry.clone()).collect();
     if options.compile {
@@ -112,7 +113,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     }
     let facts = model.facts();
     let bundle = Bundle {
-        schema_version: bundle::SCHEMA_VERSION,
+        schema_version: anec_bundle::SCHEMA_VERSION,
         anec_version: env!("CARGO_PKG_VERSION").into(),
         name: name.clone(),
         family: facts.family.clone(),
@@ -154,7 +155,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     };
     report.notes.extend(notes::of_losses(&report));
     files::write_json(&partial.join(report::FILE_NAME), &report)?;
-    files::write_json(&partial.join(bundle::FILE_NAME), &bundle)?;
+    files::write_json(&partial.join(anec_bundle::FILE_NAME), &bundle)?;
     output::publish(&partial, &path)?;
     options.progress.finish();
     Ok(Outcome::Written(Box::new(Written { path, bundle, report })))
@@ -203,7 +204,7 @@ impl Run<'_> {
         self.progress.expect(needed);
         // graphs, tokenizer and bundle.json take a few megabytes
         let needed = needed + (16 << 20);
-        Ok(package::check_space(self.folder, needed)?)
+        Ok(anec_package::check_space(self.folder, needed)?)
     }
 
     /// Writes all files but `bundle.json` and the report, several at a time: only so do threads that write files and
@@ -266,13 +267,13 @@ impl Run<'_> {
         let mut emitter = Emitter::new(&self.manifest.quant);
         let (program, functions) = build_package(self.model, &self.plan.form, plan, &mut emitter)?;
         let progress = |step| match step {
-            package::Progress::Prepared(_) => {}
-            package::Progress::Written(bytes) => self.progress.add(bytes),
+            anec_package::Progress::Prepared(_) => {}
+            anec_package::Progress::Written(bytes) => self.progress.add(bytes),
         };
         // what a killed run finished is in the journal; a package that isn't may still be there
         let metadata = self.metadata(plan);
         let options = WriteOptions { metadata, progress: Some(&progress), replace: true, ..Default::default() };
-        let written = package::write(&program, &self.folder.join(&package), &options)?;
+        let written = anec_package::write(&program, &self.folder.join(&package), &options)?;
         let weight_bytes = written.weight_bytes;
         let report = PackageReport {
             package: package.clone(),
@@ -280,7 +281,7 @@ impl Run<'_> {
             seconds: begin.elapsed().as_secs_f64(),
             tensors: emitter.reports(),
         };
-        let in_bundle = |file: &package::WrittenFile| FileDigest {
+        let in_bundle = |file: &anec_package::WrittenFile| FileDigest {
             file: format!("{package}/{}", file.path),
             bytes: file.bytes,
             sha256: file.sha256.clone(),
@@ -291,7 +292,7 @@ impl Run<'_> {
     }
 
     /// What a package says of itself.
-    fn metadata(&self, plan: &PackagePlan) -> package::Metadata {
+    fn metadata(&self, plan: &PackagePlan) -> anec_package::Metadata {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
@@ -306,7 +307,7 @@ impl Run<'_> {
             // quantized programs are known to stop Core ML's GPU compiler
             ("anec.compute_units", "cpuAndNeuralEngine"),
         ];
-        package::Metadata {
+        anec_package::Metadata {
             short_description: format!("{name}: {part}"),
             user_defined: own.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
             ..Default::default()

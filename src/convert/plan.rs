@@ -6,11 +6,11 @@ use std::ops::Range;
 
 use super::error::ConvertError;
 use super::size::stored_bytes;
-use crate::error::Result;
-use crate::family::ports::Stage;
-use crate::family::{ExpertCounts, Form, FunctionRequest, Model, PlannedWeight, TokenCount};
-use crate::manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Quant, Target};
-use crate::mil::Opset;
+use anec_base::Result;
+use anec_bundle::Stage;
+use anec_family::{ExpertCounts, Form, FunctionRequest, Model, PlannedWeight, TokenCount};
+use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Quant, Target};
+use anec_mil::Opset;
 
 /// A conversion, planned.
 #[derive(Clone, Debug)]

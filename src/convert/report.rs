@@ -4,8 +4,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::{Granularity, Role, WeightFormat};
-use crate::quant::Loss;
+use anec_manifest::{Granularity, Role, WeightFormat};
+use anec_quant::Loss;
 
 /// File name within a bundle's folder.
 pub const FILE_NAME: &str = "report.json";

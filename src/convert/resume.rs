@@ -7,15 +7,18 @@ use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use anec_base::FileError;
+
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::bundle::{FunctionEntry, HostFacts, PackageEntry};
 use super::error::ConvertError;
 use super::files;
 use super::report::PackageReport;
-use crate::manifest::Manifest;
-use crate::source::{Source, hexadecimal};
+use anec_base::hexadecimal;
+use anec_bundle::{FunctionEntry, HostFacts, PackageEntry};
+use anec_manifest::Manifest;
+use anec_source::Source;
 
 const FILE_NAME: &str = "journal.json";
 
@@ -51,7 +54,7 @@ impl Journal {
     /// # Errors
     /// When the folder can't be made or emptied, or another run is at work there.
     pub fn open(folder: &Path, inputs: String, anew: bool) -> Result<Journal, ConvertError> {
-        std::fs::create_dir_all(folder).map_err(ConvertError::io(folder, "create"))?;
+        std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
         let lock = File::open(folder).ok();
         let taken = lock.as_ref().is_some_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)));
         // what another run has just finished has another name now
@@ -85,13 +88,13 @@ impl Journal {
                 || self.packages.values().any(|p| p.entry.package == name)
                 || self.host.as_ref().is_some_and(|h| h.file.file == name)
         };
-        for entry in std::fs::read_dir(folder).map_err(ConvertError::io(folder, "read"))? {
-            let path = entry.map_err(ConvertError::io(folder, "read"))?.path();
+        for entry in std::fs::read_dir(folder).map_err(FileError::of(folder, "read"))? {
+            let path = entry.map_err(FileError::of(folder, "read"))?.path();
             if path.file_name().and_then(|n| n.to_str()).is_some_and(finished) {
                 continue;
             }
             let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-            removed.map_err(ConvertError::io(&path, "remove"))?;
+            removed.map_err(FileError::of(&path, "remove"))?;
         }
         Ok(())
     }
@@ -116,7 +119,7 @@ impl Journal {
     pub fn remove(folder: &Path) -> Result<(), ConvertError> {
         let path = folder.join(FILE_NAME);
         match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(ConvertError::io(&path, "remove")(e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(FileError::of(&path, "remove")(e).into()),
             _ => Ok(()),
         }
     }
@@ -127,7 +130,7 @@ fn size(path: &Path) -> Option<u64> {
 }
 
 /// Whether the files of a package are there in full length. Their content needs no check: a package appears by rename.
-pub fn complete(folder: &Path, files: &[super::bundle::FileDigest]) -> bool {
+pub fn complete(folder: &Path, files: &[anec_bundle::FileDigest]) -> bool {
     !files.is_empty() && files.iter().all(|f| size(&folder.join(&f.file)) == Some(f.bytes))
 }
 
@@ -161,7 +164,7 @@ fn changed(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convert::bundle::FileDigest;
+    use anec_bundle::FileDigest;
 
     fn finished(bytes: u64) -> FinishedPackage {
         let file = FileDigest { file: "a.mlpackage/w.bin".into(), bytes, sha256: "0".into() };

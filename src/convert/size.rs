@@ -1,7 +1,7 @@
 //! How many bytes weights take in a package, known before any is read.
 
-use crate::family::PlannedWeight;
-use crate::manifest::{Granularity, Quant, WeightFormat};
+use anec_family::PlannedWeight;
+use anec_manifest::{Granularity, Quant, WeightFormat};
 
 /// Blobs begin at multiples of this, and each has a record of as many bytes.
 const BLOB_ALIGNMENT: u64 = 64;

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use anec_base::FileError;
+
 use serde_json::{Value as Json, json};
 
 use super::error::ConvertError;
 use super::files;
-use crate::error::Result;
-use crate::source::gguf::Metadata;
-use crate::source::tokenizer::{Carried, end_tokens};
-use crate::source::{Description, HuggingFaceFiles, Source, hugging_face};
+use anec_base::Result;
+use anec_source::gguf::Metadata;
+use anec_source::tokenizer::{Carried, end_tokens};
+use anec_source::{Description, HuggingFaceFiles, Source, hugging_face};
 
 /// What a runtime is told about text.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,7 +55,7 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
     let mut text = Text { files: Vec::new(), eos_token_ids: Vec::new(), bos_token_id: None };
     let tokenizer = match &own.tokenizer {
         Some(path) => {
-            let content = std::fs::read(path).map_err(ConvertError::io(path, "read"))?;
+            let content = std::fs::read(path).map_err(FileError::of(path, "read"))?;
             let json = hugging_face::read_json(path)?;
             check_ids(&path.display().to_string(), &json, vocab_size)?;
             text.files.push(("tokenizer", "tokenizer.json", content));

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use anec_base::FileError;
+
 use super::engine::Engine;
 use super::error::CoreMlError;
 
@@ -39,16 +41,16 @@ impl Cache {
         if target.exists() {
             return Ok(target);
         }
-        std::fs::create_dir_all(&self.folder).map_err(CoreMlError::io(&self.folder, "create"))?;
+        std::fs::create_dir_all(&self.folder).map_err(FileError::of(&self.folder, "create"))?;
         let scratch = tempfile::Builder::new().prefix(".compiling-").tempdir_in(&self.folder);
-        let scratch = scratch.map_err(CoreMlError::io(&self.folder, "write to"))?;
+        let scratch = scratch.map_err(FileError::of(&self.folder, "write to"))?;
         let compiled = scratch.path().join("model.mlmodelc");
         engine.compile(package, &compiled)?;
         match std::fs::rename(&compiled, &target) {
             Ok(()) => {}
             // another process was faster
             Err(_) if target.exists() => {}
-            Err(error) => return Err(CoreMlError::io(&target, "rename")(error)),
+            Err(error) => return Err(FileError::of(&target, "rename")(error).into()),
         }
         Ok(target)
     }
@@ -63,18 +65,18 @@ pub fn move_folder(from: &Path, to: &Path) -> Result<(), CoreMlError> {
         return Ok(());
     }
     copy_folder(from, to)?;
-    std::fs::remove_dir_all(from).map_err(CoreMlError::io(from, "remove"))
+    Ok(std::fs::remove_dir_all(from).map_err(FileError::of(from, "remove"))?)
 }
 
 fn copy_folder(from: &Path, to: &Path) -> Result<(), CoreMlError> {
-    std::fs::create_dir_all(to).map_err(CoreMlError::io(to, "create"))?;
-    for entry in std::fs::read_dir(from).map_err(CoreMlError::io(from, "read"))? {
-        let entry = entry.map_err(CoreMlError::io(from, "read"))?;
+    std::fs::create_dir_all(to).map_err(FileError::of(to, "create"))?;
+    for entry in std::fs::read_dir(from).map_err(FileError::of(from, "read"))? {
+        let entry = entry.map_err(FileError::of(from, "read"))?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
         if source.is_dir() {
             copy_folder(&source, &target)?;
         } else {
-            std::fs::copy(&source, &target).map_err(CoreMlError::io(&target, "write"))?;
+            std::fs::copy(&source, &target).map_err(FileError::of(&target, "write"))?;
         }
     }
     Ok(())

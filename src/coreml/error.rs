@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault, FileError};
 
 /// What can go wrong with Core ML.
 #[derive(Debug, thiserror::Error)]
@@ -21,16 +21,9 @@ pub enum CoreMlError {
         /// What it said.
         problem: String,
     },
-    /// The system refused.
-    #[error("{}: can't {action}: {source}", path.display())]
-    Io {
-        /// File or folder.
-        path: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    /// The system refused a file.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A file that is no compute plan, or not one that can be judged here.
     #[error("compute plan {}: {problem}", path.display())]
     Plan {
@@ -50,13 +43,8 @@ pub enum CoreMlError {
 }
 
 impl CoreMlError {
-    /// Turns an I/O error of `action` on `path` into a [`CoreMlError::Io`].
-    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| CoreMlError::Io { path: path.to_owned(), action, source }
-    }
-
     /// A [`CoreMlError::Plan`].
-    pub(crate) fn plan(path: &Path, problem: impl Into<String>) -> Self {
+    pub fn plan(path: &Path, problem: impl Into<String>) -> Self {
         CoreMlError::Plan { path: path.to_owned(), problem: problem.into() }
     }
 }
@@ -64,13 +52,15 @@ impl CoreMlError {
 impl Diagnostic for CoreMlError {
     fn fault(&self) -> Fault {
         match self {
-            CoreMlError::Unavailable(_) | CoreMlError::Refused { .. } | CoreMlError::Io { .. } => Fault::Platform,
+            CoreMlError::Unavailable(_) | CoreMlError::Refused { .. } => Fault::Platform,
+            CoreMlError::File(error) => error.fault(),
             CoreMlError::Plan { .. } | CoreMlError::Function { .. } => Fault::Source,
         }
     }
 
     fn help(&self) -> Option<String> {
         let help = match self {
+            CoreMlError::File(error) => return error.help(),
             CoreMlError::Unavailable(_) => "a Mac with macOS 15 or later has it",
             CoreMlError::Plan { .. } => {
                 "take a new one on a Mac: anec validate BUNDLE --residency --plan-out plan.json"

@@ -5,7 +5,7 @@
 //! shapes stays as it is: a function of one fixed shape may be placed where one of a range isn't.
 
 use super::error::CoreMlError;
-use crate::mil::{Lengths, Program};
+use anec_mil::{Lengths, Program};
 
 /// The program that has nothing but `function`, for which `tokens` is the default length.
 ///

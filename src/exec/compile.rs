@@ -8,9 +8,9 @@ use super::error::ExecError;
 use super::ops::{self, Value};
 use super::step::{Node, Operand, Output, Step};
 use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor};
-use crate::error::Error;
-use crate::mil::constant::Data;
-use crate::mil::{Binding, Block, Constant, Function, Op, TensorType, ValueId, ValueType};
+use anec_base::Error;
+use anec_mil::constant::Data;
+use anec_mil::{Binding, Block, Constant, Function, Op, TensorType, ValueId, ValueType};
 
 /// Why a constant can't be had.
 pub(super) enum Trouble {

@@ -9,8 +9,9 @@ use half::f16;
 use super::compile::{Trouble, load};
 use super::ops::Value;
 use super::tensor::{Tensor, TensorData, broadcast_strides, for_each_index, strides};
-use super::weight::{Elements, SMALL, Scales, Weight, WeightCache, constant_shape, constant_tensor, decode_integers};
-use crate::mil::{Constant, DataType, TensorType};
+use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor, decode_integers};
+use anec_kernels::weight::{Elements, Scales};
+use anec_mil::{Constant, DataType, TensorType};
 
 /// An argument of a constexpr op.
 pub(super) enum Part {

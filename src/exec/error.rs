@@ -1,6 +1,6 @@
 //! Errors of the executor.
 
-use crate::error::{Diagnostic, Error, Fault};
+use anec_base::{Diagnostic, Error, Fault};
 
 /// Why a function can't be compiled or run.
 #[derive(Debug, thiserror::Error)]

@@ -7,14 +7,14 @@ use super::compile::{Compiler, mark_last_reads, mark_last_uses};
 use super::constexpr;
 use super::error::ExecError;
 use super::fuse::fuse;
-use super::memory;
 use super::ops::{self, Value};
 use super::profile::Profile;
 use super::state::State;
 use super::step::{Frame, Node, Observer, Operand, Step};
 use super::tensor::Tensor;
 use super::weight::WeightCache;
-use crate::mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, ValueType};
+use anec_kernels::memory;
+use anec_mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, ValueType};
 
 /// How values declared fp16 are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

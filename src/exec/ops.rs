@@ -21,7 +21,7 @@ pub(super) use self::norm::softmax_rows;
 use super::state::State;
 use super::tensor::{Tensor, TensorData};
 use super::weight::Weight;
-use crate::mil::{DataType, TensorType};
+use anec_mil::{DataType, TensorType};
 
 /// What an argument is when an op runs.
 #[derive(Clone, Debug)]
@@ -67,13 +67,13 @@ pub(crate) struct Row {
 /// Rows of a group of operators that compute.
 macro_rules! computing {
     ($($operator:literal => $kernel:expr),* $(,)?) => {
-        &[$($crate::exec::ops::Row { operator: $operator, kernel: $kernel, moves: false }),*]
+        &[$($crate::ops::Row { operator: $operator, kernel: $kernel, moves: false }),*]
     };
 }
 /// Rows of a group of operators that only move elements.
 macro_rules! moving {
     ($($operator:literal => $kernel:expr),* $(,)?) => {
-        &[$($crate::exec::ops::Row { operator: $operator, kernel: $kernel, moves: true }),*]
+        &[$($crate::ops::Row { operator: $operator, kernel: $kernel, moves: true }),*]
     };
 }
 /// The same computation on the elements of a tensor, whatever they are.

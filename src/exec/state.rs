@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::tensor::Tensor;
-use crate::mil::DataType;
+use anec_mil::DataType;
 
 /// The states of one sequence, by name. Functions that declare states of the same name share them. A clone is a
 /// snapshot: buffers are copied when one of the two is written.

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use super::error::ExecError;
 use super::fuse::Group;
-use super::kernels::round::round_to_f16;
 use super::ops::{Call, Row, Value};
 use super::profile::Profile;
 use super::state::State;
 use super::tensor::{Tensor, TensorData};
-use crate::mil::{DataType, TensorType};
+use anec_kernels::round::round_to_f16;
+use anec_mil::{DataType, TensorType};
 
 /// Where a step finds an argument.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Reading and writing part of a tensor, or its axes in another order: each axis has a step through the elements.
 
-use super::kernels::team::{self, LARGE};
+use anec_kernels::team::{self, LARGE};
 
 /// Which elements of a tensor, in which order.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Tensors that are computed with: f32, i32 or bool elements in row-major order, whatever the declared type.
 
-use crate::mil::DataType;
+use anec_mil::DataType;
 
 /// A tensor in memory.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,6 @@
 //! Functions as wholes: states, symbols, precision, sharing, errors.
 
 mod fused;
-mod speed;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::f16;
 
 use super::*;
-use crate::mil::{Constant, Content, DataType, Dim, Function, FunctionBuilder, Lengths, Opset, TensorType, ValueType};
+use anec_mil::{Constant, Content, DataType, Dim, Function, FunctionBuilder, Lengths, Opset, TensorType, ValueType};
 
 const F32: Options = Options { precision: Precision::F32 };
 const F16: Options = Options { precision: Precision::F16 };
@@ -148,7 +147,7 @@ fn compressed_weights_stay_compressed_and_are_shared() {
         fn granule(&self) -> u64 {
             1
         }
-        fn read(&self, offset: u64, out: &mut [u8]) -> crate::error::Result<()> {
+        fn read(&self, offset: u64, out: &mut [u8]) -> anec_base::Result<()> {
             self.1.fetch_add(1, Ordering::Relaxed);
             out.copy_from_slice(&self.0[offset as usize..][..out.len()]);
             Ok(())

@@ -3,107 +3,40 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytemuck::Pod;
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::kernels::team;
-use super::kernels::widen::scale_bytes;
-use super::memory::{Arena, Array};
 use super::tensor::{Tensor, TensorData};
-use crate::error::Result;
-use crate::mil::constant::Data;
-use crate::mil::{Constant, Content, DataType};
+use anec_base::Result;
+use anec_kernels::memory::{Arena, Array};
+use anec_kernels::team;
+use anec_kernels::weight::{Elements, Scales, StoredWeight};
+use anec_mil::constant::Data;
+use anec_mil::{Constant, Content, DataType};
 
 /// Floating-point constants of fewer elements than this become plain tensors.
 pub(crate) const SMALL: usize = 1024;
 
-/// The stored elements of a large constant.
-#[derive(Debug)]
-pub(crate) enum Elements {
-    /// As they are.
-    F32(Array<f32>),
-    /// fp16 bits.
-    F16(Array<f16>),
-    /// Signed bytes, to be multiplied by a scale.
-    Int8(Array<i8>),
-}
-
-impl Elements {
-    /// How many there are.
-    fn len(&self) -> usize {
-        match self {
-            Elements::F32(v) => v.len(),
-            Elements::F16(v) => v.len(),
-            Elements::Int8(v) => v.len(),
-        }
-    }
-}
-
-/// The scales of [`Elements::Int8`], by row (first axis) and by block within a row.
-#[derive(Debug)]
-pub(crate) struct Scales {
-    /// One for all, or `rows * blocks` of them.
-    pub values: Vec<f32>,
-    /// Blocks of equal size that each row is divided into.
-    pub blocks: usize,
-}
-
-impl Scales {
-    /// The scales of the blocks of a row.
-    pub fn of_row(&self, row: usize) -> &[f32] {
-        if self.values.len() == 1 { &self.values } else { &self.values[row * self.blocks..][..self.blocks] }
-    }
-}
-
 /// A large constant, seen as rows: the first axis by all the others.
 #[derive(Debug)]
 pub struct Weight {
-    pub(crate) shape: Vec<usize>,
-    pub(crate) elements: Arc<Elements>,
-    pub(crate) scales: Scales,
+    stored: StoredWeight,
     dense: OnceLock<Arc<Tensor>>,
 }
 
 impl Weight {
     /// A weight that is stored uncompressed.
     pub(crate) fn plain(shape: Vec<usize>, elements: Arc<Elements>) -> Self {
-        Weight::scaled(shape, elements, Scales { values: vec![1.0], blocks: 1 })
+        Weight { stored: StoredWeight::plain(shape, elements), dense: OnceLock::new() }
     }
 
     /// A weight of bytes and scales.
     pub(crate) fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
-        debug_assert!(shape.iter().product::<usize>() <= elements.len());
-        Weight { shape, elements, scales, dense: OnceLock::new() }
-    }
-
-    /// Number of rows.
-    pub(crate) fn rows(&self) -> usize {
-        self.shape.first().copied().unwrap_or(1)
-    }
-
-    /// Elements of one row.
-    pub(crate) fn columns(&self) -> usize {
-        self.shape.iter().skip(1).product()
-    }
-
-    /// Writes a row's values to `out`, which is as long as the row.
-    pub(crate) fn expand_row(&self, row: usize, out: &mut [f32]) {
-        let columns = self.columns();
-        let range = row * columns..(row + 1) * columns;
-        match &*self.elements {
-            Elements::F32(v) => out.copy_from_slice(&v[range]),
-            Elements::F16(v) => v[range].convert_to_f32_slice(out),
-            Elements::Int8(v) => {
-                let scales = self.scales.of_row(row);
-                let block = (columns / scales.len()).max(1);
-                for ((values, out), scale) in v[range].chunks(block).zip(out.chunks_mut(block)).zip(scales) {
-                    scale_bytes(values, *scale, out);
-                }
-            }
-        }
+        Weight { stored: StoredWeight::scaled(shape, elements, scales), dense: OnceLock::new() }
     }
 
     /// The whole of it as a tensor; made once and kept.
@@ -113,6 +46,14 @@ impl Weight {
             team::for_each_chunk(&mut out, self.columns().max(1), |row, out| self.expand_row(row, out));
             Arc::new(Tensor::new(self.shape.clone(), out))
         })
+    }
+}
+
+impl Deref for Weight {
+    type Target = StoredWeight;
+
+    fn deref(&self) -> &StoredWeight {
+        &self.stored
     }
 }
 
@@ -289,7 +230,7 @@ pub(crate) fn constant_tensor(constant: &Constant) -> Result<Option<Tensor>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mil::TensorType;
+    use anec_mil::TensorType;
 
     #[test]
     fn packed_integers_are_unpacked_across_bytes() {

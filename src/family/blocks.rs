@@ -35,10 +35,10 @@ pub mod short_conv;
 pub mod state;
 
 use super::{EmitWeight, Form};
-use crate::error::{Error, Result};
-use crate::manifest::{Layout, Role};
-use crate::mil::{Dim, FunctionBuilder, ValueId};
-use crate::source::Weight;
+use anec_base::{Error, Result};
+use anec_manifest::{Layout, Role};
+use anec_mil::{Dim, FunctionBuilder, ValueId};
+use anec_source::Weight;
 
 /// A function being built: its ops, its form and the way weights get in.
 pub struct Graph<'a> {
@@ -66,7 +66,7 @@ impl<'a> Graph<'a> {
             Ok(value) => value,
             Err(error) => {
                 self.error.get_or_insert(error);
-                self.ops.constant(name, crate::mil::Constant::fp16(0.0))
+                self.ops.constant(name, anec_mil::Constant::fp16(0.0))
             }
         }
     }

@@ -26,15 +26,15 @@ use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::decoder::Ports;
 use super::layer::{ExpertTask, Planned};
-use super::ports::{PortRole, Stage};
 use super::{
     Classes, EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
     table::OPENAI_PRIVACY_FILTER,
 };
-use crate::error::Result;
-use crate::manifest::Role;
-use crate::mil::Dim;
-use crate::source::{Ledger, Weight};
+use anec_base::Result;
+use anec_bundle::{PortRole, Stage};
+use anec_manifest::Role;
+use anec_mil::Dim;
+use anec_source::{Ledger, Weight};
 use config::ClassifierConfig;
 
 /// Name of the rotary table.

@@ -18,15 +18,15 @@ use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
-use super::ports::{Extent, Port, PortRole, Stage, StatePort};
 use super::table::MixerKind;
 use super::{
     EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount,
 };
-use crate::error::Result;
-use crate::manifest::{KvWrite, Role};
-use crate::mil::{Constant, DataType, Dim, TensorType, ValueId};
-use crate::source::Weight;
+use anec_base::Result;
+use anec_bundle::{Extent, Port, PortRole, Stage, StatePort};
+use anec_manifest::{KvWrite, Role};
+use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
+use anec_source::Weight;
 
 /// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";

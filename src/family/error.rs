@@ -1,6 +1,6 @@
 //! What can be wrong with a model: its configuration or how its tensors fit it.
 
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault};
 
 /// Why a source can't become a model.
 #[derive(Debug, thiserror::Error)]

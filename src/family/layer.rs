@@ -24,10 +24,10 @@ use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scale
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
 use super::{ExpertCounts, PlannedWeight};
-use crate::error::Result;
-use crate::manifest::Role;
-use crate::mil::{Constant, ValueId};
-use crate::source::Weight;
+use anec_base::Result;
+use anec_manifest::Role;
+use anec_mil::{Constant, ValueId};
+use anec_source::Weight;
 
 /// The weights of one layer.
 #[derive(Clone, Debug)]

@@ -11,9 +11,9 @@ use super::config::{DecoderConfig, ExpertsConfig};
 use super::error::FamilyError;
 use super::layer::{FeedForward, Layer, Mixer, Norms};
 use super::table::{DecoderFamily, MixerKind, NormPlacement};
-use crate::error::Result;
-use crate::manifest::Role;
-use crate::source::{Ledger, Weight};
+use anec_base::Result;
+use anec_manifest::Role;
+use anec_source::{Ledger, Weight};
 
 /// How a source names tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -84,11 +84,11 @@ fn stem(name: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::Manifest;
+    use crate::Manifest;
 
     #[test]
     fn the_table_holds_every_file_of_the_folder() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests");
         let mut files: Vec<String> =
             std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         files.sort();
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn each_is_a_manifest_that_names_its_source_and_family() {
-        let validator = jsonschema::validator_for(&crate::manifest::schema()).unwrap();
+        let validator = jsonschema::validator_for(&crate::schema()).unwrap();
         for b in all() {
             let manifest = Manifest::from_yaml(b.text, b.name, &[]).unwrap_or_else(|e| panic!("{}: {e}", b.name));
             assert_eq!(manifest.name.as_deref(), Some(b.name));

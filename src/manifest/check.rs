@@ -156,8 +156,8 @@ fn share(key: &str, value: Option<f64>) -> Result<(), ManifestError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::error::Diagnostic;
-    use crate::manifest::{Manifest, ManifestError};
+    use crate::{Manifest, ManifestError};
+    use anec_base::Diagnostic;
 
     /// A manifest, the key that must be named, and a word of the explanation.
     const WRONG: &[(&str, &str, &str)] = &[

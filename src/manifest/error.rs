@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault};
 
 /// What can be wrong with a manifest.
 #[derive(Debug, thiserror::Error)]

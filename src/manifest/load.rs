@@ -151,8 +151,8 @@ fn plain(error: &serde_yaml::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Diagnostic;
-    use crate::manifest::{Contexts, Granularity, HeadSplit, Lengths, Role, WeightFormat};
+    use crate::{Contexts, Granularity, HeadSplit, Lengths, Role, WeightFormat};
+    use anec_base::Diagnostic;
 
     fn read(text: &str, sets: &[&str]) -> Result<Manifest, ManifestError> {
         Manifest::from_yaml(text, "test.yaml", &sets.iter().map(|s| s.to_string()).collect::<Vec<_>>())

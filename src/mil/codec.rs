@@ -20,13 +20,13 @@ use super::constant::{Constant, Data};
 use super::error::MilError;
 use super::ir::Lengths;
 use super::types::{Dim, Symbol, TensorType};
-use crate::error::Result;
+use anec_base::Result;
 
 pub use decode::{decode, unknown_dimensions};
 pub use encode::encode;
 
 /// The text of a message that is a string in place.
-pub(crate) fn as_string(value: &coreml_proto::mil_spec::Value) -> Option<&str> {
+pub fn as_string(value: &coreml_proto::mil_spec::Value) -> Option<&str> {
     values::as_string(value)
 }
 

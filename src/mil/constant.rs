@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::types::{DataType, Dim, TensorType};
-use crate::error::Result;
+use anec_base::Result;
 
 /// The bytes of a large constant, produced on demand and in pieces.
 ///

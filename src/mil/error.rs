@@ -1,6 +1,6 @@
 //! Errors of the IR.
 
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault};
 
 /// What can be wrong with a graph.
 #[derive(Debug, thiserror::Error)]

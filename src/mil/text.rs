@@ -237,9 +237,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::mil::constant::Content;
-    use crate::mil::types::{DataType, Dim, TensorType};
-    use crate::mil::{FunctionBuilder, verify};
+    use crate::constant::Content;
+    use crate::types::{DataType, Dim, TensorType};
+    use crate::{FunctionBuilder, verify};
 
     /// Weights that exist only on demand.
     struct Zeros(u64);
@@ -251,7 +251,7 @@ mod tests {
         fn granule(&self) -> u64 {
             1
         }
-        fn read(&self, _offset: u64, out: &mut [u8]) -> crate::error::Result<()> {
+        fn read(&self, _offset: u64, out: &mut [u8]) -> anec_base::Result<()> {
             out.fill(0);
             Ok(())
         }
@@ -281,7 +281,7 @@ mod tests {
         Program::single(ops.finish().unwrap())
     }
 
-    fn given((name, constant): (&'static str, Constant)) -> (&'static str, crate::mil::builder::Given) {
+    fn given((name, constant): (&'static str, Constant)) -> (&'static str, crate::builder::Given) {
         (name, constant.into())
     }
 

@@ -18,7 +18,7 @@ pub use read::{Record, WeightFile};
 pub(super) use write::Preparation;
 pub use write::Progress;
 
-use crate::mil::DataType;
+use anec_mil::DataType;
 
 /// Alignment of records and of data, and the size of a record and of the file's header.
 pub(super) const ALIGNMENT: u64 = 64;

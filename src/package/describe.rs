@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::features;
 use super::open::{Package, PackageFile};
-use crate::mil::constant::Data;
-use crate::mil::{Binding, Constant, DataType, Dim, Function, Lengths, Opset, Program, TensorType, Value, ValueType};
+use anec_mil::constant::Data;
+use anec_mil::{Binding, Constant, DataType, Dim, Function, Lengths, Opset, Program, TensorType, Value, ValueType};
 
 /// The features of one function, as the description has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

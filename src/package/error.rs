@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Diagnostic, Error, Fault};
+use anec_base::{Diagnostic, Error, Fault};
 
 /// What can go wrong with a package.
 #[derive(Debug, thiserror::Error)]

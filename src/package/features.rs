@@ -13,8 +13,8 @@ use coreml_proto::feature_type::Type;
 use coreml_proto::{ArrayFeatureType, FeatureDescription, FeatureType, FunctionDescription, SizeRange};
 
 use super::PackageError;
-use crate::mil::codec::{self, Dimensions};
-use crate::mil::{DataType, Dim, Function, Lengths, Opset, Symbol, TensorType, Value, ValueType};
+use anec_mil::codec::{self, Dimensions};
+use anec_mil::{DataType, Dim, Function, Lengths, Opset, Symbol, TensorType, Value, ValueType};
 
 /// Metadata keys that tell which dimensions are which symbols begin like this.
 pub(super) const SYMBOLS_KEY: &str = "anec.symbols.";
@@ -411,7 +411,7 @@ fn name(index: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mil::{Block, ValueId};
+    use anec_mil::{Block, ValueId};
 
     /// A function that gives back its inputs.
     fn function(opset: Opset, inputs: Vec<(&str, ValueType)>, lengths: Vec<(&Symbol, Lengths)>) -> Function {
@@ -431,11 +431,11 @@ mod tests {
     fn message(function: &Function) -> coreml_proto::mil_spec::Function {
         struct Nowhere;
         impl codec::BlobSink for Nowhere {
-            fn place(&mut self, _: &crate::mil::Constant, _: &str) -> crate::error::Result<codec::BlobPlace> {
+            fn place(&mut self, _: &anec_mil::Constant, _: &str) -> anec_base::Result<codec::BlobPlace> {
                 unreachable!("there are no constants")
             }
         }
-        let program = crate::mil::Program::single(function.clone());
+        let program = anec_mil::Program::single(function.clone());
         codec::encode(&program, &mut Nowhere).unwrap().functions.remove("main").unwrap()
     }
 

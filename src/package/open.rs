@@ -12,10 +12,10 @@ use super::describe::Interface;
 use super::features::{self, SYMBOLS_KEY};
 use super::manifest::{Manifest, Metadata, relative};
 use super::{MODEL_PATH, PackageError};
-use crate::error::Result;
-use crate::mil::codec::{self, BlobPlace, BlobSource};
-use crate::mil::constant::Data;
-use crate::mil::{Program, TensorType};
+use anec_base::Result;
+use anec_mil::codec::{self, BlobPlace, BlobSource};
+use anec_mil::constant::Data;
+use anec_mil::{Program, TensorType};
 
 /// Most files and folders that are listed of a package; real ones have a handful.
 const MAX_FILES: usize = 10_000;

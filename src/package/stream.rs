@@ -15,8 +15,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use sha2::{Digest, Sha256};
 
 use super::files::{read_at, reserve, write_at};
-use crate::error::Error;
-use crate::mil::Content;
+use anec_base::Error;
+use anec_mil::Content;
 
 /// Bytes that are produced at a time, about: few enough to stay in a core's cache.
 const PIECE: u64 = 1 << 20;
@@ -298,7 +298,7 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Result;
+    use anec_base::Result;
 
     /// Bytes that follow from their place. The first piece comes only when `after` others came.
     struct Late {

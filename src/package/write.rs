@@ -13,9 +13,9 @@ use super::features::{self, SYMBOLS_KEY};
 use super::files::{PartialFolder, check_space};
 use super::manifest::{Manifest, Metadata};
 use super::{DATA, MODEL, PackageError, WEIGHT_FILE, WEIGHTS};
-use crate::error::Result;
-use crate::mil::constant::Data;
-use crate::mil::{Binding, Block, Opset, Program, codec};
+use anec_base::Result;
+use anec_mil::constant::Data;
+use anec_mil::{Binding, Block, Opset, Program, codec};
 
 /// Room that a package takes at least beside its large constants.
 const SLACK: u64 = 1 << 16;

@@ -1,6 +1,6 @@
 //! Errors of number formats.
 
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault};
 
 /// Why a weight can't be held.
 #[derive(Debug, thiserror::Error)]

@@ -9,10 +9,10 @@ use rayon::prelude::*;
 use super::kernels;
 use super::measure::{BlockLoss, Measures};
 use super::{Blocks, QuantError};
-use crate::error::Result;
-use crate::manifest::Overflow;
-use crate::mil::Content;
-use crate::source::Weight;
+use anec_base::Result;
+use anec_manifest::Overflow;
+use anec_mil::Content;
+use anec_source::Weight;
 
 /// Largest number of fp16.
 pub const LARGEST: f32 = 65504.0;
@@ -132,7 +132,7 @@ pub(super) fn overflow(weight: &Weight, first_row: u64, values: &[f32]) -> Quant
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mil::Content;
+    use anec_mil::Content;
 
     fn weight(values: Vec<f32>, columns: u64) -> Weight {
         let rows = values.len() as u64 / columns;

@@ -17,10 +17,10 @@ use super::fp16::{LARGEST, first_block, overflow};
 use super::kernels;
 use super::measure::{BlockLoss, Measures};
 use super::{Blocks, QuantError};
-use crate::error::Result;
-use crate::manifest::{Granularity, Overflow};
-use crate::mil::Content;
-use crate::source::Weight;
+use anec_base::Result;
+use anec_manifest::{Granularity, Overflow};
+use anec_mil::Content;
+use anec_source::Weight;
 
 /// A weight converted to int8 as it is read. Output channels are rows.
 pub struct Int8 {
@@ -169,7 +169,7 @@ impl Int8 {
             for (row, values) in self.blocks.rows(*block).zip(values.chunks(self.columns().max(1))) {
                 self.channel_scale(scales, row, values)?;
             }
-            Ok::<(), crate::error::Error>(())
+            Ok::<(), anec_base::Error>(())
         })?;
         for (scale, out) in scales[first..].iter().zip(out.chunks_exact_mut(2)) {
             out.copy_from_slice(&scale.load(Ordering::Relaxed).to_le_bytes());

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use super::table::table;
 use super::{bytes, counted};
-use crate::convert::Bundle;
-use crate::convert::report::{PackageReport, Report};
-use crate::family::ports::Stage;
+use anec_bundle::Bundle;
+use anec_bundle::Stage;
+use anec_convert::report::{PackageReport, Report};
 
 /// How many tensors that lost most are listed.
 const WORST: usize = 3;
@@ -48,7 +48,7 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &Report) -> String {
             .collect();
         text.push_str(&format!("quantization lost most (relative rms error): {}\n", list.join(", ")));
     }
-    let sum = |count: fn(&crate::quant::Loss) -> u64| -> u64 {
+    let sum = |count: fn(&anec_quant::Loss) -> u64| -> u64 {
         report.packages.iter().flat_map(|p| &p.tensors).filter_map(|t| t.loss.as_ref()).map(count).sum()
     };
     let saturated = sum(|loss| loss.saturated);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::counted;
 use super::table::table;
-use crate::validate::bisect::Culprit;
+use anec_validate::bisect::Culprit;
 
 /// Ops that are listed.
 const LISTED: usize = 20;

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use indexmap::IndexMap;
 
 use super::table::table;
-use crate::validate::forecast::Finding;
-use crate::validate::rules::{Evidence, Rule, Says};
+use anec_validate::forecast::Finding;
+use anec_validate::rules::{Evidence, Rule, Says};
 
 /// A forecast as a table of rules, each with the first place where it applies and what to do.
 pub fn forecast(findings: &[Finding]) -> String {

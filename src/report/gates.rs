@@ -4,7 +4,7 @@ use indexmap::IndexMap;
 
 use super::counted;
 use super::table::table;
-use crate::validate::{Check, GateReport, Report, Verdict, numerics, residency};
+use anec_validate::{Check, GateReport, Report, Verdict, numerics, residency};
 
 /// The result of `anec validate`: a line for each gate, what was measured, and everything that isn't as it should be.
 pub fn gates(report: &Report) -> String {

@@ -6,9 +6,9 @@ use std::fmt::Write;
 use super::escape::markup;
 use super::plot::Plot;
 use super::{bytes, counted};
-use crate::coreml::ComputePlan;
-use crate::coreml::plan::{Device, Operation};
-use crate::validate::{Check, GateReport, Report, Verdict, numerics, parity};
+use anec_coreml::ComputePlan;
+use anec_coreml::plan::{Device, Operation};
+use anec_validate::{Check, GateReport, Report, Verdict, numerics, parity};
 
 const STYLE: &str = include_str!("html.css");
 

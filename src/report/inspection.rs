@@ -8,12 +8,12 @@ use serde_json::{Value as Json, json};
 use super::conversion::stage;
 use super::table::table;
 use super::{bytes, counted};
-use crate::convert::Bundle;
-use crate::convert::bundle::Tokens;
-use crate::package::describe::{FunctionInventory, Inventory};
-use crate::source::gguf::{Array, Metadata, Value};
-use crate::source::onnx::{Bundle as OnnxBundle, CONFIG};
-use crate::source::{Description, Source, Tensor};
+use anec_bundle::Bundle;
+use anec_bundle::Tokens;
+use anec_package::describe::{FunctionInventory, Inventory};
+use anec_source::gguf::{Array, Metadata, Value};
+use anec_source::onnx::{Bundle as OnnxBundle, CONFIG};
+use anec_source::{Description, Source, Tensor};
 
 /// Longest metadata value that is shown whole.
 const SHOWN: usize = 100;

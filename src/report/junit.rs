@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::markup;
-use crate::validate::{GateReport, Report, Verdict};
+use anec_validate::{GateReport, Report, Verdict};
 
 /// The report as JUnit XML.
 pub fn junit(report: &Report) -> String {
@@ -46,7 +46,7 @@ fn of(gate: &GateReport, verdict: Verdict) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::Check;
+    use anec_validate::Check;
 
     #[test]
     fn a_case_for_each_check() {

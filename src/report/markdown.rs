@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::cell;
-use crate::validate::{Report, Verdict};
+use anec_validate::{Report, Verdict};
 
 /// Most rows of a list; the other formats have all.
 const LISTED: usize = 50;
@@ -70,7 +70,7 @@ fn mark(verdict: Verdict) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::{Check, GateReport};
+    use anec_validate::{Check, GateReport};
 
     #[test]
     fn what_is_open_is_listed() {

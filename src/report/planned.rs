@@ -5,9 +5,9 @@ use serde_json::{Value as Json, json};
 use super::conversion::stage;
 use super::table::table;
 use super::{bytes, counted};
-use crate::convert::{Estimate, FormEstimate, Plan};
-use crate::family::{Facts, FunctionRequest, TokenCount};
-use crate::manifest::{Granularity, Manifest, WeightFormat};
+use anec_convert::{Estimate, FormEstimate, Plan};
+use anec_family::{Facts, FunctionRequest, TokenCount};
+use anec_manifest::{Granularity, Manifest, WeightFormat};
 
 /// The result of `anec plan`; `forms` are the estimates of all forms of experts.
 pub fn plan(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate, forms: &[FormEstimate]) -> String {

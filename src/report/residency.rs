@@ -2,7 +2,7 @@
 
 use super::bytes;
 use super::table::table;
-use crate::validate::GateReport;
+use anec_validate::GateReport;
 
 /// Most ops that are listed of one function; JSON has all.
 const LISTED: usize = 12;
@@ -74,14 +74,13 @@ mod tests {
 
     use serde_json::{Value as Json, json};
 
-    use crate::convert::bundle::{Bundle, PackageEntry, Tokens};
-    use crate::coreml::ComputePlan;
-    use crate::error::{Error, Fault};
-    use crate::report;
-    use crate::runtime::double::{self, Form};
-    use crate::validate::residency::judge;
-    use crate::validate::thresholds::ResidencyThresholds;
-    use crate::validate::{GateReport, Report, Verdict};
+    use anec_base::{Error, Fault};
+    use anec_bundle::{Bundle, PackageEntry, Tokens};
+    use anec_coreml::ComputePlan;
+    use anec_runtime::double::{self, Form};
+    use anec_validate::residency::judge;
+    use anec_validate::thresholds::ResidencyThresholds;
+    use anec_validate::{GateReport, Report, Verdict};
 
     /// A bundle of the one package that the hand-made plan is of.
     fn bundle() -> Bundle {
@@ -99,17 +98,17 @@ mod tests {
     fn try_judged(change: impl FnOnce(&mut Json)) -> Result<GateReport, Error> {
         let text = include_str!("../../tests/fixtures/plans/resident.json");
         let mut json: Json = serde_json::from_str(text).unwrap();
-        jsonschema::validate(&crate::coreml::plan::schema(), &json).unwrap();
+        jsonschema::validate(&anec_coreml::plan::schema(), &json).unwrap();
         change(&mut json);
         let plan: ComputePlan = serde_json::from_value(json).unwrap();
-        let folder = Path::new("tests/fixtures/coremltools/conv_fp16");
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/coremltools/conv_fp16"));
         judge(&bundle(), folder, &plan, Path::new("plan.json"), &ResidencyThresholds { shortest_ms: 0.5 })
     }
 
     fn judged(change: impl FnOnce(&mut Json)) -> (Verdict, String) {
         let gate = try_judged(change).unwrap();
         let verdict = gate.verdict;
-        (verdict, report::gates(&Report::new("double", vec![gate])))
+        (verdict, crate::gates(&Report::new("double", vec![gate])))
     }
 
     /// An op of the function for one token, by the name of its result.
@@ -220,7 +219,7 @@ mod tests {
             plan["functions"][0]["operations"].as_array_mut().unwrap().extend(more);
         });
         let gate = gate.unwrap();
-        let text = report::gates(&Report::new("double", vec![gate.clone()]));
+        let text = crate::gates(&Report::new("double", vec![gate.clone()]));
         assert!(text.contains("and 10 more"), "{text}");
         let json = serde_json::to_value(&gate).unwrap();
         let ops = json["checks"][1]["ops"].as_array().unwrap();

@@ -1,7 +1,7 @@
 //! What runs the functions of a bundle: the CPU executor, or Core ML on a Mac.
 
-use crate::error::Result;
-use crate::exec::Tensor;
+use anec_base::Result;
+use anec_exec::Tensor;
 
 /// Sees values inside a function while it runs, by name.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);

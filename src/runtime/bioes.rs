@@ -9,6 +9,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use anec_base::FileError;
+
 use serde_json::Value as Json;
 
 use super::error::RuntimeError;
@@ -138,7 +140,7 @@ impl Biases {
     /// # Errors
     /// When the file can't be read, or lacks the operating point or one of its six biases.
     pub fn read(path: &Path, operating_point: &str) -> Result<Self, RuntimeError> {
-        let bytes = std::fs::read(path).map_err(RuntimeError::io(path, "read"))?;
+        let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
         let json: Json = serde_json::from_slice(&bytes)
             .map_err(|error| RuntimeError::bundle(path, format!("it isn't JSON: {error}")))?;
         let biases = &json["operating_points"][operating_point]["biases"];

@@ -9,9 +9,9 @@ use super::hidden::{Columns, Flow};
 use super::model::Model;
 use super::plan::Step;
 use super::states::States;
-use crate::convert::bundle::FILE_NAME;
-use crate::exec::{Tensor, TensorData};
-use crate::family::ports::{Port, PortRole};
+use anec_bundle::FILE_NAME;
+use anec_bundle::{Port, PortRole};
+use anec_exec::{Tensor, TensorData};
 
 /// A call with the tensors that it needs.
 pub(super) struct Prepared {

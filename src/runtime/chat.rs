@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use anec_base::FileError;
+
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Environment, ErrorKind};
@@ -10,10 +12,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value as Json};
 
-use super::clock;
 use super::error::RuntimeError;
 use super::tokenizer::Tokenizer;
-use crate::convert::bundle::Bundle;
+use anec_base::clock;
+use anec_bundle::Bundle;
 
 /// A message of a conversation, as OpenAI's API and transformers have it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -154,7 +156,7 @@ impl ChatTemplate {
             return Err(RuntimeError::NoChatTemplate { path: folder.to_owned() });
         };
         let path = folder.join(file);
-        let source = std::fs::read_to_string(&path).map_err(RuntimeError::io(&path, "read"))?;
+        let source = std::fs::read_to_string(&path).map_err(FileError::of(&path, "read"))?;
         let config = match bundle.tokenizer.get("tokenizer_config") {
             Some(file) => read_json(&folder.join(file))?,
             None => Json::Null,
@@ -266,7 +268,7 @@ fn named_token(value: &Json) -> Option<String> {
 }
 
 fn read_json(path: &Path) -> Result<Json, RuntimeError> {
-    let bytes = std::fs::read(path).map_err(RuntimeError::io(path, "read"))?;
+    let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
     serde_json::from_slice(&bytes).map_err(|error| RuntimeError::bundle(path, format!("it isn't JSON: {error}")))
 }
 

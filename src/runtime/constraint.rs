@@ -126,10 +126,10 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::runtime::sampling::{Sampler, Sampling};
+    use crate::sampling::{Sampler, Sampling};
 
     fn tokenizer() -> Tokenizer {
-        Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json")).unwrap()
+        Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json")).unwrap()
     }
 
     /// A text that a model without knowledge writes under a constraint: any token that is open, and the end rarely.

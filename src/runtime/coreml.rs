@@ -11,14 +11,14 @@ use super::error::RuntimeError;
 use super::feed::shape_of;
 use super::host::Host;
 use super::model::Model;
-use crate::convert::bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
-use crate::coreml::array::{Array, Element, OwnedValues, Values};
-use crate::coreml::cache::Cache;
-use crate::coreml::plan::listing_digest;
-use crate::coreml::{ComputeUnits, CoreMl, Engine, LoadedFunction};
-use crate::error::Result;
-use crate::exec::{Tensor, TensorData};
-use crate::family::ports::{Extent, Port, PortRole};
+use anec_base::Result;
+use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
+use anec_bundle::{Extent, Port, PortRole};
+use anec_coreml::array::{Array, Element, OwnedValues, Values};
+use anec_coreml::cache::Cache;
+use anec_coreml::plan::listing_digest;
+use anec_coreml::{ComputeUnits, CoreMl, Engine, LoadedFunction};
+use anec_exec::{Tensor, TensorData};
 
 /// Name of the backend.
 pub const NAME: &str = "coreml";
@@ -298,12 +298,11 @@ pub fn element(role: &PortRole) -> Element {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coreml::double::DoubleEngine;
-    use crate::coreml::double::{convert_demo, convert_family};
-    use crate::exec::Precision;
-    use crate::mil::{DataType, Value};
-    use crate::package;
-    use crate::runtime::{Ask, Chunking, Hidden};
+    use crate::{Ask, Chunking, Hidden};
+    use anec_exec::Precision;
+    use anec_mil::{DataType, Value};
+    use anec_testing::double::DoubleEngine;
+    use anec_testing::double::{convert_demo, convert_family};
 
     const TEXT: [u32; 11] = [3, 141, 59, 26, 535, 89, 79, 323, 84, 626, 43];
 
@@ -420,7 +419,7 @@ mod tests {
         std::fs::rename(own, folder.join("layers_0_3.mlmodelc")).unwrap();
         let mut changed = bundle.clone();
         changed.packages[0].compiled = Some("layers_0_3.mlmodelc".into());
-        crate::convert::files::write_json(&folder.join(FILE_NAME), &changed).unwrap();
+        anec_convert::files::write_json(&folder.join(FILE_NAME), &changed).unwrap();
         let (model, engine) = on_double(&folder);
         model.start(1).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
         assert_eq!(engine.take_log(), ["load tokens_1 for cpu-and-neural-engine"; 4]);
@@ -472,7 +471,7 @@ mod tests {
         let bundle = Bundle::read(&folder).unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for entry in &bundle.functions {
-            let program = package::open(&folder.join(&entry.package)).unwrap().program;
+            let program = anec_package::open(&folder.join(&entry.package)).unwrap().program;
             let function = program.function(&entry.function).unwrap();
             let values: Vec<&Value> = function.tensor_inputs().chain(function.outputs()).collect();
             for port in entry.inputs.iter().chain(&entry.outputs) {
@@ -498,7 +497,7 @@ mod tests {
         let ask = Ask { hidden: Hidden::BetweenLayers, ..Ask::all(Chunking::Largest) };
         let error = model.start(4).unwrap().forward(&TEXT[..4], &ask).unwrap_err();
         assert_eq!(error.to_string(), "backend coreml: Core ML shows no values inside a function");
-        assert_eq!(error.fault(), crate::error::Fault::Platform);
+        assert_eq!(error.fault(), anec_base::Fault::Platform);
     }
 
     #[cfg(not(target_os = "macos"))]

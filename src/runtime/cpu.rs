@@ -6,11 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
-use crate::convert::bundle::{Bundle, FILE_NAME};
-use crate::error::Result;
-use crate::exec::{ExecError, Executable, Options, Precision, State, Tensor, WeightCache};
-use crate::mil::{Function, Program};
-use crate::package;
+use anec_base::Result;
+use anec_bundle::{Bundle, FILE_NAME};
+use anec_exec::{ExecError, Executable, Options, Precision, State, Tensor, WeightCache};
+use anec_mil::{Function, Program};
 
 /// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
 pub struct Programs {
@@ -32,8 +31,8 @@ struct Signature {
 impl Programs {
     /// The programs of a bundle in a folder. Nothing is read yet.
     pub fn of(bundle: &Bundle, folder: &Path) -> Arc<Self> {
-        let names = |ports: &[crate::family::ports::Port]| ports.iter().map(|port| port.name.clone()).collect();
-        let signature = |entry: &crate::convert::bundle::FunctionEntry| Signature {
+        let names = |ports: &[anec_bundle::Port]| ports.iter().map(|port| port.name.clone()).collect();
+        let signature = |entry: &anec_bundle::FunctionEntry| Signature {
             package: entry.package.clone(),
             function: entry.function.clone(),
             context: entry.context,
@@ -58,7 +57,7 @@ impl Programs {
         if let Some(program) = read.get(name) {
             return Ok(program.clone());
         }
-        let program = Arc::new(package::open(&self.folder.join(name))?.program);
+        let program = Arc::new(anec_package::open(&self.folder.join(name))?.program);
         read.insert(name.to_owned(), program.clone());
         Ok(program)
     }

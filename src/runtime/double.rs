@@ -12,12 +12,11 @@ use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
 use super::host::Host;
 use super::model::Model;
-use crate::convert::bundle::*;
-use crate::error::Result;
-use crate::exec::{Tensor, TensorData};
-use crate::family::ports::{Extent, Port, PortRole, Stage, StatePort, StateRole};
-use crate::manifest::Manifest;
-use crate::source::{LedgerTotals, MappedFile};
+use anec_base::MappedFile;
+use anec_base::Result;
+use anec_bundle::*;
+use anec_bundle::{Extent, Port, PortRole, Stage, StatePort, StateRole};
+use anec_exec::{Tensor, TensorData};
 
 pub const HIDDEN: usize = 4;
 pub const VOCAB: usize = 8;

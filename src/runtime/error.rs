@@ -2,23 +2,16 @@
 
 use std::path::PathBuf;
 
-use crate::error::{Diagnostic, Fault};
-use crate::exec::ExecError;
+use anec_base::{Diagnostic, Fault, FileError};
+use anec_exec::ExecError;
 
 /// What can go wrong between a bundle and its text.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
-    /// The system can't read a file of the bundle, or write one for the user.
-    #[error("{}: can't {action}: {error}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was tried.
-        action: &'static str,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    /// The system refused a file.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A file of the bundle isn't what it should be, or contradicts another.
     #[error("{}: {problem}", path.display())]
     Bundle {
@@ -152,21 +145,16 @@ pub enum RuntimeError {
 
 impl RuntimeError {
     /// A [`RuntimeError::Bundle`].
-    pub(crate) fn bundle(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+    pub fn bundle(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
         RuntimeError::Bundle { path: path.into(), problem: problem.into() }
-    }
-
-    /// Turns an I/O error of `action` on `path` into a [`RuntimeError::Io`].
-    pub(crate) fn io(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        let path = path.into();
-        move |error| RuntimeError::Io { path, action, error }
     }
 }
 
 impl Diagnostic for RuntimeError {
     fn fault(&self) -> Fault {
         match self {
-            RuntimeError::Bundle { .. } | RuntimeError::Io { .. } => Fault::Source,
+            RuntimeError::Bundle { .. } => Fault::Source,
+            RuntimeError::File(error) => error.fault(),
             RuntimeError::Function { error, .. } => error.fault(),
             RuntimeError::Backend { .. } | RuntimeError::NoEnergy { .. } => Fault::Platform,
             _ => Fault::Usage,
@@ -176,6 +164,7 @@ impl Diagnostic for RuntimeError {
     fn help(&self) -> Option<String> {
         let help = match self {
             RuntimeError::Function { error, .. } => return error.help(),
+            RuntimeError::File(error) => return error.help(),
             RuntimeError::Bundle { .. } => "convert the model again, or unpack the bundle again",
             RuntimeError::SeveralBundles { .. } => "name one of them",
             RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::error::RuntimeError;
 use super::host::{Host, RopeChoice, Wave};
 use super::plan::Chunk;
-use crate::exec::Tensor;
-use crate::family::ports::{Extent, Port, PortRole};
+use anec_bundle::{Extent, Port, PortRole};
+use anec_exec::Tensor;
 
 /// What closes a slot of the cache to a token. Not -inf: fp16 hardware makes NaN of a row that is all -inf.
 const CLOSED: f32 = -1e4;
@@ -62,7 +62,7 @@ impl<'a> Feed<'a> {
             | PortRole::Logits
             | PortRole::Argmax => {
                 let problem = format!("a function has an input `{}` of an unexpected role", port.name);
-                return Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem));
+                return Err(RuntimeError::bundle(anec_bundle::FILE_NAME, problem));
             }
         };
         let tensor = Arc::new(tensor);
@@ -137,7 +137,7 @@ fn slots(port: &Port, axis: usize) -> Result<u64, RuntimeError> {
         _ => {
             let problem =
                 format!("port `{}` has shape {:?}, expected a number in dimension {axis}", port.name, port.shape);
-            Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem))
+            Err(RuntimeError::bundle(anec_bundle::FILE_NAME, problem))
         }
     }
 }
@@ -158,7 +158,7 @@ pub fn shape_of(port: &Port, size: u64) -> Vec<usize> {
 pub fn shaped(port: &Port, shape: Vec<usize>, values: Vec<f32>) -> Result<Tensor, RuntimeError> {
     if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(values.len()) {
         let problem = format!("port `{}` has shape {shape:?}, but {} numbers go into it", port.name, values.len());
-        return Err(RuntimeError::bundle(crate::convert::bundle::FILE_NAME, problem));
+        return Err(RuntimeError::bundle(anec_bundle::FILE_NAME, problem));
     }
     Ok(Tensor::new(shape, values))
 }

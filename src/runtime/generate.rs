@@ -15,7 +15,7 @@ use super::model::Model;
 use super::prefix::common;
 use super::sampling::{Sampler, Sampling};
 use super::session::Session;
-use crate::error::Result;
+use anec_base::Result;
 
 /// What to continue, and how.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::ask::Hidden;
 use super::error::RuntimeError;
 use super::plan::{Route, Step};
-use crate::convert::bundle::{Bundle, FILE_NAME, ModelFacts};
-use crate::exec::Tensor;
-use crate::family::ports::PortRole;
+use anec_bundle::PortRole;
+use anec_bundle::{Bundle, FILE_NAME, ModelFacts};
+use anec_exec::Tensor;
 
 /// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
 pub(super) struct Columns {

@@ -8,9 +8,9 @@ use half::slice::HalfFloatSliceExt;
 use safetensors::{Dtype, SafeTensors};
 
 use super::error::RuntimeError;
-use crate::convert::bundle::Bundle;
-use crate::error::Result;
-use crate::source::MappedFile;
+use anec_base::MappedFile;
+use anec_base::Result;
+use anec_bundle::Bundle;
 
 /// The host's tensors of a bundle.
 #[derive(Debug)]

@@ -9,10 +9,10 @@ use super::error::RuntimeError;
 use super::host::Host;
 use super::plan::{self, Plan, Route};
 use super::profile::{Profile, Profiled};
-use crate::convert::bundle::{Bundle, FILE_NAME, FunctionEntry};
-use crate::error::Result;
-use crate::exec::Precision;
-use crate::family::ports::{Extent, Port, PortRole, Stage, StatePort, StateRole};
+use anec_base::Result;
+use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
+use anec_bundle::{Extent, Port, PortRole, Stage, StatePort, StateRole};
+use anec_exec::Precision;
 
 /// A bundle with a backend that runs it.
 pub struct Model {
@@ -92,7 +92,7 @@ impl Model {
     }
 
     /// As a model whose states aren't written by position.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget_positions(&mut self) {
         self.positional = false;
     }

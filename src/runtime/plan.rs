@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::error::RuntimeError;
-use crate::convert::bundle::{self, Bundle, Tokens};
-use crate::family::ports::{Extent, PortRole, Stage};
+use anec_bundle::{Bundle, Tokens};
+use anec_bundle::{Extent, PortRole, Stage};
 
 /// Every way through the bundle, one for each context length, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Plan {
     /// # Errors
     /// When the functions don't tile the model, or can't be called at all.
     pub fn new(bundle: &Bundle, path: &Path) -> Result<Self, RuntimeError> {
-        let error = |problem: String| RuntimeError::bundle(path.join(bundle::FILE_NAME), problem);
+        let error = |problem: String| RuntimeError::bundle(path.join(anec_bundle::FILE_NAME), problem);
         let mut contexts = bundle.model.contexts.clone();
         contexts.sort_unstable();
         contexts.dedup();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::model::Model;
 use super::session::Session;
-use crate::error::Result;
+use anec_base::Result;
 
 /// Sessions that nobody uses now, by when they were last used.
 pub struct PrefixCache {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Sequence, Watch};
-use crate::error::Result;
-use crate::exec::Tensor;
+use anec_base::Result;
+use anec_exec::Tensor;
 
 /// Calls of a function and the time that they took together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use super::error::RuntimeError;
 use super::model::Model;
 use super::tokenizer::{Token, Tokenizer};
 use super::windows::Windows;
-use crate::error::Result;
+use anec_base::Result;
 
 /// Bytes of text that are tokenized at a time, about.
 const BLOCK: usize = 1 << 14;

@@ -13,9 +13,9 @@ use super::host::RopeChoice;
 use super::model::Model;
 use super::plan::{self, Chunk, Route, Step};
 use super::states::States;
-use crate::error::Result;
-use crate::exec::Tensor;
-use crate::family::ports::PortRole;
+use anec_base::Result;
+use anec_bundle::PortRole;
+use anec_exec::Tensor;
 
 /// A text: its states and the tokens that they come from.
 pub struct Session {
@@ -439,8 +439,8 @@ mod tests {
     use super::super::double::{self, Form, Mishap};
     use super::super::plan::Plan;
     use super::*;
-    use crate::convert::bundle::Tokens;
-    use crate::family::ports::Stage;
+    use anec_bundle::Stage;
+    use anec_bundle::Tokens;
 
     const TEXT: [u32; 11] = [3, 1, 4, 1, 5, 2, 6, 5, 3, 0, 7];
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::backend::{Sequence, Watch};
 use super::call::Prepared;
 use super::feed::shape_of;
-use crate::convert::bundle::FunctionEntry;
-use crate::error::Result;
-use crate::exec::Tensor;
-use crate::family::ports::{Port, PortRole};
-use crate::mil::DataType;
+use anec_base::Result;
+use anec_bundle::FunctionEntry;
+use anec_bundle::{Port, PortRole};
+use anec_exec::Tensor;
+use anec_mil::DataType;
 
 /// All that a text carries from call to call.
 pub(super) struct States {

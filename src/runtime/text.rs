@@ -8,7 +8,7 @@ use super::error::RuntimeError;
 use super::generate::{Choice, Finish, Generation, Generator};
 use super::session::Session;
 use super::tokenizer::{Detokenizer, Tokenizer};
-use crate::error::Result;
+use anec_base::Result;
 
 /// A part of a text, with the tokens that begin in it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -139,7 +139,8 @@ mod tests {
     use super::*;
 
     fn tokenizer() -> Arc<Tokenizer> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/qwen2-tokenizer/tokenizer.json");
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families/qwen2-tokenizer/tokenizer.json");
         Arc::new(Tokenizer::open(&path).unwrap())
     }
 

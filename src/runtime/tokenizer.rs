@@ -5,8 +5,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use anec_base::FileError;
+
 use super::error::RuntimeError;
-use crate::convert::bundle::Bundle;
+use anec_bundle::Bundle;
 
 /// The tokenizer of a model.
 pub struct Tokenizer {
@@ -47,7 +49,7 @@ impl Tokenizer {
     /// # Errors
     /// When it can't be read.
     pub fn open(path: &Path) -> Result<Self, RuntimeError> {
-        let bytes = std::fs::read(path).map_err(RuntimeError::io(path, "read"))?;
+        let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
         Self::from_bytes(path, &bytes)
     }
 
@@ -366,11 +368,11 @@ mod tests {
     use serde_json::Value as Json;
 
     use super::*;
-    use crate::runtime::chat::{Chat, ChatTemplate, Message};
-    use crate::source::Source;
+    use crate::chat::{Chat, ChatTemplate, Message};
+    use anec_source::Source;
 
     fn fixtures() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
     }
 
     fn json(path: &Path) -> Json {
@@ -390,7 +392,7 @@ mod tests {
     /// The tokenizer that is rebuilt from a GGUF file.
     fn rebuilt(gguf: &Path) -> Tokenizer {
         let source = Source::open_path(gguf).unwrap();
-        let carried = crate::source::tokenizer::Carried::read(source.gguf().unwrap()).unwrap().unwrap();
+        let carried = anec_source::tokenizer::Carried::read(source.gguf().unwrap()).unwrap().unwrap();
         Tokenizer::from_bytes(gguf, &carried.file().unwrap().to_json()).unwrap()
     }
 
@@ -513,7 +515,7 @@ mod tests {
         for name in ["qwen", "gemma"] {
             let about = &corpus["tokenizers"][name];
             let file = about["source"].as_str().unwrap();
-            let Some(path) = crate::testing::real_model(file) else { continue };
+            let Some(path) = anec_testing::real_model(file) else { continue };
             let tokenizer = rebuilt(&path);
             let begin = ids(&about["begin"]);
             assert_eq!(tokenizer.encode("").unwrap(), begin);

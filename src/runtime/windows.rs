@@ -22,7 +22,7 @@ use super::hidden::{Columns, Record};
 use super::model::Model;
 use super::plan::{Chunk, Step};
 use super::session::Session;
-use crate::error::Result;
+use anec_base::Result;
 
 /// A text on its way through a token classifier.
 pub struct Windows {

@@ -12,8 +12,8 @@ use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 
 use super::error::ServeError;
 use super::metrics::Metrics;
-use crate::error::Result;
-use crate::runtime::{
+use anec_base::Result;
+use anec_runtime::{
     Choice, Constraint, Finish, Generation, Generator, Model, Piece, PrefixCache, Request, Session, TextStream,
     Tokenizer,
 };
@@ -425,13 +425,13 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::runtime::double::{self, Form, Mishap};
-    use crate::serve::service::whole;
+    use crate::service::whole;
+    use anec_runtime::double::{self, Form, Mishap};
 
     const LIMITS: Limits = Limits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
 
     fn engine(form: &Form, limits: Limits) -> (Engine, Arc<Metrics>) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json");
         let tokenizer = Arc::new(Tokenizer::open(&path).unwrap());
         let metrics = Arc::new(Metrics::default());
         (Engine::start(double::model(form).0, tokenizer, limits, metrics.clone()), metrics)

@@ -5,8 +5,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::error::{Diagnostic, Error, Fault};
-use crate::runtime::RuntimeError;
+use anec_base::{Diagnostic, Error, Fault};
+use anec_runtime::RuntimeError;
 
 /// Why a request isn't answered.
 #[derive(Debug, thiserror::Error)]

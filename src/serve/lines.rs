@@ -12,8 +12,8 @@ use super::error::ServeError;
 use super::openai::finish_reason;
 use super::parameters::Parameters;
 use super::service::{Answer, Prompt, Service, Text, Times, whole};
-use crate::runtime::Choice;
-use crate::runtime::chat::{Chat, Message};
+use anec_runtime::Choice;
+use anec_runtime::chat::{Chat, Message};
 
 /// Name of the form of the lines.
 pub const PROTOCOL: &str = "anec-jsonl-v1";

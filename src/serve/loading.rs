@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value as Json, json};
 
-use crate::runtime::Model;
+use anec_runtime::Model;
 
 /// How far a model is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::double::{self, Form, Mishap};
+    use anec_runtime::double::{self, Form, Mishap};
 
     fn loaded(form: &Form) -> (Stage, Vec<String>) {
         let (model, calls) = double::model(form);

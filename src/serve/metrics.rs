@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::runtime::Generation;
+use anec_runtime::Generation;
 
 /// Upper ends of the histograms' buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
@@ -130,7 +130,7 @@ impl Metrics {
         one("anec_waiting", "gauge", "Texts in the queue.", waiting as f64);
         one("anec_active", "gauge", "Texts being written.", active as f64);
         one("anec_uptime_seconds", "gauge", "Time since the start.", self.start.elapsed().as_secs_f64());
-        if let Some(bytes) = crate::convert::resources::resident_bytes() {
+        if let Some(bytes) = anec_base::resources::resident_bytes() {
             one("process_resident_memory_bytes", "gauge", "Memory in use.", bytes as f64);
         }
         self.first_token.write(&mut out, "anec_time_to_first_token_seconds", "From the request to its first token.");

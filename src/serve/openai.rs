@@ -10,9 +10,9 @@ use super::error::ServeError;
 use super::parameters::{MOST_LOGPROBS, Parameters, within};
 use super::service::{Prompt, Service, Times};
 use super::tools::{self, Tools};
-use crate::runtime::chat::{Chat, Message};
-use crate::runtime::tools::Call;
-use crate::runtime::{Choice, Finish};
+use anec_runtime::chat::{Chat, Message};
+use anec_runtime::tools::Call;
+use anec_runtime::{Choice, Finish};
 
 /// `POST /v1/chat/completions`
 #[derive(Debug, Deserialize)]

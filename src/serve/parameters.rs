@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
-use crate::convert::bundle::Bundle;
-use crate::runtime::{Grammar, Request, Sampling};
+use anec_bundle::Bundle;
+use anec_runtime::{Grammar, Request, Sampling};
 
 /// How a text is chosen, and where it ends.
 #[derive(Clone, Debug, Default, Deserialize)]

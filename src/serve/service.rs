@@ -13,10 +13,10 @@ use super::loading::{Loading, Stage};
 use super::metrics::Metrics;
 use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
-use crate::error::Result;
-use crate::runtime::chat::{Chat, ChatTemplate};
-use crate::runtime::tools::{CallReader, CallSyntax};
-use crate::runtime::{Choice, Constraint, Grammar, Grammars, Model, RuntimeError, Tokenizer};
+use anec_base::Result;
+use anec_runtime::chat::{Chat, ChatTemplate};
+use anec_runtime::tools::{CallReader, CallSyntax};
+use anec_runtime::{Choice, Constraint, Grammar, Grammars, Model, RuntimeError, Tokenizer};
 
 /// A model that answers.
 pub struct Service {

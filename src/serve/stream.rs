@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::engine::{Ending, Event};
 use super::openai::{self, Delta, Head, Kind, Likelihoods};
 use super::service::{Answer, Service, Times};
-use crate::runtime::tools::{self, CallReader};
-use crate::runtime::{Finish, Piece};
+use anec_runtime::tools::{self, CallReader};
+use anec_runtime::{Finish, Piece};
 
 /// How an answer is written.
 #[derive(Clone, Copy)]

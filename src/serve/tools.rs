@@ -5,8 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
-use crate::runtime::tools::{Call, CallReader, CallSyntax, Function, Part};
-use crate::runtime::{Grammar, Tokenizer};
+use anec_runtime::tools::{Call, CallReader, CallSyntax, Function, Part};
+use anec_runtime::{Grammar, Tokenizer};
 
 /// What a request offers.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault, FileError};
 
 /// The result of an operation on a source.
 pub type Result<T, E = SourceError> = std::result::Result<T, E>;
@@ -11,16 +11,9 @@ pub type Result<T, E = SourceError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// The system can't open, map or read a file.
-    #[error("{}: can't {action}: {error}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was tried: open, map, read, list.
-        action: &'static str,
-        /// What the system said.
-        error: std::io::Error,
-    },
+    /// The system refused a file.
+    #[error(transparent)]
+    Io(#[from] FileError),
     /// A file isn't what it should be, as a whole.
     #[error("{}: {problem}", path.display())]
     File {
@@ -144,11 +137,6 @@ impl SourceError {
         }
         self
     }
-
-    /// Turns an I/O error of `action` on `path` into a [`SourceError::Io`].
-    pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| SourceError::Io { path: path.to_owned(), action, error }
-    }
 }
 
 impl Diagnostic for SourceError {
@@ -156,17 +144,14 @@ impl Diagnostic for SourceError {
         match self {
             SourceError::Name { .. } => Fault::Usage,
             SourceError::Hub { absent: false, .. } => Fault::Platform,
+            SourceError::Io(error) => error.fault(),
             _ => Fault::Source,
         }
     }
 
     fn help(&self) -> Option<String> {
         let text = match self {
-            SourceError::Io { error, .. } => match error.kind() {
-                std::io::ErrorKind::NotFound => "check the path",
-                std::io::ErrorKind::PermissionDenied => "make it readable",
-                _ => "check the path and the disk that it is on",
-            },
+            SourceError::Io(error) => return error.help(),
             SourceError::File { help, .. } | SourceError::Key { help, .. } | SourceError::Tensor { help, .. } => {
                 help.as_deref().unwrap_or("the file is incomplete or damaged; download or copy it again")
             }

@@ -172,7 +172,7 @@ fn onnx_files(available: &[String], model: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Diagnostic, Fault};
+    use anec_base::{Diagnostic, Fault};
 
     fn strings(names: &[&str]) -> Vec<String> {
         names.iter().map(|&name| name.to_owned()).collect()

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use anec_base::FileError;
+
 use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
@@ -67,7 +69,7 @@ impl HuggingFaceFiles {
 fn chat_template(folder: &Path, tokenizer_config: Option<&Json>, legacy: Option<&Json>) -> Result<Option<String>> {
     let path = folder.join("chat_template.jinja");
     if path.exists() {
-        return std::fs::read_to_string(&path).map(Some).map_err(SourceError::io(&path, "read"));
+        return Ok(Some(std::fs::read_to_string(&path).map_err(FileError::of(&path, "read"))?));
     }
     for (file, config) in [("tokenizer_config.json", tokenizer_config), ("chat_template.json", legacy)] {
         let template = match config.and_then(|config| config.get("chat_template")) {
@@ -96,7 +98,7 @@ fn chat_template(folder: &Path, tokenizer_config: Option<&Json>, legacy: Option<
 /// # Errors
 /// When it can't be read or isn't JSON.
 pub fn read_json(path: &Path) -> Result<Json> {
-    let bytes = std::fs::read(path).map_err(SourceError::io(path, "read"))?;
+    let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
     refuse_pointer(path, &bytes)?;
     serde_json::from_slice(&bytes).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
 }

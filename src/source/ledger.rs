@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use anec_bundle::LedgerTotals;
 
 use super::Source;
 use super::error::{Result, SHOWN, SourceError};
@@ -21,17 +20,6 @@ pub struct Ledger<'a> {
 enum Taken {
     Once,
     Shared,
-}
-
-/// How the tensors of a source were accounted for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct LedgerTotals {
-    /// Tensors used.
-    pub used: usize,
-    /// Bytes of them in the source.
-    pub used_bytes: u64,
-    /// Tensors not used, with the reason.
-    pub ignored: BTreeMap<String, String>,
 }
 
 impl<'a> Ledger<'a> {
@@ -158,7 +146,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::error::{Diagnostic, Fault};
+    use anec_base::{Diagnostic, Fault};
 
     fn source() -> Source {
         let names = ["embed.weight", "layers.0.q.weight", "layers.0.k.weight", "layers.0.rotary.inv_freq"];

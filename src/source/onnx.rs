@@ -30,12 +30,14 @@ mod wire;
 
 use std::path::{Component, Path, PathBuf};
 
+use anec_base::FileError;
+
 use serde_json::{Value as Json, json};
 
 use super::error::{Result, SourceError};
-use super::file::MappedFile;
 use super::hugging_face::{self, HuggingFaceFiles};
 use super::tensor::Tensor;
+use anec_base::MappedFile;
 pub use decoder::Decoder;
 use network::Network;
 
@@ -90,8 +92,8 @@ pub(super) fn model_of(folder: &Path) -> Result<Option<PathBuf>> {
         }
     }
     let mut models = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(SourceError::io(folder, "list"))? {
-        let path = entry.map_err(SourceError::io(folder, "list"))?.path();
+    for entry in std::fs::read_dir(folder).map_err(FileError::of(folder, "list"))? {
+        let path = entry.map_err(FileError::of(folder, "list"))?.path();
         if path.extension().is_some_and(|extension| extension == "onnx") {
             models.push(path);
         }
@@ -121,7 +123,7 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     if let (Some(config), None) = (&genai, &files.generation_config) {
         files.generation_config = generation_config(config);
     }
-    let network = Network::open(MappedFile::open(path)?)?;
+    let network = Network::open(crate::file::map(path)?)?;
     let (decoder, tensors) = read(&network, genai.as_ref())?;
     if let Some(config) = &genai {
         check(&config_path, config, &decoder)?;

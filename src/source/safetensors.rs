@@ -9,8 +9,8 @@ use serde_json::Value as Json;
 
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
-use super::file::MappedFile;
 use super::tensor::Tensor;
+use anec_base::MappedFile;
 
 /// File name of the weights of a model that isn't sharded.
 pub const SINGLE: &str = "model.safetensors";

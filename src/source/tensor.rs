@@ -8,9 +8,9 @@ use std::sync::Arc;
 use super::dequantize;
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
-use super::file::MappedFile;
 use super::random::Normal;
 use super::weight::Weight;
+use anec_base::MappedFile;
 
 /// A handle to one tensor of a source. Clones are cheap and share the tensor.
 ///

@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::error::Diagnostic;
+use anec_base::Diagnostic;
 
 /// Writes a safetensors file of f32 tensors `[1, n]` that count from 0.
 fn write_safetensors(path: &Path, tensors: &[(&str, usize)]) {
@@ -346,7 +346,7 @@ fn digests_are_of_the_content() {
     write_gguf(&path, &[], &[("a", 1000)]);
     let source = Source::open_path(&path).unwrap();
     assert_eq!(source.files()[0].size(), fs::metadata(&path).unwrap().len());
-    let expected = hexadecimal(&Sha256::digest(fs::read(&path).unwrap()));
+    let expected = anec_base::hexadecimal(&Sha256::digest(fs::read(&path).unwrap()));
     assert_eq!(source.files()[0].sha256().unwrap(), expected);
 }
 

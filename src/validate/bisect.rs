@@ -23,9 +23,9 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::trial::layer_of;
-use crate::error::Result;
-use crate::mil::verify::infer_what_can_be;
-use crate::mil::{Function, Op};
+use anec_base::Result;
+use anec_mil::verify::infer_what_can_be;
+use anec_mil::{Function, Op};
 
 /// A way in which a function fails.
 #[derive(Clone, Debug, PartialEq, Eq)]

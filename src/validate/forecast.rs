@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::rules::{
     Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
 };
-use crate::mil::{Constant, DataType, Dim, Function, Lengths, Op, Program, TensorType};
+use anec_mil::{Constant, DataType, Dim, Function, Lengths, Op, Program, TensorType};
 
 /// Ops that a finding names; the others are counted.
 const NAMED: usize = 3;
@@ -197,7 +197,7 @@ fn states(pattern: &StatePattern, function: &Function) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mil::{FunctionBuilder, Opset, ValueId};
+    use anec_mil::{FunctionBuilder, Opset, ValueId};
 
     fn rules_of(
         shape: &[u64],

@@ -8,23 +8,23 @@ use super::numerics::check;
 use super::thresholds::NumericsThresholds;
 use super::verdict::{Check, GateReport, listed};
 use super::watch::Extent;
-use crate::error::Result;
-use crate::exec::{ExecError, Executable, Options, Precision, Tensor, TensorData, WeightCache};
-use crate::mil::constant::Data;
-use crate::mil::verify::{infer_types, verify, verify_function};
-use crate::mil::{Constant, DataType, Function, TensorType, Value};
-use crate::package::Package;
+use anec_base::Result;
+use anec_exec::{ExecError, Executable, Options, Precision, Tensor, TensorData, WeightCache};
+use anec_mil::constant::Data;
+use anec_mil::verify::{infer_types, verify, verify_function};
+use anec_mil::{Constant, DataType, Function, TensorType, Value};
+use anec_package::Package;
 
 /// Sizes of a flexible dimension that are tried: the smallest, the default, the largest.
 pub(super) fn sizes(function: &Function) -> Vec<Function> {
     let lengths: Vec<_> = function.lengths.iter().collect();
     let Some((_, first)) = lengths.first() else { return vec![function.clone()] };
     let mut sizes = match first {
-        crate::mil::Lengths::Range { lower, upper, default } => {
+        anec_mil::Lengths::Range { lower, upper, default } => {
             // an unbounded dimension is tried near its default
             vec![(*lower).max(1), *default, upper.unwrap_or(*default + 1).min(default.saturating_mul(8).max(8))]
         }
-        crate::mil::Lengths::Enumerated(sizes) => sizes.clone(),
+        anec_mil::Lengths::Enumerated(sizes) => sizes.clone(),
     };
     sizes.sort_unstable();
     sizes.dedup();
@@ -85,7 +85,7 @@ fn unreadable(package: &Package) -> Vec<String> {
     for op in package.program.functions.iter().flat_map(Function::ops) {
         op.attributes.values().for_each(|constant| visit(&op.name, constant));
         for binding in op.inputs.values().flatten() {
-            if let crate::mil::Binding::Constant(constant) = binding {
+            if let anec_mil::Binding::Constant(constant) = binding {
                 visit(&op.name, constant);
             }
         }

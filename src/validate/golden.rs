@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, json};
 
 use super::perplexity;
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault};
 
 /// What a reference computed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn what_transformers_wrote_is_read() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/golden.safetensors");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/golden.safetensors");
         let golden = Golden::read(&path).unwrap();
         assert_eq!((golden.tokens.len(), golden.vocab_size, golden.hidden.len()), (80, 2048, 7));
         assert_eq!(golden.greedy.as_ref().unwrap().ids.len(), 64);

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::verdict::{Check, listed};
-use crate::error::Result;
-use crate::mil::constant::Data;
-use crate::mil::{Binding, Constant, DataType, Function, Op, Program, ValueId};
+use anec_base::Result;
+use anec_mil::constant::Data;
+use anec_mil::{Binding, Constant, DataType, Function, Op, Program, ValueId};
 
 /// Largest fp16.
 const LARGEST: f32 = 65504.0;
@@ -422,8 +422,8 @@ fn is_root(op: &Op) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mil::{FunctionBuilder, Opset, TensorType};
-    use crate::validate::Verdict;
+    use crate::Verdict;
+    use anec_mil::{FunctionBuilder, Opset, TensorType};
 
     /// What the rules say of a function that `build` makes from an fp16 input of four channels.
     fn found(build: impl FnOnce(&mut FunctionBuilder, ValueId) -> ValueId) -> Vec<(String, String)> {
@@ -457,7 +457,7 @@ mod tests {
             move |ops: &mut FunctionBuilder, x| {
                 let epsilon = Constant::fp32(epsilon);
                 let square = ops.reduce_mean(x, &[1], true);
-                let root = ops.op::<crate::mil::builder::Given>(
+                let root = ops.op::<anec_mil::builder::Given>(
                     "rsqrt",
                     "root",
                     [("x", square.into()), ("epsilon", epsilon.into())],
@@ -498,13 +498,13 @@ mod tests {
     #[test]
     fn an_island_of_single_precision_is_found() {
         let island = one(|ops, x| {
-            let wide = ops.op::<crate::mil::builder::Given>(
+            let wide = ops.op::<anec_mil::builder::Given>(
                 "cast",
                 "wide",
                 [("x", x.into()), ("dtype", Constant::string("fp32").into())],
             );
             let wide = ops.tanh(wide);
-            let back = ops.op::<crate::mil::builder::Given>(
+            let back = ops.op::<anec_mil::builder::Given>(
                 "cast",
                 "back",
                 [("x", wide.into()), ("dtype", Constant::string("fp16").into())],

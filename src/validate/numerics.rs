@@ -14,13 +14,12 @@ use super::thresholds::{NumericsThresholds, Thresholds};
 use super::trial::{layer_of, not_run};
 use super::verdict::{Check, GateReport, listed};
 use super::watch::{Extent, Log, Seen, Watching};
-use crate::convert::bundle::{Bundle, Tokens};
-use crate::error::Result;
-use crate::exec::Precision;
-use crate::family::ports::{PortRole, Stage};
-use crate::mil::{Function, ValueId};
-use crate::package;
-use crate::runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs, Windows};
+use anec_base::Result;
+use anec_bundle::{Bundle, Tokens};
+use anec_bundle::{PortRole, Stage};
+use anec_exec::Precision;
+use anec_mil::{Function, ValueId};
+use anec_runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs, Windows};
 
 /// Name of the gate.
 pub const GATE: &str = "numerics";
@@ -36,7 +35,7 @@ const SMALLEST_SCALE: f64 = 1.0 / 65536.0;
 /// When a package can't be read. A function that can't be run fails the gate.
 pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &NumericsThresholds) -> Result<GateReport> {
     let read = |name: &String| -> Result<(Vec<Check>, BTreeMap<String, Places>)> {
-        let program = package::open(&folder.join(name))?.program;
+        let program = anec_package::open(&folder.join(name))?.program;
         let streams = program.functions.iter().map(|f| (f.name.clone(), Places::of(bundle, name, f))).collect();
         Ok((lint(name, &program)?, streams))
     };
@@ -343,7 +342,7 @@ pub fn residual_scale(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<
     let mut largest = 0f32;
     for (function, values) in seen {
         let entry = &bundle.functions[function];
-        let program = package::open(&folder.join(&entry.package))?.program;
+        let program = anec_package::open(&folder.join(&entry.package))?.program;
         let places =
             program.function(&entry.function).map(|f| Places::of(bundle, &entry.package, f)).unwrap_or_default();
         let inside = places.stream.iter().filter_map(|name| values.get(name)).map(|extent| extent.largest);

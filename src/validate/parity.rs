@@ -21,8 +21,8 @@ use super::measure::Measures;
 use super::thresholds::ParityThresholds;
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
-use crate::error::Result;
-use crate::runtime::{self, Answer, Ask, Chunking, Hidden, Model, Request, Session, generate};
+use anec_base::Result;
+use anec_runtime::{Answer, Ask, Chunking, Hidden, Model, Request, Session, generate};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -164,7 +164,7 @@ impl Comparison<'_> {
     fn end_of_context(&self, checks: &mut Vec<Check>) -> Result<()> {
         let model = &self.candidate.model;
         let mut session = model.start(model.context())?;
-        let sizes = runtime::plan::sizes(&session.route().layers, session.limit());
+        let sizes = anec_runtime::plan::sizes(&session.route().layers, session.limit());
         let width = self.golden.vocab_size;
         for pair in sizes.windows(2) {
             let (small, size) = (pair[0], pair[1]);
@@ -248,7 +248,7 @@ struct Whole {
 
 /// Ways of dividing a text into calls: every small size and the largest, and all of them in turn.
 fn chunkings(session: &Session) -> Vec<Way> {
-    let mut sizes = runtime::plan::sizes(&session.route().layers, session.limit());
+    let mut sizes = anec_runtime::plan::sizes(&session.route().layers, session.limit());
     let way = |name: String, chunking, mixed| Way { name, chunking, mixed };
     let mut ways: Vec<Way> =
         sizes.iter().map(|size| way(format!("T = {size}"), Chunking::Pattern(vec![*size]), false)).collect();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::error::Result;
-use crate::runtime::{Ask, Chunking, Model};
+use anec_base::Result;
+use anec_runtime::{Ask, Chunking, Model};
 
 /// What a model makes of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -57,7 +57,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::double::{self, Form};
+    use anec_runtime::double::{self, Form};
 
     #[test]
     fn it_is_what_the_reference_gives() {

@@ -3,13 +3,15 @@
 
 use std::path::Path;
 
+use anec_base::FileError;
+
 use serde::Serialize;
 
-use crate::coreml::plan::{Device, Operation};
-use crate::coreml::{ComputeUnits, CoreMlError, Engine};
-use crate::error::Result;
-use crate::mil::{Constant, DataType, FunctionBuilder, MilError, Opset, Program, TensorType, ValueId};
-use crate::package::{self, WriteOptions};
+use anec_base::Result;
+use anec_coreml::plan::{Device, Operation};
+use anec_coreml::{ComputeUnits, CoreMlError, Engine};
+use anec_mil::{Constant, DataType, FunctionBuilder, MilError, Opset, Program, TensorType, ValueId};
+use anec_package::WriteOptions;
 
 /// Channels of the convolutions: enough work that the planner doesn't prefer the CPU for its lightness alone.
 pub const CHANNELS: u64 = 1024;
@@ -154,11 +156,11 @@ pub struct Placement {
 pub fn place(engine: &impl Engine, form: Form, room: &Path) -> Result<Placement> {
     let package = room.join("probe.mlpackage");
     let compiled = room.join("probe.mlmodelc");
-    package::write(&program(form, CHANNELS)?, &package, &WriteOptions::default())?;
+    anec_package::write(&program(form, CHANNELS)?, &package, &WriteOptions::default())?;
     let plan =
         engine.compile(&package, &compiled).and_then(|()| engine.plan(&compiled, ComputeUnits::CpuAndNeuralEngine));
     for folder in [package, compiled].into_iter().filter(|folder| folder.exists()) {
-        std::fs::remove_dir_all(&folder).map_err(CoreMlError::io(&folder, "remove"))?;
+        std::fs::remove_dir_all(&folder).map_err(FileError::of(&folder, "remove"))?;
     }
     Ok(judge(form, plan))
 }
@@ -181,8 +183,8 @@ fn judge(form: Form, plan: std::result::Result<Vec<Operation>, CoreMlError>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exec::{Executable, Options, Precision, Tensor, WeightCache};
-    use crate::mil::verify::verify;
+    use anec_exec::{Executable, Options, Precision, Tensor, WeightCache};
+    use anec_mil::verify::verify;
 
     #[test]
     fn every_program_is_whole_and_runs() {

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::convert::Bundle;
-use crate::error::Result;
-use crate::runtime::Tokenizer;
+use anec_base::Result;
+use anec_bundle::Bundle;
+use anec_runtime::Tokenizer;
 
 /// Built into the binary, so that results don't depend on where it is run.
 const TEXT: &str = include_str!("../../validators/prompts.txt");

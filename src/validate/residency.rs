@@ -16,7 +16,7 @@ pub use judge::{MisplacedOp, judge, misplaced};
 pub use take::{take, time};
 
 use super::verdict::{Check, GateReport};
-use crate::coreml::ComputeUnits;
+use anec_coreml::ComputeUnits;
 
 /// Name of the gate.
 pub const GATE: &str = "residency";
@@ -36,7 +36,7 @@ pub fn without_plan() -> GateReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::Verdict;
+    use crate::Verdict;
 
     #[test]
     fn placement_is_never_claimed_without_proof() {

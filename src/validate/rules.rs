@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn rules_name_operators_and_types_that_exist() {
-        let known: BTreeSet<&str> = crate::mil::catalogue::table().iter().map(|spec| spec.name).collect();
+        let known: BTreeSet<&str> = anec_mil::catalogue::table().iter().map(|spec| spec.name).collect();
         for rule in rules() {
             let (operators, dtypes) = match &rule.applies {
                 Applies::Op(pattern) => (&pattern.operators, &pattern.dtypes),
@@ -252,7 +252,7 @@ mod tests {
                 _ => continue,
             };
             for dtype in dtypes {
-                assert!(crate::mil::DataType::from_name(dtype).is_some(), "{}: {dtype}", rule.id);
+                assert!(anec_mil::DataType::from_name(dtype).is_some(), "{}: {dtype}", rule.id);
             }
             // the catalogue lacks some that foreign packages have; a misspelt one is close to one that it has
             let foreign = operators.iter().filter(|operator| !known.contains(operator.as_str()) && *operator != "cond");

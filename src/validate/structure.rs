@@ -10,15 +10,15 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::verdict::{Check, GateReport, listed};
-use crate::convert::bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, Tokens};
-use crate::convert::plan::form;
-use crate::family::ports::{Extent, Port};
-use crate::mil::verify::{infer_types, verify, verify_function};
-use crate::mil::{Dim, Function, Lengths, TensorType, Value};
-use crate::package::{self, Package};
-use crate::runtime::plan::Plan;
-use crate::runtime::{Host, Tokenizer};
-use crate::source::hexadecimal;
+use anec_base::hexadecimal;
+use anec_bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, Tokens};
+use anec_bundle::{Extent, Port};
+use anec_convert::plan::form;
+use anec_mil::verify::{infer_types, verify, verify_function};
+use anec_mil::{Dim, Function, Lengths, TensorType, Value};
+use anec_package::Package;
+use anec_runtime::plan::Plan;
+use anec_runtime::{Host, Tokenizer};
 
 /// Name of the gate.
 pub const GATE: &str = "structure";
@@ -105,7 +105,7 @@ fn check_file(file: &FileDigest, folder: &Path) -> Result<(), String> {
 fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Check> {
     let name = &entry.package;
     let mut checks = vec![files(name, &entry.files, folder)];
-    let package = match package::open(&folder.join(name)) {
+    let package = match anec_package::open(&folder.join(name)) {
         Ok(package) => package,
         Err(error) => {
             checks.push(Check::of(name, "it can be read", Some(text(error))));

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::manifest::Gates;
+use anec_manifest::Gates;
 
 /// Built into the binary, so that a verdict doesn't depend on where it is run.
 const BUILT_IN: &str = include_str!("../../validators/gates.yaml");
@@ -81,7 +81,7 @@ impl Thresholds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manifest::ParityGate;
+    use anec_manifest::ParityGate;
 
     #[test]
     fn a_manifest_tightens_and_never_loosens() {

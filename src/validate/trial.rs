@@ -2,9 +2,9 @@
 //! refuted, and the report goes on.
 
 use super::verdict::Check;
-use crate::error::{Error, Result};
-use crate::exec::ExecError;
-use crate::runtime::RuntimeError;
+use anec_base::{Error, Result};
+use anec_exec::ExecError;
+use anec_runtime::RuntimeError;
 
 const CLAIM: &str = "it can be run";
 
@@ -28,7 +28,7 @@ pub fn not_run(subject: impl Into<String>, error: Error) -> Result<Check> {
         ExecError::Constant { name, .. } => {
             Ok(Check { layer: layer_of(name), ..Check::of(subject, CLAIM, Some(error.to_string())) })
         }
-        ExecError::Function { .. } | ExecError::Input { .. } => Ok(Check::of(subject, CLAIM, Some(error.to_string()))),
+        _ => Ok(Check::of(subject, CLAIM, Some(error.to_string()))),
     }
 }
 
@@ -40,7 +40,7 @@ pub fn layer_of(name: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::Verdict;
+    use crate::Verdict;
 
     fn of_function(error: ExecError) -> Result<Check> {
         not_run("f32", RuntimeError::Function { package: "p.mlpackage".into(), error }.into())

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::forecast::Finding;
 use super::residency::MisplacedOp;
-use crate::convert::report;
-use crate::package::Package;
+use anec_convert::report;
+use anec_package::Package;
 
 /// Whether a claim holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, strum::Display)]

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use indexmap::IndexMap;
 
-use crate::error::Result;
-use crate::exec::{Precision, Tensor};
-use crate::runtime::{Backend, CpuBackend, Programs, Sequence, Watch};
+use anec_base::Result;
+use anec_exec::{Precision, Tensor};
+use anec_runtime::{Backend, CpuBackend, Programs, Sequence, Watch};
 
 /// What was seen of one value over all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::process::Command;
 
-use crate::folder::repository;
-use crate::http::Server;
+use crate::common::folder::repository;
+use crate::common::http::Server;
 
 /// Has the client do everything in `openai_client.py`, where there is a Python with it; says so loudly where there isn't.
 pub fn check(server: &Server, model: &str) {

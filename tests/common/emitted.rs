@@ -1,7 +1,7 @@
 //! Programs as the converter emits them.
 
-use anec::convert::build::build_package;
 use anec::convert::emit::Emitter;
+use anec::convert::functions::build_package;
 use anec::convert::{Plan, open};
 use anec::manifest::Manifest;
 use anec::mil::Program;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 
-use crate::folder::anec;
+use crate::common::folder::anec;
 
 /// `anec serve` on a free port; ends with its test.
 pub struct Server {

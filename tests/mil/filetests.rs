@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use anec::mil::verify::{infer_types, verify};
 use anec::mil::{Program, Symbol, text};
 
-use crate::round_trip::assert_round_trip;
+use crate::mil::round_trip::assert_round_trip;
 
 #[test]
 fn filetests() {

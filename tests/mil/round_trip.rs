@@ -9,7 +9,7 @@ use anec::mil::verify::verify;
 use anec::mil::{Binding, Block, Constant, Program};
 use anec::package::{self, WriteOptions};
 
-use crate::emitted;
+use crate::common::emitted;
 
 /// A program whose text reads as itself.
 pub fn assert_round_trip(name: &str, program: &Program) {

@@ -9,7 +9,7 @@ use anec::mil::{
     ValueType,
 };
 
-use crate::emitted;
+use crate::common::emitted;
 
 /// The layers of the demo model, for 1 to 4 tokens: int8 convolutions, norms, attention, states.
 fn emitted_function() -> Function {

@@ -6,8 +6,8 @@ use objc2_core_ml::MLModel;
 use objc2_foundation::NSURL;
 
 use super::{Task, url};
-use crate::coreml::cache::move_folder;
-use crate::coreml::error::CoreMlError;
+use crate::cache::move_folder;
+use crate::error::CoreMlError;
 
 pub(super) fn compile(package: &Path, target: &Path) -> Result<(), CoreMlError> {
     let task = Task { action: "compile", path: package };

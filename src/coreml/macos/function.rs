@@ -17,10 +17,10 @@ use objc2_core_ml::{
 use objc2_foundation::{NSArray, NSDictionary, NSNumber, NSString};
 
 use super::{Task, configuration, url};
-use crate::coreml::array::{self, Array, Element, OwnedValues, Values};
-use crate::coreml::engine::LoadedFunction;
-use crate::coreml::error::CoreMlError;
-use crate::coreml::plan::ComputeUnits;
+use crate::array::{self, Array, Element, OwnedValues, Values};
+use crate::engine::LoadedFunction;
+use crate::error::CoreMlError;
+use crate::plan::ComputeUnits;
 
 /// Arrays begin at pages, which lets Core ML use their memory as it is.
 const PAGE: usize = 16384;

@@ -6,8 +6,8 @@ use objc2::rc::autoreleasepool;
 use objc2::runtime::AnyObject;
 use objc2_core_ml::{MLAllComputeDevices, MLNeuralEngineComputeDevice};
 
-use crate::coreml::error::CoreMlError;
-use crate::coreml::plan::Machine;
+use crate::error::CoreMlError;
+use crate::plan::Machine;
 
 pub(super) fn machine() -> Result<Machine, CoreMlError> {
     Ok(Machine {

@@ -10,8 +10,8 @@ use objc2_core_ml::{
 use objc2_foundation::NSString;
 
 use super::{Task, configuration, url};
-use crate::coreml::error::CoreMlError;
-use crate::coreml::plan::{ComputeUnits, Device, Operation};
+use crate::error::CoreMlError;
+use crate::plan::{ComputeUnits, Device, Operation};
 
 /// What the only function of a package is called.
 const ONLY_FUNCTION: &str = "main";

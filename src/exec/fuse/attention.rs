@@ -11,16 +11,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Flow, Form, Found, constant, flag, integers, rows_of_slice};
-use crate::exec::kernels::matrix::product;
-use crate::exec::kernels::product::Layout;
-use crate::exec::kernels::reduce::max;
-use crate::exec::kernels::round::round_to_f16;
-use crate::exec::kernels::team;
-use crate::exec::ops::{Call, Value, softmax_rows};
-use crate::exec::state::State;
-use crate::exec::step::{Frame, Operand, Step};
-use crate::exec::tensor::{Tensor, TensorData};
-use crate::mil::DataType;
+use crate::ops::{Call, Value, softmax_rows};
+use crate::state::State;
+use crate::step::{Frame, Operand, Step};
+use crate::tensor::{Tensor, TensorData};
+use anec_kernels::matrix::product;
+use anec_kernels::product::Layout;
+use anec_kernels::reduce::max;
+use anec_kernels::round::round_to_f16;
+use anec_kernels::team;
+use anec_mil::DataType;
 
 /// What a mask holds where a slot is closed, or less.
 const CLOSED: f32 = -1e4;

@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Flow, Form, Found, integers, rows_of_slice};
-use crate::exec::kernels::round::round_to_f16;
-use crate::exec::step::{Frame, Operand};
-use crate::exec::tensor::{Tensor, TensorData};
-use crate::mil::DataType;
+use crate::step::{Frame, Operand};
+use crate::tensor::{Tensor, TensorData};
+use anec_kernels::round::round_to_f16;
+use anec_mil::DataType;
 
 /// Where a group finds what it works on.
 pub(super) struct CacheWrite {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{Call, Results, Row, computing, one};
-use crate::exec::kernels::team::{self, LARGE, PART};
-use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+use crate::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+use anec_kernels::team::{self, LARGE, PART};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {

@@ -2,10 +2,10 @@
 
 use super::matmul::{bias, weight};
 use super::{Call, Results, Row, computing, one};
-use crate::exec::kernels::matrix::product;
-use crate::exec::kernels::product::{Layout, multiply};
-use crate::exec::kernels::team;
-use crate::exec::tensor::{Tensor, for_each_index, strides};
+use crate::tensor::{Tensor, for_each_index, strides};
+use anec_kernels::matrix::product;
+use anec_kernels::product::{Layout, multiply};
+use anec_kernels::team;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {

@@ -3,9 +3,9 @@
 use super::conv::{Axis, Geometry, for_each_meeting, geometry, reach};
 use super::matmul::{bias, weight};
 use super::{Call, Results, Row, computing, one};
-use crate::exec::kernels::matrix::product;
-use crate::exec::kernels::product::Layout;
-use crate::exec::tensor::Tensor;
+use crate::tensor::Tensor;
+use anec_kernels::matrix::product;
+use anec_kernels::product::Layout;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {

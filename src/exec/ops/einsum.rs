@@ -2,8 +2,8 @@
 
 use super::matmul::batched;
 use super::{Call, Results, Row, computing, one};
-use crate::exec::strided::View;
-use crate::exec::tensor::{Tensor, TensorData, strides};
+use crate::strided::View;
+use crate::tensor::{Tensor, TensorData, strides};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -84,7 +84,7 @@ fn summed(mut x: Tensor) -> Tensor {
     {
         *values = match last {
             0 => vec![0.0; x.shape.iter().product()],
-            _ => values.chunks_exact(last).map(crate::exec::kernels::reduce::sum).collect(),
+            _ => values.chunks_exact(last).map(anec_kernels::reduce::sum).collect(),
         };
     }
     x
@@ -93,8 +93,8 @@ fn summed(mut x: Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{f, results, s};
-    use crate::exec::tensor::Tensor;
-    use crate::mil::DataType;
+    use crate::tensor::Tensor;
+    use anec_mil::DataType;
 
     fn run(equation: &str, x: (&[usize], &[f32]), y: (&[usize], &[f32])) -> Result<Tensor, String> {
         let arguments = vec![("values", vec![f(x.0, x.1), f(y.0, y.1)]), ("equation", vec![s(equation)])];

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{Call, Results, Row, computing, one};
-use crate::exec::kernels::activation::{
+use crate::tensor::{Tensor, TensorData};
+use anec_kernels::activation::{
     erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
 };
-use crate::exec::kernels::team::{self, LARGE, PART};
-use crate::exec::tensor::{Tensor, TensorData};
-use crate::mil::DataType;
+use anec_kernels::team::{self, LARGE, PART};
+use anec_mil::DataType;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {

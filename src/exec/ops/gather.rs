@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Call, Results, Row, Value, map_data, moving, one};
-use crate::exec::tensor::{Tensor, TensorData, axis_index, strides};
+use crate::tensor::{Tensor, TensorData, axis_index, strides};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = moving! {
@@ -257,7 +257,8 @@ fn scatter_nd(call: &mut Call<'_>) -> Results {
 mod tests {
     use super::super::testing::{assert_close, b, f, i, run, s, try_run};
     use super::*;
-    use crate::exec::weight::{Elements, Scales, Weight};
+    use crate::weight::Weight;
+    use anec_kernels::weight::{Elements, Scales};
 
     fn counted(shape: &[usize]) -> Value {
         let count: usize = shape.iter().product();

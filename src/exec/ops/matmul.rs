@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::norm::softmax_rows;
 use super::{Call, Results, Row, Value, computing, one};
-use crate::exec::kernels::matrix::product;
-use crate::exec::kernels::product::{Layout, multiply};
-use crate::exec::kernels::team;
-use crate::exec::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
-use crate::exec::weight::{Elements, Weight};
+use crate::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+use crate::weight::Weight;
+use anec_kernels::matrix::product;
+use anec_kernels::product::{Layout, multiply};
+use anec_kernels::team;
+use anec_kernels::weight::Elements;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {

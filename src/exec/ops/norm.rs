@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::reduce::{gathered, reduced_axes};
 use super::{Call, Results, Row, computing, one};
-use crate::exec::kernels::activation::exp_in_place;
-use crate::exec::kernels::reduce::{max, sum, sum_of, sum_of_squares};
-use crate::exec::strided::View;
-use crate::exec::tensor::{Tensor, TensorData, axis_index, broadcast_strides, for_each_index};
+use crate::strided::View;
+use crate::tensor::{Tensor, TensorData, axis_index, broadcast_strides, for_each_index};
+use anec_kernels::activation::exp_in_place;
+use anec_kernels::reduce::{max, sum, sum_of, sum_of_squares};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::{Call, Results, Row, Value, computing, map_data, one};
-use crate::exec::tensor::{Tensor, TensorData, axis_index, strides};
+use crate::tensor::{Tensor, TensorData, axis_index, strides};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -239,7 +239,7 @@ fn range_1d(call: &mut Call<'_>) -> Results {
 #[cfg(test)]
 mod tests {
     use super::super::testing::{assert_close, b, f, i, results, run, try_run};
-    use crate::mil::DataType;
+    use anec_mil::DataType;
 
     #[test]
     fn the_largest_come_first_with_their_places() {

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use super::{Call, Results, Row, computing, one};
-use crate::exec::kernels::reduce::{max, sum, sum_of, sum_of_squares};
-use crate::exec::strided::View;
-use crate::exec::tensor::{Tensor, TensorData, axis_index};
+use crate::strided::View;
+use crate::tensor::{Tensor, TensorData, axis_index};
+use anec_kernels::reduce::{max, sum, sum_of, sum_of_squares};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{Call, Results, Row, map_data, moving, one};
-use crate::exec::strided::View;
-use crate::exec::tensor::{Tensor, TensorData, axis_index};
+use crate::strided::View;
+use crate::tensor::{Tensor, TensorData, axis_index};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = moving! {

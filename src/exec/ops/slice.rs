@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{Call, Results, Row, map_data, moving, one};
-use crate::exec::strided::View;
-use crate::exec::tensor::{Tensor, TensorData, axis_index};
+use crate::strided::View;
+use crate::tensor::{Tensor, TensorData, axis_index};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = moving! {
@@ -293,7 +293,7 @@ fn pad_axis<T: Copy>(
 mod tests {
     use super::super::Value;
     use super::super::testing::{assert_close, b, f, i, results, run, s, try_run};
-    use crate::mil::DataType;
+    use anec_mil::DataType;
 
     fn counted(shape: &[usize]) -> Value {
         let count: usize = shape.iter().product();

@@ -2,9 +2,9 @@
 
 use super::conv::{Axis, axes};
 use super::{Call, Results, Row, computing, map_data, moving, one};
-use crate::exec::kernels::reduce::{max, sum, sum_of_squares};
-use crate::exec::strided::View;
-use crate::exec::tensor::{Tensor, TensorData, axis_index, for_each_index, strides};
+use crate::strided::View;
+use crate::tensor::{Tensor, TensorData, axis_index, for_each_index, strides};
+use anec_kernels::reduce::{max, sum, sum_of_squares};
 
 /// The rows of the group that moves.
 pub(super) const ROWS: &[Row] = moving! {

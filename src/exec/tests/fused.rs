@@ -2,20 +2,28 @@
 
 use std::path::Path;
 
-use crate::error::Result;
-use crate::exec::fuse::Group;
-use crate::exec::kernels::dot::tests::noise;
-use crate::exec::step::Node;
-use crate::exec::{Executable, Options, Precision, Profile, Tensor, TensorData, WeightCache};
-use crate::family::ports::{PortRole, Stage};
-use crate::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, TokenCount};
-use crate::manifest::{
+use crate::fuse::Group;
+use crate::step::Node;
+use crate::{Executable, Options, Precision, Profile, Tensor, TensorData, WeightCache};
+use anec_base::Result;
+use anec_bundle::{PortRole, Stage};
+use anec_family::{EmitWeight, Form, FunctionGraph, FunctionRequest, TokenCount};
+use anec_manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
-use crate::mil::{Binding, Constant, FunctionBuilder, Op, Opset, ValueId, ValueType};
-use crate::source::{Ledger, Source, Weight};
+use anec_mil::{Binding, Constant, FunctionBuilder, Op, Opset, ValueId, ValueType};
+use anec_source::{Ledger, Source, Weight};
 
 const CONTEXT: usize = 96;
+
+/// Numbers between -1 and 1.
+fn noise(count: usize, mut seed: u32) -> Vec<f32> {
+    let mut next = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
 
 /// Weights as fp16 literals.
 struct Fp16;
@@ -30,10 +38,10 @@ impl EmitWeight for Fp16 {
 
 /// The layers of a small model.
 fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families").join(case);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families").join(case);
     let source = Source::open_path(&path).unwrap();
     let mut ledger = Ledger::new(&source);
-    let model = crate::family::open(&mut ledger, None, &[]).unwrap();
+    let model = anec_family::open(&mut ledger, None, &[]).unwrap();
     let stage = Stage::Layers { first: 0, end: model.facts().num_layers };
     let most_tokens = match tokens {
         TokenCount::Range { upper, .. } => upper,
@@ -47,10 +55,10 @@ fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
 /// The inputs of a call of `count` tokens from position `first`.
 fn inputs(graph: &FunctionGraph, first: usize, count: usize) -> Vec<(String, Tensor)> {
     let ports = graph.inputs.iter().enumerate();
-    let tensor = |(seed, port): (usize, &crate::family::ports::Port)| {
-        let extent = |extent: &crate::family::ports::Extent| match extent {
-            crate::family::ports::Extent::Fixed(n) => *n as usize,
-            crate::family::ports::Extent::Tokens(_) => count,
+    let tensor = |(seed, port): (usize, &anec_bundle::Port)| {
+        let extent = |extent: &anec_bundle::Extent| match extent {
+            anec_bundle::Extent::Fixed(n) => *n as usize,
+            anec_bundle::Extent::Tokens(_) => count,
         };
         let shape: Vec<usize> = port.shape.iter().map(extent).collect();
         let size = shape.iter().product();

@@ -6,9 +6,9 @@ use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
 use super::state::{Slot, StateKind, StateSpec};
-use crate::family::table::QkNorm;
-use crate::manifest::{AttentionForm, Layout};
-use crate::mil::{Constant, ValueId};
+use crate::table::QkNorm;
+use anec_manifest::{AttentionForm, Layout};
+use anec_mil::{Constant, ValueId};
 
 /// The weights and constants of one layer's attention.
 #[derive(Clone, Debug)]

@@ -9,9 +9,9 @@ use super::Graph;
 use super::attention::{merge_heads, split_heads};
 use super::linear::{Linear, linear};
 use super::rope::{Rotation, rotate};
-use crate::manifest::{AttentionForm, Role};
-use crate::mil::{Constant, ValueId};
-use crate::source::Weight;
+use anec_manifest::{AttentionForm, Role};
+use anec_mil::{Constant, ValueId};
+use anec_source::Weight;
 
 /// The weights and constants of one layer's attention.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@
 
 use super::Graph;
 use super::state::Slot;
-use crate::mil::{Constant, ValueId};
+use anec_mil::{Constant, ValueId};
 
 /// How the tokens of this call enter every cache of a width; computed once per function.
 #[derive(Clone, Copy, Debug)]

@@ -3,9 +3,9 @@
 
 use super::Graph;
 use super::state::{Slot, StateKind, StateSpec};
-use crate::manifest::{Layout, Role};
-use crate::mil::ValueId;
-use crate::source::Weight;
+use anec_manifest::{Layout, Role};
+use anec_mil::ValueId;
+use anec_source::Weight;
 
 /// Its weights.
 #[derive(Clone, Debug)]

@@ -18,9 +18,9 @@ use super::linear::{Linear, linear};
 use super::norm::l2_normalize;
 use super::rope::rotate;
 use super::state::{Slot, StateKind, StateSpec};
-use crate::manifest::Role;
-use crate::mil::{Constant, ValueId};
-use crate::source::Weight;
+use anec_manifest::Role;
+use anec_mil::{Constant, ValueId};
+use anec_source::Weight;
 
 /// What keeps a length of zero from being divided by. The reference holds lengths above its number format's epsilon; this
 /// is about the least that half precision can square and root, and next to any length that occurs it is nothing.

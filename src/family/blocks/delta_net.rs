@@ -29,9 +29,9 @@ use super::causal_conv::{CausalConv, causal_conv};
 use super::linear::{Linear, linear};
 use super::norm::{Norm, l2_normalize, rms_norm};
 use super::state::{Slot, StateKind, StateSpec};
-use crate::manifest::{Layout, Role};
-use crate::mil::ValueId;
-use crate::source::Weight;
+use anec_manifest::{Layout, Role};
+use anec_mil::ValueId;
+use anec_source::Weight;
 
 /// Added to the sum of squares of queries and keys before they are normed.
 const L2_EPS: f64 = 1e-6;

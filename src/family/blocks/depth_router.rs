@@ -15,10 +15,10 @@ use super::linear::{Linear, linear};
 use super::mlp::activate;
 use super::moe::{Experts, chosen, experts};
 use super::norm::{Norm, rms_norm};
-use crate::family::table::Activation;
-use crate::manifest::Role;
-use crate::mil::ValueId;
-use crate::source::Weight;
+use crate::table::Activation;
+use anec_manifest::Role;
+use anec_mil::ValueId;
+use anec_source::Weight;
 
 /// Its weights.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
 //! A projection: `W x + b` on the channels of hidden states.
 
 use super::Graph;
-use crate::manifest::{Layout, LinearForm, Role};
-use crate::mil::{Constant, ValueId};
-use crate::source::Weight;
+use anec_manifest::{Layout, LinearForm, Role};
+use anec_mil::{Constant, ValueId};
+use anec_source::Weight;
 
 /// A projection's weights: `weight` is `[out, in]`, `bias` `[out]`.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use super::Graph;
 use super::linear::{Linear, linear};
-use crate::family::table::Activation;
-use crate::mil::ValueId;
+use crate::table::Activation;
+use anec_mil::ValueId;
 
 /// Its weights.
 #[derive(Clone, Debug)]

@@ -10,11 +10,11 @@ use std::ops::Range;
 use super::Graph;
 use super::linear::{Linear, linear};
 use super::mlp::activate;
-use crate::error::Result;
-use crate::family::table::Activation;
-use crate::manifest::{Layout, Role};
-use crate::mil::{Constant, DataType, TensorType, ValueId};
-use crate::source::Weight;
+use crate::table::Activation;
+use anec_base::Result;
+use anec_manifest::{Layout, Role};
+use anec_mil::{Constant, DataType, TensorType, ValueId};
+use anec_source::Weight;
 
 /// Added to the sum that weights are divided by.
 const SUM_EPS: f32 = 1e-6;

@@ -6,9 +6,9 @@
 //! its full weight. `m` is held above 2^-14 (the smallest normal fp16), so a row of zeros gives zeros.
 
 use super::Graph;
-use crate::manifest::{NormForm, Role};
-use crate::mil::{Constant, ValueId};
-use crate::source::Weight;
+use anec_manifest::{NormForm, Role};
+use anec_mil::{Constant, ValueId};
+use anec_source::Weight;
 
 /// Smallest normal fp16.
 const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;

@@ -2,10 +2,10 @@
 //! `(f + b_f) s_f + (x + b_x) s_x`.
 
 use super::Graph;
-use crate::error::Result;
-use crate::manifest::Role;
-use crate::mil::ValueId;
-use crate::source::Weight;
+use anec_base::Result;
+use anec_manifest::Role;
+use anec_mil::ValueId;
+use anec_source::Weight;
 
 /// Its weights.
 #[derive(Clone, Debug)]

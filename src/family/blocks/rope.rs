@@ -2,7 +2,7 @@
 //! `i + rope_dim/2`; dimensions from `rope_dim` on pass through.
 
 use super::Graph;
-use crate::mil::ValueId;
+use anec_mil::ValueId;
 
 /// Cosines and sines of the tokens of the call, both `[1, 1, T, rope_dim / 2]`.
 #[derive(Clone, Copy, Debug)]

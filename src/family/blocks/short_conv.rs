@@ -4,7 +4,7 @@ use super::Graph;
 use super::causal_conv::{CausalConv, causal_conv};
 use super::linear::{Linear, linear};
 use super::state::{Slot, StateSpec};
-use crate::mil::ValueId;
+use anec_mil::ValueId;
 
 /// Its weights.
 #[derive(Clone, Debug)]

@@ -8,9 +8,9 @@
 use std::ops::Range;
 
 use super::Graph;
-use crate::family::ports::{Extent, Port, PortRole, StatePort, StateRole};
-use crate::manifest::{RecurrentForm, StateForm};
-use crate::mil::{DataType, TensorType, ValueId};
+use anec_bundle::{Extent, Port, PortRole, StatePort, StateRole};
+use anec_manifest::{RecurrentForm, StateForm};
+use anec_mil::{DataType, TensorType, ValueId};
 
 /// What is carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

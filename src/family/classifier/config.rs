@@ -3,11 +3,11 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::family::config::keys::Keys;
-use crate::family::config::rope;
-use crate::family::error::FamilyError;
-use crate::family::rope::RopeConfig;
-use crate::family::table::{NEUTRAL_KEYS, OPENAI_PRIVACY_FILTER};
+use crate::config::keys::Keys;
+use crate::config::rope;
+use crate::error::FamilyError;
+use crate::rope::RopeConfig;
+use crate::table::{NEUTRAL_KEYS, OPENAI_PRIVACY_FILTER};
 
 /// A token classifier.
 #[derive(Clone, Debug, PartialEq, Serialize)]

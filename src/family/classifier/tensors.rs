@@ -2,14 +2,14 @@
 
 use super::config::ClassifierConfig;
 use super::{Classifier, Layer, facts};
-use crate::error::Result;
-use crate::family::blocks::banded_attention::BandedAttention;
-use crate::family::blocks::linear::Linear;
-use crate::family::blocks::moe::{Experts, Gating, Moe, Scores};
-use crate::family::blocks::norm::Norm;
-use crate::family::tensors::take;
-use crate::manifest::Role;
-use crate::source::{Ledger, RowOrder, Weight};
+use crate::blocks::banded_attention::BandedAttention;
+use crate::blocks::linear::Linear;
+use crate::blocks::moe::{Experts, Gating, Moe, Scores};
+use crate::blocks::norm::Norm;
+use crate::tensors::take;
+use anec_base::Result;
+use anec_manifest::Role;
+use anec_source::{Ledger, RowOrder, Weight};
 
 /// The weights of a source, taken from its ledger.
 pub(super) struct Tensors<'a, 'b> {

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::error::Result;
-use crate::family::error::FamilyError;
-use crate::source::gguf::{Array, Metadata, Value};
+use crate::error::FamilyError;
+use anec_base::Result;
+use anec_source::gguf::{Array, Metadata, Value};
 
 /// Keys below `{architecture}.` and what they are called in `config.json`.
 const NAMES: &[(&str, &str)] = &[

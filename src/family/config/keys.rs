@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value as Json};
 
-use crate::family::error::FamilyError;
+use crate::error::FamilyError;
 
 /// A JSON object being read.
 pub struct Keys<'a> {

@@ -2,8 +2,8 @@
 
 use super::LayerConfig;
 use super::keys::Keys;
-use crate::family::error::FamilyError;
-use crate::family::table::{DecoderFamily, MixerKind, WindowRule};
+use crate::error::FamilyError;
+use crate::table::{DecoderFamily, MixerKind, WindowRule};
 
 /// What each of `count` layers is. `default_window` is the class's window.
 pub(super) fn read(

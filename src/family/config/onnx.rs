@@ -7,12 +7,12 @@ use std::fmt::Display;
 use serde_json::{Map, Value as Json, json};
 
 use super::DecoderConfig;
-use crate::error::Result;
-use crate::family::error::FamilyError;
-use crate::family::rope::RopeConfig;
-use crate::family::table::{Activation, DecoderFamily, NormPlacement, QkNorm, WindowRule};
-use crate::source::onnx::decoder::{self, Decoder, Rope};
-use crate::source::onnx::rope::{Frequencies, RopeTable};
+use crate::error::FamilyError;
+use crate::rope::RopeConfig;
+use crate::table::{Activation, DecoderFamily, NormPlacement, QkNorm, WindowRule};
+use anec_base::Result;
+use anec_source::onnx::decoder::{self, Decoder, Rope};
+use anec_source::onnx::rope::{Frequencies, RopeTable};
 
 /// Base of frequencies that are told one by one.
 const ANY_THETA: f64 = 10000.0;

@@ -3,15 +3,15 @@
 use serde_json::Map;
 
 use super::keys::Keys;
-use crate::family::error::FamilyError;
-use crate::family::rope::{RopeConfig, RopeScaling};
-use crate::family::table::DecoderFamily;
+use crate::error::FamilyError;
+use crate::rope::{RopeConfig, RopeScaling};
+use crate::table::DecoderFamily;
 
 /// Base of the rotation of layers with a window, where the class has one of its own.
 const DEFAULT_LOCAL_THETA: f64 = 10000.0;
 
 /// The rotary embedding, and that of the layers with a window where the family has another for them.
-pub(in crate::family) fn read(
+pub(crate) fn read(
     keys: &Keys<'_>,
     family: &DecoderFamily,
     head_dim: u64,

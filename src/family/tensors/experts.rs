@@ -1,13 +1,13 @@
 //! The weights of experts.
 
 use super::{Naming, Tensors};
-use crate::error::Result;
-use crate::family::blocks::depth_router::{DepthMoe, DepthRouter};
-use crate::family::blocks::linear::Linear;
-use crate::family::blocks::moe::{Experts, Gating, Moe, Scores};
-use crate::family::config::ExpertsConfig;
-use crate::manifest::Role;
-use crate::source::{RowOrder, Weight};
+use crate::blocks::depth_router::{DepthMoe, DepthRouter};
+use crate::blocks::linear::Linear;
+use crate::blocks::moe::{Experts, Gating, Moe, Scores};
+use crate::config::ExpertsConfig;
+use anec_base::Result;
+use anec_manifest::Role;
+use anec_source::{RowOrder, Weight};
 
 impl Tensors<'_, '_> {
     pub(super) fn moe(&mut self, index: usize, config: ExpertsConfig) -> Result<Moe> {

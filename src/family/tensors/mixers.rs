@@ -1,19 +1,19 @@
 //! The weights of what mixes tokens.
 
 use super::{Naming, Tensors};
-use crate::error::Result;
-use crate::family::blocks::attention::Attention;
-use crate::family::blocks::causal_conv::CausalConv;
-use crate::family::blocks::cca::Cca;
-use crate::family::blocks::delta_net::DeltaNet;
-use crate::family::blocks::linear::Linear;
-use crate::family::blocks::norm::Norm;
-use crate::family::blocks::short_conv::ShortConv;
-use crate::family::config::{CcaConfig, DeltaNetConfig, ShortConvConfig};
-use crate::family::error::FamilyError;
-use crate::family::table::QkNorm;
-use crate::manifest::Role;
-use crate::source::{RowOrder, Weight};
+use crate::blocks::attention::Attention;
+use crate::blocks::causal_conv::CausalConv;
+use crate::blocks::cca::Cca;
+use crate::blocks::delta_net::DeltaNet;
+use crate::blocks::linear::Linear;
+use crate::blocks::norm::Norm;
+use crate::blocks::short_conv::ShortConv;
+use crate::config::{CcaConfig, DeltaNetConfig, ShortConvConfig};
+use crate::error::FamilyError;
+use crate::table::QkNorm;
+use anec_base::Result;
+use anec_manifest::Role;
+use anec_source::{RowOrder, Weight};
 
 impl Tensors<'_, '_> {
     pub(super) fn attention(&mut self, index: usize) -> Result<Attention> {
@@ -265,7 +265,7 @@ impl Tensors<'_, '_> {
         }
     }
 
-    fn no_such_mixer(&self, index: usize, what: &str) -> crate::error::Error {
+    fn no_such_mixer(&self, index: usize, what: &str) -> anec_base::Error {
         let (place, key) = (self.family.name.to_owned(), format!("layers.{index}"));
         FamilyError::Value { place, key, found: what.into(), expected: "a mixer of this family".into() }.into()
     }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{FunctionBuilder, Given};
-use crate::mil::constant::Constant;
-use crate::mil::ir::ValueId;
+use crate::constant::Constant;
+use crate::ir::ValueId;
 
 /// Defines methods `x op y`.
 macro_rules! binary {

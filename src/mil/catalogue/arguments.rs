@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::mil::constant::Constant;
-use crate::mil::ir::{Argument, Binding, Function};
-use crate::mil::types::{TensorType, ValueType};
+use crate::constant::Constant;
+use crate::ir::{Argument, Binding, Function};
+use crate::types::{TensorType, ValueType};
 
 /// What type inference sees of an op.
 pub struct Arguments<'a> {

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use coreml_proto::mil_spec as proto;
 
 use super::{BlobPlace, BlobSource, Dimensions, encoding, types, values};
-use crate::error::Result;
-use crate::mil::constant::Constant;
-use crate::mil::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, Value, ValueId};
-use crate::mil::types::{Dim, Opset, Symbol, ValueType};
+use crate::constant::Constant;
+use crate::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, Value, ValueId};
+use crate::types::{Dim, Opset, Symbol, ValueType};
+use anec_base::Result;
 
 /// The program of a message. `dimensions` holds what is known of the functions' inputs, by function; an unknown
 /// dimension that isn't in there becomes the symbol `{input}_{axis}`, which may have any size from 1 on.
@@ -191,7 +191,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn error(&self, problem: impl Into<String>) -> crate::error::Error {
+    fn error(&self, problem: impl Into<String>) -> anec_base::Error {
         encoding(format!("function `{}`", self.name), problem).into()
     }
 }

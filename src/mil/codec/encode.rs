@@ -6,11 +6,11 @@ use coreml_proto::mil_spec as proto;
 
 use super::values::Elements;
 use super::{BlobSink, encoding, types, values};
-use crate::error::Result;
-use crate::mil::constant::{Constant, Data};
-use crate::mil::ir::{Argument, Binding, Block, Function, Op, Program, ValueId};
-use crate::mil::names;
-use crate::mil::types::{DataType, Opset, ValueType};
+use crate::constant::{Constant, Data};
+use crate::ir::{Argument, Binding, Block, Function, Op, Program, ValueId};
+use crate::names;
+use crate::types::{DataType, Opset, ValueType};
+use anec_base::Result;
 
 /// The program as a message; constants that belong in a weight file are given to `blobs`, in the order of the program.
 ///
@@ -168,11 +168,11 @@ impl<'a> Encoder<'a> {
         format!("function `{}`, op `{}`", self.function.name, op.name)
     }
 
-    fn op_error(&self, op: &Op, problem: &str) -> crate::error::Error {
+    fn op_error(&self, op: &Op, problem: &str) -> anec_base::Error {
         encoding(self.owner(op), problem).into()
     }
 
-    fn error(&self, problem: String) -> crate::error::Error {
+    fn error(&self, problem: String) -> anec_base::Error {
         encoding(format!("function `{}`", self.function.name), problem).into()
     }
 }

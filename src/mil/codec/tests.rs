@@ -6,9 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::mil::constant::Content;
-use crate::mil::ir::{Binding, Block, Function, Op, Program, Value, ValueId};
-use crate::mil::types::{DataType, Opset, ValueType};
+use crate::constant::Content;
+use crate::ir::{Binding, Block, Function, Op, Program, Value, ValueId};
+use crate::types::{DataType, Opset, ValueType};
 
 /// A weight file that only remembers what was put in.
 #[derive(Default)]

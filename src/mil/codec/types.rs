@@ -6,7 +6,7 @@
 
 use coreml_proto::mil_spec::{self as proto, dimension, value_type};
 
-use crate::mil::types::{DataType, Dim, TensorType, ValueType};
+use crate::types::{DataType, Dim, TensorType, ValueType};
 
 /// How deep types may nest in each other.
 const MAX_DEPTH: usize = 32;
@@ -321,7 +321,7 @@ impl<'a> Parser<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mil::types::Symbol;
+    use crate::types::Symbol;
 
     fn round_trip(ty: &ValueType) -> ValueType {
         decode(Some(&encode(ty).unwrap())).unwrap()

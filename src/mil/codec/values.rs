@@ -7,8 +7,8 @@
 use coreml_proto::mil_spec::{self as proto, tensor_value, value, value_type};
 
 use super::types;
-use crate::mil::constant::{Constant, Data};
-use crate::mil::types::{DataType, Opset, TensorType, ValueType};
+use crate::constant::{Constant, Data};
+use crate::types::{DataType, Opset, TensorType, ValueType};
 
 /// From this many elements on a constant is written to the weight file, if its data type can be there.
 const BLOB_ELEMENTS: u64 = 10;

@@ -3,9 +3,9 @@
 //! Up to CoreML7 their parameters are attributes; from CoreML8 on they are inputs that hold the constants themselves.
 
 use super::rules::{Inferred, dtype_of_name, one, shape_text};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::Opset::{CoreMl6, CoreMl8};
-use crate::mil::types::{DataType, Dim, ValueType};
+use crate::catalogue::{Arguments, Row};
+use crate::types::Opset::{CoreMl6, CoreMl8};
+use crate::types::{DataType, Dim, ValueType};
 
 pub const ROWS: &[Row] = &[
     ("constexpr_affine_dequantize", CoreMl6, "quantized_data! zero_point! scale! axis!", affine_dequantize),

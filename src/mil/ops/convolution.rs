@@ -1,9 +1,9 @@
 //! Convolutions and pooling.
 
 use super::rules::{Inferred, one, shape_text};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::Dim;
-use crate::mil::types::Opset::{CoreMl5, CoreMl7};
+use crate::catalogue::{Arguments, Row};
+use crate::types::Dim;
+use crate::types::Opset::{CoreMl5, CoreMl7};
 
 const CONV: &str = "x weight bias!? strides!=spatial:1 pad_type!=\"valid\" pad!=pads:0 dilations!=spatial:1 groups!=1";
 // from iOS 17 on the bias may be computed

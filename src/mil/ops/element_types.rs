@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::mil::types::{DataType, Opset};
+use crate::types::{DataType, Opset};
 
 /// Element types that a parameter takes; none listed means any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Elementwise ops: arithmetic, functions, activations, comparisons, choice, casts.
 
 use super::rules::{Inferred, broadcast, one, same};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::DataType;
-use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
+use crate::catalogue::{Arguments, Row};
+use crate::types::DataType;
+use crate::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
 
 pub const ROWS: &[Row] = &[
     ("add", CoreMl5, "x y", arithmetic),

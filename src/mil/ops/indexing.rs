@@ -1,9 +1,9 @@
 //! Gathers and scatters.
 
 use super::rules::{Inferred, axis, one};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::Dim;
-use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
+use crate::catalogue::{Arguments, Row};
+use crate::types::Dim;
+use crate::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
 
 pub const ROWS: &[Row] = &[
     ("gather", CoreMl5, "x indices axis!=0", gather),
@@ -68,5 +68,5 @@ fn data(a: &Arguments<'_>) -> Inferred {
 
 fn non_zero(a: &Arguments<'_>) -> Inferred {
     let rank = a.tensor("x")?.rank() as u64;
-    one(crate::mil::types::DataType::Int32, vec![Dim::Unknown, Dim::Fixed(rank)])
+    one(crate::types::DataType::Int32, vec![Dim::Unknown, Dim::Fixed(rank)])
 }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::rules::{Inferred, broadcast, one, shape_text};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::Dim;
-use crate::mil::types::Opset::{CoreMl5, CoreMl8};
+use crate::catalogue::{Arguments, Row};
+use crate::types::Dim;
+use crate::types::Opset::{CoreMl5, CoreMl8};
 
 pub const ROWS: &[Row] = &[
     ("matmul", CoreMl5, "x y transpose_x!=false transpose_y!=false", matmul),

@@ -1,8 +1,8 @@
 //! Normalizations.
 
 use super::rules::same;
-use crate::mil::catalogue::Row;
-use crate::mil::types::Opset::CoreMl5;
+use crate::catalogue::Row;
+use crate::types::Opset::CoreMl5;
 
 pub const ROWS: &[Row] = &[
     ("batch_norm", CoreMl5, "x mean! variance! gamma!? beta!? epsilon!=0.00001", same),

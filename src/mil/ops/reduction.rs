@@ -1,9 +1,9 @@
 //! Reductions along axes.
 
 use super::rules::{Inferred, axes, axis, dtype_of_name, one};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
-use crate::mil::types::{DataType, Dim};
+use crate::catalogue::{Arguments, Row};
+use crate::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
+use crate::types::{DataType, Dim};
 
 pub const ROWS: &[Row] = &[
     ("reduce_l1_norm", CoreMl5, "x axes!? keep_dims!=false", reduce),

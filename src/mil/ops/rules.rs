@@ -1,7 +1,7 @@
 //! Rules that several groups share.
 
-use crate::mil::catalogue::Arguments;
-use crate::mil::types::{DataType, Dim, TensorType, ValueType};
+use crate::catalogue::Arguments;
+use crate::types::{DataType, Dim, TensorType, ValueType};
 
 /// What inference gives.
 pub type Inferred = Result<Vec<ValueType>, String>;

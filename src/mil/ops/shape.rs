@@ -1,9 +1,9 @@
 //! Ops that move elements without computing: reshape, transpose, concatenation, padding.
 
 use super::rules::{Inferred, axes, axis, one, product, same, shape_text, unknown_dimensions};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
-use crate::mil::types::{DataType, Dim, ValueType};
+use crate::catalogue::{Arguments, Row};
+use crate::types::Opset::{CoreMl5, CoreMl6, CoreMl7};
+use crate::types::{DataType, Dim, ValueType};
 
 pub const ROWS: &[Row] = &[
     ("reshape", CoreMl5, "x shape", reshape),

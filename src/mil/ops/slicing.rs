@@ -1,9 +1,9 @@
 //! Slices: by index, by size, and their update.
 
 use super::rules::{Inferred, one, shape_text};
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::types::Opset::{CoreMl5, CoreMl8};
-use crate::mil::types::{Dim, TensorType};
+use crate::catalogue::{Arguments, Row};
+use crate::types::Opset::{CoreMl5, CoreMl8};
+use crate::types::{Dim, TensorType};
 
 const MASKS: &str =
     "x begin end stride!?=rank:1 begin_mask!?=rank:false end_mask!?=rank:false squeeze_mask!?=rank:false";

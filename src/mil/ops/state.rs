@@ -1,10 +1,10 @@
 //! States, and what has no rule of its own (constants carry their type with them).
 
 use super::rules::Inferred;
-use crate::mil::catalogue::{Arguments, Row};
-use crate::mil::ir::Binding;
-use crate::mil::types::Opset::{CoreMl5, CoreMl8};
-use crate::mil::types::{TensorType, ValueType};
+use crate::catalogue::{Arguments, Row};
+use crate::ir::Binding;
+use crate::types::Opset::{CoreMl5, CoreMl8};
+use crate::types::{TensorType, ValueType};
 
 pub const ROWS: &[Row] = &[
     ("const", CoreMl5, "", constant),

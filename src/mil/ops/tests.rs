@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::mil::Opset;
-use crate::mil::catalogue::{lookup, table};
+use crate::Opset;
+use crate::catalogue::{lookup, table};
 
 #[derive(Deserialize)]
 struct Registry {

@@ -1,6 +1,6 @@
 //! Elements of constants as text, and back.
 
-use crate::mil::types::{DataType, TensorType};
+use crate::types::{DataType, TensorType};
 
 /// The elements of packed little-endian bytes as text, unless text can't tell these bytes exactly: a NaN with a
 /// payload, a bool that is neither 0 nor 1, bits behind the last element, too few or too many bytes.

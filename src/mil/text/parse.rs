@@ -9,10 +9,10 @@ mod value;
 use std::collections::BTreeMap;
 
 use super::lexer::{Place, Token, tokens};
-use crate::mil::constant::Constant;
-use crate::mil::error::MilError;
-use crate::mil::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, ValueId};
-use crate::mil::types::{Opset, Symbol};
+use crate::constant::Constant;
+use crate::error::MilError;
+use crate::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, ValueId};
+use crate::types::{Opset, Symbol};
 use cursor::Parser;
 use scope::Scope;
 

@@ -1,9 +1,9 @@
 //! Inference of a whole function's types.
 
-use crate::mil::catalogue::{self, Arguments};
-use crate::mil::error::MilError;
-use crate::mil::ir::{Block, Function, Op};
-use crate::mil::types::ValueType;
+use crate::catalogue::{self, Arguments};
+use crate::error::MilError;
+use crate::ir::{Block, Function, Op};
+use crate::types::ValueType;
 
 /// The function with the types of all results inferred anew from its inputs: after a symbol was fixed, or to see what
 /// a foreign package's unknown dimensions are.

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use super::Findings;
-use crate::mil::catalogue::{self, Arguments, OpSpec};
-use crate::mil::constant::Constant;
-use crate::mil::ir::{Binding, Function, Op, ValueId};
-use crate::mil::types::{Dim, TensorType, ValueType};
+use crate::catalogue::{self, Arguments, OpSpec};
+use crate::constant::Constant;
+use crate::ir::{Binding, Function, Op, ValueId};
+use crate::types::{Dim, TensorType, ValueType};
 
 pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
     let ops = function.ops();

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::Findings;
-use crate::mil::ir::{Binding, Block, Function, Op, ValueId};
+use crate::ir::{Binding, Block, Function, Op, ValueId};
 
 pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
     let mut order = Order { function, findings, visible: HashMap::new(), read: HashMap::new(), stale: HashMap::new() };

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::Findings;
-use crate::mil::ir::{Function, Lengths, Value};
-use crate::mil::types::{DataType, Dim, Opset, TensorType, ValueType};
+use crate::ir::{Function, Lengths, Value};
+use crate::types::{DataType, Dim, Opset, TensorType, ValueType};
 
 pub(super) fn check(function: &Function, findings: &mut Findings<'_>) {
     for (symbol, lengths) in &function.lengths {

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{ALIGNMENT, Record, code, padding_bits};
-use crate::error::Result;
-use crate::mil::codec::{BlobPlace, BlobSink};
-use crate::mil::constant::Data;
-use crate::mil::{Constant, Content, DataType};
-use crate::package::PackageError;
+use crate::PackageError;
+use anec_base::Result;
+use anec_mil::codec::{BlobPlace, BlobSink};
+use anec_mil::constant::Data;
+use anec_mil::{Constant, Content, DataType};
 
 /// A constant's place and where its data comes from.
 pub(super) struct Planned {

@@ -1,17 +1,15 @@
 //! Reading weight files through a memory map.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::Mmap;
-
 use super::{ALIGNMENT, VERSION, padding_bits};
-use crate::error::Result;
-use crate::mil::constant::Data;
-use crate::mil::{Content, DataType, TensorType};
-use crate::package::PackageError;
+use crate::PackageError;
+use anec_base::MappedFile;
+use anec_base::Result;
+use anec_mil::constant::Data;
+use anec_mil::{Content, DataType, TensorType};
 
 /// Up to this many bytes a blob is copied, so that its elements can be looked at like any literal's.
 const LITERAL_BYTES: u64 = 64 << 10;
@@ -34,7 +32,7 @@ pub struct Record {
 /// A weight file that is read.
 pub struct WeightFile {
     path: PathBuf,
-    map: Arc<Mmap>,
+    map: Arc<MappedFile>,
     count: u32,
     loaded: Mutex<Loaded>,
 }
@@ -55,16 +53,14 @@ impl WeightFile {
     /// # Errors
     /// A file that can't be read or isn't a weight file.
     pub fn open(path: &Path) -> Result<Self, PackageError> {
-        let file = File::open(path).map_err(|e| PackageError::unreadable(path, e))?;
-        let length = file.metadata().map_err(|e| PackageError::unreadable(path, e))?.len();
+        let map = MappedFile::open(path).map_err(|e| PackageError::unreadable(path, e.error))?;
+        let length = map.bytes().len() as u64;
         let corrupt = |problem: String| PackageError::corrupt(path, problem);
         if length < ALIGNMENT {
             return Err(corrupt(format!("{length} bytes are no weight file; its header alone takes {ALIGNMENT}")));
         }
-        // SAFETY: the map is read only. That nobody cuts the file while it is mapped can't be enforced and is asked of
-        // the caller; a package is published whole and not written again.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| PackageError::unreadable(path, e))?;
-        let word = |at: usize| map.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
+        let word =
+            |at: usize| map.bytes().get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
         let (count, version) = (word(0), word(4));
         if version != VERSION {
             return Err(corrupt(format!("weight file of version {version}, expected {VERSION}")));
@@ -83,7 +79,7 @@ impl WeightFile {
 
     /// Its size in bytes.
     pub fn size(&self) -> u64 {
-        self.map.len() as u64
+        self.map.bytes().len() as u64
     }
 
     /// How many blobs the header counts.
@@ -99,7 +95,7 @@ impl WeightFile {
         }
         match end {
             Some(end) if end <= self.size() => {
-                Record::from_bytes(offset, &self.map[offset as usize..end as usize], self.size())
+                Record::from_bytes(offset, &self.map.bytes()[offset as usize..end as usize], self.size())
             }
             _ => Err(format!("no record can be there; the file has {} bytes", self.size())),
         }
@@ -189,14 +185,14 @@ impl std::fmt::Debug for WeightFile {
 
 /// Data that stays in the map.
 struct MappedBlob {
-    map: Arc<Mmap>,
+    map: Arc<MappedFile>,
     at: usize,
     length: usize,
 }
 
 impl MappedBlob {
     fn bytes(&self) -> &[u8] {
-        &self.map[self.at..self.at + self.length]
+        &self.map.bytes()[self.at..self.at + self.length]
     }
 }
 

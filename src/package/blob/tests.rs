@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::error::Result;
-use crate::mil::codec::BlobSink;
-use crate::mil::constant::Data;
-use crate::mil::{Constant, Content, TensorType};
-use crate::package::PackageError;
+use crate::PackageError;
+use anec_base::Result;
+use anec_mil::codec::BlobSink;
+use anec_mil::constant::Data;
+use anec_mil::{Constant, Content, TensorType};
 
 fn quiet(_: Progress) {}
 
@@ -168,7 +168,7 @@ fn what_cannot_be_produced_is_named() {
     }
     let path = room.path().join("missing/weight.bin");
     let error = WeightPlan::new().write(&path, &quiet).unwrap_err();
-    assert_eq!(error.fault(), crate::error::Fault::Platform);
+    assert_eq!(error.fault(), anec_base::Fault::Platform);
     assert!(error.to_string().contains("can't create the weight file"), "{error}");
 }
 
@@ -293,7 +293,7 @@ fn damage_is_named() {
         let found = load(wrong, &ty);
         assert!(found.contains(expected), "{found} should say {expected}");
     }
-    let unknown = TensorType::new(DataType::Fp16, [crate::mil::Dim::Unknown]);
+    let unknown = TensorType::new(DataType::Fp16, [anec_mil::Dim::Unknown]);
     assert!(load(offset, &unknown).contains("has no fixed size"));
     for cut in (0..64).chain([64, 100, 128, 130, whole.len() - 1]) {
         fs::write(&path, &whole[..cut]).unwrap();

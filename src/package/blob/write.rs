@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use super::plan::{Planned, address};
 use super::{ALIGNMENT, WeightPlan, header};
-use crate::error::Result;
-use crate::mil::Content;
-use crate::mil::constant::Data;
-use crate::package::PackageError;
-use crate::package::stream::{NotWritten, Part, write_parts};
+use crate::PackageError;
+use crate::stream::{NotWritten, Part, write_parts};
+use anec_base::Result;
+use anec_mil::Content;
+use anec_mil::constant::Data;
 
 /// How far writing has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,21 +24,21 @@ pub enum Progress {
 
 /// Contents that are about to be read, each once.
 #[derive(Default)]
-pub(in crate::package) struct Preparation {
+pub(crate) struct Preparation {
     contents: Vec<(Arc<dyn Content>, String)>,
     known: HashSet<usize>,
 }
 
 impl Preparation {
     /// Adds a content of a constant.
-    pub(in crate::package) fn add(&mut self, content: &Arc<dyn Content>, owner: &str) {
+    pub(crate) fn add(&mut self, content: &Arc<dyn Content>, owner: &str) {
         if self.known.insert(address(content)) {
             self.contents.push((content.clone(), owner.to_owned()));
         }
     }
 
     /// Bytes of all contents.
-    pub(in crate::package) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.contents.iter().fold(0, |sum, (content, _)| sum.saturating_add(content.length()))
     }
 
@@ -46,7 +46,7 @@ impl Preparation {
     ///
     /// # Errors
     /// The first content that can't be produced, with its constant's name.
-    pub(in crate::package) fn prepare(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
+    pub(crate) fn prepare(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
         self.contents.iter().try_for_each(|(content, owner)| {
             content.prepare().map_err(|cause| PackageError::Constant { owner: format!("op `{owner}`"), cause })?;
             progress(Progress::Prepared(content.length()));

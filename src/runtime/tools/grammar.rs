@@ -6,8 +6,8 @@ use serde_json::{Map, Value as Json, json};
 
 use super::body::Body;
 use super::{CallSyntax, Function};
-use crate::runtime::constraint::Grammar;
-use crate::runtime::tokenizer::Tokenizer;
+use crate::constraint::Grammar;
+use crate::tokenizer::Tokenizer;
 
 impl CallSyntax {
     /// What a text has to be that calls one of `functions`, or `several` times.

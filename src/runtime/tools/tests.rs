@@ -3,8 +3,8 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::runtime::constraint::Grammars;
-use crate::runtime::sampling::{Sampler, Sampling};
+use crate::constraint::Grammars;
+use crate::sampling::{Sampler, Sampling};
 
 fn functions() -> Vec<Function> {
     let weather = json!({"type": "function", "function": {"name": "weather", "parameters": {
@@ -147,7 +147,8 @@ fn elements_have_the_types_that_the_schema_says() {
 
 #[test]
 fn the_template_tells_the_syntax_before_the_vocabulary() {
-    let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json")).unwrap();
+    let tokenizer =
+        Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json")).unwrap();
     let of = |template: &str| CallSyntax::of(template, &tokenizer);
     assert_eq!(of("… <tool_call>\\n{{ tool_call }} …"), Some(hermes()));
     assert_eq!(of("<tool_call>\\n<function=' + name + '><parameter=").unwrap().body, Body::Elements);
@@ -166,7 +167,8 @@ fn tools_are_read_as_the_api_has_them() {
 /// that fit the schema.
 #[test]
 fn whatever_is_written_under_the_form_is_a_call() {
-    let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model/tokenizer.json")).unwrap();
+    let tokenizer =
+        Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json")).unwrap();
     let vocab_size = tokenizer.len() as u64;
     let grammars = Grammars::new(&tokenizer, vocab_size, &[0]).unwrap();
     let functions = functions();

@@ -3,7 +3,7 @@
 use std::fmt::Arguments;
 use std::path::Path;
 
-use crate::source::error::{Result, SourceError};
+use crate::error::{Result, SourceError};
 
 pub struct Cursor<'a> {
     path: &'a Path,

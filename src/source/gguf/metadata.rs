@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 
 use super::cursor::Cursor;
 use super::value::{Array, Value};
-use crate::source::error::{Result, SourceError};
+use crate::error::{Result, SourceError};
 
 /// The metadata of a file: keys and values, in its order.
 #[derive(Clone, Debug, PartialEq)]

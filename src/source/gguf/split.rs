@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::{Header, Metadata};
-use crate::source::error::{Result, SourceError};
+use crate::error::{Result, SourceError};
 
 /// Key of a file's index among the files, from 0.
 pub const INDEX_KEY: &str = "split.no";

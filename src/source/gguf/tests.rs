@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::write::Writer;
 use super::*;
-use crate::error::Diagnostic;
-use crate::source::tests::mutated;
+use crate::tests::mutated;
+use anec_base::Diagnostic;
 
 /// A file with a key of every type and tensors of several.
 fn small_model() -> Vec<u8> {

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::value::{Array, Value};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
-use crate::source::dtype::SourceDtype;
+use crate::dtype::SourceDtype;
 use half::f16;
 
 /// A model to write: metadata and the tensors' names, types and shapes. Their data is asked for when it is written.
@@ -85,8 +85,7 @@ impl Writer {
             let number = tensor.dtype.ggml_number().ok_or_else(|| wrong(tensor, "its type isn't one of GGUF"))?;
             out.write_all(&number.to_le_bytes())?;
             out.write_all(&u64::to_le_bytes(offset))?;
-            let length =
-                crate::source::tensor::byte_length(tensor.dtype, &tensor.shape).map_err(|p| wrong(tensor, &p))?;
+            let length = crate::tensor::byte_length(tensor.dtype, &tensor.shape).map_err(|p| wrong(tensor, &p))?;
             lengths.push(length);
             offset += length.next_multiple_of(alignment);
         }

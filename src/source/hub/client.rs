@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use anec_base::FileError;
+
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo, RepoType};
 
 use super::{Location, needed};
-use crate::source::error::{Result, SourceError};
-use crate::source::{hugging_face, safetensors};
+use crate::error::{Result, SourceError};
+use crate::{hugging_face, safetensors};
 
 /// A cache, and the hub behind it unless it is not to be asked.
 pub struct Client {
@@ -68,7 +70,7 @@ impl Client {
         self.cache
             .repo(repo(&location.revision))
             .create_ref(&info.sha)
-            .map_err(SourceError::io(self.cache.path(), "write"))?;
+            .map_err(FileError::of(self.cache.path(), "write"))?;
         Ok(opened(folder(location), needed.open))
     }
 

@@ -5,9 +5,9 @@ use super::follow::{Block, Branch, Mlp, Weights};
 use super::network::{Constant, Network};
 use super::norm::Norm;
 use super::projection::Projection;
-use crate::source::dtype::SourceDtype;
-use crate::source::error::{Result, SourceError};
-use crate::source::weight::Weight;
+use crate::dtype::SourceDtype;
+use crate::error::{Result, SourceError};
+use crate::weight::Weight;
 
 impl Network {
     /// Puts together what was found.

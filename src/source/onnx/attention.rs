@@ -6,7 +6,7 @@ use super::model::Node;
 use super::network::{Constant, Network};
 use super::norm::decimal;
 use super::projection::Projection;
-use crate::source::error::Result;
+use crate::error::Result;
 
 /// Steps from a value of attention to its projection.
 const LONGEST: usize = 8;

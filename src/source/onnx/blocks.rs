@@ -2,9 +2,9 @@
 
 use super::model::Node;
 use super::network::{Constant, Network};
-use crate::source::dtype::SourceDtype;
-use crate::source::error::Result;
-use crate::source::weight::{Weight, ZeroPoints};
+use crate::dtype::SourceDtype;
+use crate::error::Result;
+use crate::weight::{Weight, ZeroPoints};
 
 impl Network {
     /// What `DequantizeLinear` gives: `(code - zero point) * scale` by blocks along an axis, by entries of an axis, or all

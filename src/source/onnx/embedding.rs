@@ -4,8 +4,8 @@ use super::decoder::Rope;
 use super::model::Node;
 use super::network::{Constant, Network};
 use super::rope::RopeTable;
-use crate::source::dtype::SourceDtype;
-use crate::source::error::Result;
+use crate::dtype::SourceDtype;
+use crate::error::Result;
 
 impl Network {
     /// The embedding that a value was looked up in.

@@ -8,7 +8,7 @@ use super::decoder::{Activation, Decoder, NormPlacement};
 use super::model::Node;
 use super::network::{Constant, Network};
 use super::projection::Projection;
-use crate::source::error::{Result, SourceError};
+use crate::error::{Result, SourceError};
 
 /// Layers that are still followed.
 const MOST_LAYERS: usize = 4096;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::wire::Message;
-use crate::source::error::{Result, SourceError};
+use crate::error::{Result, SourceError};
 
 /// What a file holds.
 #[derive(Debug, Default)]

@@ -7,11 +7,11 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use super::model::{Attribute, Data, Graph, Initializer, Model, Node};
-use crate::source::dtype::SourceDtype;
-use crate::source::error::{Result, SourceError};
-use crate::source::file::MappedFile;
-use crate::source::tensor::{Tensor, byte_length};
-use crate::source::weight::Weight;
+use crate::dtype::SourceDtype;
+use crate::error::{Result, SourceError};
+use crate::tensor::{Tensor, byte_length};
+use crate::weight::Weight;
+use anec_base::MappedFile;
 
 /// Steps from a value back to what it is made of that are followed, where they don't lead through a layer.
 pub(super) const LONGEST_CHAIN: usize = 32;
@@ -236,7 +236,7 @@ impl Network {
             return Err(SourceError::tensor(&self.path, name, problem)
                 .advise("download all files of the model into the same folder"));
         }
-        let file = Arc::new(MappedFile::open(&path)?);
+        let file = Arc::new(crate::file::map(&path)?);
         self.external.borrow_mut().insert(location.to_owned(), file.clone());
         Ok(file)
     }

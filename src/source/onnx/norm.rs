@@ -3,7 +3,7 @@
 use super::follow::Stream;
 use super::model::Node;
 use super::network::{Constant, LONGEST_CHAIN, Network};
-use crate::source::error::Result;
+use crate::error::Result;
 
 /// An RMS norm: `x / sqrt(mean(x^2) + epsilon) * weight`.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use super::model::Node;
 use super::network::{Constant, Network};
-use crate::source::error::Result;
-use crate::source::weight::Weight;
+use crate::error::Result;
+use crate::weight::Weight;
 
 /// Parts of a projection that are followed through each other.
 const DEEPEST: usize = 8;

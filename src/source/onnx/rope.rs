@@ -2,9 +2,9 @@
 
 use std::f64::consts::TAU;
 
-use crate::source::dtype::SourceDtype;
-use crate::source::error::Result;
-use crate::source::weight::Weight;
+use crate::dtype::SourceDtype;
+use crate::error::Result;
+use crate::weight::Weight;
 
 /// Positions from the first on that are compared one by one; of the rest, as many spread over the table.
 const COMPARED: u64 = 512;

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::*;
-use crate::error::{Diagnostic, Fault};
-use crate::source::SourceDtype;
-use crate::source::dtype::SourceDtype::U4;
-use crate::source::random::mix;
-use crate::source::tests::mutated;
-use crate::source::weight::{Weight, ZeroPoints};
+use crate::SourceDtype;
+use crate::dtype::SourceDtype::U4;
+use crate::random::mix;
+use crate::tests::mutated;
+use crate::weight::{Weight, ZeroPoints};
+use anec_base::{Diagnostic, Fault};
 
 fn path() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/onnx/edge/model.onnx")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/onnx/edge/model.onnx")
 }
 
 fn bytes() -> Vec<u8> {

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::source::error::{Result, SourceError};
+use crate::error::{Result, SourceError};
 
 /// A message: a range of a file.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::fmt::{self, Write};
 use sha2::{Digest, Sha256};
 
 use super::{Function, Node, Operation, RowOrder, Weight, ZeroPoints};
-use crate::source::file::hexadecimal;
-use crate::source::tensor::Tensor;
+use crate::tensor::Tensor;
+use anec_base::hexadecimal;
 
 impl Weight {
     /// The tensors that it is made of, each once.

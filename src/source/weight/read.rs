@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{Function, Node, Operation, Weight, ZeroPoints};
-use crate::source::error::{Result, SourceError};
-use crate::source::tensor::{check_elements, check_rows};
+use crate::error::{Result, SourceError};
+use crate::tensor::{check_elements, check_rows};
 
 impl Weight {
     /// Computes rows `first_row ..` until `out` is full.

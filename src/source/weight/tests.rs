@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::error::Diagnostic;
+use anec_base::Diagnostic;
 
 /// Rows 0, 1, 2 … with columns .0, .1 …: row 3, column 2 is 3.02.
 fn numbered(name: &str, rows: u64, columns: u64) -> Weight {

@@ -1,10 +1,10 @@
 //! The rules of MIL as a predicate.
 
 use super::{Failure, Predicate};
-use crate::error::Result;
-use crate::mil::Function;
-use crate::mil::verify::{Finding, infer_types, verify_function};
-use crate::validate::foreign::sizes;
+use crate::foreign::sizes;
+use anec_base::Result;
+use anec_mil::Function;
+use anec_mil::verify::{Finding, infer_types, verify_function};
 
 /// Fails where a rule of MIL is broken, or a type that is inferred anew isn't the declared one.
 #[derive(Debug, Default)]

@@ -8,20 +8,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use indexmap::IndexMap;
 
 use super::{Failure, Predicate};
-use crate::convert::Bundle;
-use crate::error::Result;
-use crate::exec::{ExecError, Executable, Options, Precision, Tensor, WeightCache};
-use crate::mil::verify::infer_what_can_be;
-use crate::mil::{Function, Program};
-use crate::package::{self, Package};
-use crate::runtime::{Ask, Backend, Chunking, CpuBackend, Hidden, Host, Model, Programs, Sequence, Watch, Windows};
-use crate::validate::foreign::{made_up_inputs, sizes};
-use crate::validate::lint::lint;
-use crate::validate::measure::Measures;
-use crate::validate::numerics::check;
-use crate::validate::thresholds::NumericsThresholds;
-use crate::validate::verdict::Verdict;
-use crate::validate::watch::Extent;
+use crate::foreign::{made_up_inputs, sizes};
+use crate::lint::lint;
+use crate::measure::Measures;
+use crate::numerics::check;
+use crate::thresholds::NumericsThresholds;
+use crate::verdict::Verdict;
+use crate::watch::Extent;
+use anec_base::Result;
+use anec_bundle::Bundle;
+use anec_exec::{ExecError, Executable, Options, Precision, Tensor, WeightCache};
+use anec_mil::verify::infer_what_can_be;
+use anec_mil::{Function, Program};
+use anec_package::Package;
+use anec_runtime::{Ask, Backend, Chunking, CpuBackend, Hidden, Host, Model, Programs, Sequence, Watch, Windows};
 
 /// A function of fixed shapes with what it is called with.
 pub struct Call {
@@ -65,7 +65,7 @@ pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result
     let mut calls = Vec::new();
     for (index, inputs) in seen {
         let entry = &bundle.functions[index];
-        let program = package::open(&folder.join(&entry.package))?.program;
+        let program = anec_package::open(&folder.join(&entry.package))?.program;
         let Some(function) = program.function(&entry.function) else { continue };
         let fixed = at_sizes(function, &inputs);
         calls.push(Call { package: entry.package.clone(), function: infer_what_can_be(&fixed), inputs });
@@ -80,7 +80,7 @@ fn at_sizes(function: &Function, inputs: &[(String, Tensor)]) -> Function {
         let ty = function.tensor_inputs().find(|value| value.name == *name).and_then(|value| value.ty.tensor());
         for (dim, size) in ty.into_iter().flat_map(|ty| &ty.shape).zip(&tensor.shape) {
             // a size that isn't T itself follows from one that is
-            if let crate::mil::Dim::Symbolic { symbol, factor: 1, offset: 0 } = dim {
+            if let anec_mil::Dim::Symbolic { symbol, factor: 1, offset: 0 } = dim {
                 fixed = fixed.with_length(symbol, *size as u64);
             }
         }

@@ -5,18 +5,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use anec_base::FileError;
+
 use tempfile::TempDir;
 
 use super::{Failure, Predicate};
-use crate::convert::compile::Compiler;
-use crate::convert::error::ConvertError;
-use crate::coreml::{CoreMlError, Engine};
-use crate::error::Result;
-use crate::mil::verify::verify_function;
-use crate::mil::{Function, Program};
-use crate::package::{self, WriteOptions};
-use crate::runtime::RuntimeError;
-use crate::validate::residency::{UNITS, misplaced};
+use crate::residency::{UNITS, misplaced};
+use anec_base::Result;
+use anec_convert::compile::Compiler;
+use anec_convert::error::ConvertError;
+use anec_coreml::{CoreMlError, Engine};
+use anec_mil::verify::verify_function;
+use anec_mil::{Function, Program};
+use anec_package::WriteOptions;
 
 /// Says how a package fails that holds one function.
 pub trait Ask {
@@ -44,7 +45,7 @@ impl<A: Ask> Outside<A> {
     /// # Errors
     /// When the system gives none.
     pub fn new(ask: A) -> Result<Self> {
-        let room = tempfile::tempdir().map_err(RuntimeError::io(std::env::temp_dir(), "create a folder in"))?;
+        let room = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
         Ok(Outside { room, known: None, ask })
     }
 }
@@ -59,7 +60,7 @@ impl<A: Ask> Predicate for Outside<A> {
         let findings: BTreeSet<String> = verify_function(function).iter().map(ToString::to_string).collect();
         let path = self.room.path().join(PACKAGE);
         let options = WriteOptions { replace: true, ..WriteOptions::default() };
-        let written = package::write(&program(function), &path, &options);
+        let written = anec_package::write(&program(function), &path, &options);
         match &self.known {
             None => {
                 self.known = Some(findings);
@@ -95,7 +96,7 @@ impl Ask for UserCommand {
         let [shell, flag] = if cfg!(windows) { ["cmd", "/C"] } else { ["/bin/sh", "-c"] };
         let command = self.command.replace("{}", &package.display().to_string());
         let run = Command::new(shell).args([flag, &command]).output();
-        let output = run.map_err(RuntimeError::io(PathBuf::from(shell), "run"))?;
+        let output = run.map_err(FileError::of(PathBuf::from(shell), "run"))?;
         let status = output.status;
         if status.success() || status.code() == Some(CAN_NOT_TELL) {
             return Ok(Vec::new());
@@ -131,11 +132,11 @@ impl<E: Engine> Ask for Residency<E> {
         let compiled = package.with_extension("mlmodelc");
         let planned = self.0.compile(package, &compiled).and_then(|()| self.0.plan(&compiled, UNITS));
         if compiled.exists() {
-            std::fs::remove_dir_all(&compiled).map_err(CoreMlError::io(&compiled, "remove"))?;
+            std::fs::remove_dir_all(&compiled).map_err(FileError::of(&compiled, "remove"))?;
         }
         match planned {
             Ok(operations) => {
-                let failure = |op: crate::validate::residency::MisplacedOp| {
+                let failure = |op: crate::residency::MisplacedOp| {
                     let device = op.device.map_or_else(|| "no device".to_owned(), |device| device.to_string());
                     let kind = format!("{} on {device}", op.operator);
                     Failure { detail: format!("`{}` ({}) prefers {device}", op.output, op.operator), kind }
@@ -153,14 +154,14 @@ impl<E: Engine> Ask for Residency<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coreml::double::{DoubleEngine, convert_demo};
-    use crate::coreml::plan::Device;
-    use crate::validate::bisect::bisect;
+    use crate::bisect::bisect;
+    use anec_coreml::plan::Device;
+    use anec_testing::double::{DoubleEngine, convert_demo};
 
     /// A shard of the demo's model.
     fn shard(room: &Path) -> Function {
         convert_demo(room, &["lengths={fixed: [2]}"]);
-        package::open(&room.join("layers_3_6.mlpackage")).unwrap().program.functions.remove(0)
+        anec_package::open(&room.join("layers_3_6.mlpackage")).unwrap().program.functions.remove(0)
     }
 
     #[test]

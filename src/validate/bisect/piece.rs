@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::mil::{Binding, Block, Dim, Function, Op, TensorType, Value, ValueId, ValueType};
+use anec_mil::{Binding, Block, Dim, Function, Op, TensorType, Value, ValueId, ValueType};
 
 /// The function that has the ops at `keep` of the block, and the constants that they read. `known` is the same function
 /// with its types inferred: inputs of the piece get theirs from it, all else keeps what was declared where something was. The values of the piece
@@ -85,7 +85,7 @@ fn block_results(block: &Block) -> Vec<ValueId> {
     block.inputs.iter().copied().chain(block.ops.iter().flat_map(results)).collect()
 }
 
-fn symbols(ty: &TensorType) -> Vec<crate::mil::Symbol> {
+fn symbols(ty: &TensorType) -> Vec<anec_mil::Symbol> {
     let symbol = |dim: &Dim| match dim {
         Dim::Symbolic { symbol, .. } => Some(symbol.clone()),
         Dim::Fixed(_) | Dim::Unknown => None,

@@ -1,6 +1,6 @@
 //! Which of a number of things are enough for a failure.
 
-use crate::error::Result;
+use anec_base::Result;
 
 /// The smallest choice of `0..count` that fails and that was found: leaving out any one of it, it passes. All of them
 /// must fail, and none of them pass.

@@ -2,11 +2,11 @@
 //! before, nor hide behind it.
 
 use super::{Comparison, Way, Whole, measured};
-use crate::error::Result;
-use crate::runtime::plan::Step;
-use crate::runtime::{Hidden, Session};
-use crate::validate::measure::{self, Measures};
-use crate::validate::verdict::{Check, Verdict};
+use crate::measure::{self, Measures};
+use crate::verdict::{Check, Verdict};
+use anec_base::Result;
+use anec_runtime::plan::Step;
+use anec_runtime::{Hidden, Session};
 
 /// Measure of a layer's check.
 const ADDED: &str = "added_cosine";

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::Comparison;
-use crate::convert::bundle::Tokens;
-use crate::error::Result;
-use crate::family::ports::Stage;
-use crate::runtime::{Hidden, Windows};
-use crate::validate::measure::Measures;
-use crate::validate::trial::not_run;
-use crate::validate::verdict::Check;
+use crate::measure::Measures;
+use crate::trial::not_run;
+use crate::verdict::Check;
+use anec_base::Result;
+use anec_bundle::Stage;
+use anec_bundle::Tokens;
+use anec_runtime::{Hidden, Windows};
 
 impl Comparison<'_> {
     /// The text in one call or as few as it takes, in windows of the least size that is possible, and in ones between.

@@ -1,9 +1,9 @@
 //! Logits against a golden's: as a whole, place by place, token by token, and by what they make of the text.
 
 use super::{Comparison, measured};
-use crate::validate::measure::{self, Measures};
-use crate::validate::perplexity::loss;
-use crate::validate::verdict::Check;
+use crate::measure::{self, Measures};
+use crate::perplexity::loss;
+use crate::verdict::Check;
 
 /// Predicted tokens from which on a perplexity says something: the loss of single tokens may rightly differ.
 const PREDICTED: usize = 12;

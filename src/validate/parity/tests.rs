@@ -1,8 +1,8 @@
 use super::*;
-use crate::convert::bundle::Tokens;
-use crate::manifest::Gates;
-use crate::runtime::double::{self, Form};
-use crate::validate::{Greedy, Thresholds};
+use crate::{Greedy, Thresholds};
+use anec_bundle::Tokens;
+use anec_manifest::Gates;
+use anec_runtime::double::{self, Form};
 
 const TEXT: [u32; 9] = [3, 1, 4, 1, 5, 2, 6, 5, 3];
 

@@ -11,14 +11,14 @@ use super::latency::Latency;
 use super::take::{digest, lengths};
 use super::weights::WeightBytes;
 use super::{CLAIM, GATE, UNITS};
-use crate::convert::bundle::{Bundle, FunctionEntry};
-use crate::coreml::plan::{Device, FunctionPlan, Operation};
-use crate::coreml::{ComputePlan, CoreMlError};
-use crate::error::Result;
-use crate::mil::{Function, catalogue};
-use crate::package::{self, Package};
-use crate::validate::thresholds::ResidencyThresholds;
-use crate::validate::verdict::{Check, GateReport, Verdict};
+use crate::thresholds::ResidencyThresholds;
+use crate::verdict::{Check, GateReport, Verdict};
+use anec_base::Result;
+use anec_bundle::{Bundle, FunctionEntry};
+use anec_coreml::plan::{Device, FunctionPlan, Operation};
+use anec_coreml::{ComputePlan, CoreMlError};
+use anec_mil::{Function, catalogue};
+use anec_package::Package;
 
 /// An op that doesn't prefer the Neural Engine.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -53,7 +53,7 @@ pub fn judge(
 ) -> Result<GateReport> {
     let mut packages = HashMap::new();
     for entry in &bundle.packages {
-        packages.insert(entry.package.as_str(), package::open(&folder.join(&entry.package))?);
+        packages.insert(entry.package.as_str(), anec_package::open(&folder.join(&entry.package))?);
     }
     check_plan(bundle, plan, &packages).map_err(|problem| CoreMlError::plan(path, problem))?;
     let taken = Check {

@@ -2,15 +2,15 @@
 
 use std::time::Instant;
 
-use crate::convert::bundle::FunctionEntry;
-use crate::coreml::ComputeUnits;
-use crate::coreml::array::Element;
-use crate::coreml::plan::{FunctionPlan, Timing};
-use crate::error::Result;
-use crate::exec::{Tensor, TensorData};
-use crate::runtime::Sequence;
-use crate::runtime::coreml::element;
-use crate::runtime::feed::shape_of;
+use anec_base::Result;
+use anec_bundle::FunctionEntry;
+use anec_coreml::ComputeUnits;
+use anec_coreml::array::Element;
+use anec_coreml::plan::{FunctionPlan, Timing};
+use anec_exec::{Tensor, TensorData};
+use anec_runtime::Sequence;
+use anec_runtime::coreml::element;
+use anec_runtime::feed::shape_of;
 
 use super::UNITS;
 

@@ -6,19 +6,21 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
+use anec_base::FileError;
+
 use sha2::{Digest, Sha256};
 
 use super::{UNITS, latency};
-use crate::convert::bundle::{Bundle, Tokens};
-use crate::convert::progress::Progress;
-use crate::coreml::cache::Cache;
-use crate::coreml::plan::{FunctionPlan, PackageDigest, SCHEMA_VERSION, Timing, listing_digest};
-use crate::coreml::{ComputePlan, ComputeUnits, CoreMlError, Engine, project};
-use crate::error::Result;
-use crate::package::{self, Package, WriteOptions};
-use crate::runtime::clock::{now, strftime};
-use crate::runtime::{Backend, CoreMlBackend};
-use crate::source::hexadecimal;
+use anec_base::Result;
+use anec_base::clock::{now, strftime};
+use anec_base::hexadecimal;
+use anec_base::progress::Progress;
+use anec_bundle::{Bundle, Tokens};
+use anec_coreml::cache::Cache;
+use anec_coreml::plan::{FunctionPlan, PackageDigest, SCHEMA_VERSION, Timing, listing_digest};
+use anec_coreml::{ComputePlan, ComputeUnits, CoreMlError, Engine, project};
+use anec_package::{Package, WriteOptions};
+use anec_runtime::{Backend, CoreMlBackend};
 
 /// Takes the plan of every function of a bundle at every number of tokens. Each is compiled and planned on its own, in a
 /// temporary copy of its package; that takes Core ML seconds to minutes.
@@ -36,9 +38,9 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
         packages: Vec::new(),
         functions: Vec::new(),
     };
-    let room = tempfile::tempdir().map_err(CoreMlError::io(&std::env::temp_dir(), "create a folder in"))?;
+    let room = tempfile::tempdir().map_err(FileError::of(&std::env::temp_dir(), "create a folder in"))?;
     for entry in &bundle.packages {
-        let package = package::open(&folder.join(&entry.package))?;
+        let package = anec_package::open(&folder.join(&entry.package))?;
         plan.packages.push(PackageDigest { package: entry.package.clone(), sha256: digest(&package)? });
         for function in bundle.functions.iter().filter(|function| function.package == entry.package) {
             for tokens in lengths(function.tokens) {
@@ -46,7 +48,7 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
                 let copy = room.path().join(&entry.package);
                 let compiled = copy.with_extension("mlmodelc");
                 let projected = project(&package.program, &function.function, tokens)?;
-                package::write(&projected, &copy, &WriteOptions::default())?;
+                anec_package::write(&projected, &copy, &WriteOptions::default())?;
                 let planned = engine.compile(&copy, &compiled).and_then(|()| engine.plan(&compiled, UNITS));
                 // a function that Core ML refuses is a finding; whatever else goes wrong is not about the bundle
                 let (operations, refused) = match planned {
@@ -55,7 +57,7 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
                     Err(other) => return Err(other.into()),
                 };
                 for folder in [copy, compiled].iter().filter(|folder| folder.exists()) {
-                    std::fs::remove_dir_all(folder).map_err(CoreMlError::io(folder, "remove"))?;
+                    std::fs::remove_dir_all(folder).map_err(FileError::of(folder, "remove"))?;
                 }
                 plan.functions.push(FunctionPlan {
                     package: entry.package.clone(),
@@ -87,9 +89,8 @@ pub fn time<E: Engine>(
     for units in [UNITS, ComputeUnits::CpuOnly] {
         let backend = CoreMlBackend::new(engine.clone(), bundle, folder, units, cache.clone());
         for planned in plan.functions.iter_mut().filter(|planned| planned.refused.is_none()) {
-            let same = |f: &crate::convert::bundle::FunctionEntry| {
-                (&f.package, &f.function) == (&planned.package, &planned.function)
-            };
+            let same =
+                |f: &anec_bundle::FunctionEntry| (&f.package, &f.function) == (&planned.package, &planned.function);
             let Some(index) = bundle.functions.iter().position(same) else { continue };
             progress
                 .stage(&format!("timing {}, {}, T = {}, {units}", planned.package, planned.function, planned.tokens));
@@ -120,10 +121,10 @@ pub(super) fn digest(package: &Package) -> Result<String, CoreMlError> {
     let mut buffer = vec![0; 1 << 20];
     for file in &package.files {
         let path = package.path.join(&file.path);
-        let mut input = File::open(&path).map_err(CoreMlError::io(&path, "read"))?;
+        let mut input = File::open(&path).map_err(FileError::of(&path, "read"))?;
         let mut hasher = Sha256::new();
         loop {
-            match input.read(&mut buffer).map_err(CoreMlError::io(&path, "read"))? {
+            match input.read(&mut buffer).map_err(FileError::of(&path, "read"))? {
                 0 => break,
                 n => hasher.update(&buffer[..n]),
             }
@@ -136,8 +137,8 @@ pub(super) fn digest(package: &Package) -> Result<String, CoreMlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coreml::double::DoubleEngine;
-    use crate::coreml::double::convert_demo;
+    use anec_testing::double::DoubleEngine;
+    use anec_testing::double::convert_demo;
 
     #[test]
     fn every_function_is_planned_at_every_length() {
@@ -172,7 +173,7 @@ mod tests {
                 assert_eq!(of("conv"), convs, "{}", function.package);
             }
             let value = serde_json::to_value(&plan).unwrap();
-            jsonschema::validate(&crate::coreml::plan::schema(), &value).unwrap();
+            jsonschema::validate(&anec_coreml::plan::schema(), &value).unwrap();
             assert_eq!(serde_json::from_value::<ComputePlan>(value).unwrap(), plan);
         }
     }
@@ -228,7 +229,7 @@ mod tests {
         let room = tempfile::tempdir().unwrap();
         convert_demo(room.path(), &[]);
         let bundle = Bundle::read(room.path()).unwrap();
-        let package = package::open(&room.path().join("layers_0_3.mlpackage")).unwrap();
+        let package = anec_package::open(&room.path().join("layers_0_3.mlpackage")).unwrap();
         let found = digest(&package).unwrap();
         // the digests that the bundle has are of the same files
         let listed: String = bundle.packages[0]

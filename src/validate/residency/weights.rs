@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::mil::{Binding, Constant, Function, Op, ValueId};
+use anec_mil::{Binding, Constant, Function, Op, ValueId};
 
 /// The bytes of weights that each op reads, by the names of its results.
 pub struct WeightBytes(HashMap<String, u64>);
@@ -61,14 +61,13 @@ fn read_by(function: &Function, sources: &HashMap<ValueId, &Op>, op: &Op) -> u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::package;
     use std::path::Path;
 
     #[test]
     fn bytes_are_those_that_are_stored() {
         let room = tempfile::tempdir().unwrap();
-        crate::coreml::double::convert_demo(room.path(), &["quant.granularity=per_channel"]);
-        let program = package::open(&room.path().join("layers_0_3.mlpackage")).unwrap().program;
+        anec_testing::double::convert_demo(room.path(), &["quant.granularity=per_channel"]);
+        let program = anec_package::open(&room.path().join("layers_0_3.mlpackage")).unwrap().program;
         let function = &program.functions[0];
         let weights = WeightBytes::of(function);
         let convs: Vec<(&str, u64)> = function
@@ -85,7 +84,7 @@ mod tests {
         let of = |part: &str| convs.iter().find(|(name, _)| name.contains(part)).unwrap().1;
         assert_eq!(of("q_proj"), 192 * 256 + 2 * 192);
         let total: u64 = convs.iter().map(|(_, bytes)| bytes).sum();
-        let package = package::open(&room.path().join("layers_0_3.mlpackage")).unwrap();
+        let package = anec_package::open(&room.path().join("layers_0_3.mlpackage")).unwrap();
         let stored = package.inventory().weight_bytes;
         assert!(total <= stored && total > stored * 95 / 100, "{total} of {stored}");
         assert_eq!(weights.behind("no such value"), None);
@@ -93,8 +92,8 @@ mod tests {
 
     #[test]
     fn older_forms_of_weights_are_counted() {
-        let folder = Path::new("tests/fixtures/coremltools");
-        let package = package::open(&folder.join("uint8_affine_channel/model.mlpackage")).unwrap();
+        let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/coremltools"));
+        let package = anec_package::open(&folder.join("uint8_affine_channel/model.mlpackage")).unwrap();
         let function = &package.program.functions[0];
         let weights = WeightBytes::of(function);
         let expanded = function.ops().into_iter().find(|op| op.is_constexpr()).unwrap();

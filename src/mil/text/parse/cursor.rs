@@ -1,7 +1,7 @@
 //! Tokens one after another.
 
 use super::Parsed;
-use crate::mil::text::lexer::{Place, Token};
+use crate::text::lexer::{Place, Token};
 
 /// Reads tokens; the rules of the grammar are methods of it, by file.
 pub(super) struct Parser {

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::mil::ir::{Value, ValueId};
-use crate::mil::types::ValueType;
+use crate::ir::{Value, ValueId};
+use crate::types::ValueType;
 
 /// The values so far, and what their names mean.
 #[derive(Default)]

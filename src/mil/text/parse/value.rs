@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::{DEPTH, Parsed, Parser};
-use crate::error::{Diagnostic, Error, Fault, Result as OwnResult};
-use crate::mil::constant::{Constant, Content, Data};
-use crate::mil::text::lexer::Token;
-use crate::mil::text::literal::pack;
-use crate::mil::types::{DataType, Dim, Symbol, TensorType, ValueType};
+use crate::constant::{Constant, Content, Data};
+use crate::text::lexer::Token;
+use crate::text::literal::pack;
+use crate::types::{DataType, Dim, Symbol, TensorType, ValueType};
+use anec_base::{Diagnostic, Error, Fault, Result as OwnResult};
 
 /// Data that the text form left out.
 struct Elided {

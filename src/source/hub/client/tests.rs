@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 use super::*;
-use crate::error::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 

@@ -1,0 +1,52 @@
+//! How fast the executor's matrix products are, by stored type and number of tokens: `cargo bench --bench products`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use half::f16;
+
+use anec_kernels::product::{Layout, multiply};
+use anec_kernels::weight::{Elements, Scales, StoredWeight};
+
+/// Numbers between -1 and 1.
+fn noise(count: usize, mut seed: u32) -> Vec<f32> {
+    let mut next = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn main() {
+    for (rows, columns) in [(4864, 896), (16384, 4096)] {
+        let values = noise(rows * columns, 1);
+        let bytes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
+        let halves = values.iter().map(|v| f16::from_f32(*v)).collect();
+        let scales = || Scales { values: vec![0.01; rows], blocks: 1 };
+        let shape = || vec![rows, columns];
+        let weights = [
+            ("int8", 1, StoredWeight::scaled(shape(), Arc::new(Elements::Int8(bytes.into())), scales())),
+            ("fp16", 2, StoredWeight::plain(shape(), Arc::new(Elements::F16(halves)))),
+            ("fp32", 4, StoredWeight::plain(shape(), Arc::new(Elements::F32(values.into())))),
+        ];
+        for (name, width, weight) in &weights {
+            for tokens in [1, 2, 4, 8, 16, 64, 256] {
+                let x = noise(columns * tokens, 2);
+                let layout = Layout { row: tokens, column: 1 };
+                let mut out = vec![0.0; rows * tokens];
+                let mut best = f64::INFINITY;
+                for _ in 0..7 {
+                    let start = Instant::now();
+                    multiply(weight, (&x, layout), tokens, None, (&mut out, layout));
+                    best = best.min(start.elapsed().as_secs_f64());
+                }
+                let read = (rows * columns * width) as f64 / best / 1e9;
+                let work = 2.0 * (rows * columns * tokens) as f64 / best / 1e9;
+                println!(
+                    "{rows}x{columns} {name} T={tokens:<3} {:8.3} ms {read:6.1} GB/s {work:7.1} GFLOP/s",
+                    best * 1e3
+                );
+            }
+        }
+    }
+}

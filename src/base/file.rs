@@ -1,0 +1,141 @@
+//! Files that the system refuses, files mapped into memory, and digests as text.
+
+use std::fmt::Write;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::error::{Diagnostic, Fault};
+
+/// The system can't open, map, read or write a file.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: can't {action}: {error}", path.display())]
+pub struct FileError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What was tried: open, map, read, write, …
+    pub action: &'static str,
+    /// What the system said.
+    pub error: io::Error,
+}
+
+impl FileError {
+    /// Turns what the system said of an action on `path` into an error, for `map_err`.
+    pub fn of(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(io::Error) -> FileError {
+        let path = path.into();
+        move |error| FileError { path, action, error }
+    }
+
+    /// Whether the file was to be read: then the file is at fault, else the system that doesn't let it be written.
+    fn reading(&self) -> bool {
+        matches!(self.action, "open" | "map" | "read" | "list")
+    }
+}
+
+impl Diagnostic for FileError {
+    fn fault(&self) -> Fault {
+        if self.reading() { Fault::Source } else { Fault::Platform }
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match (self.error.kind(), self.reading()) {
+            (io::ErrorKind::NotFound, _) => "check the path",
+            (io::ErrorKind::PermissionDenied, true) => "make it readable",
+            (_, true) => "check the path and the disk that it is on",
+            (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => {
+                "free some space, or write to another disk"
+            }
+            (io::ErrorKind::FileTooLarge, _) => {
+                "raise the limit on the size of files (`ulimit -f`), or write to another disk"
+            }
+            _ => "choose a folder that may be written to",
+        };
+        Some(help.into())
+    }
+}
+
+/// A file mapped into memory, or bytes that were never a file.
+pub struct MappedFile {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+enum Bytes {
+    Map(Mmap),
+    /// An empty file can't be mapped; tests and fuzzers have bytes without a file.
+    Memory(Vec<u8>),
+}
+
+impl MappedFile {
+    /// Maps the file at `path`.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    #[allow(unsafe_code, reason = "a memory map")]
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let file = File::open(path).map_err(FileError::of(path, "open"))?;
+        let length = file.metadata().map_err(FileError::of(path, "open"))?.len();
+        let bytes = if length == 0 {
+            Bytes::Memory(Vec::new())
+        } else {
+            // SAFETY: the map is only read. The system offers no way to keep other processes from truncating or
+            // rewriting the file; every reader of mapped model files asks its user not to.
+            Bytes::Map(unsafe { Mmap::map(&file) }.map_err(FileError::of(path, "map"))?)
+        };
+        Ok(MappedFile { path: path.to_owned(), bytes })
+    }
+
+    /// Bytes that pass for a file called `path`.
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Self {
+        MappedFile { path: path.to_owned(), bytes: Bytes::Memory(bytes) }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its content.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Map(map) => map,
+            Bytes::Memory(bytes) => bytes,
+        }
+    }
+
+    /// Gives the memory of the pages that `range` touches back to the system, which counts pages of mapped files that
+    /// were read as this process's. They can be read again, by another thread at this moment, too; nothing is lost.
+    #[allow(unsafe_code, reason = "advice about a memory map")]
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if let Bytes::Map(map) = &self.bytes {
+            /// No page of any system is larger, and their sizes are powers of two.
+            const PAGE: usize = 64 << 10;
+            let (start, end) = (range.start / PAGE * PAGE, range.end.next_multiple_of(PAGE).min(map.len()));
+            if start < end {
+                // SAFETY: the map is shared, of a file and never written, so a page that is dropped comes back with
+                // the same content. Failure to release is harmless.
+                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
+impl std::fmt::Debug for MappedFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MappedFile({}, {} bytes)", self.path.display(), self.bytes().len())
+    }
+}
+
+/// Lower-case hexadecimal digits.
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

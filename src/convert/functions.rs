@@ -1,0 +1,55 @@
+//! The functions of a package, built and checked.
+
+use super::emit::Emitter;
+use super::error::ConvertError;
+use super::plan::PackagePlan;
+use anec_base::Result;
+use anec_bundle::{FunctionEntry, Tokens};
+use anec_family::{Form, FunctionRequest, Model, TokenCount};
+use anec_mil::Program;
+use anec_mil::verify::verify;
+
+/// Builds and checks the functions of one package.
+///
+/// # Errors
+/// When a weight can't be emitted, or the graph breaks Core ML's rules.
+pub fn build_package(
+    model: &dyn Model,
+    form: &Form,
+    plan: &PackagePlan,
+    emitter: &mut Emitter<'_>,
+) -> Result<(Program, Vec<FunctionEntry>)> {
+    let package = format!("{}.mlpackage", plan.name);
+    let mut functions = Vec::new();
+    let mut entries = Vec::new();
+    for request in &plan.functions {
+        let graph = model.build(form, request, emitter)?;
+        emitter.name_after(&graph.function);
+        entries.push(FunctionEntry {
+            package: package.clone(),
+            function: request.name.clone(),
+            stage: request.stage.clone(),
+            context: request.context,
+            tokens: tokens(request),
+            inputs: graph.inputs,
+            outputs: graph.outputs,
+            states: graph.states,
+        });
+        functions.push(graph.function);
+    }
+    let default_function = functions.first().map(|f| f.name.clone()).unwrap_or_default();
+    let program = Program { functions, default_function };
+    let findings = verify(&program);
+    if !findings.is_empty() {
+        let findings = findings.iter().map(ToString::to_string).collect();
+        return Err(ConvertError::Graph { package, findings }.into());
+    }
+    Ok((program, entries))
+}
+
+fn tokens(request: &FunctionRequest) -> Tokens {
+    match request.tokens {
+        TokenCount::Range { lower, upper, .. } => Tokens::Range([lower, upper]),
+        TokenCount::Exactly(count) => Tokens::Exactly(count),
+    }
+}

@@ -1,0 +1,42 @@
+//! Floor 4: conversions. A manifest and a source become a bundle.
+//!
+//! [`pipeline::convert`] plans the packages, builds their functions through the model's family, checks and writes them
+//! one after another, and finishes with the host's file, the tokenizer and `bundle.json`. Weights are read, converted
+//! and written in one stream.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`plan`], [`size`] | what goes into which package, and how many bytes that takes |
+//! | [`estimate`] | how fast that might run |
+//! | [`emit`] | weights in the number format of their role |
+//! | [`open`] | the source that a manifest names, and the model in it |
+//! | [`functions`] | the functions of a package |
+//! | [`pipeline`] | the conversion itself |
+//! | [`resume`] | the journal by which an interrupted conversion goes on |
+//! | [`output`] | the folder that the bundle gets |
+//! | [`host`], [`tokenizer`], [`files`] | the files beside the packages |
+//! | [`compile`] | Core ML's compiler |
+//! | [`report`], [`notes`] | `report.json` and what the user should know |
+
+pub mod compile;
+pub mod digests;
+pub mod emit;
+pub mod error;
+pub mod estimate;
+pub mod files;
+pub mod functions;
+pub mod host;
+pub mod notes;
+pub mod open;
+pub mod output;
+pub mod pipeline;
+pub mod plan;
+pub mod report;
+pub mod resume;
+pub mod size;
+pub mod tokenizer;
+
+pub use error::ConvertError;
+pub use estimate::{Estimate, FormEstimate};
+pub use pipeline::{Options, Outcome, convert};
+pub use plan::Plan;

@@ -1,0 +1,35 @@
+//! Floor 4: Core ML itself: compiling packages, reading compute plans, running functions. It is there on a Mac only.
+//!
+//! Everything above this floor is written against [`Engine`], which [`CoreMl`] implements on macOS by Apple's public
+//! interfaces. Elsewhere [`CoreMl`] can't be had, and says so. What needs no Mac (what a compute plan is, how a package is
+//! turned so that its plan speaks for one function and length, how strided arrays are read) is in files of its own, and
+//! tested everywhere.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`engine`] | what the floors above need of Core ML |
+//! | [`plan`] | what Core ML plans to run where, as data: `plan.json` |
+//! | [`project`] | a program whose compute plan speaks for one function and number of tokens |
+//! | [`array`] | elements of strided arrays |
+//! | [`cache`] | models that were compiled |
+
+pub mod array;
+pub mod cache;
+pub mod engine;
+pub mod error;
+pub mod plan;
+pub mod project;
+
+#[cfg(not(target_os = "macos"))]
+mod elsewhere;
+#[cfg(target_os = "macos")]
+mod macos;
+
+#[cfg(not(target_os = "macos"))]
+pub use elsewhere::CoreMl;
+pub use engine::{Engine, LoadedFunction};
+pub use error::CoreMlError;
+#[cfg(target_os = "macos")]
+pub use macos::CoreMl;
+pub use plan::{ComputePlan, ComputeUnits};
+pub use project::project;

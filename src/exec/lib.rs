@@ -1,0 +1,42 @@
+//! Floor 4: runs functions of the IR on the CPU.
+//!
+//! An [`Executable`] is a function made ready: its constants loaded (compressed weights stay compressed), its ops
+//! turned into a list of steps over value slots. A run resolves shapes from the inputs it gets, so `T` may differ from
+//! call to call. Under [`Precision::F16`] every value declared fp16 is rounded to fp16, which shows on any machine what
+//! half precision does to a model.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`tensor`] | tensors in memory |
+//! | [`weight`] | constants in memory, and the cache that functions share |
+//! | [`executable`] | what can be run, and running it |
+//! | [`state`] | what a sequence keeps from run to run |
+//! | [`profile`] | where the time went |
+//! | `compile`, `constexpr` | turning ops into steps, and compressed constants into weights |
+//! | `fuse` | steps that are carried out as one |
+//! | `step` | steps, and carrying them out |
+//! | `ops` | the table of kernels by operator, and the kernels by group |
+//! | `memory` | large pages for weights, and keeping memory that was freed |
+//! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials; the threads that share them |
+
+mod compile;
+mod constexpr;
+pub mod error;
+pub mod executable;
+mod fuse;
+mod ops;
+pub mod profile;
+pub mod state;
+mod step;
+mod strided;
+pub mod tensor;
+#[cfg(test)]
+mod tests;
+pub mod weight;
+
+pub use error::ExecError;
+pub use executable::{Executable, Options, Precision};
+pub use profile::{OperatorTime, Profile};
+pub use state::State;
+pub use tensor::{Tensor, TensorData};
+pub use weight::WeightCache;

@@ -1,0 +1,18 @@
+//! Inner loops. Each that has a version for a processor's vector unit has a portable one beside it, against which it is
+//! tested; which one runs is decided when it is called.
+
+pub mod activation;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+pub mod dot;
+mod lines;
+pub mod matrix;
+pub mod memory;
+pub mod product;
+pub mod reduce;
+pub mod round;
+pub mod simd;
+pub mod team;
+pub mod tiles;
+pub mod weight;
+pub mod widen;

@@ -1,0 +1,222 @@
+//! Products of two f32 matrices.
+
+use super::dot::{Factors, MOST_COLUMNS, Rows, Sums, add_dots};
+use super::product::Layout;
+use super::simd::{Dispatch, Kernel, Lanes, Widest};
+use super::tiles::{self, Widen};
+
+/// Most rows of the first matrix for which going over the second as it lies beats packing it.
+const FEW: usize = 8;
+
+/// `out = a b`, of sizes `[m, k]` and `[k, n]`; `out` is row-major and overwritten.
+///
+/// # Panics
+/// If a slice is too short for its layout.
+pub fn product(
+    (m, k, n): (usize, usize, usize),
+    (a, a_layout): (&[f32], Layout),
+    (b, b_layout): (&[f32], Layout),
+    out: &mut [f32],
+) {
+    assert!(a.len() >= a_layout.extent(m, k) && b.len() >= b_layout.extent(k, n) && out.len() >= m * n);
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k > 0 && m <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
+        let columns = |i: usize| &a[i * a_layout.row..][..k];
+        let sums = Sums { values: out, row: 1, column: n };
+        return by_dots(Rows { values: b, stride: b_layout.column, count: n }, columns, m, sums);
+    }
+    if k > 0 && n <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
+        let columns = |j: usize| &b[j * b_layout.column..][..k];
+        let sums = Sums { values: out, row: n, column: 1 };
+        return by_dots(Rows { values: a, stride: a_layout.row, count: m }, columns, n, sums);
+    }
+    if m <= FEW && b_layout.column == 1 {
+        return Widest.run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
+    }
+    let rows = Strided { values: a, layout: a_layout };
+    let out_layout = Layout { row: n, column: 1 };
+    tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout));
+}
+
+/// Rows of a matrix within a slice.
+struct Strided<'a> {
+    values: &'a [f32],
+    layout: Layout,
+}
+
+impl Widen for Strided<'_> {
+    #[inline(always)]
+    unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
+        // SAFETY: the row has these elements, and there is room for them, as promised.
+        unsafe {
+            let start = self.values.as_ptr().add(row * self.layout.row + from * self.layout.column);
+            if self.layout.column == 1 {
+                out.copy_from_nonoverlapping(start, count);
+            } else {
+                for k in 0..count {
+                    *out.add(k) = *start.add(k * self.layout.column);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
+}
+
+/// Both matrices have their `k` elements in one piece: the rows of one with a few columns of the other.
+fn by_dots<'a>(rows: Rows<'_, f32>, column: impl Fn(usize) -> &'a [f32], count: usize, sums: Sums<'_>) {
+    let mut columns: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+    columns.iter_mut().enumerate().take(count).for_each(|(i, place)| *place = column(i));
+    sums.values.fill(0.0);
+    add_dots(rows, &columns[..count], Factors { values: &[1.0], row: 0 }, sums);
+}
+
+/// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.
+struct Combine<'a> {
+    size: (usize, usize, usize),
+    a: &'a [f32],
+    a_layout: Layout,
+    b: &'a [f32],
+    stride: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Combine<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(mut self) {
+        let (m, _, n) = self.size;
+        // as many columns at a time as leave room for the sums of four rows, then one vector of them
+        let mut column = 0;
+        while column + L::COUNT <= n {
+            let wide = column + 4 * L::COUNT <= n && L::REGISTERS >= 32;
+            let pair = column + 2 * L::COUNT <= n;
+            // SAFETY: as promised; the columns lie within the rows.
+            unsafe {
+                column += match (wide, pair) {
+                    (true, _) => self.rows::<L, 4>(column),
+                    (_, true) => self.rows::<L, 2>(column),
+                    _ => self.rows::<L, 1>(column),
+                };
+            }
+        }
+        for i in 0..m {
+            for column in column..n {
+                self.out[i * n + column] = self.element(i, column);
+            }
+        }
+    }
+}
+
+impl Combine<'_> {
+    /// `V` vectors of columns of all rows of the result; gives how many columns they are.
+    ///
+    /// # Safety
+    /// The processor has the instruction set of `L`; that many columns follow `column`.
+    #[inline(always)]
+    unsafe fn rows<L: Lanes, const V: usize>(&mut self, column: usize) -> usize {
+        let mut row = 0;
+        while row < self.size.0 {
+            // SAFETY: as promised.
+            unsafe {
+                row += if row + 4 <= self.size.0 {
+                    self.tile::<L, 4, V>(row, column)
+                } else if row + 2 <= self.size.0 {
+                    self.tile::<L, 2, V>(row, column)
+                } else {
+                    self.tile::<L, 1, V>(row, column)
+                };
+            }
+        }
+        V * L::COUNT
+    }
+
+    /// `R` rows and `V` vectors of columns of the result; gives the number of rows.
+    ///
+    /// # Safety
+    /// As [`rows`](Combine::rows); that many rows follow `row`.
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const R: usize, const V: usize>(&mut self, row: usize, column: usize) -> usize {
+        let (_, k, n) = self.size;
+        // SAFETY: `product` has checked that the matrices lie within their slices.
+        unsafe {
+            let mut sums = [[L::splat(0.0); V]; R];
+            for j in 0..k {
+                let from = self.b.as_ptr().add(j * self.stride + column);
+                let b: [L; V] = std::array::from_fn(|v| L::load(from.add(v * L::COUNT)));
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let place = (row + r) * self.a_layout.row + j * self.a_layout.column;
+                    let a = L::splat(*self.a.as_ptr().add(place));
+                    for v in 0..V {
+                        sums[v] = b[v].mul_add(a, sums[v]);
+                    }
+                }
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    sum.store(self.out.as_mut_ptr().add((row + r) * n + column + v * L::COUNT));
+                }
+            }
+        }
+        R
+    }
+
+    /// One element of the result.
+    fn element(&self, row: usize, column: usize) -> f32 {
+        let a = |j: usize| self.a[row * self.a_layout.row + j * self.a_layout.column];
+        (0..self.size.1).map(|j| a(j) * self.b[j * self.stride + column]).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dot::tests::noise;
+    use super::super::simd::tests::each;
+    use super::*;
+
+    #[test]
+    fn rows_are_combined_alike_by_every_instruction_set() {
+        for (m, k, n) in [(1, 3, 64), (7, 20, 101), (8, 1, 16), (5, 9, 40), (2, 0, 17)] {
+            let (a, b) = (noise(m * k, 1), noise(k * (n + 2), 2));
+            each(|set| {
+                let mut out = vec![f32::NAN; m * n];
+                let a_layout = Layout { row: 1, column: m };
+                set.run(Combine { size: (m, k, n), a: &a, a_layout, b: &b, stride: n + 2, out: &mut out });
+                for (i, found) in out.iter().enumerate() {
+                    let exact: f32 = (0..k).map(|j| a[i / n + j * m] * b[j * (n + 2) + i % n]).sum();
+                    assert!((found - exact).abs() < 1e-5, "{set:?} {m} {k} {n}: {found} {exact}");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn every_path_gives_the_same_product() {
+        for (m, k, n) in [(1, 16, 5), (3, 7, 9), (4, 10, 36), (8, 5, 3), (20, 17, 11), (2, 0, 3)] {
+            let (a, b) = (noise(m * k, 1), noise(k * n, 2));
+            let layouts =
+                |rows: usize, columns: usize| [Layout { row: columns, column: 1 }, Layout { row: 1, column: rows }];
+            for a_layout in layouts(m, k) {
+                for b_layout in layouts(k, n) {
+                    let mut out = vec![f32::NAN; m * n];
+                    product((m, k, n), (&a, a_layout), (&b, b_layout), &mut out);
+                    for i in 0..m {
+                        for j in 0..n {
+                            let exact: f32 = (0..k)
+                                .map(|l| {
+                                    a[i * a_layout.row + l * a_layout.column]
+                                        * b[l * b_layout.row + j * b_layout.column]
+                                })
+                                .sum();
+                            assert!((out[i * n + j] - exact).abs() < 1e-5, "{m} {k} {n}: {} {exact}", out[i * n + j]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

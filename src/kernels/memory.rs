@@ -1,0 +1,176 @@
+//! Memory of weights, which stay, and of tensors, which come and go.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::Pod;
+use memmap2::{MmapMut, MmapRaw};
+
+/// Elements of a constant: in a vector, or in a block of an [`Arena`].
+pub enum Array<T> {
+    /// Few, or made somewhere else.
+    Vector(Vec<T>),
+    /// Many.
+    Part(Part<T>),
+}
+
+/// Elements within a block, which nobody changes.
+pub struct Part<T> {
+    block: Arc<MmapRaw>,
+    /// Bytes before the first, a multiple of [`ALIGNMENT`].
+    offset: usize,
+    length: usize,
+    elements: PhantomData<Vec<T>>,
+}
+
+/// Memory for weights in large pages, where the system has them: a model's weights are read from end to end for every
+/// token, and with small pages a processor looks up a page and stops to fetch ahead after every 4 KB.
+#[derive(Default)]
+pub struct Arena {
+    open: Mutex<Option<Open>>,
+}
+
+/// The block that parts are taken from.
+struct Open {
+    block: Arc<MmapRaw>,
+    taken: usize,
+}
+
+/// Bytes of a block; what isn't used of it takes no memory.
+const BLOCK: usize = 64 << 20;
+/// Bytes from which elements are put into blocks.
+const MANY: usize = 64 << 10;
+/// Parts begin with a cache line.
+const ALIGNMENT: usize = 64;
+
+impl Arena {
+    /// So many elements, which `fill` sets; they are zeros before.
+    ///
+    /// # Errors
+    /// Those of `fill`.
+    pub fn filled<T: Pod, E>(
+        &self,
+        length: usize,
+        fill: impl FnOnce(&mut [T]) -> Result<(), E>,
+    ) -> Result<Array<T>, E> {
+        let bytes = length * size_of::<T>();
+        let place = if bytes < MANY { None } else { self.take(bytes) };
+        let Some((block, offset)) = place else {
+            let mut elements = vec![T::zeroed(); length];
+            fill(&mut elements)?;
+            return Ok(Array::Vector(elements));
+        };
+        // SAFETY: these bytes of the block were given to this call alone, begin with a cache line, and are zeros, which
+        // are values of any `Pod` type.
+        fill(unsafe { std::slice::from_raw_parts_mut(block.as_mut_ptr().add(offset).cast(), length) })?;
+        Ok(Array::Part(Part { block, offset, length, elements: PhantomData }))
+    }
+
+    /// Room for so many bytes, which nobody else has; `None` if the system has none.
+    fn take(&self, bytes: usize) -> Option<(Arc<MmapRaw>, usize)> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |open: &Open| open.block.len() - open.taken >= bytes;
+        if !open.as_ref().is_some_and(fits) {
+            let block = MmapMut::map_anon(bytes.max(BLOCK)).ok()?;
+            // where there are no large pages, small ones do
+            #[cfg(target_os = "linux")]
+            let _ = block.advise(memmap2::Advice::HugePage);
+            *open = Some(Open { block: Arc::new(block.into()), taken: 0 });
+        }
+        let Open { block, taken } = open.as_mut()?;
+        let offset = *taken;
+        *taken = (offset + bytes).next_multiple_of(ALIGNMENT).min(block.len());
+        Some((block.clone(), offset))
+    }
+}
+
+impl<T: Pod> Deref for Array<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Array::Vector(elements) => elements,
+            // SAFETY: the part holds its elements, has been filled, and is changed by nobody.
+            Array::Part(Part { block, offset, length, .. }) => unsafe {
+                std::slice::from_raw_parts(block.as_ptr().add(*offset).cast(), *length)
+            },
+        }
+    }
+}
+
+impl<T> From<Vec<T>> for Array<T> {
+    fn from(elements: Vec<T>) -> Self {
+        Array::Vector(elements)
+    }
+}
+
+impl<T> FromIterator<T> for Array<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
+        Array::Vector(elements.into_iter().collect())
+    }
+}
+
+impl<T: Pod> fmt::Debug for Array<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements", self.len())
+    }
+}
+
+/// Has the system's allocator keep freed memory for the next step, where it is glibc's. Left to itself it returns what
+/// lies at the end of a heap as soon as it exceeds a few megabytes, two results of a call of 64 tokens, and each result
+/// after that begins with a page fault for every 4 KB.
+pub fn keep_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        use std::sync::Once;
+
+        /// Bytes at the end of a heap that are kept.
+        const KEPT: libc::c_int = 64 << 20;
+        /// Bytes from which memory comes from the system and returns to it, as that of weights should: the most that
+        /// glibc allows.
+        const LARGE: libc::c_int = 32 << 20;
+        static ONCE: Once = Once::new();
+        // SAFETY: the calls set two numbers of the allocator, which locks them.
+        ONCE.call_once(|| unsafe {
+            libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
+            libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_blocks_keep_what_they_were_filled_with() {
+        let arena = Arena::default();
+        let filled = |length: usize, first: u32| {
+            let array = arena.filled(length, |elements: &mut [u32]| {
+                assert!(elements.iter().all(|element| *element == 0));
+                elements.iter_mut().zip(first..).for_each(|(element, value)| *element = value);
+                Ok::<_, ()>(())
+            });
+            (array.unwrap(), first)
+        };
+        // small ones, some for a block, one larger than what is left of it, one larger than a block
+        let lengths = [10, MANY / 4, MANY / 4 + 1, BLOCK / 8, BLOCK / 8 + 3, BLOCK / 4 + 5, MANY];
+        let arrays: Vec<_> = lengths.iter().zip(1..).map(|(length, i)| filled(*length, i * 1_000_000)).collect();
+        drop(arena);
+        for ((array, first), length) in arrays.iter().zip(lengths) {
+            assert_eq!(array.len(), length);
+            assert_eq!(matches!(array, Array::Part(_)), length * 4 >= MANY);
+            assert!(array.iter().zip(*first..).all(|(element, value)| *element == value));
+            assert_eq!(array.as_ptr().addr() % if length * 4 >= MANY { ALIGNMENT } else { 4 }, 0);
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_filled_is_an_error() {
+        let refused = |_: &mut [u8]| Err("no such file");
+        assert_eq!(Arena::default().filled(MANY, refused).unwrap_err(), "no such file");
+        assert_eq!(Arena::default().filled(1, refused).unwrap_err(), "no such file");
+    }
+}

@@ -1,0 +1,275 @@
+//! Products of a stored weight `[O, K]` with activations of `T` tokens.
+
+use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
+use super::simd::{CACHE_LINE, Lanes, Widest};
+use super::team;
+use super::tiles::{self, DEPTH, Widen};
+use super::weight::{Elements, Scales, StoredWeight};
+
+/// A matrix within a slice: where the element of a row and a column is.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Distance between rows.
+    pub row: usize,
+    /// Distance between columns.
+    pub column: usize,
+}
+
+impl Layout {
+    /// How far the last element lies from the first, of a matrix of this size.
+    pub fn extent(self, rows: usize, columns: usize) -> usize {
+        if rows == 0 || columns == 0 { 0 } else { (rows - 1) * self.row + (columns - 1) * self.column + 1 }
+    }
+
+    /// Whether no two elements of a matrix of this size share a place.
+    pub fn is_injective(self, rows: usize, columns: usize) -> bool {
+        rows <= 1
+            || columns <= 1
+            || (self.column > 0 && self.row >= columns * self.column)
+            || (self.row > 0 && self.column >= rows * self.row)
+    }
+}
+
+/// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
+/// is a `k`; for `out`, a row is an `o`).
+///
+/// Few tokens, many, and many on a processor with AMX are multiplied by different kernels. Two sum in f32, each in an
+/// order of its own, the third in integers: a prompt that is read in other chunks gives the same values within f32's
+/// rounding, not the same bits. A scale that a whole row has multiplies the finished sum.
+///
+/// # Panics
+/// If a slice is too short for its layout.
+pub fn multiply(
+    weight: &StoredWeight,
+    (x, x_layout): (&[f32], Layout),
+    tokens: usize,
+    bias: Option<&[f32]>,
+    (out, out_layout): (&mut [f32], Layout),
+) {
+    let (rows, columns) = (weight.rows(), weight.columns());
+    assert!(x.len() >= x_layout.extent(columns, tokens) && out.len() >= out_layout.extent(rows, tokens));
+    if rows == 0 || tokens == 0 {
+        return;
+    }
+    if tokens > MOST_COLUMNS {
+        by_tiles(weight, (x, x_layout), tokens, bias, (out, out_layout));
+        return;
+    }
+    // the columns of x, each in one piece
+    let gathered: Vec<f32>;
+    let inputs: Vec<&[f32]> = if x_layout.row == 1 {
+        (0..tokens).map(|t| &x[t * x_layout.column..][..columns]).collect()
+    } else {
+        gathered =
+            (0..tokens).flat_map(|t| (0..columns).map(move |k| x[k * x_layout.row + t * x_layout.column])).collect();
+        gathered.chunks_exact(columns.max(1)).collect()
+    };
+    let start = |row: usize| bias.map_or(0.0, |bias| bias[row]);
+    if out_layout.column == 1 && out_layout.row == tokens || tokens == 1 && out_layout.row == 1 {
+        return by_dots(weight, &inputs, start, &mut out[..rows * tokens]);
+    }
+    let mut product = vec![0.0; rows * tokens];
+    by_dots(weight, &inputs, start, &mut product);
+    for (row, values) in product.chunks_exact(tokens).enumerate() {
+        for (token, value) in values.iter().enumerate() {
+            out[row * out_layout.row + token * out_layout.column] = *value;
+        }
+    }
+}
+
+/// Few tokens: dot products, rows divided among threads.
+fn by_dots(weight: &StoredWeight, inputs: &[&[f32]], start: impl Fn(usize) -> f32 + Sync, out: &mut [f32]) {
+    let (tokens, columns) = (inputs.len(), weight.columns());
+    // enough work for a part to be worth fetching, and no more parts than even out what threads are given
+    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(weight.rows() / 256);
+    team::for_each_chunk(out, share * tokens, |i, out| {
+        let first = i * share;
+        for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
+            out.fill(start(first + r));
+        }
+        match &*weight.elements {
+            Elements::F32(values) => dots(values, &weight.scales, columns, first, inputs, out),
+            Elements::F16(values) => dots(values, &weight.scales, columns, first, inputs, out),
+            Elements::Int8(values) => dots(values, &weight.scales, columns, first, inputs, out),
+        }
+    });
+}
+
+/// Floats of all columns together that are multiplied with every row before the next are: half of a first-level cache.
+const NEAR: usize = 4096;
+
+fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, inputs: &[&[f32]], out: &mut [f32]) {
+    let block = (columns / scales.blocks.max(1)).max(1);
+    let count = out.len() / inputs.len();
+    let piece = if inputs.len() == 1 { columns } else { (NEAR / inputs.len()).max(1) };
+    for start in (0..columns).step_by(block) {
+        let end = (start + block).min(columns);
+        let factors = match scales.values.as_slice() {
+            all @ [_] => Factors { values: all, row: 0 },
+            values => {
+                let which = (start / block).min(scales.blocks - 1);
+                Factors { values: &values[first * scales.blocks + which..], row: scales.blocks }
+            }
+        };
+        for from in (start..end).step_by(piece.max(1)) {
+            let range = from..(from + piece).min(end);
+            let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+            for (part, input) in parts.iter_mut().zip(inputs) {
+                *part = &input[range.clone()];
+            }
+            let rows = Rows { values: &values[first * columns + range.start..], stride: columns, count };
+            let sums = Sums { values: out, row: inputs.len(), column: 1 };
+            add_dots(rows, &parts[..inputs.len()], factors, sums);
+        }
+    }
+}
+
+/// Rows of a weight, each block times its scale; a row's only scale is left for the finished sum.
+struct Scaled<'a, S> {
+    values: &'a [S],
+    columns: usize,
+    scales: &'a Scales,
+}
+
+impl<S: Stored> Widen for Scaled<'_, S> {
+    #[inline(always)]
+    unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
+        let scales = if self.scales.blocks > 1 { self.scales.of_row(row) } else { &[1.0] };
+        let block = (self.columns / scales.len()).max(1);
+        let mut at = from;
+        while at < from + count {
+            let which = (at / block).min(scales.len() - 1);
+            let end = if which + 1 == scales.len() { from + count } else { ((which + 1) * block).min(from + count) };
+            // SAFETY: the row has these elements, and `out` has room, as promised.
+            unsafe {
+                let row = self.values.as_ptr().add(row * self.columns + at);
+                widen::<S, L>(row, end - at, scales[which], out.add(at - from));
+            }
+            at = end;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, row: usize, from: usize) {
+        let place = self.values.as_ptr().wrapping_add(row * self.columns + from).cast::<i8>();
+        for line in 0..(DEPTH * size_of::<S>()).div_ceil(CACHE_LINE) {
+            // SAFETY: as promised; the address need not be one that can be read.
+            unsafe { L::prefetch(place.wrapping_add(line * CACHE_LINE)) };
+        }
+    }
+}
+
+/// `out = values * scale`.
+///
+/// # Safety
+/// The processor has the instruction set of `L`; there are `count` values and there is room for them.
+#[inline(always)]
+unsafe fn widen<S: Stored, L: Lanes>(values: *const S, count: usize, scale: f32, out: *mut f32) {
+    let mut k = 0;
+    // SAFETY: as promised.
+    unsafe {
+        let zero = L::splat(0.0);
+        let factor = L::splat(scale);
+        while k + L::COUNT <= count {
+            S::lanes::<L>(values.add(k)).mul_add(factor, zero).store(out.add(k));
+            k += L::COUNT;
+        }
+        while k < count {
+            *out.add(k) = (*values.add(k)).value() * scale;
+            k += 1;
+        }
+    }
+}
+
+/// Many tokens: tiles of rows and tokens.
+fn by_tiles(
+    weight: &StoredWeight,
+    x: (&[f32], Layout),
+    tokens: usize,
+    bias: Option<&[f32]>,
+    out: (&mut [f32], Layout),
+) {
+    fn go<S: Stored>(
+        (values, weight): (&[S], &StoredWeight),
+        x: (&[f32], Layout),
+        tokens: usize,
+        bias: Option<&[f32]>,
+        out: (&mut [f32], Layout),
+    ) {
+        let (rows, columns, scales) = (weight.rows(), weight.columns(), &weight.scales);
+        assert!(values.len() >= rows * columns, "the weight has fewer elements than its shape says");
+        let finish = |row: usize| {
+            let scale = if scales.blocks > 1 { 1.0 } else { scales.of_row(row)[0] };
+            (scale, bias.map_or(0.0, |bias| bias[row]))
+        };
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if let Some(bytes) = S::bytes(values)
+            && scales.blocks == 1
+            && super::amx::is_available()
+            && super::amx::multiply((rows, columns, tokens), bytes, x, finish, (&mut *out.0, out.1))
+        {
+            return;
+        }
+        tiles::multiply(Widest, (rows, columns, tokens), &Scaled { values, columns, scales }, x, finish, out);
+    }
+    match &*weight.elements {
+        Elements::F32(values) => go((values, weight), x, tokens, bias, out),
+        Elements::F16(values) => go((values, weight), x, tokens, bias, out),
+        Elements::Int8(values) => go((values, weight), x, tokens, bias, out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use half::f16;
+
+    use super::super::dot::tests::noise;
+    use super::*;
+
+    #[test]
+    fn every_store_layout_and_number_of_tokens_gives_the_same_product() {
+        let (rows, columns) = (131, 24);
+        let values = noise(rows * columns, 1);
+        let bias = noise(rows, 2);
+        let bytes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
+        let row_scales = Scales { values: (0..rows).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 1 };
+        let block_scales = Scales { values: (0..rows * 3).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 3 };
+        let weights = [
+            StoredWeight::plain(vec![rows, columns], Arc::new(Elements::F32(values.clone().into()))),
+            StoredWeight::plain(
+                vec![rows, columns],
+                Arc::new(Elements::F16(values.iter().map(|v| f16::from_f32(*v)).collect())),
+            ),
+            StoredWeight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.clone().into())), row_scales),
+            StoredWeight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.into())), block_scales),
+        ];
+        for weight in &weights {
+            let mut dense = vec![0.0; rows * columns];
+            dense.chunks_mut(columns).enumerate().for_each(|(row, out)| weight.expand_row(row, out));
+            for tokens in [1, 2, 3, 5, 8, 9, 40] {
+                let x = noise(columns * tokens, 3);
+                for by_token in [false, true] {
+                    let layout = |size: usize| match by_token {
+                        true => Layout { row: 1, column: size },
+                        false => Layout { row: tokens, column: 1 },
+                    };
+                    let (x_layout, out_layout) = (layout(columns), layout(rows));
+                    let mut out = vec![f32::NAN; rows * tokens];
+                    multiply(weight, (&x, x_layout), tokens, Some(&bias), (&mut out, out_layout));
+                    for o in 0..rows {
+                        for t in 0..tokens {
+                            let exact: f64 = (0..columns)
+                                .map(|k| f64::from(dense[o * columns + k] * x[k * x_layout.row + t * x_layout.column]))
+                                .sum::<f64>()
+                                + f64::from(bias[o]);
+                            let found = out[o * out_layout.row + t * out_layout.column];
+                            assert!((f64::from(found) - exact).abs() < 1e-4, "{found} {exact}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Vectors of f32 in the widest form that the processor has.
+//!
+//! A kernel is written once, over [`Lanes`], as a [`Kernel`]; [`Widest`] instantiates it for every instruction set of the
+//! architecture and calls the best that the processor has.
+
+use half::f16;
+
+/// Bytes that come from memory together.
+pub const CACHE_LINE: usize = 64;
+
+/// Some f32 values in a vector register.
+///
+/// # Safety
+/// All functions need the instruction set that the type stands for. Those that take a pointer read or write
+/// [`COUNT`](Lanes::COUNT) elements there.
+pub trait Lanes: Copy {
+    /// How many values.
+    const COUNT: usize;
+    /// How many vectors there are room for in the processor's registers.
+    const REGISTERS: usize;
+    /// All equal.
+    unsafe fn splat(value: f32) -> Self;
+    /// From memory.
+    unsafe fn load(at: *const f32) -> Self;
+    /// Half-precision numbers from memory.
+    unsafe fn load_f16(at: *const f16) -> Self;
+    /// Signed bytes from memory.
+    unsafe fn load_i8(at: *const i8) -> Self;
+    /// To memory.
+    unsafe fn store(self, at: *mut f32);
+    /// `self * factor + sum`, rounded once where the processor can.
+    unsafe fn mul_add(self, factor: Self, sum: Self) -> Self;
+    /// `self + other`
+    unsafe fn add(self, other: Self) -> Self;
+    /// The sum of the values.
+    unsafe fn sum(self) -> f32;
+    /// Asks for the cache line at an address, which need not be one that can be read.
+    unsafe fn prefetch(at: *const i8);
+}
+
+/// Work that is done with vectors of some width.
+pub trait Kernel {
+    /// What it gives.
+    type Output;
+    /// Does it. Must be `#[inline(always)]`, so that it is compiled for the instruction set of `L`.
+    ///
+    /// # Safety
+    /// The processor has that instruction set.
+    unsafe fn run<L: Lanes>(self) -> Self::Output;
+}
+
+/// Decides which instruction set does work.
+pub trait Dispatch: Copy + Sync {
+    /// Does it.
+    fn run<K: Kernel>(self, kernel: K) -> K::Output;
+}
+
+/// The widest vectors of this processor.
+#[derive(Clone, Copy, Debug)]
+pub struct Widest;
+
+impl Dispatch for Widest {
+    #[inline]
+    fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                // SAFETY: the feature was just found.
+                return unsafe { x86::with_avx512(kernel) };
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                // SAFETY: the features were just found.
+                return unsafe { x86::with_avx2(kernel) };
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            // SAFETY: every aarch64 processor has NEON.
+            return unsafe { kernel.run::<neon::Neon>() };
+        }
+        #[allow(unreachable_code)] // where the architecture has vectors for certain
+        // SAFETY: these vectors are arrays.
+        unsafe {
+            kernel.run::<Portable>()
+        }
+    }
+}
+
+/// Eight values that the compiler keeps as it can.
+#[derive(Clone, Copy)]
+pub struct Portable([f32; 8]);
+
+impl Portable {
+    #[inline(always)]
+    fn zip(self, other: Self, function: impl Fn(f32, f32) -> f32) -> Self {
+        Portable(std::array::from_fn(|i| function(self.0[i], other.0[i])))
+    }
+}
+
+impl Lanes for Portable {
+    const COUNT: usize = 8;
+    const REGISTERS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Portable([value; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn load(at: *const f32) -> Self {
+        // SAFETY: the caller promises the elements.
+        Portable(std::array::from_fn(|i| unsafe { *at.add(i) }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(at: *const f16) -> Self {
+        // SAFETY: the caller promises the elements.
+        Portable(std::array::from_fn(|i| unsafe { (*at.add(i)).to_f32() }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(at: *const i8) -> Self {
+        // SAFETY: the caller promises the elements.
+        Portable(std::array::from_fn(|i| unsafe { f32::from(*at.add(i)) }))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut f32) {
+        // SAFETY: the caller promises the room.
+        unsafe { at.copy_from_nonoverlapping(self.0.as_ptr(), 8) };
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
+        // a fused multiplication is a call where the processor has none
+        self.zip(factor, |a, b| a * b).zip(sum, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        self.zip(other, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        self.0.iter().sum()
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const i8) {}
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::*;
+
+    /// # Safety
+    /// The processor has AVX-512F.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: as promised.
+        unsafe { kernel.run::<Avx512>() }
+    }
+
+    /// # Safety
+    /// The processor has AVX2, FMA and F16C.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub unsafe fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: as promised.
+        unsafe { kernel.run::<Avx2>() }
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Avx512(__m512);
+
+    // SAFETY (of the blocks below): the caller promises AVX-512F, and what is read or written.
+    impl Lanes for Avx512 {
+        const COUNT: usize = 16;
+        const REGISTERS: usize = 32;
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            unsafe { Avx512(_mm512_set1_ps(value)) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(at: *const f32) -> Self {
+            unsafe { Avx512(_mm512_loadu_ps(at)) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(at: *const f16) -> Self {
+            unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(at.cast()))) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(at: *const i8) -> Self {
+            unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())))) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, at: *mut f32) {
+            unsafe { _mm512_storeu_ps(at, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
+            unsafe { Avx512(_mm512_fmadd_ps(self.0, factor.0, sum.0)) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            unsafe { Avx512(_mm512_add_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe { _mm512_reduce_add_ps(self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(at: *const i8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    pub struct Avx2(__m256);
+
+    // SAFETY (of the blocks below): the caller promises AVX2, FMA and F16C, and what is read or written.
+    impl Lanes for Avx2 {
+        const COUNT: usize = 8;
+        const REGISTERS: usize = 16;
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            unsafe { Avx2(_mm256_set1_ps(value)) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(at: *const f32) -> Self {
+            unsafe { Avx2(_mm256_loadu_ps(at)) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(at: *const f16) -> Self {
+            unsafe { Avx2(_mm256_cvtph_ps(_mm_loadu_si128(at.cast()))) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(at: *const i8) -> Self {
+            unsafe { Avx2(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())))) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, at: *mut f32) {
+            unsafe { _mm256_storeu_ps(at, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
+            unsafe { Avx2(_mm256_fmadd_ps(self.0, factor.0, sum.0)) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            unsafe { Avx2(_mm256_add_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe {
+                let half = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+                let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+                _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(at: *const i8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use std::arch::aarch64::*;
+
+    use super::*;
+
+    /// Two vectors of four.
+    #[derive(Clone, Copy)]
+    pub struct Neon(float32x4_t, float32x4_t);
+
+    // SAFETY (of the blocks below): NEON is always there, and the caller promises what is read or written.
+    impl Lanes for Neon {
+        const COUNT: usize = 8;
+        const REGISTERS: usize = 16;
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            unsafe { Neon(vdupq_n_f32(value), vdupq_n_f32(value)) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(at: *const f32) -> Self {
+            unsafe { Neon(vld1q_f32(at), vld1q_f32(at.add(4))) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(at: *const f16) -> Self {
+            // the conversion is part of the base instruction set, its intrinsic isn't stable
+            unsafe {
+                let halves = vld1q_u16(at.cast());
+                let (low, high): (float32x4_t, float32x4_t);
+                std::arch::asm!(
+                    "fcvtl {low:v}.4s, {halves:v}.4h",
+                    "fcvtl2 {high:v}.4s, {halves:v}.8h",
+                    low = out(vreg) low,
+                    high = lateout(vreg) high,
+                    halves = in(vreg) halves,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+                Neon(low, high)
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(at: *const i8) -> Self {
+            unsafe {
+                let wide = vmovl_s8(vld1_s8(at));
+                let (low, high) = (vmovl_s16(vget_low_s16(wide)), vmovl_high_s16(wide));
+                Neon(vcvtq_f32_s32(low), vcvtq_f32_s32(high))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, at: *mut f32) {
+            unsafe {
+                vst1q_f32(at, self.0);
+                vst1q_f32(at.add(4), self.1);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
+            unsafe { Neon(vfmaq_f32(sum.0, self.0, factor.0), vfmaq_f32(sum.1, self.1, factor.1)) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            unsafe { Neon(vaddq_f32(self.0, other.0), vaddq_f32(self.1, other.1)) }
+        }
+
+        #[inline(always)]
+        unsafe fn sum(self) -> f32 {
+            unsafe { vaddvq_f32(vaddq_f32(self.0, self.1)) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(at: *const i8) {
+            // SAFETY: a hint reads nothing; its intrinsic isn't stable.
+            unsafe { std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// An instruction set that this processor has.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Set {
+        Portable,
+        #[cfg(target_arch = "x86_64")]
+        Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Avx512,
+        #[cfg(target_arch = "aarch64")]
+        Neon,
+    }
+
+    impl Dispatch for Set {
+        fn run<K: Kernel>(self, kernel: K) -> K::Output {
+            // SAFETY: `each` makes only those that the processor has.
+            unsafe {
+                match self {
+                    Set::Portable => kernel.run::<Portable>(),
+                    #[cfg(target_arch = "x86_64")]
+                    Set::Avx2 => x86::with_avx2(kernel),
+                    #[cfg(target_arch = "x86_64")]
+                    Set::Avx512 => x86::with_avx512(kernel),
+                    #[cfg(target_arch = "aarch64")]
+                    Set::Neon => kernel.run::<neon::Neon>(),
+                }
+            }
+        }
+    }
+
+    /// Calls `test` with every instruction set of this processor.
+    pub fn each(mut test: impl FnMut(Set)) {
+        test(Set::Portable);
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                test(Set::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                test(Set::Avx512);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        test(Set::Neon);
+    }
+
+    struct Everything;
+
+    impl Kernel for Everything {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) -> Vec<f32> {
+            let floats: Vec<f32> = (0..L::COUNT).map(|i| i as f32).collect();
+            let halves: Vec<f16> = floats.iter().map(|v| f16::from_f32(v * 0.5)).collect();
+            let bytes: Vec<i8> = (0..L::COUNT).map(|i| -(i as i8)).collect();
+            let mut out = vec![0.0; L::COUNT];
+            // SAFETY: the slices hold L::COUNT elements.
+            unsafe {
+                let (x, y, z) = (L::load(floats.as_ptr()), L::load_f16(halves.as_ptr()), L::load_i8(bytes.as_ptr()));
+                x.mul_add(y, z).add(L::splat(3.0)).store(out.as_mut_ptr());
+                out.push(x.sum());
+            }
+            out
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_computes_the_same() {
+        each(|set| {
+            let found = set.run(Everything);
+            let count = found.len() - 1;
+            let mut expected: Vec<f32> = (0..count).map(|i| i as f32).map(|v| v * v * 0.5 - v + 3.0).collect();
+            expected.push((count * (count - 1) / 2) as f32);
+            assert_eq!(found, expected, "{set:?}");
+        });
+    }
+}

@@ -1,0 +1,434 @@
+//! Products of a matrix with many columns, blocked for the caches and tiled for the registers.
+//!
+//! The columns are packed once, in panels as wide as the tile: element after element, each beside those of the other
+//! columns. A thread takes [`ROWS`] rows at a time. It widens [`DEPTH`] elements of a tile's rows to f32 into the
+//! first-level cache, whatever form they are stored in, and uses them for up to [`STRIP`] columns; the columns' part of
+//! that depth stays in the cache from tile to tile. A tile's sums stay in registers over that depth: for vectors of 16
+//! in 32 registers, six rows by four vectors, which is 24 multiplications for ten loads.
+//!
+//! A sum is made of parts of [`DEPTH`] products, each added up in the order of its elements from zero, and the parts are
+//! added in order. So a column's result has the same bits whatever other columns are beside it, however many there are,
+//! and on every processor that rounds a multiplication and addition once.
+
+use super::lines::Lines;
+use super::product::Layout;
+use super::simd::{Dispatch, Kernel, Lanes};
+use super::team;
+
+/// Rows that a thread takes at a time: some tiles of every height.
+const ROWS: usize = 24;
+/// Most columns for which widened rows are used.
+pub(super) const STRIP: usize = 64;
+/// Elements of a row that are added up before the sums leave the registers.
+pub const DEPTH: usize = 128;
+/// Multiplications below which threads are not worth waking.
+const SMALL_WORK: usize = 1 << 17;
+/// Elements below which threads are not worth waking to pack them.
+const SMALL_PACK: usize = 1 << 16;
+
+/// Rows of a matrix that can be had as f32.
+pub trait Widen: Sync {
+    /// Writes elements `from..from + count` of a row to `out`.
+    ///
+    /// # Safety
+    /// The processor has the instruction set of `L`; the row has these elements, and `out` has room for them.
+    unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32);
+
+    /// Asks for up to [`DEPTH`] elements of a row, which need not exist, to be brought near.
+    ///
+    /// # Safety
+    /// The processor has the instruction set of `L`.
+    unsafe fn prefetch<L: Lanes>(&self, row: usize, from: usize);
+}
+
+/// `out[r, c] = sum over k of a[r, k] * x[k, c] * scale(r) + bias(r)` with `finish` giving a row's scale and bias, for
+/// `a` of `rows` rows and `depth` elements each and so many `columns` of `x`.
+///
+/// # Panics
+/// If a slice is too short for its layout, or elements of `out` would share places.
+pub fn multiply<A: Widen>(
+    on: impl Dispatch,
+    (rows, depth, columns): (usize, usize, usize),
+    a: &A,
+    (x, x_layout): (&[f32], Layout),
+    finish: impl Fn(usize) -> (f32, f32) + Sync,
+    (out, out_layout): (&mut [f32], Layout),
+) {
+    assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
+    assert!(out_layout.is_injective(rows, columns), "elements of the result would share places");
+    let target = Shared(out.as_mut_ptr());
+    let packed = Packed::new(on, (x, x_layout), (depth, columns));
+    let chunk = |i: usize| {
+        let first = i * ROWS;
+        let count = ROWS.min(rows - first);
+        on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target, out_layout });
+    };
+    if rows * depth * columns > SMALL_WORK {
+        team::for_each(rows.div_ceil(ROWS), chunk);
+    } else {
+        (0..rows.div_ceil(ROWS)).for_each(chunk);
+    }
+}
+
+/// A pointer that threads may write through, each to rows of its own.
+#[derive(Clone, Copy)]
+pub(super) struct Shared(pub *mut f32);
+// SAFETY: products give each thread other rows, and the layout keeps the elements of different rows apart.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// The pointer.
+    pub fn pointer(self) -> *mut f32 {
+        self.0
+    }
+}
+
+/// Columns in panels: `[panel, k, width]`, zeros beyond the last.
+struct Packed {
+    lines: Lines,
+    /// Columns of a panel.
+    width: usize,
+    columns: usize,
+    depth: usize,
+}
+
+impl Packed {
+    fn new(on: impl Dispatch, (x, x_layout): (&[f32], Layout), (depth, columns): (usize, usize)) -> Packed {
+        let width = on.run(Width { columns });
+        let panels = columns.div_ceil(width);
+        let lines = Lines::new(panels * depth * width);
+        let mut packed = Packed { lines, width, columns, depth };
+        let part = |piece: usize, values: &mut [f32]| {
+            // pieces don't cross panels
+            let of_panel = depth.div_ceil(DEPTH);
+            let (panel, from) = (piece / of_panel, piece % of_panel * DEPTH);
+            let first = panel * width;
+            pack((x, x_layout), from, first..(first + width).min(columns), (values, width));
+        };
+        let pieces = packed.lines.floats().chunks_exact_mut((depth * width).max(1));
+        let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width));
+        if depth * columns > SMALL_PACK {
+            let mut pieces: Vec<&mut [f32]> = pieces.collect();
+            team::for_each_mut(&mut pieces, |i, piece| part(i, piece));
+        } else {
+            pieces.enumerate().for_each(|(i, piece)| part(i, piece));
+        }
+        packed
+    }
+}
+
+/// Elements from `from` on of some columns, to rows of `width`.
+fn pack(
+    (x, layout): (&[f32], Layout),
+    from: usize,
+    columns: std::ops::Range<usize>,
+    (out, width): (&mut [f32], usize),
+) {
+    let count = columns.len();
+    if layout.column == 1 {
+        for (k, row) in out.chunks_exact_mut(width).enumerate() {
+            let (values, rest) = row.split_at_mut(count);
+            values.copy_from_slice(&x[(from + k) * layout.row + columns.start..][..count]);
+            rest.fill(0.0);
+        }
+        return;
+    }
+    // some elements of all columns before the next, so that what is read of a cache line is used before it is gone
+    const BLOCK: usize = 16;
+    for (i, rows) in out.chunks_mut(BLOCK * width).enumerate() {
+        for (c, column) in columns.clone().enumerate() {
+            let start = (from + i * BLOCK) * layout.row + column * layout.column;
+            if layout.row == 1 {
+                let values = &x[start..start + rows.len() / width];
+                rows[c..].iter_mut().step_by(width).zip(values).for_each(|(place, value)| *place = *value);
+            } else {
+                let values = x[start..].iter().step_by(layout.row.max(1));
+                rows[c..].iter_mut().step_by(width).zip(values).for_each(|(place, value)| *place = *value);
+            }
+        }
+        rows.chunks_exact_mut(width).for_each(|row| row[count..].fill(0.0));
+    }
+}
+
+/// Chooses the width of panels.
+struct Width {
+    columns: usize,
+}
+
+impl Kernel for Width {
+    type Output = usize;
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) -> usize {
+        let most = match L::REGISTERS {
+            32.. => 4,
+            16.. => 2,
+            _ => 1,
+        };
+        // no wider than the columns need when they are divided evenly
+        let vectors = self.columns.div_ceil(L::COUNT).max(1);
+        vectors.div_ceil(vectors.div_ceil(most)) * L::COUNT
+    }
+}
+
+/// Some rows of the result.
+struct Chunk<'a, A, F> {
+    a: &'a A,
+    packed: &'a Packed,
+    first: usize,
+    count: usize,
+    finish: &'a F,
+    out: Shared,
+    out_layout: Layout,
+}
+
+impl<A: Widen, F: Fn(usize) -> (f32, f32)> Kernel for Chunk<'_, A, F> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: as promised. Sums, columns and the element of a row have room in the registers.
+        unsafe {
+            match (L::REGISTERS, self.packed.width / L::COUNT) {
+                (32.., 4) => self.strips::<L, 6, 4>(),
+                (32.., 3) => self.strips::<L, 8, 3>(),
+                (32.., 2) => self.strips::<L, 12, 2>(),
+                (16.., 2) => self.strips::<L, 6, 2>(),
+                (16.., _) => self.strips::<L, 12, 1>(),
+                _ => self.strips::<L, 4, 1>(),
+            }
+        }
+    }
+}
+
+/// Sums of a chunk's rows and a strip's columns.
+#[repr(align(64))]
+struct Sums([[f32; STRIP]; ROWS]);
+
+/// Widened elements of a tile's rows.
+#[repr(align(64))]
+struct Wide<const R: usize>([[f32; DEPTH]; R]);
+
+impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
+    /// The rows with all columns, in tiles of `R` rows and `V` vectors.
+    ///
+    /// # Safety
+    /// The processor has the instruction set of `L`; panels are `V` vectors wide.
+    #[inline(always)]
+    unsafe fn strips<L: Lanes, const R: usize, const V: usize>(&self) {
+        let Packed { lines, width, columns, depth } = self.packed;
+        let packed: *const f32 = lines.pointer().cast();
+        let of_strip = STRIP / width;
+        let mut sums = Sums([[0.0; STRIP]; ROWS]);
+        let mut wide = Wide::<R>([[0.0; DEPTH]; R]);
+        for strip in 0..columns.div_ceil(of_strip * width) {
+            let panels = strip * of_strip..((strip + 1) * of_strip).min(columns.div_ceil(*width));
+            for from in (0..*depth).step_by(DEPTH) {
+                let part = DEPTH.min(depth - from);
+                for tile in 0..self.count.div_ceil(R) {
+                    let rows = R.min(self.count - tile * R);
+                    for (r, wide) in wide.0.iter_mut().enumerate().take(rows) {
+                        let row = self.first + tile * R + r;
+                        // SAFETY: the row has these elements, `multiply`'s caller says so, and `wide` has room.
+                        unsafe { self.a.widen::<L>(row, from, part, wide.as_mut_ptr()) };
+                        // what this thread needs of these rows next, or of those after them
+                        let (row, from) = if from + part < *depth { (row, from + part) } else { (row + ROWS, 0) };
+                        // SAFETY: as promised.
+                        unsafe { self.a.prefetch::<L>(row, from) };
+                    }
+                    for (place, panel) in panels.clone().enumerate() {
+                        // SAFETY: the panel has `depth` rows, and the sums have room for a tile.
+                        unsafe {
+                            let x = packed.add((panel * depth + from) * width);
+                            let sums = sums.0[tile * R..].as_mut_ptr().cast::<f32>().add(place * width);
+                            tile_product::<L, R, V>(&wide, x, part, sums, from == 0);
+                        }
+                    }
+                }
+            }
+            let first = strip * of_strip * width;
+            let count = (of_strip * width).min(columns - first);
+            let Layout { row, column } = self.out_layout;
+            // SAFETY: `multiply` has checked that the result's elements lie within its slice, and these rows are this
+            // thread's own.
+            unsafe {
+                let out = self.out.pointer().add(self.first * row + first * column);
+                put(&sums.0[..self.count], count, |r| (self.finish)(self.first + r), (out, self.out_layout));
+            }
+        }
+    }
+}
+
+/// Writes sums of rows and some columns, each times the scale of its row, plus its bias.
+///
+/// # Safety
+/// The elements that the layout says can be written, by this thread alone.
+#[inline(always)]
+pub(super) unsafe fn put(
+    sums: &[[f32; STRIP]],
+    columns: usize,
+    finish: impl Fn(usize) -> (f32, f32),
+    (out, layout): (*mut f32, Layout),
+) {
+    // SAFETY: as promised.
+    unsafe {
+        if layout.column == 1 {
+            for (r, sums) in sums.iter().enumerate() {
+                let (scale, bias) = finish(r);
+                let out = std::slice::from_raw_parts_mut(out.add(r * layout.row), columns);
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * scale + bias);
+            }
+            return;
+        }
+        let mut factors = [(0.0, 0.0); STRIP];
+        factors.iter_mut().enumerate().take(sums.len()).for_each(|(r, place)| *place = finish(r));
+        for c in 0..columns {
+            for (r, (sums, (scale, bias))) in sums.iter().zip(factors).enumerate() {
+                *out.add(r * layout.row + c * layout.column) = sums[c] * scale + bias;
+            }
+        }
+    }
+}
+
+/// Adds the products of `R` widened rows and a panel of `V` vectors to sums that are [`STRIP`] apart from row to row, or
+/// puts them there.
+///
+/// # Safety
+/// The processor has the instruction set of `L`; `x` has `depth` rows of `V` vectors, no more than [`DEPTH`], and `sums`
+/// has room.
+#[inline(always)]
+unsafe fn tile_product<L: Lanes, const R: usize, const V: usize>(
+    wide: &Wide<R>,
+    x: *const f32,
+    depth: usize,
+    sums: *mut f32,
+    fresh: bool,
+) {
+    // SAFETY: as promised.
+    unsafe {
+        let mut tile = [[L::splat(0.0); V]; R];
+        let a = wide.0.as_ptr().cast::<f32>();
+        let mut at = x;
+        for k in 0..depth {
+            let x: [L; V] = std::array::from_fn(|v| L::load(at.add(v * L::COUNT)));
+            for (r, tile) in tile.iter_mut().enumerate() {
+                let a = L::splat(*a.add(r * DEPTH + k));
+                for v in 0..V {
+                    tile[v] = x[v].mul_add(a, tile[v]);
+                }
+            }
+            at = at.add(V * L::COUNT);
+        }
+        for (r, tile) in tile.iter().enumerate() {
+            for (v, part) in tile.iter().enumerate() {
+                let place = sums.add(r * STRIP + v * L::COUNT);
+                let sum = if fresh { *part } else { part.add(L::load(place)) };
+                sum.store(place);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::super::dot::tests::noise;
+    use super::super::simd::tests::{Set, each};
+    use super::*;
+
+    /// Rows of f32, one after the other.
+    struct Plain<'a>(&'a [f32], usize);
+
+    impl Widen for Plain<'_> {
+        #[inline(always)]
+        unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
+            // SAFETY: the row has these elements, and `out` has room.
+            unsafe { out.copy_from_nonoverlapping(self.0.as_ptr().add(row * self.1 + from), count) };
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
+    }
+
+    /// A scale and a bias for a row.
+    pub fn finish(row: usize) -> (f32, f32) {
+        (1.0 + row as f32 * 0.25, row as f32 - 3.0)
+    }
+
+    /// What `multiply` makes of a matrix that lies by rows or by columns, `[rows, columns]`. It is given the layout of its
+    /// input, and where its result goes, which lies likewise.
+    pub fn laid_out(
+        (rows, depth, columns): (usize, usize, usize),
+        turned: bool,
+        multiply: impl FnOnce(Layout, (&mut [f32], Layout)),
+    ) -> Vec<f32> {
+        let layout = |rows: usize, columns: usize| match turned {
+            true => Layout { row: 1, column: rows },
+            false => Layout { row: columns, column: 1 },
+        };
+        let out_layout = layout(rows, columns);
+        let mut out = vec![f32::NAN; rows * columns];
+        multiply(layout(depth, columns), (&mut out, out_layout));
+        (0..rows * columns).map(|i| out[i / columns * out_layout.row + i % columns * out_layout.column]).collect()
+    }
+
+    /// Checks a product, with its rows scaled and biased by [`finish`], against its exact numbers.
+    pub fn check_exact(
+        (depth, columns): (usize, usize),
+        a: impl Fn(usize) -> f64,
+        (x, turned): (&[f32], bool),
+        found: &[f32],
+        what: &dyn std::fmt::Debug,
+    ) {
+        let of_x = |k: usize, c: usize| if turned { x[c * depth + k] } else { x[k * columns + c] };
+        for (i, found) in found.iter().enumerate() {
+            let (r, c) = (i / columns, i % columns);
+            let terms = (0..depth).map(|k| a(r * depth + k) * f64::from(of_x(k, c)));
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            let (scale, bias) = finish(r);
+            let exact = sum * f64::from(scale) + f64::from(bias);
+            let limit = 1e-6 * (size * f64::from(scale) + f64::from(bias.abs())) + 1e-12;
+            assert!((f64::from(*found) - exact).abs() <= limit, "{what:?} [{r}, {c}]: {found} {exact}");
+        }
+    }
+
+    /// The product, `[rows, columns]`, by an instruction set.
+    fn product(set: Set, sizes: (usize, usize, usize), a: &[f32], x: &[f32], turned: bool) -> Vec<f32> {
+        laid_out(sizes, turned, |x_layout, out| {
+            multiply(set, sizes, &Plain(a, sizes.1), (x, x_layout), finish, out);
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+        #[test]
+        fn products_of_every_size_agree_with_exact_ones(
+            rows in 0usize..75, depth in 0usize..300, columns in 1usize..150, turned: bool, seed: u32
+        ) {
+            let (a, x) = (noise(rows * depth, seed), noise(depth * columns, !seed));
+            each(|set| {
+                let found = product(set, (rows, depth, columns), &a, &x, turned);
+                assert_eq!(found.len(), rows * columns);
+                check_exact((depth, columns), |i| a[i].into(), (&x, turned), &found, &set);
+            });
+        }
+    }
+
+    #[test]
+    fn a_column_is_the_same_whatever_is_beside_it() {
+        let (rows, depth) = (31, 257);
+        let (a, x) = (noise(rows * depth, 1), noise(depth * 130, 2));
+        each(|set| {
+            let all = product(set, (rows, depth, 130), &a, &x, true);
+            for (first, count) in [(0, 1), (3, 9), (0, 16), (17, 33), (60, 48), (40, 64), (1, 65), (30, 100)] {
+                let part = product(set, (rows, depth, count), &a, &x[first * depth..][..count * depth], true);
+                for (row, part) in part.chunks_exact(count).enumerate() {
+                    assert_eq!(part, &all[row * 130 + first..][..count], "{set:?} {first} {count} {row}");
+                }
+            }
+        });
+    }
+}

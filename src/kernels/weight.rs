@@ -1,0 +1,97 @@
+//! Weights in memory, in the form in which they are stored; kernels expand them a few rows at a time.
+
+use std::sync::Arc;
+
+use half::{f16, slice::HalfFloatSliceExt};
+
+use super::memory::Array;
+use super::widen::scale_bytes;
+
+/// The stored elements of a large constant.
+#[derive(Debug)]
+pub enum Elements {
+    /// As they are.
+    F32(Array<f32>),
+    /// fp16 bits.
+    F16(Array<f16>),
+    /// Signed bytes, to be multiplied by a scale.
+    Int8(Array<i8>),
+}
+
+impl Elements {
+    /// How many there are.
+    fn len(&self) -> usize {
+        match self {
+            Elements::F32(v) => v.len(),
+            Elements::F16(v) => v.len(),
+            Elements::Int8(v) => v.len(),
+        }
+    }
+}
+
+/// The scales of [`Elements::Int8`], by row (first axis) and by block within a row.
+#[derive(Debug)]
+pub struct Scales {
+    /// One for all, or `rows * blocks` of them.
+    pub values: Vec<f32>,
+    /// Blocks of equal size that each row is divided into.
+    pub blocks: usize,
+}
+
+impl Scales {
+    /// The scales of the blocks of a row.
+    pub fn of_row(&self, row: usize) -> &[f32] {
+        if self.values.len() == 1 { &self.values } else { &self.values[row * self.blocks..][..self.blocks] }
+    }
+}
+
+/// A large constant, seen as rows: the first axis by all the others.
+#[derive(Debug)]
+pub struct StoredWeight {
+    /// Its shape; the first axis counts the rows.
+    pub shape: Vec<usize>,
+    /// Its elements, row by row.
+    pub elements: Arc<Elements>,
+    /// What elements of [`Elements::Int8`] are multiplied by.
+    pub scales: Scales,
+}
+
+impl StoredWeight {
+    /// A weight that is stored uncompressed.
+    pub fn plain(shape: Vec<usize>, elements: Arc<Elements>) -> Self {
+        StoredWeight::scaled(shape, elements, Scales { values: vec![1.0], blocks: 1 })
+    }
+
+    /// A weight of bytes and scales.
+    pub fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
+        debug_assert!(shape.iter().product::<usize>() <= elements.len());
+        StoredWeight { shape, elements, scales }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Elements of one row.
+    pub fn columns(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Writes a row's values to `out`, which is as long as the row.
+    pub fn expand_row(&self, row: usize, out: &mut [f32]) {
+        let columns = self.columns();
+        let range = row * columns..(row + 1) * columns;
+        match &*self.elements {
+            Elements::F32(v) => out.copy_from_slice(&v[range]),
+            Elements::F16(v) => v[range].convert_to_f32_slice(out),
+            Elements::Int8(v) => {
+                let scales = self.scales.of_row(row);
+                let block = (columns / scales.len()).max(1);
+                for ((values, out), scale) in v[range].chunks(block).zip(out.chunks_mut(block)).zip(scales) {
+                    scale_bytes(values, *scale, out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Floor 5: runs bundles. Everything it knows of a model is in `bundle.json`: no family has code here.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`backend`] | what runs the functions |
+//! | [`cpu`] | the backend over the CPU executor |
+//! | [`coreml`] | the backend over Core ML |
+//! | [`plan`] | which functions, in which order, with how many tokens at a time |
+//! | [`host`] | embedding and rotary tables |
+//! | [`feed`] | the inputs of a call |
+//! | [`model`] | a bundle with a backend |
+//! | [`ask`] | what is asked of a run over tokens |
+//! | [`session`] | a text on its way through the bundle |
+//! | [`call`] | one call of a function: its inputs, its result |
+//! | [`states`] | what a text carries from call to call |
+//! | [`hidden`] | hidden states between calls |
+//! | [`windows`] | a text of any length on its way through a token classifier |
+//! | [`bioes`] | the labels of whole spans |
+//! | [`redact`] | spans of a text of any length |
+//! | [`profile`] | how long the functions take |
+//! | [`energy`] | how much energy work takes |
+//! | [`prefix`] | sessions kept for texts with the same beginning |
+//! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
+//! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
+//! | [`lookup`] | guessing tokens from the text's own past |
+//! | [`generate`] | continuing a prompt |
+//! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
+//! | [`text`] | a continuation as text, up to a stop string |
+//! | [`tools`] | calls of functions within a text |
+
+pub mod ask;
+pub mod backend;
+pub mod bioes;
+pub(crate) mod call;
+pub mod chat;
+pub mod constraint;
+pub mod coreml;
+pub mod cpu;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+#[allow(missing_docs, reason = "for tests of this workspace")]
+pub mod double;
+pub mod energy;
+pub mod error;
+pub mod feed;
+pub mod generate;
+pub(crate) mod hidden;
+pub mod host;
+pub mod logprobs;
+pub mod lookup;
+pub mod model;
+pub mod plan;
+pub mod prefix;
+pub mod profile;
+pub mod redact;
+pub mod sampling;
+pub mod session;
+pub(crate) mod states;
+pub mod text;
+pub mod tokenizer;
+pub mod tools;
+pub mod windows;
+
+pub use ask::{Answer, Ask, Chunking, Hidden, Positions};
+pub use backend::{Backend, Sequence, Watch};
+pub use constraint::{Constraint, Grammar, Grammars};
+pub use coreml::CoreMlBackend;
+pub use cpu::{CpuBackend, Programs};
+pub use error::RuntimeError;
+pub use generate::{Choice, Finish, Generation, Generator, Request, Timings, generate};
+pub use host::Host;
+pub use logprobs::Logprobs;
+pub use lookup::Speculation;
+pub use model::Model;
+pub use prefix::PrefixCache;
+pub use sampling::{Sampler, Sampling};
+pub use session::Session;
+pub use text::{Piece, TextStream, generate_text};
+pub use tokenizer::{Detokenizer, Tokenizer};
+pub use windows::Windows;

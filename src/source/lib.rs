@@ -1,0 +1,339 @@
+//! Floor 2: where weights come from. Any source is opened into the same [`Source`]: tensors by name, the model's
+//! configuration, and what a tokenizer is made of.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`tensor`] | a handle to one tensor, decoded row by row on demand |
+//! | [`weight`] | lazily evaluated expressions over tensors: slices, concatenations, permutations |
+//! | [`ledger`] | the account of which tensors a model used |
+//! | [`gguf`], [`safetensors`], [`onnx`], [`hugging_face`] | the formats |
+//! | [`hub`] | downloads of `hf:owner/name` |
+//! | [`dtype`], [`dequantize`] | how elements are stored, and their decoding |
+//!
+//! Nothing of a source is held in memory but its metadata: tensors lie in mapped files, and a read decodes straight
+//! into the caller's buffer.
+
+pub mod dequantize;
+pub mod dtype;
+pub mod error;
+mod file;
+pub mod gguf;
+pub mod hub;
+pub mod hugging_face;
+pub mod ledger;
+pub mod onnx;
+mod random;
+pub mod safetensors;
+pub mod tensor;
+pub mod tokenizer;
+pub mod weight;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anec_base::FileError;
+
+use serde_json::Value as Json;
+
+pub use anec_base::MappedFile;
+pub use dtype::SourceDtype;
+pub use error::{Result, SourceError};
+pub use file::SourceFile;
+pub use hugging_face::HuggingFaceFiles;
+pub use ledger::Ledger;
+pub use tensor::Tensor;
+pub use weight::{RowOrder, Weight, ZeroPoints};
+
+/// The format of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceKind {
+    /// GGUF, in one file or several.
+    Gguf,
+    /// safetensors, with the files of a Hugging Face folder where they are.
+    Safetensors,
+    /// ONNX, with the files of onnxruntime-genai's bundle where they are.
+    Onnx,
+    /// Computed numbers.
+    Random,
+}
+
+impl SourceKind {
+    /// Name for people and for `bundle.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            SourceKind::Gguf => "gguf",
+            SourceKind::Safetensors => "safetensors",
+            SourceKind::Onnx => "onnx",
+            SourceKind::Random => "random",
+        }
+    }
+}
+
+/// What a source says about its model beside the tensors.
+#[derive(Clone, Debug)]
+pub enum Description {
+    /// The metadata of a GGUF file, the first of several.
+    Gguf(gguf::Metadata),
+    /// The files of a Hugging Face folder.
+    HuggingFace(Box<HuggingFaceFiles>),
+    /// What an ONNX graph and the files around it say.
+    Onnx(Box<onnx::Bundle>),
+}
+
+/// An opened source.
+#[derive(Debug)]
+pub struct Source {
+    name: String,
+    kind: SourceKind,
+    files: Vec<SourceFile>,
+    tensors: BTreeMap<String, Tensor>,
+    description: Description,
+}
+
+impl Source {
+    /// Opens a source by name: a path (see [`Source::open_path`]), or `hf:owner/name[@revision][/file]`, which is
+    /// downloaded into the Hugging Face cache if it isn't there (see [`hub`]).
+    ///
+    /// # Errors
+    /// When the name can't be understood, the download fails, or the files can't be opened.
+    pub fn open(name: &str) -> Result<Self> {
+        let path = match hub::Location::parse(name)? {
+            Some(location) => hub::download(name, &location)?,
+            None => PathBuf::from(name),
+        };
+        let mut source = Self::open_path(&path)?;
+        source.name = name.to_owned();
+        Ok(source)
+    }
+
+    /// Opens a `.gguf` file (any one of a split model), a `.safetensors` or `.onnx` file, or a folder: a Hugging Face
+    /// folder, one of onnxruntime-genai, or one that holds a single GGUF model.
+    ///
+    /// # Errors
+    /// When the path isn't there or none of these, or its content is damaged, unsupported or contradicts itself.
+    pub fn open_path(path: &Path) -> Result<Self> {
+        let is_folder = std::fs::metadata(path).map_err(FileError::of(path, "open"))?.is_dir();
+        if is_folder {
+            return Self::open_folder(path);
+        }
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("gguf") => Self::open_gguf(path),
+            Some("safetensors") => Self::open_safetensors(path),
+            Some("onnx") => Self::open_onnx(path, path),
+            _ => {
+                // Caches and downloads lose extensions; the content tells.
+                let file = file::map(path)?;
+                if file.bytes().starts_with(&gguf::MAGIC) { Self::open_gguf(path) } else { Err(not_a_source(path)) }
+            }
+        }
+    }
+
+    fn open_gguf(path: &Path) -> Result<Self> {
+        let paths = gguf::split::paths(path)?;
+        let files: Vec<Arc<MappedFile>> =
+            paths.iter().map(|path| file::map(path).map(Arc::new)).collect::<Result<_>>()?;
+        let headers: Vec<gguf::Header> =
+            files.iter().map(|file| gguf::parse(file.path(), file.bytes())).collect::<Result<_>>()?;
+        gguf::split::check(&headers.iter().collect::<Vec<_>>())?;
+        let mut tensors = Vec::new();
+        let mut metadata = None;
+        for (file, header) in files.iter().zip(headers) {
+            for info in header.tensors {
+                tensors.push(Tensor::in_file(info.name, info.dtype, info.shape, file, info.range)?);
+            }
+            // The later parts of a split model have no keys but those of the split.
+            metadata.get_or_insert(header.metadata);
+        }
+        let metadata = metadata.ok_or_else(|| not_a_source(path))?;
+        Self::assemble(path, SourceKind::Gguf, paths, tensors, Description::Gguf(metadata))
+    }
+
+    fn open_safetensors(path: &Path) -> Result<Self> {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let index_path = folder.join(safetensors::INDEX);
+        let name = path.file_name().unwrap_or_default();
+        if name != safetensors::SINGLE && index_path.exists() {
+            let index = hugging_face::read_json(&index_path)?;
+            if safetensors::parse_index(&index_path, &index)?.keys().any(|shard| name == shard.as_str()) {
+                let problem = format!("it is one shard of the model that {} describes", index_path.display());
+                let advice = format!("give the folder, {}, as the source", folder.display());
+                return Err(SourceError::file(path, problem).advise(advice));
+            }
+        }
+        let tensors = safetensors::tensors(&Arc::new(file::map(path)?))?;
+        Self::with_folder(path, folder, vec![path.to_owned()], tensors)
+    }
+
+    fn open_folder(folder: &Path) -> Result<Self> {
+        let single = folder.join(safetensors::SINGLE);
+        let index_path = folder.join(safetensors::INDEX);
+        if single.exists() {
+            let tensors = safetensors::tensors(&Arc::new(file::map(&single)?))?;
+            return Self::with_folder(folder, folder, vec![single], tensors);
+        }
+        if index_path.exists() {
+            let index = hugging_face::read_json(&index_path)?;
+            let mut paths = vec![index_path.clone()];
+            let mut tensors = Vec::new();
+            for (shard, expected) in safetensors::parse_index(&index_path, &index)? {
+                let path = folder.join(&shard);
+                if !path.exists() {
+                    let problem = format!("shard {shard} is missing, which has {} of the tensors", expected.len());
+                    return Err(SourceError::file(&index_path, problem).advise("download the whole model again"));
+                }
+                let of_shard = safetensors::tensors(&Arc::new(file::map(&path)?))?;
+                safetensors::check_shard(&index_path, &path, &expected, &of_shard)?;
+                tensors.extend(of_shard);
+                paths.push(path);
+            }
+            return Self::with_folder(folder, folder, paths, tensors);
+        }
+        if let Some(path) = onnx::model_of(folder)? {
+            return Self::open_onnx(folder, &path);
+        }
+        match only_gguf(folder)? {
+            Some(path) => Self::open_gguf(&path),
+            None => Err(not_a_source(folder)),
+        }
+    }
+
+    /// A source of the ONNX model at `path`; `name` is what the user named.
+    fn open_onnx(name: &Path, path: &Path) -> Result<Self> {
+        let onnx::Opened { bundle, tensors, paths } = onnx::open(path)?;
+        Self::assemble(name, SourceKind::Onnx, paths, tensors, Description::Onnx(Box::new(bundle)))
+    }
+
+    /// A source of safetensors with what `folder` has beside them.
+    fn with_folder(path: &Path, folder: &Path, mut paths: Vec<PathBuf>, tensors: Vec<Tensor>) -> Result<Self> {
+        let description = HuggingFaceFiles::read(folder)?;
+        paths.extend(hugging_face::FILES.iter().map(|name| folder.join(name)).filter(|path| path.exists()));
+        Self::assemble(path, SourceKind::Safetensors, paths, tensors, Description::HuggingFace(Box::new(description)))
+    }
+
+    fn assemble(
+        path: &Path,
+        kind: SourceKind,
+        paths: Vec<PathBuf>,
+        tensors: Vec<Tensor>,
+        description: Description,
+    ) -> Result<Self> {
+        let mut by_name = BTreeMap::new();
+        for tensor in tensors {
+            if let Some(other) = by_name.insert(tensor.name().to_owned(), tensor.clone()) {
+                let problem = format!("it is also in {}", other.path().unwrap_or(path).display());
+                return Err(SourceError::tensor(tensor.path().unwrap_or(path), tensor.name(), problem));
+            }
+        }
+        let mut files = paths.iter().map(|path| SourceFile::new(path)).collect::<Result<Vec<_>>>()?;
+        files.sort_by(|a, b| a.name().cmp(b.name()));
+        Ok(Source { name: path.display().to_string(), kind, files, tensors: by_name, description })
+    }
+
+    /// A source without files: random tensors under a configuration, for tests and benchmarks of shapes.
+    ///
+    /// # Errors
+    /// When two tensors have the same name.
+    pub fn random(name: &str, config: Json, tensors: Vec<Tensor>) -> Result<Self> {
+        let files = HuggingFaceFiles { config: Some(config), ..Default::default() };
+        let description = Description::HuggingFace(Box::new(files));
+        Self::assemble(Path::new(name), SourceKind::Random, Vec::new(), tensors, description)
+    }
+
+    /// As the user named it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its format.
+    pub fn kind(&self) -> SourceKind {
+        self.kind
+    }
+
+    /// The files that it was read from, by name.
+    pub fn files(&self) -> &[SourceFile] {
+        &self.files
+    }
+
+    /// All tensors, by name.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+        self.tensors.values()
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(name)
+    }
+
+    /// What it says about its model.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The metadata, if it is GGUF.
+    pub fn gguf(&self) -> Option<&gguf::Metadata> {
+        match &self.description {
+            Description::Gguf(metadata) => Some(metadata),
+            Description::HuggingFace(_) | Description::Onnx(_) => None,
+        }
+    }
+
+    /// The files beside the weights, if it isn't GGUF.
+    pub fn hugging_face(&self) -> Option<&HuggingFaceFiles> {
+        match &self.description {
+            Description::Gguf(_) => None,
+            Description::HuggingFace(files) => Some(files),
+            Description::Onnx(bundle) => Some(&bundle.files),
+        }
+    }
+
+    /// `config.json`, if there is one.
+    pub fn config(&self) -> Option<&Json> {
+        self.hugging_face()?.config.as_ref()
+    }
+
+    /// The chat template, if there is one.
+    ///
+    /// # Errors
+    /// When the key that should hold it holds something else.
+    pub fn chat_template(&self) -> Result<Option<&str>> {
+        match &self.description {
+            Description::Gguf(metadata) => metadata.str("tokenizer.chat_template"),
+            Description::HuggingFace(files) => Ok(files.chat_template.as_deref()),
+            Description::Onnx(bundle) => Ok(bundle.files.chat_template.as_deref()),
+        }
+    }
+}
+
+/// The one GGUF model of a folder, if there is one: a single file, or the first of a split model.
+fn only_gguf(folder: &Path) -> Result<Option<PathBuf>> {
+    let mut models: Vec<PathBuf> = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(FileError::of(folder, "list"))? {
+        let path = entry.map_err(FileError::of(folder, "list"))?.path();
+        let later_part = gguf::split::name_parts(&path).is_some_and(|(_, number, _)| number != 1);
+        if path.extension().is_some_and(|extension| extension == "gguf") && !later_part {
+            models.push(path);
+        }
+    }
+    if models.len() > 1 {
+        models.sort();
+        let names: Vec<_> = models.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+        let problem = format!("the folder has {} GGUF models: {}", models.len(), names.join(", "));
+        return Err(SourceError::file(folder, problem).advise("give the path of one of them as the source"));
+    }
+    Ok(models.pop())
+}
+
+fn not_a_source(path: &Path) -> SourceError {
+    let problem = "this is neither GGUF, nor safetensors, nor ONNX, nor a folder that holds one of them";
+    SourceError::file(path, problem).advise(format!(
+        "a source is a .gguf, .safetensors or .onnx file, or a folder with {}, {} or {}; weights in other formats (.bin, \
+         .pth) can be saved as safetensors with transformers' save_pretrained",
+        safetensors::SINGLE,
+        safetensors::INDEX,
+        onnx::MODEL
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,31 @@
+//! What the tests of anec's crates share: real models, the repository's fixtures, a double of Core ML.
+
+#[allow(missing_docs, reason = "for tests of this workspace")]
+pub mod double;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The root of the repository, which holds `tests/fixtures`, `demo` and `manifests`.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// A real model's file, out of the folder that tests/models.py fills: `ANEC_MODELS`, or `anec/models` in the user's cache
+/// folder. Says so loudly, past the test harness, where it isn't there.
+pub fn real_model(file: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("ANEC_MODELS").map(PathBuf::from).or_else(|| {
+        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home)?;
+        Some(cache.join("anec/models"))
+    });
+    let path = folder.map(|folder| folder.join(file)).filter(|path| path.exists());
+    if path.is_none() {
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or("a test");
+        let message = format!("\n!!! SKIPPED: {test}: {file} isn't here; `python tests/models.py` fetches it !!!\n");
+        // eprintln! would be captured
+        let _ = std::io::stderr().write_all(message.as_bytes());
+    }
+    path
+}

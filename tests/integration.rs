@@ -1,0 +1,42 @@
+//! The tests of the whole program in one binary, so that the libraries are linked once.
+
+mod common {
+    pub mod client;
+    pub mod coremltools;
+    pub mod defect;
+    pub mod emitted;
+    pub mod folder;
+    pub mod gguf;
+    pub mod http;
+    #[cfg(target_os = "linux")]
+    pub mod killed;
+    pub mod model;
+    pub mod synthetic;
+}
+
+mod action;
+mod bad_input;
+mod bisect;
+mod book;
+mod builtin_manifests;
+mod config_surprises;
+mod convert;
+mod coremltools;
+mod experts;
+mod family_graphs;
+mod family_parity;
+mod generation;
+mod mil;
+mod onnx;
+mod oracle;
+mod package;
+mod real_model;
+mod recurrent_states;
+mod redact;
+mod residency;
+mod resume;
+mod serve;
+mod token_classifier;
+mod twins;
+mod validate;
+mod verbs;
