@@ -22,3 +22,16 @@ pub mod specification {
 
 pub use prost::Message;
 pub use specification::{mil_spec, *};
+
+/// Decodes a model file. The code for all messages is instantiated here, once, not in every crate that calls it.
+///
+/// # Errors
+/// When the bytes aren't a message of the format.
+pub fn decode_model(bytes: &[u8]) -> Result<Model, prost::DecodeError> {
+    Model::decode(bytes)
+}
+
+/// Encodes a model file; equal models give equal bytes.
+pub fn encode_model(model: &Model) -> Vec<u8> {
+    model.encode_to_vec()
+}

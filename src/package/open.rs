@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coreml_proto::{FeatureDescription, FunctionDescription, Message, Model, ModelDescription, mil_spec, model};
+use coreml_proto::{FeatureDescription, FunctionDescription, Model, ModelDescription, mil_spec, model};
 
 use super::blob::WeightFile;
 use super::describe::Interface;
@@ -63,7 +63,7 @@ pub fn open(path: &Path) -> Result<Package> {
     }
     let model_path = if is_folder { Manifest::model_path(path)? } else { path.to_owned() };
     let bytes = fs::read(&model_path).map_err(|e| PackageError::unreadable(&model_path, e))?;
-    let model = Model::decode(bytes.as_slice())
+    let model = coreml_proto::decode_model(&bytes)
         .map_err(|e| PackageError::corrupt(&model_path, format!("no Core ML model: {e}")))?;
     drop(bytes);
     let message = match model.r#type {

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use coreml_proto::{Message, Model, ModelDescription, model};
+use coreml_proto::{Model, ModelDescription, model};
 use sha2::{Digest, Sha256};
 
 use super::blob::{Preparation, Progress, WeightPlan};
@@ -89,7 +89,7 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
         is_updatable: false,
         r#type: Some(model::Type::MlProgram(message)),
     };
-    let model = model.encode_to_vec();
+    let model = coreml_proto::encode_model(&model);
 
     let mut files = Vec::new();
     let weights = if plan.is_empty() {
