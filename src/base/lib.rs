@@ -1,5 +1,7 @@
 //! What every crate of anec stands on: errors that name their remedy, progress, mapped files, what a process used.
 
+#![deny(unsafe_code)] // but for the memory map of `file`
+
 pub mod clock;
 pub mod error;
 pub mod file;

@@ -12,20 +12,16 @@ pub struct Usage {
 /// What the process used so far, where the system tells.
 #[cfg(unix)]
 pub fn usage() -> Option<Usage> {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the pointer is to a structure of the type that the call fills.
-    let status = unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) };
-    if status != 0 {
-        return None;
-    }
-    // SAFETY: all bit patterns are valid for the structure, and it was zeroed.
-    let usage = unsafe { usage.assume_init() };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    use nix::sys::resource::{UsageWho, getrusage};
+    use nix::sys::time::TimeVal;
+
+    let usage = getrusage(UsageWho::RUSAGE_SELF).ok()?;
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
     // Linux counts kilobytes here, Apple's systems count bytes
     let unit = if cfg!(target_vendor = "apple") { 1 } else { 1024 };
     Some(Usage {
-        cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
-        peak_memory_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) * unit,
+        cpu_seconds: seconds(usage.user_time()) + seconds(usage.system_time()),
+        peak_memory_bytes: u64::try_from(usage.max_rss()).unwrap_or(0) * unit,
     })
 }
 

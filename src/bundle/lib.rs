@@ -1,6 +1,8 @@
 //! `bundle.json`: the one interface between converter, validator and runtimes. It is enough to run a model without
 //! knowing its family.
 
+#![forbid(unsafe_code)]
+
 pub mod error;
 pub mod ports;
 

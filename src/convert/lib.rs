@@ -18,6 +18,8 @@
 //! | [`compile`] | Core ML's compiler |
 //! | [`report`], [`notes`] | `report.json` and what the user should know |
 
+#![forbid(unsafe_code)]
+
 pub mod compile;
 pub mod digests;
 pub mod emit;

@@ -19,6 +19,8 @@
 //! | `memory` | large pages for weights, and keeping memory that was freed |
 //! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials; the threads that share them |
 
+#![forbid(unsafe_code)]
+
 mod compile;
 mod constexpr;
 pub mod error;

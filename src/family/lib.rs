@@ -17,6 +17,8 @@
 //! | [`scale`] | the residual stream in another unit |
 //! | [`blocks`] | equations in ops |
 
+#![forbid(unsafe_code)]
+
 pub mod blocks;
 pub mod classifier;
 pub mod config;

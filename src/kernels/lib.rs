@@ -4,11 +4,13 @@
 pub mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
+pub mod dispatch;
 pub mod dot;
 mod lines;
 pub mod matrix;
 pub mod memory;
 pub mod product;
+pub mod quantize;
 pub mod reduce;
 pub mod round;
 pub mod simd;

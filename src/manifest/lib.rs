@@ -10,6 +10,8 @@
 //! | [`check`] | what values must be among themselves |
 //! | [`builtin`] | the manifests of `manifests/`, built in |
 
+#![forbid(unsafe_code)]
+
 pub mod builtin;
 pub mod check;
 pub mod error;

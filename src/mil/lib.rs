@@ -16,6 +16,8 @@
 //! | [`codec`] | programs to protobuf and back |
 //! | [`verify`] | what must hold for a program, and inference of a whole function |
 
+#![forbid(unsafe_code)]
+
 pub mod builder;
 pub mod catalogue;
 pub mod codec;

@@ -10,6 +10,8 @@
 //! | [`describe`] | what is in a package, and whether its description is that of its program |
 //! | [`archive`] | reproducible zip archives of folders, and their safe extraction |
 
+#![forbid(unsafe_code)]
+
 pub mod archive;
 pub mod blob;
 pub mod describe;

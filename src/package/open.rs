@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use coreml_proto::{FeatureDescription, FunctionDescription, Model, ModelDescription, mil_spec, model};
+use coreml_proto::{FeatureDescription, FunctionDescription, ModelDescription, mil_spec, model};
 
 use super::blob::WeightFile;
 use super::describe::Interface;

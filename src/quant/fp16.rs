@@ -6,10 +6,10 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-use super::kernels;
 use super::measure::{BlockLoss, Measures};
 use super::{Blocks, QuantError};
 use anec_base::Result;
+use anec_kernels::quantize;
 use anec_manifest::Overflow;
 use anec_mil::Content;
 use anec_source::Weight;
@@ -43,7 +43,7 @@ impl Fp16 {
         let Buffers { values, halves } = buffers;
         let (values, halves) = (&mut values[..length], &mut halves[..length]);
         self.weight.read_rows(rows.start, values)?;
-        let largest = kernels::largest_magnitude(values);
+        let largest = quantize::largest_magnitude(values);
         if !largest.is_finite() {
             self.weight.check_finite(rows.start, values)?;
         }
@@ -52,7 +52,7 @@ impl Fp16 {
             if self.overflow == Overflow::Error {
                 return Err(overflow(&self.weight, rows.start, values).into());
             }
-            saturated = kernels::count_above(values, LARGEST);
+            saturated = quantize::count_above(values, LARGEST);
             values.iter_mut().for_each(|v| *v = v.clamp(-LARGEST, LARGEST));
         }
         halves.convert_from_f32_slice(values);
@@ -63,7 +63,7 @@ impl Fp16 {
         for (values, halves) in values.chunks(back.len()).zip(halves.chunks(1024)) {
             let back = &mut back[..halves.len()];
             halves.convert_to_f32_slice(back);
-            let (squares, vanished) = kernels::compare(values, back);
+            let (squares, vanished) = quantize::compare(values, back);
             loss.squares += squares;
             loss.vanished += vanished;
         }

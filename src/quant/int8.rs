@@ -14,10 +14,10 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::fp16::{LARGEST, first_block, overflow};
-use super::kernels;
 use super::measure::{BlockLoss, Measures};
 use super::{Blocks, QuantError};
 use anec_base::Result;
+use anec_kernels::quantize;
 use anec_manifest::{Granularity, Overflow};
 use anec_mil::Content;
 use anec_source::Weight;
@@ -91,7 +91,7 @@ impl Int8 {
 
     /// The largest magnitude of rows that were read, which are refused if they can't be held.
     fn largest(&self, first_row: u64, values: &[f32]) -> Result<f32> {
-        let largest = kernels::largest_magnitude(values);
+        let largest = quantize::largest_magnitude(values);
         if !largest.is_finite() {
             self.weight.check_finite(first_row, values)?;
         }
@@ -130,7 +130,7 @@ impl Int8 {
         self.load(block, values)?;
         let mut loss = BlockLoss::default();
         let mut quantize = |values: &[f32], scale: f16, out: &mut [u8]| {
-            let (squares, vanished) = kernels::quantize(values, scale.to_f32(), out);
+            let (squares, vanished) = quantize::quantize(values, scale.to_f32(), out);
             loss.squares += squares;
             loss.vanished += vanished;
         };
@@ -152,7 +152,7 @@ impl Int8 {
             }
         }
         loss.largest = largest;
-        loss.saturated = if largest > LARGEST { kernels::count_above(values, LARGEST) } else { 0 };
+        loss.saturated = if largest > LARGEST { quantize::count_above(values, LARGEST) } else { 0 };
         self.measures.set(block, loss);
         Ok(())
     }

@@ -9,12 +9,12 @@
 //! | [`int8`] | symmetric 8-bit integers with a scale for each tensor or each output channel |
 //! | [`fp16`] | half precision, for all that isn't quantized |
 //! | [`measure`] | what the conversion lost, summed the same whatever the order of reads |
-//! | [`kernels`] | the inner loops |
+
+#![forbid(unsafe_code)]
 
 pub mod error;
 pub mod fp16;
 pub mod int8;
-pub mod kernels;
 pub mod measure;
 
 pub use error::QuantError;

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::kernels::Squares;
+use anec_kernels::quantize::Squares;
 
 /// What the conversion of one block lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -1,5 +1,7 @@
 //! Floor 6: results for people (tables) and for programs (JSON).
 
+#![forbid(unsafe_code)]
+
 pub mod inspection;
 pub mod table;
 

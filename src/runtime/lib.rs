@@ -28,6 +28,8 @@
 //! | [`text`] | a continuation as text, up to a stop string |
 //! | [`tools`] | calls of functions within a text |
 
+#![forbid(unsafe_code)]
+
 pub mod ask;
 pub mod backend;
 pub mod bioes;

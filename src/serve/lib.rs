@@ -13,6 +13,8 @@
 //! | [`lines`] | JSON lines over stdin or a Unix socket |
 //! | [`metrics`] | numbers for Prometheus |
 
+#![forbid(unsafe_code)]
+
 pub mod engine;
 pub mod error;
 pub mod http;

@@ -17,6 +17,7 @@ mod k_quants;
 mod numbers;
 
 use super::dtype::SourceDtype::{self, *};
+use anec_kernels::dispatch::{Vectorize, vectorized};
 
 pub use numbers::half_to_f32;
 
@@ -70,33 +71,19 @@ pub fn decode(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
         input.len(),
         output.len()
     );
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            // SAFETY: the features that the function is compiled for were just found.
-            return unsafe { decode_avx512(dtype, input, output) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the feature that the function is compiled for was just found.
-            return unsafe { decode_avx2(dtype, input, output) };
-        }
+    vectorized(Decode(dtype, input, output));
+}
+
+/// Blocks that are decoded.
+struct Decode<'a>(SourceDtype, &'a [u8], &'a mut [f32]);
+
+impl Vectorize for Decode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        dispatch(self.0, self.1, self.2);
     }
-    dispatch(dtype, input, output);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn decode_avx2(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
-    dispatch(dtype, input, output);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn decode_avx512(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
-    dispatch(dtype, input, output);
 }
 
 /// Inlined, with all that it calls, into the copy for each instruction set.

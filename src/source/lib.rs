@@ -13,6 +13,8 @@
 //! Nothing of a source is held in memory but its metadata: tensors lie in mapped files, and a read decodes straight
 //! into the caller's buffer.
 
+#![forbid(unsafe_code)]
+
 pub mod dequantize;
 pub mod dtype;
 pub mod error;

@@ -1,5 +1,7 @@
 //! What the tests of anec's crates share: real models, the repository's fixtures, a double of Core ML.
 
+#![forbid(unsafe_code)]
+
 #[allow(missing_docs, reason = "for tests of this workspace")]
 pub mod double;
 

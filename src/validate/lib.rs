@@ -21,6 +21,8 @@
 //! | [`golden`] | what a reference computed |
 //! | [`measure`] | how far numbers are apart |
 
+#![forbid(unsafe_code)]
+
 pub mod bisect;
 pub mod forecast;
 pub mod foreign;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 
 use super::*;
+use anec_kernels::dispatch::InstructionSet;
 
 struct Fixture {
     name: String,
@@ -61,17 +62,10 @@ fn every_copy_of_every_decoder_gives_the_bits_of_the_reference() {
     for Fixture { name, dtype, blocks, values } in fixtures() {
         assert_eq!(name, dtype.name());
         let mut found = vec![f32::NAN; values.len()];
-        decode(dtype, &blocks, &mut found);
-        assert_same_bits(&found, &values, &format!("{name}, the copy that this processor runs"));
-        found.fill(f32::NAN);
-        dispatch(dtype, &blocks, &mut found);
-        assert_same_bits(&found, &values, &format!("{name}, baseline copy"));
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") {
+        for set in InstructionSet::available() {
             found.fill(f32::NAN);
-            // SAFETY: the feature was just found.
-            unsafe { decode_avx2(dtype, &blocks, &mut found) };
-            assert_same_bits(&found, &values, &format!("{name}, AVX2 copy"));
+            set.run(Decode(dtype, &blocks, &mut found));
+            assert_same_bits(&found, &values, &format!("{name}, {set:?}"));
         }
     }
 }

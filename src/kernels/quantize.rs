@@ -3,6 +3,8 @@
 //! a fixed number of lanes. Counts add without a check for overflow, which would keep loops from being vectorized; a run
 //! is too short to overflow them.
 
+use super::dispatch::{Vectorize, vectorized};
+
 /// Sums run in this many lanes.
 const LANES: usize = 16;
 /// Lanes are f32 for this many values, then are added up in f64.
@@ -29,30 +31,23 @@ impl std::ops::AddAssign for Squares {
     }
 }
 
+/// A function that is compiled for each instruction set.
 macro_rules! for_each_processor {
-    ($(#[$doc:meta])* pub fn $name:ident($($argument:ident: $ty:ty),*) -> $result:ty = $generic:ident) => {
+    ($(#[$doc:meta])* pub fn $name:ident<$life:lifetime>($($argument:ident: $ty:ty),*) -> $result:ty = $generic:ident) => {
         $(#[$doc])*
-        pub fn $name($($argument: $ty),*) -> $result {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2")]
-                fn avx512($($argument: $ty),*) -> $result {
-                    $generic($($argument),*)
-                }
-                #[target_feature(enable = "avx2")]
-                fn avx2($($argument: $ty),*) -> $result {
-                    $generic($($argument),*)
-                }
-                if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
-                    // SAFETY: the features were just found; avx512bw has avx512f, which has avx2.
-                    return unsafe { avx512($($argument),*) };
-                }
-                if is_x86_feature_detected!("avx2") {
-                    // SAFETY: the feature was just found.
-                    return unsafe { avx2($($argument),*) };
+        pub fn $name<$life>($($argument: $ty),*) -> $result {
+            struct Work<$life> {
+                $($argument: $ty),*
+            }
+            impl<$life> Vectorize for Work<$life> {
+                type Output = $result;
+
+                #[inline(always)]
+                fn run(self) -> $result {
+                    $generic($(self.$argument),*)
                 }
             }
-            $generic($($argument),*)
+            vectorized(Work { $($argument),* })
         }
     };
 }
@@ -60,7 +55,7 @@ macro_rules! for_each_processor {
 for_each_processor! {
     /// The largest magnitude. NaN and infinities count as larger than every number, so the result is finite exactly if
     /// all values are.
-    pub fn largest_magnitude(values: &[f32]) -> f32 = largest_magnitude_generic
+    pub fn largest_magnitude<'a>(values: &'a [f32]) -> f32 = largest_magnitude_generic
 }
 
 #[inline(always)]
@@ -73,7 +68,7 @@ for_each_processor! {
     /// Rounds `values / scale` to the nearest integers from -127 to 127, as bytes; sums squares for the measures and
     /// counts values other than zero that became zero. Values must be finite, `scale` positive; `out` is as long as
     /// `values`.
-    pub fn quantize(values: &[f32], scale: f32, out: &mut [u8]) -> (Squares, u64) = quantize_generic
+    pub fn quantize<'a>(values: &'a [f32], scale: f32, out: &'a mut [u8]) -> (Squares, u64) = quantize_generic
 }
 
 #[inline(always)]
@@ -132,7 +127,7 @@ fn quantize_lanes(
 
 for_each_processor! {
     /// How many of `values` are larger than `limit` in magnitude.
-    pub fn count_above(values: &[f32], limit: f32) -> u64 = count_above_generic
+    pub fn count_above<'a>(values: &'a [f32], limit: f32) -> u64 = count_above_generic
 }
 
 #[inline(always)]
@@ -143,7 +138,7 @@ fn count_above_generic(values: &[f32], limit: f32) -> u64 {
 
 for_each_processor! {
     /// Sums squares of `values` and of `results`, which they became, and counts values other than zero that became zero.
-    pub fn compare(values: &[f32], results: &[f32]) -> (Squares, u64) = compare_generic
+    pub fn compare<'a>(values: &'a [f32], results: &'a [f32]) -> (Squares, u64) = compare_generic
 }
 
 #[inline(always)]
