@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anec::bundle::{Extent, PortRole, Stage};
+use anec::bundle::{Extent, PortRole, Stage, TokenCount};
 use anec::error::Result;
 use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
-use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model, TokenCount};
+use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
@@ -57,11 +57,8 @@ impl Runner {
         let facts = model.facts();
         let cache = WeightCache::new();
         let build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
-            let most_tokens = match tokens {
-                TokenCount::Range { upper, .. } => upper,
-                TokenCount::Exactly(count) => count,
-            };
-            let request = FunctionRequest { name: "main".into(), stage, tokens, context, most_tokens, argmax: false };
+            let (name, most_tokens, default_tokens) = ("main".into(), tokens.most(), tokens.least());
+            let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
             let graph = model.build(&form, &request, &mut Fp16)?;
             let executable = Executable::compile(&graph.function, Options { precision }, &cache)?;
             Ok((graph, executable))
@@ -122,8 +119,8 @@ impl Runner {
             })?;
             for (name, tensor) in &outputs {
                 let port = self.layers.0.outputs.iter().find(|port| port.name == *name).expect("a port");
-                if let PortRole::State { state, .. } = &port.role {
-                    kept.insert(state.clone(), tensor.clone());
+                if let PortRole::State { id, .. } = &port.role {
+                    kept.insert(id.clone(), tensor.clone());
                 }
             }
             let mut none = self.head.1.new_state();
@@ -198,7 +195,7 @@ impl Runner {
                     Tensor::new(vec![1, planes, count, count], data)
                 }
                 PortRole::Position => Tensor::new(vec![1], vec![first as i32]),
-                PortRole::State { state, .. } => kept.get(state).cloned().unwrap_or_else(|| {
+                PortRole::State { id, .. } => kept.get(id).cloned().unwrap_or_else(|| {
                     let shape: Vec<usize> = (0..port.shape.len()).map(slots).collect();
                     Tensor::new(shape.clone(), vec![0f32; shape.iter().product()])
                 }),
@@ -281,7 +278,7 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                         // dynamic scaling is defined by the length of the text: the context is that length
                         let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
                         let context = if dynamic { length } else { CONTEXT };
-                        let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+                        let range = TokenCount::Range(1, 4);
                         let runner = Runner::new(model, FORM, range, context, Precision::F32).expect("compiles");
                         for chunks in [&[1][..], &[2], &[3], &[4], &[3, 1, 4, 2]] {
                             let (logits, hidden) = runner.run(&golden.tokens, chunks).expect("runs");
@@ -346,8 +343,8 @@ fn every_form_gives_the_same_logits() {
                         for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
                             for state in [StateForm::PerLayer, StateForm::Unified] {
                                 for (kv_write, tokens, chunk) in [
-                                    (KvWrite::Mask, TokenCount::Range { lower: 1, upper: 4, default: 1 }, 3),
-                                    (KvWrite::Slice, TokenCount::Exactly(1), 1),
+                                    (KvWrite::Mask, TokenCount::Range(1, 4), 3),
+                                    (KvWrite::Slice, TokenCount::Fixed(1), 1),
                                 ] {
                                     let form = Form { layout, linear, norm, attention, state, kv_write, ..FORM };
                                     let runner = Runner::new(model, form, tokens, CONTEXT, Precision::F32);
@@ -373,7 +370,7 @@ fn fp16_arithmetic_stays_close() {
             let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
             let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
             let context = if dynamic { golden.tokens.len() as u64 } else { CONTEXT };
-            let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+            let range = TokenCount::Range(1, 4);
             let runner = Runner::new(model, FORM, range, context, Precision::F16).expect("compiles");
             let (logits, _) = runner.run(&golden.tokens, &[4, 1]).expect("runs");
             let (cosine, difference) = distance(&logits, &golden.logits);

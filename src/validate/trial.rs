@@ -3,6 +3,7 @@
 
 use super::verdict::Check;
 use anec_base::{Error, Result};
+use anec_bundle::layer_of;
 use anec_exec::ExecError;
 use anec_runtime::RuntimeError;
 
@@ -30,11 +31,6 @@ pub fn not_run(subject: impl Into<String>, error: Error) -> Result<Check> {
         }
         _ => Ok(Check::of(subject, CLAIM, Some(error.to_string()))),
     }
-}
-
-/// The layer that a value or an op belongs to, by its name: `layers_7_attn_q_proj` to 7.
-pub fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix("layers_")?.split('_').next()?.parse().ok()
 }
 
 #[cfg(test)]
