@@ -90,8 +90,8 @@ impl Runner {
         (0..tokens).map(|t| (0..channels).map(|c| data[c * tokens + t]).collect()).collect()
     }
 
-    /// Logits of every token, and what `layers_i_hidden` held, by layer.
-    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Rows, BTreeMap<String, Rows>)> {
+    /// Logits of every token, and the hidden states that leave layers, by how many layers they went through.
+    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Rows, BTreeMap<usize, Rows>)> {
         self.run_from(&mut self.layers.1.new_state(), tokens, chunks)
     }
 
@@ -102,8 +102,8 @@ impl Runner {
         state: &mut State,
         tokens: &[i32],
         chunks: &[usize],
-    ) -> Result<(Vec<Vec<f32>>, BTreeMap<String, Vec<Vec<f32>>>)> {
-        let (mut logits, mut hidden) = (Vec::new(), BTreeMap::<String, Vec<Vec<f32>>>::new());
+    ) -> Result<(Vec<Vec<f32>>, BTreeMap<usize, Vec<Vec<f32>>>)> {
+        let (mut logits, mut hidden) = (Vec::new(), BTreeMap::<usize, Vec<Vec<f32>>>::new());
         let (mut done, mut turn) = (0, 0);
         let mut kept = BTreeMap::new();
         while done < tokens.len() {
@@ -113,8 +113,10 @@ impl Runner {
             let inputs = self.inputs(chunk, done, tokens.len(), &kept)?;
             let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let outputs = self.layers.1.run_with(&inputs, state, &mut |name, tensor| {
-                if name.starts_with("layers_") && name.ends_with("_hidden") || name == "hidden_out" {
-                    hidden.entry(name.to_owned()).or_default().extend(Runner::rows(tensor, count));
+                let probe = self.layers.0.probes.iter().find(|probe| probe.value == name).map(|probe| probe.layer + 1);
+                let last = (name == "hidden_out").then_some(self.layers.0.probes.len() + 1);
+                if let Some(layers) = probe.or(last) {
+                    hidden.entry(layers).or_default().extend(Runner::rows(tensor, count));
                 }
             })?;
             for (name, tensor) in &outputs {
@@ -286,10 +288,7 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                             let (cosine, difference) = distance(&logits, &golden.logits);
                             assert!(cosine > 0.99999 && difference < 0.03, "{name}: logits {cosine} {difference}");
                             for (layer, expected) in golden.hidden.iter().enumerate().skip(1) {
-                                let last = layer == model.facts().num_layers;
-                                let value = format!("layers_{}_hidden", layer - 1);
-                                let found = &hidden[if last { "hidden_out" } else { value.as_str() }];
-                                let (cosine, difference) = distance(found, expected);
+                                let (cosine, difference) = distance(&hidden[&layer], expected);
                                 assert!(cosine > 0.99999, "{name}: after layer {}: {cosine} {difference}", layer - 1);
                             }
                             if model.facts().recurrent {

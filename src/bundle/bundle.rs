@@ -6,7 +6,10 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{BundleError, FILE_NAME, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, PackageEntry, SCHEMA_VERSION, SourceFacts};
+use crate::{
+    BundleError, FILE_NAME, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, PackageEntry, SCHEMA_VERSION,
+    SourceFacts,
+};
 use anec_base::FileError;
 use anec_manifest::Manifest;
 

@@ -19,9 +19,7 @@ use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::table::MixerKind;
-use super::{
-    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
-};
+use super::{EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight};
 use anec_base::Result;
 use anec_bundle::{Extent, HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount, layer_scope};
 use anec_manifest::{KvWrite, Role};
@@ -160,9 +158,8 @@ impl Decoder {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
         let task = ports.expert_task(g, config.hidden_size, count);
-        let hidden = g.scope(&layer_scope(index), |g| {
-            layer.add_experts(g, hidden, task, range, config.residual_multiplier)
-        })?;
+        let hidden =
+            g.scope(&layer_scope(index), |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         Ok(ports)
     }

@@ -5,8 +5,8 @@ use serde_json::{Value as Json, json};
 use super::conversion::stage;
 use super::table::table;
 use super::{bytes, counted};
-use anec_convert::{Estimate, FormEstimate, Plan};
 use anec_bundle::TokenCount;
+use anec_convert::{Estimate, FormEstimate, Plan};
 use anec_family::{Facts, FunctionRequest};
 use anec_manifest::{Granularity, Manifest, WeightFormat};
 

@@ -108,7 +108,7 @@ impl Signature {
         let inputs: BTreeSet<&str> = function.tensor_inputs().map(|value| value.name.as_str()).collect();
         let outputs: BTreeSet<&str> = function.outputs().map(|value| value.name.as_str()).collect();
         let states: BTreeSet<&str> = function.states().map(|value| value.name.as_str()).collect();
-                let own_states = self.states.iter().map(|(name, _)| name.as_str()).collect();
+        let own_states = self.states.iter().map(|(name, _)| name.as_str()).collect();
         for (what, named, found) in [
             ("inputs", self.inputs.iter().map(String::as_str).collect(), inputs),
             ("outputs", self.outputs.iter().map(String::as_str).collect(), outputs),

@@ -256,8 +256,10 @@ mod tests {
 
     #[test]
     fn steps_agree_on_a_size() {
-        let steps =
-            [step(&[TokenCount::Range(1, 4)]), step(&[TokenCount::Fixed(1), TokenCount::Fixed(3), TokenCount::Fixed(8)])];
+        let steps = [
+            step(&[TokenCount::Range(1, 4)]),
+            step(&[TokenCount::Fixed(1), TokenCount::Fixed(3), TokenCount::Fixed(8)]),
+        ];
         assert_eq!(sizes(&steps, 8, None), [(3, 3), (3, 3), (1, 1), (1, 1)]);
         let steps = [step(&[TokenCount::Fixed(2)]), step(&[TokenCount::Fixed(3)])];
         let error = chunk(&steps, 6, None).unwrap_err().to_string();

@@ -651,6 +651,7 @@ mod tests {
     fn a_bundle_with_a_gap_is_refused() {
         let mut bundle = double::bundle(&Form::default());
         bundle.functions.retain(|f| f.stage != (Stage::Layers { first: 2, end: 3 }));
+        bundle.packages.retain(|p| p.package != "layers_2_3.mlpackage");
         let error = Plan::new(&bundle, std::path::Path::new("b")).unwrap_err().to_string();
         assert_eq!(error, "b/bundle.json: layers of context 16: they end at 2 of 3");
     }

@@ -146,9 +146,7 @@ fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<
 /// Calls that reach the functions of every number of tokens, large ones first.
 fn every_function(bundle: &Bundle, context: u64) -> Chunking {
     let layers = bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }) && f.context == context);
-    let mut sizes: Vec<u64> = layers
-        .map(|entry| entry.tokens.most())
-        .collect();
+    let mut sizes: Vec<u64> = layers.map(|entry| entry.tokens.most()).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.dedup();
     Chunking::Pattern(sizes)

@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 
 use super::verdict::{Check, GateReport, listed};
 use anec_base::hexadecimal;
-use anec_bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, TokenCount};
 use anec_bundle::Port;
+use anec_bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, TokenCount};
 use anec_convert::plan::form;
 use anec_mil::verify::{infer_types, verify, verify_function};
 use anec_mil::{Dim, Function, Lengths, TensorType, Value};
@@ -28,7 +28,11 @@ const SIZES: u64 = 16;
 /// Checks the bundle in `folder`.
 pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
     let mut checks = vec![
-        Check::of("bundle", "it doesn't contradict itself, and its functions make the whole model", listed(&bundle.check())),
+        Check::of(
+            "bundle",
+            "it doesn't contradict itself, and its functions make the whole model",
+            listed(&bundle.check()),
+        ),
         Check::of("bundle", "every tensor of the source is accounted for", ledger(bundle)),
         files(&bundle.host.file.file, std::slice::from_ref(&bundle.host.file), folder),
         Check::of(&bundle.host.file.file, "it has the host's tensors", Host::open(bundle, folder).err().map(text)),

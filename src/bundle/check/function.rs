@@ -14,8 +14,11 @@ pub(super) fn problems(bundle: &Bundle, entry: &FunctionEntry) -> Vec<String> {
     problems.extend(part_problem(bundle, entry));
     problems.extend(context_problem(bundle, entry));
     let ports = || entry.inputs.iter().chain(&entry.outputs);
-    let names: Vec<&str> =
-        ports().map(|port| &port.name).chain(entry.states.iter().map(|state| &state.name)).map(String::as_str).collect();
+    let names: Vec<&str> = ports()
+        .map(|port| &port.name)
+        .chain(entry.states.iter().map(|state| &state.name))
+        .map(String::as_str)
+        .collect();
     problems.extend(duplicate(&names).map(|name| format!("two of its ports are named `{name}`")));
     for (direction, ports, allowed) in [
         ("input", &entry.inputs, takes as fn(&Stage, &PortRole) -> bool),
@@ -156,7 +159,11 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
         return Some(format!("it has a state `{}`, which only layers have", state.name));
     };
     if let Some(layer) = state.role.layers().iter().find(|layer| !(first..end).contains(*layer)) {
-        return Some(format!("state `{}` is of layer {layer}, the function has layers {first} to {}", state.name, end - 1));
+        return Some(format!(
+            "state `{}` is of layer {layer}, the function has layers {first} to {}",
+            state.name,
+            end - 1
+        ));
     }
     let &[1, rows, slots, width] = state.shape.as_slice() else {
         return Some(format!("state `{}` has shape {:?}", state.name, state.shape));

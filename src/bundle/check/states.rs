@@ -27,10 +27,12 @@ pub(super) fn problems(functions: &[FunctionEntry]) -> Vec<String> {
         };
         if !same(&kept, &given) {
             let list = |states: &[Named<'_>]| -> String {
-                let states: Vec<String> = states.iter().map(|state| format!("{} {:?}", state.id, state.shape)).collect();
+                let states: Vec<String> =
+                    states.iter().map(|state| format!("{} {:?}", state.id, state.shape)).collect();
                 if states.is_empty() { "none".into() } else { states.join(", ") }
             };
-            let problem = format!("it gives back other states than it takes: takes {}, gives {}", list(&kept), list(&given));
+            let problem =
+                format!("it gives back other states than it takes: takes {}, gives {}", list(&kept), list(&given));
             problems.push(in_function(entry, problem));
             continue;
         }
