@@ -1,6 +1,7 @@
 """Packages of MIL programs, evaluated with numpy in f32: the protobuf and the weight file as coremltools defines them,
 every op as its documentation says."""
 
+import math
 import struct
 from pathlib import Path
 
@@ -147,11 +148,16 @@ def matmul(x, y, transpose_x, transpose_y):
     return (np.swapaxes(x, -1, -2) if transpose_x else x) @ (np.swapaxes(y, -1, -2) if transpose_y else y)
 
 
+erf = np.vectorize(math.erf, otypes=[np.float32])
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
 def gelu(x, mode):
+    if mode == "EXACT":
+        return 0.5 * x * (1 + erf(x / np.float32(np.sqrt(2))))
     assert mode == "TANH_APPROXIMATION", mode
     return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * x**3)))
 
