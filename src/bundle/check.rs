@@ -9,7 +9,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::{Bundle, Extent, FunctionEntry, PortRole, Stage};
+use crate::{Bundle, Extent, FunctionEntry, Port, PortRole, Stage};
 
 impl Bundle {
     /// Where it contradicts itself; empty where it doesn't. A runtime refuses a bundle with findings.
@@ -103,39 +103,31 @@ impl Bundle {
     /// For each context there are functions for all layers, each followed by those of the experts that it leaves out, and
     /// for all rows of the head.
     fn tiling_problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        let mut tile = |what: String, parts: Parts<'_>, total: u64| {
-            problems.extend(parts.tiling_problem(total).map(|problem| format!("{what}: {problem}")));
+        let tiling = |what: String, parts: &Parts<'_>, total: u64| {
+            parts.tiling_problem(total).map(|problem| format!("{what}: {problem}"))
         };
+        let mut problems = Vec::new();
         for context in &self.model.contexts {
             let layers = self.parts(|entry| match entry.stage {
                 Stage::Layers { first, end } if entry.context == *context => Some(first as u64..end as u64),
                 _ => None,
             });
-            for (end, asked) in layers.0.iter().map(|((_, end), functions)| (*end, experts_asked(functions))) {
+            problems.extend(tiling(format!("layers of context {context}"), &layers, self.model.num_layers as u64));
+            for ((_, end), functions) in &layers.0 {
                 let last = end - 1;
                 let experts = self.parts(|entry| match entry.stage {
                     Stage::Experts { layer, first, end } if layer as u64 == last => Some(first..end),
                     _ => None,
                 });
-                tile(format!("experts of layer {last}"), experts, asked);
+                problems.extend(tiling(format!("experts of layer {last}"), &experts, experts_asked(functions)));
             }
-            let mut given = false;
-            for entry in layers.0.values().flatten() {
-                let asks = entry.inputs.iter().any(|port| port.role == PortRole::RouterState);
-                if asks && !given {
-                    let problem = "no function before it gives its router state";
-                    tile(in_function(entry, problem.into()), Parts::default(), 1);
-                }
-                given = entry.outputs.iter().any(|port| port.role == PortRole::RouterState);
-            }
-            tile(format!("layers of context {context}"), layers, self.model.num_layers as u64);
+            problems.extend(layers.router_problem());
         }
         let head = self.parts(|entry| match entry.stage {
             Stage::Head { first, end } => Some(first..end),
             _ => None,
         });
-        tile("LM head".into(), head, self.model.head_rows());
+        problems.extend(tiling("LM head".into(), &head, self.model.head_rows()));
         problems
     }
 
@@ -176,6 +168,19 @@ impl Parts<'_> {
             }
         }
         (next != total).then(|| format!("they end at {next} of {total}"))
+    }
+
+    /// What routers have gathered is given by a function before the one that takes it.
+    fn router_problem(&self) -> Option<String> {
+        let of_routers = |ports: &[Port]| ports.iter().any(|port| port.role == PortRole::RouterState);
+        let mut given = false;
+        for functions in self.0.values() {
+            if let Some(entry) = functions.iter().find(|entry| of_routers(&entry.inputs) && !given) {
+                return Some(in_function(entry, "no function before it gives the routers' state".into()));
+            }
+            given |= functions.iter().all(|entry| of_routers(&entry.outputs));
+        }
+        None
     }
 }
 

@@ -15,8 +15,8 @@ pub struct HostFacts {
     pub rope: Vec<RopeTable>,
 }
 
-/// A rotary table: host tensors `{name}.cos` and `{name}.sin`, f32 `[rows, rope_dim / 2]`, with the attention factor
-/// multiplied in. A scaling that depends on the length of the text has several variants.
+/// A rotary table: host tensors of cosines and sines, f32 `[rows, rope_dim / 2]`, with the attention factor multiplied in.
+/// A scaling that depends on the length of the text has several variants.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RopeTable {
     /// Which table an input asks for.

@@ -45,7 +45,8 @@ pub enum PortRole {
     /// The share of each of the layer's experts in each token, 0 for those that it wasn't given,
     /// `[1, experts, T, 1]` or `[1, experts, 1, T]`: likewise.
     ExpertShares,
-    /// Cosines of a rotary table, one row for each token: row `position` of the host tensor `{table}.cos`.
+    /// Cosines of a rotary table, one row for each token: that of its position, of the host tensor that the table's variant
+    /// for the text names.
     RopeCos {
         /// Which table of the bundle's `rope` list.
         table: String,

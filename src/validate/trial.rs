@@ -59,11 +59,4 @@ mod tests {
         assert_eq!(check.verdict, Verdict::Unproven);
         assert!(not_run("f32", RuntimeError::NoTokens.into()).is_err());
     }
-
-    #[test]
-    fn values_belong_to_layers_by_name() {
-        assert_eq!(layer_of("layers_12_attn_q_proj"), Some(12));
-        assert_eq!(layer_of("layers_3_hidden"), Some(3));
-        assert_eq!(layer_of("hidden_out"), None);
-    }
 }

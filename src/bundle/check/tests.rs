@@ -69,6 +69,7 @@ fn sound() -> Json {
         let file = json!({"file": format!("{name}.mlpackage/weight.bin"), "bytes": 100, "sha256": ""});
         json!({"package": format!("{name}.mlpackage"), "weight_bytes": 80, "files": [file]})
     };
+    let packages = ["layer_0", "layer_1", "head_0", "head_5"].map(package);
     json!({
         "schema_version": SCHEMA_VERSION,
         "anec_version": "0",
@@ -78,7 +79,7 @@ fn sound() -> Json {
         "config": {},
         "manifest": Manifest::default(),
         "source": {"name": "", "format": "", "files": []},
-        "packages": ["layer_0", "layer_1", "head_0", "head_5"].map(package),
+        "packages": packages,
         "functions": functions,
         "host": {
             "file": {"file": "host.safetensors", "bytes": 1, "sha256": ""},
