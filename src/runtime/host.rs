@@ -221,3 +221,21 @@ impl Tensors {
         Ok(Matrix { rows: rows as u64, columns, dtype: info.dtype, bytes })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::double;
+    use super::*;
+    use safetensors::tensor::TensorView;
+
+    #[test]
+    fn tensors_of_another_type_than_the_bundles_are_refused() {
+        let bundle = double::bundle(&double::Form::default());
+        let bytes = vec![0; 4 * double::VOCAB * double::HIDDEN];
+        let embedding = TensorView::new(Dtype::F32, vec![double::VOCAB, double::HIDDEN], &bytes).unwrap();
+        let file = safetensors::serialize([("embedding", embedding)], None).unwrap();
+        let file = MappedFile::from_bytes(Path::new("host.safetensors"), file);
+        let error = Host::from_file(&bundle, file).unwrap_err().to_string();
+        assert_eq!(error, "host.safetensors: tensor `embedding` holds F32, expected F16");
+    }
+}
