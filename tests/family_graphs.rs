@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
-use anec::bundle::{Extent, Port, PortRole, Stage};
+use anec::bundle::{Extent, Port, PortRole, Stage, TokenCount};
 use anec::error::Result;
-use anec::family::{EmitWeight, Form, FunctionRequest, Model, TokenCount};
+use anec::family::{EmitWeight, Form, FunctionRequest, Model};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
@@ -74,13 +74,14 @@ fn forms() -> Vec<Form> {
 
 fn check(model: &dyn Model, form: Form) -> Result<()> {
     let facts = model.facts();
-    let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+    let range = TokenCount::Range(1, 4);
     let sliced = Form { kv_write: KvWrite::Slice, ..form };
-    for (form, tokens) in [(form, range), (sliced, TokenCount::Exactly(3)), (form, TokenCount::Exactly(1))] {
+    for (form, tokens) in [(form, range), (sliced, TokenCount::Fixed(3)), (form, TokenCount::Fixed(1))] {
         let head = Stage::Head { first: 3, end: facts.head_rows() };
         for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {
+            let (name, default_tokens) = ("main".into(), tokens.least());
             let request =
-                FunctionRequest { name: "main".into(), stage, tokens, context: 64, most_tokens: 4, argmax: true };
+                FunctionRequest { name, stage, tokens, default_tokens, context: 64, most_tokens: 4, argmax: true };
             let graph = model.build(&form, &request, &mut Fp16)?;
             assert_eq!(verify_function(&graph.function), [], "{form:?} {request:?}");
             assert_eq!(graph.states.len(), graph.function.states().count());
@@ -149,10 +150,12 @@ fn both_kinds_of_source_give_the_same_graph() {
             let facts = model.facts().clone();
             let stages =
                 [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Head { first: 0, end: facts.vocab_size }];
-            let tokens = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+            let tokens = TokenCount::Range(1, 4);
             stages.map(|stage| {
                 let name = "main".into();
-                let request = FunctionRequest { name, stage, tokens, context: 64, most_tokens: 4, argmax: false };
+                let (context, default_tokens) = (64, tokens.least());
+                let request =
+                    FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens: 4, argmax: false };
                 model.build(&forms()[0], &request, &mut Fp16).expect("a graph").function
             })
         });

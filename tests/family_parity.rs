@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anec::bundle::{Extent, PortRole, Stage};
+use anec::bundle::{Extent, PortRole, Stage, TokenCount};
 use anec::error::Result;
 use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
-use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model, TokenCount};
+use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
@@ -57,11 +57,8 @@ impl Runner {
         let facts = model.facts();
         let cache = WeightCache::new();
         let build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
-            let most_tokens = match tokens {
-                TokenCount::Range { upper, .. } => upper,
-                TokenCount::Exactly(count) => count,
-            };
-            let request = FunctionRequest { name: "main".into(), stage, tokens, context, most_tokens, argmax: false };
+            let (name, most_tokens, default_tokens) = ("main".into(), tokens.most(), tokens.least());
+            let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
             let graph = model.build(&form, &request, &mut Fp16)?;
             let executable = Executable::compile(&graph.function, Options { precision }, &cache)?;
             Ok((graph, executable))
@@ -93,8 +90,8 @@ impl Runner {
         (0..tokens).map(|t| (0..channels).map(|c| data[c * tokens + t]).collect()).collect()
     }
 
-    /// Logits of every token, and what `layers_i_hidden` held, by layer.
-    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Rows, BTreeMap<String, Rows>)> {
+    /// Logits of every token, and the hidden states that leave layers, by how many layers they went through.
+    fn run(&self, tokens: &[i32], chunks: &[usize]) -> Result<(Rows, BTreeMap<usize, Rows>)> {
         self.run_from(&mut self.layers.1.new_state(), tokens, chunks)
     }
 
@@ -105,8 +102,8 @@ impl Runner {
         state: &mut State,
         tokens: &[i32],
         chunks: &[usize],
-    ) -> Result<(Vec<Vec<f32>>, BTreeMap<String, Vec<Vec<f32>>>)> {
-        let (mut logits, mut hidden) = (Vec::new(), BTreeMap::<String, Vec<Vec<f32>>>::new());
+    ) -> Result<(Vec<Vec<f32>>, BTreeMap<usize, Vec<Vec<f32>>>)> {
+        let (mut logits, mut hidden) = (Vec::new(), BTreeMap::<usize, Vec<Vec<f32>>>::new());
         let (mut done, mut turn) = (0, 0);
         let mut kept = BTreeMap::new();
         while done < tokens.len() {
@@ -116,14 +113,16 @@ impl Runner {
             let inputs = self.inputs(chunk, done, tokens.len(), &kept)?;
             let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let outputs = self.layers.1.run_with(&inputs, state, &mut |name, tensor| {
-                if name.starts_with("layers_") && name.ends_with("_hidden") || name == "hidden_out" {
-                    hidden.entry(name.to_owned()).or_default().extend(Runner::rows(tensor, count));
+                let probe = self.layers.0.probes.iter().find(|probe| probe.value == name).map(|probe| probe.layer + 1);
+                let last = (name == "hidden_out").then_some(self.layers.0.probes.len() + 1);
+                if let Some(layers) = probe.or(last) {
+                    hidden.entry(layers).or_default().extend(Runner::rows(tensor, count));
                 }
             })?;
             for (name, tensor) in &outputs {
                 let port = self.layers.0.outputs.iter().find(|port| port.name == *name).expect("a port");
-                if let PortRole::State { state, .. } = &port.role {
-                    kept.insert(state.clone(), tensor.clone());
+                if let PortRole::State { id, .. } = &port.role {
+                    kept.insert(id.clone(), tensor.clone());
                 }
             }
             let mut none = self.head.1.new_state();
@@ -198,7 +197,7 @@ impl Runner {
                     Tensor::new(vec![1, planes, count, count], data)
                 }
                 PortRole::Position => Tensor::new(vec![1], vec![first as i32]),
-                PortRole::State { state, .. } => kept.get(state).cloned().unwrap_or_else(|| {
+                PortRole::State { id, .. } => kept.get(id).cloned().unwrap_or_else(|| {
                     let shape: Vec<usize> = (0..port.shape.len()).map(slots).collect();
                     Tensor::new(shape.clone(), vec![0f32; shape.iter().product()])
                 }),
@@ -281,7 +280,7 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                         // dynamic scaling is defined by the length of the text: the context is that length
                         let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
                         let context = if dynamic { length } else { CONTEXT };
-                        let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+                        let range = TokenCount::Range(1, 4);
                         let runner = Runner::new(model, FORM, range, context, Precision::F32).expect("compiles");
                         for chunks in [&[1][..], &[2], &[3], &[4], &[3, 1, 4, 2]] {
                             let (logits, hidden) = runner.run(&golden.tokens, chunks).expect("runs");
@@ -289,10 +288,7 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                             let (cosine, difference) = distance(&logits, &golden.logits);
                             assert!(cosine > 0.99999 && difference < 0.03, "{name}: logits {cosine} {difference}");
                             for (layer, expected) in golden.hidden.iter().enumerate().skip(1) {
-                                let last = layer == model.facts().num_layers;
-                                let value = format!("layers_{}_hidden", layer - 1);
-                                let found = &hidden[if last { "hidden_out" } else { value.as_str() }];
-                                let (cosine, difference) = distance(found, expected);
+                                let (cosine, difference) = distance(&hidden[&layer], expected);
                                 assert!(cosine > 0.99999, "{name}: after layer {}: {cosine} {difference}", layer - 1);
                             }
                             if model.facts().recurrent {
@@ -346,8 +342,8 @@ fn every_form_gives_the_same_logits() {
                         for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
                             for state in [StateForm::PerLayer, StateForm::Unified] {
                                 for (kv_write, tokens, chunk) in [
-                                    (KvWrite::Mask, TokenCount::Range { lower: 1, upper: 4, default: 1 }, 3),
-                                    (KvWrite::Slice, TokenCount::Exactly(1), 1),
+                                    (KvWrite::Mask, TokenCount::Range(1, 4), 3),
+                                    (KvWrite::Slice, TokenCount::Fixed(1), 1),
                                 ] {
                                     let form = Form { layout, linear, norm, attention, state, kv_write, ..FORM };
                                     let runner = Runner::new(model, form, tokens, CONTEXT, Precision::F32);
@@ -373,7 +369,7 @@ fn fp16_arithmetic_stays_close() {
             let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
             let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
             let context = if dynamic { golden.tokens.len() as u64 } else { CONTEXT };
-            let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+            let range = TokenCount::Range(1, 4);
             let runner = Runner::new(model, FORM, range, context, Precision::F16).expect("compiles");
             let (logits, _) = runner.run(&golden.tokens, &[4, 1]).expect("runs");
             let (cosine, difference) = distance(&logits, &golden.logits);

@@ -30,6 +30,7 @@ mod mil;
 mod onnx;
 mod oracle;
 mod package;
+mod reader;
 mod real_model;
 mod recurrent_states;
 mod redact;

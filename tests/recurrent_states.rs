@@ -124,13 +124,14 @@ fn the_bundle_says_what_the_host_carries() {
 fn carried(function: &FunctionEntry) -> BTreeMap<String, Vec<u64>> {
     let states = |ports: &[anec::bundle::Port], end: &str| -> BTreeMap<String, Vec<u64>> {
         let state = |port: &anec::bundle::Port| {
-            let PortRole::State { state, .. } = &port.role else { return None };
-            assert_eq!(port.name, format!("{state}{end}"));
+            let PortRole::State { id, .. } = &port.role else { return None };
+            let name = port.name.strip_suffix(end).expect("a name");
+            assert_eq!(*id, anec::bundle::state_id(name, function.context));
             let shape = port.shape.iter().map(|extent| match extent {
                 Extent::Fixed(size) => *size,
                 Extent::Tokens(_) => panic!("{}: a state has no tokens", port.name),
             });
-            Some((state.clone(), shape.collect()))
+            Some((name.to_owned(), shape.collect()))
         };
         ports.iter().filter_map(state).collect()
     };

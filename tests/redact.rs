@@ -86,7 +86,7 @@ fn replaced(text: &[u8], spans: &Spans) -> Vec<u8> {
 /// then the spans of whole tokens without white space at their ends.
 fn by_the_book(text: &str) -> Spans {
     let model = model();
-    let labels = model.bundle().model.classification().unwrap().labels.clone();
+    let labels = model.bundle().model.classification().unwrap().label_set.labels.clone();
     let tokens = Tokenizer::of(model.bundle(), model.folder()).unwrap().tokens(text).unwrap().0;
     let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
     let logits = Windows::new(&model, None, Hidden::No).unwrap().label(&ids).unwrap().logits;

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anec::bundle::Bundle;
-use anec::bundle::Tokens;
+use anec::bundle::TokenCount;
 use anec::coreml::plan::{
     ComputePlan, ComputeUnits, Device, FunctionPlan, Machine, Operation, PackageDigest, SCHEMA_VERSION, listing_digest,
 };
@@ -26,10 +26,10 @@ fn convert(out: &Path, changes: &[&str]) -> Bundle {
     Bundle::read(out).unwrap()
 }
 
-fn lengths(tokens: Tokens) -> std::ops::RangeInclusive<u64> {
+fn lengths(tokens: TokenCount) -> std::ops::RangeInclusive<u64> {
     match tokens {
-        Tokens::Exactly(size) => size..=size,
-        Tokens::Range([lower, upper]) => lower..=upper,
+        TokenCount::Fixed(size) => size..=size,
+        TokenCount::Range(lower, upper) => lower..=upper,
     }
 }
 

@@ -88,9 +88,12 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position_in_every_w
                     let out = room.path().join(format!("{name}{}", lengths.len()));
                     let bundle = convert(case, &out, &["context=64", lengths, shards]);
                     let Task::TokenClassification(task) = &bundle.model.task else { panic!("no classifier") };
-                    assert_eq!(task.labels.len(), labels);
+                    assert_eq!(task.label_set.labels.len(), labels);
                     let deepest = if name == "each" { 1 } else { layers };
-                    assert_eq!((task.window, task.halo, task.stride), (64, deepest * task.band, 64 - 2 * task.halo));
+                    assert_eq!(
+                        (task.window, task.halo, task.stride),
+                        (64, deepest * task.label_set.band, 64 - 2 * task.halo)
+                    );
                     let model = Model::on_cpu(&out, Precision::F32).unwrap();
                     let windows =
                         [None, Some(63), Some(48), Some(40), Some(2 * task.halo + 1), Some(2 * task.halo + 4)];

@@ -1,39 +1,8 @@
-//! What the inputs, outputs and states of an emitted function mean, so that a runtime needs no knowledge of the family.
+//! What the inputs and outputs of a function mean, so that a runtime needs no knowledge of the family.
 
+use crate::StateRole;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-/// What a function does in the model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Stage {
-    /// Layers `first..end` of the stack; hidden states in, hidden states out.
-    Layers {
-        /// First layer.
-        first: usize,
-        /// One past the last layer.
-        end: usize,
-    },
-    /// Experts `first..end` of a layer whose function leaves them out: hidden states in, and out with what these experts
-    /// add. Where no token of a call has a share in them, the hidden states are what they were, and the call can be left
-    /// out.
-    Experts {
-        /// The layer, counted over the whole model.
-        layer: usize,
-        /// First expert.
-        first: u64,
-        /// One past the last expert.
-        end: u64,
-    },
-    /// Rows `first..end` of the LM head, with the final norm; hidden states in, logits out. A classifier's head has a row
-    /// for each label.
-    Head {
-        /// First row of the vocabulary, or label.
-        first: u64,
-        /// One past the last row.
-        end: u64,
-    },
-}
 
 /// An input or output tensor of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -46,6 +15,10 @@ pub struct Port {
     /// Its shape: numbers, and `"T"` for the number of tokens of a call.
     pub shape: Vec<Extent>,
 }
+
+/// What attention and band masks hold where a token may not look. Not -inf: fp16 hardware makes NaN of a row that is all
+/// -inf.
+pub const MASKED: f32 = -1e4;
 
 /// One dimension of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -72,7 +45,8 @@ pub enum PortRole {
     /// The share of each of the layer's experts in each token, 0 for those that it wasn't given,
     /// `[1, experts, T, 1]` or `[1, experts, 1, T]`: likewise.
     ExpertShares,
-    /// Cosines of a rotary table, one row for each token: row `position` of the host tensor `{table}.cos`.
+    /// Cosines of a rotary table, one row for each token: that of its position, of the host tensor that the table's variant
+    /// for the text names.
     RopeCos {
         /// Which table of the bundle's `rope` list.
         table: String,
@@ -104,10 +78,10 @@ pub enum PortRole {
     /// int32 `[1]`: the position of the call's first token, where keys and values are written.
     Position,
     /// A state that the host keeps, in the shape of the port. As an output, what the next call of the text takes; as an
-    /// input, what an output of the same `state` gave last, in whichever function, and zeros before there was one.
+    /// input, what an output of the same `id` gave last, in whichever function, and zeros before there was one.
     State {
-        /// Its name, which no other state of the bundle has.
-        state: String,
+        /// Which state of a text it is, as with [`StatePort::id`](crate::StatePort::id).
+        id: String,
         /// What it holds.
         holds: StateRole,
     },
@@ -117,53 +91,19 @@ pub enum PortRole {
     Argmax,
 }
 
-/// A state of a function.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct StatePort {
-    /// Its name in the package; the same name in several functions of a bundle is the same state.
-    pub name: String,
-    /// What it holds.
-    #[serde(flatten)]
-    pub role: StateRole,
-    /// Its shape.
-    pub shape: Vec<u64>,
+impl Port {
+    /// Its shape in a call of `tokens` tokens.
+    pub fn shape_at(&self, tokens: u64) -> Vec<u64> {
+        self.shape.iter().map(|extent| extent.at(tokens)).collect()
+    }
 }
 
-/// What a state holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "role", rename_all = "snake_case")]
-pub enum StateRole {
-    /// Rotated keys of a layer, `[1, num_key_value_heads, S, head_dim]`. S is the context, or less where the layer sees
-    /// only a window: then the slots are a ring.
-    KeyCache {
-        /// The layer, counted over the whole model.
-        layer: usize,
-    },
-    /// Values of a layer, `[1, num_key_value_heads, S, head_dim]`.
-    ValueCache {
-        /// The layer, counted over the whole model.
-        layer: usize,
-    },
-    /// Keys and values of several layers in one state, `[1, 2 * layers * num_key_value_heads, S, head_dim]`: keys of the
-    /// first layer, its values, keys of the second, …
-    KeyValueCache {
-        /// The layers, counted over the whole model.
-        layers: Vec<usize>,
-    },
-    /// The last inputs of a layer's causal convolutions, oldest first, `[1, layers, slots, channels]`; as many slots as
-    /// all kernels together reach back.
-    ConvolutionState {
-        /// The layers, counted over the whole model.
-        layers: Vec<usize>,
-    },
-    /// What the next token's values take from the last token, `[1, layers, 1, channels]`.
-    DelayState {
-        /// The layers, counted over the whole model.
-        layers: Vec<usize>,
-    },
-    /// The matrices of a layer's linear recurrence, `[1, layers * heads, key width, value width]`.
-    RecurrentState {
-        /// The layers, counted over the whole model.
-        layers: Vec<usize>,
-    },
+impl Extent {
+    /// The number that it is in a call of `tokens` tokens.
+    pub fn at(&self, tokens: u64) -> u64 {
+        match self {
+            Extent::Fixed(count) => *count,
+            Extent::Tokens(_) => tokens,
+        }
+    }
 }

@@ -4,8 +4,8 @@ use super::emit::Emitter;
 use super::error::ConvertError;
 use super::plan::PackagePlan;
 use anec_base::Result;
-use anec_bundle::{FunctionEntry, Tokens};
-use anec_family::{Form, FunctionRequest, Model, TokenCount};
+use anec_bundle::FunctionEntry;
+use anec_family::{Form, Model};
 use anec_mil::Program;
 use anec_mil::verify::verify;
 
@@ -30,10 +30,11 @@ pub fn build_package(
             function: request.name.clone(),
             stage: request.stage.clone(),
             context: request.context,
-            tokens: tokens(request),
+            tokens: request.tokens,
             inputs: graph.inputs,
             outputs: graph.outputs,
             states: graph.states,
+            probes: graph.probes,
         });
         functions.push(graph.function);
     }
@@ -45,11 +46,4 @@ pub fn build_package(
         return Err(ConvertError::Graph { package, findings }.into());
     }
     Ok((program, entries))
-}
-
-fn tokens(request: &FunctionRequest) -> Tokens {
-    match request.tokens {
-        TokenCount::Range { lower, upper, .. } => Tokens::Range([lower, upper]),
-        TokenCount::Exactly(count) => Tokens::Exactly(count),
-    }
 }

@@ -23,7 +23,7 @@ pub fn of_plan(plan: &Plan, model: &dyn Model) -> Vec<String> {
 
 /// A token classifier takes long texts in windows, which must be more than what their layers see on both sides.
 fn short_windows(plan: &Plan, model: &dyn Model) -> Option<String> {
-    let band = model.facts().classes.as_ref()?.band;
+    let band = model.facts().label_set.as_ref()?.band;
     let functions = plan.packages.iter().flat_map(|package| &package.functions);
     let window = functions.map(|function| function.most_tokens).max()?;
     let seen = 2 * plan.most_layers() * band;

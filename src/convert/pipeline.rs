@@ -22,7 +22,7 @@ use anec_base::progress::Progress;
 use anec_base::resources;
 use anec_bundle::Stage;
 use anec_bundle::{Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, Task};
-use anec_family::{Classes, Facts, Host, Model};
+use anec_family::{Facts, Host, Model};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_package::WriteOptions;
 use anec_source::Source;
@@ -163,10 +163,9 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
 
 /// What the model is for.
 fn task(facts: &Facts, plan: &Plan, manifest: &Manifest) -> Task {
-    let Some(Classes { labels, band }) = &facts.classes else { return Task::TextGeneration };
-    let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * band);
-    let (labels, band, stride) = (labels.clone(), *band, window.saturating_sub(2 * halo));
-    Task::TokenClassification(Classification { labels, band, window, halo, stride })
+    let Some(label_set) = facts.label_set.clone() else { return Task::TextGeneration };
+    let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * label_set.band);
+    Task::TokenClassification(Classification { label_set, window, halo, stride: window.saturating_sub(2 * halo) })
 }
 
 /// Files that are written at once, at most. Each holds a graph and some pieces in memory.
@@ -297,7 +296,7 @@ impl Run<'_> {
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
             Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
-            Stage::Head { first, end } if self.model.facts().classes.is_some() => {
+            Stage::Head { first, end } if self.model.facts().label_set.is_some() => {
                 format!("classifier, labels {first} to {}", end - 1)
             }
             Stage::Head { first, end } => format!("LM head, rows {first} to {}", end - 1),

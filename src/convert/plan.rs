@@ -7,8 +7,8 @@ use std::ops::Range;
 use super::error::ConvertError;
 use super::size::stored_bytes;
 use anec_base::Result;
-use anec_bundle::Stage;
-use anec_family::{ExpertCounts, Form, FunctionRequest, Model, PlannedWeight, TokenCount};
+use anec_bundle::{Stage, TokenCount};
+use anec_family::{ExpertCounts, Form, FunctionRequest, Model, PlannedWeight};
 use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Quant, Target};
 use anec_mil::Opset;
 
@@ -52,7 +52,7 @@ impl Plan {
             lengths: &manifest.lengths,
             contexts: &contexts,
             argmax: manifest.lm_head.argmax,
-            whole_texts: facts.classes.is_some(),
+            whole_texts: facts.label_set.is_some(),
         };
         if facts.recurrent && functions.fewest_tokens() > 1 {
             return Err(ConvertError::NoSingleToken.into());
@@ -82,7 +82,7 @@ impl Plan {
             }
         }
         let digits = facts.num_layers.to_string().len();
-        let head_name = if facts.classes.is_some() { "classifier" } else { "lm_head" };
+        let head_name = if facts.label_set.is_some() { "classifier" } else { "lm_head" };
         let mut packages = Vec::new();
         for range in ranges {
             let stage = Stage::Layers { first: range.start, end: range.end };
@@ -288,23 +288,19 @@ impl Functions<'_> {
         let sees_context = matches!(stage, Stage::Layers { .. });
         let contexts = if sees_context { self.contexts } else { std::slice::from_ref(&largest) };
         let tokens: Vec<TokenCount> = match self.lengths {
-            // Core ML plans for the default; most calls of a decoder bring one token, of a classifier a whole window
-            Lengths::Range([lower, upper]) => {
-                let default = if self.whole_texts { *upper } else { *lower };
-                vec![TokenCount::Range { lower: *lower, upper: *upper, default }]
-            }
+            Lengths::Range([lower, upper]) => vec![TokenCount::Range(*lower, *upper)],
             Lengths::Fixed(sizes) => {
                 let mut sizes = sizes.clone();
                 sizes.sort_unstable();
-                sizes.into_iter().map(TokenCount::Exactly).collect()
+                sizes.into_iter().map(TokenCount::Fixed).collect()
             }
         };
         let single = contexts.len() == 1 && tokens.len() == 1;
         let name = |context: u64, tokens: TokenCount| match tokens {
             _ if single => "main".to_owned(),
-            TokenCount::Exactly(t) if contexts.len() == 1 => format!("tokens_{t}"),
-            TokenCount::Exactly(t) => format!("context_{context}_tokens_{t}"),
-            TokenCount::Range { .. } => format!("context_{context}"),
+            TokenCount::Fixed(t) if contexts.len() == 1 => format!("tokens_{t}"),
+            TokenCount::Fixed(t) => format!("context_{context}_tokens_{t}"),
+            TokenCount::Range(..) => format!("context_{context}"),
         };
         let argmax = self.argmax && head;
         contexts
@@ -314,6 +310,8 @@ impl Functions<'_> {
                 name: name(context, tokens),
                 stage: stage.clone(),
                 tokens,
+                // most calls of a decoder bring one token, of a classifier a whole window
+                default_tokens: if self.whole_texts { tokens.most() } else { tokens.least() },
                 context,
                 most_tokens: self.most_tokens(),
                 argmax,

@@ -27,11 +27,11 @@ use super::blocks::rope::Rotation;
 use super::decoder::Ports;
 use super::layer::{ExpertTask, Planned};
 use super::{
-    Classes, EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
+    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
     table::OPENAI_PRIVACY_FILTER,
 };
 use anec_base::Result;
-use anec_bundle::{PortRole, Stage};
+use anec_bundle::{LabelSet, PortRole, Stage, layer_scope};
 use anec_manifest::Role;
 use anec_mil::Dim;
 use anec_source::{Ledger, Weight};
@@ -87,12 +87,12 @@ impl Classifier {
         let band = PortRole::BandMask { band: self.config.band };
         let mask = ports.input(g, "attn_mask", band, vec![one.clone(), one, tokens.clone(), tokens]);
         let mut task = None;
-        for index in layers {
+        for index in layers.clone() {
             let layer = &self.layers[index];
             if task.is_some() {
                 g.missing("layers", "to end where experts are left out", x);
             }
-            (x, task) = g.scope(&format!("layers_{index}"), |g| {
+            (x, task) = g.scope(&layer_scope(index), |g| {
                 let normal = rms_norm(g, x, &layer.attention_norm, 1);
                 let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, rotation, mask));
                 let x = g.ops.add(x, seen);
@@ -105,6 +105,9 @@ impl Classifier {
                 let shares = g.scope("moe", |g| shares(g, normal, &layer.experts));
                 (x, Some(ExpertTask { input: normal, shares }))
             });
+            if index + 1 < layers.end {
+                ports.between.push((index, x));
+            }
         }
         ports.output(g, "hidden_out", PortRole::Hidden, x);
         ports.asked_experts(g, task);
@@ -117,7 +120,7 @@ impl Classifier {
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
         let task = ports.expert_task(g, self.config.hidden_size, all.num_experts);
         let part = all.part(range.clone())?;
-        let hidden = g.scope(&format!("layers_{index}"), |g| {
+        let hidden = g.scope(&layer_scope(index), |g| {
             let thought = g.scope("moe", |g| {
                 let shares = g.ops.slice(task.shares, 1, range);
                 experts(g, task.input, shares, &part)
@@ -192,8 +195,7 @@ impl Model for Classifier {
             Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
-        let function = g.into_ops()?.finish()?;
-        Ok(FunctionGraph { function, inputs: ports.inputs, outputs: ports.outputs, states: Vec::new() })
+        ports.finish(g)
     }
 
     fn host(&self, context: u64) -> Result<Host> {
@@ -229,7 +231,7 @@ fn facts(config: &ClassifierConfig) -> Facts {
         hidden_size: config.hidden_size,
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
-        classes: Some(Classes { labels: config.labels.clone(), band: config.band }),
+        label_set: Some(LabelSet { labels: config.labels.clone(), band: config.band }),
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
         recurrent: false,

@@ -19,11 +19,9 @@ use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::table::MixerKind;
-use super::{
-    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight, TokenCount,
-};
+use super::{EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight};
 use anec_base::Result;
-use anec_bundle::{Extent, Port, PortRole, Stage, StatePort};
+use anec_bundle::{Extent, HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount, layer_scope};
 use anec_manifest::{KvWrite, Role};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::Weight;
@@ -131,7 +129,7 @@ impl Decoder {
             if task.is_some() {
                 g.missing("layers", "to end where experts are left out", stream.hidden);
             }
-            g.scope(&format!("layers_{index}"), |g| -> Result<()> {
+            g.scope(&layer_scope(index), |g| -> Result<()> {
                 if g.form.experts.is_packed() || layer.expert_counts().is_none() {
                     stream = layer.apply(g, stream, inputs, config.residual_multiplier);
                 } else {
@@ -140,6 +138,9 @@ impl Decoder {
                 }
                 Ok(())
             })?;
+            if index + 1 < layers.end {
+                ports.between.push((index, stream.hidden));
+            }
         }
         ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
         if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
@@ -157,9 +158,8 @@ impl Decoder {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
         let task = ports.expert_task(g, config.hidden_size, count);
-        let hidden = g.scope(&format!("layers_{index}"), |g| {
-            layer.add_experts(g, hidden, task, range, config.residual_multiplier)
-        })?;
+        let hidden =
+            g.scope(&layer_scope(index), |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         Ok(ports)
     }
@@ -167,9 +167,8 @@ impl Decoder {
     /// The order of the tokens of a call of several.
     fn token_order(&self, g: &mut Graph<'_>, ports: &mut Ports, request: &FunctionRequest) -> Option<TokenOrder> {
         let most = match request.tokens {
-            TokenCount::Exactly(1) => return None,
-            TokenCount::Exactly(count) => count,
-            TokenCount::Range { upper, .. } => upper,
+            TokenCount::Fixed(1) => return None,
+            several => several.most(),
         };
         // a range that ends at 1 has one plane more than it needs, so that there is one at all
         let levels = TokenOrder::levels(most).max(1);
@@ -182,7 +181,7 @@ impl Decoder {
     fn write(&self, g: &mut Graph<'_>, ports: &mut Ports, slots: u64, request: &FunctionRequest) -> Write {
         let ring = slots < request.context;
         match (g.form.kv_write, request.tokens) {
-            (KvWrite::Slice, TokenCount::Exactly(count)) if !ring => {
+            (KvWrite::Slice, TokenCount::Fixed(count)) if !ring => {
                 let position = ports.input_of(g, "position", PortRole::Position, DataType::Int32, vec![Dim::Fixed(1)]);
                 Write::from_position(g, position, count)
             }
@@ -254,8 +253,7 @@ impl Model for Decoder {
             Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
-        let function = g.into_ops()?.finish()?;
-        Ok(FunctionGraph { function, inputs: ports.inputs, outputs: ports.outputs, states: ports.states })
+        ports.finish(g)
     }
 
     fn host(&self, context: u64) -> Result<Host> {
@@ -284,9 +282,20 @@ pub(super) struct Ports {
     pub(super) inputs: Vec<Port>,
     pub(super) outputs: Vec<Port>,
     states: Vec<StatePort>,
+    /// Layers, and the hidden states that leave them within the function.
+    pub(super) between: Vec<(usize, ValueId)>,
 }
 
 impl Ports {
+    /// The function that they are of.
+    pub(super) fn finish(self, g: Graph<'_>) -> Result<FunctionGraph> {
+        let Ports { inputs, outputs, states, between } = self;
+        let function = g.into_ops()?.finish()?;
+        let probe = |(layer, hidden)| HiddenProbe { layer, value: function.value(hidden).name.clone() };
+        let probes = between.into_iter().map(probe).collect();
+        Ok(FunctionGraph { function, inputs, outputs, states, probes })
+    }
+
     pub(super) fn input(&mut self, g: &mut Graph<'_>, name: &str, role: PortRole, shape: Vec<Dim>) -> ValueId {
         self.input_of(g, name, role, DataType::Fp16, shape)
     }

@@ -35,7 +35,7 @@ use std::ops::Range;
 use serde_json::Value as Json;
 
 use anec_base::Result;
-use anec_bundle::{Port, Stage, StatePort};
+use anec_bundle::{HiddenProbe, LabelSet, Port, Stage, StatePort, TokenCount};
 use anec_manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
@@ -73,22 +73,6 @@ pub struct Form {
     pub experts: ExpertsForm,
 }
 
-/// Numbers of tokens that a function takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenCount {
-    /// The symbol `T` from `lower` to `upper`; `default` is the shape that Core ML plans for.
-    Range {
-        /// Fewest tokens.
-        lower: u64,
-        /// Most tokens.
-        upper: u64,
-        /// Default.
-        default: u64,
-    },
-    /// Exactly this many.
-    Exactly(u64),
-}
-
 /// A function to build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionRequest {
@@ -98,6 +82,8 @@ pub struct FunctionRequest {
     pub stage: Stage,
     /// Tokens of one call.
     pub tokens: TokenCount,
+    /// Which of them Core ML plans for.
+    pub default_tokens: u64,
     /// Tokens of the longest text.
     pub context: u64,
     /// Most tokens of a call of any function that shares this one's states.
@@ -111,8 +97,9 @@ impl FunctionRequest {
     fn begin<'a>(&self, form: &Form, weights: &'a mut dyn EmitWeight) -> Graph<'a> {
         let mut ops = FunctionBuilder::new(&self.name, form.opset);
         let tokens = match self.tokens {
-            TokenCount::Exactly(count) => Dim::Fixed(count),
-            TokenCount::Range { lower, upper, default } => {
+            TokenCount::Fixed(count) => Dim::Fixed(count),
+            TokenCount::Range(lower, upper) => {
+                let default = self.default_tokens;
                 Dim::symbol(&ops.symbol("T", Lengths::Range { lower, upper: Some(upper), default }))
             }
         };
@@ -131,6 +118,8 @@ pub struct FunctionGraph {
     pub outputs: Vec<Port>,
     /// States.
     pub states: Vec<StatePort>,
+    /// Where the hidden states between its layers are.
+    pub probes: Vec<HiddenProbe>,
 }
 
 /// Puts a weight into a function in the number format that its role asks for.
@@ -212,7 +201,7 @@ pub struct Facts {
     /// Rows of the embedding, and of the LM head.
     pub vocab_size: u64,
     /// What a token classifier gives instead of tokens.
-    pub classes: Option<Classes>,
+    pub label_set: Option<LabelSet>,
     /// Longest text the model was made for.
     pub max_position_embeddings: u64,
     /// Hidden states between functions are the model's times this.
@@ -223,19 +212,10 @@ pub struct Facts {
     pub config: Json,
 }
 
-/// What a token classifier gives.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Classes {
-    /// Labels, in the order of the head's rows.
-    pub labels: Vec<String>,
-    /// How far a token of a layer sees, on each side.
-    pub band: u64,
-}
-
 impl Facts {
     /// Rows of the head: tokens, or labels.
     pub fn head_rows(&self) -> u64 {
-        self.classes.as_ref().map_or(self.vocab_size, |classes| classes.labels.len() as u64)
+        self.label_set.as_ref().map_or(self.vocab_size, |set| set.labels.len() as u64)
     }
 }
 
@@ -461,7 +441,7 @@ fn assemble(
         hidden_size: config.hidden_size,
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
-        classes: None,
+        label_set: None,
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
         recurrent: config.short_conv.is_some() || config.cca.is_some() || config.delta_net.is_some(),

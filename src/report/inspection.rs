@@ -8,8 +8,7 @@ use serde_json::{Value as Json, json};
 use super::conversion::stage;
 use super::table::table;
 use super::{bytes, counted};
-use anec_bundle::Bundle;
-use anec_bundle::Tokens;
+use anec_bundle::{Bundle, TokenCount};
 use anec_package::describe::{FunctionInventory, Inventory};
 use anec_source::gguf::{Array, Metadata, Value};
 use anec_source::onnx::{Bundle as OnnxBundle, CONFIG};
@@ -289,8 +288,8 @@ pub fn bundle(bundle: &Bundle) -> String {
     let rows = bundle.functions.iter().map(|function| {
         let package = bundle.packages.iter().find(|p| p.package == function.package);
         let tokens = match function.tokens {
-            Tokens::Range([lower, upper]) => format!("{lower}..{upper}"),
-            Tokens::Exactly(count) => count.to_string(),
+            TokenCount::Range(lower, upper) => format!("{lower}..{upper}"),
+            TokenCount::Fixed(count) => count.to_string(),
         };
         vec![
             function.package.clone(),

@@ -5,8 +5,9 @@ use serde_json::{Value as Json, json};
 use super::conversion::stage;
 use super::table::table;
 use super::{bytes, counted};
+use anec_bundle::TokenCount;
 use anec_convert::{Estimate, FormEstimate, Plan};
-use anec_family::{Facts, FunctionRequest, TokenCount};
+use anec_family::{Facts, FunctionRequest};
 use anec_manifest::{Granularity, Manifest, WeightFormat};
 
 /// The result of `anec plan`; `forms` are the estimates of all forms of experts.
@@ -59,8 +60,8 @@ pub fn plan(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate
 
 fn function(request: &FunctionRequest) -> String {
     match request.tokens {
-        TokenCount::Range { lower, upper, .. } => format!("{} (T = {lower}..{upper})", request.name),
-        TokenCount::Exactly(count) => format!("{} (T = {count})", request.name),
+        TokenCount::Range(lower, upper) => format!("{} (T = {lower}..{upper})", request.name),
+        TokenCount::Fixed(count) => format!("{} (T = {count})", request.name),
     }
 }
 
@@ -75,10 +76,10 @@ pub fn plan_json(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Est
                 .iter()
                 .map(|f| {
                     let tokens = match f.tokens {
-                        TokenCount::Range { lower, upper, default } => {
-                            json!({"range": [lower, upper], "default": default})
+                        TokenCount::Range(lower, upper) => {
+                            json!({"range": [lower, upper], "default": f.default_tokens})
                         }
-                        TokenCount::Exactly(count) => json!({"exactly": count}),
+                        TokenCount::Fixed(count) => json!({"fixed": count}),
                     };
                     json!({"name": f.name, "context": f.context, "tokens": tokens})
                 })

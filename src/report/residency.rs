@@ -75,7 +75,7 @@ mod tests {
     use serde_json::{Value as Json, json};
 
     use anec_base::{Error, Fault};
-    use anec_bundle::{Bundle, PackageEntry, Tokens};
+    use anec_bundle::{Bundle, PackageEntry, TokenCount};
     use anec_coreml::ComputePlan;
     use anec_runtime::double::{self, Form};
     use anec_validate::residency::judge;
@@ -89,7 +89,7 @@ mod tests {
         bundle.functions.truncate(1);
         bundle.functions[0].package = package.clone();
         bundle.functions[0].function = "main".into();
-        bundle.functions[0].tokens = Tokens::Range([1, 2]);
+        bundle.functions[0].tokens = TokenCount::Range(1, 2);
         bundle.packages = vec![PackageEntry { package, compiled: None, weight_bytes: 0, files: Vec::new() }];
         bundle
     }

@@ -32,8 +32,8 @@ pub trait Backend: Send + Sync {
 /// The states of one text.
 pub trait Sequence: Send {
     /// Runs a function of the bundle, by its index in `bundle.json`, with tensors in the order of its inputs, and gives
-    /// its outputs in their order. Floating-point tensors hold f32, whatever the port's type. States of the same name
-    /// are shared between functions of the same context.
+    /// its outputs in their order. Floating-point tensors hold f32, whatever the port's type. Functions whose states have
+    /// the same id share them.
     ///
     /// `watch` is shown the values inside the function that have a name.
     ///

@@ -97,20 +97,10 @@ impl<E: Engine> Shared<E> {
     }
 }
 
-impl<E: Engine> Shared<E> {
-    /// The states of a function, which all functions that share them must have.
-    fn state_names(&self, entry: &FunctionEntry) -> Result<Vec<String>, RuntimeError> {
-        let names = |entry: &FunctionEntry| entry.states.iter().map(|s| s.name.clone()).collect::<Vec<_>>();
-        let sharing = |other: &&FunctionEntry| (&other.package, other.context) == (&entry.package, entry.context);
-        let own = names(entry);
-        match self.bundle.functions.iter().filter(sharing).find(|other| names(other) != own) {
-            None => Ok(own),
-            Some(other) => Err(self.wrong(format!(
-                "functions `{}` and `{}` of {} have different states; Core ML can't share them",
-                entry.function, other.function, entry.package
-            ))),
-        }
-    }
+/// The names of a function's states. Functions that have one in common have all in common, under the same names: Core ML
+/// makes the states of a package's function together.
+fn state_names(entry: &FunctionEntry) -> Vec<String> {
+    entry.states.iter().map(|state| state.name.clone()).collect()
 }
 
 /// The digest of a package as the bundle has it.
@@ -135,9 +125,8 @@ type ArraysOf<E> = <<E as Engine>::Function as LoadedFunction>::Call;
 
 struct CoreMlSequence<E: Engine> {
     shared: Arc<Shared<E>>,
-    /// By package and context: Core ML makes states for the functions of one package together, and functions of other
-    /// contexts have states of other shapes.
-    states: BTreeMap<(String, u64), Held<E>>,
+    /// By the id of a function's first state: functions with that state have all their states in common.
+    states: BTreeMap<String, Held<E>>,
     /// By function and number of tokens.
     arrays: BTreeMap<(usize, usize), Arrays<E>>,
 }
@@ -194,11 +183,11 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             Entry::Occupied(arrays) => arrays.into_mut(),
             Entry::Vacant(place) => place.insert(Arrays::<E>::new(&loaded, entry, size)?),
         };
-        let state = match states.entry((entry.package.clone(), entry.context)) {
-            _ if entry.states.is_empty() => None,
-            Entry::Occupied(held) => Some(&*held.into_mut()),
-            Entry::Vacant(place) => {
-                let state = loaded.state(&shared.state_names(entry)?)?;
+        let state = match entry.states.first().map(|state| states.entry(state.id.clone())) {
+            None => None,
+            Some(Entry::Occupied(held)) => Some(&*held.into_mut()),
+            Some(Entry::Vacant(place)) => {
+                let state = loaded.state(&state_names(entry))?;
                 Some(&*place.insert(Held { function, state }))
             }
         };
@@ -246,11 +235,11 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        let copy = |(key, held): (&(String, u64), &Held<E>)| {
+        let copy = |(id, held): (&String, &Held<E>)| {
             let loaded = self.shared.function(held.function)?;
             let loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
-            let names = self.shared.state_names(self.shared.entry(held.function)?)?;
-            Ok((key.clone(), Held { function: held.function, state: loaded.copy(&held.state, &names)? }))
+            let names = state_names(self.shared.entry(held.function)?);
+            Ok((id.clone(), Held { function: held.function, state: loaded.copy(&held.state, &names)? }))
         };
         let states = self.states.iter().map(copy).collect::<Result<_>>()?;
         Ok(Some(Box::new(CoreMlSequence { shared: self.shared.clone(), states, arrays: BTreeMap::new() })))

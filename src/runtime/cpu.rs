@@ -9,7 +9,7 @@ use super::error::RuntimeError;
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_exec::{ExecError, Executable, Options, Precision, State, Tensor, WeightCache};
-use anec_mil::{Function, Program};
+use anec_mil::{Function, Program, ValueType};
 
 /// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
 pub struct Programs {
@@ -23,9 +23,10 @@ pub struct Programs {
 struct Signature {
     package: String,
     function: String,
-    context: u64,
     inputs: Vec<String>,
     outputs: Vec<String>,
+    /// Names of its states, and their ids.
+    states: Vec<(String, String)>,
 }
 
 impl Programs {
@@ -35,9 +36,9 @@ impl Programs {
         let signature = |entry: &anec_bundle::FunctionEntry| Signature {
             package: entry.package.clone(),
             function: entry.function.clone(),
-            context: entry.context,
             inputs: names(&entry.inputs),
             outputs: names(&entry.outputs),
+            states: entry.states.iter().map(|state| (state.name.clone(), state.id.clone())).collect(),
         };
         Arc::new(Programs {
             folder: folder.to_owned(),
@@ -77,7 +78,8 @@ impl Programs {
         };
         signature.check(function).map_err(error)?;
         let compile = if as_written { Executable::compile_as_written } else { Executable::compile };
-        Ok(compile(function, Options { precision }, &self.weights).map_err(|error| signature.failed(error))?)
+        let function = signature.with_ids(function);
+        Ok(compile(&function, Options { precision }, &self.weights).map_err(|error| signature.failed(error))?)
     }
 }
 
@@ -87,14 +89,34 @@ impl Signature {
         RuntimeError::Function { package: self.package.clone(), error }
     }
 
-    /// Whether a function has the inputs and outputs that the bundle names.
+    /// The function with its states named by their ids, under which all functions of a text keep them.
+    fn with_ids(&self, function: &Function) -> Function {
+        let mut function = function.clone();
+        for input in function.inputs.clone() {
+            let value = &mut function.values[input.0 as usize];
+            if let (ValueType::State(_), Some((_, id))) =
+                (&value.ty, self.states.iter().find(|(name, _)| *name == value.name))
+            {
+                value.name.clone_from(id);
+            }
+        }
+        function
+    }
+
+    /// Whether a function has the inputs, outputs and states that the bundle names.
     fn check(&self, function: &Function) -> Result<(), String> {
         let inputs: BTreeSet<&str> = function.tensor_inputs().map(|value| value.name.as_str()).collect();
         let outputs: BTreeSet<&str> = function.outputs().map(|value| value.name.as_str()).collect();
-        for (what, named, found) in [("inputs", &self.inputs, inputs), ("outputs", &self.outputs, outputs)] {
-            if named.iter().map(String::as_str).collect::<BTreeSet<_>>() != found {
-                let found: Vec<&str> = found.into_iter().collect();
-                let (found, named) = (found.join(", "), named.join(", "));
+        let states: BTreeSet<&str> = function.states().map(|value| value.name.as_str()).collect();
+        let own_states = self.states.iter().map(|(name, _)| name.as_str()).collect();
+        for (what, named, found) in [
+            ("inputs", self.inputs.iter().map(String::as_str).collect(), inputs),
+            ("outputs", self.outputs.iter().map(String::as_str).collect(), outputs),
+            ("states", own_states, states),
+        ] {
+            if named != found {
+                let list = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(", ");
+                let (found, named) = (list(found), list(named));
                 return Err(format!(
                     "function `{}` has the {what} {found}, but {FILE_NAME} names {named}",
                     self.function
@@ -152,18 +174,15 @@ impl Backend for CpuBackend {
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(CpuSequence { shared: self.shared.clone(), states: BTreeMap::new() }))
+        let (state, known) = (State::default(), BTreeSet::new());
+        Ok(Box::new(CpuSequence { shared: self.shared.clone(), state, known }))
     }
 }
 
-/// A text's states, by context length: functions of different contexts have states of the same names, but other shapes.
+/// A text's states, by their ids.
+#[derive(Clone)]
 struct CpuSequence {
     shared: Arc<Compiled>,
-    states: BTreeMap<u64, States>,
-}
-
-#[derive(Clone, Default)]
-struct States {
     state: State,
     /// Functions whose states are among them.
     known: BTreeSet<usize>,
@@ -173,8 +192,8 @@ impl Sequence for CpuSequence {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
         let executable = self.shared.executable(function)?;
         let signature = self.shared.programs.signature(function)?;
-        let States { state, known } = self.states.entry(signature.context).or_default();
-        if known.insert(function) {
+        let state = &mut self.state;
+        if self.known.insert(function) {
             state.merge(executable.new_state());
         }
         let inputs: Vec<(&str, &Tensor)> =
@@ -190,11 +209,11 @@ impl Sequence for CpuSequence {
     }
 
     fn reset(&mut self) -> Result<()> {
-        self.states.values_mut().for_each(|states| states.state.reset());
+        self.state.reset();
         Ok(())
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        Ok(Some(Box::new(CpuSequence { shared: self.shared.clone(), states: self.states.clone() })))
+        Ok(Some(Box::new(self.clone())))
     }
 }

@@ -15,7 +15,6 @@ use super::model::Model;
 use anec_base::MappedFile;
 use anec_base::Result;
 use anec_bundle::*;
-use anec_bundle::{Extent, Port, PortRole, Stage, StatePort, StateRole};
 use anec_exec::{Tensor, TensorData};
 
 pub const HIDDEN: usize = 4;
@@ -33,8 +32,8 @@ pub const EOS: u64 = 7;
 #[derive(Clone)]
 pub struct Form {
     pub contexts: Vec<u64>,
-    pub layer_tokens: Vec<Tokens>,
-    pub head_tokens: Vec<Tokens>,
+    pub layer_tokens: Vec<TokenCount>,
+    pub head_tokens: Vec<TokenCount>,
     /// Keys are written at a position instead of through a mask.
     pub slice: bool,
     /// The first layer has a memory of all tokens, which no position undoes.
@@ -58,7 +57,7 @@ pub enum Mishap {
 
 impl Default for Form {
     fn default() -> Self {
-        let range = vec![Tokens::Range([1, 4])];
+        let range = vec![TokenCount::Range(1, 4)];
         Form {
             contexts: vec![16],
             layer_tokens: range.clone(),
@@ -93,8 +92,11 @@ pub fn bundle(form: &Form) -> Bundle {
     let port = |name: &str, role: PortRole, shape: Vec<Extent>| Port { name: name.into(), role, shape };
     let hidden = || vec![fixed(1), fixed(HIDDEN as u64), t(), fixed(1)];
     let mut functions = Vec::new();
-    for &context in &form.contexts {
-        for [first, end] in SHARDS {
+    let mut contexts = form.contexts.clone();
+    contexts.sort_unstable();
+    let longest = contexts[contexts.len() - 1];
+    for [first, end] in SHARDS {
+        for &context in &contexts {
             for tokens in &form.layer_tokens {
                 let row = || vec![fixed(1), fixed(1), t(), fixed(1)];
                 let mask = |window| PortRole::AttentionMask { window };
@@ -121,27 +123,38 @@ pub fn bundle(form: &Form) -> Bundle {
                     states: (first..end)
                         .map(|layer| StatePort {
                             name: format!("v_cache_{layer}"),
+                            id: state_id(&format!("v_cache_{layer}"), context),
                             role: StateRole::ValueCache { layer },
                             shape: vec![1, 1, context, HIDDEN as u64],
                         })
+                        .collect(),
+                    probes: (first..end - 1)
+                        .map(|layer| HiddenProbe { layer, value: format!("after_{layer}") })
                         .collect(),
                 });
             }
         }
     }
-    // the last piece stands first: the order is the stage's, not the list's
-    for [first, end] in [PIECES[1], PIECES[0]] {
+    for [first, end] in PIECES {
         for tokens in &form.head_tokens {
             functions.push(FunctionEntry {
                 package: format!("head_{first}_{end}.mlpackage"),
                 function: format!("head_{first}_{end}"),
                 stage: Stage::Head { first, end },
-                context: form.contexts[0],
+                context: longest,
                 tokens: *tokens,
                 inputs: vec![port("hidden", PortRole::Hidden, hidden())],
                 outputs: vec![port("logits", PortRole::Logits, vec![fixed(1), fixed(end - first), t(), fixed(1)])],
                 states: Vec::new(),
+                probes: Vec::new(),
             });
+        }
+    }
+    let mut packages: Vec<PackageEntry> = Vec::new();
+    for FunctionEntry { package, .. } in &functions {
+        if packages.last().is_none_or(|last| last.package != *package) {
+            let (package, files) = (package.clone(), Vec::new());
+            packages.push(PackageEntry { package, compiled: None, weight_bytes: 0, files });
         }
     }
     let digest = FileDigest { file: "host.safetensors".into(), bytes: 0, sha256: String::new() };
@@ -161,21 +174,21 @@ pub fn bundle(form: &Form) -> Bundle {
             hidden_size: HIDDEN as u64,
             num_layers: 3,
             vocab_size: VOCAB as u64,
-            contexts: form.contexts.clone(),
+            contexts,
             eos_token_ids: vec![EOS],
             bos_token_id: None,
         },
         config: serde_json::Value::Null,
         manifest: Manifest::default(),
         source: SourceFacts { name: String::new(), format: String::new(), files: Vec::new() },
-        packages: Vec::new(),
+        packages,
         functions,
         host: HostFacts {
             file: digest,
             embedding: "embedding".into(),
             rope: vec![RopeTable {
                 table: "rope".into(),
-                variants: vec![variant(SHORT, "short"), variant(*form.contexts.iter().max().unwrap(), "long")],
+                variants: vec![variant(SHORT, "short"), variant(longest, "long")],
             }],
         },
         tokenizer: BTreeMap::new(),
@@ -359,7 +372,7 @@ impl Sequence for Text {
             }
             let shown = Tensor::new(vec![1, HIDDEN, t, 1], hidden.clone());
             if let Some(watch) = &mut watch {
-                watch(&format!("layers_{layer}_hidden"), &shown);
+                watch(&format!("after_{layer}"), &shown);
             }
         }
         Ok(vec![Tensor::new(vec![1, HIDDEN, t, 1], hidden)])

@@ -5,11 +5,8 @@ use std::sync::Arc;
 use super::error::RuntimeError;
 use super::host::{Host, RopeChoice, Wave};
 use super::plan::Chunk;
-use anec_bundle::{Extent, Port, PortRole};
+use anec_bundle::{Extent, MASKED, Port, PortRole};
 use anec_exec::Tensor;
-
-/// What closes a slot of the cache to a token. Not -inf: fp16 hardware makes NaN of a row that is all -inf.
-const CLOSED: f32 = -1e4;
 
 /// The inputs of all functions for one chunk of tokens. Equal inputs are made once.
 pub struct Feed<'a> {
@@ -78,7 +75,7 @@ impl<'a> Feed<'a> {
     /// `[T, S]`: a token sees the slots of the positions up to its own, within its window; position p has the slot p mod
     /// S. Tokens that only fill the call see what the last real one sees; nobody reads what they give.
     fn attention_mask(&self, slots: u64, window: Option<u64>) -> Vec<f32> {
-        let mut mask = vec![CLOSED; (self.chunk.size * slots) as usize];
+        let mut mask = vec![MASKED; (self.chunk.size * slots) as usize];
         for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
             let position = self.position + (t as u64).min(self.chunk.real - 1);
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -91,7 +88,7 @@ impl<'a> Feed<'a> {
     /// at what they see.
     fn band_mask(&self, band: u64) -> Vec<f32> {
         let Chunk { real, size } = self.chunk;
-        let mut mask = vec![CLOSED; (size * size) as usize];
+        let mut mask = vec![MASKED; (size * size) as usize];
         for (t, row) in mask.chunks_exact_mut(size as usize).enumerate() {
             let t = t as u64;
             row[t.saturating_sub(band).min(real) as usize..(t + band + 1).min(real) as usize].fill(0.0);
@@ -144,11 +141,7 @@ fn slots(port: &Port, axis: usize) -> Result<u64, RuntimeError> {
 
 /// The shape of a port for a call of `size` tokens.
 pub fn shape_of(port: &Port, size: u64) -> Vec<usize> {
-    let extent = |extent: &Extent| match extent {
-        Extent::Fixed(n) => *n as usize,
-        Extent::Tokens(_) => size as usize,
-    };
-    port.shape.iter().map(extent).collect()
+    port.shape_at(size).into_iter().map(|extent| extent as usize).collect()
 }
 
 /// `values` as a tensor of `shape`.

@@ -7,7 +7,7 @@ use super::ask::Hidden;
 use super::error::RuntimeError;
 use super::plan::{Route, Step};
 use anec_bundle::PortRole;
-use anec_bundle::{Bundle, FILE_NAME, ModelFacts};
+use anec_bundle::{Bundle, FILE_NAME, HiddenProbe, ModelFacts};
 use anec_exec::Tensor;
 
 /// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
@@ -104,16 +104,20 @@ impl Record {
         counted.for_each(|t| self.hidden[index].extend(columns.column(t)));
     }
 
-    /// A value inside the function of `step`: `layers_7_hidden` is what leaves layer 7. What leaves the step's last layer
-    /// is its output.
-    pub(super) fn see(&mut self, name: &str, tensor: &Tensor, channels: usize, counted: Range<usize>, step: &Step) {
-        let layer = name.strip_prefix("layers_").and_then(|rest| rest.strip_suffix("_hidden"));
-        let Some(layer) = layer.and_then(|layer| layer.parse::<u64>().ok()) else { return };
-        let inner = step.part.start..step.part.end - 1;
-        let Some(values) = tensor.floats().filter(|_| inner.contains(&layer)) else { return };
+    /// A value inside a function, which may be one of its `probes`.
+    pub(super) fn see(
+        &mut self,
+        name: &str,
+        tensor: &Tensor,
+        channels: usize,
+        counted: Range<usize>,
+        probes: &[HiddenProbe],
+    ) {
+        let Some(probe) = probes.iter().find(|probe| probe.value == name) else { return };
+        let Some(values) = tensor.floats() else { return };
         let count = values.len() / channels.max(1);
         if counted.end <= count && values.len() == channels * count {
-            self.add(layer as usize + 1, &Columns { channels, count, values: values.to_vec() }, counted);
+            self.add(probe.layer + 1, &Columns { channels, count, values: values.to_vec() }, counted);
         }
     }
 

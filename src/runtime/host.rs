@@ -71,7 +71,7 @@ impl Host {
     /// As [`Host::open`].
     pub fn from_file(bundle: &Bundle, file: MappedFile) -> Result<Self> {
         let tensors = Tensors::read(&file)?;
-        let embedding = tensors.matrix(&bundle.host.embedding)?;
+        let embedding = tensors.matrix(&bundle.host.embedding, Dtype::F16)?;
         let expected = [bundle.model.vocab_size, bundle.model.hidden_size];
         if [embedding.rows, embedding.columns as u64] != expected {
             let found = [embedding.rows, embedding.columns as u64];
@@ -84,7 +84,8 @@ impl Host {
                 .variants
                 .iter()
                 .map(|variant| {
-                    let (cos, sin) = (tensors.matrix(&variant.cos)?, tensors.matrix(&variant.sin)?);
+                    let [cos, sin] = [&variant.cos, &variant.sin].map(|name| tensors.matrix(name, Dtype::F32));
+                    let (cos, sin) = (cos?, sin?);
                     if (cos.rows, cos.columns) != (sin.rows, sin.columns) {
                         let problem = format!("tensors `{}` and `{}` differ in shape", variant.cos, variant.sin);
                         return Err(RuntimeError::bundle(file.path(), problem));
@@ -202,14 +203,14 @@ impl Tensors {
         Ok(Tensors { path: file.path().to_owned(), start: 8 + header, length: file.bytes().len(), metadata })
     }
 
-    fn matrix(&self, name: &str) -> Result<Matrix, RuntimeError> {
+    fn matrix(&self, name: &str, dtype: Dtype) -> Result<Matrix, RuntimeError> {
         let error = |problem: String| RuntimeError::bundle(&self.path, format!("tensor `{name}` {problem}"));
         let info = self.metadata.info(name).ok_or_else(|| error("is missing".into()))?;
         let &[rows, columns] = info.shape.as_slice() else {
             return Err(error(format!("has shape {:?}, expected two dimensions", info.shape)));
         };
-        if !matches!(info.dtype, Dtype::F16 | Dtype::F32) {
-            return Err(error(format!("holds {:?}, expected F16 or F32", info.dtype)));
+        if info.dtype != dtype {
+            return Err(error(format!("holds {:?}, expected {dtype:?}", info.dtype)));
         }
         let (first, end) = info.data_offsets;
         let bytes = self.start + first..self.start + end;
@@ -218,5 +219,23 @@ impl Tensors {
             return Err(error(format!("has {} bytes, which its shape {:?} contradicts", bytes.len(), info.shape)));
         }
         Ok(Matrix { rows: rows as u64, columns, dtype: info.dtype, bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::double;
+    use super::*;
+    use safetensors::tensor::TensorView;
+
+    #[test]
+    fn tensors_of_another_type_than_the_bundles_are_refused() {
+        let bundle = double::bundle(&double::Form::default());
+        let bytes = vec![0; 4 * double::VOCAB * double::HIDDEN];
+        let embedding = TensorView::new(Dtype::F32, vec![double::VOCAB, double::HIDDEN], &bytes).unwrap();
+        let file = safetensors::serialize([("embedding", embedding)], None).unwrap();
+        let file = MappedFile::from_bytes(Path::new("host.safetensors"), file);
+        let error = Host::from_file(&bundle, file).unwrap_err().to_string();
+        assert_eq!(error, "host.safetensors: tensor `embedding` holds F32, expected F16");
     }
 }

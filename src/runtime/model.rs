@@ -11,7 +11,7 @@ use super::plan::{self, Plan, Route};
 use super::profile::{Profile, Profiled};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
-use anec_bundle::{Extent, Port, PortRole, Stage, StatePort, StateRole};
+use anec_bundle::{Port, PortRole, StatePort};
 use anec_exec::Precision;
 
 /// A bundle with a backend that runs it.
@@ -59,9 +59,9 @@ impl Model {
     /// When the bundle's functions don't make a model.
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         let plan = Plan::new(&bundle, folder)?;
-        check_ports(&bundle, folder)?;
         let positional = |entry: &FunctionEntry| {
-            entry.states.iter().all(|state| by_position(state, entry.context)) && host_states(&entry.inputs).is_empty()
+            let kept_by_host = |port: &Port| matches!(port.role, PortRole::State { .. });
+            entry.states.iter().all(|state| by_position(state, entry.context)) && !entry.inputs.iter().any(kept_by_host)
         };
         let positional = bundle.functions.iter().all(positional);
         Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
@@ -104,7 +104,7 @@ impl Model {
 
     /// The labels of a token classifier; none of other models.
     pub fn labels(&self) -> &[String] {
-        self.bundle.model.classification().map_or(&[], |classification| &classification.labels)
+        self.bundle.model.classification().map_or(&[], |classification| &classification.label_set.labels)
     }
 
     /// The host's tensors.
@@ -146,58 +146,5 @@ impl Model {
 
 /// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
 fn by_position(state: &StatePort, context: u64) -> bool {
-    let cache = matches!(
-        state.role,
-        StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. }
-    );
-    cache && state.shape.get(2).is_some_and(|slots| *slots >= context)
-}
-
-/// Names and shapes of the states that the host keeps, by name.
-fn host_states(ports: &[Port]) -> Vec<(&str, &[Extent])> {
-    let mut states: Vec<_> = ports
-        .iter()
-        .filter_map(|port| match &port.role {
-            PortRole::State { state, .. } => Some((state.as_str(), port.shape.as_slice())),
-            _ => None,
-        })
-        .collect();
-    states.sort_by_key(|(name, _)| *name);
-    states
-}
-
-/// Every function has the hidden states and what its stage gives, and each state that the host keeps as an input and as an
-/// output.
-fn check_ports(bundle: &Bundle, folder: &Path) -> Result<(), RuntimeError> {
-    for entry in &bundle.functions {
-        let hidden_inputs = entry.inputs.iter().filter(|port| port.role == PortRole::Hidden).count();
-        let result = match entry.stage {
-            Stage::Layers { .. } | Stage::Experts { .. } => PortRole::Hidden,
-            Stage::Head { .. } => PortRole::Logits,
-        };
-        let results = entry.outputs.iter().filter(|port| port.role == result).count();
-        if hidden_inputs != 1 || results != 1 {
-            let problem = format!(
-                "function `{}` of {} has {hidden_inputs} inputs of hidden states and {results} results, expected one each",
-                entry.function, entry.package
-            );
-            return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem));
-        }
-        let (given, kept) = (host_states(&entry.inputs), host_states(&entry.outputs));
-        if given != kept || given.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-            let list = |states: &[(&str, &[Extent])]| -> String {
-                let states: Vec<String> = states.iter().map(|(name, shape)| format!("{name} {shape:?}")).collect();
-                if states.is_empty() { "none".into() } else { states.join(", ") }
-            };
-            let problem = format!(
-                "function `{}` of {} gives back other states than it takes: takes {}, gives {}",
-                entry.function,
-                entry.package,
-                list(&given),
-                list(&kept)
-            );
-            return Err(RuntimeError::bundle(folder.join(FILE_NAME), problem));
-        }
-    }
-    Ok(())
+    state.role.is_cache() && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }

@@ -6,8 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::error::RuntimeError;
-use anec_bundle::{Bundle, Tokens};
-use anec_bundle::{Extent, PortRole, Stage};
+use anec_bundle::{Bundle, FunctionEntry, Stage, TokenCount};
 
 /// Every way through the bundle, one for each context length, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +34,7 @@ pub struct Step {
     /// Groups of experts that may add to what the part gives, if its last layer leaves them out.
     pub experts: Vec<Step>,
     /// Numbers of tokens and the function for them.
-    variants: Vec<(Tokens, usize)>,
+    variants: Vec<(TokenCount, usize)>,
 }
 
 /// Tokens of one call: `real` of them, filled up to the `size` that a function takes.
@@ -58,60 +57,30 @@ impl Plan {
     /// The plan of a bundle; `path` is for errors.
     ///
     /// # Errors
-    /// When the functions don't tile the model, or can't be called at all.
+    /// When the bundle contradicts itself.
     pub fn new(bundle: &Bundle, path: &Path) -> Result<Self, RuntimeError> {
-        let error = |problem: String| RuntimeError::bundle(path.join(anec_bundle::FILE_NAME), problem);
-        let mut contexts = bundle.model.contexts.clone();
-        contexts.sort_unstable();
-        contexts.dedup();
-        if contexts.is_empty() {
-            return Err(error("it names no context length".into()));
+        if let Some(problem) = bundle.check().into_iter().next() {
+            return Err(RuntimeError::bundle(path.join(anec_bundle::FILE_NAME), problem));
         }
-        for entry in &bundle.functions {
-            let possible = match entry.tokens {
-                Tokens::Range([lower, upper]) => lower >= 1 && lower <= upper,
-                Tokens::Exactly(size) => size >= 1,
-            };
-            if !possible {
-                let Tokens::Range([lower, upper]) = entry.tokens else {
-                    return Err(error(format!("function `{}` takes no tokens", entry.function)));
-                };
-                return Err(error(format!("function `{}` takes from {lower} to {upper} tokens", entry.function)));
+        let head = steps(bundle, |entry| match entry.stage {
+            Stage::Head { first, end } => Some(first..end),
+            _ => None,
+        });
+        let route = |context: u64| {
+            let mut layers = steps(bundle, |entry| match entry.stage {
+                Stage::Layers { first, end } if entry.context == context => Some(first as u64..end as u64),
+                _ => None,
+            });
+            for step in &mut layers {
+                let last = step.part.end - 1;
+                step.experts = steps(bundle, |entry| match entry.stage {
+                    Stage::Experts { layer, first, end } if layer as u64 == last => Some(first..end),
+                    _ => None,
+                });
             }
-        }
-        let num_layers = bundle.model.num_layers as u64;
-        let routes = contexts
-            .into_iter()
-            .map(|context| {
-                let mut layers = steps(bundle, |stage, of| match stage {
-                    Stage::Layers { first, end } if of == context => Some(*first as u64..*end as u64),
-                    _ => None,
-                });
-                let own_head = bundle
-                    .functions
-                    .iter()
-                    .any(|entry| matches!(entry.stage, Stage::Head { .. }) && entry.context == context);
-                let head = steps(bundle, |stage, of| match stage {
-                    // the head has no cache: one head can serve every context
-                    Stage::Head { first, end } if of == context || !own_head => Some(*first..*end),
-                    _ => None,
-                });
-                check_tiling(&layers, num_layers)
-                    .map_err(|problem| error(format!("layers of context {context}: {problem}")))?;
-                for step in &mut layers {
-                    let last = step.part.end as usize - 1;
-                    step.experts = steps(bundle, |stage, _| match stage {
-                        Stage::Experts { layer, first, end } if *layer == last => Some(*first..*end),
-                        _ => None,
-                    });
-                    check_tiling(&step.experts, experts_asked(bundle, step))
-                        .map_err(|problem| error(format!("experts of layer {last}: {problem}")))?;
-                }
-                check_tiling(&head, bundle.model.head_rows())
-                    .map_err(|problem| error(format!("LM head of context {context}: {problem}")))?;
-                Ok(Route { context, layers, head })
-            })
-            .collect::<Result<Vec<_>, RuntimeError>>()?;
+            Route { context, layers, head: head.clone() }
+        };
+        let routes = bundle.model.contexts.iter().copied().map(route).collect();
         Ok(Plan { routes })
     }
 
@@ -128,10 +97,10 @@ impl Plan {
 }
 
 /// The functions for which `part` gives something, by what it gives, in its order.
-fn steps(bundle: &Bundle, part: impl Fn(&Stage, u64) -> Option<Range<u64>>) -> Vec<Step> {
+fn steps(bundle: &Bundle, part: impl Fn(&FunctionEntry) -> Option<Range<u64>>) -> Vec<Step> {
     let mut parts: BTreeMap<(u64, u64), Step> = BTreeMap::new();
     for (index, entry) in bundle.functions.iter().enumerate() {
-        if let Some(part) = part(&entry.stage, entry.context) {
+        if let Some(part) = part(entry) {
             let step =
                 parts.entry((part.start, part.end)).or_insert(Step { part, experts: Vec::new(), variants: Vec::new() });
             step.variants.push((entry.tokens, index));
@@ -141,31 +110,10 @@ fn steps(bundle: &Bundle, part: impl Fn(&Stage, u64) -> Option<Range<u64>>) -> V
         .into_values()
         .map(|mut step| {
             // a function made for one size goes before one that is flexible
-            step.variants.sort_by_key(|(tokens, _)| matches!(tokens, Tokens::Range(_)));
+            step.variants.sort_by_key(|(tokens, _)| matches!(tokens, TokenCount::Range(..)));
             step
         })
         .collect()
-}
-
-/// How many experts the functions of a step leave to others: as many as they give shares of.
-fn experts_asked(bundle: &Bundle, step: &Step) -> u64 {
-    let outputs = step.functions().flat_map(|function| &bundle.functions[function].outputs);
-    let asked = outputs.filter(|port| port.role == PortRole::ExpertShares).map(|port| match port.shape.get(1) {
-        Some(Extent::Fixed(count)) => *count,
-        _ => 0,
-    });
-    asked.max().unwrap_or(0)
-}
-
-fn check_tiling(steps: &[Step], total: u64) -> Result<(), String> {
-    let mut next = 0;
-    for Step { part, .. } in steps {
-        if part.start != next || part.end <= part.start {
-            return Err(format!("found {}..{} where {next}.. is due", part.start, part.end));
-        }
-        next = part.end;
-    }
-    if next == total { Ok(()) } else { Err(format!("they end at {next} of {total}")) }
 }
 
 impl Step {
@@ -182,8 +130,8 @@ impl Step {
     /// The largest number of tokens that a call of it can have, at most `size`.
     pub fn largest_at_most(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
-            Tokens::Range([lower, upper]) => (lower <= size).then_some(upper.min(size)),
-            Tokens::Exactly(n) => (n <= size).then_some(n),
+            TokenCount::Range(lower, upper) => (lower <= size).then_some(upper.min(size)),
+            TokenCount::Fixed(n) => (n <= size).then_some(n),
         });
         candidates.max()
     }
@@ -191,8 +139,8 @@ impl Step {
     /// The smallest number of tokens that a call of it can have, at least `size`.
     pub fn smallest_at_least(&self, size: u64) -> Option<u64> {
         let candidates = self.variants.iter().filter_map(|(tokens, _)| match *tokens {
-            Tokens::Range([lower, upper]) => (upper >= size).then_some(lower.max(size)),
-            Tokens::Exactly(n) => (n >= size).then_some(n),
+            TokenCount::Range(lower, upper) => (upper >= size).then_some(lower.max(size)),
+            TokenCount::Fixed(n) => (n >= size).then_some(n),
         });
         candidates.min()
     }
@@ -250,9 +198,9 @@ pub fn sizes(steps: &[Step], most: u64) -> Vec<u64> {
 /// The numbers of tokens that the steps take, for people.
 fn describe(steps: &[Step]) -> String {
     let mut text = String::new();
-    let mut described: Vec<&[(Tokens, usize)]> = Vec::new();
+    let mut described: Vec<&[(TokenCount, usize)]> = Vec::new();
     for step in steps {
-        let same = |other: &&[(Tokens, usize)]| other.iter().map(|v| v.0).eq(step.variants.iter().map(|v| v.0));
+        let same = |other: &&[(TokenCount, usize)]| other.iter().map(|v| v.0).eq(step.variants.iter().map(|v| v.0));
         if described.iter().any(same) {
             continue;
         }
@@ -262,10 +210,7 @@ fn describe(steps: &[Step]) -> String {
         described.push(&step.variants);
         for (i, (tokens, _)) in step.variants.iter().enumerate() {
             let separator = if i == 0 { "" } else { ", " };
-            let _ = match tokens {
-                Tokens::Range([lower, upper]) => write!(text, "{separator}{lower} to {upper}"),
-                Tokens::Exactly(size) => write!(text, "{separator}{size}"),
-            };
+            let _ = write!(text, "{separator}{tokens}");
         }
     }
     text
@@ -275,7 +220,7 @@ fn describe(steps: &[Step]) -> String {
 mod tests {
     use super::*;
 
-    fn step(variants: &[Tokens]) -> Step {
+    fn step(variants: &[TokenCount]) -> Step {
         let variants = variants.iter().map(|tokens| (*tokens, 0)).collect();
         Step { part: 0..1, experts: Vec::new(), variants }
     }
@@ -292,36 +237,38 @@ mod tests {
 
     #[test]
     fn a_range_takes_its_largest_and_then_the_rest() {
-        let steps = [step(&[Tokens::Range([1, 4])])];
+        let steps = [step(&[TokenCount::Range(1, 4)])];
         assert_eq!(sizes(&steps, 11, None), [(4, 4), (4, 4), (3, 3)]);
         assert_eq!(sizes(&steps, 5, Some(2)), [(2, 2), (2, 2), (1, 1)]);
     }
 
     #[test]
     fn fixed_sizes_need_no_filling_when_one_of_them_is_one() {
-        let steps = [step(&[Tokens::Exactly(1), Tokens::Exactly(8)])];
+        let steps = [step(&[TokenCount::Fixed(1), TokenCount::Fixed(8)])];
         assert_eq!(sizes(&steps, 10, None), [(8, 8), (1, 1), (1, 1)]);
     }
 
     #[test]
     fn a_single_large_size_is_filled_up() {
-        let steps = [step(&[Tokens::Exactly(64)])];
+        let steps = [step(&[TokenCount::Fixed(64)])];
         assert_eq!(sizes(&steps, 70, None), [(64, 64), (6, 64)]);
     }
 
     #[test]
     fn steps_agree_on_a_size() {
-        let steps =
-            [step(&[Tokens::Range([1, 4])]), step(&[Tokens::Exactly(1), Tokens::Exactly(3), Tokens::Exactly(8)])];
+        let steps = [
+            step(&[TokenCount::Range(1, 4)]),
+            step(&[TokenCount::Fixed(1), TokenCount::Fixed(3), TokenCount::Fixed(8)]),
+        ];
         assert_eq!(sizes(&steps, 8, None), [(3, 3), (3, 3), (1, 1), (1, 1)]);
-        let steps = [step(&[Tokens::Exactly(2)]), step(&[Tokens::Exactly(3)])];
+        let steps = [step(&[TokenCount::Fixed(2)]), step(&[TokenCount::Fixed(3)])];
         let error = chunk(&steps, 6, None).unwrap_err().to_string();
         assert_eq!(error, "no call of 6 tokens is possible: the bundle's functions take 2; 3");
     }
 
     #[test]
     fn a_size_that_nothing_takes_is_refused() {
-        let steps = [step(&[Tokens::Range([1, 4])])];
+        let steps = [step(&[TokenCount::Range(1, 4)])];
         let error = chunk(&steps, 20, Some(5)).unwrap_err().to_string();
         assert_eq!(error, "no call of 5 tokens is possible: the bundle's functions take 1 to 4");
     }

@@ -355,7 +355,9 @@ impl Session {
         let Some(record) = record else { return self.layer(model, step, flow, feed, None) };
         let left = if record.wants_inside(step) {
             let channels = flow.hidden.channels;
-            let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, counted.clone(), step);
+            let function = step.function(flow.hidden.count as u64);
+            let probes = function.map_or(&[][..], |function| &model.bundle.functions[function].probes);
+            let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, counted.clone(), probes);
             self.layer(model, step, flow, feed, Some(&mut watch))?
         } else {
             self.layer(model, step, flow, feed, None)?
@@ -439,13 +441,12 @@ mod tests {
     use super::super::double::{self, Form, Mishap};
     use super::super::plan::Plan;
     use super::*;
-    use anec_bundle::Stage;
-    use anec_bundle::Tokens;
+    use anec_bundle::{Stage, TokenCount};
 
     const TEXT: [u32; 11] = [3, 1, 4, 1, 5, 2, 6, 5, 3, 0, 7];
 
-    fn fixed(sizes: &[u64]) -> Vec<Tokens> {
-        sizes.iter().map(|size| Tokens::Exactly(*size)).collect()
+    fn fixed(sizes: &[u64]) -> Vec<TokenCount> {
+        sizes.iter().map(|size| TokenCount::Fixed(*size)).collect()
     }
 
     /// The double computes in one fixed order, so every way through it gives the same bits.
@@ -650,6 +651,7 @@ mod tests {
     fn a_bundle_with_a_gap_is_refused() {
         let mut bundle = double::bundle(&Form::default());
         bundle.functions.retain(|f| f.stage != (Stage::Layers { first: 2, end: 3 }));
+        bundle.packages.retain(|p| p.package != "layers_2_3.mlpackage");
         let error = Plan::new(&bundle, std::path::Path::new("b")).unwrap_err().to_string();
         assert_eq!(error, "b/bundle.json: layers of context 16: they end at 2 of 3");
     }

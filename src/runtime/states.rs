@@ -16,7 +16,7 @@ use anec_mil::DataType;
 pub(super) struct States {
     /// What the backend keeps, and runs the functions on.
     pub(super) sequence: Box<dyn Sequence>,
-    /// What functions gave last, by the name of the state. What isn't there is zero.
+    /// What functions gave last, by the id of the state. What isn't there is zero.
     given: BTreeMap<String, Arc<Tensor>>,
 }
 
@@ -27,9 +27,9 @@ impl States {
     }
 
     /// What the state of an input holds.
-    pub(super) fn input(&self, state: &str, port: &Port) -> Arc<Tensor> {
+    pub(super) fn input(&self, id: &str, port: &Port) -> Arc<Tensor> {
         let zeros = || Arc::new(Tensor::zeros(DataType::Fp16, shape_of(port, 1)));
-        self.given.get(state).cloned().unwrap_or_else(zeros)
+        self.given.get(id).cloned().unwrap_or_else(zeros)
     }
 
     /// Runs a function and keeps the states among its outputs, of which only the shapes stay where they were.
@@ -41,9 +41,9 @@ impl States {
     ) -> Result<Vec<Tensor>> {
         let mut outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
         for (port, output) in entry.outputs.iter().zip(&mut outputs) {
-            if let PortRole::State { state, .. } = &port.role {
+            if let PortRole::State { id, .. } = &port.role {
                 let emptied = Tensor::new(output.shape.clone(), Vec::<f32>::new());
-                self.given.insert(state.clone(), Arc::new(std::mem::replace(output, emptied)));
+                self.given.insert(id.clone(), Arc::new(std::mem::replace(output, emptied)));
             }
         }
         Ok(outputs)

@@ -138,7 +138,7 @@ impl Windows {
     /// One call of a function of the layers, if there is enough for it.
     fn call(&mut self, model: &Model, index: usize, step: &Step, context: u64) -> Result<bool> {
         let width = self.width();
-        let band = model.bundle().model.classification().map_or(0, |classification| classification.band);
+        let band = model.bundle().model.classification().map_or(0, |classification| classification.label_set.band);
         let halo = band * (step.part.end - step.part.start);
         let most = self.wish.unwrap_or(context).min(context);
         let largest = step.largest_at_most(most).or_else(|| step.smallest_at_least(most)).unwrap_or(most);

@@ -22,8 +22,8 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::trial::layer_of;
 use anec_base::Result;
+use anec_bundle::layer_of;
 use anec_mil::verify::infer_what_can_be;
 use anec_mil::{Function, Op};
 

@@ -11,12 +11,11 @@ use rayon::prelude::*;
 use super::lint::lint;
 use super::measure::Measures;
 use super::thresholds::{NumericsThresholds, Thresholds};
-use super::trial::{layer_of, not_run};
+use super::trial::not_run;
 use super::verdict::{Check, GateReport, listed};
 use super::watch::{Extent, Log, Seen, Watching};
 use anec_base::Result;
-use anec_bundle::{Bundle, Tokens};
-use anec_bundle::{PortRole, Stage};
+use anec_bundle::{Bundle, PortRole, Stage, layer_of};
 use anec_exec::Precision;
 use anec_mil::{Function, ValueId};
 use anec_runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs, Windows};
@@ -147,12 +146,7 @@ fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<
 /// Calls that reach the functions of every number of tokens, large ones first.
 fn every_function(bundle: &Bundle, context: u64) -> Chunking {
     let layers = bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }) && f.context == context);
-    let mut sizes: Vec<u64> = layers
-        .map(|entry| match entry.tokens {
-            Tokens::Exactly(size) => size,
-            Tokens::Range([_, upper]) => upper,
-        })
-        .collect();
+    let mut sizes: Vec<u64> = layers.map(|entry| entry.tokens.most()).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.dedup();
     Chunking::Pattern(sizes)

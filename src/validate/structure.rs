@@ -11,13 +11,12 @@ use sha2::{Digest, Sha256};
 
 use super::verdict::{Check, GateReport, listed};
 use anec_base::hexadecimal;
-use anec_bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, Tokens};
-use anec_bundle::{Extent, Port};
+use anec_bundle::Port;
+use anec_bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, TokenCount};
 use anec_convert::plan::form;
 use anec_mil::verify::{infer_types, verify, verify_function};
 use anec_mil::{Dim, Function, Lengths, TensorType, Value};
 use anec_package::Package;
-use anec_runtime::plan::Plan;
 use anec_runtime::{Host, Tokenizer};
 
 /// Name of the gate.
@@ -29,9 +28,12 @@ const SIZES: u64 = 16;
 /// Checks the bundle in `folder`.
 pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
     let mut checks = vec![
-        Check::of("bundle", "its functions make the whole model", Plan::new(bundle, folder).err().map(text)),
+        Check::of(
+            "bundle",
+            "it doesn't contradict itself, and its functions make the whole model",
+            listed(&bundle.check()),
+        ),
         Check::of("bundle", "every tensor of the source is accounted for", ledger(bundle)),
-        Check::of("bundle", "every function is in a package, every package has functions", coverage(bundle)),
         files(&bundle.host.file.file, std::slice::from_ref(&bundle.host.file), folder),
         Check::of(&bundle.host.file.file, "it has the host's tensors", Host::open(bundle, folder).err().map(text)),
     ];
@@ -53,13 +55,6 @@ fn ledger(bundle: &Bundle) -> Option<String> {
     }
     let unexplained = bundle.ledger.ignored.iter().find(|(_, reason)| reason.is_empty());
     unexplained.map(|(tensor, _)| format!("`{tensor}` is ignored without a reason"))
-}
-
-fn coverage(bundle: &Bundle) -> Option<String> {
-    let packages: BTreeSet<&str> = bundle.packages.iter().map(|entry| entry.package.as_str()).collect();
-    let used: BTreeSet<&str> = bundle.functions.iter().map(|entry| entry.package.as_str()).collect();
-    let problems: Vec<String> = used.symmetric_difference(&packages).map(|name| format!("`{name}`")).collect();
-    listed(&problems)
 }
 
 fn tokenizer(bundle: &Bundle, folder: &Path) -> Option<Check> {
@@ -175,8 +170,8 @@ fn signatures(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
         }
         let lengths: Vec<&Lengths> = function.lengths.values().collect();
         let same = match (entry.tokens, lengths.as_slice()) {
-            (Tokens::Exactly(_), []) => true,
-            (Tokens::Range([a, b]), [Lengths::Range { lower, upper, .. }]) => (a, Some(b)) == (*lower, *upper),
+            (TokenCount::Fixed(_), []) => true,
+            (TokenCount::Range(a, b), [Lengths::Range { lower, upper, .. }]) => (a, Some(b)) == (*lower, *upper),
             _ => false,
         };
         if !same {
@@ -214,27 +209,20 @@ fn types(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
 }
 
 /// Numbers of tokens to try.
-fn sizes(tokens: Tokens) -> Vec<u64> {
+fn sizes(tokens: TokenCount) -> Vec<u64> {
     match tokens {
-        Tokens::Exactly(size) => vec![size],
-        Tokens::Range([lower, upper]) if upper - lower < SIZES => (lower..=upper).collect(),
-        Tokens::Range([lower, upper]) => (lower..lower + SIZES - 1).chain([upper]).collect(),
+        TokenCount::Fixed(size) => vec![size],
+        TokenCount::Range(lower, upper) if upper - lower < SIZES => (lower..=upper).collect(),
+        TokenCount::Range(lower, upper) => (lower..lower + SIZES - 1).chain([upper]).collect(),
     }
 }
 
 fn ports(entry: &FunctionEntry, function: &Function, size: u64) -> Vec<String> {
     let pairs = entry.inputs.iter().zip(function.tensor_inputs()).chain(entry.outputs.iter().zip(function.outputs()));
     let wrong = |(port, value): (&Port, &Value)| {
-        let expected: Vec<Dim> = port.shape.iter().map(|extent| Dim::Fixed(extent_at(extent, size))).collect();
+        let expected: Vec<Dim> = port.shape_at(size).into_iter().map(Dim::Fixed).collect();
         let same = value.ty.tensor().is_some_and(|ty| ty.shape == expected);
         (!same).then(|| format!("`{}` is {}, the bundle has {:?}", port.name, value.ty, port.shape))
     };
     pairs.filter_map(wrong).collect()
-}
-
-fn extent_at(extent: &Extent, size: u64) -> u64 {
-    match extent {
-        Extent::Fixed(n) => *n,
-        Extent::Tokens(_) => size,
-    }
 }

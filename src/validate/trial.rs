@@ -3,6 +3,7 @@
 
 use super::verdict::Check;
 use anec_base::{Error, Result};
+use anec_bundle::layer_of;
 use anec_exec::ExecError;
 use anec_runtime::RuntimeError;
 
@@ -32,11 +33,6 @@ pub fn not_run(subject: impl Into<String>, error: Error) -> Result<Check> {
     }
 }
 
-/// The layer that a value or an op belongs to, by its name: `layers_7_attn_q_proj` to 7.
-pub fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix("layers_")?.split('_').next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,12 +58,5 @@ mod tests {
         let check = of_function(ExecError::Unsupported { function: "main".into(), operators }).unwrap();
         assert_eq!(check.verdict, Verdict::Unproven);
         assert!(not_run("f32", RuntimeError::NoTokens.into()).is_err());
-    }
-
-    #[test]
-    fn values_belong_to_layers_by_name() {
-        assert_eq!(layer_of("layers_12_attn_q_proj"), Some(12));
-        assert_eq!(layer_of("layers_3_hidden"), Some(3));
-        assert_eq!(layer_of("hidden_out"), None);
     }
 }

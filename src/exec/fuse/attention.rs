@@ -1,7 +1,7 @@
 //! Attention under a mask, `softmax(q kᵀ + mask) v`, computed for the slots that the mask opens.
 //!
 //! `q` is `[1, Q, T, D]`, `k` and `v` are `[1, K, S, D]` with K = Q or K = 1, the mask is `[1, 1, T, S]`. A slot that the
-//! mask closes ([`CLOSED`]) to every token gets a weight of `exp(score + mask - highest)`, which is 0 in f32 unless its
+//! mask closes ([`MASKED`]) to every token gets a weight of `exp(score + mask - highest)`, which is 0 in f32 unless its
 //! score is higher than those of all open slots by almost as much as the mask takes off. Slots before the first and
 //! after the last open one are left out; those between are computed as they stand. The keys and values may be rows of a
 //! larger cache, which are used where they are.
@@ -15,6 +15,7 @@ use crate::ops::{Call, Value, softmax_rows};
 use crate::state::State;
 use crate::step::{Frame, Operand, Step};
 use crate::tensor::{Tensor, TensorData};
+use anec_bundle::MASKED;
 use anec_kernels::matrix::product;
 use anec_kernels::product::Layout;
 use anec_kernels::reduce::max;
@@ -22,8 +23,6 @@ use anec_kernels::round::round_to_f16;
 use anec_kernels::team;
 use anec_mil::DataType;
 
-/// What a mask holds where a slot is closed, or less.
-const CLOSED: f32 = -1e4;
 /// If the highest score of a token is lower than this, closed slots may count, too.
 const LOWEST: f32 = -5e3;
 /// First and last slot are rounded outwards to multiples of this, so that sums are made of the same parts.
@@ -335,7 +334,7 @@ impl<'a> Heads<'a> {
 /// From the first to the last slot that is open to any token; `None` if a token sees none.
 fn opened(mask: &[f32], slots: usize) -> Option<Range<usize>> {
     // a mask that is no number is one to be computed with
-    let is_open = |value: &f32| !(*value <= CLOSED);
+    let is_open = |value: &f32| !(*value <= MASKED);
     let mut open = slots..0;
     for row in mask.chunks_exact(slots.max(1)) {
         open.start = open.start.min(row.iter().position(is_open)?);

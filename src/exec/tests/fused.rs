@@ -6,8 +6,8 @@ use crate::fuse::Group;
 use crate::step::Node;
 use crate::{Executable, Options, Precision, Profile, Tensor, TensorData, WeightCache};
 use anec_base::Result;
-use anec_bundle::{PortRole, Stage};
-use anec_family::{EmitWeight, Form, FunctionGraph, FunctionRequest, TokenCount};
+use anec_bundle::{MASKED, PortRole, Stage, TokenCount};
+use anec_family::{EmitWeight, Form, FunctionGraph, FunctionRequest};
 use anec_manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
@@ -43,12 +43,9 @@ fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
     let mut ledger = Ledger::new(&source);
     let model = anec_family::open(&mut ledger, None, &[]).unwrap();
     let stage = Stage::Layers { first: 0, end: model.facts().num_layers };
-    let most_tokens = match tokens {
-        TokenCount::Range { upper, .. } => upper,
-        TokenCount::Exactly(count) => count,
-    };
-    let context = CONTEXT as u64;
-    let request = FunctionRequest { name: "main".into(), stage, tokens, context, most_tokens, argmax: false };
+    let (most_tokens, default_tokens) = (tokens.most(), tokens.least());
+    let (name, context) = ("main".into(), CONTEXT as u64);
+    let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
     model.build(&form, &request, &mut Fp16).unwrap()
 }
 
@@ -70,7 +67,7 @@ fn inputs(graph: &FunctionGraph, first: usize, count: usize) -> Vec<(String, Ten
                 let held = |s: usize| (s <= last).then(|| last - (last - s) % slots);
                 let is_seen = |t: usize, p: usize| p <= first + t && window.is_none_or(|w| first + t - p < w as usize);
                 let sees = |t: usize, s: usize| held(s).is_some_and(|position| is_seen(t, position));
-                let value = |i: usize| if sees(i / slots, i % slots) { 0.0 } else { -1e4 };
+                let value = |i: usize| if sees(i / slots, i % slots) { 0.0 } else { MASKED };
                 (0..size).map(value).collect::<Vec<f32>>().into()
             }
             PortRole::KvWriteMask => {
@@ -115,8 +112,8 @@ fn is_ring(graph: &FunctionGraph, op: &Op) -> bool {
 
 fn compare(case: &str, form: Form, precision: Precision) {
     let (tokens, chunks) = match form.kv_write {
-        KvWrite::Mask => (TokenCount::Range { lower: 1, upper: 8, default: 1 }, &[3, 1, 8, 1, 1, 4][..]),
-        KvWrite::Slice => (TokenCount::Exactly(2), &[2, 2, 2][..]),
+        KvWrite::Mask => (TokenCount::Range(1, 8), &[3, 1, 8, 1, 1, 4][..]),
+        KvWrite::Slice => (TokenCount::Fixed(2), &[2, 2, 2][..]),
     };
     let what = format!("{case} {form:?} {precision:?}");
     let graph = layers(case, form, tokens);

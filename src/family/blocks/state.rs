@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::Graph;
-use anec_bundle::{Extent, Port, PortRole, StatePort, StateRole};
+use anec_bundle::{Extent, Port, PortRole, StatePort, StateRole, state_id};
 use anec_manifest::{RecurrentForm, StateForm};
 use anec_mil::{DataType, TensorType, ValueId};
 
@@ -193,14 +193,14 @@ enum Holder {
 }
 
 impl States {
-    /// Declares the states of layers, `specs` by layer; `context` tells rings from whole caches.
+    /// Declares the states of layers, `specs` by layer, of a function for `context`.
     pub fn declare(g: &mut Graph<'_>, specs: Vec<(usize, Vec<StateSpec>)>, context: u64) -> States {
         let (groups, group_of) = match g.form.state {
             StateForm::PerLayer => per_layer(&specs),
             StateForm::Unified => unified(&specs, context),
         };
         let mut states = States::default();
-        let holders: Vec<Holder> = groups.iter().map(|group| states.add(g, group)).collect();
+        let holders: Vec<Holder> = groups.iter().map(|group| states.add(g, group, context)).collect();
         let mut used = vec![0u64; groups.len()];
         let mut group_of = group_of.into_iter();
         for (layer, specs) in specs {
@@ -225,18 +225,18 @@ impl States {
         states
     }
 
-    fn add(&mut self, g: &mut Graph<'_>, group: &Group) -> Holder {
+    fn add(&mut self, g: &mut Graph<'_>, group: &Group, context: u64) -> Holder {
         let StateSpec { rows, slots, width, .. } = group.spec;
         let shape = [1, rows, slots, width];
-        let (name, role) = (group.name.clone(), group.role.clone());
+        let (name, role, id) = (group.name.clone(), group.role.clone(), state_id(&group.name, context));
         let ty = TensorType::new(DataType::Fp16, shape);
         if g.form.recurrent_states == RecurrentForm::State || group.spec.is_cache() {
             let state = g.ops.state(&name, ty);
-            self.ports.push(StatePort { name, role, shape: shape.to_vec() });
+            self.ports.push(StatePort { name, id, role, shape: shape.to_vec() });
             return Holder::State(state);
         }
         let input = g.ops.input(&name, ty);
-        let role = PortRole::State { state: name.clone(), holds: role };
+        let role = PortRole::State { id, holds: role };
         self.inputs.push(Port { name, role, shape: shape.map(Extent::Fixed).to_vec() });
         self.outputs.push(Vec::new());
         Holder::Input(input, self.outputs.len() - 1)

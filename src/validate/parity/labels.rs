@@ -7,8 +7,7 @@ use crate::measure::Measures;
 use crate::trial::not_run;
 use crate::verdict::Check;
 use anec_base::Result;
-use anec_bundle::Stage;
-use anec_bundle::Tokens;
+use anec_bundle::{Stage, TokenCount};
 use anec_runtime::{Hidden, Windows};
 
 impl Comparison<'_> {
@@ -41,8 +40,8 @@ impl Comparison<'_> {
         let least = bundle.model.classification().map_or(1, |classification| 2 * classification.halo + 1);
         let layers = bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Layers { .. }));
         let sizes = layers.flat_map(|entry| match entry.tokens {
-            Tokens::Exactly(size) => vec![size],
-            Tokens::Range([lower, upper]) => vec![lower.max(least), (least + upper) / 2],
+            TokenCount::Fixed(size) => vec![size],
+            TokenCount::Range(lower, upper) => vec![lower.max(least), (least + upper) / 2],
         });
         sizes.filter(|size| *size >= least).collect()
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{Greedy, Thresholds};
-use anec_bundle::Tokens;
+use anec_bundle::TokenCount;
 use anec_manifest::Gates;
 use anec_runtime::double::{self, Form};
 
@@ -70,7 +70,7 @@ fn the_reference_agrees_with_itself_in_every_way_of_calling() {
 
 #[test]
 fn a_single_size_is_tried_with_filled_up_calls() {
-    let tokens = vec![Tokens::Exactly(4)];
+    let tokens = vec![TokenCount::Fixed(4)];
     let form = Form { layer_tokens: tokens.clone(), head_tokens: tokens, ..Form::default() };
     let report = gate(&form, &golden());
     assert_eq!((report.verdict, report.checks[0].subject.as_str()), (Verdict::Passed, "double, T = 4"));

@@ -15,7 +15,7 @@ use anec_base::Result;
 use anec_base::clock::{now, strftime};
 use anec_base::hexadecimal;
 use anec_base::progress::Progress;
-use anec_bundle::{Bundle, Tokens};
+use anec_bundle::{Bundle, TokenCount};
 use anec_coreml::cache::Cache;
 use anec_coreml::plan::{FunctionPlan, PackageDigest, SCHEMA_VERSION, Timing, listing_digest};
 use anec_coreml::{ComputePlan, ComputeUnits, CoreMlError, Engine, project};
@@ -108,11 +108,8 @@ pub fn time<E: Engine>(
 }
 
 /// Every number of tokens that a function can be called with.
-pub(super) fn lengths(tokens: Tokens) -> RangeInclusive<u64> {
-    match tokens {
-        Tokens::Exactly(size) => size..=size,
-        Tokens::Range([lower, upper]) => lower..=upper,
-    }
+pub(super) fn lengths(tokens: TokenCount) -> RangeInclusive<u64> {
+    tokens.least()..=tokens.most()
 }
 
 /// The digest of a package as it is on the disk.

@@ -1,0 +1,69 @@
+//! `bundle.json` as a whole.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BundleError, FILE_NAME, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, PackageEntry, SCHEMA_VERSION,
+    SourceFacts,
+};
+use anec_base::FileError;
+use anec_manifest::Manifest;
+
+/// A converted model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Bundle {
+    /// Version of this schema.
+    pub schema_version: u32,
+    /// Version of anec that wrote it.
+    pub anec_version: String,
+    /// Name of the model.
+    pub name: String,
+    /// Model family.
+    pub family: String,
+    /// What a runtime must know of the model.
+    pub model: ModelFacts,
+    /// The family's configuration as it was resolved from the source.
+    pub config: serde_json::Value,
+    /// The manifest with every default filled in.
+    pub manifest: Manifest,
+    /// Where the weights came from.
+    pub source: SourceFacts,
+    /// Packages, in the order of their functions.
+    pub packages: Vec<PackageEntry>,
+    /// Every function of every package, in the order of a call: layers from the first to the last, behind each function
+    /// of layers the experts of its last layer, then the head from the first row to the last. Functions of one part stand
+    /// side by side, for several contexts and numbers of tokens.
+    pub functions: Vec<FunctionEntry>,
+    /// What the host computes with.
+    pub host: HostFacts,
+    /// Tokenizer files, by what they are: `tokenizer`, `tokenizer_config`, `chat_template`, `generation_config`.
+    pub tokenizer: BTreeMap<String, String>,
+    /// How the source's tensors were accounted for.
+    pub ledger: LedgerTotals,
+}
+
+impl Bundle {
+    /// Reads the `bundle.json` of a folder.
+    ///
+    /// # Errors
+    /// When there is none, or it isn't one of this version.
+    pub fn read(folder: &Path) -> Result<Bundle, BundleError> {
+        let path = folder.join(FILE_NAME);
+        let wrong = |problem: String| BundleError::Content { path: path.clone(), problem };
+        let text = std::fs::read(&path).map_err(FileError::of(&path, "read"))?;
+        // the version first: another one can have other fields
+        let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
+        match json.get("schema_version").and_then(serde_json::Value::as_u64) {
+            Some(version) if version == u64::from(SCHEMA_VERSION) => {}
+            Some(version) => {
+                return Err(wrong(format!("schema version {version}, expected {SCHEMA_VERSION}; convert it again")));
+            }
+            None => return Err(wrong("no `schema_version`: this isn't a bundle".into())),
+        }
+        serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
+    }
+}

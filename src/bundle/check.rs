@@ -1,0 +1,205 @@
+//! What every bundle fulfils: what can be seen from `bundle.json` alone. Whether the files are what it says they are is
+//! the validator's question.
+
+mod function;
+mod states;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use crate::{Bundle, Extent, FunctionEntry, Port, PortRole, Stage};
+
+impl Bundle {
+    /// Where it contradicts itself; empty where it doesn't. A runtime refuses a bundle with findings.
+    pub fn check(&self) -> Vec<String> {
+        let mut findings = Vec::new();
+        findings.extend(self.model_problem());
+        findings.extend(self.host_problems());
+        findings.extend(self.package_problems());
+        for entry in &self.functions {
+            findings.extend(function::problems(self, entry).into_iter().map(|problem| in_function(entry, problem)));
+        }
+        findings.extend(states::problems(&self.functions));
+        // what follows asks for functions that are sound
+        if findings.is_empty() {
+            findings.extend(self.order_problem());
+            findings.extend(self.tiling_problems());
+        }
+        findings
+    }
+
+    fn model_problem(&self) -> Option<String> {
+        let model = &self.model;
+        if model.contexts.is_empty() {
+            return Some("it names no context length".into());
+        }
+        if !model.contexts.is_sorted_by(|a, b| a < b) || model.contexts[0] == 0 {
+            return Some(format!("its context lengths are {:?}, expected ascending ones", model.contexts));
+        }
+        if model.hidden_size == 0 || model.num_layers == 0 || model.head_rows() == 0 {
+            return Some("the model has no layers, no rows or no width".into());
+        }
+        let power_of_two = model.hidden_scale.is_normal() && model.hidden_scale.log2().fract() == 0.0;
+        (!power_of_two).then(|| format!("`hidden_scale` is {}, expected a power of two", model.hidden_scale))
+    }
+
+    fn host_problems(&self) -> Vec<String> {
+        let longest = self.longest_context();
+        let mut problems = Vec::new();
+        for table in &self.host.rope {
+            let lengths: Vec<u64> = table.variants.iter().map(|variant| variant.max_length).collect();
+            if !lengths.is_sorted_by(|a, b| a < b) || lengths.last().is_none_or(|last| *last < longest) {
+                problems.push(format!(
+                    "rotary table `{}` is for texts of up to {lengths:?} tokens, expected ascending lengths up to {longest}",
+                    table.table
+                ));
+            }
+        }
+        let names: Vec<&str> = self.host.rope.iter().map(|table| table.table.as_str()).collect();
+        problems.extend(duplicate(&names).map(|name| format!("there are two rotary tables `{name}`")));
+        problems
+    }
+
+    fn package_problems(&self) -> Vec<String> {
+        let packages: Vec<&str> = self.packages.iter().map(|entry| entry.package.as_str()).collect();
+        let functions: Vec<(&str, &str)> =
+            self.functions.iter().map(|entry| (entry.package.as_str(), entry.function.as_str())).collect();
+        let mut problems = Vec::new();
+        problems.extend(duplicate(&packages).map(|name| format!("there are two packages `{name}`")));
+        problems.extend(
+            duplicate(&functions).map(|(package, name)| format!("there are two functions `{name}` of {package}")),
+        );
+        let listed: BTreeSet<&str> = packages.iter().copied().collect();
+        let used: BTreeSet<&str> = functions.iter().map(|(package, _)| *package).collect();
+        problems.extend(used.difference(&listed).map(|name| format!("{name} has functions, but isn't listed")));
+        problems.extend(listed.difference(&used).map(|name| format!("{name} has no functions")));
+        for entry in &self.packages {
+            let bytes: u64 = entry.files.iter().map(|file| file.bytes).sum();
+            if entry.weight_bytes > bytes {
+                let weights = entry.weight_bytes;
+                problems.push(format!("{} has {weights} bytes of weights in files of {bytes}", entry.package));
+            }
+            let prefix = format!("{}/", entry.package);
+            let foreign = entry.files.iter().find(|file| !file.file.starts_with(&prefix));
+            problems.extend(foreign.map(|file| format!("{} lists the file {}", entry.package, file.file)));
+        }
+        problems
+    }
+
+    /// Functions stand in the order of a call.
+    fn order_problem(&self) -> Option<String> {
+        let place = |stage: &Stage| match *stage {
+            Stage::Layers { first, end } => (0, end as u64, 0, first as u64),
+            Stage::Experts { layer, first, end } => (0, layer as u64 + 1, 1 + first, end),
+            Stage::Head { first, end } => (1, first, 0, end),
+        };
+        let pair = self.functions.windows(2).find(|pair| place(&pair[0].stage) > place(&pair[1].stage))?;
+        let [before, after] = [&pair[0], &pair[1]].map(|entry| format!("`{}` of {}", entry.function, entry.package));
+        Some(format!("function {before} stands before {after}, which is called first"))
+    }
+
+    /// For each context there are functions for all layers, each followed by those of the experts that it leaves out, and
+    /// for all rows of the head.
+    fn tiling_problems(&self) -> Vec<String> {
+        let tiling = |what: String, parts: &Parts<'_>, total: u64| {
+            parts.tiling_problem(total).map(|problem| format!("{what}: {problem}"))
+        };
+        let mut problems = Vec::new();
+        for context in &self.model.contexts {
+            let layers = self.parts(|entry| match entry.stage {
+                Stage::Layers { first, end } if entry.context == *context => Some(first as u64..end as u64),
+                _ => None,
+            });
+            problems.extend(tiling(format!("layers of context {context}"), &layers, self.model.num_layers as u64));
+            for ((_, end), functions) in &layers.0 {
+                let last = end - 1;
+                let experts = self.parts(|entry| match entry.stage {
+                    Stage::Experts { layer, first, end } if layer as u64 == last => Some(first..end),
+                    _ => None,
+                });
+                problems.extend(tiling(format!("experts of layer {last}"), &experts, experts_asked(functions)));
+            }
+            problems.extend(layers.router_problem());
+        }
+        let head = self.parts(|entry| match entry.stage {
+            Stage::Head { first, end } => Some(first..end),
+            _ => None,
+        });
+        problems.extend(tiling("LM head".into(), &head, self.model.head_rows()));
+        problems
+    }
+
+    /// The functions for which `part` gives something, by what it gives.
+    fn parts(&self, part: impl Fn(&FunctionEntry) -> Option<Range<u64>>) -> Parts<'_> {
+        let mut parts = Parts::default();
+        for entry in &self.functions {
+            if let Some(part) = part(entry) {
+                parts.0.entry((part.start, part.end)).or_default().push(entry);
+            }
+        }
+        parts
+    }
+
+    fn longest_context(&self) -> u64 {
+        self.model.contexts.last().copied().unwrap_or(0)
+    }
+}
+
+/// Functions by the layers, experts or rows that they compute.
+#[derive(Default)]
+struct Parts<'a>(BTreeMap<(u64, u64), Vec<&'a FunctionEntry>>);
+
+impl Parts<'_> {
+    /// Whether they are all from 0 to `total`, each once for a number of tokens.
+    fn tiling_problem(&self, total: u64) -> Option<String> {
+        let mut next = 0;
+        for ((start, end), functions) in &self.0 {
+            if *start != next {
+                return Some(format!("found {start}..{end} where {next}.. is due"));
+            }
+            next = *end;
+            for (index, entry) in functions.iter().enumerate() {
+                if let Some(other) = functions[..index].iter().find(|other| other.tokens == entry.tokens) {
+                    let (other, own, tokens) = (&other.function, &entry.function, entry.tokens);
+                    return Some(format!("`{other}` and `{own}` are both for {tokens} tokens"));
+                }
+            }
+        }
+        (next != total).then(|| format!("they end at {next} of {total}"))
+    }
+
+    /// What routers have gathered is given by a function before the one that takes it.
+    fn router_problem(&self) -> Option<String> {
+        let of_routers = |ports: &[Port]| ports.iter().any(|port| port.role == PortRole::RouterState);
+        let mut given = false;
+        for functions in self.0.values() {
+            if let Some(entry) = functions.iter().find(|entry| of_routers(&entry.inputs) && !given) {
+                return Some(in_function(entry, "no function before it gives the routers' state".into()));
+            }
+            given |= functions.iter().all(|entry| of_routers(&entry.outputs));
+        }
+        None
+    }
+}
+
+/// How many experts functions leave to others: as many as they give shares of.
+fn experts_asked(functions: &[&FunctionEntry]) -> u64 {
+    let outputs = functions.iter().flat_map(|entry| &entry.outputs);
+    let asked = outputs.filter(|port| port.role == PortRole::ExpertShares).map(|port| match port.shape.get(1) {
+        Some(Extent::Fixed(count)) => *count,
+        _ => 0,
+    });
+    asked.max().unwrap_or(0)
+}
+
+fn in_function(entry: &FunctionEntry, problem: String) -> String {
+    format!("function `{}` of {}: {problem}", entry.function, entry.package)
+}
+
+/// The first of equal items.
+fn duplicate<T: Ord + Copy>(items: &[T]) -> Option<T> {
+    let mut seen = BTreeSet::new();
+    items.iter().copied().find(|item| !seen.insert(*item))
+}

@@ -1,0 +1,201 @@
+//! A function by itself: its ports are those of its stage, in the shapes that their roles say.
+
+use super::duplicate;
+use crate::{Bundle, FunctionEntry, Port, PortRole, Stage, StatePort};
+
+/// What is wrong with a function.
+pub(super) fn problems(bundle: &Bundle, entry: &FunctionEntry) -> Vec<String> {
+    let mut problems = Vec::new();
+    let (least, most) = (entry.tokens.least(), entry.tokens.most());
+    if least == 0 || least > most {
+        problems.push(format!("it takes {} tokens", entry.tokens));
+        return problems;
+    }
+    problems.extend(part_problem(bundle, entry));
+    problems.extend(context_problem(bundle, entry));
+    let ports = || entry.inputs.iter().chain(&entry.outputs);
+    let names: Vec<&str> = ports()
+        .map(|port| &port.name)
+        .chain(entry.states.iter().map(|state| &state.name))
+        .map(String::as_str)
+        .collect();
+    problems.extend(duplicate(&names).map(|name| format!("two of its ports are named `{name}`")));
+    for (direction, ports, allowed) in [
+        ("input", &entry.inputs, takes as fn(&Stage, &PortRole) -> bool),
+        ("output", &entry.outputs, gives as fn(&Stage, &PortRole) -> bool),
+    ] {
+        for port in ports {
+            if !allowed(&entry.stage, &port.role) {
+                problems.push(format!("a function of its stage has no {direction} like `{}`", port.name));
+            }
+        }
+    }
+    for port in ports() {
+        // a shape is right at all numbers of tokens if it is at the first and the last
+        let wrong = [least, most].into_iter().find(|tokens| !fits(bundle, entry, port, *tokens));
+        problems.extend(wrong.map(|tokens| {
+            format!("`{}` has shape {:?} in calls of {tokens} tokens, which its role contradicts", port.name, {
+                port.shape_at(tokens)
+            })
+        }));
+        if let PortRole::RopeCos { table } | PortRole::RopeSin { table } = &port.role
+            && !bundle.host.rope.iter().any(|known| known.table == *table)
+        {
+            problems.push(format!("`{}` asks for a rotary table `{table}`, which isn't there", port.name));
+        }
+    }
+    problems.extend(result_problem(entry));
+    problems.extend(entry.states.iter().filter_map(|state| state_problem(entry, state)));
+    problems.extend(probe_problem(entry));
+    problems
+}
+
+/// Its part is within the model.
+fn part_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
+    let layers = bundle.model.num_layers;
+    let right = match entry.stage {
+        Stage::Layers { first, end } => first < end && end <= layers,
+        Stage::Experts { layer, first, end } => first < end && layer < layers,
+        Stage::Head { first, end } => first < end && end <= bundle.model.head_rows(),
+    };
+    (!right).then(|| format!("the model has no {:?}", entry.stage))
+}
+
+fn context_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
+    let longest = bundle.longest_context();
+    let right = match entry.stage {
+        Stage::Layers { .. } => bundle.model.contexts.contains(&entry.context),
+        Stage::Experts { .. } | Stage::Head { .. } => entry.context == longest,
+    };
+    (!right).then(|| format!("its context is {}, the model's are {:?}", entry.context, bundle.model.contexts))
+}
+
+/// Whether functions of a stage take such a port.
+fn takes(stage: &Stage, role: &PortRole) -> bool {
+    match role {
+        PortRole::Hidden => true,
+        PortRole::ExpertInput | PortRole::ExpertShares => matches!(stage, Stage::Experts { .. }),
+        PortRole::RouterState
+        | PortRole::RopeCos { .. }
+        | PortRole::RopeSin { .. }
+        | PortRole::AttentionMask { .. }
+        | PortRole::BandMask { .. }
+        | PortRole::KvWriteMask
+        | PortRole::TokenOrder
+        | PortRole::Position
+        | PortRole::State { .. } => matches!(stage, Stage::Layers { .. }),
+        PortRole::Logits | PortRole::Argmax => false,
+    }
+}
+
+/// Whether functions of a stage give such a port.
+fn gives(stage: &Stage, role: &PortRole) -> bool {
+    match role {
+        PortRole::Hidden => !matches!(stage, Stage::Head { .. }),
+        PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares | PortRole::State { .. } => {
+            matches!(stage, Stage::Layers { .. })
+        }
+        PortRole::Logits | PortRole::Argmax => matches!(stage, Stage::Head { .. }),
+        PortRole::RopeCos { .. }
+        | PortRole::RopeSin { .. }
+        | PortRole::AttentionMask { .. }
+        | PortRole::BandMask { .. }
+        | PortRole::KvWriteMask
+        | PortRole::TokenOrder
+        | PortRole::Position => false,
+    }
+}
+
+/// Whether a port has a shape of its role in calls of `t` tokens.
+fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
+    let shape = port.shape_at(t);
+    let columns = |channels: u64| shape == [1, channels, t, 1] || shape == [1, channels, 1, t];
+    let slots = |slots: u64| (1..=entry.context).contains(&slots);
+    match &port.role {
+        PortRole::Hidden | PortRole::ExpertInput => columns(bundle.model.hidden_size),
+        PortRole::RouterState | PortRole::ExpertShares => shape.get(1).is_some_and(|channels| columns(*channels)),
+        PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => matches!(shape[..], [1, 1, rows, _] if rows == t),
+        PortRole::AttentionMask { .. } => matches!(shape[..], [1, 1, rows, s] if rows == t && slots(s)),
+        PortRole::KvWriteMask => matches!(shape[..], [1, 1, s, columns] if columns == t && slots(s)),
+        PortRole::BandMask { .. } => shape == [1, 1, t, t],
+        // so many halvings as it takes to tell all tokens apart
+        PortRole::TokenOrder => {
+            matches!(shape[..], [1, planes, rows, columns]
+                if rows == t && columns == t && (1..=64).contains(&planes) && t <= 1 << (planes - 1))
+        }
+        PortRole::Position => shape == [1],
+        PortRole::State { .. } => shape.len() == 4 && shape == port.shape_at(0),
+        PortRole::Logits => match entry.stage {
+            Stage::Head { first, end } => columns(end.saturating_sub(first)),
+            Stage::Layers { .. } | Stage::Experts { .. } => false,
+        },
+        PortRole::Argmax => columns(1),
+    }
+}
+
+/// It takes hidden states and gives what its stage is for, once.
+fn result_problem(entry: &FunctionEntry) -> Option<String> {
+    let count = |ports: &[Port], role: PortRole| ports.iter().filter(|port| port.role == role).count();
+    let result = match entry.stage {
+        Stage::Layers { .. } | Stage::Experts { .. } => PortRole::Hidden,
+        Stage::Head { .. } => PortRole::Logits,
+    };
+    let (hidden, results) = (count(&entry.inputs, PortRole::Hidden), count(&entry.outputs, result));
+    if hidden != 1 || results != 1 {
+        return Some(format!("it has {hidden} inputs of hidden states and {results} results, expected one each"));
+    }
+    let [input, shares] = [PortRole::ExpertInput, PortRole::ExpertShares].map(|role| {
+        let ports = if matches!(entry.stage, Stage::Experts { .. }) { &entry.inputs } else { &entry.outputs };
+        count(ports, role)
+    });
+    let expected = if matches!(entry.stage, Stage::Experts { .. }) { 1 } else { shares.min(1) };
+    (input != expected || shares != expected)
+        .then(|| format!("it has {input} ports of experts' inputs and {shares} of their shares"))
+}
+
+/// A state belongs to the function's layers, and what a cache needs is there.
+fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
+    let Stage::Layers { first, end } = entry.stage else {
+        return Some(format!("it has a state `{}`, which only layers have", state.name));
+    };
+    if let Some(layer) = state.role.layers().iter().find(|layer| !(first..end).contains(*layer)) {
+        return Some(format!(
+            "state `{}` is of layer {layer}, the function has layers {first} to {}",
+            state.name,
+            end - 1
+        ));
+    }
+    let &[1, rows, slots, width] = state.shape.as_slice() else {
+        return Some(format!("state `{}` has shape {:?}", state.name, state.shape));
+    };
+    if state.role.layers().is_empty() || rows == 0 || slots == 0 || width == 0 {
+        return Some(format!("state `{}` holds nothing", state.name));
+    }
+    if !state.role.is_cache() {
+        return None;
+    }
+    let seen = |port: &Port| matches!(port.role, PortRole::AttentionMask { .. }) && port.shape_at(0)[3] == slots;
+    let written = |port: &Port| match port.role {
+        PortRole::KvWriteMask => port.shape_at(0)[2] == slots,
+        PortRole::Position => slots == entry.context,
+        _ => false,
+    };
+    if !entry.inputs.iter().any(|port| port.shape.len() == 4 && seen(port)) {
+        return Some(format!("no attention mask is for the {slots} slots of state `{}`", state.name));
+    }
+    if !entry.inputs.iter().any(|port| matches!(port.shape.len(), 1 | 4) && written(port)) {
+        return Some(format!("nothing says which of the {slots} slots of state `{}` are written", state.name));
+    }
+    None
+}
+
+/// Probes are of the function's layers but the last, each once.
+fn probe_problem(entry: &FunctionEntry) -> Option<String> {
+    let inner = match entry.stage {
+        Stage::Layers { first, end } => first..end.saturating_sub(1),
+        Stage::Experts { .. } | Stage::Head { .. } => 0..0,
+    };
+    let layers: Vec<usize> = entry.probes.iter().map(|probe| probe.layer).collect();
+    let layer = layers.iter().copied().find(|layer| !inner.contains(layer)).or_else(|| duplicate(&layers))?;
+    Some(format!("it says where the hidden states of layer {layer} are, which isn't inside it, or twice"))
+}

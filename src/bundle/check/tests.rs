@@ -1,0 +1,182 @@
+//! What a sound bundle may be changed to without notice: nothing that a runtime relies on.
+
+use serde_json::{Value as Json, json};
+
+use crate::{Bundle, Manifest, SCHEMA_VERSION};
+
+/// A model of two layers in two packages, for two contexts and two numbers of tokens; the first layer is a recurrence
+/// that the host keeps, the second has a cache.
+fn sound() -> Json {
+    let mut functions = Vec::new();
+    let mut function = |package: &str, name: String, rest: [(&str, Json); 6]| {
+        let mut entry = json!({"package": package, "function": name});
+        entry.as_object_mut().unwrap().extend(rest.map(|(key, value)| (key.to_owned(), value)));
+        functions.push(entry);
+    };
+    let hidden = |name: &str, tokens: u64| json!({"name": name, "role": "hidden", "shape": [1, 8, tokens, 1]});
+    for layer in [0, 1] {
+        for context in [16, 32] {
+            for tokens in [1, 4] {
+                let state = json!({"role": "recurrent_state", "layers": [0]});
+                let port = |name: &str| json!({"name": name, "role": "state", "id": format!("r@{context}"), "holds": state, "shape": [1, 2, 4, 4]});
+                let cache = |kind: &str| json!({"name": kind, "id": format!("{kind}@{context}"), "role": kind, "layer": 1, "shape": [1, 2, context, 4]});
+                let (inputs, outputs, states) = if layer == 0 {
+                    (
+                        json!([hidden("hidden", tokens), port("r")]),
+                        json!([hidden("out", tokens), port("r_out")]),
+                        json!([]),
+                    )
+                } else {
+                    let rope =
+                        |name: &str| json!({"name": name, "role": name, "table": "rope", "shape": [1, 1, tokens, 2]});
+                    let mask = json!({"name": "mask", "role": "attention_mask", "shape": [1, 1, tokens, context]});
+                    let position = json!({"name": "position", "role": "position", "shape": [1]});
+                    let inputs = json!([hidden("hidden", tokens), rope("rope_cos"), rope("rope_sin"), mask, position]);
+                    (inputs, json!([hidden("out", tokens)]), json!([cache("key_cache"), cache("value_cache")]))
+                };
+                function(
+                    &format!("layer_{layer}.mlpackage"),
+                    format!("context_{context}_tokens_{tokens}"),
+                    [
+                        ("stage", json!({"kind": "layers", "first": layer, "end": layer + 1})),
+                        ("context", json!(context)),
+                        ("tokens", json!({"fixed": tokens})),
+                        ("inputs", inputs),
+                        ("outputs", outputs),
+                        ("states", states),
+                    ],
+                );
+            }
+        }
+    }
+    for [first, end] in [[0, 5], [5, 9]] {
+        let logits = json!({"name": "logits", "role": "logits", "shape": [1, end - first, "T", 1]});
+        let hidden = json!({"name": "hidden", "role": "hidden", "shape": [1, 8, "T", 1]});
+        function(
+            &format!("head_{first}.mlpackage"),
+            "main".into(),
+            [
+                ("stage", json!({"kind": "head", "first": first, "end": end})),
+                ("context", json!(32)),
+                ("tokens", json!({"range": [1, 4]})),
+                ("inputs", json!([hidden])),
+                ("outputs", json!([logits])),
+                ("states", json!([])),
+            ],
+        );
+    }
+    let package = |name: &str| {
+        let file = json!({"file": format!("{name}.mlpackage/weight.bin"), "bytes": 100, "sha256": ""});
+        json!({"package": format!("{name}.mlpackage"), "weight_bytes": 80, "files": [file]})
+    };
+    let packages = ["layer_0", "layer_1", "head_0", "head_5"].map(package);
+    json!({
+        "schema_version": SCHEMA_VERSION,
+        "anec_version": "0",
+        "name": "sound",
+        "family": "none",
+        "model": {"hidden_size": 8, "num_layers": 2, "vocab_size": 9, "contexts": [16, 32], "eos_token_ids": [1]},
+        "config": {},
+        "manifest": Manifest::default(),
+        "source": {"name": "", "format": "", "files": []},
+        "packages": packages,
+        "functions": functions,
+        "host": {
+            "file": {"file": "host.safetensors", "bytes": 1, "sha256": ""},
+            "embedding": "embedding",
+            "rope": [{"table": "rope", "variants": [{"max_length": 32, "cos": "cos", "sin": "sin"}]}],
+        },
+        "tokenizer": {},
+        "ledger": {"used": 1, "used_bytes": 1, "ignored": {}},
+    })
+}
+
+fn findings(json: Json) -> Vec<String> {
+    serde_json::from_value::<Bundle>(json).unwrap().check()
+}
+
+#[test]
+fn a_sound_bundle_has_no_findings() {
+    assert_eq!(findings(sound()), Vec::<String>::new());
+}
+
+/// Each change of one value is noticed, and the finding says what is wrong.
+#[test]
+fn every_contradiction_is_found() {
+    let changes = [
+        ("/model/contexts", json!([32, 16]), "context lengths"),
+        ("/model/contexts", json!([16, 32, 64]), "expected ascending lengths up to 64"),
+        ("/model/num_layers", json!(3), "layers of context 16: they end at 2 of 3"),
+        ("/model/vocab_size", json!(10), "LM head: they end at 9 of 10"),
+        ("/model/hidden_size", json!(6), "which its role contradicts"),
+        ("/model/hidden_scale", json!(0.3), "expected a power of two"),
+        ("/host/rope/0/variants/0/max_length", json!(31), "rotary table `rope`"),
+        ("/host/rope/0/table", json!("other"), "asks for a rotary table `rope`"),
+        ("/packages/0/weight_bytes", json!(101), "101 bytes of weights in files of 100"),
+        ("/packages/0/files/0/file", json!("layer_1.mlpackage/weight.bin"), "layer_0.mlpackage lists the file"),
+        ("/packages/3/package", json!("head_6.mlpackage"), "isn't listed"),
+        ("/functions/1/function", json!("context_16_tokens_1"), "there are two functions"),
+        ("/functions/0/tokens", json!({"fixed": 2}), "which its role contradicts"),
+        ("/functions/0/tokens", json!({"range": [4, 1]}), "it takes 4 to 1 tokens"),
+        ("/functions/0/context", json!(8), "its context is 8"),
+        ("/functions/8/context", json!(16), "its context is 16"),
+        ("/functions/0/stage/end", json!(3), "the model has no"),
+        ("/functions/0/inputs/0/name", json!("r"), "two of its ports are named `r`"),
+        ("/functions/0/inputs/0/role", json!("logits"), "has no input like"),
+        ("/functions/8/outputs/0/role", json!("argmax"), "0 results"),
+        ("/functions/8/outputs/0/shape", json!([1, 4, "T", 1]), "`logits` has shape"),
+        ("/functions/0/inputs/1/id", json!("r@32"), "other states than it takes"),
+        ("/functions/0/outputs/1/shape", json!([1, 2, 4, 8]), "other states than it takes"),
+        ("/functions/4/inputs/3/shape", json!([1, 1, 1, 15]), "no attention mask is for the 16 slots"),
+        ("/functions/4/inputs/3/shape", json!([1, 1, 1, 17]), "which its role contradicts"),
+        ("/functions/4/states/0/layer", json!(0), "is of layer 0"),
+        ("/functions/4/states/0/role", json!("value_cache"), "hold the same of one layer"),
+        ("/functions/4/states/1/id", json!("key_cache@16"), "have the same id"),
+        ("/functions/5/states/0/id", json!("key_cache@32"), "not the same states"),
+        ("/functions/5/states/0/name", json!("other"), "not the same states"),
+        ("/functions/5/states/0/shape", json!([1, 1, 16, 4]), "not the same states"),
+        ("/functions/6/states/0/id", json!("key_cache@16"), "not the same states"),
+        ("/functions/4/states/0/shape", json!([1, 2, 12, 4]), "no attention mask is for the 12 slots"),
+    ];
+    for (place, value, expected) in changes {
+        let mut changed = sound();
+        match changed.pointer_mut(place) {
+            Some(old) => *old = value.clone(),
+            None => {
+                let (parent, key) = place.rsplit_once('/').unwrap();
+                changed.pointer_mut(parent).unwrap()[key] = value.clone();
+            }
+        }
+        let found = findings(changed);
+        assert!(found.iter().any(|finding| finding.contains(expected)), "{place} = {value}: {found:?}");
+    }
+}
+
+#[test]
+fn functions_stand_in_the_order_of_a_call() {
+    for (a, b) in [(0, 4), (8, 9), (7, 8)] {
+        let mut changed = sound();
+        changed["functions"].as_array_mut().unwrap().swap(a, b);
+        let found = findings(changed);
+        assert!(found.iter().any(|finding| finding.contains("which is called first")), "{a}, {b}: {found:?}");
+    }
+}
+
+#[test]
+fn two_functions_for_one_number_of_tokens_are_one_too_many() {
+    let mut changed = sound();
+    let mut twin = changed["functions"][9].clone();
+    twin["function"] = json!("twin");
+    changed["functions"].as_array_mut().unwrap().push(twin);
+    assert_eq!(findings(changed), ["LM head: `main` and `twin` are both for 1 to 4 tokens"]);
+}
+
+#[test]
+fn a_bundle_of_another_version_is_refused_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut old = sound();
+    old["schema_version"] = json!(1);
+    std::fs::write(folder.path().join(crate::FILE_NAME), old.to_string()).unwrap();
+    let error = Bundle::read(folder.path()).unwrap_err().to_string();
+    assert!(error.ends_with(&format!("schema version 1, expected {SCHEMA_VERSION}; convert it again")), "{error}");
+}

@@ -1,0 +1,38 @@
+//! What the host computes with: the embedding and the rotary tables.
+
+use crate::FileDigest;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the host computes with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct HostFacts {
+    /// File of the host's tensors.
+    pub file: FileDigest,
+    /// Name of the embedding table in it, `[vocab_size, hidden_size]` fp16; multipliers are already applied.
+    pub embedding: String,
+    /// Rotary tables.
+    pub rope: Vec<RopeTable>,
+}
+
+/// A rotary table: host tensors of cosines and sines, f32 `[rows, rope_dim / 2]`, with the attention factor multiplied in.
+/// A scaling that depends on the length of the text has several variants.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RopeTable {
+    /// Which table an input asks for.
+    pub table: String,
+    /// Variants by length, ascending: a text of n tokens (prompt and continuation) uses the first whose `max_length`
+    /// is at least n, for all its positions.
+    pub variants: Vec<RopeVariant>,
+}
+
+/// One variant of a rotary table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RopeVariant {
+    /// Longest text it is for.
+    pub max_length: u64,
+    /// Host tensor of the cosines.
+    pub cos: String,
+    /// Host tensor of the sines.
+    pub sin: String,
+}

@@ -1,0 +1,53 @@
+//! Where the weights came from, and the files that were written.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Where the weights came from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SourceFacts {
+    /// As the manifest or command named it.
+    pub name: String,
+    /// `gguf`, `safetensors`, …
+    pub format: String,
+    /// Files that weights were read from.
+    pub files: Vec<FileDigest>,
+}
+
+/// How the tensors of a source were accounted for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LedgerTotals {
+    /// Tensors used.
+    pub used: usize,
+    /// Bytes of them in the source.
+    pub used_bytes: u64,
+    /// Tensors not used, with the reason.
+    pub ignored: BTreeMap<String, String>,
+}
+
+/// A file with its size and digest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FileDigest {
+    /// Name, relative to the bundle (or to the source).
+    pub file: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256, in hexadecimal.
+    pub sha256: String,
+}
+
+/// One `.mlpackage`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PackageEntry {
+    /// Folder name within the bundle.
+    pub package: String,
+    /// Folder name of the compiled model, once there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compiled: Option<String>,
+    /// Bytes of its weights, without what its weight file has between them.
+    pub weight_bytes: u64,
+    /// Its files.
+    pub files: Vec<FileDigest>,
+}

@@ -1,0 +1,141 @@
+//! The book's page on bundles is enough to write a runtime: tests/reader was written from its words alone, in Python with
+//! numpy, and gives the logits of anec's own runtime and those of transformers.
+
+use crate::common::{coremltools, folder};
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use folder::{repository, run};
+use safetensors::SafeTensors;
+use serde_json::json;
+
+/// A model, how it is converted, and the text that it is run on.
+struct Case {
+    model: &'static str,
+    changes: &'static [&'static str],
+    golden: &'static str,
+    /// How many tokens of the golden text are run, if not all.
+    tokens: Option<usize>,
+    /// Tokens of a call, if fewer than possible.
+    chunk: Option<usize>,
+}
+
+const fn case(model: &'static str, changes: &'static [&'static str]) -> Case {
+    Case { model, changes, golden: "golden.safetensors", tokens: None, chunk: None }
+}
+
+const INT8: &str = "quant.weights=int8";
+
+const CASES: &[Case] = &[
+    // several contexts, calls of one and four tokens that write at a position; a text that fits the smaller context
+    Case { tokens: Some(23), ..case("llama-default", &["lengths={fixed: [1, 4]}", "context=[24, 40]"]) },
+    case("llama-default", &["lengths={fixed: [1, 4]}", "context=[24, 40]"]),
+    // every call is filled up, with a position and with a mask
+    case("qwen3-default", &["lengths={fixed: [7]}", "context=64"]),
+    case("qwen3-default", &["lengths={fixed: [7]}", "context=64", "kv_write=mask"]),
+    // parts of the head with an index of the largest logit
+    case("granite-default", &["context=40", "lm_head={split: 3, argmax: true}"]),
+    // rings, tables of their own for layers with a window, in either layout
+    Case { chunk: Some(3), ..case("gemma3-default", &["context=48", "layout=bc1s", "state=unified"]) },
+    case("mistral-window", &["context=[24, 40]", "lengths={fixed: [1, 4]}"]),
+    // rotary tables by the length of the text
+    case("phi3-longrope", &["context=40"]),
+    Case { golden: "golden-short.safetensors", ..case("phi3-longrope", &["context=40"]) },
+    // recurrences: states, inputs and outputs, in one package and in several
+    case("qwen3_5-default", &["context=40"]),
+    case(
+        "qwen3_5-default",
+        &[
+            "context=[24, 40]",
+            "lengths={fixed: [1, 4]}",
+            "recurrent_states=input_output",
+            "shards.layers=[[0, 1], [1, 2], [2, 4]]",
+        ],
+    ),
+    Case { chunk: Some(2), ..case("lfm2-default", &["context=40", "state=unified"]) },
+    // experts in the layers' functions, in their own, in one function for each; a router that hands on what it saw
+    case("lfm2_moe-default", &["context=40"]),
+    case("lfm2_moe-default", &["context=[24, 40]", "lengths={fixed: [1, 4]}", "experts=split"]),
+    case("zaya-sliding", &["context=40", "experts=routed", "recurrent_states=input_output"]),
+    // a text in windows through layers that look both ways
+    case("privacy_filter-default", &["context=48", "lengths.range=[1, 48]"]),
+    case("privacy_filter-default", &["context=48", "lengths={fixed: [8, 17]}", "experts=split"]),
+    // weights of a byte
+    case("olmo2-default", &["context=40", INT8]),
+];
+
+/// Tokens and logits of a file, and the width of the logits.
+fn logits(path: &Path) -> (Vec<i32>, Vec<f32>, usize) {
+    let bytes = std::fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let four = |name: &str| -> Vec<[u8; 4]> {
+        tensors.tensor(name).unwrap().data().chunks_exact(4).map(|bytes| bytes.try_into().unwrap()).collect()
+    };
+    let width = tensors.tensor("logits").unwrap().shape()[1];
+    let tokens = four("tokens").into_iter().map(i32::from_le_bytes).collect();
+    (tokens, four("logits").into_iter().map(f32::from_le_bytes).collect(), width)
+}
+
+/// The least cosine of two rows.
+fn cosine(a: &[f32], b: &[f32], width: usize) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
+    rows.map(|(a, b)| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).fold(f64::INFINITY, f64::min)
+}
+
+/// What the reader gives for bundles: it is one process for all.
+fn read(python: &Path, calls: &serde_json::Value) {
+    let mut reader = Command::new(python)
+        .arg(repository("tests/reader/reader.py"))
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("ANEC_PYTHON runs");
+    serde_json::to_writer(reader.stdin.take().unwrap(), calls).unwrap();
+    let output = reader.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_runtime_of_the_books_words_runs_every_bundle() {
+    let Some(python) = coremltools::python() else { return };
+    let room = tempfile::tempdir().unwrap();
+    let path = |index: usize, name: &str| -> PathBuf { room.path().join(format!("{index}_{name}")) };
+    let mut calls = Vec::new();
+    for (index, case) in CASES.iter().enumerate() {
+        let source = format!("tests/fixtures/families/{}", case.model);
+        let (bundle, own) = (path(index, "bundle"), path(index, "own.safetensors"));
+        let (bundle_name, own_name) = (bundle.to_str().unwrap(), own.to_str().unwrap());
+        let mut command = vec!["convert", "--source", &source, "--out", bundle_name, "--no-compile"];
+        for change in ["quant.weights=none"].iter().chain(case.changes) {
+            command.extend(["--set", change]);
+        }
+        let (code, _, stderr) = run(&command);
+        assert_eq!(code, 0, "{} {:?}: {stderr}", case.model, case.changes);
+        let (mut tokens, ..) = logits(&repository(&source).join(case.golden));
+        tokens.truncate(case.tokens.unwrap_or(tokens.len()));
+        let list = tokens.iter().map(i32::to_string).collect::<Vec<_>>().join(",");
+        let (code, _, stderr) =
+            run(&["logits", bundle_name, "--tokens", &list, "--out", own_name, "--precision", "f32"]);
+        assert_eq!(code, 0, "{} {:?}: {stderr}", case.model, case.changes);
+        calls.push(json!({"bundle": bundle, "tokens": tokens, "chunk": case.chunk, "out": path(index, "read")}));
+    }
+    read(&python, &calls.into());
+    for (index, case) in CASES.iter().enumerate() {
+        let name = format!("{} {:?}", case.model, case.changes);
+        let bytes = std::fs::read(path(index, "read")).unwrap();
+        let read: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let (_, own, width) = logits(&path(index, "own.safetensors"));
+        // anec doesn't round products of bytes and scales, and bytes are less than transformers has
+        let int8 = case.changes.contains(&INT8);
+        let (least, most, reference) = if int8 { (0.99999, 0.05, 0.99) } else { (0.9999999, 1e-3, 0.9999) };
+        let apart = own.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let found = cosine(&read, &own, width);
+        assert!(found > least && apart < most, "{name}: anec's logits differ: cosine {found}, {apart}");
+        let (_, golden, _) = logits(&repository("tests/fixtures/families").join(case.model).join(case.golden));
+        let found = cosine(&read, &golden[..read.len()], width);
+        assert!(found > reference, "{name}: transformers' logits differ: cosine {found}");
+    }
+}
