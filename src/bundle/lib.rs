@@ -1,5 +1,16 @@
 //! `bundle.json`: the one interface between converter, validator and runtimes. It is enough to run a model without
 //! knowing its family.
+//!
+//! ```
+//! use anec_bundle::{Stage, schema};
+//!
+//! // the generated JSON Schema is what a reader in another language goes by
+//! assert!(schema()["properties"]["functions"].is_object());
+//!
+//! let stage: Stage = serde_json::from_str(r#"{"kind": "layers", "first": 0, "end": 12}"#)?;
+//! assert_eq!(stage, Stage::Layers { first: 0, end: 12 });
+//! # Ok::<(), serde_json::Error>(())
+//! ```
 
 pub mod error;
 pub mod ports;
