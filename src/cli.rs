@@ -1,4 +1,4 @@
-//! Floor 7: the command line. One file for each verb: parse, call, print.
+//! The command line. One file for each verb: parse, call, print.
 //!
 //! The result goes to stdout, as text or with `--json` as JSON; progress, notes and errors go to stderr. Exit codes:
 //! 0 done (all asked-for gates passed), 1 a gate failed, 2 usage or manifest error, 3 a gate could not be run here,
@@ -22,6 +22,7 @@ mod model;
 mod pack;
 mod perplexity;
 mod plan;
+mod progress;
 mod redact;
 mod run;
 mod sampling;

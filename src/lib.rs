@@ -1,9 +1,88 @@
-//! `anec` turns language-model weights into Core ML programs for Apple's Neural Engine, proves what it emitted, and
-//! runs it.
+//! `anec` turns language-model weights into Core ML programs for Apple's Neural Engine, proves what it emitted, and runs
+//! it: on the Neural Engine of a Mac, or anywhere on the CPU.
+//!
+//! A [`Manifest`] says what to make of a model. A [`Converter`] writes it as a bundle: a folder of .mlpackage files with
+//! a [`bundle.json`](Bundle) that is enough to run them. A [`Validator`] tries the bundle, gate by gate. A [`Model`] runs
+//! it, and its [`Session`] continues text.
+//!
+//! ```
+//! use anec::{Converter, Gate, GenerateOptions, Manifest, Model, Validator};
+//!
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let out = folder.path().join("demo.anec");
+//! # std::env::set_current_dir(env!("CARGO_MANIFEST_DIR")).unwrap();
+//! // `source` can be a .gguf, a .safetensors, an .onnx, a folder of Hugging Face, or hf:owner/name
+//! let manifest = Manifest::from_yaml("source: demo/model\ncontext: 256", "the example", &[])?;
+//! Converter::new(manifest).out(&out).observe(|event| println!("{event:?}")).convert()?;
+//!
+//! let gates = [Gate::Structure, Gate::Parity];
+//! let validation = Validator::new(&out).gates(gates).golden("demo/golden.safetensors").run()?;
+//! assert_eq!(validation.report.exit_code(false), 0, "all passed");
+//!
+//! let model = Model::on_cpu(&out)?;
+//! let mut session = model.session();
+//! let options = GenerateOptions::default().max_tokens(12);
+//! for piece in session.generate("It was a fine morning, and", &options)? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok::<(), anec::base::Error>(())
+//! ```
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | none | opening and running bundles; reading and writing packages; MIL |
+//! | `convert` | sources, the converter, the gates |
+//! | `hub` | sources named `hf:owner/name` are downloaded |
+//! | `grammar` | text that keeps to a JSON Schema, a regular expression or a grammar |
+//! | `serve` | OpenAI's HTTP API |
+//! | `cli` (default) | all of it, and the program `anec` |
+//!
+//! # Crates
+//!
+//! Everything is there under its crate's name for whoever needs more than the front door:
+//!
+//! | crate | holds |
+//! |---|---|
+//! | [`manifest`], [`bundle`] | what a conversion shall make; what it made |
+//! | [`mil`], [`package`] | Core ML's intermediate language; .mlpackage files, both ways |
+//! | [`source`], [`family`], [`quant`], [`convert`] | weights, graphs, number formats; the conversion |
+//! | [`exec`], [`coreml`], [`runtime`] | the CPU executor, Core ML, sessions over both |
+//! | [`validate`], [`report`] | the gates; results as tables, JSON, JUnit, Markdown, HTML |
+//! | [`serve`] | the server |
+//! | [`base`] | errors that name their remedy, progress, mapped files |
 
+#[cfg(feature = "convert")]
+mod converter;
+#[cfg(feature = "convert")]
+mod doctor;
+#[cfg(feature = "convert")]
+mod golden;
+mod session;
+#[cfg(feature = "convert")]
+mod validator;
+
+pub use anec_base::progress::{Progress, ProgressEvent};
+pub use anec_bundle::Bundle;
+pub use anec_manifest::Manifest;
+pub use anec_runtime::{Grammar, Sampling};
+#[cfg(feature = "serve")]
+pub use anec_serve as serve;
+pub use session::{GenerateOptions, Model, Pieces, Prompt, Session};
 pub use {
-    anec_base as base, anec_base::error, anec_bundle as bundle, anec_convert as convert, anec_coreml as coreml,
-    anec_exec as exec, anec_family as family, anec_manifest as manifest, anec_mil as mil, anec_package as package,
-    anec_quant as quant, anec_report as report, anec_runtime as runtime, anec_serve as serve, anec_source as source,
+    anec_base as base, anec_base::error, anec_bundle as bundle, anec_coreml as coreml, anec_exec as exec,
+    anec_manifest as manifest, anec_mil as mil, anec_package as package, anec_runtime as runtime,
+};
+#[cfg(feature = "convert")]
+pub use {
+    anec_convert as convert, anec_family as family, anec_quant as quant, anec_report as report, anec_source as source,
     anec_validate as validate,
+};
+#[cfg(feature = "convert")]
+pub use {
+    converter::Converter,
+    doctor::{Ability, MachineReport},
+    golden::GoldenBuilder,
+    validator::{Gate, Validation, Validator, candidates, find_bundle},
 };

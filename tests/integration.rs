@@ -26,6 +26,7 @@ mod experts;
 mod family_graphs;
 mod family_parity;
 mod generation;
+mod library;
 mod mil;
 mod onnx;
 mod oracle;

@@ -1,6 +1,6 @@
 //! What every error of this crate can tell beside its message.
 //!
-//! Each floor has its own `thiserror` enum. An error's message says what is wrong and where (file, tensor, key;
+//! Each crate has its own `thiserror` enum. An error's message says what is wrong and where (file, tensor, key;
 //! found, expected); [`Diagnostic`] adds which exit code it means and what the user can do about it.
 
 use std::fmt::{Debug, Display};

@@ -1,4 +1,16 @@
 //! What every crate of anec stands on: errors that name their remedy, progress, mapped files, what a process used.
+//!
+//! ```
+//! use anec_base::{Fault, FileError, Result};
+//!
+//! fn length(path: &str) -> Result<usize> {
+//!     Ok(std::fs::read(path).map_err(FileError::of(path, "read"))?.len())
+//! }
+//!
+//! let error = length("no/such/file").unwrap_err();
+//! assert!(error.to_string().contains("no/such/file"));
+//! assert_eq!(error.fault(), Fault::Source);
+//! ```
 
 #![deny(unsafe_code)] // but for the memory map of `file`
 
@@ -10,4 +22,4 @@ pub mod resources;
 
 pub use error::{Diagnostic, Error, Fault, Result};
 pub use file::{FileError, MappedFile, hexadecimal};
-pub use progress::Progress;
+pub use progress::{Progress, ProgressEvent};

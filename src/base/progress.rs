@@ -1,65 +1,93 @@
-//! Progress on stderr: bytes written and time left, or things done. Silent where stderr is no terminal.
+//! Progress as events: what long work tells whoever started it.
+//!
+//! ```
+//! use anec_base::progress::{Progress, ProgressEvent};
+//!
+//! let progress = Progress::new(|event| {
+//!     if let ProgressEvent::Stage(name) = event {
+//!         println!("now: {name}");
+//!     }
+//! });
+//! progress.stage("layers_00_12");
+//! progress.finish();
+//! ```
 
-use indicatif::{ProgressBar, ProgressStyle};
+use std::fmt;
+use std::sync::Arc;
 
-/// A progress bar. Clones are the same bar.
-#[derive(Clone)]
-pub struct Progress(ProgressBar);
+/// What is told of long work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProgressEvent<'a> {
+    /// The part with this name has begun.
+    Stage(&'a str),
+    /// The work has this many units in all: bytes, or what the work counts.
+    Total(u64),
+    /// This many more units are done.
+    Advanced(u64),
+    /// This many units are done in all.
+    Reached(u64),
+    /// Something that the user should know.
+    Note(&'a str),
+    /// The work is over.
+    Finished,
+}
+
+/// A receiver of events, called by any thread. Clones are the same receiver; the default one ignores everything.
+#[derive(Clone, Default)]
+pub struct Progress(Option<Arc<dyn Fn(ProgressEvent<'_>) + Send + Sync>>);
 
 impl Progress {
-    /// No bar.
+    /// A receiver.
+    pub fn new(receiver: impl Fn(ProgressEvent<'_>) + Send + Sync + 'static) -> Self {
+        Progress(Some(Arc::new(receiver)))
+    }
+
+    /// Nobody listens.
     pub fn hidden() -> Self {
-        Progress(ProgressBar::hidden())
+        Self::default()
     }
 
-    /// A bar on stderr, if that is a terminal. Its length is set once it is known.
-    pub fn on_stderr() -> Self {
-        let bar = ProgressBar::new(0);
-        let template = "{msg:28!} {bar:32} {bytes:>10} of {total_bytes}  {bytes_per_sec}  {eta} left";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
+    fn tell(&self, event: ProgressEvent<'_>) {
+        if let Some(receiver) = &self.0 {
+            receiver(event);
         }
-        Progress(bar)
     }
 
-    /// A bar on stderr, if that is a terminal, that counts `what`.
-    pub fn counting(what: &'static str) -> Self {
-        let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template("{msg:28!} {bar:32} {pos} of {len}  {elapsed}") {
-            bar.set_style(style);
-        }
-        bar.set_message(what);
-        Progress(bar)
-    }
-
-    /// Sets how far it is.
+    /// Says how far the work is.
     pub fn set(&self, done: u64, of: u64) {
-        self.0.set_length(of);
-        self.0.set_position(done);
+        self.tell(ProgressEvent::Total(of));
+        self.tell(ProgressEvent::Reached(done));
     }
 
-    /// Sets how many bytes there will be.
+    /// Says how many bytes there will be.
     pub fn expect(&self, bytes: u64) {
-        self.0.set_length(bytes);
+        self.tell(ProgressEvent::Total(bytes));
     }
 
     /// Names what is in work.
     pub fn stage(&self, name: &str) {
-        self.0.set_message(name.to_owned());
+        self.tell(ProgressEvent::Stage(name));
     }
 
     /// Adds bytes that are done.
     pub fn add(&self, bytes: u64) {
-        self.0.inc(bytes);
+        self.tell(ProgressEvent::Advanced(bytes));
     }
 
-    /// Removes the bar.
-    pub fn finish(&self) {
-        self.0.finish_and_clear();
-    }
-
-    /// Prints a line above the bar, or plainly where there is none.
+    /// Tells the user something.
     pub fn note(&self, line: &str) {
-        self.0.suspend(|| eprintln!("{line}"));
+        self.tell(ProgressEvent::Note(line));
+    }
+
+    /// Says that the work is over.
+    pub fn finish(&self) {
+        self.tell(ProgressEvent::Finished);
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Progress(receiver)" } else { "Progress(hidden)" })
     }
 }

@@ -12,6 +12,17 @@
 //! | [`states`] | what functions carry from call to call |
 //! | [`host`] | the embedding and the rotary tables |
 //! | [`source`] | where the weights came from, the files that were written |
+//!
+//! ```
+//! use anec_bundle::{Stage, schema};
+//!
+//! // the generated JSON Schema is what a reader in another language goes by
+//! assert!(schema()["properties"]["functions"].is_object());
+//!
+//! let stage: Stage = serde_json::from_str(r#"{"kind": "layers", "first": 0, "end": 12}"#)?;
+//! assert_eq!(stage, Stage::Layers { first: 0, end: 12 });
+//! # Ok::<(), serde_json::Error>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

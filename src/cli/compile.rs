@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::{print, print_json};
+use super::{print, print_json, progress};
 use anec::base::Result;
-use anec::base::progress::Progress;
 use anec::convert::compile::compile_bundle;
 
 /// Compiles the packages of a bundle with Core ML's compiler, and notes it in the bundle.
@@ -22,7 +21,7 @@ pub struct Args {
 
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        let bundle = compile_bundle(&self.bundle, &Progress::on_stderr())?;
+        let bundle = compile_bundle(&self.bundle, &progress::bytes())?;
         let compiled: Vec<_> = bundle.packages.iter().filter_map(|p| p.compiled.as_deref()).collect();
         if self.json {
             print_json(&json!({"bundle": self.bundle, "compiled": compiled}));

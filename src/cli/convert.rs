@@ -1,21 +1,15 @@
 //! `anec convert`
 
-use std::path::{Path, PathBuf};
-
-use anec::base::FileError;
+use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::golden::unquantized;
 use super::input::Input;
-use super::{print, print_json};
+use super::{print, print_json, progress};
+use anec::Converter;
 use anec::base::Result;
-use anec::base::progress::Progress;
-use anec::convert::{Options, Outcome, convert};
-use anec::manifest::{Manifest, Numerics, Quant, ResidualScale, WeightFormat};
+use anec::convert::Outcome;
 use anec::report;
-use anec::validate::numerics::residual_scale;
-use anec::validate::prompts;
 
 /// Converts weights into a bundle of Core ML packages.
 ///
@@ -41,49 +35,20 @@ pub struct Args {
     json: bool,
 }
 
-/// Tokens that the residual stream is measured on.
-const POSITIONS: usize = 256;
-
-/// The residual scale that a model needs: its weights, not quantized, run in f32 over anec's own text. They go through a
-/// bundle beside the real one, which is removed afterwards.
-fn measured_scale(manifest: &Manifest, out: Option<&Path>) -> Result<f32> {
-    let beside = out.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = tempfile::Builder::new()
-        .prefix(".anec-scale-")
-        .tempdir_in(beside)
-        .map_err(FileError::of(beside, "create a folder in"))?;
-    let mut manifest = manifest.clone();
-    manifest.quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
-    manifest.numerics = Numerics { scale: Some(ResidualScale::Factor(1.0)) };
-    let bundle = folder.path().join("bundle");
-    let model = unquantized(&manifest, &bundle)?;
-    let tokens = prompts::tokens(model.bundle(), &bundle, POSITIONS)?;
-    let scale = residual_scale(model.bundle(), &bundle, &tokens)?;
-    eprintln!(
-        "note: numerics.scale is {scale}: what the residual stream reaches on {} tokens asks for it",
-        tokens.len()
-    );
-    Ok(scale)
-}
-
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
         if let Some(jobs) = self.jobs {
             // fails only where the pool was made before, which nothing here does
             let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs)).build_global();
         }
-        let mut manifest = self.input.manifest()?;
-        if manifest.numerics.scale == Some(ResidualScale::Auto) {
-            manifest.numerics.scale = Some(ResidualScale::Factor(measured_scale(&manifest, self.out.as_deref())?));
+        let mut converter = Converter::new(self.input.manifest()?)
+            .force(self.force)
+            .compile(!self.no_compile)
+            .progress(progress::bytes());
+        if let Some(out) = self.out {
+            converter = converter.out(out);
         }
-        let options = Options {
-            manifest,
-            out: self.out,
-            force: self.force,
-            compile: !self.no_compile,
-            progress: Progress::on_stderr(),
-        };
-        match convert(&options)? {
+        match converter.convert()? {
             Outcome::UpToDate(path) if self.json => {
                 print_json(&json!({"status": "up_to_date", "path": path}));
             }

@@ -7,18 +7,16 @@ use anec::base::FileError;
 
 use serde_json::json;
 
-use super::model::PrecisionName;
 use super::run::continue_text;
-use super::validate::candidates;
-use super::{print, print_json};
+use super::{print, print_json, progress};
 use anec::base::Result;
-use anec::base::progress::Progress;
-use anec::bundle::Bundle;
-use anec::convert::{Options, Outcome, convert, files};
+use anec::convert::{Outcome, files};
+use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
-use anec::runtime::{Request, Sampling, Tokenizer};
-use anec::validate::{Golden, Report, Thresholds, parity, structure};
+use anec::runtime::{Model, Request, Sampling, Tokenizer};
+use anec::validate::Golden;
+use anec::{Converter, Gate, Validator};
 
 /// Converts, checks and runs a small language model that is part of this program.
 #[derive(Debug, clap::Args)]
@@ -60,27 +58,24 @@ impl Args {
         unpack(&source)?;
         let out = self.out.clone().unwrap_or_else(|| folder.path().join("demo.anec"));
 
-        let mut manifest = Manifest::open("manifests/demo.yaml", &[])?;
-        manifest.source = Some(source.display().to_string());
-        let options =
-            Options { manifest, out: Some(out.clone()), force: false, compile: true, progress: Progress::on_stderr() };
-        let outcome = convert(&options)?;
+        let outcome = Converter::new(Manifest::open("manifests/demo.yaml", &[])?)
+            .source(source.display().to_string())
+            .out(&out)
+            .progress(progress::bytes())
+            .convert()?;
         if let (Outcome::Written(written), false) = (&outcome, self.json) {
             print(&report::conversion(&written.path, &written.bundle, &written.report));
         }
 
-        let bundle = Bundle::read(&out)?;
         let golden = Golden::from_bytes(Path::new("demo/golden.safetensors"), GOLDEN)?;
-        let candidates = candidates(&out, &[PrecisionName::F32, PrecisionName::F16])?;
-        let thresholds = Thresholds::of(&bundle.manifest.gates).parity;
-        let gates = vec![structure(&bundle, &out), parity(&candidates, &golden, &thresholds)?];
-        let report = Report::new(&bundle.name, gates);
+        let validator = Validator::new(&out).gates([Gate::Structure, Gate::Parity]).golden_data(golden);
+        let report = validator.run()?.report;
         if !self.json {
             print(&report::gates(&report));
         }
 
-        let model = &candidates[0].model;
-        let tokenizer = Arc::new(Tokenizer::of(&bundle, &out)?);
+        let model = &Model::on_cpu(&out, Precision::F32)?;
+        let tokenizer = Arc::new(Tokenizer::of(model.bundle(), &out)?);
         let request = Request {
             prompt: tokenizer.encode(&self.prompt)?,
             max_tokens: TOKENS,

@@ -1,20 +1,10 @@
 //! `anec doctor`
 
-use std::path::Path;
-
-use anec::base::FileError;
-
-use serde::Serialize;
-
 use super::{print, print_json};
+use anec::MachineReport;
 use anec::base::Result;
-use anec::convert::compile::Compiler;
-use anec::convert::error::ConvertError;
-use anec::coreml::{CoreMl, Engine};
-use anec::package::available_space;
 use anec::report::bytes;
 use anec::report::table::table;
-use anec::validate::probe::{Form, Placement, place};
 
 /// Says what this machine can do: convert, validate, compile, read compute plans, run on the Neural Engine; and what is
 /// missing for the rest.
@@ -30,78 +20,9 @@ pub struct Args {
     json: bool,
 }
 
-/// What was found.
-#[derive(Debug, Serialize)]
-struct Findings {
-    anec_version: &'static str,
-    system: String,
-    cores: usize,
-    /// Free bytes on the disk of the current folder.
-    free_bytes: Option<u64>,
-    /// The Mac, where it is one.
-    machine: Option<String>,
-    abilities: Vec<Ability>,
-    placement: Vec<Placement>,
-}
-
-#[derive(Debug, Serialize)]
-struct Ability {
-    what: &'static str,
-    works: bool,
-    /// What it works with, or what is missing.
-    because: String,
-}
-
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
-        let core_ml = CoreMl::new();
-        let compiler = Compiler::find();
-        let machine = match &core_ml {
-            Ok(engine) => Some(engine.machine()?.to_string()),
-            Err(_) => None,
-        };
-        let ability = |what, works: std::result::Result<String, String>| Ability {
-            what,
-            works: works.is_ok(),
-            because: works.unwrap_or_else(|missing| missing),
-        };
-        let engine = |with: &str| match &core_ml {
-            Ok(_) => Ok(with.to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
-        let abilities = vec![
-            ability(
-                "convert; validate structure, numerics and parity; run on the CPU",
-                Ok("needs nothing else".into()),
-            ),
-            ability(
-                "compile packages (.mlmodelc)",
-                match &compiler {
-                    Ok(_) => Ok("coremlcompiler of Xcode".into()),
-                    Err(ConvertError::NoCompiler(why)) => Err(why.clone()),
-                    Err(error) => Err(error.to_string()),
-                },
-            ),
-            ability("judge a saved compute plan", Ok("`anec validate --plan FILE`".into())),
-            ability("read compute plans (residency)", engine("MLComputePlan")),
-            ability("run on the Neural Engine", engine("Core ML")),
-        ];
-        let mut placement = Vec::new();
-        if let (Ok(engine), false) = (&core_ml, self.quick) {
-            let room = tempfile::tempdir().map_err(FileError::of(&std::env::temp_dir(), "create a folder in"))?;
-            for form in Form::all() {
-                placement.push(place(engine, form, room.path())?);
-            }
-        }
-        let findings = Findings {
-            anec_version: env!("CARGO_PKG_VERSION"),
-            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
-            free_bytes: available_space(Path::new(".")),
-            machine,
-            abilities,
-            placement,
-        };
+        let findings = MachineReport::take(!self.quick)?;
         if self.json {
             print_json(&findings);
         } else {
@@ -111,7 +32,7 @@ impl Args {
     }
 }
 
-fn text(findings: &Findings) -> String {
+fn text(findings: &MachineReport) -> String {
     let mut text = format!("anec {} on {}, {} cores", findings.anec_version, findings.system, findings.cores);
     if let Some(free) = findings.free_bytes {
         text.push_str(&format!(", {} free here", bytes(free)));

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
+use super::progress;
+
+use anec::Prompt;
 use anec::base::Result;
-use anec::base::progress::Progress;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::runtime::bioes::Biases;
@@ -104,9 +106,9 @@ impl Runner {
     pub fn load(&self) -> Result<Arc<Model>> {
         let model = self.open()?;
         if self.backend.core_ml().is_some() {
-            let progress = Progress::counting("loading functions");
-            model.prepare(|done, of| progress.set(done as u64, of as u64))?;
-            progress.finish();
+            let bar = progress::counting("loading functions");
+            model.prepare(|done, of| bar.set(done as u64, of as u64))?;
+            bar.finish();
         }
         Ok(model)
     }
@@ -162,6 +164,15 @@ pub struct Input {
     /// Text
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
+}
+
+impl From<Input> for Prompt {
+    fn from(input: Input) -> Self {
+        match (input.tokens, input.prompt) {
+            (Some(tokens), _) => Prompt::Tokens(tokens),
+            (None, prompt) => Prompt::Text(prompt.unwrap_or_default()),
+        }
+    }
 }
 
 impl Input {

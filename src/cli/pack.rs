@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{print, print_json};
+use super::{print, print_json, progress};
 use anec::base::Result;
-use anec::base::progress::Progress;
 use anec::bundle::{Bundle, BundleError};
 use anec::convert::resume;
 use anec::package::archive;
@@ -49,12 +48,11 @@ impl PackArgs {
             return Err(BundleError::Content { path, problem: "files are missing or cut short".into() }.into());
         }
         let out = self.out.unwrap_or_else(|| with_extension(&self.bundle, "zip"));
-        let progress = Progress::on_stderr();
-        progress.stage(&bundle.name);
-        progress
-            .expect(bundle.packages.iter().flat_map(|p| &p.files).chain([&bundle.host.file]).map(|f| f.bytes).sum());
-        let packed = archive::pack(&self.bundle, &out, self.force, &|bytes| progress.add(bytes))?;
-        progress.finish();
+        let bar = progress::bytes();
+        bar.stage(&bundle.name);
+        bar.expect(bundle.packages.iter().flat_map(|p| &p.files).chain([&bundle.host.file]).map(|f| f.bytes).sum());
+        let packed = archive::pack(&self.bundle, &out, self.force, &|bytes| bar.add(bytes))?;
+        bar.finish();
         finish(self.json, &out, packed, "packed into")
     }
 }
@@ -62,10 +60,10 @@ impl PackArgs {
 impl UnpackArgs {
     pub(super) fn run(self) -> Result<u8> {
         let out = self.out.unwrap_or_else(|| self.archive.with_extension(""));
-        let progress = Progress::on_stderr();
+        let bar = progress::bytes();
         let limits = archive::Limits::default();
-        let unpacked = archive::unpack(&self.archive, &out, &limits, &|bytes| progress.add(bytes))?;
-        progress.finish();
+        let unpacked = archive::unpack(&self.archive, &out, &limits, &|bytes| bar.add(bytes))?;
+        bar.finish();
         Bundle::read(&out)?;
         finish(self.json, &out, unpacked, "unpacked into")
     }

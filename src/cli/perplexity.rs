@@ -7,10 +7,10 @@ use anec::base::FileError;
 use serde_json::json;
 
 use super::model::PrecisionName;
-use super::validate::candidates;
 use super::{print, print_json};
 use anec::base::Result;
 use anec::bundle::Bundle;
+use anec::candidates;
 use anec::report::table::table;
 use anec::runtime::{RuntimeError, Tokenizer};
 use anec::validate::{Candidate, perplexity, prompts};
@@ -51,9 +51,10 @@ impl Args {
         // the text is compared, so both get the tokens of the first bundle's tokenizer
         let mut tokens = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?.encode(&text)?;
         tokens.truncate(self.positions as usize);
+        let precisions: Vec<_> = self.precision.iter().map(|precision| precision.precision()).collect();
         let mut measured = Vec::new();
         for folder in [Some(&self.bundle), self.against.as_ref()].into_iter().flatten() {
-            for Candidate { name, model, .. } in candidates(folder, &self.precision)? {
+            for Candidate { name, model, .. } in candidates(folder, &precisions)? {
                 let found = perplexity(&model, &tokens, self.window as usize)?.ok_or(RuntimeError::NoTokens)?;
                 measured.push((format!("{}, {name}", folder.display()), found));
             }

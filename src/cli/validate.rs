@@ -1,29 +1,15 @@
 //! `anec validate`
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use anec::base::FileError;
-
-use super::model::{Backend, PrecisionName, open_on_core_ml};
-use super::{print, print_json};
-use anec::base::Result;
-use anec::base::progress::Progress;
-use anec::bundle::Bundle;
-use anec::bundle::FILE_NAME;
+use super::model::{Backend, PrecisionName};
+use super::{print, print_json, progress};
+use anec::base::{FileError, Result};
 use anec::convert::files;
-use anec::coreml::cache::Cache;
-use anec::coreml::{ComputePlan, CoreMl};
-use anec::exec::Precision;
-use anec::manifest::Gates;
-use anec::package;
+use anec::coreml::ComputePlan;
 use anec::report;
-use anec::runtime::{Model, RuntimeError, Tokenizer};
-use anec::validate::verdict::PackageFacts;
-use anec::validate::{
-    Candidate, Check, GateReport, Golden, Report, Thresholds, Verdict, forecast, foreign, numerics, parity, prompts,
-    residency, structure,
-};
+use anec::validate::Report;
+use anec::{Gate, Validator, find_bundle};
 
 /// Proves what a bundle is, gate by gate.
 ///
@@ -90,95 +76,48 @@ pub struct Args {
     html: Option<PathBuf>,
 }
 
-/// Name of a golden that lies in the bundle.
-const GOLDEN: &str = "golden.safetensors";
-
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
+        let validation = self.validator()?.run()?;
+        self.write(&validation.report, validation.plan.as_ref())?;
+        Ok(validation.report.exit_code(self.allow_unproven))
+    }
+
+    fn validator(&self) -> Result<Validator> {
         let path = match &self.path {
             Some(path) => path.clone(),
-            None => of_current_folder()?,
+            None => find_bundle(Path::new("."))?,
         };
-        let (report, plan) = if path.join(FILE_NAME).exists() {
-            self.bundle(&path)?
-        } else if is_package(&path) {
-            (self.package(&path)?, None)
-        } else {
-            return Err(RuntimeError::NoBundle { path }.into());
-        };
-        self.write(&report, plan.as_ref())?;
-        Ok(report.exit_code(self.allow_unproven))
-    }
-
-    /// No gate named: all of them.
-    fn all(&self) -> bool {
-        !(self.structure || self.numerics || self.parity || self.wants_residency())
-    }
-
-    /// Who names a plan wants it judged; a forecast stands beside the gate that it is no proof for.
-    fn wants_residency(&self) -> bool {
-        self.residency || self.forecast || self.plan.is_some() || self.plan_out.is_some()
-    }
-
-    fn bundle(&self, folder: &Path) -> Result<(Report, Option<ComputePlan>)> {
-        let bundle = Bundle::read(folder)?;
-        let all = self.all();
-        let mut gates = Vec::new();
-        if all || self.structure {
-            gates.push(structure(&bundle, folder));
+        let mut validator = Validator::new(path)
+            .forecast(self.forecast)
+            .precisions(self.precision.iter().map(|precision| precision.precision()))
+            .core_ml(self.backend.core_ml())
+            .positions(usize::from(self.positions))
+            .progress(progress::bytes());
+        // who names a plan wants it judged; a forecast stands beside the gate that it is no proof for
+        let residency = self.residency || self.forecast || self.plan.is_some() || self.plan_out.is_some();
+        let gates = [
+            (self.structure, Gate::Structure),
+            (self.numerics, Gate::Numerics),
+            (self.parity, Gate::Parity),
+            (residency, Gate::Residency),
+        ];
+        if gates.iter().any(|(named, _)| *named) {
+            validator = validator.gates(gates.into_iter().filter(|(named, _)| *named).map(|(_, gate)| gate));
         }
-        let mut plan = None;
-        if all || self.numerics {
-            gates.push(run(&gates, numerics::GATE, self.numerics(&bundle, folder))?);
+        if let Some(path) = &self.golden {
+            validator = validator.golden(path);
         }
-        if all || self.parity {
-            gates.push(run(&gates, parity::GATE, self.parity(&bundle, folder))?);
+        if let Some(path) = &self.text {
+            validator = validator.text(std::fs::read_to_string(path).map_err(FileError::of(path, "read"))?);
         }
-        if all || self.wants_residency() {
-            let (gate, judged) = self.residency(&bundle, folder)?;
-            gates.push(gate);
-            plan = judged;
+        if let Some(path) = &self.plan {
+            validator = validator.plan(path);
         }
-        let mut report = Report::new(&bundle.name, gates);
-        if self.forecast {
-            report.forecast = Some(Vec::new());
+        if let Some(path) = &self.plan_out {
+            validator = validator.plan_out(path);
         }
-        for entry in &bundle.packages {
-            // a package that can't be read is structure's to report
-            let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
-            if let Some(findings) = &mut report.forecast {
-                findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes));
-            }
-            report.packages.push(PackageFacts::of(&entry.package, &package));
-        }
-        report.add_quantization(folder);
-        Ok((report, plan))
-    }
-
-    /// A package of whatever origin.
-    fn package(&self, path: &Path) -> Result<Report> {
-        let package = package::open(path)?;
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        let all = self.all();
-        let mut gates = Vec::new();
-        if all || self.structure {
-            gates.push(foreign::structure(&name, &package));
-        }
-        if all || self.numerics {
-            let thresholds = Thresholds::of(&Gates::default()).numerics;
-            gates.push(foreign::numerics(&name, &package, &thresholds)?);
-        }
-        if self.parity {
-            gates.push(foreign::parity(&name));
-        }
-        if all || self.wants_residency() {
-            gates.push(residency::without_plan());
-        }
-        let facts = PackageFacts::of(&name, &package);
-        let mut report = Report::new(&name, gates);
-        report.forecast = (all || self.forecast).then(|| forecast(&name, &package.program, facts.weight_bytes));
-        report.packages.push(facts);
-        Ok(report)
+        Ok(validator)
     }
 
     fn write(&self, report: &Report, plan: Option<&ComputePlan>) -> Result<()> {
@@ -201,106 +140,4 @@ impl Args {
         }
         Ok(())
     }
-
-    fn numerics(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
-        let count = usize::from(self.positions);
-        let tokens = match &self.text {
-            None => prompts::tokens(bundle, folder, count)?,
-            Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(FileError::of(path, "read"))?;
-                let mut tokens = Tokenizer::of(bundle, folder)?.encode(&text)?;
-                tokens.truncate(count);
-                tokens
-            }
-        };
-        numerics(bundle, folder, &tokens, &Thresholds::of(&bundle.manifest.gates).numerics)
-    }
-
-    fn parity(&self, bundle: &Bundle, folder: &Path) -> Result<GateReport> {
-        let own = folder.join(GOLDEN);
-        let Some(path) = self.golden.clone().or_else(|| own.exists().then_some(own)) else {
-            return Ok(parity::without_golden());
-        };
-        let golden = Golden::read(&path)?;
-        let thresholds = Thresholds::of(&bundle.manifest.gates).parity;
-        let candidates = match self.backend.core_ml() {
-            None => candidates(folder, &self.precision)?,
-            Some(units) => {
-                let model = open_on_core_ml(folder, units)?;
-                vec![Candidate { name: units.to_string(), model, layers: false }]
-            }
-        };
-        parity(&candidates, &golden, &thresholds)
-    }
-
-    fn residency(&self, bundle: &Bundle, folder: &Path) -> Result<(GateReport, Option<ComputePlan>)> {
-        let thresholds = Thresholds::of(&bundle.manifest.gates).residency;
-        if let Some(path) = &self.plan {
-            let plan = ComputePlan::read(path)?;
-            return Ok((residency::judge(bundle, folder, &plan, path, &thresholds)?, Some(plan)));
-        }
-        let engine = match CoreMl::new() {
-            Ok(engine) => Arc::new(engine),
-            Err(error) if self.plan_out.is_some() => return Err(error.into()),
-            Err(_) => return Ok((residency::without_plan(), None)),
-        };
-        let progress = Progress::on_stderr();
-        let mut plan = residency::take(&*engine, bundle, folder, &progress)?;
-        residency::time(&engine, bundle, folder, &Cache::of_user()?, &mut plan, &progress)?;
-        progress.finish();
-        if let Some(path) = &self.plan_out {
-            files::write_json(path, &plan)?;
-        }
-        Ok((residency::judge(bundle, folder, &plan, Path::new("just taken"), &thresholds)?, Some(plan)))
-    }
-}
-
-/// The report of a gate that runs the bundle. Where the bundle is known to be broken, an error is what was to be expected:
-/// the gate failed.
-fn run(before: &[GateReport], gate: &str, result: Result<GateReport>) -> Result<GateReport> {
-    let broken = before.iter().any(|gate| gate.verdict == Verdict::Failed);
-    match result {
-        Err(error) if broken => {
-            let check = Check::of("bundle", "it can be run", Some(error.to_string()));
-            Ok(GateReport::new(gate, vec![check]))
-        }
-        other => other,
-    }
-}
-
-fn is_package(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "mlpackage" || extension == "mlmodel") && path.exists()
-}
-
-/// The bundle that the current folder is, or the only one that it holds.
-fn of_current_folder() -> Result<PathBuf> {
-    let here = PathBuf::from(".");
-    if here.join(FILE_NAME).exists() {
-        return Ok(here);
-    }
-    let entries = std::fs::read_dir(&here).map_err(FileError::of(&here, "read"))?;
-    let mut found: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.join(FILE_NAME).exists() && path.extension().is_none_or(|extension| extension != "partial"))
-        .collect();
-    found.sort();
-    match found.as_slice() {
-        [one] => Ok(one.clone()),
-        [] => Err(RuntimeError::NoBundle { path: here }.into()),
-        several => {
-            let names = several.iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
-            Err(RuntimeError::SeveralBundles { names: names.collect() }.into())
-        }
-    }
-}
-
-/// The bundle on the CPU in several precisions.
-pub(super) fn candidates(bundle: &Path, precisions: &[PrecisionName]) -> Result<Vec<Candidate>> {
-    let as_executor: Vec<_> = precisions.iter().map(|precision| precision.precision()).collect();
-    let models = Model::on_cpu_in(bundle, &as_executor)?;
-    let candidate = |(precision, model): (&PrecisionName, Arc<Model>)| {
-        let layers = precision.precision() == Precision::F32;
-        Candidate { name: precision.name().to_owned(), model, layers }
-    };
-    Ok(precisions.iter().zip(models).map(candidate).collect())
 }

@@ -15,15 +15,31 @@ use anec_source::Weight;
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
 pub struct Emitter<'a> {
     quant: &'a Quant,
-    emitted: IndexMap<Key, Emitted>,
+    emitted: IndexMap<WeightKey, Emitted>,
 }
 
 /// What makes two emitted weights the same: their elements and how they are held.
 #[derive(PartialEq, Eq, Hash)]
-struct Key {
+pub(super) struct WeightKey {
     weight: String,
-    channels: u64,
-    format: (WeightFormat, Granularity),
+    /// Output channels: the first dimension.
+    pub(super) channels: u64,
+    pub(super) format: (WeightFormat, Granularity),
+}
+
+impl WeightKey {
+    pub(super) fn new(quant: &Quant, role: Role, weight: &Weight, shape: &[u64]) -> Self {
+        let channels = shape.first().copied().unwrap_or(1);
+        WeightKey { weight: weight.key(), channels, format: quant.of(role) }
+    }
+}
+
+/// The contents of an emitted weight.
+pub(super) struct Stored {
+    /// Elements.
+    pub(super) data: Arc<dyn Content>,
+    /// Scales and their number, where elements are integers.
+    pub(super) scale: Option<(Arc<dyn Content>, u64)>,
 }
 
 struct Emitted {
@@ -32,8 +48,7 @@ struct Emitted {
     role: Role,
     tensors: Vec<String>,
     shape: Vec<u64>,
-    data: Arc<dyn Content>,
-    scale: Option<(Arc<dyn Content>, u64)>,
+    stored: Stored,
     measures: Arc<Measures>,
 }
 
@@ -52,8 +67,8 @@ impl<'a> Emitter<'a> {
 
     /// What became of each weight; call it once the package is written.
     pub fn reports(&self) -> Vec<TensorReport> {
-        let report = |(key, e): (&Key, &Emitted)| {
-            let scale_bytes = e.scale.as_ref().map_or(0, |(_, count)| 2 * count);
+        let report = |(key, e): (&WeightKey, &Emitted)| {
+            let scale_bytes = e.stored.scale.as_ref().map_or(0, |(_, count)| 2 * count);
             TensorReport {
                 name: e.name.clone().unwrap_or_default(),
                 tensors: e.tensors.clone(),
@@ -61,7 +76,7 @@ impl<'a> Emitter<'a> {
                 shape: e.shape.clone(),
                 weights: key.format.0,
                 granularity: (key.format.0 != WeightFormat::None).then_some(key.format.1),
-                bytes: e.data.length() + scale_bytes,
+                bytes: e.stored.data.length() + scale_bytes,
                 loss: e.measures.total(),
             }
         };
@@ -78,40 +93,34 @@ impl EmitWeight for Emitter<'_> {
         weight: &Weight,
         shape: &[u64],
     ) -> Result<ValueId> {
-        let format = self.quant.of(role);
-        let channels = shape.first().copied().unwrap_or(1);
-        let key = Key { weight: weight.key(), channels, format };
+        let key = WeightKey::new(self.quant, role, weight, shape);
         if let Some(known) = self.emitted.get(&key) {
-            return Ok(add(builder, name, shape, &known.data, &known.scale));
+            return Ok(add(builder, name, shape, &known.stored));
         }
         // rows are output channels
-        let rows = weight.reshape(&[channels, weight.elements() / channels.max(1)])?;
-        let (data, scale, measures) = match format {
+        let rows = weight.reshape(&[key.channels, weight.elements() / key.channels.max(1)])?;
+        let (stored, measures) = match key.format {
             (WeightFormat::None, _) => {
                 let halves = Fp16::new(weight.clone(), self.quant.overflow);
                 let measures = halves.measures();
-                (Arc::new(halves) as Arc<dyn Content>, None, measures)
+                (Stored { data: Arc::new(halves), scale: None }, measures)
             }
             (WeightFormat::Int8, granularity) => {
                 let int8 = Int8::new(rows, granularity, self.quant.overflow);
-                (int8.data(), Some((int8.scale(), int8.scale_count())), int8.measures())
+                let scale = Some((int8.scale(), int8.scale_count()));
+                (Stored { data: int8.data(), scale }, int8.measures())
             }
         };
-        let value = add(builder, name, shape, &data, &scale);
+        let value = add(builder, name, shape, &stored);
         let (shape, tensors) = (shape.to_vec(), weight.names());
-        self.emitted.insert(key, Emitted { value, name: None, role, tensors, shape, data, scale, measures });
+        self.emitted.insert(key, Emitted { value, name: None, role, tensors, shape, stored, measures });
         Ok(value)
     }
 }
 
 /// Adds a weight's constants to a function.
-fn add(
-    builder: &mut FunctionBuilder,
-    name: &str,
-    shape: &[u64],
-    data: &Arc<dyn Content>,
-    scale: &Option<(Arc<dyn Content>, u64)>,
-) -> ValueId {
+pub(super) fn add(builder: &mut FunctionBuilder, name: &str, shape: &[u64], stored: &Stored) -> ValueId {
+    let Stored { data, scale } = stored;
     let ty = |dtype, shape: &[u64]| TensorType::new(dtype, shape.iter().copied());
     match scale {
         None => builder.constant(name, Constant::content(ty(DataType::Fp16, shape), data.clone())),

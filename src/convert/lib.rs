@@ -1,8 +1,27 @@
-//! Floor 4: conversions. A manifest and a source become a bundle.
+//! Conversions. A manifest and a source become a bundle.
 //!
 //! [`pipeline::convert`] plans the packages, builds their functions through the model's family, checks and writes them
 //! one after another, and finishes with the host's file, the tokenizer and `bundle.json`. Weights are read, converted
 //! and written in one stream.
+//!
+//! ```
+//! use anec_convert::{Options, Outcome, convert};
+//! use anec_manifest::Manifest;
+//!
+//! let folder = tempfile::tempdir().unwrap();
+//! # let demo = concat!("source=", env!("CARGO_MANIFEST_DIR"), "/../../demo/model").to_owned();
+//! let manifest = Manifest::from_yaml("context: 64", "the example", &[demo])?;
+//! let options = Options {
+//!     manifest,
+//!     out: Some(folder.path().join("demo.anec")),
+//!     force: false,
+//!     compile: false,
+//!     progress: anec_base::Progress::hidden(),
+//! };
+//! let Outcome::Written(written) = convert(&options)? else { panic!("the folder was empty") };
+//! assert_eq!(written.bundle.model.contexts, [64]);
+//! # Ok::<(), anec_base::Error>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

@@ -50,6 +50,16 @@ pub enum Outcome {
     UpToDate(PathBuf),
 }
 
+impl Outcome {
+    /// The bundle's folder.
+    pub fn path(&self) -> &Path {
+        match self {
+            Outcome::Written(written) => &written.path,
+            Outcome::UpToDate(path) => path,
+        }
+    }
+}
+
 /// A bundle that was written.
 #[derive(Debug)]
 pub struct Written {

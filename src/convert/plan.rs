@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::error::ConvertError;
-use super::size::stored_bytes;
+use super::size::PackageSize;
 use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
-use anec_family::{ExpertCounts, Form, FunctionRequest, Model, PlannedWeight};
-use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Quant, Target};
+use anec_family::{ExpertCounts, Form, FunctionRequest, Model};
+use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Target};
 use anec_mil::Opset;
 
 /// A conversion, planned.
@@ -34,7 +34,7 @@ pub struct PackagePlan {
     pub stage: Stage,
     /// Its functions, the default one first.
     pub functions: Vec<FunctionRequest>,
-    /// Bytes of its weights as stored.
+    /// Bytes of the constants in its weight file, each counted once.
     pub weight_bytes: u64,
     /// Bytes that a text carries from call to call, for each context in the order of [`Plan::contexts`], whoever keeps them.
     pub state_bytes: Vec<u64>,
@@ -57,23 +57,20 @@ impl Plan {
         if facts.recurrent && functions.fewest_tokens() > 1 {
             return Err(ConvertError::NoSingleToken.into());
         }
-        let quant = &manifest.quant;
+        let form = form(manifest);
+        let size = |functions: &[FunctionRequest]| PackageSize::of(model, &form, &manifest.quant, functions);
         let packed = manifest.experts.is_packed();
         let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
         let apart = |layer: usize| counts[layer].filter(|_| !packed);
-        let bytes = |weights: &[PlannedWeight]| weights.iter().map(|weight| stored_bytes(quant, weight)).sum::<u64>();
-        let sizes = (0..facts.num_layers).map(|layer| {
-            let elsewhere = match apart(layer) {
-                Some(counts) => bytes(&model.expert_weights(layer, 0..counts.count)?),
-                None => 0,
-            };
-            Ok(bytes(&model.layer_weights(layer)) - elsewhere)
-        });
-        let sizes = sizes.collect::<Result<Vec<u64>>>()?;
         let (limit, limit_mb) = ((manifest.shards.max_mb * 1e6) as u64, manifest.shards.max_mb);
         let ranges = match &manifest.shards.layers {
             Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
-            None => layer_ranges(&sizes, limit, limit_mb, |layer| apart(layer).is_some())?,
+            None => {
+                let layer = |layer| size(&functions.of(&Stage::Layers { first: layer, end: layer + 1 }));
+                let sizes = (0..facts.num_layers).map(|index| Ok(layer(index)?.file_bytes));
+                let sizes = sizes.collect::<Result<Vec<u64>>>()?;
+                layer_ranges(&sizes, limit, limit_mb, |layer| apart(layer).is_some())?
+            }
         };
         // what leaves experts out ends there, for the next layer needs what they add
         for range in &ranges {
@@ -88,33 +85,35 @@ impl Plan {
             let stage = Stage::Layers { first: range.start, end: range.end };
             let bytes = |layer, context| model.layer_state_bytes(layer, context, functions.most_tokens());
             let state = |context| range.clone().map(|layer| bytes(layer, context)).sum();
+            let requests = functions.of(&stage);
             packages.push(PackagePlan {
                 name: format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
-                functions: functions.of(&stage),
+                weight_bytes: size(&requests)?.weight_bytes,
+                functions: requests,
                 stage,
-                weight_bytes: sizes[range.clone()].iter().sum(),
                 state_bytes: contexts.iter().map(|context| state(*context)).collect(),
             });
             let layer = range.end - 1;
             if let Some(counts) = apart(layer) {
-                let experts = Experts { manifest, model, functions: &functions, layer, count: counts.count };
+                let experts = Experts { manifest, size: &size, functions: &functions, layer, count: counts.count };
                 packages.extend(experts.packages(limit, &format!("experts_{layer:0digits$}"), contexts.len())?);
             }
         }
-        let pieces = head_pieces(manifest, model, limit)?;
+        let head = |rows: Range<u64>| functions.of(&Stage::Head { first: rows.start, end: rows.end });
+        let pieces = head_pieces(manifest, facts.head_rows(), limit, |rows| Ok(size(&head(rows))?.file_bytes))?;
         let (count, digits) = (pieces.len(), (pieces.len() - 1).to_string().len());
         for (index, rows) in pieces.into_iter().enumerate() {
-            let stage = Stage::Head { first: rows.start, end: rows.end };
+            let requests = head(rows.clone());
             packages.push(PackagePlan {
                 name: if count == 1 { head_name.into() } else { format!("{head_name}_{index:0digits$}") },
-                functions: functions.of(&stage),
-                stage,
-                weight_bytes: head_bytes(quant, model, rows)?,
+                weight_bytes: size(&requests)?.weight_bytes,
+                functions: requests,
+                stage: Stage::Head { first: rows.start, end: rows.end },
                 state_bytes: vec![0; contexts.len()],
             });
         }
         let experts_per_token = counts.iter().flatten().map(|counts| counts.per_token).max().unwrap_or(0);
-        Ok(Plan { form: form(manifest), contexts, packages, experts_per_token })
+        Ok(Plan { form, contexts, packages, experts_per_token })
     }
 
     /// Bytes of all packages' weights: what one call of every function reads.
@@ -184,54 +183,60 @@ pub fn form(manifest: &Manifest) -> Form {
 }
 
 /// The experts that a layer leaves out.
-struct Experts<'a> {
+struct Experts<'a, S> {
     manifest: &'a Manifest,
-    model: &'a dyn Model,
+    /// The size of a package with some functions.
+    size: &'a S,
     functions: &'a Functions<'a>,
     layer: usize,
     count: u64,
 }
 
-impl Experts<'_> {
+impl<S: Fn(&[FunctionRequest]) -> Result<PackageSize>> Experts<'_, S> {
     /// The fewest packages that stay under the limit, of equal groups of experts; `name` is what their names begin with.
     fn packages(&self, limit: u64, name: &str, contexts: usize) -> Result<Vec<PackagePlan>> {
-        let single = self.bytes(0..1)?;
+        let size = |range: Range<u64>| (self.size)(&self.requests(range));
+        let single = size(0..1)?.file_bytes;
         if single > limit {
             let (layer, megabytes) = (self.layer, single as f64 / 1e6);
             return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: self.manifest.shards.max_mb }.into());
         }
-        let routed = self.manifest.experts == ExpertsForm::Routed;
         let mut groups = self.count.div_ceil(self.manifest.shards.max_experts.unwrap_or(self.count));
-        while groups < self.count && self.package_bytes(0..self.count.div_ceil(groups), routed)? > limit {
+        while groups < self.count && size(0..self.count.div_ceil(groups))?.file_bytes > limit {
             groups += 1;
         }
-        let size = self.count.div_ceil(groups);
+        let each = self.count.div_ceil(groups);
         let digits = self.count.to_string().len();
-        (0..self.count.div_ceil(size))
+        (0..self.count.div_ceil(each))
             .map(|group| {
-                let range = group * size..self.count.min((group + 1) * size);
-                let stage =
-                    |range: &Range<u64>| Stage::Experts { layer: self.layer, first: range.start, end: range.end };
-                let functions = match routed {
-                    false => self.functions.of(&stage(&range)),
-                    true => {
-                        range.clone().flat_map(|expert| self.function(&stage(&(expert..expert + 1)), expert)).collect()
-                    }
-                };
+                let range = group * each..self.count.min((group + 1) * each);
+                let functions = self.requests(range.clone());
                 Ok(PackagePlan {
                     name: format!("{name}_{:0digits$}_{:0digits$}", range.start, range.end),
-                    stage: stage(&range),
+                    weight_bytes: (self.size)(&functions)?.weight_bytes,
                     functions,
-                    weight_bytes: self.package_bytes(range, routed)?,
+                    stage: self.stage(range),
                     state_bytes: vec![0; contexts],
                 })
             })
             .collect()
     }
 
+    fn stage(&self, range: Range<u64>) -> Stage {
+        Stage::Experts { layer: self.layer, first: range.start, end: range.end }
+    }
+
+    /// The functions of a package of some experts: one for all, or one for each.
+    fn requests(&self, range: Range<u64>) -> Vec<FunctionRequest> {
+        if self.manifest.experts != ExpertsForm::Routed {
+            return self.functions.of(&self.stage(range));
+        }
+        range.flat_map(|expert| self.requests_of_one(expert)).collect()
+    }
+
     /// The functions of one expert among others.
-    fn function(&self, stage: &Stage, expert: u64) -> Vec<FunctionRequest> {
-        let mut requests = self.functions.of(stage);
+    fn requests_of_one(&self, expert: u64) -> Vec<FunctionRequest> {
+        let mut requests = self.functions.of(&self.stage(expert..expert + 1));
         for request in &mut requests {
             request.name = match request.name.as_str() {
                 "main" => format!("expert_{expert}"),
@@ -239,18 +244,6 @@ impl Experts<'_> {
             };
         }
         requests
-    }
-
-    fn package_bytes(&self, range: Range<u64>, routed: bool) -> Result<u64> {
-        if !routed {
-            return self.bytes(range);
-        }
-        range.map(|expert| self.bytes(expert..expert + 1)).sum()
-    }
-
-    fn bytes(&self, range: Range<u64>) -> Result<u64> {
-        let weights = self.model.expert_weights(self.layer, range)?;
-        Ok(weights.iter().map(|w| stored_bytes(&self.manifest.quant, w)).sum())
     }
 }
 
@@ -382,12 +375,12 @@ fn fill(sizes: &[u64], limit: u64) -> Vec<Range<usize>> {
     ranges
 }
 
-fn head_bytes(quant: &Quant, model: &dyn Model, rows: Range<u64>) -> Result<u64> {
-    Ok(model.head_weights(rows)?.iter().map(|w| stored_bytes(quant, w)).sum())
-}
-
-fn head_pieces(manifest: &Manifest, model: &dyn Model, limit: u64) -> Result<Vec<Range<u64>>> {
-    let rows = model.facts().head_rows();
+fn head_pieces(
+    manifest: &Manifest,
+    rows: u64,
+    limit: u64,
+    bytes: impl Fn(Range<u64>) -> Result<u64>,
+) -> Result<Vec<Range<u64>>> {
     let count = match manifest.lm_head.split {
         HeadSplit::Pieces(pieces) if pieces > rows => {
             return Err(ConvertError::TooManyPieces { pieces, rows }.into());
@@ -396,15 +389,15 @@ fn head_pieces(manifest: &Manifest, model: &dyn Model, limit: u64) -> Result<Vec
         HeadSplit::Auto => {
             let fits = |pieces: u64| -> Result<bool> {
                 let largest = divide(rows, pieces).into_iter().map(|r| r.end - r.start).max().unwrap_or(rows);
-                Ok(head_bytes(&manifest.quant, model, 0..largest)? <= limit)
+                Ok(bytes(0..largest)? <= limit)
             };
-            let smallest = head_bytes(&manifest.quant, model, 0..rows.min(1))?;
+            let smallest = bytes(0..rows.min(1))?;
             if smallest > limit {
                 let limit = manifest.shards.max_mb;
                 return Err(ConvertError::HeadTooLarge { megabytes: smallest as f64 / 1e6, limit }.into());
             }
             // sizes grow with rows, so the first estimate is close; only its rounding has to be made good
-            let mut pieces = head_bytes(&manifest.quant, model, 0..rows)?.div_ceil(limit).clamp(1, rows);
+            let mut pieces = bytes(0..rows)?.div_ceil(limit).clamp(1, rows);
             while pieces < rows && !fits(pieces)? {
                 pieces += 1;
             }

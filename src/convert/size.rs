@@ -1,26 +1,93 @@
-//! How many bytes weights take in a package, known before any is read.
+//! How many bytes a package's weights take, known before any is read: a dry run of its build, in which weights are
+//! contents that have a length but no bytes.
 
-use anec_family::PlannedWeight;
-use anec_manifest::{Granularity, Quant, WeightFormat};
+use std::collections::HashMap;
+use std::sync::Arc;
 
-/// Blobs begin at multiples of this, and each has a record of as many bytes.
-const BLOB_ALIGNMENT: u64 = 64;
+use super::emit::{Stored, WeightKey, add};
+use anec_base::Result;
+use anec_family::{EmitWeight, Form, FunctionRequest, Model};
+use anec_manifest::{Granularity, Quant, Role, WeightFormat};
+use anec_mil::{Content, FunctionBuilder, Program, ValueId, codec};
+use anec_package::blob::WeightPlan;
+use anec_source::Weight;
 
-/// Bytes that a weight takes in a weight file: elements, scales, the records before them and the padding after.
-pub fn stored_bytes(quant: &Quant, planned: &PlannedWeight) -> u64 {
-    blobs(quant, planned)
-        .into_iter()
-        .flatten()
-        .map(|bytes| BLOB_ALIGNMENT + bytes.next_multiple_of(BLOB_ALIGNMENT))
-        .sum()
+/// Bytes of a package's constants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackageSize {
+    /// Bytes of the constants in its weight file, each counted once.
+    pub weight_bytes: u64,
+    /// Bytes of the weight file: the constants with their records and padding, without the file's header.
+    pub file_bytes: u64,
 }
 
-/// Bytes of elements and of scales.
-fn blobs(quant: &Quant, planned: &PlannedWeight) -> [Option<u64>; 2] {
-    let weight = &planned.weight;
-    match quant.of(planned.role) {
-        (WeightFormat::None, _) => [Some(2 * weight.elements()), None],
-        (WeightFormat::Int8, Granularity::PerTensor) => [Some(weight.elements()), Some(2)],
-        (WeightFormat::Int8, Granularity::PerChannel) => [Some(weight.elements()), Some(2 * weight.rows())],
+impl PackageSize {
+    /// The size of a package with these functions: they are built as a conversion builds them.
+    ///
+    /// # Errors
+    /// When the form can't express the model, or the model lacks what a function is to hold.
+    pub fn of(model: &dyn Model, form: &Form, quant: &Quant, functions: &[FunctionRequest]) -> Result<PackageSize> {
+        let mut emitter = DryEmitter { quant, emitted: HashMap::new() };
+        let functions = functions.iter().map(|request| Ok(model.build(form, request, &mut emitter)?.function));
+        let functions = functions.collect::<Result<Vec<_>>>()?;
+        let default_function = functions.first().map(|f| f.name.clone()).unwrap_or_default();
+        let mut weights = WeightPlan::new();
+        codec::encode(&Program { functions, default_function }, &mut weights)?;
+        Ok(PackageSize { weight_bytes: weights.weight_bytes(), file_bytes: weights.padded_bytes() })
+    }
+}
+
+/// Emits weights as [`Emitter`](super::emit::Emitter) does, without their bytes.
+struct DryEmitter<'a> {
+    quant: &'a Quant,
+    emitted: HashMap<WeightKey, Stored>,
+}
+
+impl EmitWeight for DryEmitter<'_> {
+    fn emit(
+        &mut self,
+        builder: &mut FunctionBuilder,
+        name: &str,
+        role: Role,
+        weight: &Weight,
+        shape: &[u64],
+    ) -> Result<ValueId> {
+        let key = WeightKey::new(self.quant, role, weight, shape);
+        let (format, elements, channels) = (key.format, weight.elements(), key.channels);
+        let stored = self.emitted.entry(key).or_insert_with(|| match format {
+            (WeightFormat::None, _) => Stored { data: Unread::content(2 * elements), scale: None },
+            (WeightFormat::Int8, granularity) => {
+                let scales = match granularity {
+                    Granularity::PerTensor => 1,
+                    Granularity::PerChannel => channels,
+                };
+                Stored { data: Unread::content(elements), scale: Some((Unread::content(2 * scales), scales)) }
+            }
+        });
+        Ok(add(builder, name, shape, stored))
+    }
+}
+
+/// A content of which only the length is known.
+struct Unread(u64);
+
+impl Unread {
+    fn content(length: u64) -> Arc<dyn Content> {
+        Arc::new(Unread(length))
+    }
+}
+
+impl Content for Unread {
+    fn length(&self) -> u64 {
+        self.0
+    }
+
+    fn granule(&self) -> u64 {
+        1
+    }
+
+    fn read(&self, _offset: u64, out: &mut [u8]) -> Result<()> {
+        out.fill(0);
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What the floors above need of Core ML. A double stands in for it where there is none.
+//! What the other crates need of Core ML. A double stands in for it where there is none.
 
 use std::path::Path;
 

@@ -1,13 +1,23 @@
-//! Floor 4: Core ML itself: compiling packages, reading compute plans, running functions. It is there on a Mac only.
+//! Core ML itself: compiling packages, reading compute plans, running functions. It is there on a Mac only.
 //!
-//! Everything above this floor is written against [`Engine`], which [`CoreMl`] implements on macOS by Apple's public
+//! Everything else is written against [`Engine`], which [`CoreMl`] implements on macOS by Apple's public
 //! interfaces. Elsewhere [`CoreMl`] can't be had, and says so. What needs no Mac (what a compute plan is, how a package is
 //! turned so that its plan speaks for one function and length, how strided arrays are read) is in files of its own, and
 //! tested everywhere.
 //!
+//! ```
+//! use anec_coreml::{CoreMl, Engine};
+//!
+//! match CoreMl::new() {
+//!     Ok(engine) => println!("{}", engine.machine()?),
+//!     Err(why) => println!("no Core ML here: {why}"),
+//! }
+//! # Ok::<(), anec_base::Error>(())
+//! ```
+//!
 //! | module | holds |
 //! |---|---|
-//! | [`engine`] | what the floors above need of Core ML |
+//! | [`engine`] | what the other crates need of Core ML |
 //! | [`plan`] | what Core ML plans to run where, as data: `plan.json` |
 //! | [`project`] | a program whose compute plan speaks for one function and number of tokens |
 //! | [`array`] | elements of strided arrays |

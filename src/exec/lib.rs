@@ -1,9 +1,27 @@
-//! Floor 4: runs functions of the IR on the CPU.
+//! Runs functions of the IR on the CPU.
 //!
 //! An [`Executable`] is a function made ready: its constants loaded (compressed weights stay compressed), its ops
 //! turned into a list of steps over value slots. A run resolves shapes from the inputs it gets, so `T` may differ from
 //! call to call. Under [`Precision::F16`] every value declared fp16 is rounded to fp16, which shows on any machine what
 //! half precision does to a model.
+//!
+//! ```
+//! use anec_exec::{Executable, Options, Precision, Tensor, WeightCache};
+//! use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType};
+//!
+//! let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+//! let x = ops.input("x", TensorType::new(DataType::Fp16, [1, 2]));
+//! let y = ops.mul(x, Constant::fp16(3.0));
+//! ops.output("y", y);
+//! let function = ops.finish().unwrap();
+//!
+//! let options = Options { precision: Precision::F32 };
+//! let executable = Executable::compile(&function, options, &WeightCache::new())?;
+//! let x = Tensor::new([1, 2], vec![1.0f32, 2.0]);
+//! let outputs = executable.run(&[("x", &x)], &mut executable.new_state())?;
+//! assert_eq!(outputs[0].1.floats().unwrap(), [3.0, 6.0]);
+//! # Ok::<(), anec_exec::ExecError>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

@@ -25,14 +25,12 @@ use super::blocks::moe::{Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::decoder::Ports;
-use super::layer::{ExpertTask, Planned};
+use super::layer::ExpertTask;
 use super::{
-    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight,
-    table::OPENAI_PRIVACY_FILTER,
+    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, table::OPENAI_PRIVACY_FILTER,
 };
 use anec_base::Result;
 use anec_bundle::{LabelSet, PortRole, Stage, layer_scope};
-use anec_manifest::Role;
 use anec_mil::Dim;
 use anec_source::{Ledger, Weight};
 use config::ClassifierConfig;
@@ -156,32 +154,9 @@ impl Model for Classifier {
         &self.facts
     }
 
-    fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight> {
-        let Layer { attention_norm, attention, experts_norm, experts } = &self.layers[layer];
-        let mut planned = Planned::default();
-        planned.norms([attention_norm, experts_norm]);
-        planned.linears([&attention.query, &attention.key, &attention.value, &attention.output]);
-        planned.add("sinks", Role::Table, &attention.sinks);
-        planned.moe(experts);
-        planned.0
-    }
-
     fn experts(&self, layer: usize) -> Option<ExpertCounts> {
         let moe = &self.layers[layer].experts;
         Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
-    }
-
-    fn expert_weights(&self, layer: usize, experts: Range<u64>) -> Result<Vec<PlannedWeight>> {
-        let mut planned = Planned::default();
-        planned.experts(&self.layers[layer].experts.experts.part(experts)?);
-        Ok(planned.0)
-    }
-
-    fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>> {
-        let mut planned = Planned::default();
-        planned.norms([&self.final_norm]);
-        planned.linears([&self.score_of(rows)?]);
-        Ok(planned.0)
     }
 
     fn layer_state_bytes(&self, _layer: usize, _context: u64, _most_tokens: u64) -> u64 {

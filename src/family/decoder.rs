@@ -19,7 +19,7 @@ use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::table::MixerKind;
-use super::{EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, PlannedWeight};
+use super::{EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model};
 use anec_base::Result;
 use anec_bundle::{Extent, HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount, layer_scope};
 use anec_manifest::{KvWrite, Role};
@@ -220,25 +220,8 @@ impl Model for Decoder {
         &self.facts
     }
 
-    fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight> {
-        self.layers[layer].weights()
-    }
-
     fn experts(&self, layer: usize) -> Option<ExpertCounts> {
         self.layers[layer].expert_counts()
-    }
-
-    fn expert_weights(&self, layer: usize, experts: Range<u64>) -> Result<Vec<PlannedWeight>> {
-        self.layers[layer].expert_weights(experts)
-    }
-
-    fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>> {
-        let head = self.head_linear(rows)?;
-        let norm = &self.final_norm;
-        Ok(vec![
-            PlannedWeight { name: norm.name.into(), role: Role::Norm, weight: norm.weight.clone() },
-            PlannedWeight { name: head.name.into(), role: head.role, weight: head.weight },
-        ])
     }
 
     fn layer_state_bytes(&self, layer: usize, context: u64, most_tokens: u64) -> u64 {

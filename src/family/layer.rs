@@ -10,24 +10,20 @@
 
 use std::ops::Range;
 
+use super::ExpertCounts;
 use super::blocks::Graph;
 use super::blocks::attention::{Attention, AttentionInputs, attention};
-use super::blocks::causal_conv::CausalConv;
 use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
-use super::blocks::depth_router::{DepthMoe, DepthRouter, depth_moe, depth_shares};
-use super::blocks::linear::Linear;
+use super::blocks::depth_router::{DepthMoe, depth_moe, depth_shares};
 use super::blocks::mlp::{Mlp, mlp};
 use super::blocks::moe::{Experts, Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
-use super::{ExpertCounts, PlannedWeight};
 use anec_base::Result;
-use anec_manifest::Role;
 use anec_mil::{Constant, ValueId};
-use anec_source::Weight;
 
 /// The weights of one layer.
 #[derive(Clone, Debug)]
@@ -208,21 +204,6 @@ impl Layer {
         }
     }
 
-    /// The weights of a function of experts.
-    ///
-    /// # Errors
-    /// When there are fewer.
-    pub fn expert_weights(&self, range: Range<u64>) -> Result<Vec<PlannedWeight>> {
-        let mut planned = Planned::default();
-        if let Some(all) = self.experts() {
-            planned.experts(&all.part(range)?);
-        }
-        if let Some(scaling) = &self.feed_forward_norms.scaling {
-            planned.add("residual_scale", Role::Table, &scaling.block.scale);
-        }
-        Ok(planned.0)
-    }
-
     fn experts(&self) -> Option<&Experts> {
         match &self.feed_forward {
             FeedForward::Moe(moe) => Some(&moe.experts),
@@ -254,64 +235,9 @@ impl Layer {
             }),
         })
     }
-
-    /// Its weights, in the order in which its function holds them.
-    pub fn weights(&self) -> Vec<PlannedWeight> {
-        let mut planned = Planned::default();
-        for norms in [&self.mixer_norms, &self.feed_forward_norms] {
-            planned.norms(norms.iter());
-            planned.scaling(norms.scaling.as_ref());
-        }
-        match &self.mixer {
-            Mixer::Attention(attention) => {
-                let Attention { query, key, value, output, gate, qk_norm, .. } = &**attention;
-                planned.norms(qk_norm.iter().flat_map(|(q, k)| [q, k]));
-                planned.linears([query, key, value].into_iter().chain(gate).chain([output]));
-            }
-            Mixer::Cca(cca) => {
-                let Attention { query, key, value, output, .. } = &cca.attention;
-                planned.linears([query, key, value, &cca.delayed_value, output]);
-                planned.conv(&cca.delay);
-                planned.conv(&cca.channel_conv);
-                planned.add("heads_weight", Role::Table, &cca.head_conv);
-                planned.add("heads_bias", Role::Bias, &cca.head_conv_bias);
-                planned.add("temperature", Role::Table, &cca.temperature);
-            }
-            Mixer::ShortConv(short) => {
-                planned.linears([&short.input, &short.output]);
-                planned.conv(&short.conv);
-            }
-            Mixer::DeltaNet(delta) => {
-                let DeltaNet { query_key_value, gate, step, decay, output, conv, norm, .. } = &**delta;
-                planned.norms([norm]);
-                planned.linears([query_key_value, gate, step, decay, output]);
-                planned.conv(conv);
-                planned.add("decay_bias", Role::Bias, &delta.decay_bias);
-                planned.add("decay_rate", Role::Table, &delta.decay_rate);
-            }
-        }
-        match &self.feed_forward {
-            FeedForward::Mlp(mlp) => planned.linears([&mlp.gate, &mlp.up, &mlp.down]),
-            FeedForward::Moe(moe) => planned.moe(moe),
-            FeedForward::DepthMoe(moe) => {
-                let DepthRouter { down, state_scale, norm, hidden, output, balancing_bias } = &moe.router;
-                planned.linears([down]);
-                state_scale.iter().for_each(|scale| planned.add("state_scale", Role::Router, scale));
-                planned.norms([norm]);
-                planned.linears(hidden.iter().chain([output]));
-                planned.add("balancing_bias", Role::Router, balancing_bias);
-                planned.experts(&moe.experts);
-            }
-        }
-        planned.0
-    }
 }
 
 impl Norms {
-    fn iter(&self) -> impl Iterator<Item = &Norm> {
-        self.before.iter().chain(&self.after)
-    }
-
     /// `x + r * norm(f(norm(x)))`
     fn residual(
         &self,
@@ -330,56 +256,5 @@ impl Norms {
             added = g.ops.mul(added, Constant::fp16(multiplier as f32));
         }
         g.ops.add(x, added)
-    }
-}
-
-/// Weights being listed.
-#[derive(Default)]
-pub(super) struct Planned(pub(super) Vec<PlannedWeight>);
-
-impl Planned {
-    pub(super) fn add(&mut self, name: &str, role: Role, weight: &Weight) {
-        self.0.push(PlannedWeight { name: name.into(), role, weight: weight.clone() });
-    }
-
-    pub(super) fn moe(&mut self, moe: &Moe) {
-        self.linears([&moe.router]);
-        self.experts(&moe.experts);
-        if let Some(bias) = &moe.selection_bias {
-            self.add("selection_bias", Role::Router, bias);
-        }
-    }
-
-    pub(super) fn experts(&mut self, experts: &Experts) {
-        self.linears([&experts.gate, &experts.up, &experts.down].into_iter().chain(&experts.down_bias));
-    }
-
-    fn conv(&mut self, conv: &CausalConv) {
-        self.add("conv_weight", Role::Table, &conv.weight);
-        if let Some(bias) = &conv.bias {
-            self.add("conv_bias", Role::Bias, bias);
-        }
-    }
-
-    fn scaling(&mut self, scaling: Option<&ResidualScaling>) {
-        for part in scaling.iter().flat_map(|scaling| [&scaling.block, &scaling.residual]) {
-            self.add("residual_bias", Role::Bias, &part.bias);
-            self.add("residual_scale", Role::Table, &part.scale);
-        }
-    }
-
-    pub(super) fn norms<'a>(&mut self, norms: impl IntoIterator<Item = &'a Norm>) {
-        for norm in norms {
-            self.add(norm.name, Role::Norm, &norm.weight);
-        }
-    }
-
-    pub(super) fn linears<'a>(&mut self, linears: impl IntoIterator<Item = &'a Linear>) {
-        for linear in linears {
-            self.add(linear.name, linear.role, &linear.weight);
-            if let Some(bias) = &linear.bias {
-                self.add(&format!("{}_bias", linear.name), Role::Bias, bias);
-            }
-        }
     }
 }

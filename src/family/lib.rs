@@ -1,36 +1,46 @@
-//! Floor 3: model families. A family turns a source's configuration and tensors into MIL functions.
+//! Model families. A family turns a source's configuration and tensors into MIL functions.
 //!
 //! [`open`] reads the configuration of a source, finds the family's row in the table and gives a [`Model`]: what there
 //! is to emit (layers, head, host tensors) and how to build the function for any part of it. A family composes
 //! `blocks`; a block is an equation in ops. Which op form a block takes is the manifest's choice ([`Form`]), the maths
 //! never is.
 //!
+//! ```
+//! use anec_family::table::DECODERS;
+//!
+//! // a dense family is a row that says how it differs from Llama
+//! let qwen = DECODERS.iter().find(|row| row.name == "qwen3").unwrap();
+//! assert_eq!(qwen.gguf, ["qwen3"]);
+//! assert!(!qwen.experts);
+//! ```
+//!
 //! | module | holds |
 //! |---|---|
 //! | [`table`] | the family table: a row for each decoder family |
-//! | [`config`] | a source's configuration, resolved |
-//! | [`rope`] | rotary tables |
-//! | [`tensors`] | a source's tensors, found and checked |
-//! | [`decoder`] | the engine of decoders |
-//! | [`classifier`] | token classifiers |
-//! | [`layer`] | a layer: a mixer of tokens and a feed-forward network |
-//! | [`scale`] | the residual stream in another unit |
-//! | [`blocks`] | equations in ops |
+//! | `config` | a source's configuration, resolved |
+//! | `rope` | rotary tables |
+//! | `tensors` | a source's tensors, found and checked |
+//! | `decoder` | the engine of decoders |
+//! | `classifier` | token classifiers |
+//! | `layer` | a layer: a mixer of tokens and a feed-forward network |
+//! | `scale` | the residual stream in another unit |
+//! | `blocks` | equations in ops |
 
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
 pub mod blocks;
-pub mod classifier;
-pub mod config;
-pub mod decoder;
+mod classifier;
+mod config;
+mod decoder;
 pub mod error;
-pub mod layer;
+mod layer;
+mod open;
+#[doc(hidden)]
 pub mod rope;
-pub mod scale;
+mod scale;
 pub mod table;
-pub mod tensors;
-
-use std::ops::Range;
+mod tensors;
 
 use serde_json::Value as Json;
 
@@ -40,15 +50,11 @@ use anec_manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Lengths, Opset, ValueId};
-use anec_source::gguf::Metadata;
-use anec_source::{Description, HuggingFaceFiles, Ledger, Source, Weight, onnx};
+use anec_source::Weight;
 use blocks::Graph;
-use config::DecoderConfig;
-use config::gguf::FactorTensors;
-use decoder::Decoder;
-use error::FamilyError;
-use table::{DECODERS, DecoderFamily};
-use tensors::{Naming, Tensors};
+
+pub use error::FamilyError;
+pub use open::open;
 
 /// The op forms that a function is built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,17 +175,6 @@ pub struct Host {
     pub rope: Vec<RopeTables>,
 }
 
-/// A weight of a layer or head, for planning.
-#[derive(Clone, Debug)]
-pub struct PlannedWeight {
-    /// Name of the tensor in the function, without the layer's prefix.
-    pub name: String,
-    /// What it does.
-    pub role: Role,
-    /// The weight.
-    pub weight: Weight,
-}
-
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertCounts {
@@ -224,27 +219,10 @@ pub trait Model: Send + Sync {
     /// Its dimensions.
     fn facts(&self) -> &Facts;
 
-    /// The weights of one layer, in the order in which its function holds them.
-    fn layer_weights(&self, layer: usize) -> Vec<PlannedWeight>;
-
     /// How many experts a layer has, and how many of them a token is given at most; none where it has none.
     fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
         None
     }
-
-    /// The weights of some experts of a layer, for functions of their own.
-    ///
-    /// # Errors
-    /// When there are fewer.
-    fn expert_weights(&self, _layer: usize, _experts: Range<u64>) -> Result<Vec<PlannedWeight>> {
-        Ok(Vec::new())
-    }
-
-    /// The weights of rows `rows` of the LM head.
-    ///
-    /// # Errors
-    /// When there are fewer rows.
-    fn head_weights(&self, rows: Range<u64>) -> Result<Vec<PlannedWeight>>;
 
     /// Bytes of state that one layer holds for texts of `context` tokens in calls of up to `most_tokens`.
     fn layer_state_bytes(&self, layer: usize, context: u64, most_tokens: u64) -> u64;
@@ -263,192 +241,4 @@ pub trait Model: Send + Sync {
 
     /// Puts all hidden states into another unit, a power of two, instead of the family's own; the logits stay as they are.
     fn set_hidden_scale(&mut self, scale: f64);
-}
-
-/// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.
-///
-/// `family` is the manifest's, which must agree with the source's. `acknowledged` lists configuration keys that the user
-/// has declared harmless.
-///
-/// # Errors
-/// When the family is unknown, the configuration isn't understood, or a tensor is missing or doesn't fit.
-pub fn open(ledger: &mut Ledger<'_>, family: Option<&str>, acknowledged: &[String]) -> Result<Box<dyn Model>> {
-    let source = ledger.source();
-    match source.description() {
-        Description::Gguf(metadata) => open_gguf(source, metadata, ledger, family, acknowledged),
-        Description::HuggingFace(files) => open_hugging_face(source, files, ledger, family, acknowledged),
-        Description::Onnx(bundle) => open_onnx(source, bundle, ledger, family, acknowledged),
-    }
-}
-
-fn open_hugging_face(
-    source: &Source,
-    files: &HuggingFaceFiles,
-    ledger: &mut Ledger<'_>,
-    family: Option<&str>,
-    acknowledged: &[String],
-) -> Result<Box<dyn Model>> {
-    let place = format!("{}/config.json", source.name());
-    let Some(Json::Object(config)) = &files.config else {
-        return Err(FamilyError::NoConfig { place: source.name().to_owned() }.into());
-    };
-    let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
-        return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
-    };
-    if model_type == table::OPENAI_PRIVACY_FILTER.name {
-        if let Some(asked) = family.filter(|asked| *asked != model_type) {
-            return Err(
-                FamilyError::OtherFamily { place, asked: asked.to_owned(), found: model_type.to_owned() }.into()
-            );
-        }
-        return classifier::open(&place, config, ledger, acknowledged);
-    }
-    let row = find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
-    let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
-    let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
-    if text.is_some() {
-        for pattern in config::NOT_TEXT {
-            ledger.ignore(pattern, "no part of the text model");
-        }
-    }
-    for pattern in row.unused_tensors {
-        ledger.ignore(pattern, "guesses more than one token: no part of the model");
-    }
-    // buffers that older checkpoints carry; the tables are computed
-    ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
-    ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
-    assemble(config, row, Naming::HuggingFace, ledger)
-}
-
-fn open_gguf(
-    source: &Source,
-    metadata: &Metadata,
-    ledger: &mut Ledger<'_>,
-    family: Option<&str>,
-    acknowledged: &[String],
-) -> Result<Box<dyn Model>> {
-    let place = source.name().to_owned();
-    let Some(architecture) = metadata.str("general.architecture")? else {
-        return Err(FamilyError::MissingKey { place, key: "general.architecture".into() }.into());
-    };
-    let row = find(&place, architecture, family, |row| row.gguf.contains(&architecture))?;
-    let mut factors = |name: &str| -> Result<Option<Vec<f32>>> {
-        let Some(tensor) = ledger.take_optional(name)? else { return Ok(None) };
-        let mut values = vec![0.0; tensor.elements() as usize];
-        tensor.read(0, &mut values)?;
-        Ok(Some(values))
-    };
-    let factors = FactorTensors {
-        plain: factors("rope_freqs.weight")?,
-        short: factors("rope_factors_short.weight")?,
-        long: factors("rope_factors_long.weight")?,
-    };
-    let vocab_size = source.tensor("token_embd.weight").map_or(0, |t| t.rows());
-    let tied = !ledger.has("output.weight");
-    let config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
-    let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
-    for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
-        ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
-    }
-    assemble(config, row, Naming::Gguf, ledger)
-}
-
-fn open_onnx(
-    source: &Source,
-    bundle: &onnx::Bundle,
-    ledger: &mut Ledger<'_>,
-    family: Option<&str>,
-    acknowledged: &[String],
-) -> Result<Box<dyn Model>> {
-    let graph = &bundle.decoder;
-    let genai = |key: &str| bundle.genai.as_ref().and_then(|config| config.pointer(&format!("/model/{key}")));
-    let (place, config, row) = match &bundle.files.config {
-        Some(Json::Object(config)) => {
-            let place = format!("{}/config.json", source.name());
-            let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
-                return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
-            };
-            let row =
-                find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
-            let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
-            (place, text.unwrap_or_else(|| config.clone()), row)
-        }
-        _ => {
-            let place = format!("{}/{}", source.name(), onnx::CONFIG);
-            // a type that isn't known doesn't matter: the graph has the form of some family
-            let named =
-                genai("type").and_then(Json::as_str).filter(|name| DECODERS.iter().any(|row| row.name == *name));
-            let asked = family.unwrap_or_else(|| config::onnx::family(graph));
-            let name = named.unwrap_or(asked);
-            let row = find(&place, name, family, |row| row.name == name)?;
-            let config = config::onnx::configuration(graph, genai("context_length").and_then(Json::as_u64), row)?;
-            (place, config, row)
-        }
-    };
-    let mut config = DecoderConfig::read(&place, &config, row, acknowledged)?;
-    // the graph has what the weights were when it was written: fused ones apart, biases of zero left out, a tied head of
-    // its own where it was quantized otherwise than the embedding
-    config.fused = false;
-    config.tie_word_embeddings = graph.tied;
-    (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
-    config::onnx::check(&place, &config, graph)?;
-    assemble(config, row, Naming::Onnx, ledger)
-}
-
-fn find(
-    place: &str,
-    found: &str,
-    asked: Option<&str>,
-    matches: impl Fn(&DecoderFamily) -> bool,
-) -> Result<&'static DecoderFamily, FamilyError> {
-    let rows = || DECODERS.iter().filter(|row| matches(row));
-    // several families may share an architecture name: the manifest's word decides, else the first row
-    if let Some(row) = rows().find(|row| asked == Some(row.name)) {
-        return Ok(row);
-    }
-    let row = rows().next().ok_or_else(|| FamilyError::UnknownFamily {
-        place: place.to_owned(),
-        found: found.to_owned(),
-        known: DECODERS
-            .iter()
-            .chain([&table::OPENAI_PRIVACY_FILTER])
-            .map(|row| row.name)
-            .collect::<Vec<_>>()
-            .join(", "),
-    })?;
-    match asked {
-        None => Ok(row),
-        Some(asked) => {
-            Err(FamilyError::OtherFamily { place: place.to_owned(), asked: asked.to_owned(), found: found.to_owned() })
-        }
-    }
-}
-
-fn assemble(
-    config: DecoderConfig,
-    row: &'static DecoderFamily,
-    naming: Naming,
-    ledger: &mut Ledger<'_>,
-) -> Result<Box<dyn Model>> {
-    let mut tensors = Tensors::new(ledger, naming, row, &config);
-    let embedding = tensors.embedding()?;
-    let head = tensors.head(&embedding)?;
-    let embedding = tensors.scaled_embedding(&embedding)?;
-    let final_norm = tensors.final_norm()?;
-    let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
-    let facts = Facts {
-        family: config.family.to_owned(),
-        hidden_size: config.hidden_size,
-        num_layers: config.num_hidden_layers,
-        vocab_size: config.vocab_size,
-        label_set: None,
-        max_position_embeddings: config.max_position_embeddings,
-        hidden_scale: 1.0,
-        recurrent: config.short_conv.is_some() || config.cca.is_some() || config.delta_net.is_some(),
-        config: serde_json::to_value(&config).unwrap_or(Json::Null),
-    };
-    let hidden_scale = config.hidden_scale;
-    let mut decoder = Decoder { config, facts, layers, embedding, final_norm, head };
-    decoder.set_hidden_scale(hidden_scale);
-    Ok(Box::new(decoder))
 }

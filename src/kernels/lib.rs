@@ -1,5 +1,14 @@
 //! Inner loops. Each that has a version for a processor's vector unit has a portable one beside it, against which it is
 //! tested; which one runs is decided when it is called.
+//!
+//! ```
+//! use anec_kernels::{reduce, round};
+//!
+//! let mut values = [1.0, 2.0, 3.0001];
+//! assert_eq!(reduce::max(&values), 3.0001);
+//! round::round_to_f16(&mut values);
+//! assert_eq!(values, [1.0, 2.0, 3.0]);
+//! ```
 
 pub mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

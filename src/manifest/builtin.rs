@@ -13,7 +13,7 @@ pub struct Builtin {
 
 macro_rules! builtin {
     ($($name:literal),* $(,)?) => {
-        &[$(Builtin { name: $name, text: include_str!(concat!("../../manifests/", $name, ".yaml")) }),*]
+        &[$(Builtin { name: $name, text: include_str!(concat!("manifests/", $name, ".yaml")) }),*]
     };
 }
 
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_table_holds_every_file_of_the_folder() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
         let mut files: Vec<String> =
             std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         files.sort();

@@ -1,7 +1,20 @@
-//! Floor 0: the manifest, which is everything a user can decide about a conversion, typed.
+//! The manifest, which is everything a user can decide about a conversion, typed.
 //!
 //! Every key but `source` has a default. Unknown keys are errors. The manifest decides the *form* of a graph and never
 //! its maths: that comes from the source's own configuration.
+//!
+//! ```
+//! use anec_manifest::{Granularity, Manifest};
+//!
+//! let text = "source: hf:Qwen/Qwen3-0.6B\ncontext: 1024\nquant: {granularity: per_channel}";
+//! let manifest = Manifest::from_yaml(text, "the example", &[])?;
+//! assert_eq!(manifest.context.all(), [1024]);
+//! assert_eq!(manifest.quant.granularity, Granularity::PerChannel);
+//!
+//! let error = Manifest::from_yaml("contxt: 1024", "the example", &[]).unwrap_err();
+//! assert!(error.to_string().contains("contxt"));
+//! # Ok::<(), anec_manifest::ManifestError>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

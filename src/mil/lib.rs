@@ -1,8 +1,24 @@
-//! Floor 1: the intermediate representation, which is MIL (Core ML's Model Intermediate Language) itself.
+//! The intermediate representation, which is MIL (Core ML's Model Intermediate Language) itself.
 //!
 //! A [`Program`] holds [`Function`]s; a function has inputs, states, one block of [`Op`]s in SSA form and outputs.
 //! The same IR is built by the model families, emitted to packages, read back from anybody's packages, printed,
 //! checked, costed and executed; there is no second description of a graph.
+//!
+//! ```
+//! use anec_mil::{Constant, DataType, FunctionBuilder, Opset, Program, TensorType, verify::verify};
+//!
+//! let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+//! let x = ops.input("x", TensorType::new(DataType::Fp16, [1, 4]));
+//! let doubled = ops.mul(x, Constant::fp16(2.0));
+//! let y = ops.softmax(doubled, -1);
+//! ops.output("y", y);
+//! let function = ops.finish()?;
+//! println!("{function}");
+//!
+//! let program = Program { functions: vec![function], default_function: "main".into() };
+//! assert!(verify(&program).is_empty());
+//! # Ok::<(), anec_mil::MilError>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

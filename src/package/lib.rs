@@ -1,4 +1,24 @@
-//! Floor 2: packages (`.mlpackage`), their weight files, and archives of folders.
+//! Packages (`.mlpackage`), their weight files, and archives of folders.
+//!
+//! ```
+//! use anec_mil::{DataType, FunctionBuilder, Opset, Program, TensorType};
+//! use anec_package::{WriteOptions, open, write};
+//!
+//! let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+//! let x = ops.input("x", TensorType::new(DataType::Fp16, [1, 4]));
+//! let y = ops.sigmoid(x);
+//! ops.output("y", y);
+//! let program = Program { functions: vec![ops.finish()?], default_function: "main".into() };
+//!
+//! let folder = tempfile::tempdir().unwrap();
+//! let path = folder.path().join("sigmoid.mlpackage");
+//! write(&program, &path, &WriteOptions::default())?;
+//!
+//! let package = open(&path)?;
+//! assert_eq!(package.program.functions[0].name, "main");
+//! assert!(package.check_description().is_empty());
+//! # Ok::<(), anec_base::Error>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

@@ -109,7 +109,7 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
     files.push(written("Manifest.json", manifest.len() as u64, &Sha256::digest(&manifest).into()));
     files.sort_by(|a, b| a.path.cmp(&b.path));
     folder.publish(options.sync)?;
-    Ok(Written { path: path.to_owned(), files, weight_bytes: plan.records().map(|r| r.length).sum() })
+    Ok(Written { path: path.to_owned(), files, weight_bytes: plan.weight_bytes() })
 }
 
 /// What must hold for the functions together; gives their opset.

@@ -1,8 +1,23 @@
-//! Floor 3: weights in the number formats of a package.
+//! Weights in the number formats of a package.
 //!
 //! A weight becomes [`Content`](anec_mil::Content)s that read, convert and measure their rows when the package
 //! writer asks for the bytes: nothing is held but the rows in work. What converts is decided by the weight's role
 //! (see [`Quant`](anec_manifest::Quant)), never by its size.
+//!
+//! ```
+//! use anec_manifest::{Granularity, Overflow};
+//! use anec_quant::Int8;
+//! use anec_source::Weight;
+//!
+//! let weight = Weight::from_values("w", &[2, 2], vec![127.0, -1.0, 0.5, 0.25])?;
+//! let int8 = Int8::new(weight, Granularity::PerChannel, Overflow::Error);
+//! let mut bytes = [0; 4];
+//! int8.data().read(0, &mut bytes)?;
+//! assert_eq!(bytes.map(|byte| byte as i8), [127, -1, 127, 64]);
+//! assert_eq!(int8.scale_count(), 2);
+//! assert!(int8.measures().total().unwrap().cosine > 0.9999);
+//! # Ok::<(), anec_base::Error>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,4 +1,11 @@
-//! Floor 6: results for people (tables) and for programs (JSON).
+//! Results for people (tables) and for programs (JSON).
+//!
+//! ```
+//! use anec_report::{bytes, table::table};
+//!
+//! let text = table(&["package", ">weights"], [vec!["lm_head".to_owned(), bytes(250_000_000)]]);
+//! assert!(text.contains("250.0 MB"));
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -8,18 +8,8 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value as Json, json};
 
 use super::error::RuntimeError;
+pub use super::grammar::Grammar;
 use super::tokenizer::Tokenizer;
-
-/// What a text has to be.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Grammar {
-    /// JSON that a JSON Schema describes.
-    JsonSchema(Json),
-    /// Text that a regular expression matches as a whole.
-    Regex(String),
-    /// A grammar in Lark's form, as llguidance extends it.
-    Lark(String),
-}
 
 /// White space between the parts of a JSON text, unless the schema has its own in `x-guidance`. It has an end: some models
 /// would go on with line breaks for as long as they may.

@@ -1,4 +1,19 @@
-//! Floor 5: runs bundles. Everything it knows of a model is in `bundle.json`: no family has code here.
+//! Runs bundles. Everything it knows of a model is in `bundle.json`: no family has code here.
+//!
+//! ```
+//! use anec_exec::Precision;
+//! use anec_runtime::{Ask, Model, Tokenizer, sampling::argmax};
+//!
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let bundle = folder.path().join("demo.anec");
+//! # anec_testing::double::convert_demo(&bundle, &["context=64"]);
+//! let model = Model::on_cpu(&bundle, Precision::F32)?;
+//! let tokenizer = Tokenizer::of(model.bundle(), &bundle)?;
+//! let mut session = model.start(64)?;
+//! let logits = session.forward(&tokenizer.encode("It was a fine")?, &Ask::last())?.logits;
+//! println!("{:?}", tokenizer.decode(&[argmax(&logits)], true)?);
+//! # Ok::<(), anec_base::Error>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|
@@ -35,6 +50,10 @@ pub mod backend;
 pub mod bioes;
 pub(crate) mod call;
 pub mod chat;
+#[cfg(feature = "grammar")]
+pub mod constraint;
+#[cfg(not(feature = "grammar"))]
+#[path = "no_constraint.rs"]
 pub mod constraint;
 pub mod coreml;
 pub mod cpu;
@@ -46,6 +65,7 @@ pub mod energy;
 pub mod error;
 pub mod feed;
 pub mod generate;
+mod grammar;
 pub(crate) mod hidden;
 pub mod host;
 pub mod logprobs;

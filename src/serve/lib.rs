@@ -1,4 +1,13 @@
-//! Floor 6: answers requests with a model, many at a time: over HTTP as OpenAI's API has it, and as JSON lines.
+//! Answers requests with a model, many at a time: over HTTP as OpenAI's API has it, and as JSON lines.
+//!
+//! ```
+//! use anec_serve::Parameters;
+//!
+//! let parameters: Parameters = serde_json::from_str(r#"{"max_tokens": 10, "stop": ["\n", "END"]}"#)?;
+//! assert_eq!(parameters.stops().unwrap(), ["\n", "END"]);
+//! assert_eq!(parameters.choices().unwrap(), 1);
+//! # Ok::<(), serde_json::Error>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,5 +1,25 @@
-//! Floor 2: where weights come from. Any source is opened into the same [`Source`]: tensors by name, the model's
+//! Where weights come from. Any source is opened into the same [`Source`]: tensors by name, the model's
 //! configuration, and what a tokenizer is made of.
+//!
+//! ```
+//! use anec_source::{Source, SourceKind, Weight};
+//!
+//! let header = br#"{"w": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}}"#;
+//! let mut file = (header.len() as u64).to_le_bytes().to_vec();
+//! file.extend(header);
+//! file.extend([1.0f32, -2.0].map(f32::to_le_bytes).concat());
+//! let folder = tempfile::tempdir().unwrap();
+//! let path = folder.path().join("model.safetensors");
+//! std::fs::write(&path, file).unwrap();
+//!
+//! let source = Source::open_path(&path)?;
+//! assert_eq!(source.kind(), SourceKind::Safetensors);
+//! let weight = Weight::from(source.tensor("w").unwrap().clone()).scale(0.5);
+//! let mut values = [0.0; 2];
+//! weight.read_rows(0, &mut values)?;
+//! assert_eq!(values, [0.5, -1.0]);
+//! # Ok::<(), anec_source::SourceError>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,4 +1,18 @@
-//! Floor 5: proves what a bundle is. Each gate makes claims and tries them; what can't be tried is `unproven`, never green.
+//! Proves what a bundle is. Each gate makes claims and tries them; what can't be tried is `unproven`, never green.
+//!
+//! ```
+//! use anec_bundle::Bundle;
+//! use anec_validate::{Report, Verdict, structure};
+//!
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let folder = folder.path().join("demo.anec");
+//! # anec_testing::double::convert_demo(&folder, &["context=64"]);
+//! let bundle = Bundle::read(&folder)?;
+//! let gate = structure(&bundle, &folder);
+//! assert_eq!(gate.verdict, Verdict::Passed);
+//! assert_eq!(Report::new(&bundle.name, vec![gate]).exit_code(false), 0);
+//! # Ok::<(), anec_base::Error>(())
+//! ```
 //!
 //! | module | holds |
 //! |---|---|

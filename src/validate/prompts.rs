@@ -7,7 +7,7 @@ use anec_bundle::Bundle;
 use anec_runtime::Tokenizer;
 
 /// Built into the binary, so that results don't depend on where it is run.
-const TEXT: &str = include_str!("../../validators/prompts.txt");
+const TEXT: &str = include_str!("validators/prompts.txt");
 
 /// The text itself.
 pub fn text() -> &'static str {

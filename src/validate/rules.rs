@@ -4,8 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Built into the binary, so that a forecast doesn't depend on where it is made.
-const RULES: &str = include_str!("../../validators/ane-rules.yaml");
-const ERRORS: &str = include_str!("../../validators/errors.yaml");
+const RULES: &str = include_str!("validators/ane-rules.yaml");
+const ERRORS: &str = include_str!("validators/errors.yaml");
 
 /// Something that is said to keep a program off the Neural Engine, or to slow it there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use anec_manifest::Gates;
 
 /// Built into the binary, so that a verdict doesn't depend on where it is run.
-const BUILT_IN: &str = include_str!("../../validators/gates.yaml");
+const BUILT_IN: &str = include_str!("validators/gates.yaml");
 
 /// Thresholds of all gates.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -47,6 +47,16 @@ impl WeightPlan {
         self.end.max(ALIGNMENT)
     }
 
+    /// Bytes of all constants, each counted once.
+    pub fn weight_bytes(&self) -> u64 {
+        self.records().map(|record| record.length).sum()
+    }
+
+    /// Bytes of all constants with their records, each begun at a multiple of the alignment: what they add to a file.
+    pub fn padded_bytes(&self) -> u64 {
+        self.records().map(|record| ALIGNMENT + record.length.next_multiple_of(ALIGNMENT)).sum()
+    }
+
     /// The records, in the order of the file.
     pub fn records(&self) -> impl ExactSizeIterator<Item = Record> + '_ {
         self.blobs.iter().map(|b| b.record)

@@ -3,6 +3,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
+#[cfg(feature = "grammar")]
 use crate::constraint::Grammars;
 use crate::sampling::{Sampler, Sampling};
 
@@ -165,6 +166,7 @@ fn tools_are_read_as_the_api_has_them() {
 
 /// A model without knowledge, held to the form, writes only calls: of every syntax, by every seed, and with arguments
 /// that fit the schema.
+#[cfg(feature = "grammar")]
 #[test]
 fn whatever_is_written_under_the_form_is_a_call() {
     let tokenizer =

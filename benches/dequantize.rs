@@ -1,11 +1,11 @@
 //! How fast one thread decodes each element type, out of cache and in rows as a converter reads them.
 //!
-//! cargo run --release --example dequantize [TYPE…]
+//! `cargo bench --bench dequantize [-- TYPE…]`
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use anec::source::{SourceDtype, dequantize};
+use anec_source::{SourceDtype, dequantize};
 
 /// Columns of a row: divisible by every block size.
 const COLUMNS: usize = 4096;
@@ -15,7 +15,7 @@ const ROWS: usize = 4096;
 const CHUNK: usize = 64;
 
 fn main() {
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let mut out = vec![0f32; CHUNK * COLUMNS];
     println!("{:10} {:>8} {:>8}", "type", "Gel/s", "GB/s in");
     for dtype in SourceDtype::all() {

@@ -1,0 +1,145 @@
+//! The front door to conversions.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anec_base::progress::{Progress, ProgressEvent};
+use anec_base::{FileError, Result};
+use anec_convert::{Options, Outcome, Plan, convert, open};
+use anec_exec::Precision;
+use anec_manifest::{Manifest, Numerics, Quant, ResidualScale, WeightFormat};
+use anec_runtime::Model;
+use anec_validate::numerics::residual_scale;
+use anec_validate::prompts;
+
+/// Tokens that the residual stream is measured on, where the manifest leaves its scale open.
+const POSITIONS: usize = 256;
+
+/// Converts a source into a bundle.
+///
+/// ```no_run
+/// # fn main() -> anec::base::Result<()> {
+/// let manifest = anec::Manifest::open("qwen3-0.6b", &[])?;
+/// let outcome = anec::Converter::new(manifest)
+///     .out("qwen3.anec")
+///     .observe(|event| eprintln!("{event:?}"))
+///     .convert()?;
+/// println!("{}", outcome.path().display());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Converter {
+    manifest: Manifest,
+    out: Option<PathBuf>,
+    force: bool,
+    compile: bool,
+    progress: Progress,
+}
+
+impl Converter {
+    /// A conversion as the manifest describes it.
+    pub fn new(manifest: Manifest) -> Self {
+        Converter { manifest, out: None, force: false, compile: true, progress: Progress::default() }
+    }
+
+    /// Takes the weights from here instead of the manifest's source: a path, or `hf:owner/name[@revision][/file]`.
+    pub fn source(mut self, source: impl Into<String>) -> Self {
+        self.manifest.source = Some(source.into());
+        self
+    }
+
+    /// The bundle's folder; `NAME.anec` in the current one if none is given.
+    pub fn out(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.out = Some(folder.into());
+        self
+    }
+
+    /// Replaces a bundle of other inputs, and starts anew what was interrupted.
+    pub fn force(mut self, force: bool) -> Self {
+        self.force = force;
+        self
+    }
+
+    /// Whether packages are compiled where Core ML's compiler is there; they are by default.
+    pub fn compile(mut self, compile: bool) -> Self {
+        self.compile = compile;
+        self
+    }
+
+    /// Who is told how far the conversion is.
+    pub fn observe(self, observer: impl Fn(ProgressEvent<'_>) + Send + Sync + 'static) -> Self {
+        self.progress(Progress::new(observer))
+    }
+
+    /// The same, for a receiver that there is already.
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// What the conversion would write. Nothing is read but shapes.
+    ///
+    /// # Errors
+    /// When the source can't be opened, its model isn't understood, or the manifest doesn't fit it.
+    pub fn plan(&self) -> Result<Plan> {
+        let opened = open::open(&self.manifest)?;
+        Plan::new(&open::resolve(&self.manifest, &opened.source, &*opened.model), &*opened.model)
+    }
+
+    /// Converts. An interrupted conversion goes on where it was. Where the manifest says `numerics.scale: auto`, the scale
+    /// of the residual stream is measured first.
+    ///
+    /// # Errors
+    /// Anything that is wrong with the source, the manifest, the output folder or the disk.
+    pub fn convert(&self) -> Result<Outcome> {
+        let mut manifest = self.manifest.clone();
+        if manifest.numerics.scale == Some(ResidualScale::Auto) {
+            manifest.numerics.scale = Some(ResidualScale::Factor(self.measured_scale()?));
+        }
+        convert(&Options {
+            manifest,
+            out: self.out.clone(),
+            force: self.force,
+            compile: self.compile,
+            progress: self.progress.clone(),
+        })
+    }
+
+    /// The residual scale that the model needs: its weights, not quantized, run in f32 over anec's own text. They go
+    /// through a bundle beside the real one, which is removed afterwards.
+    fn measured_scale(&self) -> Result<f32> {
+        let numerics = Numerics { scale: Some(ResidualScale::Factor(1.0)) };
+        let manifest = Manifest { numerics, ..self.manifest.clone() };
+        let scratch = scratch_beside(self.out.as_deref(), ".anec-scale-")?;
+        let model = unquantized(&manifest, scratch.path(), &self.progress)?;
+        let tokens = prompts::tokens(model.bundle(), model.folder(), POSITIONS)?;
+        let scale = residual_scale(model.bundle(), model.folder(), &tokens)?;
+        self.progress.note(&format!(
+            "numerics.scale is {scale}: what the residual stream reaches on {} tokens asks for it",
+            tokens.len()
+        ));
+        Ok(scale)
+    }
+}
+
+/// A folder beside a file that is to be written, removed when it is dropped.
+pub(crate) fn scratch_beside(path: Option<&Path>, prefix: &str) -> Result<tempfile::TempDir> {
+    let folder = path.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let scratch = tempfile::Builder::new().prefix(prefix).tempdir_in(folder);
+    Ok(scratch.map_err(FileError::of(folder, "create a folder in"))?)
+}
+
+/// The model of a source without quantization, on the CPU in f32, through a bundle in `scratch`.
+pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Arc<Model>> {
+    let quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
+    let folder = scratch.join("bundle");
+    convert(&Options {
+        manifest: Manifest { quant, ..manifest.clone() },
+        out: Some(folder.clone()),
+        force: false,
+        compile: false,
+        progress: progress.clone(),
+    })?;
+    Model::on_cpu(&folder, Precision::F32)
+}

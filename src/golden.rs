@@ -1,0 +1,126 @@
+//! Goldens from a source's own weights.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::converter::{scratch_beside, unquantized};
+use crate::session::Prompt;
+use anec_base::Result;
+use anec_base::progress::Progress;
+use anec_manifest::{Manifest, Numerics};
+use anec_runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
+use anec_validate::perplexity::loss;
+use anec_validate::{Golden, Greedy};
+
+/// Computes a golden from a source's weights, not quantized, in f32.
+///
+/// Such a golden shows what quantization and fp16 cost. It can't show that a graph is wrong, because the same graph made
+/// it, and its metadata says so.
+#[derive(Clone, Debug)]
+pub struct GoldenBuilder {
+    manifest: Manifest,
+    hidden: bool,
+    greedy: usize,
+    beside: Option<PathBuf>,
+    progress: Progress,
+}
+
+impl GoldenBuilder {
+    /// A golden of the manifest's source.
+    pub fn new(manifest: Manifest) -> Self {
+        // hidden states in the source's own unit
+        let manifest = Manifest { numerics: Numerics::default(), ..manifest };
+        GoldenBuilder { manifest, hidden: false, greedy: 0, beside: None, progress: Progress::default() }
+    }
+
+    /// Adds the hidden states between the layers.
+    pub fn hidden(mut self, hidden: bool) -> Self {
+        self.hidden = hidden;
+        self
+    }
+
+    /// Adds the most likely tokens that follow, this many, one after the other.
+    pub fn greedy(mut self, tokens: usize) -> Self {
+        self.greedy = tokens;
+        self
+    }
+
+    /// The weights go through a bundle of fp16 weights beside this file, which is removed afterwards; in the current
+    /// folder if none is given.
+    pub fn beside(mut self, file: impl Into<PathBuf>) -> Self {
+        self.beside = Some(file.into());
+        self
+    }
+
+    /// Who is told how far it is.
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Computes the golden of a text.
+    ///
+    /// # Errors
+    /// When the source can't be converted, or the text doesn't fit.
+    pub fn compute(&self, text: impl Into<Prompt>) -> Result<Golden> {
+        let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
+        let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
+        let tokens = text.into().written_tokens(&model)?;
+        self.compute_with(&model, tokens)
+    }
+
+    fn compute_with(&self, model: &Arc<Model>, tokens: Vec<u32>) -> Result<Golden> {
+        let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
+        let answer = match model.bundle().model.classification() {
+            Some(_) => Windows::new(model, None, hidden)?.label(&tokens)?,
+            None => {
+                let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
+                model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
+            }
+        };
+        let greedy = match self.greedy {
+            0 => None,
+            max_tokens => {
+                let stops = model.end_tokens();
+                let request = Request { prompt: tokens.clone(), max_tokens, stops, ..Request::default() };
+                let generation = generate(&mut request.session(model)?, &request, |_| Ok(ControlFlow::Continue(())))?;
+                Some(Greedy { prompt: tokens.clone(), ids: generation.ids })
+            }
+        };
+        let facts = &model.bundle().model;
+        let vocab_size = facts.head_rows() as usize;
+        let rows = answer.logits.chunks_exact(vocab_size).zip(tokens.iter().skip(1));
+        // labels say nothing of the next token
+        let losses =
+            facts.classification().is_none().then(|| rows.filter_map(|(row, token)| Some(loss(row, *token)? as f32)));
+        let losses = losses.map(Iterator::collect);
+        Ok(Golden {
+            positions: (0..tokens.len()).collect(),
+            tokens,
+            logits: answer.logits,
+            vocab_size,
+            losses,
+            hidden: answer.hidden.into_iter().enumerate().collect(),
+            greedy,
+            metadata: self.metadata(model).into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+        })
+    }
+
+    /// What the golden says of itself.
+    fn metadata(&self, model: &Model) -> [(&'static str, String); 6] {
+        let digests: Vec<String> =
+            model.bundle().source.files.iter().map(|file| format!("{} {}", file.sha256, file.file)).collect();
+        [
+            ("reference", "anec".to_owned()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("kind", "self-made".to_owned()),
+            (
+                "case",
+                "weights of the source in fp16, not quantized, through anec's own graph and executor in f32".to_owned(),
+            ),
+            ("source", self.manifest.source.clone().unwrap_or_default()),
+            ("source_files", digests.join("\n")),
+        ]
+    }
+}
