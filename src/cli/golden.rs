@@ -1,6 +1,5 @@
 //! `anec golden`
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ use anec::base::progress::Progress;
 use anec::convert::{Options, convert, files};
 use anec::exec::Precision;
 use anec::manifest::{Manifest, Numerics, Quant, WeightFormat};
-use anec::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
+use anec::runtime::{Ask, Chunking, GenerationRequest, Hidden, Model, Positions, Windows};
 use anec::validate::perplexity::loss;
 use anec::validate::{Golden, Greedy};
 
@@ -102,12 +101,16 @@ fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, ma
             model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
         }
     };
-    let request =
-        Request { prompt: tokens.clone(), max_tokens: greedy, stops: model.end_tokens(), ..Request::default() };
+    let request = GenerationRequest {
+        prompt: tokens.clone(),
+        max_tokens: greedy,
+        stops: model.end_tokens(),
+        ..Default::default()
+    };
     let greedy = match greedy {
         0 => None,
         _ => {
-            let generation = generate(&mut request.session(model)?, &request, |_| Ok(ControlFlow::Continue(())))?;
+            let generation = request.start(model)?.run()?;
             Some(Greedy { prompt: tokens.clone(), ids: generation.ids })
         }
     };
