@@ -146,7 +146,7 @@ impl Talk<'_> {
         let generation = session.generate(request)?;
         let mut deltas = TextGeneration::new(generation, &self.tokenizer, self.arguments.sampling.stops(), &[])?;
         let mut text = String::new();
-        while let Some(delta) = deltas.next() {
+        for delta in deltas.by_ref() {
             let delta = delta?.text;
             text.push_str(&delta);
             if !show(&delta) || self.interrupted.load(Ordering::Relaxed) {

@@ -132,7 +132,7 @@ pub(super) fn write(
     let Some(tokenizer) = tokenizer else { return Ok((generation.run()?, None)) };
     let mut deltas = TextGeneration::new(generation, tokenizer, stops, &[])?;
     let mut text = String::new();
-    while let Some(delta) = deltas.next() {
+    for delta in deltas.by_ref() {
         let delta = delta?.text;
         text.push_str(&delta);
         if !each(&delta) {

@@ -256,7 +256,7 @@ impl ChatTemplate {
         }
         let template = self.environment.get_template(NAME).map_err(|error| failure(&error))?;
         let mut rendered = Rendered::default();
-        match template.render_to_write(Value::from(Serde(&context)), &mut rendered) {
+        match template.render_captured_to(Value::from(Serde(&context)), &mut rendered) {
             Err(_) if rendered.full => {
                 let problem = format!("it writes more than {MAX_RENDERED} bytes");
                 Err(RuntimeError::ChatTemplate { problem })

@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use super::engine::Event;
 use super::error::ServeError;
 use super::fields::names;
 use super::openai::finish_reason;
 use super::parameters::Parameters;
-use super::service::{Answer, Prompt, Service, Submission, Text, Times, collect};
-use anec_runtime::TextDelta;
+use super::service::{Prompt, Service, Submission, Text, TextCollector, Times, next_event, whole};
 use anec_runtime::chat::{Chat, Message};
 
 /// Name of the form of the lines.
@@ -102,14 +102,14 @@ fn short_form(line: &[u8]) -> Option<(Vec<u32>, u64)> {
 
 async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> String {
     let submission = submission(Prompt::Ids(ids), Parameters::greedy(most));
-    let text = match service.ask(move |_| Ok((submission, ()))).await {
-        Ok((answer, ())) => finish(answer, async |_| Ok(())).await,
-        Err(error) => Ok(Err(error)),
+    let text = match service.ask(move |_| Ok((submission, ()))).await.map(|(mut answer, ())| answer.receivers.pop()) {
+        Ok(Some(receiver)) => whole(receiver).await,
+        Ok(None) => Err(ServeError::Stopping),
+        Err(error) => Err(error),
     };
     match text {
         Err(error) => format!("ERROR: {error}\n"),
-        Ok(Err(error)) => format!("ERROR: {error}\n"),
-        Ok(Ok((text, _))) => {
+        Ok(text) => {
             let ids: Vec<String> = text.ending.generation.ids.iter().map(u32::to_string).collect();
             let timings = text.ending.generation.timings;
             let (prefill, decode) = (timings.prefill_tps, timings.decode_tps);
@@ -124,19 +124,6 @@ async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> Strin
 
 fn submission(prompt: Prompt, parameters: Parameters) -> Submission {
     Submission { prompt, parameters, logprobs: None, tools: None }
-}
-
-/// Waits for a text; `sink` gets its deltas.
-async fn finish(
-    mut answer: Answer,
-    sink: impl AsyncFnMut(&TextDelta) -> std::io::Result<()>,
-) -> std::io::Result<Result<(Text, Times), ServeError>> {
-    let Some(receiver) = answer.receivers.pop() else { return Ok(Err(ServeError::Stopping)) };
-    let text = collect(receiver, sink).await?;
-    Ok(text.map(|text| {
-        let times = Times::of(&text.ending, answer.tokenize);
-        (text, times)
-    }))
 }
 
 async fn long_answer(
@@ -161,23 +148,31 @@ async fn long_answer(
         }
         Err(error) => Err(error),
     };
-    let mut answer = match asked {
-        Ok((answer, ())) => answer,
+    let (receiver, prompt, tokenize) = match asked.map(|(answer, ())| answer) {
+        Ok(mut answer) => (answer.receivers.pop(), answer.prompt, answer.tokenize),
         Err(error) => return Ok(failed(id, &error)),
     };
-    let prompt = std::mem::take(&mut answer.prompt);
-    let sink = async |delta: &TextDelta| {
-        if stream && !delta.text.is_empty() {
+    let Some(mut receiver) = receiver else { return Ok(failed(id, &ServeError::Stopping)) };
+    let mut collector = TextCollector::default();
+    let text = loop {
+        let event = next_event(&mut receiver).await;
+        if let Event::Delta(delta) = &event
+            && stream
+            && !delta.text.is_empty()
+        {
             let part = json!({"ok": true, "id": id, "delta": delta.text});
             writer.write_all(format!("{part}\n").as_bytes()).await?;
             writer.flush().await?;
         }
-        Ok(())
+        if let Some(text) = collector.push(event) {
+            break text;
+        }
     };
-    Ok(match finish(answer, sink).await? {
+    Ok(match text {
         Err(error) => failed(id, &error),
-        Ok((text, times)) => {
+        Ok(text) => {
             *history = [prompt, text.ending.generation.ids.clone()].concat();
+            let times = Times::of(&text.ending, tokenize);
             format!("{}\n", answered(id, &text, &times, history.len()))
         }
     })

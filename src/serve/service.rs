@@ -1,7 +1,6 @@
 //! From what a client asks to tokens in the engine's queue, and from its events to an answer. Whatever can be refused is
 //! refused here, before any work.
 
-use std::convert::Infallible;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use super::tools::Tools;
 use anec_base::Result;
 use anec_runtime::chat::{Chat, ChatTemplate};
 use anec_runtime::tools::{CallReader, CallSyntax};
-use anec_runtime::{Constraint, GeneratedToken, Grammar, Grammars, Model, RuntimeError, TextDelta, Tokenizer};
+use anec_runtime::{Constraint, GeneratedToken, Grammar, Grammars, Model, RuntimeError, Tokenizer};
 
 /// A model that answers.
 pub struct Service {
@@ -226,7 +225,7 @@ impl Service {
                 // work that is given up keeps its place until it ends, so that it can't pile up
                 let _place = place;
                 let (submission, rest) = read(&service)?;
-                Ok((service.submit(submission, &wanted)?, rest))
+                Ok::<_, ServeError>((service.submit(submission, &wanted)?, rest))
             });
             work.await.map_err(|_| ServeError::panicked())?
         };
@@ -348,45 +347,55 @@ impl Service {
     }
 }
 
-/// The events of a text. One that ends without saying so fails: the server stops.
+/// The events of a text, to its end.
 pub(super) fn events(receiver: Receiver<Event>) -> impl Stream<Item = Event> + Send {
     stream::unfold(Some(receiver), async |receiver| {
         let mut receiver = receiver?;
-        let event = receiver.recv().await.unwrap_or(Event::Failed(ServeError::Stopping));
+        let event = next_event(&mut receiver).await;
         let rest = matches!(event, Event::Delta(_)).then_some(receiver);
         Some((event, rest))
     })
 }
 
-/// Waits for the whole of a text. `sink` gets its deltas as they come.
-///
-/// # Errors
-/// The sink's. The result within is an error when the text can't be finished.
-pub async fn collect<E>(
-    mut receiver: Receiver<Event>,
-    mut sink: impl AsyncFnMut(&TextDelta) -> Result<(), E>,
-) -> Result<Result<Text, ServeError>, E> {
-    let (mut text, mut tokens) = (String::new(), Vec::new());
-    loop {
-        match receiver.recv().await.unwrap_or(Event::Failed(ServeError::Stopping)) {
+/// Puts a text together from its events.
+#[derive(Default)]
+pub struct TextCollector {
+    text: String,
+    tokens: Vec<GeneratedToken>,
+}
+
+impl TextCollector {
+    /// Takes the next event; at the end it gives the text, or why there is none.
+    pub fn push(&mut self, event: Event) -> Option<Result<Text, ServeError>> {
+        match event {
             Event::Delta(delta) => {
-                sink(&delta).await?;
-                text.push_str(&delta.text);
-                tokens.extend(delta.tokens);
+                self.text.push_str(&delta.text);
+                self.tokens.extend(delta.tokens);
+                None
             }
-            Event::End(ending) => return Ok(Ok(Text { text, tokens, ending: *ending })),
-            Event::Failed(error) => return Ok(Err(error)),
+            Event::End(ending) => {
+                let (text, tokens) = (std::mem::take(&mut self.text), std::mem::take(&mut self.tokens));
+                Some(Ok(Text { text, tokens, ending: *ending }))
+            }
+            Event::Failed(error) => Some(Err(error)),
         }
     }
+}
+
+/// The next event of a text. One that ends without saying so has failed: the server stops.
+pub(super) async fn next_event(receiver: &mut Receiver<Event>) -> Event {
+    receiver.recv().await.unwrap_or(Event::Failed(ServeError::Stopping))
 }
 
 /// Waits for the whole of a text.
 ///
 /// # Errors
 /// When it can't be finished.
-pub async fn whole(receiver: Receiver<Event>) -> Result<Text, ServeError> {
-    match collect(receiver, async |_| Ok::<_, Infallible>(())).await {
-        Ok(text) => text,
-        Err(never) => match never {},
+pub async fn whole(mut receiver: Receiver<Event>) -> Result<Text, ServeError> {
+    let mut collector = TextCollector::default();
+    loop {
+        if let Some(text) = collector.push(next_event(&mut receiver).await) {
+            return text;
+        }
     }
 }
