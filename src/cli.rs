@@ -166,3 +166,14 @@ fn print_json(value: &impl serde::Serialize) {
     // values here are plain data; none can fail to become JSON
     print(&serde_json::to_string_pretty(value).unwrap_or_default());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn no_verb_has_two_options_of_one_name() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,6 +1,5 @@
 //! Goldens from a source's own weights.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use crate::session::Prompt;
 use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_manifest::{Manifest, Numerics};
-use anec_runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
+use anec_runtime::{Ask, Chunking, Hidden, Model, Positions, GenerationRequest, Windows};
 use anec_validate::perplexity::loss;
 use anec_validate::{Golden, Greedy};
 
@@ -83,8 +82,9 @@ impl GoldenBuilder {
             0 => None,
             max_tokens => {
                 let stops = model.end_tokens();
-                let request = Request { prompt: tokens.clone(), max_tokens, stops, ..Request::default() };
-                let generation = generate(&mut request.session(model)?, &request, |_| Ok(ControlFlow::Continue(())))?;
+                let prompt = tokens.clone();
+                let request = GenerationRequest { prompt, max_tokens, stops, ..GenerationRequest::default() };
+                let generation = request.start(model)?.run()?;
                 Some(Greedy { prompt: tokens.clone(), ids: generation.ids })
             }
         };

@@ -69,7 +69,7 @@ pub use anec_manifest::Manifest;
 pub use anec_runtime::{Grammar, Sampling};
 #[cfg(feature = "serve")]
 pub use anec_serve as serve;
-pub use session::{GenerateOptions, Model, Pieces, Prompt, Session};
+pub use session::{GenerateOptions, Model, Prompt, Session, TextPieces};
 pub use {
     anec_base as base, anec_base::error, anec_bundle as bundle, anec_coreml as coreml, anec_exec as exec,
     anec_manifest as manifest, anec_mil as mil, anec_package as package, anec_runtime as runtime,

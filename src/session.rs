@@ -1,8 +1,6 @@
 //! The front door to running bundles.
 
-use std::collections::VecDeque;
 use std::iter::FusedIterator;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,9 +9,7 @@ use anec_bundle::Bundle;
 use anec_coreml::ComputeUnits;
 use anec_exec::Precision;
 use anec_runtime::chat::{Chat, ChatTemplate, Message};
-use anec_runtime::{
-    Choice, Finish, Generation, Generator, Grammar, Grammars, Request, Sampling, TextStream, Tokenizer,
-};
+use anec_runtime::{GenerationOutput, GenerationRequest, Grammar, Grammars, Sampling, TextGeneration, Tokenizer};
 
 /// A bundle, ready to run.
 ///
@@ -215,15 +211,15 @@ impl Session {
     ///
     /// # Errors
     /// When the prompt is empty or doesn't fit, the bundle has no tokenizer, or the grammar is wrong.
-    pub fn generate(&mut self, prompt: impl Into<Prompt>, options: &GenerateOptions) -> Result<Pieces<'_>> {
+    pub fn generate(&mut self, prompt: impl Into<Prompt>, options: &GenerateOptions) -> Result<TextPieces<'_>> {
         let model = &self.model.model;
-        let request = Request {
+        let request = GenerationRequest {
             prompt: prompt.into().tokens(&self.model)?,
             max_tokens: options.max_tokens,
             sampling: options.sampling,
             stops: model.end_tokens(),
             speculation: options.speculation,
-            ..Request::default()
+            ..GenerationRequest::default()
         };
         let tokenizer = self.model.needed_tokenizer()?;
         let constraint = match &options.grammar {
@@ -234,30 +230,27 @@ impl Session {
             }
         };
         let session = match self.session.take() {
-            Some(session) if session.limit() >= request.length(model) => self.session.insert(session),
-            _ => self.session.insert(request.session(model)?),
+            Some(session) if session.limit() >= request.length(model) => session,
+            _ => model.start(request.length(model))?,
         };
-        let text = TextStream::after(&tokenizer, &request.prompt, &options.stops, &[])?;
-        let generator = Generator::new(request, constraint, session)?;
-        Ok(Pieces { generator, session, text, choices: VecDeque::new(), end: None, over: false })
+        let generation = session.generate(request)?.with_constraint(constraint);
+        let text = TextGeneration::new(generation, &tokenizer, &options.stops, &[])?;
+        Ok(TextPieces { text: Some(text), session: &mut self.session })
     }
 }
 
-/// The pieces of a continuation, as they come. After an error there are no more.
-pub struct Pieces<'s> {
-    generator: Generator,
-    session: &'s mut anec_runtime::Session,
-    text: TextStream,
-    /// Tokens that were computed and aren't text yet.
-    choices: VecDeque<Choice>,
-    end: Option<Finish>,
-    over: bool,
+/// A continuation as pieces of text, as they come. After an error there are no more.
+pub struct TextPieces<'s> {
+    /// There until it is dropped.
+    text: Option<TextGeneration>,
+    /// Where the runtime's session goes back to.
+    session: &'s mut Option<anec_runtime::Session>,
 }
 
-impl Pieces<'_> {
+impl TextPieces<'_> {
     /// The tokens so far, how long they took, and why the text ended.
-    pub fn generation(&self) -> Generation {
-        self.generator.finish(self.end.unwrap_or(Finish::Interrupted))
+    pub fn output(&self) -> Option<GenerationOutput> {
+        self.text.as_ref().map(|text| text.generation().output())
     }
 
     /// All of the text that is still to come.
@@ -267,39 +260,22 @@ impl Pieces<'_> {
     pub fn text(&mut self) -> Result<String> {
         self.collect()
     }
+}
 
-    fn advance(&mut self) -> Result<Option<String>> {
-        while !self.over {
-            if let Some(choice) = self.choices.pop_front() {
-                match self.text.push(choice)? {
-                    ControlFlow::Continue(piece) if piece.text.is_empty() => {}
-                    ControlFlow::Continue(piece) => return Ok(Some(piece.text)),
-                    ControlFlow::Break(piece) => {
-                        (self.end, self.over) = (Some(Finish::Stop), true);
-                        return Ok(Some(piece.text));
-                    }
-                }
-            } else if self.end.is_some() {
-                self.over = true;
-                return Ok(Some(self.text.finish()?.text));
-            } else {
-                let mut choices = Vec::new();
-                self.end = self.generator.step(self.session, &mut choices)?;
-                self.choices.extend(choices);
-            }
-        }
-        Ok(None)
+impl Drop for TextPieces<'_> {
+    fn drop(&mut self) {
+        *self.session = self.text.take().map(|text| text.into_generation().into_session());
     }
 }
 
-impl Iterator for Pieces<'_> {
+impl Iterator for TextPieces<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let next = self.advance();
-        self.over |= next.is_err();
-        next.transpose()
+        // a token may be a part of a character only
+        let delta = self.text.as_mut()?.find(|delta| delta.as_ref().map_or(true, |delta| !delta.text.is_empty()))?;
+        Some(delta.map(|delta| delta.text))
     }
 }
 
-impl FusedIterator for Pieces<'_> {}
+impl FusedIterator for TextPieces<'_> {}

@@ -2,13 +2,12 @@
 
 use crate::common::folder;
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anec::exec::Precision;
 use anec::runtime::{
-    Ask, Finish, Generation, Generator, Model, PrefixCache, Request, Sampling, Tokenizer, generate, generate_text,
+    Ask, Finish, GenerationOutput, GenerationRequest, Model, PrefixCache, Sampling, TextGeneration, Tokenizer,
 };
 use folder::run;
 
@@ -25,13 +24,17 @@ fn model() -> &'static (Arc<Model>, Arc<Tokenizer>) {
     })
 }
 
-fn request(prompt: &str, max_tokens: usize, sampling: Sampling) -> Request {
-    Request { prompt: model().1.encode(prompt).unwrap(), max_tokens, sampling, ..Request::default() }
+fn request(prompt: &str, max_tokens: usize, sampling: Sampling) -> GenerationRequest {
+    GenerationRequest {
+        prompt: model().1.encode(prompt).unwrap(),
+        max_tokens,
+        sampling,
+        ..GenerationRequest::default()
+    }
 }
 
-fn fresh(request: &Request) -> Generation {
-    let mut session = request.session(&model().0).unwrap();
-    generate(&mut session, request, |_| Ok(ControlFlow::Continue(()))).unwrap()
+fn fresh(request: &GenerationRequest) -> GenerationOutput {
+    request.clone().start(&model().0).unwrap().run().unwrap()
 }
 
 #[test]
@@ -48,14 +51,16 @@ fn guessing_changes_no_token_over_hundreds() {
         let expected = fresh(&plain);
         assert_eq!(expected.ids.len(), 400);
         for speculation in [1, 3, 8] {
-            let found = fresh(&Request { speculation, ..plain.clone() });
+            let found = fresh(&GenerationRequest { speculation, ..plain.clone() });
             assert_eq!(found.ids, expected.ids, "{prompt:?}, up to {speculation} guesses");
             assert!(found.speculation.drafted > 0 && found.speculation.accepted <= found.speculation.drafted);
         }
     }
     // greedy texts of a small model go round in circles: most guesses are right
-    let found =
-        fresh(&Request { speculation: 3, ..request("one two three one two three one two", 400, Sampling::default()) });
+    let found = fresh(&GenerationRequest {
+        speculation: 3,
+        ..request("one two three one two three one two", 400, Sampling::default())
+    });
     assert!(found.speculation.accepted > 100, "{:?}", found.speculation);
 }
 
@@ -68,9 +73,10 @@ fn a_reused_beginning_and_a_fresh_run_write_the_same() {
     for turn in ["\nThen he said:", " It was late.", "\nAnd the ship"] {
         let request = request(&text, 30, Sampling::default());
         let expected = fresh(&request);
-        let mut session = cache.take(&request.prompt, request.length(model)).unwrap();
-        let found = generate(&mut session, &request, |_| Ok(ControlFlow::Continue(()))).unwrap();
-        cache.put(session);
+        let session = cache.take(&request.prompt, request.length(model)).unwrap();
+        let mut generation = session.generate(request).unwrap();
+        let found = generation.run().unwrap();
+        cache.put(generation.into_session());
         assert_eq!(found.ids, expected.ids);
         cached += found.timings.cached_tokens;
         text = text + &tokenizer.decode(&found.ids, false).unwrap() + turn;
@@ -104,17 +110,11 @@ fn what_was_taken_back_leaves_no_trace() {
 fn stop_strings_and_repetitions_end_texts() {
     let (model, tokenizer) = model();
     let plain = request("It was a dark night", 60, Sampling::default());
-    let text = |request: &Request, stops: &[String]| {
-        let mut session = request.session(model).unwrap();
-        let generator = Generator::new(request.clone(), None, &mut session).unwrap();
-        let mut streamed = String::new();
-        let each = |piece: &anec::runtime::Piece| {
-            streamed.push_str(&piece.text);
-            ControlFlow::Continue(())
-        };
-        let (generation, text) = generate_text(generator, &mut session, tokenizer, stops, each).unwrap();
-        assert_eq!(streamed, text);
-        (generation, text)
+    let text = |request: &GenerationRequest, stops: &[String]| {
+        let generation = request.clone().start(model).unwrap();
+        let mut deltas = TextGeneration::new(generation, tokenizer, stops, &[]).unwrap();
+        let text: String = deltas.by_ref().map(|delta| delta.unwrap().text).collect();
+        (deltas.generation().output(), text)
     };
     let (_, whole) = text(&plain, &[]);
     let words: Vec<&str> = whole.split_whitespace().collect();
@@ -122,7 +122,7 @@ fn stop_strings_and_repetitions_end_texts() {
     let (generation, stopped) = text(&plain, std::slice::from_ref(&stop));
     assert_eq!((stopped.as_str(), generation.finish), (&whole[..whole.find(&stop).unwrap()], Finish::Stop));
     assert!(generation.ids.len() < 60, "no more is computed than needed");
-    let endless = Request { stop_repeat_ngram: 8, max_tokens: 450, ..plain };
+    let endless = GenerationRequest { stop_repeat_ngram: 8, max_tokens: 450, ..plain };
     let (generation, _) = text(&endless, &[]);
     if generation.finish == Finish::Repetition {
         let ids = &generation.ids;
@@ -138,13 +138,16 @@ fn stop_strings_and_repetitions_end_texts() {
 #[test]
 fn a_full_context_ends_a_text_and_refuses_a_prompt() {
     let (model, _) = model();
-    let long = Request { prompt: vec![5; 500], max_tokens: 100, ..Request::default() };
+    let long = GenerationRequest { prompt: vec![5; 500], max_tokens: 100, ..GenerationRequest::default() };
     let generation = fresh(&long);
     assert_eq!(
         (generation.ids.len(), generation.finish),
         (13, Finish::Context),
         "512 slots: the last token needs none"
     );
-    let error = Request { prompt: vec![5; 513], max_tokens: 1, ..Request::default() }.session(model).err().unwrap();
+    let error = GenerationRequest { prompt: vec![5; 513], max_tokens: 1, ..GenerationRequest::default() }
+        .start(model)
+        .err()
+        .unwrap();
     assert_eq!(error.to_string(), "the text needs 513 tokens, but the bundle's largest context has 512");
 }

@@ -5,14 +5,13 @@ use crate::common::folder;
 use anec_testing as testing;
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use anec::exec::Precision;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
-use anec::runtime::{Ask, Chunking, Model, Request, Tokenizer, generate};
+use anec::runtime::{Ask, Chunking, GenerationRequest, Model, Tokenizer};
 use anec::validate::measure::Measures;
 use folder::{json, repository, run};
 use serde_json::Value as Json;
@@ -180,9 +179,8 @@ fn greedy_texts(real: &Real, model: &Arc<Model>, bundle: &Path) {
         };
         assert_eq!(prompt, ids(&golden["prompt_ids"]), "{name}");
         let expected = ids(&golden["greedy"]);
-        let request = Request { prompt, max_tokens: expected.len(), ..Request::default() };
-        let mut session = request.session(model).unwrap();
-        let generation = generate(&mut session, &request, |_| Ok(ControlFlow::Continue(()))).unwrap();
+        let request = GenerationRequest { prompt, max_tokens: expected.len(), ..GenerationRequest::default() };
+        let generation = request.start(model).unwrap().run().unwrap();
         assert_eq!(generation.ids, expected, "{name}");
         assert_eq!(tokenizer.decode(&generation.ids, true).unwrap(), golden["text"].as_str().unwrap(), "{name}");
         let rate = generation.timings.decode_tps;

@@ -4,7 +4,6 @@
 use crate::common::folder;
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use anec::bundle::Bundle;
 use anec::bundle::FunctionEntry;
 use anec::bundle::{Extent, PortRole};
 use anec::exec::Precision;
-use anec::runtime::{Ask, Chunking, Model, PrefixCache, Request, Sampling, generate};
+use anec::runtime::{Ask, Chunking, GenerationRequest, Model, PrefixCache, Sampling};
 use folder::run;
 use serde_json::Value as Json;
 
@@ -167,17 +166,14 @@ fn what_is_taken_back_leaves_no_trace() {
         let differs = found.iter().zip(&expected).any(|(a, b)| (a - b).abs() > 1e-4 * largest);
         assert!(!differs, "{case}: {found:?}, expected {expected:?}");
 
-        let request = |prompt: &[u32], speculation| Request {
+        let request = |prompt: &[u32], speculation| GenerationRequest {
             prompt: prompt.to_vec(),
             max_tokens: 12,
             sampling: Sampling::default(),
             speculation,
-            ..Request::default()
+            ..GenerationRequest::default()
         };
-        let write = |request: &Request| {
-            let mut session = request.session(&model).unwrap();
-            generate(&mut session, request, |_| Ok(ControlFlow::Continue(()))).unwrap()
-        };
+        let write = |request: &GenerationRequest| request.clone().start(&model).unwrap().run().unwrap();
         let expected = write(&request(&TEXT, 0));
         for speculation in [1, 3] {
             assert_eq!(write(&request(&TEXT, speculation)).ids, expected.ids, "{case}, {speculation} guesses");
@@ -188,9 +184,10 @@ fn what_is_taken_back_leaves_no_trace() {
         let text = [&TEXT[..], &expected.ids].concat();
         for prompt in [&TEXT[..], &text, &TEXT[..12]] {
             let request = request(prompt, 0);
-            let mut session = cache.take(&request.prompt, request.length(&model)).unwrap();
-            let found = generate(&mut session, &request, |_| Ok(ControlFlow::Continue(()))).unwrap();
-            cache.put(session);
+            let session = cache.take(&request.prompt, request.length(&model)).unwrap();
+            let mut generation = session.generate(request.clone()).unwrap();
+            let found = generation.run().unwrap();
+            cache.put(generation.into_session());
             assert_eq!(found.ids, write(&request).ids, "{case}");
             cached += found.timings.cached_tokens;
         }

@@ -331,7 +331,7 @@ fn a_silent_client_holds_up_nobody_and_is_hung_up_on() {
     silent[0].write_all(b"POST /v1/completions HTTP/1.1\r\nContent-Le").unwrap();
     let mut body = server.connect();
     body.write_all(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{\"prompt\"",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{\"prompt\"",
     )
     .unwrap();
     let start = Instant::now();
@@ -409,11 +409,15 @@ fn large_bodies_are_refused_whether_they_say_so_or_not() {
     let large = json!({"prompt": "x".repeat(300_000)}).to_string();
     let reply = server().raw(post("/v1/completions", &large, "").as_bytes());
     assert_eq!((reply.status, reply.code()), (413, json!("request_too_large")));
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let broken = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n";
+    assert_eq!(server().raw(broken.as_bytes()).status, 400, "a broken body isn't a large one");
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunked = format!("{head}{:x}\r\n{large}\r\n0\r\n\r\n", large.len());
     assert_eq!(server().raw(chunked.as_bytes()).status, 413);
     // one that announces more than it would ever send is refused at once
-    let huge = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n";
+    let huge =
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n";
     assert_eq!(server().raw(huge).status, 413);
 }
 
@@ -453,11 +457,195 @@ fn a_key_is_asked_for_and_other_origins_are_let_in_only_when_told() {
     assert_eq!(keyed.get("/health").status, 200);
     let preflight = |server: &Server, origin: &str| {
         let headers = format!("Origin: {origin}\r\nAccess-Control-Request-Method: POST\r\nConnection: close\r\n");
-        server.raw(format!("OPTIONS /v1/completions HTTP/1.1\r\nHost: x\r\n{headers}\r\n").as_bytes()).head
+        server.raw(format!("OPTIONS /v1/completions HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").as_bytes()).head
     };
     assert!(preflight(&keyed, "https://example.org").contains("access-control-allow-origin: https://example.org"));
     assert!(!preflight(&keyed, "https://example.com").contains("access-control-allow-origin"));
     assert!(!preflight(&server(), "https://example.org").contains("access-control-allow-origin"));
+}
+
+#[test]
+fn pages_of_others_and_rebound_names_are_refused() {
+    let server = server();
+    let body = json!({"prompt": "x", "max_tokens": 1}).to_string();
+    let ask = |host: &str, headers: &str| {
+        let length = body.len();
+        let head = format!("POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}");
+        server.raw(format!("{head}Content-Length: {length}\r\n\r\n{body}").as_bytes())
+    };
+    let own = format!("Origin: http://{}\r\n", server.address);
+    for (host, headers) in [
+        ("localhost", ""),
+        ("127.0.0.1:80", "Content-Type: application/json; charset=utf-8\r\n"),
+        (server.address.as_str(), own.as_str()),
+    ] {
+        let reply = ask(host, headers);
+        assert_eq!(reply.status, 200, "{host} {headers}: {}", reply.text());
+    }
+    for (host, headers, status, code) in [
+        ("evil.com", "", 403, "foreign_host"),
+        ("localhost.evil.com:8000", "", 403, "foreign_host"),
+        ("localhost", "Origin: http://evil.com\r\n", 403, "foreign_origin"),
+        ("localhost", "Origin: null\r\n", 403, "foreign_origin"),
+        ("localhost", "Content-Type: text/plain\r\n", 415, "unsupported_media_type"),
+        ("localhost", "Content-Type: application/x-www-form-urlencoded\r\n", 415, "unsupported_media_type"),
+    ] {
+        let reply = ask(host, headers);
+        assert_eq!((reply.status, reply.code()), (status, json!(code)), "{host} {headers}");
+    }
+    let rebound = server.raw(b"GET /metrics HTTP/1.1\r\nHost: evil.com\r\nConnection: close\r\n\r\n");
+    assert_eq!(rebound.status, 403);
+    let open = Server::start(bundle(), &["--cors", "https://example.org"]);
+    let body = post("/v1/completions", &body, "Origin: https://example.org\r\n");
+    assert_eq!(open.raw(body.as_bytes()).status, 200);
+}
+
+/// Asks for much text in parts over a connection with small buffers, and reads nothing.
+fn unread_stream(server: &Server) -> std::net::TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let address: std::net::SocketAddr = server.address.parse().unwrap();
+    socket.connect(&address.into()).unwrap();
+    let body = json!({
+        "messages": [{"role": "user", "content": "The sea"}], "n": 4, "stream": true, "logprobs": true, "top_logprobs": 20,
+        "max_tokens": 450, "logit_bias": {"0": -100},
+    });
+    let mut stream = std::net::TcpStream::from(socket);
+    stream.write_all(post("/v1/chat/completions", &body.to_string(), "").as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn clients_that_dont_read_hold_up_nobody() {
+    let server = Server::start(bundle(), &["--write-timeout", "600"]);
+    let unread: Vec<_> = (0..4).map(|_| unread_stream(&server)).collect();
+    server.wait_for("anec_active", |count| count >= 4.0);
+    let start = Instant::now();
+    for _ in 0..3 {
+        server.complete(json!({"prompt": "x", "max_tokens": 1}));
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    // all texts of the others are paused now
+    server.complete(json!({"prompt": "x", "max_tokens": 1}));
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    assert!(server.metric("anec_active") <= 8.0, "memory has an end");
+    drop(unread);
+}
+
+#[test]
+fn clients_that_dont_read_are_hung_up_on() {
+    let server = Server::start(bundle(), &["--write-timeout", "1"]);
+    let _unread: Vec<_> = (0..2).map(|_| unread_stream(&server)).collect();
+    server.wait_for("anec_active", |count| count > 0.0);
+    server.wait_for("anec_cancelled_total", |count| count > 0.0);
+    server.wait_for("anec_active", |count| count == 0.0);
+    server.wait_for("anec_waiting", |count| count == 0.0);
+}
+
+#[test]
+fn what_cant_fit_is_refused_before_any_work() {
+    let server = Server::start(bundle(), &[]);
+    let long = "wonderful ".repeat(400_000);
+    let body = json!({"prompt": long, "messages": [{"role": "user", "content": long}]});
+    let before = server.metric("process_resident_memory_bytes");
+    std::thread::scope(|scope| {
+        for i in 0..12 {
+            let (path, field) = [("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")][i % 2];
+            let (server, body) = (&server, &body);
+            scope.spawn(move || {
+                let reply = server.post(path, &json!({field: body[field]}));
+                let found = (reply.status, reply.code(), reply.json()["error"]["param"].clone());
+                assert_eq!(found, (400, json!("context_length_exceeded"), json!(field)), "{}", reply.text());
+            });
+        }
+    });
+    let grown = server.metric("process_resident_memory_bytes") - before;
+    assert!(grown < 300e6, "12 prompts of 4 MB took {} MB", grown / 1e6);
+    let few = server.post("/v1/completions", &json!({"prompt": "one ".repeat(520)}));
+    assert_eq!(few.json()["error"]["param"], "prompt");
+}
+
+#[test]
+fn a_huge_grammar_is_refused_without_a_backtrace() {
+    let server = Server::start(bundle(), &[]);
+    let words: Vec<String> = (0..100_000).map(|i| format!("\"w{i}\"")).collect();
+    for grammar in [format!("start: {}", words.join(" | ")), format!("start: {}", words[..6000].join(" | "))] {
+        let body = json!({"prompt": "x", "max_tokens": 2, "response_format": {"type": "grammar", "grammar": grammar}});
+        let start = Instant::now();
+        let reply = server.post("/v1/completions", &body);
+        let text = reply.text();
+        assert!(reply.status == 400 || grammar.len() < 65536, "{text}");
+        assert!(!text.contains("panic") && !text.contains("backtrace"), "{text}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn options_of_serve_are_checked_and_a_name_is_a_name() {
+    let named = Server::start(bundle(), &["--name", "another"]);
+    assert_eq!(named.get("/v1/models").json()["data"][0]["id"], "another");
+    let path = bundle().to_str().unwrap();
+    for (option, value) in [
+        ("--api-key", ""),
+        ("--api-key", " key"),
+        ("--cors", "not an origin"),
+        ("--timeout", "0"),
+        ("--max-body", "0"),
+        ("--parallel", "0"),
+    ] {
+        let (code, _, stderr) = run(&["serve", path, "--port", "0", option, value]);
+        assert!(code == 2 && stderr.contains(option), "{option} {value}: {stderr}");
+    }
+}
+
+#[test]
+fn answers_that_the_end_cuts_off_say_so() {
+    let mut server = Server::start(bundle(), &["--grace", "0", "--parallel", "1"]);
+    let body = json!({"prompt": "The", "max_tokens": 500, "n": 64, "stream": true, "logit_bias": {"0": -100}});
+    let mut stream = server.connect();
+    stream.write_all(post("/v1/completions", &body.to_string(), "").as_bytes()).unwrap();
+    let mut beginning = [0; 256];
+    stream.read_exact(&mut beginning).unwrap();
+    server.terminate();
+    let mut rest = String::new();
+    BufReader::new(stream).read_to_string(&mut rest).unwrap();
+    let error = rest.find("\"shutting_down\"").unwrap_or_else(|| panic!("{}", &rest[rest.len().saturating_sub(500)..]));
+    assert!(rest[error..].contains("data: [DONE]"), "{}", &rest[error..]);
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
+fn sampling_parameters_of_the_command_line_have_the_ranges_of_the_server() {
+    let path = bundle().to_str().unwrap();
+    for (option, value) in [
+        ("--min-p", "2"),
+        ("--min-p", "-1"),
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--top-p", "2"),
+        ("--repetition-penalty", "0"),
+        ("--presence-penalty", "inf"),
+        ("--frequency-penalty", "-3"),
+    ] {
+        let (code, _, stderr) = run(&["run", path, "--prompt", "a", option, value]);
+        let field = option.trim_start_matches("--").replace('-', "_");
+        assert!(code == 2 && stderr.contains(&format!("`{field}` is")), "{option} {value}: {stderr}");
+    }
+}
+
+#[test]
+fn perplexities_of_unlike_tokenizers_arent_compared() {
+    let room = tempfile::tempdir().unwrap();
+    let other = room.path().join("other.anec");
+    model::copy(bundle(), &other);
+    let [one, two] = [bundle(), &other].map(|path| path.to_str().unwrap());
+    let ask = || run(&["perplexity", one, "--against", two, "--positions", "32"]);
+    let (code, _, stderr) = ask();
+    assert_eq!(code, 0, "{stderr}");
+    let tokenizer = "tests/fixtures/families/qwen2-tokenizer/tokenizer.json";
+    std::fs::copy(repository(tokenizer), other.join("tokenizer.json")).unwrap();
+    let (code, _, stderr) = ask();
+    assert!(code == 2 && stderr.contains("can't be compared"), "{stderr}");
 }
 
 /// Asks for a long text in parts and reads the beginning.
@@ -509,8 +697,9 @@ fn a_client_that_waits_for_a_whole_text_can_leave_too() {
 
 #[test]
 fn a_text_that_takes_too_long_is_given_up() {
-    let server = Server::start(bundle(), &["--timeout", "0"]);
-    let reply = server.post("/v1/completions", &json!({"prompt": "The", "max_tokens": 500}));
+    let server = Server::start(bundle(), &["--timeout", "1", "--parallel", "1"]);
+    let body = json!({"prompt": "The", "max_tokens": 500, "n": 64, "ignore_eos": true});
+    let reply = server.post("/v1/completions", &body);
     assert_eq!((reply.status, reply.code()), (504, json!("timeout")));
 }
 

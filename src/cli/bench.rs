@@ -15,7 +15,7 @@ use anec::report;
 use anec::report::table::table;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::energy::{Energy, Meter};
-use anec::runtime::{Ask, Model, Request, RuntimeError, Tokenizer, generate};
+use anec::runtime::{GenerationRequest, Model, RuntimeError, Tokenizer};
 
 /// Measures how fast a bundle runs: tokens per second of prompts and of texts, time to the first token, memory.
 ///
@@ -202,14 +202,15 @@ impl Args {
         let vocab_size = model.bundle().model.vocab_size;
         // what the tokens are makes no difference for the time; the same ones each time do for the comparison
         let tokens: Vec<u32> = (0..prompt).map(|i| (i.wrapping_mul(7919) % vocab_size) as u32).collect();
-        let mut session = model.start(length.max(prompt))?;
+        let session = model.start(length.max(prompt))?;
+        // the first token comes with the prompt
+        let max_tokens = if generated > 0 { generated as usize + 1 } else { 0 };
         let start = Instant::now();
-        let mut logits = session.forward(&tokens, &Ask::last())?.logits;
+        let request = GenerationRequest { prompt: tokens, max_tokens, ..GenerationRequest::default() };
+        let mut generation = session.generate(request)?;
+        generation.step()?;
         let first = Instant::now();
-        for _ in 0..generated {
-            let next = anec::runtime::sampling::argmax(&logits);
-            logits = session.forward(&[next], &Ask::last())?.logits;
-        }
+        generation.run()?;
         Ok([start..first, first..Instant::now()])
     }
 
@@ -268,13 +269,14 @@ impl Args {
                 Some(template) => template.encode(&tokenizer, &Chat::new(vec![Message::new("user", text)]))?,
                 None => tokenizer.encode_literal(text)?,
             };
-            let request = Request { prompt, max_tokens, stops: model.end_tokens(), ..Request::default() };
-            let each = |_| Ok(std::ops::ControlFlow::Continue(()));
-            let generation = generate(&mut request.session(model)?, &request, each)?;
+            let stops = model.end_tokens();
+            let request = GenerationRequest { prompt, max_tokens, stops, ..GenerationRequest::default() };
+            let prompt_tokens = request.prompt.len();
+            let generation = request.start(model)?.run()?;
             let timings = generation.timings;
             Ok(Case {
                 name,
-                prompt_tokens: request.prompt.len(),
+                prompt_tokens,
                 gen_tokens: generation.ids.len(),
                 prefill_tps: timings.prefill_tps,
                 decode_tps: timings.decode_tps,

@@ -8,11 +8,11 @@ use anec::base::FileError;
 
 use super::model::Runner;
 use super::print;
-use super::run::{put, summary};
+use super::run::{show, summary};
 use super::sampling::SamplingArgs;
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
-use anec::runtime::{Generator, Model, PrefixCache, Tokenizer, generate_text};
+use anec::runtime::{Finish, Model, PrefixCache, TextGeneration, Tokenizer};
 
 /// Talks with a model.
 ///
@@ -55,6 +55,7 @@ impl Args {
         let model = self.runner.load()?;
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
         let template = ChatTemplate::of(model.bundle(), model.folder(), &tokenizer)?;
+        self.sampling.sampling()?;
         // as long as nothing is being written, Ctrl-C ends the program
         let interrupted = Arc::new(AtomicBool::new(true));
         watch_interrupts(interrupted.clone())?;
@@ -130,9 +131,9 @@ impl Talk<'_> {
     fn say(&mut self, text: &str) -> Result<()> {
         self.messages.push(Message::new("user", text));
         let prompt = self.prompt()?;
-        let request = self.arguments.sampling.request(&self.model, prompt);
+        let request = self.arguments.sampling.request(&self.model, prompt)?;
         let taken = self.cache.take(&request.prompt, request.length(&self.model));
-        let mut session = match taken {
+        let session = match taken {
             Ok(session) => session,
             Err(error) => {
                 eprintln!("error: {error}");
@@ -141,25 +142,26 @@ impl Talk<'_> {
             }
         };
         self.interrupted.store(false, Ordering::Relaxed);
-        let generator = Generator::new(request, None, &mut session)?;
-        let count = generator.prompt().len();
-        let (generation, text) = generate_text(
-            generator,
-            &mut session,
-            &self.tokenizer,
-            self.arguments.sampling.stops(),
-            |piece| match self.interrupted.load(Ordering::Relaxed) {
-                true => std::ops::ControlFlow::Break(()),
-                false => put(piece, true),
-            },
-        )?;
+        let count = request.prompt.len();
+        let generation = session.generate(request)?;
+        let mut deltas = TextGeneration::new(generation, &self.tokenizer, self.arguments.sampling.stops(), &[])?;
+        let mut text = String::new();
+        for delta in deltas.by_ref() {
+            let delta = delta?.text;
+            text.push_str(&delta);
+            if !show(&delta) || self.interrupted.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        let mut generation = deltas.into_generation();
+        generation.stop(Finish::Interrupted);
         self.interrupted.store(true, Ordering::Relaxed);
         print("");
         if self.arguments.timings {
-            eprintln!("({})", summary(count, &generation));
+            eprintln!("({})", summary(count, &generation.output()));
         }
         self.messages.push(Message::new("assistant", &text));
-        self.cache.put(session);
+        self.cache.put(generation.into_session());
         Ok(())
     }
 }

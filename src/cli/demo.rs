@@ -7,14 +7,14 @@ use anec::base::FileError;
 
 use serde_json::json;
 
-use super::run::continue_text;
+use super::run::{show, write};
 use super::{print, print_json, progress};
 use anec::base::Result;
 use anec::convert::{Outcome, files};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
-use anec::runtime::{Model, Request, Sampling, Tokenizer};
+use anec::runtime::{GenerationRequest, Model, Sampling, Tokenizer};
 use anec::validate::Golden;
 use anec::{Converter, Gate, Validator};
 
@@ -76,18 +76,21 @@ impl Args {
 
         let model = &Model::on_cpu(&out, Precision::F32)?;
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), &out)?);
-        let request = Request {
+        let request = GenerationRequest {
             prompt: tokenizer.encode(&self.prompt)?,
             max_tokens: TOKENS,
             sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, seed: self.seed, ..Sampling::default() },
             stops: model.end_tokens(),
-            ..Request::default()
+            ..GenerationRequest::default()
         };
         if !self.json {
             print("");
             eprint!("{}", self.prompt);
         }
-        let (generation, text) = continue_text(model, Some(&tokenizer), request, None, &[], !self.json)?;
+        let (generation, text) = write(request.start(model)?, Some(&tokenizer), &[], |text| self.json || show(text))?;
+        if !self.json {
+            print("");
+        }
         if self.json {
             print_json(&json!({
                 "bundle": self.out,

@@ -30,8 +30,8 @@ pub struct Runner {
 #[derive(Debug, Args)]
 pub struct Backend {
     /// What runs it
-    #[arg(long = "backend", value_enum, default_value_t = BackendName::Cpu)]
-    name: BackendName,
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = BackendName::Cpu)]
+    backend: BackendName,
     /// The devices that Core ML may use
     #[arg(long, value_enum, value_name = "UNITS", default_value_t = ComputeUnits::CpuAndNeuralEngine)]
     compute_units: ComputeUnits,
@@ -40,7 +40,7 @@ pub struct Backend {
 impl Backend {
     /// What Core ML may use, where that is the backend.
     pub fn core_ml(&self) -> Option<ComputeUnits> {
-        (self.name == BackendName::Coreml).then_some(self.compute_units)
+        (self.backend == BackendName::Coreml).then_some(self.compute_units)
     }
 }
 

@@ -50,6 +50,12 @@ impl Args {
         };
         // the text is compared, so both get the tokens of the first bundle's tokenizer
         let mut tokens = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?.encode(&text)?;
+        if let Some(other) = &self.against
+            && Tokenizer::of(&Bundle::read(other)?, other)?.encode(&text)? != tokens
+        {
+            let (one, other) = (self.bundle.clone(), other.clone());
+            return Err(RuntimeError::UnlikeTokenizers { one, other }.into());
+        }
         tokens.truncate(self.positions as usize);
         let precisions: Vec<_> = self.precision.iter().map(|precision| precision.precision()).collect();
         let mut measured = Vec::new();

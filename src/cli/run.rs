@@ -1,7 +1,6 @@
 //! `anec run`
 
 use std::io::{Read, Write};
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,8 +14,8 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{
-    Constraint, Generation, Generator, Grammar, Grammars, Model, Piece, Request, RuntimeError, Tokenizer, generate,
-    generate_text,
+    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, Model, RuntimeError,
+    TextGeneration, Tokenizer,
 };
 
 /// Continues a prompt: text in, text out.
@@ -67,17 +66,20 @@ impl Args {
             Err(error) => return Err(error.into()),
         };
         let prompt = self.prompt.tokens(&model, tokenizer.as_deref())?;
-        let request = self.sampling.request(&model, prompt);
+        let request = self.sampling.request(&model, prompt)?;
         let constraint = match (&self.json_schema, &tokenizer) {
             (Some(file), Some(tokenizer)) => Some(json_schema(file, &model, tokenizer)?),
             _ => None,
         };
-        let stops = self.sampling.stops();
+        let generation = request.clone().start(&model)?.with_constraint(constraint);
         let (generation, text) =
-            continue_text(&model, tokenizer.as_ref(), request.clone(), constraint, stops, !self.json)?;
+            write(generation, tokenizer.as_ref(), self.sampling.stops(), |text| self.json || show(text))?;
         if self.json {
             print_json(&result(&request, &generation, text.as_deref()));
         } else {
+            if text.is_some() {
+                print("");
+            }
             if tokenizer.is_none() {
                 let ids: Vec<String> = generation.ids.iter().map(u32::to_string).collect();
                 print(&ids.join(","));
@@ -98,6 +100,7 @@ impl Prompt {
             text.clear();
             std::io::stdin().read_to_string(&mut text).map_err(FileError::of("stdin", "read"))?;
         }
+        tokenizer.check_length(&text, model.context())?;
         if !self.chat {
             return Ok(if self.special { tokenizer.encode(&text) } else { tokenizer.encode_literal(&text) }?);
         }
@@ -114,42 +117,38 @@ impl Prompt {
 fn json_schema(file: &PathBuf, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
     let bytes = std::fs::read(file).map_err(FileError::of(file, "read"))?;
     let schema = serde_json::from_slice(&bytes)
-        .map_err(|error| RuntimeError::bundle(file, format!("it isn't a JSON Schema: {error}")))?;
+        .map_err(|error| RuntimeError::Grammar { problem: format!("{} is no JSON: {error}", file.display()) })?;
     let grammars = Grammars::new(tokenizer, model.bundle().model.vocab_size, &model.end_tokens())?;
     Ok(grammars.start(&Grammar::JsonSchema(schema))?)
 }
 
-/// Continues a prompt; with a tokenizer, gives the text as well, and streams it to stdout if `show`.
-pub(super) fn continue_text(
-    model: &Arc<Model>,
+/// Generates to the end; with a tokenizer, as text. `each` gets every part of it, and says whether more is wanted.
+pub(super) fn write(
+    mut generation: Generation,
     tokenizer: Option<&Arc<Tokenizer>>,
-    request: Request,
-    constraint: Option<Constraint>,
     stops: &[String],
-    show: bool,
-) -> Result<(Generation, Option<String>)> {
-    let mut session = request.session(model)?;
-    let Some(tokenizer) = tokenizer else {
-        return Ok((generate(&mut session, &request, |_| Ok(ControlFlow::Continue(())))?, None));
-    };
-    let generator = Generator::new(request, constraint, &mut session)?;
-    let (generation, text) = generate_text(generator, &mut session, tokenizer, stops, |piece| put(piece, show))?;
-    if show {
-        print("");
+    mut each: impl FnMut(&str) -> bool,
+) -> Result<(GenerationOutput, Option<String>)> {
+    let Some(tokenizer) = tokenizer else { return Ok((generation.run()?, None)) };
+    let mut deltas = TextGeneration::new(generation, tokenizer, stops, &[])?;
+    let mut text = String::new();
+    for delta in deltas.by_ref() {
+        let delta = delta?.text;
+        text.push_str(&delta);
+        if !each(&delta) {
+            break;
+        }
     }
-    Ok((generation, Some(text)))
+    Ok((deltas.generation().output(), Some(text)))
 }
 
-/// Shows a piece of text. A reader that went away wants no more.
-pub(super) fn put(piece: &Piece, show: bool) -> ControlFlow<()> {
+/// Shows a part of a text. A reader that went away wants no more.
+pub(super) fn show(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
-    match show.then(|| out.write_all(piece.text.as_bytes()).and_then(|()| out.flush())) {
-        Some(Err(_)) => ControlFlow::Break(()),
-        _ => ControlFlow::Continue(()),
-    }
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
-fn result(request: &Request, generation: &Generation, text: Option<&str>) -> serde_json::Value {
+fn result(request: &GenerationRequest, generation: &GenerationOutput, text: Option<&str>) -> serde_json::Value {
     let timings = generation.timings;
     json!({
         "prompt_ids": request.prompt,
@@ -165,7 +164,7 @@ fn result(request: &Request, generation: &Generation, text: Option<&str>) -> ser
 }
 
 /// How fast a text came, in one line.
-pub(super) fn summary(prompt: usize, generation: &Generation) -> String {
+pub(super) fn summary(prompt: usize, generation: &GenerationOutput) -> String {
     let timings = generation.timings;
     let speculation = match generation.speculation {
         guesses if guesses.drafted == 0 => String::new(),

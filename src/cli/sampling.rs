@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use anec::runtime::{Model, Request, Sampling};
+use anec::runtime::{GenerationRequest, Model, RuntimeError, Sampling};
 
 /// How tokens are chosen, and where the text ends.
 #[derive(Debug, Args)]
@@ -11,19 +11,19 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_tokens: usize,
     /// 0 takes the most likely token each time; higher is bolder
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
     /// Only the N most likely tokens; 0 for all
     #[arg(long, value_name = "N", default_value_t = 0)]
     top_k: usize,
     /// Only the most likely tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f32,
     /// Only tokens with at least this share of the most likely one's probability
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
     /// Makes tokens that the prompt or the text has less likely; 1 for not
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f32,
     /// Taken off the logit of tokens that the text has
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
@@ -49,26 +49,39 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
+    /// How tokens are chosen.
+    ///
+    /// # Errors
+    /// When a number is out of its range.
+    pub fn sampling(&self) -> Result<Sampling, RuntimeError> {
+        let sampling = Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+        };
+        sampling.check()?;
+        Ok(sampling)
+    }
+
     /// The request for the continuation of `prompt`.
-    pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Request {
-        Request {
+    ///
+    /// # Errors
+    /// When a number is out of its range.
+    pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Result<GenerationRequest, RuntimeError> {
+        Ok(GenerationRequest {
             prompt,
             max_tokens: self.max_tokens,
-            sampling: Sampling {
-                temperature: self.temperature,
-                top_k: self.top_k,
-                top_p: self.top_p,
-                min_p: self.min_p,
-                repetition_penalty: self.repetition_penalty,
-                presence_penalty: self.presence_penalty,
-                frequency_penalty: self.frequency_penalty,
-                seed: self.seed,
-            },
+            sampling: self.sampling()?,
             stops: if self.ignore_eos { Vec::new() } else { model.end_tokens() },
             stop_repeat_ngram: self.stop_repeat_ngram,
             speculation: self.speculation,
-            ..Request::default()
-        }
+            ..GenerationRequest::default()
+        })
     }
 
     /// Strings that end the text.

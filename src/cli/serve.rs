@@ -9,6 +9,8 @@ use anec::base::FileError;
 
 use tokio::io::BufReader;
 use tokio::net::TcpListener;
+#[cfg(unix)]
+use tokio_io_timeout::TimeoutWriter;
 
 use super::model::Runner;
 use anec::base::Result;
@@ -46,29 +48,53 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 4)]
     kept: u16,
     /// Seconds for an answer, waiting included
-    #[arg(long, value_name = "S", default_value_t = 600)]
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// Seconds in which a request has to arrive
-    #[arg(long, value_name = "S", default_value_t = 20)]
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     read_timeout: u64,
+    /// Seconds in which a client has to take something of what is written to it
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    write_timeout: u64,
     /// Seconds for unfinished answers when the server is told to end
     #[arg(long, value_name = "S", default_value_t = 30)]
     grace: u64,
     /// Most bytes of a request
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20)]
-    max_body: usize,
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..))]
+    max_body: u32,
     /// Connections at the same time
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
     /// Key that clients have to send
-    #[arg(long, value_name = "KEY", env = "ANEC_API_KEY", hide_env_values = true)]
+    #[arg(long, value_name = "KEY", env = "ANEC_API_KEY", hide_env_values = true, value_parser = api_key)]
     api_key: Option<String>,
     /// Lets web pages of this origin use the server; `*` for all; can be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     cors: Vec<String>,
     /// Guesses up to N tokens from a text's own past and checks them in one call; the text stays the same
     #[arg(long, value_name = "N", default_value_t = 0)]
     speculation: u16,
+}
+
+/// A key that clients can send.
+fn api_key(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("an empty key would keep everybody out".into()),
+        text if !text.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Err("a key has letters, digits and signs, and no spaces: clients couldn't send others".into())
+        }
+        text => Ok(text.to_owned()),
+    }
+}
+
+/// `*`, or an origin as browsers tell it: scheme, host, and a port that isn't the usual one.
+fn origin(text: &str) -> Result<String, String> {
+    let host = text.split_once("://").map(|(_, host)| host);
+    let good = |host: &str| !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+    match text == "*" || text == "null" || host.is_some_and(good) {
+        true => Ok(text.to_owned()),
+        false => Err("an origin is like https://example.org or http://localhost:3000, without a path".into()),
+    }
 }
 
 impl Args {
@@ -112,8 +138,9 @@ impl Args {
         let options = HttpOptions {
             api_key: self.api_key.clone(),
             cors: self.cors.clone(),
-            max_body: self.max_body,
+            max_body: self.max_body as usize,
             read_timeout: Duration::from_secs(self.read_timeout),
+            write_timeout: Duration::from_secs(self.write_timeout),
             connections: self.connections.into(),
             grace: Duration::from_secs(self.grace),
         };
@@ -123,7 +150,8 @@ impl Args {
 
     async fn stdin(&self, service: Arc<Service>) -> Result<()> {
         super::print(&lines::ready("stdin", None));
-        let served = lines::serve(service, BufReader::new(tokio::io::stdin()), tokio::io::stdout(), self.max_body);
+        let served =
+            lines::serve(service, BufReader::new(tokio::io::stdin()), tokio::io::stdout(), self.max_body as usize);
         tokio::select! {
             // a reader of the answers that went away is no error
             _ = served => {}
@@ -148,9 +176,13 @@ impl Args {
             loop {
                 let place = places.clone().acquire_owned().await;
                 let Ok((stream, _)) = listener.accept().await else { continue };
-                let (service, limit) = (service.clone(), self.max_body);
+                let patience = Duration::from_secs(self.write_timeout);
+                let (service, limit) = (service.clone(), self.max_body as usize);
                 tokio::spawn(async move {
                     let (reader, writer) = stream.into_split();
+                    let mut writer = TimeoutWriter::new(writer);
+                    writer.set_timeout(Some(patience));
+                    let writer = Box::pin(writer);
                     // a client that breaks off is no matter of ours
                     let _ = lines::serve(service, BufReader::new(reader), writer, limit).await;
                     drop(place);
@@ -192,4 +224,19 @@ async fn told_to_end() {
         }
     }
     let _ = tokio::signal::ctrl_c().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_can_be_sent_and_origins_be_told() {
+        assert_eq!(api_key("sk-1234"), Ok("sk-1234".into()));
+        assert!(["", " ", " key", "key ", "a b", "ké"].iter().all(|key| api_key(key).is_err()));
+        assert!(["*", "https://example.org", "http://localhost:3000", "null"].iter().all(|text| origin(text).is_ok()));
+        assert!(
+            ["not an origin", "example.org", "https://", "https://a/b", ""].iter().all(|text| origin(text).is_err())
+        );
+    }
 }

@@ -51,7 +51,10 @@ fn text_of_parts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<St
     };
     let text = |part: &Json| match (part["type"].as_str(), part["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),
-        (kind, _) => Err(D::Error::custom(format!("a content part of type {kind:?}: only text is understood"))),
+        (kind, _) => {
+            let kind = kind.unwrap_or("nothing");
+            Err(D::Error::custom(format!("a content part of type `{kind}`: only text is understood")))
+        }
     };
     parts.iter().map(text).collect::<Result<String, _>>().map(Some)
 }
@@ -143,6 +146,15 @@ pub struct ChatTemplate {
     eos_token: String,
 }
 
+/// Most bytes of a template's source.
+const MAX_SOURCE: usize = 128 << 10;
+/// Stack for parsing a template: its parser and compiler recurse along chains of operators, so along the source.
+const PARSER_STACK: usize = 256 << 20;
+/// Instructions of one rendering.
+const FUEL: u64 = 5_000_000;
+/// Most bytes of a rendered conversation.
+const MAX_RENDERED: usize = 64 << 20;
+
 /// Name of the template in its environment.
 const NAME: &str = "chat_template";
 
@@ -171,9 +183,24 @@ impl ChatTemplate {
     /// A template with the tokens that begin and end a text, as they are spelt.
     ///
     /// # Errors
-    /// When it can't be parsed.
+    /// When it is too large or can't be parsed.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, RuntimeError> {
+        if source.len() > MAX_SOURCE {
+            let problem = format!("it has {} bytes, and at most {MAX_SOURCE} are parsed", source.len());
+            return Err(RuntimeError::ChatTemplate { problem });
+        }
+        let broken = |problem: &str| RuntimeError::ChatTemplate { problem: problem.into() };
+        std::thread::scope(|scope| {
+            let parser = std::thread::Builder::new().stack_size(PARSER_STACK);
+            let parsing = parser.spawn_scoped(scope, || Self::parse(source, bos_token, eos_token));
+            let parsing = parsing.map_err(|error| broken(&format!("no thread to parse it: {error}")))?;
+            parsing.join().unwrap_or_else(|_| Err(broken("it can't be parsed")))
+        })
+    }
+
+    fn parse(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, RuntimeError> {
         let mut environment = Environment::new();
+        environment.set_fuel(Some(FUEL));
         // trim_blocks and lstrip_blocks: as transformers sets up Jinja
         environment.set_syntax(
             SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|error| failure(&error))?,
@@ -228,7 +255,16 @@ impl ChatTemplate {
             context.extend(chat);
         }
         let template = self.environment.get_template(NAME).map_err(|error| failure(&error))?;
-        template.render(Value::from(Serde(&context))).map_err(|error| failure(&error))
+        let mut rendered = Rendered::default();
+        match template.render_captured_to(Value::from(Serde(&context)), &mut rendered) {
+            Err(_) if rendered.full => {
+                let problem = format!("it writes more than {MAX_RENDERED} bytes");
+                Err(RuntimeError::ChatTemplate { problem })
+            }
+            Err(error) => Err(failure(&error)),
+            // what is written are pieces of strings
+            Ok(_) => Ok(String::from_utf8_lossy(&rendered.bytes).into_owned()),
+        }
     }
 
     /// The tokens of the conversation. Special tokens that are written out in it are letters: only the template's own
@@ -237,6 +273,15 @@ impl ChatTemplate {
     /// # Errors
     /// When the template refuses the conversation or the tokenizer fails.
     pub fn encode(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>, RuntimeError> {
+        self.encode_within(tokenizer, chat, u64::MAX)
+    }
+
+    /// As [`ChatTemplate::encode`], but a conversation that can't fit into a context is refused before the work of
+    /// tokenizing it.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::encode`], and [`RuntimeError::TextTooLong`].
+    pub fn encode_within(&self, tokenizer: &Tokenizer, chat: &Chat, context: u64) -> Result<Vec<u32>, RuntimeError> {
         let mut json = chat.to_json(self.tools);
         let mut texts = Vec::new();
         for_each_string(&mut json, &mut |text| texts.push(text.clone()));
@@ -248,8 +293,32 @@ impl ChatTemplate {
                     text.clone_from(hidden);
                 }
             });
-            self.render_json(json, &chat.variables)
+            let text = self.render_json(json, &chat.variables)?;
+            tokenizer.check_length(&text, context)?;
+            Ok(text)
         })
+    }
+}
+
+/// What a template has written, up to a limit.
+#[derive(Default)]
+struct Rendered {
+    bytes: Vec<u8>,
+    full: bool,
+}
+
+impl std::io::Write for Rendered {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.bytes.len() + bytes.len() > MAX_RENDERED {
+            self.full = true;
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -349,6 +418,42 @@ impl Formatter for Separators {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn templates_of_strangers_have_limits() {
+        let render = |source: &str| {
+            let template = ChatTemplate::new(source, "", "")?;
+            template.render(&Chat::new(vec![Message::new("user", "Hi")]))
+        };
+        let loops = "{% for a in range(10000) %}".repeat(3);
+        let macros = "{% macro m0() %}x{% endmacro %}".to_owned()
+            + &(1..40)
+                .map(|i| format!("{{% macro m{i}() %}}{{{{ m{0}() }}}}{{{{ m{0}() }}}}{{% endmacro %}}", i - 1))
+                .collect::<String>()
+            + "{{ m39() }}";
+        for (source, problem) in [
+            (format!("{loops}{{% set b = a %}}{}", "{% endfor %}".repeat(3)), "out of fuel"),
+            (macros, "out of fuel"),
+            ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".into(), "recursion limit"),
+            ("{% set s = 'x' * 1000000 %}{% for a in range(100000) %}{{ s }}{% endfor %}".into(), "writes more than"),
+            ("{{ 'x' * 100000000000 }}".into(), "too large"),
+            ("x".repeat(200_000), "bytes, and at most"),
+        ] {
+            let start = std::time::Instant::now();
+            let error = render(&source).unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
+            assert!(start.elapsed().as_secs() < 10, "{error}: {:?}", start.elapsed());
+        }
+        // chains that a parser without a stack for them would die of
+        for source in [
+            format!("{{{{ {} true }}}}", "not ".repeat(30_000)),
+            format!("{{{{ 1{} }}}}", "+1".repeat(60_000)),
+            format!("{{{{ {}1 }}}}", "-".repeat(120_000)),
+            format!("{{{{ {}1{} }}}}", "(".repeat(60_000), ")".repeat(60_000)),
+        ] {
+            assert!(render(&source).map_or_else(|error| !error.to_string().is_empty(), |text| !text.is_empty()));
+        }
+    }
 
     #[test]
     fn messages_are_read_as_the_api_has_them() {

@@ -1,5 +1,6 @@
 //! Text that keeps to a form: JSON by a schema, a regular expression, a grammar. The forms are llguidance's.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
@@ -14,6 +15,12 @@ use super::tokenizer::Tokenizer;
 /// White space between the parts of a JSON text, unless the schema has its own in `x-guidance`. It has an end: some models
 /// would go on with line breaks for as long as they may.
 const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,24}";
+
+/// Most bytes of a grammar's source. The time to compile one grows with the square of its length.
+const MAX_SOURCE: usize = 64 << 10;
+
+/// Most symbols in the productions of a grammar.
+const MAX_SYMBOLS: usize = 50_000;
 
 /// Makes constraints for a vocabulary.
 pub struct Grammars {
@@ -48,14 +55,28 @@ impl Grammars {
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| grammar(error.to_string()))?;
         factory.quiet();
+        let limits = factory.limits_mut();
+        limits.max_grammar_size = MAX_SYMBOLS;
+        // errors are shown to clients, who know nothing of parser states
+        limits.verbose_errors = false;
         Ok(Grammars { factory })
     }
 
     /// A constraint at the beginning of its text.
     ///
     /// # Errors
-    /// When the grammar is wrong or unsupported; the message says where.
+    /// When the grammar is wrong, unsupported or too large; the message says where.
     pub fn start(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
+        let bytes = form.source_bytes();
+        if bytes > MAX_SOURCE {
+            return Err(grammar(format!("it has {bytes} bytes, and at most {MAX_SOURCE} are compiled")));
+        }
+        // llguidance asserts some of its limits
+        let started = catch_unwind(AssertUnwindSafe(|| self.compile(form)));
+        started.unwrap_or_else(|_| Err(grammar(TOO_COMPLEX.into())))
+    }
+
+    fn compile(&self, form: &Grammar) -> Result<Constraint, RuntimeError> {
         let grammar_of = match form.clone() {
             Grammar::JsonSchema(mut schema) => {
                 if schema == Json::Bool(true) {
@@ -71,7 +92,7 @@ impl Grammars {
         };
         let matcher = Matcher::new(self.factory.create_parser(grammar_of));
         match matcher.get_error() {
-            Some(problem) => Err(grammar(problem)),
+            Some(problem) => Err(grammar(for_clients(&problem))),
             None => Ok(Constraint { matcher }),
         }
     }
@@ -84,7 +105,8 @@ impl Constraint {
     /// # Errors
     /// When the grammar became too complex.
     pub fn close(&mut self, logits: &mut [f32]) -> Result<(), RuntimeError> {
-        let allowed: SimpleVob = self.matcher.compute_mask_or_eos().map_err(|error| grammar(error.to_string()))?;
+        let allowed: SimpleVob =
+            self.matcher.compute_mask_or_eos().map_err(|error| grammar(for_clients(&error.to_string())))?;
         for (token, logit) in logits.iter_mut().enumerate() {
             if token >= allowed.len() || !allowed.get(token) {
                 *logit = f32::NEG_INFINITY;
@@ -98,13 +120,34 @@ impl Constraint {
     /// # Errors
     /// When it doesn't fit.
     pub fn see(&mut self, token: u32) -> Result<(), RuntimeError> {
-        self.matcher.consume_token(token).map_err(|error| grammar(error.to_string()))
+        self.matcher.consume_token(token).map_err(|error| grammar(for_clients(&error.to_string())))
     }
 
     /// Whether nothing can follow.
     pub fn is_finished(&self) -> bool {
         self.matcher.is_stopped()
     }
+}
+
+impl Grammar {
+    /// Bytes of its source.
+    fn source_bytes(&self) -> usize {
+        match self {
+            Grammar::JsonSchema(schema) => schema.to_string().len(),
+            Grammar::Regex(source) | Grammar::Lark(source) => source.len(),
+        }
+    }
+}
+
+/// What is said of a grammar that breaks a limit of the compiler.
+const TOO_COMPLEX: &str = "it is too complex to be compiled";
+
+/// A message of llguidance without parser states and backtraces.
+fn for_clients(problem: &str) -> String {
+    if problem.contains("panic") {
+        return TOO_COMPLEX.into();
+    }
+    problem.split("\n<state>").next().unwrap_or(problem).trim_end().to_owned()
 }
 
 fn grammar(problem: String) -> RuntimeError {
@@ -145,6 +188,36 @@ mod tests {
             ids.push(id);
         }
         tokenizer.decode(&ids, true).unwrap()
+    }
+
+    #[test]
+    fn grammars_of_strangers_have_limits_and_their_errors_no_parser_states() {
+        let tokenizer = tokenizer();
+        let grammars = Grammars::new(&tokenizer, 2048, &[0]).unwrap();
+        let lark = |count: usize| {
+            let alternatives: Vec<String> = (0..count).map(|i| format!("\"w{i}\"")).collect();
+            Grammar::Lark(format!("start: {}", alternatives.join(" | ")))
+        };
+        let problem = |form: &Grammar| grammars.start(form).err().map(|error| error.to_string());
+        assert_eq!(problem(&lark(100)), None);
+        assert!(problem(&lark(100_000)).unwrap().contains("bytes, and at most 65536 are compiled"));
+        for form in [
+            lark(6500),
+            Grammar::Lark("start: a\na: a a a | a".into()),
+            Grammar::Lark("start: <nothing>".into()),
+            Grammar::Regex("((a{1000}){1000}){1000}".into()),
+            Grammar::Regex("(".into()),
+            Grammar::JsonSchema(json!({"type": "strin"})),
+            Grammar::JsonSchema(json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})),
+            Grammar::JsonSchema(json!({"type": "array", "items": {"type": "string"}, "minItems": 4_000_000_000u64})),
+        ] {
+            let start = std::time::Instant::now();
+            let problem = problem(&form).unwrap_or_default();
+            assert!(start.elapsed().as_secs() < 5, "{:?} for {problem}", start.elapsed());
+            for word in ["panic", "backtrace", "<state>", "Some("] {
+                assert!(!problem.contains(word), "{problem}");
+            }
+        }
     }
 
     #[test]

@@ -62,6 +62,28 @@ pub enum RuntimeError {
         /// Tokens of the model.
         vocab_size: u64,
     },
+    /// A parameter is out of its range.
+    #[error("`{field}` is {value}, but has to be from {least} to {most}")]
+    OutOfRange {
+        /// The parameter.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// Its least value.
+        least: String,
+        /// Its largest value.
+        most: String,
+    },
+    /// A text that can't fit into the context, however it is tokenized.
+    #[error("the text has {bytes} bytes, and the bundle's largest context of {context} tokens holds at most {most}")]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Tokens that fit.
+        context: u64,
+        /// Bytes that so many tokens can stand for.
+        most: u64,
+    },
     /// Nothing to compute.
     #[error("the prompt has no tokens")]
     NoTokens,
@@ -127,6 +149,17 @@ pub enum RuntimeError {
         /// What is wrong with them.
         problem: String,
     },
+    /// Two bundles that tokenize a text differently can't be compared token by token.
+    #[error(
+        "{} and {} turn the text into different tokens: their perplexities can't be compared",
+        one.display(), other.display()
+    )]
+    UnlikeTokenizers {
+        /// The first bundle.
+        one: PathBuf,
+        /// The other.
+        other: PathBuf,
+    },
     /// The tokenizer failed on a text.
     #[error("tokenizer: {problem}")]
     Tokenizer {
@@ -168,7 +201,7 @@ impl Diagnostic for RuntimeError {
             RuntimeError::Bundle { .. } => "convert the model again, or unpack the bundle again",
             RuntimeError::SeveralBundles { .. } => "name one of them",
             RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",
-            RuntimeError::ContextFull { .. } => {
+            RuntimeError::ContextFull { .. } | RuntimeError::TextTooLong { .. } => {
                 "shorten the prompt or --max-tokens, or convert with a larger `context` in the manifest"
             }
             RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
@@ -177,6 +210,7 @@ impl Diagnostic for RuntimeError {
             RuntimeError::Window { .. } => {
                 "convert with a larger `lengths` in the manifest, or fewer layers in each package (`shards`)"
             }
+            RuntimeError::UnlikeTokenizers { .. } => "compare bundles of the same model",
             RuntimeError::NoEnergy { .. } => {
                 "it needs macOS' powermetrics and root: `sudo anec bench --energy`, or leave out --energy"
             }

@@ -38,7 +38,7 @@
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
 //! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
 //! | [`lookup`] | guessing tokens from the text's own past |
-//! | [`generate`] | continuing a prompt |
+//! | [`generation`] | continuing a prompt |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | [`text`] | a continuation as text, up to a stop string |
 //! | [`tools`] | calls of functions within a text |
@@ -64,8 +64,8 @@ pub mod double;
 pub mod energy;
 pub mod error;
 pub mod feed;
-pub mod generate;
 mod grammar;
+pub mod generation;
 pub(crate) mod hidden;
 pub mod host;
 pub mod logprobs;
@@ -89,7 +89,7 @@ pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::CoreMlBackend;
 pub use cpu::{CpuBackend, Programs};
 pub use error::RuntimeError;
-pub use generate::{Choice, Finish, Generation, Generator, Request, Timings, generate};
+pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, GenerationRequest, Timings};
 pub use host::Host;
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
@@ -97,6 +97,6 @@ pub use model::Model;
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
 pub use session::Session;
-pub use text::{Piece, TextStream, generate_text};
+pub use text::{TextDelta, TextGeneration, TextStream};
 pub use tokenizer::{Detokenizer, Tokenizer};
 pub use windows::Windows;

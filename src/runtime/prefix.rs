@@ -22,7 +22,7 @@ impl PrefixCache {
     }
 
     /// A session for a text of `length` tokens that begins with `prompt`. It may hold a beginning of the prompt; a
-    /// [`Generator`](super::Generator) goes on from there.
+    /// generation goes on from there.
     ///
     /// # Errors
     /// When the text doesn't fit, or the backend has no room.

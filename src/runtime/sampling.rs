@@ -2,6 +2,9 @@
 //! that the text already has.
 
 use std::collections::HashMap;
+use std::fmt::Display;
+
+use super::error::RuntimeError;
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +28,33 @@ pub struct Sampling {
     pub seed: u64,
 }
 
+/// A number in its range. NaN is in none.
+///
+/// # Errors
+/// When it isn't; the error names the field.
+pub fn within<N: PartialOrd + Display>(field: &'static str, value: N, least: N, most: N) -> Result<N, RuntimeError> {
+    if value >= least && value <= most {
+        return Ok(value);
+    }
+    let [value, least, most] = [value, least, most].map(|number| number.to_string());
+    Err(RuntimeError::OutOfRange { field, value, least, most })
+}
+
 impl Sampling {
+    /// Checks every parameter against its range.
+    ///
+    /// # Errors
+    /// When one is out of it.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        within("temperature", self.temperature, 0.0, 100.0)?;
+        within("top_p", self.top_p, 0.0, 1.0)?;
+        within("min_p", self.min_p, 0.0, 1.0)?;
+        within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
+        within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        Ok(())
+    }
+
     /// Whether what is in the text counts.
     pub fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
@@ -117,6 +146,10 @@ impl Sampler {
             candidates.truncate(nucleus.map_or(candidates.len(), |last| last + 1));
         } else {
             candidates.sort_unstable_by_key(|(token, _)| *token);
+        }
+        // a logit of infinity leaves weights that are no numbers
+        if candidates.is_empty() {
+            return argmax(logits);
         }
         let total: f64 = candidates.iter().map(|(_, w)| w).sum();
         let mut left = self.uniform() * total;
@@ -211,6 +244,31 @@ mod tests {
         let mut untouched = LOGITS;
         Sampler::new(Sampling::default(), &[1, 2]).penalise(&mut untouched);
         assert_eq!(untouched, LOGITS);
+    }
+
+    #[test]
+    fn parameters_have_ranges_and_the_error_names_the_field() {
+        assert!(Sampling::default().check().is_ok());
+        let with = |change: fn(&mut Sampling)| {
+            let mut sampling = Sampling::default();
+            change(&mut sampling);
+            sampling.check().unwrap_err().to_string()
+        };
+        assert_eq!(with(|s| s.min_p = 2.0), "`min_p` is 2, but has to be from 0 to 1");
+        assert_eq!(with(|s| s.temperature = -1.0), "`temperature` is -1, but has to be from 0 to 100");
+        assert_eq!(with(|s| s.temperature = f32::NAN), "`temperature` is NaN, but has to be from 0 to 100");
+        assert!(with(|s| s.top_p = -1.0).contains("`top_p`"));
+        assert!(with(|s| s.repetition_penalty = 0.0).contains("`repetition_penalty` is 0, but has to be from 0.01"));
+        assert!(with(|s| s.presence_penalty = f32::INFINITY).contains("`presence_penalty` is inf"));
+        assert!(with(|s| s.frequency_penalty = -3.0).contains("`frequency_penalty`"));
+    }
+
+    #[test]
+    fn infinite_logits_give_a_token() {
+        let sampling = Sampling { temperature: 1.0, min_p: 1.0, top_p: 0.5, ..Sampling::default() };
+        for logits in [[f32::INFINITY, 1.0], [f32::INFINITY; 2], [f32::NAN; 2], [f32::NEG_INFINITY; 2]] {
+            assert!(Sampler::new(sampling, &[]).next(&logits) < 2);
+        }
     }
 
     #[test]

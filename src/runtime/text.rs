@@ -1,22 +1,22 @@
-//! A continuation as text: pieces that never cut a character, and that end before a stop string.
+//! Generated text: deltas that never cut a character, and that end before a stop string.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::error::RuntimeError;
-use super::generate::{Choice, Finish, Generation, Generator};
-use super::session::Session;
+use super::generation::{Finish, GeneratedToken, Generation};
 use super::tokenizer::{Detokenizer, Tokenizer};
 use anec_base::Result;
 
 /// A part of a text, with the tokens that begin in it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Piece {
+pub struct TextDelta {
     /// The text.
     pub text: String,
     /// The tokens. One whose text isn't finished yet comes with the piece that its text begins in.
-    pub tokens: Vec<Choice>,
+    pub tokens: Vec<GeneratedToken>,
 }
 
 /// Turns tokens into pieces of text. Text that may become a stop string waits; what was given never changes.
@@ -28,7 +28,7 @@ pub struct TextStream {
     /// Bytes that were.
     given: usize,
     /// Tokens that weren't given yet, with the byte of the text at which each begins.
-    waiting: VecDeque<(usize, Choice)>,
+    waiting: VecDeque<(usize, GeneratedToken)>,
 }
 
 impl TextStream {
@@ -52,10 +52,10 @@ impl TextStream {
     ///
     /// # Errors
     /// When the tokenizer fails.
-    pub fn push(&mut self, choice: Choice) -> Result<ControlFlow<Piece, Piece>, RuntimeError> {
+    pub fn push(&mut self, token: GeneratedToken) -> Result<ControlFlow<TextDelta, TextDelta>, RuntimeError> {
         let start = self.given + self.held.len();
-        let id = choice.id;
-        self.waiting.push_back((start, choice));
+        let id = token.id;
+        self.waiting.push_back((start, token));
         let new = self.detokenizer.push(id)?;
         self.held.push_str(&new);
         if let Some(end) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
@@ -73,19 +73,19 @@ impl TextStream {
     ///
     /// # Errors
     /// When the tokenizer fails.
-    pub fn finish(&mut self) -> Result<Piece, RuntimeError> {
+    pub fn finish(&mut self) -> Result<TextDelta, RuntimeError> {
         let rest = self.detokenizer.finish()?;
         self.held.push_str(&rest);
         let text = std::mem::take(&mut self.held);
         self.given += text.len();
-        Ok(Piece { text, tokens: self.waiting.drain(..).map(|(_, choice)| choice).collect() })
+        Ok(TextDelta { text, tokens: self.waiting.drain(..).map(|(_, token)| token).collect() })
     }
 
-    fn give(&mut self, length: usize) -> Piece {
+    fn give(&mut self, length: usize) -> TextDelta {
         let text: String = self.held.drain(..length).collect();
         self.given += text.len();
         let begun = self.waiting.iter().take_while(|(start, _)| *start < self.given).count();
-        Piece { text, tokens: self.waiting.drain(..begun).map(|(_, choice)| choice).collect() }
+        TextDelta { text, tokens: self.waiting.drain(..begun).map(|(_, token)| token).collect() }
     }
 }
 
@@ -95,41 +95,101 @@ pub(super) fn overlap(text: &str, stop: &str) -> usize {
     (1..=most).rev().find(|n| stop.is_char_boundary(*n) && text.ends_with(&stop[..*n])).unwrap_or(0)
 }
 
-/// Lets a generator continue its prompt, as text up to a stop string. `each` gets the pieces as they come.
-///
-/// # Errors
-/// When a function or the tokenizer fails.
-pub fn generate_text(
-    mut generator: Generator,
-    session: &mut Session,
-    tokenizer: &Arc<Tokenizer>,
-    stops: &[String],
-    mut each: impl FnMut(&Piece) -> ControlFlow<()>,
-) -> Result<(Generation, String)> {
-    let mut stream = TextStream::after(tokenizer, generator.prompt(), stops, &[])?;
-    let mut text = String::new();
-    let mut choices = Vec::new();
-    let mut end = None;
-    while end.is_none() {
-        end = generator.step(session, &mut choices)?;
-        for choice in choices.drain(..) {
-            let piece = stream.push(choice)?;
-            let stopped = piece.is_break();
-            let (ControlFlow::Break(piece) | ControlFlow::Continue(piece)) = piece;
-            text.push_str(&piece.text);
-            if each(&piece).is_break() {
-                end = Some(Finish::Interrupted);
-                break;
+/// A generation as text: an iterator over its deltas, one for each token, which ends before a stop string. As with
+/// [`Generation`], one call of the model can be made at a time.
+pub struct TextGeneration {
+    generation: Generation,
+    stream: TextStream,
+    ready: VecDeque<TextDelta>,
+    /// The last delta is among those that are ready, or was given.
+    over: bool,
+    detokenizing: Duration,
+}
+
+impl TextGeneration {
+    /// The text of a generation, up to the first of `stops`. Special tokens give no text, but for those `shown`.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn new(
+        generation: Generation,
+        tokenizer: &Arc<Tokenizer>,
+        stops: &[String],
+        shown: &[u32],
+    ) -> Result<Self, RuntimeError> {
+        let stream = TextStream::after(tokenizer, &generation.request().prompt, stops, shown)?;
+        Ok(TextGeneration { generation, stream, ready: VecDeque::new(), over: false, detokenizing: Duration::ZERO })
+    }
+
+    /// The tokens behind the text.
+    pub fn generation(&self) -> &Generation {
+        &self.generation
+    }
+
+    /// The tokens behind the text, without the deltas that weren't taken.
+    pub fn into_generation(self) -> Generation {
+        self.generation
+    }
+
+    /// Time that turning tokens into text took so far.
+    pub fn detokenizing(&self) -> Duration {
+        self.detokenizing
+    }
+
+    /// Makes one call of the model, as [`Generation::step`]; its text is ready for the iterator then.
+    ///
+    /// # Errors
+    /// When a function or the tokenizer fails. Nothing follows then.
+    pub fn step(&mut self) -> Result<Option<Finish>> {
+        let stepped = self.advance();
+        self.over |= stepped.is_err();
+        stepped
+    }
+
+    fn advance(&mut self) -> Result<Option<Finish>> {
+        let mut finish = self.generation.step()?;
+        let start = Instant::now();
+        while let (false, Some(token)) = (self.over, self.generation.ready()) {
+            match self.stream.push(token)? {
+                ControlFlow::Continue(delta) => self.ready.push_back(delta),
+                ControlFlow::Break(delta) => {
+                    self.ready.push_back(delta);
+                    self.over = true;
+                    self.generation.end_at_stop_string();
+                    finish = Some(Finish::Stop);
+                }
             }
-            if stopped {
-                return Ok((generator.finish(Finish::Stop), text));
+        }
+        if finish.is_some() && !self.over {
+            self.over = true;
+            self.ready.push_back(self.stream.finish()?);
+        }
+        self.detokenizing += start.elapsed();
+        Ok(finish)
+    }
+
+    /// The next of the deltas that steps made ready.
+    pub fn ready(&mut self) -> Option<TextDelta> {
+        self.ready.pop_front()
+    }
+}
+
+impl Iterator for TextGeneration {
+    type Item = Result<TextDelta>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(delta) = self.ready() {
+                return Some(Ok(delta));
+            }
+            if self.over {
+                return None;
+            }
+            if let Err(error) = self.step() {
+                return Some(Err(error));
             }
         }
     }
-    let rest = stream.finish()?;
-    text.push_str(&rest.text);
-    let _ = each(&rest);
-    Ok((generator.finish(end.unwrap_or(Finish::Length)), text))
 }
 
 #[cfg(test)]
@@ -150,15 +210,15 @@ mod tests {
         let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
         let mut stream = TextStream::after(&tokenizer, &[], &stops, &[]).unwrap();
         let (mut pieces, mut ids) = (Vec::new(), Vec::new());
-        let mut take = |piece: Piece| {
-            pieces.push(piece.text);
-            ids.extend(piece.tokens.iter().map(|choice| choice.id));
+        let mut take = |delta: TextDelta| {
+            pieces.push(delta.text);
+            ids.extend(delta.tokens.iter().map(|token| token.id));
         };
         for id in tokenizer.encode_rest(text).unwrap() {
-            match stream.push(Choice { id, logprobs: None }).unwrap() {
-                ControlFlow::Continue(piece) => take(piece),
-                ControlFlow::Break(piece) => {
-                    take(piece);
+            match stream.push(GeneratedToken { id, logprobs: None }).unwrap() {
+                ControlFlow::Continue(delta) => take(delta),
+                ControlFlow::Break(delta) => {
+                    take(delta);
                     return (pieces, ids, true);
                 }
             }

@@ -19,6 +19,10 @@ pub struct Tokenizer {
     /// Ids of tokens that stand beside the vocabulary, as they are spelt.
     added: BTreeSet<u32>,
     spelling: OnceLock<Spelling>,
+    /// Bytes of the longest token.
+    longest: OnceLock<u64>,
+    /// Texts are normalized, which may shorten them.
+    normalizes: bool,
     /// The same, but for special tokens in texts, which are letters to it; made when first needed.
     literal: OnceLock<tokenizers::Tokenizer>,
 }
@@ -66,8 +70,9 @@ impl Tokenizer {
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         let added = added.keys().copied().collect();
-        let (spelling, literal) = (OnceLock::new(), OnceLock::new());
-        Ok(Tokenizer { path: path.to_owned(), tokenizer, special, added, spelling, literal })
+        let normalizes = tokenizer.get_normalizer().is_some();
+        let (spelling, literal, longest) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Tokenizer { path: path.to_owned(), tokenizer, special, added, spelling, longest, normalizes, literal })
     }
 
     /// Where it was read from.
@@ -105,6 +110,29 @@ impl Tokenizer {
             (Some(token), true) => token.into_bytes(),
             (Some(token), false) => spelling.bytes(&token),
             (None, _) => Vec::new(),
+        }
+    }
+
+    /// Bytes of text that so many tokens can stand for.
+    pub fn most_bytes(&self, tokens: u64) -> u64 {
+        let longest = *self.longest.get_or_init(|| {
+            let vocab = self.tokenizer.get_vocab(true);
+            vocab.keys().map(String::len).max().unwrap_or(0) as u64
+        });
+        // a normalizer may compose characters and drop spaces
+        let shortening = if self.normalizes { 4 } else { 1 };
+        tokens.saturating_mul(longest.max(4)).saturating_mul(shortening)
+    }
+
+    /// Refuses a text that can't fit into a context, before the work of tokenizing it.
+    ///
+    /// # Errors
+    /// When it has more bytes than so many tokens can stand for.
+    pub fn check_length(&self, text: &str, context: u64) -> Result<(), RuntimeError> {
+        let (bytes, most) = (text.len(), self.most_bytes(context));
+        match bytes as u64 > most {
+            true => Err(RuntimeError::TextTooLong { bytes, context, most }),
+            false => Ok(()),
         }
     }
 

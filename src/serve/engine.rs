@@ -2,7 +2,6 @@
 //! prompt holds up nobody for long, and the requests that have least get the next free place.
 
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -14,8 +13,7 @@ use super::error::ServeError;
 use super::metrics::Metrics;
 use anec_base::Result;
 use anec_runtime::{
-    Choice, Constraint, Finish, Generation, Generator, Model, Piece, PrefixCache, Request, Session, TextStream,
-    Tokenizer,
+    Constraint, GenerationOutput, GenerationRequest, Model, PrefixCache, TextDelta, TextGeneration, Tokenizer,
 };
 
 /// How much an engine takes on.
@@ -34,7 +32,7 @@ pub struct Limits {
 /// A text to write.
 pub struct Job {
     /// Prompt and sampling.
-    pub request: Request,
+    pub request: GenerationRequest,
     /// What the text keeps to.
     pub constraint: Option<Constraint>,
     /// Strings that end it.
@@ -47,7 +45,7 @@ pub struct Job {
 #[derive(Debug)]
 pub enum Event {
     /// It goes on.
-    Piece(Piece),
+    Delta(TextDelta),
     /// It is finished; nothing follows.
     End(Box<Ending>),
     /// It can't go on; nothing follows.
@@ -58,7 +56,7 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// Its tokens, and how long they took.
-    pub generation: Generation,
+    pub generation: GenerationOutput,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Time in the queue.
@@ -67,12 +65,15 @@ pub struct Ending {
     pub detokenize: Duration,
 }
 
-/// Events that may wait for a client. When they are this many, its text pauses.
-const EVENTS: usize = 64;
+/// Events that may wait for a client. A text pauses while half of them do: what one call of the model leads to has room in
+/// the other half.
+const EVENTS: usize = 256;
 /// Prompt tokens of one turn.
 const TURN: usize = 32;
 /// How long the thread sleeps when all clients are slow.
 const PAUSE: Duration = Duration::from_millis(5);
+/// Time without progress after which a paused text gives its place to others.
+const GIVES_WAY: Duration = Duration::from_secs(1);
 
 /// A queue with the thread that empties it.
 pub struct Engine {
@@ -92,6 +93,8 @@ struct State {
     queue: VecDeque<Waiting>,
     /// Texts being written.
     active: usize,
+    /// Those of them that take a place: all but the texts whose clients don't read.
+    places: usize,
     /// No new texts are taken.
     closed: bool,
     /// Nothing is to be finished, either.
@@ -140,7 +143,7 @@ impl Engine {
         if state.closed {
             return Err(ServeError::Stopping);
         }
-        let free = self.limits.parallel.saturating_sub(state.active);
+        let free = self.limits.parallel.saturating_sub(state.places);
         if state.queue.len() + jobs.len() > self.limits.queue + free {
             return Err(ServeError::Busy { waiting: state.queue.len() });
         }
@@ -202,17 +205,13 @@ struct Worker {
 
 /// A text being written.
 struct Active {
-    generator: Generator,
-    session: Session,
-    stream: TextStream,
+    text: TextGeneration,
     events: Sender<Event>,
     since: Instant,
     begun: Instant,
     group: u64,
-    /// The prompt is computed.
-    writing: bool,
-    detokenize: Duration,
-    choices: Vec<Choice>,
+    /// Since when the client hasn't read, and the room for events then.
+    paused: Option<(Instant, usize)>,
 }
 
 /// What a turn led to.
@@ -242,16 +241,14 @@ impl Worker {
                     Ok(Ok(Turn::Over)) => {
                         worked = true;
                         let text = self.active.remove(i);
-                        self.cache.put(text.session);
+                        self.cache.put(text.text.into_generation().into_session());
                     }
                     // what the session holds then is uncertain: it goes
                     Ok(Err(error)) => self.active.remove(i).fail(error),
-                    Err(_) => {
-                        self.active.remove(i).fail(ServeError::Model { problem: "it panicked; see the log".into() });
-                    }
+                    Err(_) => self.active.remove(i).fail(ServeError::panicked()),
                 }
             }
-            self.shared.lock().active = self.active.len();
+            self.count(&mut self.shared.lock());
             if !worked && !self.active.is_empty() {
                 std::thread::sleep(PAUSE);
             }
@@ -279,21 +276,46 @@ impl Worker {
                     }
                     state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                let next = if self.active.len() < self.limits.parallel { self.next(&state.queue) } else { None };
+                let next = if self.places() < self.limits.parallel { self.next(&state.queue) } else { None };
                 let next = next.and_then(|index| state.queue.remove(index));
-                state.active = self.active.len() + usize::from(next.is_some());
+                self.count(&mut state);
+                state.active += usize::from(next.is_some());
+                state.places += usize::from(next.is_some());
                 next
             };
             let Some(waiting) = next else { return true };
+            self.drop_longest_paused();
             let events = waiting.events.clone();
             match catch_unwind(AssertUnwindSafe(|| self.begin(waiting))) {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => drop(events.try_send(Event::Failed(error))),
-                Err(_) => {
-                    let problem = "it panicked; see the log".to_owned();
-                    let _ = events.try_send(Event::Failed(ServeError::Model { problem }));
-                }
+                Err(_) => drop(events.try_send(Event::Failed(ServeError::panicked()))),
             }
+        }
+    }
+
+    /// Tells how many texts are being written.
+    fn count(&self, state: &mut State) {
+        (state.active, state.places) = (self.active.len(), self.places());
+    }
+
+    /// Texts that take a place.
+    fn places(&self) -> usize {
+        self.active.iter().filter(|text| !text.gives_way()).count()
+    }
+
+    /// Ends the texts that are paused longest until fewer are paused than there are places: each has the memory of a
+    /// context, and another one is about to begin.
+    fn drop_longest_paused(&mut self) {
+        loop {
+            let paused = self.active.iter().enumerate().filter(|(_, text)| text.gives_way());
+            let paused: Vec<_> =
+                paused.filter_map(|(index, text)| text.paused.map(|(since, _)| (since, index))).collect();
+            let Some((_, longest)) = paused.iter().min().filter(|_| paused.len() >= self.limits.parallel) else {
+                return;
+            };
+            self.metrics.cancelled();
+            self.active.remove(*longest).fail(ServeError::Unread);
         }
     }
 
@@ -317,7 +339,7 @@ impl Worker {
     /// request have the same prompt: while the first computes it, the others wait, to take it over.
     fn next(&self, queue: &VecDeque<Waiting>) -> Option<usize> {
         let of_group = |group: u64| self.active.iter().filter(move |text| text.group == group);
-        let ready = |waiting: &Waiting| of_group(waiting.group).all(|text| text.writing);
+        let ready = |waiting: &Waiting| of_group(waiting.group).all(|text| text.text.generation().has_begun());
         let candidates = queue.iter().enumerate().filter(|(_, waiting)| ready(waiting));
         candidates.min_by_key(|(_, waiting)| of_group(waiting.group).count()).map(|(index, _)| index)
     }
@@ -326,25 +348,15 @@ impl Worker {
         let Waiting { job, events, since, group } = waiting;
         let model = self.cache.model().clone();
         let length = job.request.length(&model);
-        let sibling = self.active.iter().find(|text| text.group == group && text.session.suits(length));
-        let mut session = match sibling.map(|text| text.session.fork()).transpose()?.flatten() {
+        let of_group = self.active.iter().filter(|text| text.group == group);
+        let sibling = of_group.map(|text| text.text.generation().session()).find(|session| session.suits(length));
+        let session = match sibling.map(|session| session.fork()).transpose()?.flatten() {
             Some(session) => session,
             None => self.cache.take(&job.request.prompt, length)?,
         };
-        let stream = TextStream::after(&self.tokenizer, &job.request.prompt, &job.stops, &job.shown)?;
-        let generator = Generator::new(job.request, job.constraint, &mut session)?;
-        self.active.push(Active {
-            generator,
-            session,
-            stream,
-            events,
-            since,
-            begun: Instant::now(),
-            group,
-            writing: false,
-            detokenize: Duration::ZERO,
-            choices: Vec::new(),
-        });
+        let generation = session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(TURN);
+        let text = TextGeneration::new(generation, &self.tokenizer, &job.stops, &job.shown)?;
+        self.active.push(Active { text, events, since, begun: Instant::now(), group, paused: None });
         Ok(())
     }
 }
@@ -361,51 +373,40 @@ impl Active {
             let _ = self.events.try_send(Event::Failed(ServeError::Timeout { seconds: limits.timeout.as_secs() }));
             return Ok(Turn::Over);
         }
-        // a call gives some tokens, and the text may end: that all has to have room
-        if self.events.capacity() < EVENTS / 2 {
+        let room = self.events.capacity();
+        if room < EVENTS / 2 {
+            // a client that reads anything makes progress
+            if self.paused.is_none_or(|(_, before)| room > before) {
+                self.paused = Some((Instant::now(), room));
+            }
             return Ok(Turn::Blocked);
         }
-        if self.generator.prefill(&mut self.session, TURN)? {
+        self.paused = None;
+        let finish = self.text.step()?;
+        while let Some(delta) = self.text.ready() {
+            if finish.is_some() || !delta.tokens.is_empty() || !delta.text.is_empty() {
+                send(&self.events, Event::Delta(delta));
+            }
+        }
+        if finish.is_none() {
             return Ok(Turn::More);
         }
-        self.writing = true;
-        let mut end = self.generator.step(&mut self.session, &mut self.choices)?;
-        let start = Instant::now();
-        for choice in std::mem::take(&mut self.choices) {
-            let piece = match self.stream.push(choice)? {
-                ControlFlow::Continue(piece) => piece,
-                ControlFlow::Break(piece) => {
-                    send(&self.events, Event::Piece(piece));
-                    self.end(Finish::Stop, start, metrics);
-                    return Ok(Turn::Over);
-                }
-            };
-            if !piece.tokens.is_empty() || !piece.text.is_empty() {
-                send(&self.events, Event::Piece(piece));
-            }
-        }
-        match end.take() {
-            None => {
-                self.detokenize += start.elapsed();
-                Ok(Turn::More)
-            }
-            Some(finish) => {
-                let rest = self.stream.finish()?;
-                send(&self.events, Event::Piece(rest));
-                self.end(finish, start, metrics);
-                Ok(Turn::Over)
-            }
-        }
+        self.end(metrics);
+        Ok(Turn::Over)
+    }
+
+    /// Whether its client hasn't read for so long that its place goes to others.
+    fn gives_way(&self) -> bool {
+        self.paused.is_some_and(|(since, _)| since.elapsed() > GIVES_WAY)
     }
 
     /// Tells the client that the text is finished.
-    fn end(&mut self, finish: Finish, detokenizing: Instant, metrics: &Metrics) {
-        self.detokenize += detokenizing.elapsed();
-        let generation = self.generator.finish(finish);
-        let prompt_tokens = self.generator.prompt().len();
+    fn end(&mut self, metrics: &Metrics) {
+        let generation = self.text.generation().output();
+        let prompt_tokens = self.text.generation().request().prompt.len();
         let queued = self.begun - self.since;
         metrics.text(prompt_tokens, &generation, queued);
-        let ending = Ending { generation, prompt_tokens, queued, detokenize: self.detokenize };
+        let ending = Ending { generation, prompt_tokens, queued, detokenize: self.text.detokenizing() };
         send(&self.events, Event::End(Box::new(ending)));
     }
 
@@ -438,7 +439,7 @@ mod tests {
     }
 
     fn job(prompt: &[u32], max_tokens: usize) -> Job {
-        let request = Request { prompt: prompt.to_vec(), max_tokens, ..Request::default() };
+        let request = GenerationRequest { prompt: prompt.to_vec(), max_tokens, ..GenerationRequest::default() };
         Job { request, constraint: None, stops: Vec::new(), shown: Vec::new() }
     }
 
@@ -474,9 +475,9 @@ mod tests {
 
     #[test]
     fn a_client_that_doesnt_read_stops_its_own_text_only() {
-        let form = Form { contexts: vec![400], ..Form::default() };
+        let form = Form { contexts: vec![1000], ..Form::default() };
         let (engine, _) = engine(&form, LIMITS);
-        let mut unread = engine.submit(vec![job(&[3, 1], 300)]).unwrap();
+        let mut unread = engine.submit(vec![job(&[3, 1], 900)]).unwrap();
         for _ in 0..5 {
             assert_eq!(write(&engine, &[1, 2], 100).unwrap().len(), 100);
         }
@@ -484,7 +485,26 @@ mod tests {
         settles(&engine, (0, 1));
         assert!(unread[0].len() < EVENTS, "what waits has an end: {}", unread[0].len());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        assert_eq!(runtime.block_on(whole(unread.remove(0))).unwrap().ending.generation.ids.len(), 300);
+        assert_eq!(runtime.block_on(whole(unread.remove(0))).unwrap().ending.generation.ids.len(), 900);
+    }
+
+    #[test]
+    fn clients_that_dont_read_give_their_places_away() {
+        let form = Form { contexts: vec![1000], ..Form::default() };
+        let (engine, metrics) = engine(&form, LIMITS);
+        // twice as many as there are places, and then some
+        let mut unread = engine.submit((0..6).map(|_| job(&[3, 1], 900)).collect()).unwrap();
+        for _ in 0..3 {
+            assert_eq!(write(&engine, &[1, 2], 100).unwrap().len(), 100);
+        }
+        assert!(engine.load().1 <= 2 * LIMITS.parallel, "memory has an end: {:?}", engine.load());
+        // those that were paused longest were ended, the last ones still wait for their readers
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let last = runtime.block_on(whole(unread.pop().unwrap()));
+        assert_eq!(last.unwrap().ending.generation.ids.len(), 900);
+        let first = runtime.block_on(whole(unread.remove(0)));
+        assert!(matches!(first, Err(ServeError::Unread)), "{:?}", first.map(|text| text.text));
+        assert!(metrics.render(0, 0).contains("anec_cancelled_total"));
     }
 
     #[test]
@@ -499,7 +519,7 @@ mod tests {
             match short.try_recv() {
                 Ok(Event::End(_)) => break,
                 Ok(Event::Failed(error)) => panic!("{error}"),
-                Ok(Event::Piece(_)) => {}
+                Ok(Event::Delta(_)) => {}
                 Err(_) => {
                     let _ = many[turns.next().unwrap()].try_recv();
                     std::thread::sleep(Duration::from_millis(1));

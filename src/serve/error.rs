@@ -34,7 +34,43 @@ pub enum ServeError {
         prompt: u64,
         /// And tokens to generate.
         more: u64,
+        /// The field that has the prompt.
+        field: &'static str,
     },
+    /// The prompt is too long, however it is tokenized.
+    #[error(
+        "this model's context has {context} tokens, and the prompt has {bytes} bytes, more than so many tokens can stand \
+         for; shorten the prompt"
+    )]
+    PromptBytes {
+        /// Tokens that fit.
+        context: u64,
+        /// Bytes of the prompt.
+        bytes: usize,
+        /// The field that has the prompt.
+        field: &'static str,
+    },
+    /// A web page that isn't allowed to use the server.
+    #[error("pages of `{origin}` may not use this server; --cors allows them")]
+    ForeignOrigin {
+        /// Where the page is from.
+        origin: String,
+    },
+    /// The server listens on this machine only, and was reached under a name that others can give it.
+    #[error("this server answers under the names of this machine alone, not as `{host}`")]
+    ForeignHost {
+        /// The name.
+        host: String,
+    },
+    /// The body is no JSON.
+    #[error("the body has to be JSON, with `Content-Type: application/json`; it is `{kind}`")]
+    ContentType {
+        /// What it is.
+        kind: String,
+    },
+    /// The client doesn't read its answer.
+    #[error("the answer wasn't read in time, and others wait")]
+    Unread,
     /// No key, or a wrong one.
     #[error("this server wants an API key: send it as `Authorization: Bearer KEY`")]
     Unauthorized,
@@ -109,14 +145,23 @@ impl ServeError {
         ServeError::Invalid { problem: problem.into(), field: Some(field) }
     }
 
+    /// A [`ServeError::Model`] for code that panicked; what it said is in the log.
+    pub fn panicked() -> Self {
+        ServeError::Model { problem: "it panicked; see the log".into() }
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            ServeError::Invalid { .. } | ServeError::ContextLength { .. } => StatusCode::BAD_REQUEST,
+            ServeError::Invalid { .. } | ServeError::ContextLength { .. } | ServeError::PromptBytes { .. } => {
+                StatusCode::BAD_REQUEST
+            }
+            ServeError::ForeignOrigin { .. } | ServeError::ForeignHost { .. } => StatusCode::FORBIDDEN,
+            ServeError::ContentType { .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ServeError::Unauthorized => StatusCode::UNAUTHORIZED,
             ServeError::NoModel { .. } | ServeError::NoRoute { .. } => StatusCode::NOT_FOUND,
             ServeError::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
-            ServeError::Slow { .. } => StatusCode::REQUEST_TIMEOUT,
+            ServeError::Slow { .. } | ServeError::Unread => StatusCode::REQUEST_TIMEOUT,
             ServeError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             ServeError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
             ServeError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
@@ -129,7 +174,13 @@ impl ServeError {
     pub fn body(&self) -> Value {
         let (kind, code) = match self {
             ServeError::Invalid { .. } => ("invalid_request_error", None),
-            ServeError::ContextLength { .. } => ("invalid_request_error", Some("context_length_exceeded")),
+            ServeError::ContextLength { .. } | ServeError::PromptBytes { .. } => {
+                ("invalid_request_error", Some("context_length_exceeded"))
+            }
+            ServeError::ForeignOrigin { .. } => ("invalid_request_error", Some("foreign_origin")),
+            ServeError::ForeignHost { .. } => ("invalid_request_error", Some("foreign_host")),
+            ServeError::ContentType { .. } => ("invalid_request_error", Some("unsupported_media_type")),
+            ServeError::Unread => ("invalid_request_error", Some("answer_not_read")),
             ServeError::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
             ServeError::NoModel { .. } => ("invalid_request_error", Some("model_not_found")),
             ServeError::NoRoute { .. } => ("invalid_request_error", Some("unknown_url")),
@@ -143,7 +194,7 @@ impl ServeError {
         };
         let field = match self {
             ServeError::Invalid { field, .. } => *field,
-            ServeError::ContextLength { .. } => Some("messages"),
+            ServeError::ContextLength { field, .. } | ServeError::PromptBytes { field, .. } => Some(*field),
             ServeError::NoModel { .. } => Some("model"),
             _ => None,
         };
@@ -171,7 +222,10 @@ impl IntoResponse for ServeError {
 /// What the runtime says of a request: its own mistakes are the client's, the rest is ours.
 impl From<RuntimeError> for ServeError {
     fn from(error: RuntimeError) -> Self {
-        Error::from(error).into()
+        match error {
+            RuntimeError::OutOfRange { field, .. } => ServeError::field(field, error.to_string()),
+            error => Error::from(error).into(),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! HTTP: connections, routes, limits.
 
+use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +14,8 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use futures_util::future::try_join_all;
+use http_body_util::LengthLimitError;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -21,13 +24,15 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use tokio_io_timeout::TimeoutStream;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use super::error::ServeError;
 use super::loading::Stage;
-use super::openai::{self, Asked, Head, Kind, Likelihoods};
+use super::openai::{self, Head, Kind, Likelihoods};
+use super::origin::{allowed_origin, local_name};
 use super::service::{Service, Times, whole};
-use super::stream::{Form, parts};
+use super::stream::parts;
 use super::tools::divide;
 
 /// How a server treats its clients.
@@ -41,6 +46,8 @@ pub struct HttpOptions {
     pub max_body: usize,
     /// Time in which a request must arrive: its head, and then its body.
     pub read_timeout: Duration,
+    /// Time in which a client must take something of what is written to it.
+    pub write_timeout: Duration,
     /// Connections at the same time; further ones wait to be accepted.
     pub connections: usize,
     /// Time for unfinished answers when the server is to end.
@@ -54,6 +61,7 @@ impl Default for HttpOptions {
             cors: Vec::new(),
             max_body: 4 << 20,
             read_timeout: Duration::from_secs(20),
+            write_timeout: Duration::from_secs(20),
             connections: 512,
             grace: Duration::from_secs(30),
         }
@@ -64,9 +72,14 @@ impl Default for HttpOptions {
 struct App {
     service: Arc<Service>,
     options: HttpOptions,
+    /// Only this machine can connect.
+    local: bool,
     /// Requests so far, for names of answers.
     count: AtomicU64,
 }
+
+/// Time for telling clients that their answers were cut off.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The chat page.
 const PAGE: &str = include_str!("page.html");
@@ -82,8 +95,9 @@ pub async fn serve(
     let graceful = GracefulShutdown::new();
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(options.read_timeout);
-    let (grace, engine) = (options.grace, service.clone());
-    let routes = TowerToHyperService::new(routes(service, options));
+    let (grace, write_timeout, engine) = (options.grace, options.write_timeout, service.clone());
+    let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    let routes = TowerToHyperService::new(routes(service, options, local));
     tokio::pin!(shutdown);
     loop {
         let accepted = async {
@@ -101,7 +115,10 @@ pub async fn serve(
         };
         // parts of a stream are small, and wanted at once
         let _ = stream.set_nodelay(true);
-        let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), routes.clone()));
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(write_timeout));
+        let stream = TokioIo::new(Box::pin(stream));
+        let connection = graceful.watch(builder.serve_connection(stream, routes.clone()));
         tokio::spawn(async move {
             // a client that breaks off is no matter of ours
             let _ = connection.await;
@@ -110,13 +127,18 @@ pub async fn serve(
     }
     drop(listener);
     engine.engine().close();
-    let _ = timeout(grace, graceful.shutdown()).await;
+    let mut closed = std::pin::pin!(graceful.shutdown());
+    let finished = timeout(grace, &mut closed).await.is_ok();
     let _ = tokio::task::spawn_blocking(move || engine.engine().stop()).await;
+    if !finished {
+        // unfinished answers have failed now, and their clients are told
+        let _ = timeout(LAST_WORDS, closed).await;
+    }
 }
 
-fn routes(service: Arc<Service>, options: HttpOptions) -> Router {
+fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
     let cors = (!options.cors.is_empty()).then(|| cors(&options.cors));
-    let app = Arc::new(App { service, options, count: AtomicU64::default() });
+    let app = Arc::new(App { service, options, local, count: AtomicU64::default() });
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
@@ -134,11 +156,27 @@ fn routes(service: Arc<Service>, options: HttpOptions) -> Router {
             method: method.to_string(),
         })
         .layer(from_fn_with_state(app.clone(), count));
-    match cors {
+    let routes = match cors {
         Some(cors) => routes.layer(cors),
         None => routes,
+    };
+    routes.layer(from_fn_with_state(app.clone(), same_site)).with_state(app)
+}
+
+/// Refuses what web pages of others send: browsers tell their origin. A page can give its own name the address of this
+/// machine, so where only this machine can connect, only its names count.
+async fn same_site(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let text = |name| request.headers().get(name).map(|value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()));
+    let host = text(header::HOST).unwrap_or_default();
+    if app.local && !host.is_empty() && !local_name(&host) {
+        return ServeError::ForeignHost { host: host.into_owned() }.into_response();
     }
-    .with_state(app)
+    if let Some(origin) = text(header::ORIGIN)
+        && !allowed_origin(&origin, &host, &app.options.cors)
+    {
+        return ServeError::ForeignOrigin { origin: origin.into_owned() }.into_response();
+    }
+    next.run(request).await
 }
 
 fn cors(origins: &[String]) -> CorsLayer {
@@ -233,15 +271,7 @@ async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Res
 
 async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, ServeError> {
     let body = read(&app.options, request).await?;
-    let service = app.service.clone();
-    // tokenizing a long text and compiling a schema take a while: not on a thread that others wait for
-    let work = tokio::task::spawn_blocking(move || {
-        let asked = openai::read(kind, &body, &service)?;
-        let Asked { prompt, parameters, logprobs, tools, stream, include_usage, kind } = asked;
-        let answer = service.ask(prompt, &parameters, logprobs, tools.as_ref())?;
-        Ok::<_, ServeError>((answer, Form { kind, stream, include_usage, logprobs: logprobs.is_some() }))
-    });
-    let (answer, form) = work.await.map_err(|_| ServeError::Model { problem: "it panicked; see the log".into() })??;
+    let (answer, form) = app.service.ask(move |service| openai::read(kind, &body, service)).await?;
     let head = Head {
         kind,
         id: app.answer_id(kind),
@@ -252,10 +282,9 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
         let parts = parts(app.service.clone(), head, form, answer);
         return Ok(Sse::new(parts).keep_alive(KeepAlive::default()).into_response());
     }
-    let (mut texts, tokenize) = (Vec::new(), answer.tokenize);
-    for receiver in answer.receivers {
-        texts.push(whole(receiver).await?);
-    }
+    let tokenize = answer.tokenize;
+    // all are read at once: a text that isn't read pauses
+    let texts = try_join_all(answer.receivers.into_iter().map(whole)).await?;
     let choices = texts.iter().enumerate().map(|(index, text)| {
         let likely = Likelihoods::new(app.service.clone(), kind, form.logprobs).of(&text.tokens);
         let content = match &answer.calls {
@@ -283,6 +312,13 @@ impl App {
 /// Reads a body within the limits of size and time.
 async fn read(options: &HttpOptions, request: Request<Body>) -> Result<Bytes, ServeError> {
     let limit = options.max_body;
+    if let Some(kind) = request.headers().get(header::CONTENT_TYPE) {
+        let kind = String::from_utf8_lossy(kind.as_bytes());
+        let essence = kind.split(';').next().unwrap_or_default().trim();
+        if !essence.eq_ignore_ascii_case("application/json") {
+            return Err(ServeError::ContentType { kind: essence.to_owned() });
+        }
+    }
     let length =
         request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length > limit) {
@@ -290,7 +326,10 @@ async fn read(options: &HttpOptions, request: Request<Body>) -> Result<Bytes, Se
     }
     match timeout(options.read_timeout, to_bytes(request.into_body(), limit)).await {
         Ok(Ok(body)) => Ok(body),
-        Ok(Err(_)) => Err(ServeError::TooLarge { limit }),
+        Ok(Err(error)) if error.source().is_some_and(|cause| cause.is::<LengthLimitError>()) => {
+            Err(ServeError::TooLarge { limit })
+        }
+        Ok(Err(_)) => Err(ServeError::Invalid { problem: "the body is broken off or malformed".into(), field: None }),
         Err(_) => Err(ServeError::Slow { seconds: options.read_timeout.as_secs() }),
     }
 }

@@ -16,21 +16,25 @@
 //! | [`loading`] | loading the model while the server already answers |
 //! | [`parameters`] | what clients can ask for, under the names that they know |
 //! | [`http`] | connections, routes, limits |
+//! | `origin` | hosts and origins that requests may name |
 //! | [`openai`] | bodies of requests and answers |
 //! | [`stream`] | answers in parts |
 //! | [`tools`] | functions that a request offers, and their calls |
 //! | [`lines`] | JSON lines over stdin or a Unix socket |
+//! | `fields` | names of the fields of a request |
 //! | [`metrics`] | numbers for Prometheus |
 
 #![forbid(unsafe_code)]
 
 pub mod engine;
 pub mod error;
+mod fields;
 pub mod http;
 pub mod lines;
 pub mod loading;
 pub mod metrics;
 pub mod openai;
+mod origin;
 pub mod parameters;
 pub mod service;
 pub mod stream;
@@ -41,4 +45,4 @@ pub use error::ServeError;
 pub use http::{HttpOptions, serve};
 pub use metrics::Metrics;
 pub use parameters::Parameters;
-pub use service::Service;
+pub use service::{Service, Submission};

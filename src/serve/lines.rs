@@ -9,10 +9,10 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWr
 
 use super::engine::Event;
 use super::error::ServeError;
+use super::fields::names;
 use super::openai::finish_reason;
 use super::parameters::Parameters;
-use super::service::{Answer, Prompt, Service, Text, Times, whole};
-use anec_runtime::Choice;
+use super::service::{Prompt, Service, Submission, Text, TextCollector, Times, next_event, whole};
 use anec_runtime::chat::{Chat, Message};
 
 /// Name of the form of the lines.
@@ -21,6 +21,15 @@ pub const PROTOCOL: &str = "anec-jsonl-v1";
 /// A request.
 #[derive(Debug, Deserialize)]
 struct Line {
+    #[serde(flatten)]
+    own: LineFields,
+    #[serde(flatten)]
+    parameters: Parameters,
+}
+
+/// What only lines have.
+#[derive(Debug, Deserialize)]
+struct LineFields {
     /// Comes back with the answer.
     id: Option<Json>,
     messages: Option<Vec<Message>>,
@@ -32,15 +41,13 @@ struct Line {
     reset: Option<bool>,
     /// The text also comes in parts, each on a line with `delta`.
     stream: Option<bool>,
-    #[serde(flatten)]
-    parameters: Parameters,
 }
 
 /// The line that says that requests can come.
 pub fn ready(transport: &str, path: Option<&std::path::Path>) -> String {
+    let request = [names::<LineFields>(), names::<Parameters>()].concat();
     let fields = json!({
-        "request": ["id", "messages", "prompt", "system", "tokens", "prompt_ids", "max_tokens", "max_new", "temperature",
-            "top_k", "top_p", "min_p", "rep_penalty", "seed", "stop", "stop_repeat_ngram", "response_format", "reset", "stream"],
+        "request": request,
         "response": ["ok", "id", "text", "output", "generated_ids", "finish_reason", "timing", "cache_seq_len", "error"],
     });
     let mut about = json!({"protocol": PROTOCOL, "transport": transport, "fields": fields});
@@ -78,7 +85,7 @@ pub async fn serve(
         if !line.iter().all(u8::is_ascii_whitespace) {
             let answer = match short_form(&line) {
                 Some((ids, most)) => short_answer(&service, ids, most).await,
-                None => long_answer(&service, &line, &mut history, &mut writer).await?,
+                None => long_answer(&service, line, &mut history, &mut writer).await?,
             };
             writer.write_all(answer.as_bytes()).await?;
             writer.flush().await?;
@@ -94,15 +101,16 @@ fn short_form(line: &[u8]) -> Option<(Vec<u32>, u64)> {
     Some((ids, most.trim().parse().ok()?))
 }
 
-async fn short_answer(service: &Service, ids: Vec<u32>, most: u64) -> String {
-    let parameters = Parameters::greedy(most);
-    let text = match service.ask(Prompt::Ids(ids), &parameters, None, None) {
-        Ok(answer) => finish(answer).await,
+async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> String {
+    let submission = submission(Prompt::Ids(ids), Parameters::greedy(most));
+    let text = match service.ask(move |_| Ok((submission, ()))).await.map(|(mut answer, ())| answer.receivers.pop()) {
+        Ok(Some(receiver)) => whole(receiver).await,
+        Ok(None) => Err(ServeError::Stopping),
         Err(error) => Err(error),
     };
     match text {
         Err(error) => format!("ERROR: {error}\n"),
-        Ok((text, _)) => {
+        Ok(text) => {
             let ids: Vec<String> = text.ending.generation.ids.iter().map(u32::to_string).collect();
             let timings = text.ending.generation.timings;
             let (prefill, decode) = (timings.prefill_tps, timings.decode_tps);
@@ -115,49 +123,65 @@ async fn short_answer(service: &Service, ids: Vec<u32>, most: u64) -> String {
     }
 }
 
-async fn finish(mut answer: Answer) -> Result<(Text, Times), ServeError> {
-    let receiver = answer.receivers.pop().ok_or(ServeError::Stopping)?;
-    let text = whole(receiver).await?;
-    let times = Times::of(&text.ending, answer.tokenize);
-    Ok((text, times))
+fn submission(prompt: Prompt, parameters: Parameters) -> Submission {
+    Submission { prompt, parameters, logprobs: None, tools: None }
 }
 
 async fn long_answer(
-    service: &Service,
-    line: &[u8],
+    service: &Arc<Service>,
+    line: Vec<u8>,
     history: &mut Vec<u32>,
     writer: &mut (impl AsyncWrite + Unpin),
 ) -> std::io::Result<String> {
-    let request: Line = match serde_json::from_slice(line) {
+    let request: Line = match serde_json::from_slice(&line) {
         Ok(request) => request,
         Err(error) => {
             let error = ServeError::Invalid { problem: format!("the line: {error}"), field: None };
             return Ok(failed(None, &error));
         }
     };
-    let id = request.id.clone();
-    let stream = request.stream == Some(true);
+    let id = request.own.id.clone();
+    let stream = request.own.stream == Some(true);
     let asked = match prompt(request, history) {
-        Ok((prompt, parameters)) => service.ask(prompt, &parameters, None, None),
+        Ok((prompt, parameters)) => {
+            let submission = submission(prompt, parameters);
+            service.ask(move |_| Ok((submission, ()))).await
+        }
         Err(error) => Err(error),
     };
-    let mut answer = match asked {
-        Ok(answer) => answer,
+    let (receiver, prompt, tokenize) = match asked.map(|(answer, ())| answer) {
+        Ok(mut answer) => (answer.receivers.pop(), answer.prompt, answer.tokenize),
         Err(error) => return Ok(failed(id, &error)),
     };
-    let prompt = std::mem::take(&mut answer.prompt);
-    let text = if stream { stream_parts(&mut answer, &id, writer).await? } else { finish(answer).await };
+    let Some(mut receiver) = receiver else { return Ok(failed(id, &ServeError::Stopping)) };
+    let mut collector = TextCollector::default();
+    let text = loop {
+        let event = next_event(&mut receiver).await;
+        if let Event::Delta(delta) = &event
+            && stream
+            && !delta.text.is_empty()
+        {
+            let part = json!({"ok": true, "id": id, "delta": delta.text});
+            writer.write_all(format!("{part}\n").as_bytes()).await?;
+            writer.flush().await?;
+        }
+        if let Some(text) = collector.push(event) {
+            break text;
+        }
+    };
     Ok(match text {
         Err(error) => failed(id, &error),
-        Ok((text, times)) => {
+        Ok(text) => {
             *history = [prompt, text.ending.generation.ids.clone()].concat();
+            let times = Times::of(&text.ending, tokenize);
             format!("{}\n", answered(id, &text, &times, history.len()))
         }
     })
 }
 
-fn prompt(request: Line, history: &[u32]) -> Result<(Prompt, Parameters), ServeError> {
-    if request.parameters.n.is_some_and(|n| n != 1) {
+fn prompt(line: Line, history: &[u32]) -> Result<(Prompt, Parameters), ServeError> {
+    let Line { own: request, parameters } = line;
+    if parameters.n.is_some_and(|n| n != 1) {
         return Err(ServeError::field("n", "a line has one answer: `n` can only be 1"));
     }
     let system = request.system.map(|system| Message::new("system", &system));
@@ -177,36 +201,7 @@ fn prompt(request: Line, history: &[u32]) -> Result<(Prompt, Parameters), ServeE
             return Err(ServeError::Invalid { problem, field: None });
         }
     };
-    Ok((prompt, request.parameters))
-}
-
-/// Writes the parts of a text as they come; gives the whole.
-async fn stream_parts(
-    answer: &mut Answer,
-    id: &Option<Json>,
-    writer: &mut (impl AsyncWrite + Unpin),
-) -> std::io::Result<Result<(Text, Times), ServeError>> {
-    let Some(mut events) = answer.receivers.pop() else { return Ok(Err(ServeError::Stopping)) };
-    let (mut text, mut tokens): (String, Vec<Choice>) = (String::new(), Vec::new());
-    loop {
-        match events.recv().await {
-            Some(Event::Piece(piece)) => {
-                if !piece.text.is_empty() {
-                    let part = json!({"ok": true, "id": id, "delta": piece.text});
-                    writer.write_all(format!("{part}\n").as_bytes()).await?;
-                    writer.flush().await?;
-                }
-                text.push_str(&piece.text);
-                tokens.extend(piece.tokens);
-            }
-            Some(Event::End(ending)) => {
-                let times = Times::of(&ending, answer.tokenize);
-                return Ok(Ok((Text { text, tokens, ending: *ending }, times)));
-            }
-            Some(Event::Failed(error)) => return Ok(Err(error)),
-            None => return Ok(Err(ServeError::Stopping)),
-        }
-    }
+    Ok((prompt, parameters))
 }
 
 fn answered(id: Option<Json>, text: &Text, times: &Times, length: usize) -> Json {
@@ -249,6 +244,18 @@ mod tests {
         assert_eq!(short_form(b" 4 5 \n"), Some((vec![4, 5], 50)));
         assert_eq!(short_form(b"{\"prompt\": \"a|b\"}"), None);
         assert_eq!(short_form(b"1 x|3"), None);
+    }
+
+    #[test]
+    fn every_field_of_a_request_is_advertised() {
+        let line = ready("stdin", None);
+        let about: Json = serde_json::from_str(line.strip_prefix("READY ").unwrap()).unwrap();
+        let fields: Vec<&str> =
+            about["fields"]["request"].as_array().unwrap().iter().filter_map(Json::as_str).collect();
+        for field in ["id", "ids", "prompt_ids", "reset", "n_predict", "max_tokens", "speculation", "presence_penalty"]
+        {
+            assert!(fields.contains(&field), "{field}: {fields:?}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anec_runtime::Generation;
+use anec_runtime::GenerationOutput;
 
 /// Upper ends of the histograms' buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
@@ -87,7 +87,7 @@ impl Metrics {
     }
 
     /// Counts a text that was finished, after it had waited.
-    pub fn text(&self, prompt: usize, generation: &Generation, queued: Duration) {
+    pub fn text(&self, prompt: usize, generation: &GenerationOutput, queued: Duration) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Ordering::Relaxed);
         add(&self.prompt_tokens, prompt);
         add(&self.cached_tokens, generation.timings.cached_tokens);

@@ -7,12 +7,13 @@ use serde_json::{Map, Value as Json, json};
 
 use super::engine::Ending;
 use super::error::ServeError;
-use super::parameters::{MOST_LOGPROBS, Parameters, within};
-use super::service::{Prompt, Service, Times};
+use super::parameters::{MOST_LOGPROBS, Parameters};
+use super::service::{Prompt, Service, Submission, Times};
 use super::tools::{self, Tools};
 use anec_runtime::chat::{Chat, Message};
+use anec_runtime::sampling::within;
 use anec_runtime::tools::Call;
-use anec_runtime::{Choice, Finish};
+use anec_runtime::{Finish, GeneratedToken};
 
 /// `POST /v1/chat/completions`
 #[derive(Debug, Deserialize)]
@@ -74,29 +75,24 @@ pub enum Kind {
     Completion,
 }
 
-/// A request that was understood.
-pub struct Asked {
-    /// What is continued.
-    pub prompt: Prompt,
-    /// How.
-    pub parameters: Parameters,
-    /// How likely tokens are is wanted, with this many alternatives.
-    pub logprobs: Option<usize>,
-    /// Functions that the answer may call.
-    pub tools: Option<Tools>,
-    /// The answer comes in parts.
+/// How an answer is written.
+#[derive(Clone, Copy, Debug)]
+pub struct AnswerForm {
+    /// Kind of the answer.
+    pub kind: Kind,
+    /// It comes in parts.
     pub stream: bool,
     /// The last part says how many tokens there were.
     pub include_usage: bool,
-    /// Kind of the answer.
-    pub kind: Kind,
+    /// Log-probabilities are told.
+    pub logprobs: bool,
 }
 
 /// Reads a request.
 ///
 /// # Errors
 /// When it isn't JSON, or something in it is wrong or not supported: what would change the answer isn't passed over.
-pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<Asked, ServeError> {
+pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, AnswerForm), ServeError> {
     let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
     let (model, prompt, logprobs, tools, common) = match kind {
         Kind::Chat => {
@@ -119,15 +115,13 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<Asked, ServeEr
     if let Some(name) = model.filter(|name| *name != service.name) {
         return Err(ServeError::NoModel { name, own: service.name.clone() });
     }
-    Ok(Asked {
-        prompt,
-        parameters: common.parameters,
-        logprobs,
-        tools,
+    let form = AnswerForm {
+        kind,
         stream: common.stream.unwrap_or(false),
         include_usage: common.stream_options.is_some_and(|options| options.include_usage),
-        kind,
-    })
+        logprobs: logprobs.is_some(),
+    };
+    Ok((Submission { prompt, parameters: common.parameters, logprobs, tools }, form))
 }
 
 impl ChatRequest {
@@ -322,7 +316,7 @@ impl Likelihoods {
     }
 
     /// Of the next tokens.
-    pub fn of(&mut self, tokens: &[Choice]) -> Json {
+    pub fn of(&mut self, tokens: &[GeneratedToken]) -> Json {
         if !self.wanted {
             return Json::Null;
         }

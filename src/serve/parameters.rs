@@ -10,7 +10,8 @@ use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
 use anec_bundle::Bundle;
-use anec_runtime::{Grammar, Request, Sampling};
+use anec_runtime::sampling::within;
+use anec_runtime::{GenerationRequest, Grammar, Sampling};
 
 /// How a text is chosen, and where it ends.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -89,7 +90,7 @@ impl Parameters {
     /// # Errors
     /// When it is none or too many.
     pub fn choices(&self) -> Result<usize, ServeError> {
-        within("n", self.n.unwrap_or(1), 1, MOST_CHOICES).map(|n| n as usize)
+        Ok(within("n", self.n.unwrap_or(1), 1, MOST_CHOICES)? as usize)
     }
 
     /// Strings that end the text.
@@ -129,7 +130,8 @@ impl Parameters {
             Some("regex") => text("regex").map(Grammar::Regex).map(Some).ok_or_else(|| wrong("no `regex`".into())),
             Some("grammar") => text("grammar").map(Grammar::Lark).map(Some).ok_or_else(|| wrong("no `grammar`".into())),
             other => Err(wrong(format!(
-                "`response_format` has type {other:?}; known are text, json_object, json_schema, regex and grammar"
+                "`response_format` has the type {}; known are text, json_object, json_schema, regex and grammar",
+                other.map_or_else(|| "of no text".to_owned(), |kind| format!("`{kind}`"))
             ))),
         }
     }
@@ -146,24 +148,20 @@ impl Parameters {
         ends: Vec<u32>,
         vocab_size: u64,
         defaults: &Defaults,
-    ) -> Result<Request, ServeError> {
+    ) -> Result<GenerationRequest, ServeError> {
         let own = defaults.sampling;
         let sampling = Sampling {
-            temperature: within("temperature", self.temperature.unwrap_or(own.temperature), 0.0, 100.0)?,
+            temperature: self.temperature.unwrap_or(own.temperature),
             top_k: self.top_k.map_or(own.top_k, |k| usize::try_from(k).unwrap_or(0)),
-            top_p: within("top_p", self.top_p.unwrap_or(own.top_p), 0.0, 1.0)?,
-            min_p: within("min_p", self.min_p.unwrap_or(own.min_p), 0.0, 1.0)?,
-            repetition_penalty: within(
-                "repetition_penalty",
-                self.repetition_penalty.unwrap_or(own.repetition_penalty),
-                0.01,
-                100.0,
-            )?,
-            presence_penalty: within("presence_penalty", self.presence_penalty.unwrap_or(0.0), -2.0, 2.0)?,
-            frequency_penalty: within("frequency_penalty", self.frequency_penalty.unwrap_or(0.0), -2.0, 2.0)?,
+            top_p: self.top_p.unwrap_or(own.top_p),
+            min_p: self.min_p.unwrap_or(own.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(own.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or_else(|| RandomState::new().hash_one(prompt.len()), |seed| seed as u64),
         };
-        Ok(Request {
+        sampling.check()?;
+        Ok(GenerationRequest {
             prompt,
             max_tokens: self.max_tokens.unwrap_or(room).min(room) as usize,
             sampling,
@@ -185,19 +183,6 @@ impl Parameters {
         });
         biases.collect()
     }
-}
-
-/// A number in its range; what is no number isn't.
-pub(super) fn within<N: PartialOrd + std::fmt::Display>(
-    field: &'static str,
-    value: N,
-    least: N,
-    most: N,
-) -> Result<N, ServeError> {
-    if value >= least && value <= most {
-        return Ok(value);
-    }
-    Err(ServeError::field(field, format!("`{field}` is {value}, but has to be from {least} to {most}")))
 }
 
 #[cfg(test)]

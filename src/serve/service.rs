@@ -1,10 +1,12 @@
 //! From what a client asks to tokens in the engine's queue, and from its events to an answer. Whatever can be refused is
 //! refused here, before any work.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::stream::{self, Stream};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Receiver;
 
 use super::engine::{Ending, Engine, Event, Job, Limits};
@@ -16,7 +18,7 @@ use super::tools::Tools;
 use anec_base::Result;
 use anec_runtime::chat::{Chat, ChatTemplate};
 use anec_runtime::tools::{CallReader, CallSyntax};
-use anec_runtime::{Choice, Constraint, Grammar, Grammars, Model, RuntimeError, Tokenizer};
+use anec_runtime::{Constraint, GeneratedToken, Grammar, Grammars, Model, RuntimeError, Tokenizer};
 
 /// A model that answers.
 pub struct Service {
@@ -37,6 +39,23 @@ pub struct Service {
     defaults: Defaults,
     engine: Engine,
     loading: Loading,
+    limits: Limits,
+    /// Requests that are prepared or wait for it; further ones are refused.
+    admitted: Semaphore,
+    /// Requests that are prepared at the same time.
+    preparing: Arc<Semaphore>,
+}
+
+/// What a request asks for.
+pub struct Submission {
+    /// What is continued.
+    pub prompt: Prompt,
+    /// How.
+    pub parameters: Parameters,
+    /// Log-probabilities are wanted, with this many alternatives.
+    pub logprobs: Option<usize>,
+    /// Functions that the texts may call.
+    pub tools: Option<Tools>,
 }
 
 /// What is to be continued.
@@ -52,6 +71,16 @@ pub enum Prompt {
     },
     /// Tokens.
     Ids(Vec<u32>),
+}
+
+impl Prompt {
+    /// The field of a request that has it.
+    fn field(&self) -> &'static str {
+        match self {
+            Prompt::Chat(_) => "messages",
+            Prompt::Text { .. } | Prompt::Ids(_) => "prompt",
+        }
+    }
 }
 
 /// Texts on their way.
@@ -71,7 +100,7 @@ pub struct Text {
     /// The text.
     pub text: String,
     /// Its tokens.
-    pub tokens: Vec<Choice>,
+    pub tokens: Vec<GeneratedToken>,
     /// How it ended.
     pub ending: Ending,
 }
@@ -149,6 +178,9 @@ impl Service {
             metrics,
             model,
             tokenizer,
+            limits,
+            admitted: Semaphore::new(limits.queue + limits.parallel),
+            preparing: Arc::new(Semaphore::new(limits.parallel)),
         }))
     }
 
@@ -172,22 +204,48 @@ impl Service {
         &self.engine
     }
 
-    /// Checks a request and puts its texts into the queue. `logprobs` asks for how likely tokens are, with this many
-    /// alternatives; `tools` are functions that the texts may call.
+    /// Reads a request, checks it and puts its texts into the queue. All of that runs on a thread for blocking work:
+    /// parsing, rendering, tokenizing and compiling grammars take a while, and tokio's threads serve everybody. So many
+    /// requests are prepared at a time as texts are written. A request whose future is dropped isn't prepared further.
     ///
     /// # Errors
-    /// When something in the request is wrong, it doesn't fit into the context, or the queue is full.
-    pub fn ask(
-        &self,
-        prompt: Prompt,
-        parameters: &Parameters,
-        logprobs: Option<usize>,
-        tools: Option<&Tools>,
-    ) -> Result<Answer, ServeError> {
+    /// When something in the request is wrong, it doesn't fit into the context, the queue is full, or preparing takes
+    /// longer than an answer may.
+    pub async fn ask<T: Send + 'static>(
+        self: &Arc<Self>,
+        read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
+    ) -> Result<(Answer, T), ServeError> {
+        let waiting = self.limits.queue;
+        let _admitted = self.admitted.try_acquire().map_err(|_| ServeError::Busy { waiting })?;
+        let (service, client) = (self.clone(), Arc::new(()));
+        let wanted = Arc::downgrade(&client);
+        let prepared = async move {
+            let place = service.preparing.clone().acquire_owned().await.map_err(|_| ServeError::Stopping)?;
+            let work = tokio::task::spawn_blocking(move || {
+                // work that is given up keeps its place until it ends, so that it can't pile up
+                let _place = place;
+                let (submission, rest) = read(&service)?;
+                Ok::<_, ServeError>((service.submit(submission, &wanted)?, rest))
+            });
+            work.await.map_err(|_| ServeError::panicked())?
+        };
+        let late = |_| ServeError::Timeout { seconds: self.limits.timeout.as_secs() };
+        let answer = tokio::time::timeout(self.limits.timeout, prepared).await.map_err(late)?;
+        drop(client);
+        answer
+    }
+
+    /// Turns a request into texts in the queue, as long as `client` is there.
+    fn submit(&self, submission: Submission, client: &Weak<()>) -> Result<Answer, ServeError> {
+        let wanted = || if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) };
+        let Submission { prompt, parameters, logprobs, tools } = submission;
+        let tools = tools.as_ref();
         let start = Instant::now();
+        let field = prompt.field();
+        wanted()?;
         let prompt = self.tokens(prompt)?;
         let tokenize = start.elapsed();
-        let room = self.room(&prompt, parameters.max_tokens)?;
+        let room = self.room(&prompt, parameters.max_tokens, field)?;
         let facts = &self.model.bundle().model;
         let ends = self.model.end_tokens();
         let mut request = parameters.request(prompt.clone(), room, ends, facts.vocab_size, &self.defaults)?;
@@ -207,10 +265,12 @@ impl Service {
         }
         let syntax = self.syntax.filter(|_| tools.is_some());
         let shown = syntax.map(|syntax| syntax.marks(&self.tokenizer)).unwrap_or_default();
+        wanted()?;
         let constraint = grammar.map(|grammar| self.constraint(&grammar, field)).transpose()?;
+        wanted()?;
         let job = |index: usize| {
             let mut request = request.clone();
-            // texts of one request are to differ, and a seed is still to mean the same texts
+            // each of the n texts gets its own seed, derived from the request's
             request.sampling.seed = request.sampling.seed.wrapping_add(index as u64);
             Job { request, constraint: constraint.clone(), stops: stops.clone(), shown: shown.clone() }
         };
@@ -220,25 +280,35 @@ impl Service {
     }
 
     fn tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ServeError> {
-        Ok(match prompt {
-            Prompt::Ids(ids) => ids,
-            Prompt::Text { text, special: false } => self.tokenizer.encode_literal(&text)?,
-            Prompt::Text { text, special: true } => self.tokenizer.encode(&text)?,
+        let (context, field) = (self.context(), prompt.field());
+        let tokens = match prompt {
+            Prompt::Ids(ids) => Ok(ids),
+            Prompt::Text { text, special } => {
+                self.tokenizer.check_length(&text, context).and_then(|()| match special {
+                    false => self.tokenizer.encode_literal(&text),
+                    true => self.tokenizer.encode(&text),
+                })
+            }
             Prompt::Chat(chat) => match &self.template {
-                Ok(template) => template.encode(&self.tokenizer, &chat)?,
+                Ok(template) => template.encode_within(&self.tokenizer, &chat, context),
                 Err(RuntimeError::NoChatTemplate { .. }) => {
-                    let problem = "this model has no chat template: use /v1/completions with a `prompt`";
-                    return Err(ServeError::field("messages", problem));
+                    let problem =
+                        "this model has no chat template: give a `prompt` without `system`, which is continued";
+                    return Err(ServeError::field(field, problem));
                 }
                 Err(error) => return Err(ServeError::Model { problem: error.to_string() }),
             },
+        };
+        tokens.map_err(|error| match error {
+            RuntimeError::TextTooLong { bytes, .. } => ServeError::PromptBytes { context, bytes, field },
+            error => error.into(),
         })
     }
 
     /// Tokens that can follow a prompt.
-    fn room(&self, prompt: &[u32], wanted: Option<u64>) -> Result<u64, ServeError> {
+    fn room(&self, prompt: &[u32], wanted: Option<u64>, field: &'static str) -> Result<u64, ServeError> {
         if prompt.is_empty() {
-            return Err(ServeError::field("prompt", "the prompt has no tokens"));
+            return Err(ServeError::field(field, "the prompt has no tokens"));
         }
         let vocab_size = self.model.bundle().model.vocab_size;
         if let Some(token) = prompt.iter().copied().find(|token| u64::from(*token) >= vocab_size) {
@@ -254,7 +324,7 @@ impl Service {
         let more = wanted.unwrap_or(1);
         let tokens = prompt.saturating_add(more);
         if tokens > context {
-            return Err(ServeError::ContextLength { context, tokens, prompt, more });
+            return Err(ServeError::ContextLength { context, tokens, prompt, more, field });
         }
         Ok(context - prompt)
     }
@@ -277,21 +347,55 @@ impl Service {
     }
 }
 
+/// The events of a text, to its end.
+pub(super) fn events(receiver: Receiver<Event>) -> impl Stream<Item = Event> + Send {
+    stream::unfold(Some(receiver), async |receiver| {
+        let mut receiver = receiver?;
+        let event = next_event(&mut receiver).await;
+        let rest = matches!(event, Event::Delta(_)).then_some(receiver);
+        Some((event, rest))
+    })
+}
+
+/// Puts a text together from its events.
+#[derive(Default)]
+pub struct TextCollector {
+    text: String,
+    tokens: Vec<GeneratedToken>,
+}
+
+impl TextCollector {
+    /// Takes the next event; at the end it gives the text, or why there is none.
+    pub fn push(&mut self, event: Event) -> Option<Result<Text, ServeError>> {
+        match event {
+            Event::Delta(delta) => {
+                self.text.push_str(&delta.text);
+                self.tokens.extend(delta.tokens);
+                None
+            }
+            Event::End(ending) => {
+                let (text, tokens) = (std::mem::take(&mut self.text), std::mem::take(&mut self.tokens));
+                Some(Ok(Text { text, tokens, ending: *ending }))
+            }
+            Event::Failed(error) => Some(Err(error)),
+        }
+    }
+}
+
+/// The next event of a text. One that ends without saying so has failed: the server stops.
+pub(super) async fn next_event(receiver: &mut Receiver<Event>) -> Event {
+    receiver.recv().await.unwrap_or(Event::Failed(ServeError::Stopping))
+}
+
 /// Waits for the whole of a text.
 ///
 /// # Errors
 /// When it can't be finished.
-pub async fn whole(mut events: Receiver<Event>) -> Result<Text, ServeError> {
-    let (mut text, mut tokens) = (String::new(), Vec::new());
+pub async fn whole(mut receiver: Receiver<Event>) -> Result<Text, ServeError> {
+    let mut collector = TextCollector::default();
     loop {
-        match events.recv().await {
-            Some(Event::Piece(piece)) => {
-                text.push_str(&piece.text);
-                tokens.extend(piece.tokens);
-            }
-            Some(Event::End(ending)) => return Ok(Text { text, tokens, ending: *ending }),
-            Some(Event::Failed(error)) => return Err(error),
-            None => return Err(ServeError::Stopping),
+        if let Some(text) = collector.push(next_event(&mut receiver).await) {
+            return text;
         }
     }
 }

@@ -9,35 +9,21 @@ use futures_util::stream::{self, Stream, StreamExt};
 use serde_json::{Value, json};
 
 use super::engine::{Ending, Event};
-use super::openai::{self, Delta, Head, Kind, Likelihoods};
-use super::service::{Answer, Service, Times};
+use super::openai::{self, AnswerForm, Delta, Head, Likelihoods};
+use super::service::{Answer, Service, Times, events};
 use anec_runtime::tools::{self, CallReader};
-use anec_runtime::{Finish, Piece};
-
-/// How an answer is written.
-#[derive(Clone, Copy)]
-pub struct Form {
-    /// Kind of the answer.
-    pub kind: Kind,
-    /// It comes in parts.
-    pub stream: bool,
-    /// The last part says how many tokens there were.
-    pub include_usage: bool,
-    /// How likely tokens are is told.
-    pub logprobs: bool,
-}
+use anec_runtime::{Finish, TextDelta};
 
 /// The answer in parts. Dropping it drops the receivers, and with them the work.
 pub fn parts(
     service: Arc<Service>,
     head: Head,
-    form: Form,
+    form: AnswerForm,
     answer: Answer,
 ) -> impl Stream<Item = Result<Part, Infallible>> {
     let count = answer.receivers.len();
-    let events = answer.receivers.into_iter().enumerate().map(|(index, mut receiver)| {
-        stream::poll_fn(move |context| receiver.poll_recv(context)).map(move |event| (index, event)).boxed()
-    });
+    let texts = answer.receivers.into_iter().enumerate();
+    let events = texts.map(|(index, receiver)| events(receiver).map(move |event| (index, event)).boxed());
     let text = |index| Text {
         index,
         first: true,
@@ -74,17 +60,17 @@ struct Text {
 }
 
 impl Text {
-    /// What a piece adds, as choices of the API; nothing if there is nothing to say.
-    fn piece(&mut self, head: &Head, piece: &Piece) -> Vec<Value> {
-        let mut likely = self.likely.of(&piece.tokens);
+    /// What a delta adds, as choices of the API; nothing if there is nothing to say.
+    fn delta(&mut self, head: &Head, delta: &TextDelta) -> Vec<Value> {
+        let mut likely = self.likely.of(&delta.tokens);
         let parts = match &mut self.calls {
-            Some(reader) => reader.push(&piece.text),
-            None if piece.text.is_empty() => Vec::new(),
-            None => vec![tools::Part::Text(piece.text.clone())],
+            Some(reader) => reader.push(&delta.text),
+            None if delta.text.is_empty() => Vec::new(),
+            None => vec![tools::Part::Text(delta.text.clone())],
         };
         let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, likely.take())).collect();
         // the text of a token may wait, but somebody speaks, and its likelihood is known
-        if choices.is_empty() && (self.first || (!likely.is_null() && !piece.tokens.is_empty())) {
+        if choices.is_empty() && (self.first || (!likely.is_null() && !delta.tokens.is_empty())) {
             choices.push(self.choice(head, Delta::Text(""), likely));
         }
         choices
@@ -118,7 +104,7 @@ impl Text {
 /// Writes the parts of an answer.
 struct Writer {
     head: Head,
-    form: Form,
+    form: AnswerForm,
     texts: Vec<Text>,
     endings: Vec<Ending>,
     prompt_tokens: usize,
@@ -133,7 +119,7 @@ impl Writer {
             return Vec::new();
         }
         let choices = match event {
-            Event::Piece(piece) => self.texts[index].piece(&self.head, &piece),
+            Event::Delta(delta) => self.texts[index].delta(&self.head, &delta),
             Event::End(ending) => {
                 let choices = self.texts[index].end(&self.head, ending.generation.finish);
                 self.endings.push(*ending);

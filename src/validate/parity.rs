@@ -22,7 +22,7 @@ use super::thresholds::ParityThresholds;
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
 use anec_base::Result;
-use anec_runtime::{Answer, Ask, Chunking, Hidden, Model, Request, Session, generate};
+use anec_runtime::{Answer, Ask, Chunking, GenerationRequest, Hidden, Model, Session};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -198,9 +198,9 @@ impl Comparison<'_> {
     /// likely, quantized weights may rightly choose the other, and all that follows differs.
     fn greedy(&self, checks: &mut Vec<Check>) -> Result<()> {
         let Some(greedy) = &self.golden.greedy else { return Ok(()) };
-        let request = Request { prompt: greedy.prompt.clone(), max_tokens: greedy.ids.len(), ..Request::default() };
-        let mut session = request.session(&self.candidate.model)?;
-        let ids = generate(&mut session, &request, |_| Ok(std::ops::ControlFlow::Continue(())))?.ids;
+        let (prompt, max_tokens) = (greedy.prompt.clone(), greedy.ids.len());
+        let request = GenerationRequest { prompt, max_tokens, ..GenerationRequest::default() };
+        let ids = request.start(&self.candidate.model)?.run()?.ids;
         let agree = ids.iter().zip(&greedy.ids).take_while(|(a, b)| a == b).count();
         let mut check = Check::of(&self.candidate.name, "greedy continuation", None);
         check.measured.insert("greedy_agree".into(), agree as f64);

@@ -53,7 +53,7 @@ impl Server {
     }
 
     pub fn get(&self, path: &str) -> Reply {
-        self.raw(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes())
+        self.raw(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())
     }
 
     pub fn post(&self, path: &str, body: &Json) -> Reply {
@@ -114,7 +114,9 @@ impl Drop for Server {
 /// A request as bytes.
 pub fn post(path: &str, body: &str, headers: &str) -> String {
     let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}")
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    )
 }
 
 /// An answer.

@@ -1,0 +1,586 @@
+//! The generation loop: continues a prompt token by token. Sampling, penalties, grammars, drafts, log-probabilities, stop
+//! rules and timings live here, once, for everything that writes text.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::ask::{Ask, Chunking, Hidden, Positions};
+use super::constraint::Constraint;
+use super::error::RuntimeError;
+use super::logprobs::Logprobs;
+use super::lookup::{Lookup, Speculation};
+use super::model::Model;
+use super::prefix::common;
+use super::sampling::{Sampler, Sampling};
+use super::session::Session;
+use anec_base::Result;
+
+/// What to continue, and how.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationRequest {
+    /// The prompt.
+    pub prompt: Vec<u32>,
+    /// Most tokens to add.
+    pub max_tokens: usize,
+    /// How they are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the text; they aren't part of it.
+    pub stops: Vec<u32>,
+    /// Ends the text when its last tokens, this many, occurred in it before; 0 for never.
+    pub stop_repeat_ngram: usize,
+    /// Added to the logits of tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Return log-probabilities, with this many alternatives per token.
+    pub logprobs: Option<usize>,
+    /// Most tokens that are drafted from the text's past and verified in one call; 0 for none. The text is the same either
+    /// way.
+    pub speculation: usize,
+}
+
+/// Minimum and maximum n-gram length for prompt lookup.
+const NGRAM: (usize, usize) = (2, 8);
+
+/// A token of a generated text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GeneratedToken {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability and alternatives, where requested.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// A stop token or string, or the end of a grammar.
+    Stop,
+    /// As many tokens as were asked for.
+    Length,
+    /// The key-value cache is full.
+    Context,
+    /// Its last tokens occurred in it before.
+    Repetition,
+    /// The receiver wanted no more.
+    Interrupted,
+}
+
+/// What a generation wrote.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GenerationOutput {
+    /// Its tokens.
+    pub ids: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// How long it took.
+    #[serde(flatten)]
+    pub timings: Timings,
+    /// How many drafted tokens were right.
+    pub speculation: Speculation,
+}
+
+/// How long a generation took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// Prompt tokens that the session had already.
+    pub cached_tokens: usize,
+    /// Prompt tokens per second, of those that had to be computed.
+    pub prefill_tps: f64,
+    /// Tokens per second after the first.
+    pub decode_tps: f64,
+    /// Milliseconds until the first token.
+    pub ttft_ms: f64,
+    /// Seconds in all.
+    pub elapsed_s: f64,
+}
+
+impl GenerationRequest {
+    /// Tokens of prompt and continuation, as far as they fit.
+    pub fn length(&self, model: &Model) -> u64 {
+        let prompt = self.prompt.len() as u64;
+        prompt.saturating_add(self.max_tokens as u64).min(model.context()).max(prompt)
+    }
+
+    /// Starts the generation in a session of its own, with room for the prompt and as much of the continuation as fits.
+    ///
+    /// # Errors
+    /// When the prompt itself doesn't fit, or as [`Session::generate`].
+    pub fn start(self, model: &Arc<Model>) -> Result<Generation> {
+        model.start(self.length(model))?.generate(self)
+    }
+}
+
+impl Session {
+    /// Continues a prompt: an iterator over the tokens that follow it. Tokens that the session holds and the prompt begins
+    /// with aren't computed again; others are forgotten.
+    ///
+    /// # Errors
+    /// When the prompt is empty, a sampling parameter is out of its range, or states can't be had.
+    pub fn generate(self, request: GenerationRequest) -> Result<Generation> {
+        Generation::new(self, request)
+    }
+}
+
+/// A text being generated: an iterator over its tokens that owns the session it computes in. [`Generation::step`] makes
+/// one call of the model at a time, so that many generations can take turns.
+pub struct Generation {
+    session: Session,
+    request: GenerationRequest,
+    sampler: Sampler,
+    constraint: Option<Constraint>,
+    lookup: Option<Lookup>,
+    speculation: Speculation,
+    /// Most prompt tokens of one step.
+    prompt_chunk: usize,
+    /// Prompt tokens that the session had already.
+    cached: usize,
+    ids: Vec<u32>,
+    /// Tokens that [`Iterator::next`] hasn't given yet.
+    ready: VecDeque<GeneratedToken>,
+    finish: Option<Finish>,
+    /// A step failed; nothing follows.
+    failed: bool,
+    start: Instant,
+    prefill: Duration,
+    first_token: Option<Instant>,
+    end: Option<Instant>,
+}
+
+impl Generation {
+    fn new(mut session: Session, request: GenerationRequest) -> Result<Self> {
+        if request.prompt.is_empty() {
+            return Err(RuntimeError::NoTokens.into());
+        }
+        request.sampling.check()?;
+        let start = Instant::now();
+        // the last token has to be computed for its logits
+        let cached = common(session.tokens(), &request.prompt).min(request.prompt.len() - 1);
+        session.rewind(cached as u64)?;
+        let lookup = (request.speculation > 0).then(|| Lookup::new(&request.prompt, NGRAM.0, NGRAM.1));
+        Ok(Generation {
+            session,
+            sampler: Sampler::new(request.sampling, &request.prompt),
+            request,
+            constraint: None,
+            lookup,
+            speculation: Speculation::default(),
+            prompt_chunk: usize::MAX,
+            cached,
+            ids: Vec::new(),
+            ready: VecDeque::new(),
+            finish: None,
+            failed: false,
+            start,
+            prefill: Duration::ZERO,
+            first_token: None,
+            end: None,
+        })
+    }
+
+    /// Keeps the text to a grammar.
+    #[must_use]
+    pub fn with_constraint(mut self, constraint: Option<Constraint>) -> Self {
+        self.constraint = constraint;
+        self
+    }
+
+    /// Computes the prompt in several steps of at most this many tokens. All of it is one step otherwise.
+    #[must_use]
+    pub fn with_prompt_chunk(mut self, tokens: usize) -> Self {
+        self.prompt_chunk = tokens.max(1);
+        self
+    }
+
+    /// What is continued, and how.
+    pub fn request(&self) -> &GenerationRequest {
+        &self.request
+    }
+
+    /// The session that it computes in.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The session, for the next text.
+    pub fn into_session(self) -> Session {
+        self.session
+    }
+
+    /// Whether the prompt is computed and the first token chosen.
+    pub fn has_begun(&self) -> bool {
+        self.first_token.is_some()
+    }
+
+    /// Makes one call of the model: a part of the prompt, or the last token with drafted ones after it. The tokens that
+    /// follow are ready for the iterator then. Gives why the text ended, if it did.
+    ///
+    /// # Errors
+    /// When the prompt doesn't fit, or a function fails.
+    pub fn step(&mut self) -> Result<Option<Finish>> {
+        if self.finish.is_none() {
+            let stepped = if self.first_token.is_some() { self.decode() } else { self.prefill() };
+            match stepped {
+                Ok(Some(finish)) => self.stop(finish),
+                Ok(None) => {}
+                Err(error) => {
+                    self.failed = true;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(self.finish)
+    }
+
+    /// The next of the tokens that steps made ready.
+    pub fn ready(&mut self) -> Option<GeneratedToken> {
+        self.ready.pop_front()
+    }
+
+    /// Ends the text here; no further token is computed. A text that has ended stays as it is.
+    pub fn stop(&mut self, finish: Finish) {
+        if self.finish.is_none() {
+            self.finish = Some(finish);
+            self.end = Some(Instant::now());
+        }
+    }
+
+    /// Ends the text at a stop string, whatever ended its tokens.
+    pub(super) fn end_at_stop_string(&mut self) {
+        self.finish = Some(Finish::Stop);
+        self.end.get_or_insert_with(Instant::now);
+    }
+
+    /// Generates to the end.
+    ///
+    /// # Errors
+    /// When the prompt doesn't fit, or a function fails.
+    pub fn run(&mut self) -> Result<GenerationOutput> {
+        while self.step()?.is_none() {}
+        Ok(self.output())
+    }
+
+    /// The tokens so far, and how long they took. A text that hasn't ended counts as interrupted.
+    pub fn output(&self) -> GenerationOutput {
+        let end = self.end.unwrap_or_else(Instant::now);
+        let first_token = self.first_token.unwrap_or(end);
+        let timings = Timings {
+            cached_tokens: self.cached,
+            prefill_tps: rate(self.request.prompt.len() - self.cached, self.prefill),
+            decode_tps: rate(self.ids.len().saturating_sub(1), end - first_token),
+            ttft_ms: (first_token - self.start).as_secs_f64() * 1e3,
+            elapsed_s: (end - self.start).as_secs_f64(),
+        };
+        let finish = self.finish.unwrap_or(Finish::Interrupted);
+        GenerationOutput { ids: self.ids.clone(), finish, timings, speculation: self.speculation }
+    }
+
+    /// Computes the next part of the prompt; with its last token, the first of the text.
+    fn prefill(&mut self) -> Result<Option<Finish>> {
+        let rest = &self.request.prompt[self.session.tokens().len()..];
+        if self.prompt_chunk < rest.len() - 1 {
+            self.session.forward(&rest[..self.prompt_chunk], &Ask::none())?;
+            return Ok(None);
+        }
+        let mut logits = self.session.forward(rest, &Ask::last())?.logits;
+        self.session.checkpoint()?;
+        self.prefill = self.start.elapsed();
+        if self.request.max_tokens == 0 {
+            return Ok(Some(Finish::Length));
+        }
+        let end = self.choose(&mut logits, self.session.position() == self.session.limit())?;
+        self.first_token = Some(Instant::now());
+        Ok(end)
+    }
+
+    /// Computes the last token and verifies drafted ones after it.
+    fn decode(&mut self) -> Result<Option<Finish>> {
+        let before = self.session.position();
+        let Some(last) = self.ids.last() else { return Ok(Some(Finish::Length)) };
+        let mut call = vec![*last];
+        call.extend(self.draft()?);
+        let ask = Ask { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
+        let mut logits = self.session.forward(&call, &ask)?.logits;
+        let width = logits.len() / call.len();
+        let mut end = None;
+        for (i, row) in logits.chunks_exact_mut(width).enumerate() {
+            let position = before + i as u64 + 1;
+            end = self.choose(row, position == self.session.limit())?;
+            // the next row holds the logits after a draft that was right; what was computed after a wrong one is dropped
+            let accepted = end.is_none() && call.get(i + 1).is_some_and(|draft| self.ids.last() == Some(draft));
+            if !accepted {
+                self.session.rewind(position)?;
+                self.speculation.accepted += i;
+                if let Some(lookup) = self.lookup.as_mut().filter(|_| call.len() > 1) {
+                    lookup.judge(i);
+                }
+                break;
+            }
+        }
+        Ok(end)
+    }
+
+    /// Drafts the next tokens: as many as fit into one call, the text and the context. None where rewinding would mean to
+    /// compute the text again.
+    fn draft(&mut self) -> Result<Vec<u32>> {
+        let Some(lookup) = &mut self.lookup else { return Ok(Vec::new()) };
+        let session = &mut self.session;
+        let one_call = session.model().largest_call(session.limit(), self.request.speculation as u64 + 1)?;
+        let wanted = self.request.max_tokens.saturating_sub(self.ids.len() + 1);
+        let room = session.limit().saturating_sub(session.position() + 1);
+        let most = (one_call as usize).saturating_sub(1).min(wanted).min(room as usize);
+        let draft = if most > 0 { lookup.draft(most).to_vec() } else { Vec::new() };
+        if draft.is_empty() || !session.checkpoint()? {
+            return Ok(Vec::new());
+        }
+        self.speculation.drafted += draft.len();
+        Ok(draft)
+    }
+
+    /// Adds the token that a row of logits leads to. `full`: no further token can be computed.
+    fn choose(&mut self, logits: &mut [f32], full: bool) -> Result<Option<Finish>> {
+        let known = self.request.logprobs.map(|_| logits.to_vec());
+        self.sampler.penalise(logits);
+        for (token, bias) in &self.request.logit_bias {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit += bias;
+            }
+        }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.close(logits)?;
+        }
+        let id = self.sampler.next(logits);
+        if self.request.stops.contains(&id) {
+            return Ok(Some(Finish::Stop));
+        }
+        let logprobs = known.zip(self.request.logprobs).map(|(logits, count)| Logprobs::of(&logits, id, count));
+        self.sampler.see(id);
+        if let Some(lookup) = &mut self.lookup {
+            lookup.see(id);
+        }
+        self.ids.push(id);
+        self.ready.push_back(GeneratedToken { id, logprobs });
+        if let Some(constraint) = &mut self.constraint {
+            constraint.see(id)?;
+            if constraint.is_finished() {
+                return Ok(Some(Finish::Stop));
+            }
+        }
+        Ok(if repeats(&self.ids, self.request.stop_repeat_ngram) {
+            Some(Finish::Repetition)
+        } else if self.ids.len() >= self.request.max_tokens {
+            Some(Finish::Length)
+        } else if full {
+            Some(Finish::Context)
+        } else {
+            None
+        })
+    }
+}
+
+impl Iterator for Generation {
+    type Item = Result<GeneratedToken>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(token) = self.ready() {
+                return Some(Ok(token));
+            }
+            if self.failed || self.finish.is_some() {
+                return None;
+            }
+            if let Err(error) = self.step() {
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+/// Whether the last `length` tokens occurred in the text before.
+fn repeats(text: &[u32], length: usize) -> bool {
+    if length == 0 || text.len() <= length {
+        return false;
+    }
+    let (before, last) = (&text[..text.len() - 1], &text[text.len() - length..]);
+    before.windows(length).any(|window| window == last)
+}
+
+/// Per second; zero where nothing was timed.
+fn rate(count: usize, time: Duration) -> f64 {
+    if count == 0 || time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::double::{self, Form};
+    use super::super::sampling::argmax;
+    use super::*;
+
+    fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {
+        GenerationRequest { prompt: prompt.to_vec(), max_tokens, ..GenerationRequest::default() }
+    }
+
+    /// Greedy choices over whole texts.
+    fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
+        let length = (prompt.len() + count) as u64;
+        let mut text = prompt.to_vec();
+        for _ in 0..count {
+            let (_, logits) = double::reference(&text, length);
+            text.push(argmax(&logits[logits.len() - double::VOCAB..]));
+        }
+        text.split_off(prompt.len())
+    }
+
+    #[test]
+    fn a_greedy_continuation_is_that_of_whole_texts() {
+        let (model, _) = double::model(&Form::default());
+        let request = request(&[3, 1, 4, 1, 5], 8);
+        let mut generation = request.clone().start(&model).unwrap();
+        let streamed: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+        let generation = generation.output();
+        assert_eq!(generation.ids, expected(&request.prompt, 8));
+        assert_eq!(generation.ids, streamed);
+        assert_eq!(generation.finish, Finish::Length);
+    }
+
+    #[test]
+    fn a_stop_token_ends_the_text_and_is_no_part_of_it() {
+        let (model, _) = double::model(&Form::default());
+        let whole = expected(&[3, 1, 4], 8);
+        let mut request = request(&[3, 1, 4], 8);
+        request.stops = vec![whole[2]];
+        let generation = run(&model, &request);
+        let end = whole.iter().position(|id| *id == whole[2]).unwrap();
+        assert_eq!((generation.ids.as_slice(), generation.finish), (&whole[..end], Finish::Stop));
+    }
+
+    #[test]
+    fn a_full_context_ends_the_text() {
+        let (model, _) = double::model(&Form::default());
+        let request = request(&[2; 14], 100);
+        let generation = run(&model, &request);
+        // slots 14 and 15 take two of the tokens; the third is known, but nothing can follow it
+        assert_eq!((generation.ids.len(), generation.finish), (3, Finish::Context));
+        assert!(self::request(&[2; 17], 1).start(&model).is_err());
+    }
+
+    #[test]
+    fn the_receiver_can_stop() {
+        let (model, _) = double::model(&Form::default());
+        let request = request(&[2], 10);
+        let mut generation = request.start(&model).unwrap();
+        assert!(generation.next().is_some());
+        let output = generation.output();
+        assert_eq!((output.ids.len(), output.finish), (1, Finish::Interrupted));
+        generation.stop(Finish::Stop);
+        assert!(generation.next().is_none(), "a text that was ended stays so");
+        assert_eq!(generation.run().unwrap().finish, Finish::Stop);
+    }
+
+    fn run(model: &Arc<Model>, request: &GenerationRequest) -> GenerationOutput {
+        request.clone().start(model).unwrap().run().unwrap()
+    }
+
+    #[test]
+    fn guesses_change_calls_and_nothing_else() {
+        for recurrent in [false, true] {
+            for forks in [false, true] {
+                let form = Form { contexts: vec![200], recurrent, forks, ..Form::default() };
+                let (model, calls) = double::model(&form);
+                let count = || std::mem::take(&mut *calls.lock().unwrap()).len();
+                for (temperature, repetition_penalty) in [(0.0, 1.0), (0.3, 1.0), (0.0, 1.2)] {
+                    let sampling = Sampling { temperature, repetition_penalty, seed: 3, ..Sampling::default() };
+                    let plain = GenerationRequest { sampling, logprobs: Some(2), ..request(&[3, 1, 4, 1, 5], 150) };
+                    let expected = run(&model, &plain);
+                    let calls_without = count();
+                    let guessing = GenerationRequest { speculation: 3, ..plain };
+                    let found = run(&model, &guessing);
+                    let calls_with = count();
+                    assert_eq!((&found.ids, found.finish), (&expected.ids, expected.finish));
+                    assert_eq!(expected.speculation, Speculation::default());
+                    if recurrent && !forks {
+                        assert_eq!(found.speculation.drafted, 0, "a wrong guess would cost too much");
+                    } else if temperature == 0.0 && repetition_penalty == 1.0 {
+                        assert!(found.speculation.accepted > 50, "{:?}", found.speculation);
+                        assert!(calls_with < calls_without, "{calls_with} calls, {calls_without} without guesses");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_that_holds_a_beginning_of_the_prompt_goes_on_from_there() {
+        for recurrent in [false, true] {
+            let (model, calls) = double::model(&Form { recurrent, ..Form::default() });
+            let mut kept = Some(model.start(16).unwrap());
+            let mut ask = |prompt: &[u32]| {
+                calls.lock().unwrap().clear();
+                let mut generation = kept.take().unwrap().generate(request(prompt, 3)).unwrap();
+                let output = generation.run().unwrap();
+                kept = Some(generation.into_session());
+                let expected = model.start(16).unwrap().generate(request(prompt, 3)).unwrap().run().unwrap();
+                assert_eq!(output.ids, expected.ids);
+                output
+            };
+            let first = ask(&[3, 1, 4, 1]);
+            assert_eq!(first.timings.cached_tokens, 0);
+            let next = [&[3, 1, 4, 1], first.ids.as_slice(), &[5, 5]].concat();
+            assert_eq!(ask(&next).timings.cached_tokens, 6, "all but the token that was chosen last");
+            assert_eq!(ask(&next).timings.cached_tokens, next.len() - 1, "the last is computed again");
+            assert_eq!(ask(&[3, 1, 7]).timings.cached_tokens, 2);
+        }
+    }
+
+    #[test]
+    fn parts_of_a_prompt_make_the_whole() {
+        let (model, _) = double::model(&Form::default());
+        let request = request(&[3, 1, 4, 1, 5, 2, 6], 4);
+        let mut generation = request.clone().start(&model).unwrap().with_prompt_chunk(2);
+        let mut parts = 0;
+        while !generation.has_begun() {
+            assert_eq!((generation.step().unwrap(), generation.ready().is_some()), (None, parts == 2));
+            parts += 1;
+        }
+        assert_eq!((parts, generation.run().unwrap().ids), (3, run(&model, &request).ids));
+    }
+
+    #[test]
+    fn a_failure_ends_the_tokens() {
+        let script = vec![(20, double::Mishap::Error)];
+        let (model, _) = double::model(&Form { script, ..Form::default() });
+        let tokens: Vec<_> = request(&[3, 1, 4], 8).start(&model).unwrap().collect();
+        let (last, before) = tokens.split_last().unwrap();
+        assert!(last.is_err() && !before.is_empty() && before.iter().all(Result::is_ok));
+    }
+
+    #[test]
+    fn sampling_parameters_are_checked() {
+        let (model, _) = double::model(&Form::default());
+        let sampling = Sampling { min_p: 2.0, ..Sampling::default() };
+        let refused = GenerationRequest { sampling, ..request(&[3], 8) }.start(&model).err().unwrap();
+        assert_eq!(refused.to_string(), "`min_p` is 2, but has to be from 0 to 1");
+    }
+
+    #[test]
+    fn a_text_that_repeats_itself_ends() {
+        assert!(repeats(&[1, 2, 3, 1, 2], 2) && repeats(&[1, 1], 1) && repeats(&[1, 1, 1], 2));
+        assert!(!repeats(&[1, 2, 3, 2, 1], 2) && !repeats(&[1, 2], 2) && !repeats(&[1, 1, 1], 0));
+        let (model, _) = double::model(&Form { contexts: vec![200], ..Form::default() });
+        let whole = run(&model, &request(&[3, 1, 4], 150)).ids;
+        let end = (1..=150).find(|end| repeats(&whole[..*end], 6)).expect("the double's texts go round in circles");
+        let generation = run(&model, &GenerationRequest { stop_repeat_ngram: 6, ..request(&[3, 1, 4], 150) });
+        assert_eq!((generation.ids.as_slice(), generation.finish), (&whole[..end], Finish::Repetition));
+    }
+
+    #[test]
+    fn biases_open_and_close_tokens() {
+        let (model, _) = double::model(&Form::default());
+        let forced = run(&model, &GenerationRequest { logit_bias: vec![(6, 1e6)], ..request(&[3, 1], 4) });
+        assert_eq!(forced.ids, [6; 4]);
+        let closed = run(&model, &GenerationRequest { logit_bias: vec![(forced.ids[0], -1e6)], ..request(&[3, 1], 8) });
+        assert!(!closed.ids.contains(&6));
+    }
+}
