@@ -43,15 +43,18 @@
 //!
 //! Everything is there under its crate's name for whoever needs more than the front door:
 //!
-//! | crate | holds |
-//! |---|---|
-//! | [`manifest`], [`bundle`] | what a conversion shall make; what it made |
-//! | [`mil`], [`package`] | Core ML's intermediate language; .mlpackage files, both ways |
-//! | [`source`], [`family`], [`quant`], [`convert`] | weights, graphs, number formats; the conversion |
-//! | [`exec`], [`coreml`], [`runtime`] | the CPU executor, Core ML, sessions over both |
-//! | [`validate`], [`report`] | the gates; results as tables, JSON, JUnit, Markdown, HTML |
-//! | [`serve`] | the server |
-//! | [`base`] | errors that name their remedy, progress, mapped files |
+//! | tier | crate | holds |
+//! |---|---|---|
+//! | 7 | [`report`] | results as tables, JSON, JUnit, Markdown, HTML |
+//! | 6 | [`validate`] | gates and verdicts: structure, numerics, parity, residency |
+//! | 5 | [`convert`], [`serve`] | the conversion: plan, build, quantize, write, compile; the HTTP server |
+//! | 4 | [`family`], [`quant`], [`runtime`] | model families as graphs; number formats; sessions, sampling, tokenizers over a backend |
+//! | 3 | [`source`], [`exec`], [`coreml`] | weights out of GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac |
+//! | 2 | [`bundle`], [`package`] | bundle.json: what a runtime must know; .mlpackage files, both ways |
+//! | 1 | [`manifest`], [`mil`] | what a conversion shall make; Core ML's intermediate language |
+//! | 0 | [`base`], `kernels` | errors that name their remedy, files, progress; the inner loops, their threads and vector units |
+//!
+//! A crate depends on crates of lower tiers only; a test reads this table.
 
 #[cfg(feature = "convert")]
 mod converter;

@@ -1,0 +1,55 @@
+//! The tiers of the workspace: a crate depends on crates of lower tiers only. The table of `src/lib.rs` says which tier a
+//! crate is on, and the book's page shows the same table.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
+
+use crate::common::folder::repository;
+
+/// Crates by name (`mil`, not `anec-mil`) with their tier, out of the rows `| 3 | `family` | …` of a table.
+fn tiers(text: &str) -> BTreeMap<String, u64> {
+    let rows = text.lines().map(|line| line.trim_start_matches("//!").trim());
+    let cells = rows.filter_map(|row| {
+        let mut cells = row.strip_prefix('|')?.split('|').map(str::trim);
+        Some((cells.next()?.parse::<u64>().ok()?, cells.next()?))
+    });
+    let names = |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    cells.flat_map(|(tier, cell)| names(cell).into_iter().map(move |name| (name, tier))).collect()
+}
+
+#[test]
+fn crates_depend_on_lower_tiers_only() {
+    let read = |path: &str| std::fs::read_to_string(repository(path)).unwrap();
+    let tiers = tiers(&read("src/lib.rs"));
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(repository(""))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Json = serde_json::from_slice(&output.stdout).unwrap();
+    let (mut checked, mut wrong) = (0, Vec::new());
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        let Some(name) = name.strip_prefix("anec-").filter(|name| *name != "testing") else { continue };
+        let Some(tier) = tiers.get(name) else { panic!("src/lib.rs doesn't say on which tier `{name}` is") };
+        checked += 1;
+        for dependency in package["dependencies"].as_array().unwrap() {
+            // tests may use whatever they need
+            let (kind, other) = (&dependency["kind"], dependency["name"].as_str().unwrap());
+            let Some(other) = other.strip_prefix("anec-").filter(|_| kind.is_null()) else { continue };
+            if tiers.get(other).is_none_or(|lower| lower >= tier) {
+                wrong.push(format!("{name} (tier {tier}) depends on {other} (tier {:?})", tiers.get(other)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(checked, tiers.len(), "crates of the table: {tiers:?}");
+}
+
+#[test]
+fn the_book_shows_the_same_tiers() {
+    let read = |path: &str| std::fs::read_to_string(repository(path)).unwrap();
+    assert_eq!(tiers(&read("book/src/internals.md")), tiers(&read("src/lib.rs")));
+}
