@@ -10,7 +10,6 @@
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let out = folder.path().join("demo.anec");
-//! # std::env::set_current_dir(env!("CARGO_MANIFEST_DIR")).unwrap();
 //! // `source` can be a .gguf, a .safetensors, an .onnx, a folder of Hugging Face, or hf:owner/name
 //! let manifest = Manifest::from_yaml("source: demo/model\ncontext: 256", "the example", &[])?;
 //! Converter::new(manifest).out(&out).observe(|event| println!("{event:?}")).convert()?;

@@ -103,7 +103,7 @@ fn replaced(path: &Path) -> PathBuf {
 }
 
 /// Gives a complete bundle its name, and removes its journal and the bundle that it replaces. A kill at any moment
-/// leaves the old bundle or the new one, and what [`tidy`] puts in order.
+/// leaves the old bundle or the new one, and what `tidy` puts in order.
 ///
 /// # Errors
 /// When the system refuses.

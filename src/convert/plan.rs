@@ -66,8 +66,11 @@ impl Plan {
         let ranges = match &manifest.shards.layers {
             Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
             None => {
-                let layer = |layer| size(&functions.of(&Stage::Layers { first: layer, end: layer + 1 }));
-                let sizes = (0..facts.num_layers).map(|index| Ok(layer(index)?.file_bytes));
+                // every function of a layer holds the same weights
+                let sizes = (0..facts.num_layers).map(|layer| {
+                    let requests = functions.of(&Stage::Layers { first: layer, end: layer + 1 });
+                    Ok(size(&requests[..requests.len().min(1)])?.file_bytes)
+                });
                 let sizes = sizes.collect::<Result<Vec<u64>>>()?;
                 layer_ranges(&sizes, limit, limit_mb, |layer| apart(layer).is_some())?
             }

@@ -1,7 +1,7 @@
 //! Programs to protobuf and back.
 //!
 //! [`encode`] and [`decode`] are inverse to each other but for what the format can't hold: it has no symbols, so a
-//! dimension that isn't fixed is written as unknown, and comes back as [`Dim::Unknown`](super::Dim::Unknown) — at an
+//! dimension that isn't fixed is written as unknown, and comes back as [`Dim::Unknown`] — at an
 //! input as a symbol, which is the one named by the caller's [`Dimensions`] or a fresh one for each dimension. It has
 //! functions by name, so they come back in the order of their names. Operators that the catalogue doesn't know are kept
 //! as they are.

@@ -6,7 +6,8 @@
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let bundle = folder.path().join("demo.anec");
-//! # anec_testing::double::convert_demo(&bundle, &["context=64"]);
+//! # let demo = concat!("source=", env!("CARGO_MANIFEST_DIR"), "/../../demo/model");
+//! # anec_testing::double::convert_demo(&bundle, &["context=64", demo]);
 //! let model = Model::on_cpu(&bundle, Precision::F32)?;
 //! let tokenizer = Tokenizer::of(model.bundle(), &bundle)?;
 //! let mut session = model.start(64)?;

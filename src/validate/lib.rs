@@ -6,7 +6,8 @@
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let folder = folder.path().join("demo.anec");
-//! # anec_testing::double::convert_demo(&folder, &["context=64"]);
+//! # let demo = concat!("source=", env!("CARGO_MANIFEST_DIR"), "/../../demo/model");
+//! # anec_testing::double::convert_demo(&folder, &["context=64", demo]);
 //! let bundle = Bundle::read(&folder)?;
 //! let gate = structure(&bundle, &folder);
 //! assert_eq!(gate.verdict, Verdict::Passed);
