@@ -8,7 +8,7 @@ use anec::base::FileError;
 use serde_json::json;
 
 use super::model::PrecisionName;
-use super::run::continue_text;
+use super::run::{show, write};
 use super::validate::candidates;
 use super::{print, print_json};
 use anec::base::Result;
@@ -17,7 +17,7 @@ use anec::bundle::Bundle;
 use anec::convert::{Options, Outcome, convert, files};
 use anec::manifest::Manifest;
 use anec::report;
-use anec::runtime::{Request, Sampling, Tokenizer};
+use anec::runtime::{GenerationRequest, Sampling, Tokenizer};
 use anec::validate::{Golden, Report, Thresholds, parity, structure};
 
 /// Converts, checks and runs a small language model that is part of this program.
@@ -81,18 +81,21 @@ impl Args {
 
         let model = &candidates[0].model;
         let tokenizer = Arc::new(Tokenizer::of(&bundle, &out)?);
-        let request = Request {
+        let request = GenerationRequest {
             prompt: tokenizer.encode(&self.prompt)?,
             max_tokens: TOKENS,
             sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, seed: self.seed, ..Sampling::default() },
             stops: model.end_tokens(),
-            ..Request::default()
+            ..GenerationRequest::default()
         };
         if !self.json {
             print("");
             eprint!("{}", self.prompt);
         }
-        let (generation, text) = continue_text(model, Some(&tokenizer), request, None, &[], !self.json)?;
+        let (generation, text) = write(request.start(model)?, Some(&tokenizer), &[], |text| self.json || show(text))?;
+        if !self.json {
+            print("");
+        }
         if self.json {
             print_json(&json!({
                 "bundle": self.out,

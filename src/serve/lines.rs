@@ -45,8 +45,9 @@ struct LineFields {
 
 /// The line that says that requests can come.
 pub fn ready(transport: &str, path: Option<&std::path::Path>) -> String {
+    let request = [names::<LineFields>(), names::<Parameters>()].concat();
     let fields = json!({
-        "request": [names::<LineFields>(), names::<Parameters>()].concat(),
+        "request": request,
         "response": ["ok", "id", "text", "output", "generated_ids", "finish_reason", "timing", "cache_seq_len", "error"],
     });
     let mut about = json!({"protocol": PROTOCOL, "transport": transport, "fields": fields});
