@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{MatchedPath, Path, Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{Html, IntoResponse, Response};
@@ -166,17 +166,10 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
 /// Refuses what web pages of others send: browsers tell their origin. A page can give its own name the address of this
 /// machine, so where only this machine can connect, only its names count.
 async fn same_site(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let text = |name| request.headers().get(name).map(|value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()));
-    let host = text(header::HOST).unwrap_or_default();
-    if app.local && !host.is_empty() && !local_name(&host) {
-        return ServeError::ForeignHost { host: host.into_owned() }.into_response();
+    match app.foreign(request.headers()) {
+        Some(error) => error.into_response(),
+        None => next.run(request).await,
     }
-    if let Some(origin) = text(header::ORIGIN)
-        && !allowed_origin(&origin, &host, &app.options.cors)
-    {
-        return ServeError::ForeignOrigin { origin: origin.into_owned() }.into_response();
-    }
-    next.run(request).await
 }
 
 fn cors(origins: &[String]) -> CorsLayer {
@@ -299,6 +292,17 @@ async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response,
 }
 
 impl App {
+    /// Why a request with these headers isn't served.
+    fn foreign(&self, headers: &HeaderMap) -> Option<ServeError> {
+        let text = |name| headers.get(name).map(|value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()));
+        let host = text(header::HOST).unwrap_or_default();
+        if self.local && !host.is_empty() && !local_name(&host) {
+            return Some(ServeError::ForeignHost { host: host.into_owned() });
+        }
+        let origin = text(header::ORIGIN).filter(|origin| !allowed_origin(origin, &host, &self.options.cors));
+        origin.map(|origin| ServeError::ForeignOrigin { origin: origin.into_owned() })
+    }
+
     fn answer_id(&self, kind: Kind) -> String {
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let prefix = match kind {
