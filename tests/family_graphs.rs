@@ -76,6 +76,15 @@ fn check(model: &dyn Model, form: Form) -> Result<()> {
     let facts = model.facts();
     let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
     let sliced = Form { kv_write: KvWrite::Slice, ..form };
+    // fp16 holds a small epsilon's root only
+    if form.norm == NormForm::LayerNormConcat && facts.hidden_scale != 1.0 {
+        let stage = Stage::Layers { first: 0, end: facts.num_layers };
+        let request =
+            FunctionRequest { name: "main".into(), stage, tokens: range, context: 64, most_tokens: 4, argmax: false };
+        let refused = model.build(&form, &request, &mut Fp16).unwrap_err().to_string();
+        assert!(refused.contains("which fp16 doesn't hold"), "{refused}");
+        return Ok(());
+    }
     for (form, tokens) in [(form, range), (sliced, TokenCount::Exactly(3)), (form, TokenCount::Exactly(1))] {
         let head = Stage::Head { first: 3, end: facts.head_rows() };
         for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {

@@ -50,6 +50,9 @@ pub struct Bundle {
     pub host: HostFacts,
     /// Tokenizer files, by what they are: `tokenizer`, `tokenizer_config`, `chat_template`, `generation_config`.
     pub tokenizer: BTreeMap<String, String>,
+    /// The same files with their digests.
+    #[serde(default)]
+    pub tokenizer_files: Vec<FileDigest>,
     /// How the source's tensors were accounted for.
     pub ledger: LedgerTotals,
 }

@@ -17,7 +17,7 @@ use anec::bundle::Bundle;
 use anec::convert::{Options, Outcome, convert, files};
 use anec::manifest::Manifest;
 use anec::report;
-use anec::runtime::{Request, Sampling, Tokenizer};
+use anec::runtime::{Request, RuntimeError, Sampling, Tokenizer};
 use anec::validate::{Golden, Report, Thresholds, parity, structure};
 
 /// Converts, checks and runs a small language model that is part of this program.
@@ -58,9 +58,18 @@ impl Args {
         let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
         let source = folder.path().join("model");
         unpack(&source)?;
+        // the prompt first: what can't be continued isn't worth a conversion
+        let prompt = Tokenizer::open(&source.join("tokenizer.json"))?.encode(&self.prompt)?;
+        if prompt.is_empty() {
+            return Err(RuntimeError::NoTokens.into());
+        }
         let out = self.out.clone().unwrap_or_else(|| folder.path().join("demo.anec"));
 
         let mut manifest = Manifest::open("manifests/demo.yaml", &[])?;
+        let context = manifest.context.all().last().copied().unwrap_or(0);
+        if prompt.len() as u64 >= context {
+            return Err(RuntimeError::ContextFull { tokens: prompt.len() as u64, context }.into());
+        }
         manifest.source = Some(source.display().to_string());
         let options =
             Options { manifest, out: Some(out.clone()), force: false, compile: true, progress: Progress::on_stderr() };
@@ -82,7 +91,7 @@ impl Args {
         let model = &candidates[0].model;
         let tokenizer = Arc::new(Tokenizer::of(&bundle, &out)?);
         let request = Request {
-            prompt: tokenizer.encode(&self.prompt)?,
+            prompt,
             max_tokens: TOKENS,
             sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, seed: self.seed, ..Sampling::default() },
             stops: model.end_tokens(),

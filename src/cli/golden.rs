@@ -16,7 +16,7 @@ use anec::base::progress::Progress;
 use anec::convert::{Options, convert, files};
 use anec::exec::Precision;
 use anec::manifest::{Manifest, Numerics, Quant, WeightFormat};
-use anec::runtime::{Ask, Chunking, Hidden, Model, Positions, Request, Windows, generate};
+use anec::runtime::{Ask, Chunking, Finish, Hidden, Model, Positions, Request, Windows, generate};
 use anec::validate::perplexity::loss;
 use anec::validate::{Golden, Greedy};
 
@@ -108,6 +108,12 @@ fn compute(model: &Arc<Model>, tokens: Vec<u32>, hidden: bool, greedy: usize, ma
         0 => None,
         _ => {
             let generation = generate(&mut request.session(model)?, &request, |_| Ok(ControlFlow::Continue(())))?;
+            if generation.finish == Finish::Context {
+                let count = generation.ids.len();
+                eprintln!(
+                    "note: the context is full after {count} of {greedy} tokens; `--set context=N` makes it larger"
+                );
+            }
             Some(Greedy { prompt: tokens.clone(), ids: generation.ids })
         }
     };

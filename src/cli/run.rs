@@ -1,11 +1,12 @@
 //! `anec run`
 
-use std::io::{Read, Write};
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anec::base::FileError;
+use anec::base::input::{read, read_from};
+use anec::base::{Diagnostic, Fault, FileError};
 
 use serde_json::json;
 
@@ -95,8 +96,11 @@ impl Prompt {
         };
         let mut text = text.clone();
         if text == "-" {
-            text.clear();
-            std::io::stdin().read_to_string(&mut text).map_err(FileError::of("stdin", "read"))?;
+            let bytes = read_from(std::io::stdin().lock(), longest(model, tokenizer));
+            let bytes = bytes.map_err(FileError::of("stdin", "read"))?;
+            text = String::from_utf8(bytes).map_err(|_| {
+                FileError::of("stdin", "read")(std::io::Error::new(ErrorKind::InvalidData, "it isn't UTF-8"))
+            })?;
         }
         if !self.chat {
             return Ok(if self.special { tokenizer.encode(&text) } else { tokenizer.encode_literal(&text) }?);
@@ -111,10 +115,37 @@ impl Prompt {
     }
 }
 
+/// Bytes of a JSON Schema, at most.
+const MOST_SCHEMA: u64 = 16 << 20;
+
+/// A file that is no JSON Schema.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+struct BadSchema {
+    path: PathBuf,
+    problem: String,
+}
+
+impl Diagnostic for BadSchema {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("--json-schema takes a file that holds a JSON Schema".into())
+    }
+}
+
+/// Bytes of a text that can fit the model: no token has more than the longest one.
+fn longest(model: &Model, tokenizer: &Tokenizer) -> u64 {
+    let tokens = (0..tokenizer.len() as u32).map(|id| tokenizer.token_bytes(id).len());
+    model.context() * tokens.max().unwrap_or(1).max(1) as u64
+}
+
 fn json_schema(file: &PathBuf, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
-    let bytes = std::fs::read(file).map_err(FileError::of(file, "read"))?;
+    let bytes = read(file, MOST_SCHEMA)?;
     let schema = serde_json::from_slice(&bytes)
-        .map_err(|error| RuntimeError::bundle(file, format!("it isn't a JSON Schema: {error}")))?;
+        .map_err(|error| BadSchema { path: file.clone(), problem: format!("it isn't JSON: {error}") })?;
     let grammars = Grammars::new(tokenizer, model.bundle().model.vocab_size, &model.end_tokens())?;
     Ok(grammars.start(&Grammar::JsonSchema(schema))?)
 }
@@ -142,11 +173,7 @@ pub(super) fn continue_text(
 
 /// Shows a piece of text. A reader that went away wants no more.
 pub(super) fn put(piece: &Piece, show: bool) -> ControlFlow<()> {
-    let mut out = std::io::stdout().lock();
-    match show.then(|| out.write_all(piece.text.as_bytes()).and_then(|()| out.flush())) {
-        Some(Err(_)) => ControlFlow::Break(()),
-        _ => ControlFlow::Continue(()),
-    }
+    if !show || super::put(&piece.text) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
 }
 
 fn result(request: &Request, generation: &Generation, text: Option<&str>) -> serde_json::Value {

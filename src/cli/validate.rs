@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec::base::FileError;
+use anec::base::input::read_text;
+use anec::base::{Diagnostic, Fault, FileError};
 
 use super::model::{Backend, PrecisionName, open_on_core_ml};
-use super::{print, print_json};
+use super::{MOST_TEXT, print, print_json};
 use anec::base::Result;
+use anec::base::output::write_file;
 use anec::base::progress::Progress;
 use anec::bundle::Bundle;
 use anec::bundle::FILE_NAME;
@@ -79,13 +81,13 @@ pub struct Args {
     /// Writes the report as JSON; - for stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes the report as JUnit XML
+    /// Writes the report as JUnit XML; - for stdout
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Writes the report as Markdown, for a step summary
+    /// Writes the report as Markdown, for a step summary; - for stdout
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Writes the report as one HTML page
+    /// Writes the report as one HTML page; - for stdout
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -93,8 +95,28 @@ pub struct Args {
 /// Name of a golden that lies in the bundle.
 const GOLDEN: &str = "golden.safetensors";
 
+/// Two reports that would be one file.
+#[derive(Debug, thiserror::Error)]
+#[error("two reports go to {}", .0.display())]
+struct SameOutput(PathBuf);
+
+impl Diagnostic for SameOutput {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("give each its own file".into())
+    }
+}
+
+fn is_stdout(path: &Option<PathBuf>) -> bool {
+    path.as_ref().is_some_and(|path| path.as_os_str() == "-")
+}
+
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
+        self.outputs_differ()?;
         let path = match &self.path {
             Some(path) => path.clone(),
             None => of_current_folder()?,
@@ -108,6 +130,17 @@ impl Args {
         };
         self.write(&report, plan.as_ref())?;
         Ok(report.exit_code(self.allow_unproven))
+    }
+
+    /// Every report has a file of its own.
+    fn outputs_differ(&self) -> Result<()> {
+        let mut outputs: Vec<&PathBuf> =
+            [&self.json, &self.junit, &self.markdown, &self.html, &self.plan_out].into_iter().flatten().collect();
+        outputs.sort();
+        match outputs.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(SameOutput(pair[0].clone()).into()),
+            None => Ok(()),
+        }
     }
 
     /// No gate named: all of them.
@@ -183,8 +216,10 @@ impl Args {
 
     fn write(&self, report: &Report, plan: Option<&ComputePlan>) -> Result<()> {
         let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| -> Result<()> {
-            if let Some(path) = path {
-                files::write(path, text().as_bytes())?;
+            match path {
+                Some(path) if path.as_os_str() == "-" => print(&text()),
+                Some(path) => write_file(path, text().as_bytes())?,
+                None => {}
             }
             Ok(())
         };
@@ -197,6 +232,8 @@ impl Args {
                 files::write_json(path, report)?;
                 print(&report::gates(report));
             }
+            // the report that goes to stdout stands for the table
+            None if [&self.junit, &self.markdown, &self.html].iter().any(|path| is_stdout(path)) => {}
             None => print(&report::gates(report)),
         }
         Ok(())
@@ -207,7 +244,7 @@ impl Args {
         let tokens = match &self.text {
             None => prompts::tokens(bundle, folder, count)?,
             Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(FileError::of(path, "read"))?;
+                let text = read_text(path, MOST_TEXT)?;
                 let mut tokens = Tokenizer::of(bundle, folder)?.encode(&text)?;
                 tokens.truncate(count);
                 tokens
