@@ -32,7 +32,7 @@ impl OutputFile {
     pub fn create(path: &Path) -> Result<Self, FileError> {
         let target = resolve(path).map_err(FileError::of(path, "create"))?;
         let special = fs::metadata(&target).is_ok_and(|found| !found.is_file() && !found.is_dir());
-        if special || is_of_system(path) {
+        if special || is_open_file(&target) {
             let file = File::options().append(true).open(path).map_err(FileError::of(path, "write"))?;
             return Ok(OutputFile { file, target: path.to_owned(), partial: None });
         }
@@ -132,6 +132,9 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     const LINKS: usize = 40;
     let mut path = path.to_owned();
     for _ in 0..LINKS {
+        if is_open_file(&path) {
+            return Ok(path);
+        }
         match fs::read_link(&path) {
             Ok(to) => path = path.parent().unwrap_or(Path::new("")).join(to),
             // no link, or nothing
@@ -141,10 +144,12 @@ pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("links lead to each other"))
 }
 
-/// Whether a path names an open file of this process or a device, such as `/dev/stdout`: what it leads to may be a regular
-/// file, but it is the open one that is meant.
-fn is_of_system(path: &Path) -> bool {
-    ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder)) && fs::metadata(path).is_ok_and(|m| !m.is_dir())
+/// Whether a path names an open file of a process, such as `/dev/stdout`: what it leads to may be a regular file, but it is
+/// the open one that is meant.
+fn is_open_file(path: &Path) -> bool {
+    let named = ["/dev/stdin", "/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name));
+    let folder = path.parent().unwrap_or(Path::new(""));
+    named || folder == Path::new("/dev/fd") || (folder.starts_with("/proc") && folder.ends_with("fd"))
 }
 
 #[cfg(test)]

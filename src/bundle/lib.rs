@@ -207,7 +207,7 @@ pub struct PackageEntry {
     /// Folder name of the compiled model, once there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compiled: Option<String>,
-    /// Bytes of its weight file.
+    /// Bytes of its weights, without what a weight file has around them.
     pub weight_bytes: u64,
     /// Its files.
     pub files: Vec<FileDigest>,

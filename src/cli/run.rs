@@ -16,8 +16,7 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{
-    Constraint, Generation, Generator, Grammar, Grammars, Model, Piece, Request, RuntimeError, Tokenizer, generate,
-    generate_text,
+    Constraint, Generation, Generator, Grammar, Grammars, Model, Piece, Request, Tokenizer, generate, generate_text,
 };
 
 /// Continues a prompt: text in, text out.

@@ -29,7 +29,7 @@ pub const GATE: &str = "parity";
 
 /// Tokens of a golden below which it shows too little: of one token, attention sees nothing but itself, and nothing is
 /// rotated.
-const SHORTEST: usize = 8;
+const SHORTEST: usize = 4;
 
 /// A bundle on a backend, with what tells it from the others: `f32`, `f16`.
 pub struct Candidate {

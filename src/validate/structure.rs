@@ -140,7 +140,11 @@ fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Ch
         Check::of(name, "types inferred anew at every T are the declared ones", listed(&types(&functions, &package))),
         Check::of(name, "it has all its files, and no others", listed(&contents(entry, &package))),
         Check::of(name, "its weights are under the limit of a package", size),
-        Check::of(name, "it has as many bytes of weights as the bundle says", description::weight_bytes(entry)),
+        Check::of(
+            name,
+            "it has as many bytes of weights as the bundle says",
+            description::weight_bytes(entry, &package),
+        ),
         Check::of(name, "its attention has the scale of the configuration", listed(&scales)),
     ]);
     checks

@@ -3,13 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
 use super::{files, text};
 use crate::verdict::{Check, listed};
 use anec_bundle::{Bundle, FunctionEntry, PackageEntry, Stage, StatePort, StateRole, Task};
-use anec_mil::Function;
+use anec_mil::constant::Data;
+use anec_mil::{Binding, Function};
+use anec_package::Package;
 
 /// Files that a bundle has beside those that it lists: its own, and a golden of it.
 const OWN: [&str; 3] = [anec_bundle::FILE_NAME, anec_convert::report::FILE_NAME, "golden.safetensors"];
@@ -161,14 +164,25 @@ fn ends(bundle: &Bundle, folder: &Path) -> Vec<String> {
     problems
 }
 
-/// Checks of what the bundle says of a package: bytes of weights, and the scale of attention.
-pub(super) fn weight_bytes(entry: &PackageEntry) -> Option<String> {
-    let mut sizes: BTreeMap<&str, u64> = BTreeMap::new();
-    for file in entry.files.iter().filter(|file| file.file.contains("/weights/")) {
-        sizes.insert(&file.file, file.bytes);
-    }
-    let total: u64 = sizes.values().sum();
-    (total != entry.weight_bytes).then(|| format!("{} bytes, its files have {total}", entry.weight_bytes))
+/// The bytes of a package's weights against those that the bundle says.
+pub(super) fn weight_bytes(entry: &PackageEntry, package: &Package) -> Option<String> {
+    let ops = package.program.functions.iter().flat_map(Function::ops);
+    let constants = ops.flat_map(|op| {
+        let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
+            Binding::Constant(constant) => Some(constant),
+            Binding::Value(_) => None,
+        });
+        op.attributes.values().chain(bound)
+    });
+    // what is in the weight file and not in the program; functions share it
+    let blobs: BTreeMap<usize, u64> = constants
+        .filter_map(|constant| match &constant.data {
+            Data::Content(content) => Some((Arc::as_ptr(content).cast::<()>().addr(), constant.ty.bytes()?)),
+            _ => None,
+        })
+        .collect();
+    let total: u64 = blobs.values().sum();
+    (total != entry.weight_bytes).then(|| format!("{} bytes, expected {total}", entry.weight_bytes))
 }
 
 /// Whether a function that looks into caches multiplies by the scale that the configuration has.
