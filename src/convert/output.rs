@@ -30,8 +30,9 @@ pub enum Existing {
 pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) -> Result<Existing> {
     tidy(path)?;
     match std::fs::read_dir(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Existing::Nothing),
-        Err(_) if path.exists() && !path.is_dir() => return Err(ConvertError::NotABundle(path.to_owned()).into()),
+        // what is in the way of the folder itself is told when it is made
+        Err(_) if std::fs::symlink_metadata(path).is_err() => return Ok(Existing::Nothing),
+        Err(_) if !path.is_dir() => return Err(ConvertError::NotABundle(path.to_owned()).into()),
         Err(e) => return Err(FileError::of(path, "open")(e).into()),
         Ok(mut entries) => {
             if entries.next().is_none() {

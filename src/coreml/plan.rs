@@ -162,7 +162,7 @@ pub struct Timing {
 }
 
 /// Bytes of a plan, at most: some hundred for each op.
-const MOST_BYTES: u64 = 1 << 30;
+const MOST_BYTES: u64 = 1 << 28;
 
 impl ComputePlan {
     /// Reads a file.

@@ -11,7 +11,7 @@ use super::perplexity;
 use anec_base::{Diagnostic, Fault, input};
 
 /// Bytes of a golden that comes through a pipe, at most.
-const MOST_STREAMED: u64 = 1 << 30;
+const MOST_STREAMED: u64 = 1 << 28;
 
 /// What a reference computed.
 #[derive(Clone, Debug, Default, PartialEq)]
