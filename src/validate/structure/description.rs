@@ -188,7 +188,9 @@ pub(super) fn weight_bytes(entry: &PackageEntry, package: &Package) -> Option<St
 /// Whether a function that looks into caches multiplies by the scale that the configuration has.
 pub(super) fn attention_scale(bundle: &Bundle, entry: &FunctionEntry, function: &Function) -> Option<String> {
     let scale = bundle.config.get("attention_scale").and_then(Json::as_f64)?;
-    if scale == 1.0 || !entry.states.iter().any(|state| cache_of(&state.role, 1).is_some()) {
+    // compressed convolutional attention has a scale of its own, a weight
+    let own = bundle.config.get("cca").is_some_and(|cca| !cca.is_null());
+    if scale == 1.0 || own || !entry.states.iter().any(|state| cache_of(&state.role, 1).is_some()) {
         return None;
     }
     let expected = half::f16::from_f64(scale).to_f32();
