@@ -30,12 +30,14 @@ mod schema;
 mod serve;
 mod validate;
 
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::{Parser, Subcommand};
 
-use anec::base::{Error, Result};
+use anec::base::{Error, FileError, Result};
 
 /// Turns language models into Core ML programs for Apple's Neural Engine, proves what it made, and runs it.
 #[derive(Debug, Parser)]
@@ -125,11 +127,34 @@ impl Verb {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    match Cli::parse().verb.run() {
+    // what the libraries need; a system that gives none is better told here than by a panic in them
+    let threads = std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join().is_ok());
+    let run = || -> Result<u8> {
+        threads.map_err(FileError::of("threads", "create"))?;
+        Cli::parse().verb.run().and_then(written)
+    };
+    match run() {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprint!("{}", explain(&error));
+            eprint!("{}", visible(&explain(&error)));
             ExitCode::from(error.fault().exit_code())
+        }
+    }
+}
+
+/// Bytes of a text that a user names, at most.
+const MOST_TEXT: u64 = 64 << 20;
+
+/// What stdout refused first.
+static REFUSED: OnceLock<std::io::Error> = OnceLock::new();
+
+/// The exit code, unless a part of the result didn't reach stdout.
+fn written(code: u8) -> Result<u8> {
+    match REFUSED.get() {
+        None => Ok(code),
+        Some(error) => {
+            let error = error.raw_os_error().map_or_else(|| error.kind().into(), std::io::Error::from_raw_os_error);
+            Err(FileError { path: "stdout".into(), action: "write", error }.into())
         }
     }
 }
@@ -154,17 +179,64 @@ fn explain(error: &Error) -> String {
     text
 }
 
-/// Prints a result. A reader that went away (`anec … | head`) is no error.
+/// Prints a result.
 fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
     let end = if text.ends_with('\n') { "" } else { "\n" };
-    let _ = write!(out, "{text}{end}").and_then(|()| out.flush());
+    put(&format!("{}{end}", visible(text)));
+}
+
+/// A text whose control characters are seen and not obeyed: names in a source are its author's, and a terminal does what
+/// an escape sequence says.
+fn visible(text: &str) -> Cow<'_, str> {
+    let hidden = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(hidden) {
+        return text.into();
+    }
+    let show = |c: char| if hidden(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(show).collect::<String>().into()
+}
+
+/// Writes a piece of the result to stdout; gives whether anybody still reads it. A reader that went away (`anec … | head`) is
+/// no error; all else that stdout refuses is told when the verb has ended.
+fn put(text: &str) -> bool {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => true,
+        Err(error) => {
+            if error.kind() != ErrorKind::BrokenPipe {
+                let _ = REFUSED.set(error);
+            }
+            false
+        }
+    }
 }
 
 /// Prints a result as JSON.
 fn print_json(value: &impl serde::Serialize) {
     // values here are plain data; none can fail to become JSON
-    print(&serde_json::to_string_pretty(value).unwrap_or_default());
+    let text = serde_json::to_string_pretty(value).unwrap_or_default();
+    // JSON leaves the control characters above ASCII as they are
+    let hidden = |c: char| c.is_control() && !c.is_ascii_control() || c == '\u{7f}';
+    put(&text.chars().fold(String::new(), |mut shown, c| {
+        if hidden(c) {
+            shown.push_str(&format!("\\u{:04x}", c as u32));
+        } else {
+            shown.push(c);
+        }
+        shown
+    }));
+    put("\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escape_sequences_are_seen() {
+        assert_eq!(visible("a\tb\nc"), "a\tb\nc");
+        assert_eq!(visible("\u{1b}]0;pwn\u{7}\r\u{9b}2J"), "\\u{1b}]0;pwn\\u{7}\\r\\u{9b}2J");
+    }
 }
 
 #[cfg(test)]

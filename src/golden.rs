@@ -8,7 +8,7 @@ use crate::session::Prompt;
 use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_manifest::{Manifest, Numerics};
-use anec_runtime::{Ask, Chunking, Hidden, Model, Positions, GenerationRequest, Windows};
+use anec_runtime::{Ask, Chunking, Finish, GenerationRequest, Hidden, Model, Positions, Windows};
 use anec_validate::perplexity::loss;
 use anec_validate::{Golden, Greedy};
 
@@ -85,6 +85,12 @@ impl GoldenBuilder {
                 let prompt = tokens.clone();
                 let request = GenerationRequest { prompt, max_tokens, stops, ..GenerationRequest::default() };
                 let generation = request.start(model)?.run()?;
+                if generation.finish == Finish::Context {
+                    let count = generation.ids.len();
+                    self.progress.note(&format!(
+                        "note: the context is full after {count} of {max_tokens} tokens; `--set context=N` makes it larger"
+                    ));
+                }
                 Some(Greedy { prompt: tokens.clone(), ids: generation.ids })
             }
         };

@@ -76,6 +76,16 @@ fn check(model: &dyn Model, form: Form) -> Result<()> {
     let facts = model.facts();
     let range = TokenCount::Range(1, 4);
     let sliced = Form { kv_write: KvWrite::Slice, ..form };
+    // fp16 holds a small epsilon's root only
+    if form.norm == NormForm::LayerNormConcat && facts.hidden_scale != 1.0 {
+        let stage = Stage::Layers { first: 0, end: facts.num_layers };
+        let (name, default_tokens) = ("main".into(), 1);
+        let request =
+            FunctionRequest { name, stage, tokens: range, default_tokens, context: 64, most_tokens: 4, argmax: false };
+        let refused = model.build(&form, &request, &mut Fp16).unwrap_err().to_string();
+        assert!(refused.contains("which fp16 doesn't hold"), "{refused}");
+        return Ok(());
+    }
     for (form, tokens) in [(form, range), (sliced, TokenCount::Fixed(3)), (form, TokenCount::Fixed(1))] {
         let head = Stage::Head { first: 3, end: facts.head_rows() };
         for stage in [Stage::Layers { first: 0, end: facts.num_layers }, Stage::Layers { first: 1, end: 2 }, head] {

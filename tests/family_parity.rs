@@ -346,11 +346,15 @@ fn every_form_gives_the_same_logits() {
                                     (KvWrite::Slice, TokenCount::Fixed(1), 1),
                                 ] {
                                     let form = Form { layout, linear, norm, attention, state, kv_write, ..FORM };
+                                    // layer norm takes its epsilon as it is, and fp16 doesn't hold that of a scaled stream
+                                    if norm == NormForm::LayerNormConcat && model.facts().hidden_scale != 1.0 {
+                                        continue;
+                                    }
                                     let runner = Runner::new(model, form, tokens, CONTEXT, Precision::F32);
                                     let (logits, _) =
                                         runner.expect("compiles").run(&golden.tokens, &[chunk]).expect("runs");
                                     let (cosine, _) = distance(&logits, &golden.logits);
-                                    assert!(cosine > 0.9999, "{} {form:?}: {cosine}", case["name"]);
+                                    assert!(cosine > 0.99999, "{} {form:?}: {cosine}", case["name"]);
                                 }
                             }
                         }
@@ -358,6 +362,28 @@ fn every_form_gives_the_same_logits() {
                 }
             }
         });
+    });
+}
+
+#[test]
+fn norms_of_a_scaled_stream_keep_their_epsilon() {
+    let (root, cases) = cases();
+    cases.par_iter().for_each(|case| {
+        let Some(path) = case["hugging_face"].as_str() else { return };
+        let source = Source::open_path(&root.join(path)).expect(path);
+        let mut ledger = Ledger::new(&source);
+        let mut model = anec::family::open(&mut ledger, case["family"].as_str(), &[]).expect(path);
+        let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
+        let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
+        let context = if dynamic { golden.tokens.len() as u64 } else { CONTEXT };
+        model.set_hidden_scale(1.0 / 16.0);
+        for norm in [NormForm::Accurate, NormForm::Naive, NormForm::Prescale] {
+            let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+            let runner = Runner::new(&*model, Form { norm, ..FORM }, range, context, Precision::F32).expect("compiles");
+            let (logits, _) = runner.run(&golden.tokens, &[4, 1]).expect("runs");
+            let (cosine, _) = distance(&logits, &golden.logits);
+            assert!(cosine > 0.99999, "{} {norm}: {cosine}", case["name"]);
+        }
     });
 }
 

@@ -594,7 +594,7 @@ fn a_killed_writer_leaves_nothing_that_looks_like_a_package() {
     }
     let room = tempfile::tempdir().unwrap();
     let mut writer = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_killed_writer_leaves_nothing_that_looks_like_a_package"])
+        .args(["--exact", "package::a_killed_writer_leaves_nothing_that_looks_like_a_package"])
         .env(FOLDER, room.path())
         .stdout(std::process::Stdio::null())
         .spawn()

@@ -110,7 +110,7 @@ fn a_run_killed_at_any_step_goes_on_and_ends_with_the_same_bytes() {
         if room.at("out").exists() {
             // it has its name; only the journal can be left to remove
             let mut files = bundle(&room.at("out"));
-            files.remove("journal.json");
+            files.remove(".anec-journal.json");
             assert_same(&files, &room.whole, &format!("killed at step {step}, before anything else"));
         }
         *kept.entry(room.finish("out", &[])).or_default() += 1;
@@ -148,7 +148,7 @@ fn a_bundle_is_replaced_in_one_step() {
             assert_same(&files, &room.whole, &format!("killed at step {step}, old"));
             old += 1;
         } else {
-            files.remove("journal.json");
+            files.remove(".anec-journal.json");
             assert_same(&files, &replacement, &format!("killed at step {step}, new"));
             new += 1;
         }
@@ -161,7 +161,7 @@ fn a_bundle_is_replaced_in_one_step() {
 
 /// Kills a run when it has finished a package.
 fn interrupt(room: &Room) {
-    let journal = room.at("out.partial/journal.json");
+    let journal = room.at("out.partial/.anec-journal.json");
     let finished = || {
         let text = std::fs::read(&journal).ok()?;
         let journal: serde_json::Value = serde_json::from_slice(&text).ok()?;

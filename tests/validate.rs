@@ -370,6 +370,15 @@ fn files_that_say_something_else_are_caught() {
             embedding.3.rotate_left(512);
         });
     });
+    with("cosines that are gone where no golden reaches", &|bundle| {
+        tables(bundle, &|_, values| values[100 * 16..].fill(0.0));
+    });
+    with("an embedding that is no number in a row that no golden uses", &|bundle| {
+        edit_tensors(&bundle.join("host.safetensors"), |tensors| {
+            let embedding = tensors.iter_mut().find(|tensor| tensor.0 == "embedding").unwrap();
+            embedding.3[2047 * 512..2047 * 512 + 2].copy_from_slice(&half::f16::NAN.to_le_bytes());
+        });
+    });
     with("a blob offset off by 64", &|bundle| {
         let path = bundle.join(LAST).join("Data/com.apple.CoreML/model.mlmodel");
         let bytes = std::fs::read(&path).unwrap();
@@ -379,6 +388,70 @@ fn files_that_say_something_else_are_caught() {
     });
     insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "snapshots" }, {
         insta::assert_snapshot!("defects_of_files", report);
+    });
+}
+
+/// A bundle.json that contradicts the packages, itself or the files beside it: a runtime would believe it.
+#[test]
+fn a_description_that_contradicts_the_bundle_is_caught() {
+    let with = |defect: &str, claim: &str, change: &dyn Fn(&Path)| {
+        let room = tempfile::tempdir().unwrap();
+        let bundle = copied(demo(), room.path());
+        change(&bundle);
+        let (code, report) = validate(bundle.to_str().unwrap(), &["--structure"]);
+        assert_eq!(code, 1, "{defect}");
+        let failed = checks(&report, "failed");
+        assert!(failed.iter().any(|check| check.contains(claim)), "{defect}: {failed:#?}");
+    };
+    let described =
+        |change: &'static dyn Fn(&mut Json)| move |bundle: &Path| edit_json(&bundle.join("bundle.json"), change);
+    let states = "its states are those";
+    let order = "in the order of their calls";
+    with("functions in another order", order, &described(&|b| b["functions"].as_array_mut().unwrap().reverse()));
+    with("a state of another layer", states, &described(&|b| b["functions"][0]["states"][0]["layer"] = json!(5)));
+    with(
+        "a key cache that is to hold values",
+        states,
+        &described(&|b| {
+            b["functions"][0]["states"][0]["role"] = json!("value_cache");
+        }),
+    );
+    with("other heads", states, &described(&|b| b["config"]["num_key_value_heads"] = json!(1)));
+    with("another scale", "attention has the scale", &described(&|b| b["config"]["attention_scale"] = json!(0.5)));
+    with(
+        "another base of the rotation",
+        "rotary tables",
+        &described(&|b| b["config"]["rope"]["rope_theta"] = json!(5000.0)),
+    );
+    with("no rotation", "rotary tables", &described(&|b| b["config"]["rope"] = json!(null)));
+    with("other bytes of weights", "as many bytes", &described(&|b| b["packages"][0]["weight_bytes"] = json!(5)));
+    let end = "ends with its end tokens";
+    with("an end token that isn't there", end, &described(&|b| b["model"]["eos_token_ids"] = json!([99999])));
+    with("no end token", end, &described(&|b| b["model"]["eos_token_ids"] = json!([])));
+    let text = "its files are those that were written";
+    with("another tokenizer", text, &|bundle| {
+        edit_json(&bundle.join("tokenizer.json"), |tokenizer| {
+            let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+            let [a, b]: [String; 2] = [300, 301].map(|id| {
+                vocabulary.iter().find(|(_, value)| **value == json!(id)).map(|(token, _)| token.clone()).unwrap()
+            });
+            vocabulary.insert(a, json!(301));
+            vocabulary.insert(b, json!(300));
+        });
+    });
+    with("digests left out", text, &described(&|b| b["tokenizer_files"] = json!([])));
+    with("another file", "nothing lies in its folder", &|bundle| {
+        std::fs::write(bundle.join("other.bin"), "x").unwrap()
+    });
+    with("an embedding of f32", "finite fp16", &|bundle| {
+        edit_tensors(&bundle.join("host.safetensors"), |tensors| {
+            let embedding = tensors.iter_mut().find(|tensor| tensor.0 == "embedding").unwrap();
+            embedding.1 = safetensors::Dtype::F32;
+            let halves: Vec<half::f16> =
+                embedding.3.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]])).collect();
+            embedding.3 = halves.iter().flat_map(|v| v.to_f32().to_le_bytes()).collect();
+        });
+        seal(bundle);
     });
 }
 

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use folder::{contents, json, repository, run};
 
 /// The demo bundle, converted once, in a folder that lives as long as the test program.
-fn bundle() -> &'static Path {
+pub(crate) fn bundle() -> &'static Path {
     static BUNDLE: OnceLock<PathBuf> = OnceLock::new();
     BUNDLE.get_or_init(|| {
         let room = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("verbs-{}", std::process::id()));

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BundleError, FILE_NAME, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, PackageEntry, SCHEMA_VERSION,
-    SourceFacts,
+    BundleError, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, PackageEntry,
+    SCHEMA_VERSION, SourceFacts,
 };
 use anec_base::FileError;
 use anec_manifest::Manifest;
@@ -42,6 +42,9 @@ pub struct Bundle {
     pub host: HostFacts,
     /// Tokenizer files, by what they are: `tokenizer`, `tokenizer_config`, `chat_template`, `generation_config`.
     pub tokenizer: BTreeMap<String, String>,
+    /// The same files with their digests.
+    #[serde(default)]
+    pub tokenizer_files: Vec<FileDigest>,
     /// How the source's tensors were accounted for.
     pub ledger: LedgerTotals,
 }

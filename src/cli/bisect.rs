@@ -56,9 +56,6 @@ pub struct Args {
 /// Nothing was found.
 #[derive(Debug, thiserror::Error)]
 enum BisectError {
-    /// There is nothing to look for.
-    #[error("{}: no function fails: {predicate}", path.display())]
-    NothingFails { path: PathBuf, predicate: String },
     /// The function isn't there.
     #[error("{}: there is no function `{function}`", path.display())]
     NoFunction { path: PathBuf, function: String },
@@ -71,7 +68,6 @@ impl Diagnostic for BisectError {
 
     fn help(&self) -> Option<String> {
         let help = match self {
-            BisectError::NothingFails { .. } => "`anec validate` says what fails; parity names the layer itself",
             BisectError::NoFunction { .. } => "`anec inspect` lists the functions",
         };
         Some(help.into())
@@ -102,7 +98,12 @@ impl Args {
         };
         let Some(found) = found else {
             let (path, predicate) = (self.path, self.predicate);
-            return Err(BisectError::NothingFails { path, predicate }.into());
+            if self.json {
+                print_json(&json!({"status": "nothing_fails", "predicate": predicate}));
+            } else {
+                print(&format!("{}: no function fails: {predicate}", path.display()));
+            }
+            return Ok(0);
         };
         if let Some(out) = &self.out {
             let options = WriteOptions { replace: self.force, ..WriteOptions::default() };

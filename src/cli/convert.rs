@@ -55,7 +55,7 @@ impl Args {
             Outcome::UpToDate(path) => print(&format!("{} is up to date", path.display())),
             Outcome::Written(written) => {
                 for note in &written.report.notes {
-                    eprintln!("note: {note}");
+                    eprintln!("note: {}", super::visible(note));
                 }
                 if self.json {
                     print_json(&json!({

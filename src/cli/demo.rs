@@ -14,7 +14,7 @@ use anec::convert::{Outcome, files};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
-use anec::runtime::{GenerationRequest, Model, Sampling, Tokenizer};
+use anec::runtime::{GenerationRequest, Model, RuntimeError, Sampling, Tokenizer};
 use anec::validate::Golden;
 use anec::{Converter, Gate, Validator};
 
@@ -56,9 +56,19 @@ impl Args {
         let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
         let source = folder.path().join("model");
         unpack(&source)?;
+        // the prompt first: what can't be continued isn't worth a conversion
+        let prompt = Tokenizer::open(&source.join("tokenizer.json"))?.encode(&self.prompt)?;
+        if prompt.is_empty() {
+            return Err(RuntimeError::NoTokens.into());
+        }
         let out = self.out.clone().unwrap_or_else(|| folder.path().join("demo.anec"));
 
-        let outcome = Converter::new(Manifest::open("manifests/demo.yaml", &[])?)
+        let manifest = Manifest::open("manifests/demo.yaml", &[])?;
+        let context = manifest.context.all().last().copied().unwrap_or(0);
+        if prompt.len() as u64 >= context {
+            return Err(RuntimeError::ContextFull { tokens: prompt.len() as u64, context }.into());
+        }
+        let outcome = Converter::new(manifest)
             .source(source.display().to_string())
             .out(&out)
             .progress(progress::bytes())
@@ -77,7 +87,7 @@ impl Args {
         let model = &Model::on_cpu(&out, Precision::F32)?;
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), &out)?);
         let request = GenerationRequest {
-            prompt: tokenizer.encode(&self.prompt)?,
+            prompt,
             max_tokens: TOKENS,
             sampling: Sampling { temperature: 0.8, top_k: 40, top_p: 0.9, seed: self.seed, ..Sampling::default() },
             stops: model.end_tokens(),

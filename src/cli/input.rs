@@ -1,8 +1,10 @@
 //! What several verbs take: a manifest, a source, overrides.
 
+use std::ffi::OsString;
+
 use clap::Args;
 
-use anec::base::Result;
+use anec::base::{Diagnostic, Fault, Result};
 use anec::manifest::Manifest;
 
 /// Which model, and how it is converted.
@@ -14,10 +16,25 @@ pub struct Input {
     /// Source of the weights: .gguf, .safetensors, .onnx, a folder of Hugging Face or onnxruntime-genai, or
     /// hf:owner/name[@revision][/file]; the manifest's if not given
     #[arg(short, long, value_name = "PATH")]
-    source: Option<String>,
+    source: Option<OsString>,
     /// Overrides a key of the manifest, for example quant.granularity=per_channel
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+}
+
+/// A source whose path can't be written down.
+#[derive(Debug, thiserror::Error)]
+#[error("--source {}: the path isn't UTF-8, and bundle.json names its source", .0.display())]
+struct NotUtf8(OsString);
+
+impl Diagnostic for NotUtf8 {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("rename it, or give a link with another name".into())
+    }
 }
 
 impl Input {
@@ -31,7 +48,8 @@ impl Input {
             None => Manifest::from_yaml("", "of the command line", &self.sets)?,
         };
         if let Some(source) = &self.source {
-            manifest.source = Some(source.clone());
+            let source = source.to_str().ok_or_else(|| NotUtf8(source.clone()))?;
+            manifest.source = Some(source.to_owned());
         }
         Ok(manifest)
     }

@@ -6,10 +6,11 @@ use serde_json::json;
 
 use super::{print, print_json, progress};
 use anec::base::Result;
-use anec::bundle::{Bundle, BundleError};
+use anec::bundle::{Bundle, BundleError, FILE_NAME};
 use anec::convert::resume;
 use anec::package::archive;
 use anec::report::{bytes, counted};
+use anec::runtime::RuntimeError;
 
 /// Packs a bundle into one zip file. Equal bundles give equal files.
 #[derive(Debug, clap::Args)]
@@ -42,6 +43,9 @@ pub struct UnpackArgs {
 
 impl PackArgs {
     pub(super) fn run(self) -> Result<u8> {
+        if !self.bundle.join(FILE_NAME).is_file() {
+            return Err(RuntimeError::NoBundle { path: self.bundle }.into());
+        }
         let bundle = Bundle::read(&self.bundle)?;
         if let Some(package) = bundle.packages.iter().find(|p| !resume::complete(&self.bundle, &p.files)) {
             let path = self.bundle.join(&package.package);
@@ -64,7 +68,15 @@ impl UnpackArgs {
         let limits = archive::Limits::default();
         let unpacked = archive::unpack(&self.archive, &out, &limits, &|bytes| bar.add(bytes))?;
         bar.finish();
-        Bundle::read(&out)?;
+        let read = match out.join(FILE_NAME).is_file() {
+            true => Bundle::read(&out).map_err(anec::base::Error::from),
+            false => Err(RuntimeError::NoBundle { path: self.archive }.into()),
+        };
+        if let Err(error) = read {
+            // the folder was made here, and nobody else has seen it
+            let _ = std::fs::remove_dir_all(&out);
+            return Err(error);
+        }
         finish(self.json, &out, unpacked, "unpacked into")
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use anec::base::FileError;
+use anec::base::input::read_text;
 
 use serde_json::json;
 
 use super::model::PrecisionName;
-use super::{print, print_json};
+use super::{MOST_TEXT, print, print_json};
 use anec::base::Result;
 use anec::bundle::Bundle;
 use anec::candidates;
@@ -46,7 +46,7 @@ impl Args {
     pub(super) fn run(self) -> Result<u8> {
         let text = match &self.text {
             None => prompts::text().to_owned(),
-            Some(path) => std::fs::read_to_string(path).map_err(FileError::of(path, "read"))?,
+            Some(path) => read_text(path, MOST_TEXT)?,
         };
         // the text is compared, so both get the tokens of the first bundle's tokenizer
         let mut tokens = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?.encode(&text)?;

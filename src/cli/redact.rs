@@ -2,16 +2,15 @@
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anec::base::FileError;
+use anec::base::{FileError, OutputFile};
 
 use serde_json::json;
 
 use super::model::{Labels, Runner};
 use anec::base::Result;
-use anec::convert::files;
 use anec::runtime::redact::{Piece, Redactor, Summary};
 
 /// Bytes that are read at a time.
@@ -98,21 +97,21 @@ fn report(summary: &Summary, seconds: f64) -> String {
 /// Where the result goes.
 enum Out {
     Stdout(BufWriter<std::io::StdoutLock<'static>>),
-    File(Whole),
+    File(PathBuf, BufWriter<OutputFile>),
 }
 
 impl Out {
     fn new(path: Option<&PathBuf>) -> Result<Self> {
         Ok(match path {
             None => Out::Stdout(BufWriter::new(std::io::stdout().lock())),
-            Some(path) => Out::File(Whole::create(path)?),
+            Some(path) => Out::File(path.clone(), BufWriter::new(OutputFile::create(path)?)),
         })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
             Out::Stdout(out) => out.write_all(bytes).map_err(FileError::of("stdout", "write"))?,
-            Out::File(whole) => whole.file.write_all(bytes).map_err(FileError::of(&whole.partial, "write"))?,
+            Out::File(path, out) => out.write_all(bytes).map_err(FileError::of(path.as_path(), "write"))?,
         }
         Ok(())
     }
@@ -120,33 +119,10 @@ impl Out {
     fn finish(self) -> Result<()> {
         match self {
             Out::Stdout(mut out) => Ok(out.flush().map_err(FileError::of("stdout", "write"))?),
-            Out::File(whole) => whole.finish(),
+            Out::File(path, out) => {
+                let file = out.into_inner().map_err(|error| FileError::of(path, "write")(error.into_error()))?;
+                Ok(file.commit()?)
+            }
         }
-    }
-}
-
-/// A file that gets its name when it is complete, and is gone if it never is.
-struct Whole {
-    path: PathBuf,
-    partial: PathBuf,
-    file: BufWriter<File>,
-}
-
-impl Whole {
-    fn create(path: &Path) -> Result<Self> {
-        let (partial, file) = files::begin(path)?;
-        Ok(Whole { path: path.to_owned(), partial, file: BufWriter::new(file) })
-    }
-
-    fn finish(mut self) -> Result<()> {
-        self.file.flush().map_err(FileError::of(&self.partial, "write"))?;
-        Ok(std::fs::rename(&self.partial, &self.path).map_err(FileError::of(&self.path, "rename"))?)
-    }
-}
-
-impl Drop for Whole {
-    fn drop(&mut self) {
-        // after `finish` there is none
-        let _ = std::fs::remove_file(&self.partial);
     }
 }

@@ -1,10 +1,11 @@
 //! `anec run`
 
-use std::io::{Read, Write};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anec::base::FileError;
+use anec::base::input::{read, read_from};
+use anec::base::{Diagnostic, Fault, FileError};
 
 use serde_json::json;
 
@@ -14,7 +15,7 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{
-    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, Model, RuntimeError,
+    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, Model,
     TextGeneration, Tokenizer,
 };
 
@@ -97,8 +98,11 @@ impl Prompt {
         };
         let mut text = text.clone();
         if text == "-" {
-            text.clear();
-            std::io::stdin().read_to_string(&mut text).map_err(FileError::of("stdin", "read"))?;
+            let bytes = read_from(std::io::stdin().lock(), longest(model, tokenizer));
+            let bytes = bytes.map_err(FileError::of("stdin", "read"))?;
+            text = String::from_utf8(bytes).map_err(|_| {
+                FileError::of("stdin", "read")(std::io::Error::new(ErrorKind::InvalidData, "it isn't UTF-8"))
+            })?;
         }
         tokenizer.check_length(&text, model.context())?;
         if !self.chat {
@@ -114,10 +118,37 @@ impl Prompt {
     }
 }
 
+/// Bytes of a JSON Schema, at most.
+const MOST_SCHEMA: u64 = 16 << 20;
+
+/// A file that is no JSON Schema.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+struct BadSchema {
+    path: PathBuf,
+    problem: String,
+}
+
+impl Diagnostic for BadSchema {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("--json-schema takes a file that holds a JSON Schema".into())
+    }
+}
+
+/// Bytes of a text that can fit the model: no token has more than the longest one.
+fn longest(model: &Model, tokenizer: &Tokenizer) -> u64 {
+    let tokens = (0..tokenizer.len() as u32).map(|id| tokenizer.token_bytes(id).len());
+    model.context() * tokens.max().unwrap_or(1).max(1) as u64
+}
+
 fn json_schema(file: &PathBuf, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
-    let bytes = std::fs::read(file).map_err(FileError::of(file, "read"))?;
+    let bytes = read(file, MOST_SCHEMA)?;
     let schema = serde_json::from_slice(&bytes)
-        .map_err(|error| RuntimeError::Grammar { problem: format!("{} is no JSON: {error}", file.display()) })?;
+        .map_err(|error| BadSchema { path: file.clone(), problem: format!("it isn't JSON: {error}") })?;
     let grammars = Grammars::new(tokenizer, model.bundle().model.vocab_size, &model.end_tokens())?;
     Ok(grammars.start(&Grammar::JsonSchema(schema))?)
 }
@@ -144,8 +175,7 @@ pub(super) fn write(
 
 /// Shows a part of a text. A reader that went away wants no more.
 pub(super) fn show(text: &str) -> bool {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    super::put(text)
 }
 
 fn result(request: &GenerationRequest, generation: &GenerationOutput, text: Option<&str>) -> serde_json::Value {

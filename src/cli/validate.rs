@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::model::{Backend, PrecisionName};
-use super::{print, print_json, progress};
-use anec::base::{FileError, Result};
+use super::{MOST_TEXT, print, print_json, progress};
+use anec::base::input::read_text;
+use anec::base::output::write_file;
+use anec::base::{Diagnostic, Fault, Result};
 use anec::convert::files;
 use anec::coreml::ComputePlan;
 use anec::report;
@@ -65,22 +67,53 @@ pub struct Args {
     /// Writes the report as JSON; - for stdout
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Writes the report as JUnit XML
+    /// Writes the report as JUnit XML; - for stdout
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Writes the report as Markdown, for a step summary
+    /// Writes the report as Markdown, for a step summary; - for stdout
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Writes the report as one HTML page
+    /// Writes the report as one HTML page; - for stdout
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
+/// Two reports that would be one file.
+#[derive(Debug, thiserror::Error)]
+#[error("two reports go to {}", .0.display())]
+struct SameOutput(PathBuf);
+
+impl Diagnostic for SameOutput {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("give each its own file".into())
+    }
+}
+
+fn is_stdout(path: &Option<PathBuf>) -> bool {
+    path.as_ref().is_some_and(|path| path.as_os_str() == "-")
+}
+
 impl Args {
     pub(super) fn run(self) -> Result<u8> {
+        self.outputs_differ()?;
         let validation = self.validator()?.run()?;
         self.write(&validation.report, validation.plan.as_ref())?;
         Ok(validation.report.exit_code(self.allow_unproven))
+    }
+
+    /// Every report has a file of its own.
+    fn outputs_differ(&self) -> Result<()> {
+        let mut outputs: Vec<&PathBuf> =
+            [&self.json, &self.junit, &self.markdown, &self.html, &self.plan_out].into_iter().flatten().collect();
+        outputs.sort();
+        match outputs.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(SameOutput(pair[0].clone()).into()),
+            None => Ok(()),
+        }
     }
 
     fn validator(&self) -> Result<Validator> {
@@ -109,7 +142,7 @@ impl Args {
             validator = validator.golden(path);
         }
         if let Some(path) = &self.text {
-            validator = validator.text(std::fs::read_to_string(path).map_err(FileError::of(path, "read"))?);
+            validator = validator.text(read_text(path, MOST_TEXT)?);
         }
         if let Some(path) = &self.plan {
             validator = validator.plan(path);
@@ -122,8 +155,10 @@ impl Args {
 
     fn write(&self, report: &Report, plan: Option<&ComputePlan>) -> Result<()> {
         let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| -> Result<()> {
-            if let Some(path) = path {
-                files::write(path, text().as_bytes())?;
+            match path {
+                Some(path) if path.as_os_str() == "-" => print(&text()),
+                Some(path) => write_file(path, text().as_bytes())?,
+                None => {}
             }
             Ok(())
         };
@@ -136,6 +171,8 @@ impl Args {
                 files::write_json(path, report)?;
                 print(&report::gates(report));
             }
+            // the report that goes to stdout stands for the table
+            None if [&self.junit, &self.markdown, &self.html].iter().any(|path| is_stdout(path)) => {}
             None => print(&report::gates(report)),
         }
         Ok(())

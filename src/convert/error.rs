@@ -82,6 +82,26 @@ pub enum ConvertError {
         /// Rows of embedding and LM head.
         vocab_size: u64,
     },
+    /// A configuration's end tokens are none of the model's.
+    #[error("{place}: `eos_token_id` is {found}, expected tokens of the model's vocabulary of {vocab_size}")]
+    EndToken {
+        /// The file.
+        place: String,
+        /// What it says.
+        found: String,
+        /// Rows of embedding and LM head.
+        vocab_size: u64,
+    },
+    /// Two tokens of a tokenizer have one id.
+    #[error("{place}: {:?} and {:?} are both token {id}", tokens[0], tokens[1])]
+    SameToken {
+        /// The file.
+        place: String,
+        /// The id.
+        id: u64,
+        /// The tokens.
+        tokens: [String; 2],
+    },
     /// The output folder holds something else.
     #[error("{} is there already and isn't a bundle", .0.display())]
     NotABundle(PathBuf),
@@ -93,6 +113,9 @@ pub enum ConvertError {
         /// What differs.
         difference: String,
     },
+    /// Something else is where the bundle would be made.
+    #[error("{}: it is in the way, and no conversion of anec's made it", .0.display())]
+    NotOurs(PathBuf),
     /// Another run makes the same bundle.
     #[error("{}: another conversion is at work there", .0.display())]
     Busy(PathBuf),
@@ -131,10 +154,14 @@ impl Diagnostic for ConvertError {
             | ConvertError::TooManyPieces { .. }
             | ConvertError::NoSingleToken
             | ConvertError::NotABundle(_)
+            | ConvertError::NotOurs(_)
             | ConvertError::Busy(_)
             | ConvertError::Exists { .. } => Fault::Usage,
             ConvertError::Bundle(error) => error.fault(),
-            ConvertError::Vocabulary { .. } | ConvertError::Graph { .. } => Fault::Source,
+            ConvertError::Vocabulary { .. }
+            | ConvertError::EndToken { .. }
+            | ConvertError::SameToken { .. }
+            | ConvertError::Graph { .. } => Fault::Source,
             ConvertError::File(error) => error.fault(),
             ConvertError::Compiler { .. } | ConvertError::NoCompiler(_) => Fault::Platform,
         }
@@ -161,6 +188,7 @@ impl Diagnostic for ConvertError {
             }
             ConvertError::TooManyPieces { .. } => "ask for fewer pieces, or leave `lm_head.split` at auto".into(),
             ConvertError::NotABundle(_) => "choose another folder with --out".into(),
+            ConvertError::NotOurs(_) => "move it away, or choose another folder with --out".into(),
             ConvertError::Busy(_) => "wait until it ends, or name another folder with --out".into(),
             ConvertError::Exists { .. } => "--force replaces it; --out names another folder".into(),
             ConvertError::File(error) => return error.help(),
@@ -176,6 +204,10 @@ impl Diagnostic for ConvertError {
                 "run `anec compile BUNDLE` on a Mac that has Xcode or its command line tools".into()
             }
             ConvertError::Graph { .. } => "this is a defect of anec; please report it with the manifest".into(),
+            ConvertError::SameToken { .. } => "the tokenizer is damaged; download it again".into(),
+            ConvertError::EndToken { .. } => {
+                "correct the configuration: a text would never end, or anywhere".into()
+            }
             ConvertError::Vocabulary { .. } => "tokenizer and weights are of different models".into(),
         })
     }

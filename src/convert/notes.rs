@@ -2,8 +2,11 @@
 
 use super::plan::Plan;
 use super::report::{Report, TensorReport};
+use anec_bundle::Bundle;
 use anec_family::Model;
-use anec_manifest::Granularity;
+use anec_manifest::{Granularity, Manifest, Role};
+use anec_source::{Description, Source};
+use serde_json::Value as Json;
 
 /// Relative rms error from which a quantized weight is worth a note. Eight bits lose about 1 % of weights without
 /// outliers, whatever their granularity; ten times that means that outliers have taken the scale for themselves.
@@ -34,6 +37,42 @@ fn short_windows(plan: &Plan, model: &dyn Model) -> Option<String> {
             2 * seen
         )
     })
+}
+
+/// What was asked for and has no effect, and a text that has no end.
+pub fn of_source(manifest: &Manifest, source: &Source, bundle: &Bundle) -> Vec<String> {
+    let mut notes = Vec::new();
+    let has_experts =
+        ["experts", "num_experts"].iter().any(|key| bundle.config.get(*key).is_some_and(|value| !value.is_null()));
+    let asked = [
+        ("experts", !manifest.experts.is_packed()),
+        ("quant.overrides.expert", manifest.quant.overrides.contains_key(&Role::Expert)),
+    ];
+    for (key, _) in asked.iter().filter(|(_, asked)| *asked && !has_experts) {
+        notes.push(format!("`{key}` has no effect: the model has no experts"));
+    }
+    let config = match source.description() {
+        Description::HuggingFace(files) => files.config.as_ref(),
+        _ => None,
+    };
+    for key in manifest.acknowledge.iter().filter(|key| config.is_some_and(|config| !has_key(config, key))) {
+        notes.push(format!("`acknowledge` names `{key}`, which the configuration doesn't have"));
+    }
+    let tokenizer = bundle.tokenizer.contains_key("tokenizer");
+    if tokenizer && bundle.model.classification().is_none() && bundle.model.eos_token_ids.is_empty() {
+        notes.push("the source names no token that ends a text; a text goes on until --max-tokens".to_owned());
+    }
+    notes
+}
+
+/// Whether a configuration has a key, at any depth; a path of keys is looked for by its last one.
+fn has_key(json: &Json, key: &str) -> bool {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    match json {
+        Json::Object(map) => map.contains_key(name) || map.values().any(|value| has_key(value, key)),
+        Json::Array(list) => list.iter().any(|value| has_key(value, key)),
+        _ => false,
+    }
 }
 
 /// Quantization that lost much, with the remedy.

@@ -30,7 +30,9 @@ pub enum Existing {
 pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) -> Result<Existing> {
     tidy(path)?;
     match std::fs::read_dir(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Existing::Nothing),
+        // what is in the way of the folder itself is told when it is made
+        Err(_) if std::fs::symlink_metadata(path).is_err() => return Ok(Existing::Nothing),
+        Err(_) if !path.is_dir() => return Err(ConvertError::NotABundle(path.to_owned()).into()),
         Err(e) => return Err(FileError::of(path, "open")(e).into()),
         Ok(mut entries) => {
             if entries.next().is_none() {
@@ -92,6 +94,14 @@ fn differing(a: &Manifest, b: &Manifest) -> Vec<String> {
     keys
 }
 
+/// The folder that a path means: where the link leads to that it is, if it is one.
+///
+/// # Errors
+/// When links go in circles.
+pub fn target(path: &Path) -> Result<PathBuf, ConvertError> {
+    Ok(anec_base::output::resolve(path).map_err(FileError::of(path, "open"))?)
+}
+
 /// Where the bundle of `path` is made.
 pub fn partial(path: &Path) -> PathBuf {
     with_suffix(path, ".partial")
@@ -125,18 +135,28 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(FileError::of(folder, "remove")(e)),
         _ => Ok(()),
     };
-    if !path.join(anec_bundle::FILE_NAME).is_file() {
-        // between the two renames
-        return match replaced.exists() {
+    let is_bundle = |folder: &Path| is_folder(folder) && folder.join(anec_bundle::FILE_NAME).is_file();
+    if !is_bundle(path) {
+        // between the two renames; a folder of that name that is no bundle is somebody else's
+        return match is_bundle(&replaced) && !path.exists() {
             true => Ok(std::fs::rename(&replaced, path).map_err(FileError::of(path, "rename"))?),
             false => Ok(()),
         };
     }
-    Journal::remove(path)?;
-    if partial.is_dir() && !Journal::is_in(&partial) {
-        remove_folder(&partial)?;
+    // the journal came here with the new bundle: what is beside it has been replaced
+    if Journal::is_in(path) {
+        for old in [partial, replaced] {
+            if is_folder(&old) && !Journal::is_in(&old) {
+                remove_folder(&old)?;
+            }
+        }
     }
-    Ok(remove_folder(&replaced)?)
+    Journal::remove(path)
+}
+
+/// Whether there is a folder, and no link to one.
+fn is_folder(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
 /// A path beside another.

@@ -96,6 +96,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     let plan = Plan::new(&manifest, model)?;
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
+    let path = output::target(&path)?;
     if output::existing(&path, &manifest, source, options.force)? == Existing::UpToDate {
         return Ok(Outcome::UpToDate(path));
     }
@@ -144,6 +145,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
         functions: packages.iter().flat_map(|p| p.functions.clone()).collect(),
         host: host_facts,
         tokenizer: text.files,
+        tokenizer_files: text.digests,
         ledger: ledger.clone(),
     };
     let usage = resources::usage().unwrap_or_default();
@@ -164,6 +166,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
         notes: run.notes,
     };
     report.notes.extend(notes::of_losses(&report));
+    report.notes.extend(notes::of_source(&manifest, source, &bundle));
     files::write_json(&partial.join(report::FILE_NAME), &report)?;
     files::write_json(&partial.join(anec_bundle::FILE_NAME), &bundle)?;
     output::publish(&partial, &path)?;
@@ -242,7 +245,8 @@ impl Run<'_> {
         if let Some((_, error)) = failures.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first() {
             return Err(error);
         }
-        let journal = lock(&journal);
+        let mut journal = lock(&journal);
+        journal.save()?;
         let packages = self.plan.packages.iter().filter_map(|p| journal.packages.get(&p.name).cloned()).collect();
         Ok((packages, journal.host.clone().expect("the host's file was just written"), text))
     }
@@ -254,7 +258,7 @@ impl Run<'_> {
                 let finished = self.write_package(plan)?;
                 let mut journal = lock(journal);
                 journal.packages.insert(plan.name.clone(), finished);
-                journal.save()?;
+                journal.save_often()?;
             }
             Job::Host(host) => {
                 self.progress.stage("host tensors");
@@ -262,7 +266,7 @@ impl Run<'_> {
                 let facts = host::write(&path, host, self.manifest.quant.overflow, self.progress)?;
                 let mut journal = lock(journal);
                 journal.host = Some(facts);
-                journal.save()?;
+                journal.save_often()?;
             }
         }
         Ok(())

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anec_base::FileError;
 
@@ -16,11 +18,16 @@ use super::error::ConvertError;
 use super::files;
 use super::report::PackageReport;
 use anec_base::hexadecimal;
+use anec_base::output::is_partial_name;
 use anec_bundle::{FunctionEntry, HostFacts, PackageEntry};
 use anec_manifest::Manifest;
 use anec_source::Source;
 
-const FILE_NAME: &str = "journal.json";
+/// Marks a folder as one that a conversion fills; nothing in another is ever removed.
+const FILE_NAME: &str = ".anec-journal.json";
+
+/// Packages up to which the journal is written for each of them.
+const FEW: usize = 64;
 
 /// The journal of a run. While it exists its folder is locked, where the system locks folders.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -31,6 +38,9 @@ pub struct Journal {
     pub packages: BTreeMap<String, FinishedPackage>,
     /// The host's file, once it is written.
     pub host: Option<HostFacts>,
+    /// When it was written last, and how long that took.
+    #[serde(skip)]
+    written: Option<(Instant, Duration)>,
     #[serde(skip)]
     path: PathBuf,
     #[serde(skip)]
@@ -54,7 +64,16 @@ impl Journal {
     /// # Errors
     /// When the folder can't be made or emptied, or another run is at work there.
     pub fn open(folder: &Path, inputs: String, anew: bool) -> Result<Journal, ConvertError> {
-        std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
+        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(parent).map_err(FileError::of(parent, "create"))?;
+        if let Err(error) = std::fs::create_dir(folder)
+            && (error.kind() != ErrorKind::AlreadyExists || !is_ours(folder))
+        {
+            return Err(match error.kind() {
+                ErrorKind::AlreadyExists => ConvertError::NotOurs(folder.to_owned()),
+                _ => FileError::of(folder, "create")(error).into(),
+            });
+        }
         let lock = File::open(folder).ok();
         let taken = lock.as_ref().is_some_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)));
         // what another run has just finished has another name now
@@ -93,7 +112,8 @@ impl Journal {
             if path.file_name().and_then(|n| n.to_str()).is_some_and(finished) {
                 continue;
             }
-            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            let is_folder = std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
+            let removed = if is_folder { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             removed.map_err(FileError::of(&path, "remove"))?;
         }
         Ok(())
@@ -103,13 +123,26 @@ impl Journal {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn save(&self) -> Result<(), ConvertError> {
-        files::write_json(&self.path, self).map(|_| ())
+    pub fn save(&mut self) -> Result<(), ConvertError> {
+        let begin = Instant::now();
+        files::write_json(&self.path, self)?;
+        self.written = Some((Instant::now(), begin.elapsed()));
+        Ok(())
+    }
+
+    /// Writes the journal of a run that goes on, unless that has just been done. It is written whole, so that with very many
+    /// packages most of the time would go there.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn save_often(&mut self) -> Result<(), ConvertError> {
+        let due = |(at, took): (Instant, Duration)| at.elapsed() >= 4 * took;
+        if self.packages.len() < FEW || self.written.is_none_or(due) { self.save() } else { Ok(()) }
     }
 
     /// Whether a folder holds a journal: a run is, or was, at work there.
     pub fn is_in(folder: &Path) -> bool {
-        folder.join(FILE_NAME).exists()
+        folder.join(FILE_NAME).is_file()
     }
 
     /// Removes the journal of a folder, if there is one: the run is complete.
@@ -123,6 +156,21 @@ impl Journal {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a folder was made by a conversion: it has a journal, or is about to get its first.
+fn is_ours(folder: &Path) -> bool {
+    if !std::fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir()) {
+        return false;
+    }
+    let Ok(mut entries) = std::fs::read_dir(folder) else { return false };
+    Journal::is_in(folder)
+        || entries.all(|entry| {
+            entry.is_ok_and(|entry| {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                name.starts_with(&format!(".{FILE_NAME}")) && is_partial_name(&name)
+            })
+        })
 }
 
 fn size(path: &Path) -> Option<u64> {

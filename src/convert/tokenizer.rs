@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 use super::error::ConvertError;
 use super::files;
 use anec_base::Result;
+use anec_bundle::FileDigest;
 use anec_source::gguf::Metadata;
 use anec_source::tokenizer::{Carried, end_tokens};
 use anec_source::{Description, HuggingFaceFiles, Source, hugging_face};
@@ -19,6 +20,8 @@ use anec_source::{Description, HuggingFaceFiles, Source, hugging_face};
 pub struct TextFacts {
     /// Files in the bundle, by what they are.
     pub files: BTreeMap<String, String>,
+    /// Their digests.
+    pub digests: Vec<FileDigest>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u64>,
     /// Token that begins a text, if the tokenizer adds one.
@@ -43,12 +46,12 @@ pub fn write(folder: &Path, source: &Source, vocab_size: u64) -> Result<TextFact
         Description::Onnx(bundle) => from_hugging_face(source, &bundle.files, vocab_size)?,
         Description::Gguf(metadata) => from_gguf(source, metadata, vocab_size)?,
     };
-    let mut names = BTreeMap::new();
+    let (mut names, mut digests) = (BTreeMap::new(), Vec::new());
     for (what, name, content) in text.files {
-        files::write(&folder.join(name), &content)?;
+        digests.push(files::write(&folder.join(name), &content)?);
         names.insert(what.to_owned(), name.to_owned());
     }
-    Ok(TextFacts { files: names, eos_token_ids: text.eos_token_ids, bos_token_id: text.bos_token_id })
+    Ok(TextFacts { files: names, digests, eos_token_ids: text.eos_token_ids, bos_token_id: text.bos_token_id })
 }
 
 fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -> Result<Text> {
@@ -75,12 +78,18 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
         text.files.push(("chat_template", "chat_template.jinja", template.as_bytes().to_vec()));
     }
     text.bos_token_id = tokenizer.as_ref().and_then(|tokenizer| added_in_front(tokenizer.get("post_processor")?));
-    text.eos_token_ids = [&own.generation_config, &own.config]
-        .into_iter()
-        .flatten()
-        .map(|config| ids(config.get("eos_token_id")))
-        .find(|ids| !ids.is_empty())
-        .unwrap_or_default();
+    let configs = [("generation_config.json", &own.generation_config), ("config.json", &own.config)];
+    let ends = configs.into_iter().filter_map(|(name, config)| Some((name, config.as_ref()?.get("eos_token_id")?)));
+    let ends = ends.map(|(name, value)| {
+        let place = format!("{}, {name}", source.name());
+        ids(value).filter(|ids| !ids.iter().any(|id| *id >= vocab_size)).ok_or_else(|| ConvertError::EndToken {
+            place,
+            found: value.to_string(),
+            vocab_size,
+        })
+    });
+    let ends = ends.collect::<Result<Vec<_>, _>>()?;
+    text.eos_token_ids = ends.into_iter().find(|ids| !ids.is_empty()).unwrap_or_default();
     // chat models end a turn with the tokenizer's end token, which their configuration doesn't always list
     let turn_end = own.tokenizer_config.as_ref().and_then(|config| content(config.get("eos_token")?));
     if let (Some(tokenizer), Some(turn_end)) = (&tokenizer, turn_end) {
@@ -138,12 +147,12 @@ fn pretty(json: &Json) -> Vec<u8> {
     text
 }
 
-/// A number or a list of numbers.
-fn ids(value: Option<&Json>) -> Vec<u64> {
+/// A number or a list of numbers; nothing where it is something else.
+fn ids(value: &Json) -> Option<Vec<u64>> {
     match value {
-        Some(Json::Array(list)) => list.iter().filter_map(Json::as_u64).collect(),
-        Some(value) => value.as_u64().into_iter().collect(),
-        None => Vec::new(),
+        Json::Null => Some(Vec::new()),
+        Json::Array(list) => list.iter().map(Json::as_u64).collect(),
+        value => Some(vec![value.as_u64()?]),
     }
 }
 
@@ -181,6 +190,15 @@ fn check_ids(place: &str, tokenizer: &Json, vocab_size: u64) -> Result<(), Conve
     };
     let added = tokenizer.get("added_tokens").and_then(Json::as_array);
     let added = added.into_iter().flatten().filter_map(|t| t.get("id")?.as_u64()).max();
+    // added tokens may give another text to an id
+    let listed = vocabulary.and_then(Json::as_object).into_iter().flatten();
+    let mut texts = std::collections::HashMap::new();
+    for (id, text) in listed.filter_map(|(text, id)| Some((id.as_u64()?, text.as_str()))) {
+        if let Some(other) = texts.insert(id, text).filter(|other| *other != text) {
+            let tokens = [other.to_owned(), text.to_owned()];
+            return Err(ConvertError::SameToken { place: place.to_owned(), id, tokens });
+        }
+    }
     check_largest(place, largest.max(added), vocab_size)
 }
 
@@ -219,6 +237,8 @@ mod tests {
         check_ids("t", &tokenizer(), 4).unwrap();
         let error = check_ids("t", &tokenizer(), 3).unwrap_err();
         assert!(matches!(error, ConvertError::Vocabulary { id: 3, vocab_size: 3, .. }));
+        let twice = json!({"model": {"vocab": {"a": 0, "b": 0}}});
+        assert!(matches!(check_ids("t", &twice, 4).unwrap_err(), ConvertError::SameToken { id: 0, .. }));
         check_ids("t", &json!({"model": {"vocab": [["a", 0.0], ["b", 0.0]]}}), 1).unwrap_err();
     }
 
@@ -235,5 +255,12 @@ mod tests {
         let text = from_hugging_face(&source, &own, 4).unwrap();
         assert_eq!((text.eos_token_ids, text.bos_token_id), (vec![1, 3], Some(2)));
         assert!(from_hugging_face(&source, &own, 3).is_err());
+        // a configuration that isn't asked, because another was, is wrong all the same
+        for wrong in [json!(99), json!("x"), json!([0, -1])] {
+            file("config.json", json!({ "eos_token_id": wrong }));
+            let own = HuggingFaceFiles::read(folder.path()).unwrap();
+            let error = from_hugging_face(&source, &own, 4).err().unwrap().to_string();
+            assert!(error.contains("config.json") && error.contains("eos_token_id"), "{error}");
+        }
     }
 }

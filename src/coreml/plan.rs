@@ -161,13 +161,17 @@ pub struct Timing {
     pub milliseconds: Vec<f64>,
 }
 
+/// Bytes of a plan, at most: some hundred for each op.
+const MOST_BYTES: u64 = 1 << 28;
+
 impl ComputePlan {
     /// Reads a file.
     ///
     /// # Errors
     /// When it can't be read, or isn't a plan of this version.
     pub fn read(path: &Path) -> Result<Self, CoreMlError> {
-        let text = std::fs::read(path).map_err(|e| CoreMlError::plan(path, format!("can't be read: {e}")))?;
+        let text = anec_base::input::read(path, MOST_BYTES)
+            .map_err(|e| CoreMlError::plan(path, format!("can't be read: {}", e.error)))?;
         let wrong = |problem: String| CoreMlError::plan(path, problem);
         // the version first: another one can have other fields
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;

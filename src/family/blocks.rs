@@ -71,6 +71,11 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// Records why the function can't be built; the first reason counts.
+    pub fn refuse(&mut self, error: impl Into<Error>) {
+        self.error.get_or_insert(error.into());
+    }
+
     /// Records that a block lacks what it needs, which only a mistake in a family's engine can cause; gives `x` back.
     pub fn missing(&mut self, block: &str, what: &str, x: ValueId) -> ValueId {
         self.ops.fail(block, block, format!("it needs {what}"));

@@ -72,6 +72,16 @@ pub enum FamilyError {
         /// Keys that say so.
         because: String,
     },
+    /// A norm's epsilon that half precision can't hold in the form that was asked for.
+    #[error(
+        "`norm: {form}`: the norms' epsilon, times the square of the factor of the residual stream, is {eps:e}, which fp16 doesn't hold"
+    )]
+    Epsilon {
+        /// The form of norms.
+        form: String,
+        /// The epsilon, scaled as the stream is.
+        eps: f64,
+    },
     /// The source has no configuration at all.
     #[error("{place}: there is no config.json beside the weights")]
     NoConfig {
@@ -83,7 +93,7 @@ pub enum FamilyError {
 impl Diagnostic for FamilyError {
     fn fault(&self) -> Fault {
         match self {
-            FamilyError::OtherFamily { .. } => Fault::Usage,
+            FamilyError::OtherFamily { .. } | FamilyError::Epsilon { .. } => Fault::Usage,
             _ => Fault::Source,
         }
     }
@@ -98,6 +108,7 @@ impl Diagnostic for FamilyError {
                 "it may change the maths, so it is not skipped; if you know that it does not, add `acknowledge: \
                  [{key}]` to the manifest"
             ),
+            FamilyError::Epsilon { .. } => "use `norm: accurate`, or a larger `numerics.scale`".into(),
             FamilyError::NoConfig { .. } => {
                 "give the Hugging Face folder instead of the single file: config.json must lie beside the weights"
                     .into()

@@ -6,12 +6,12 @@
 
 use std::f64::consts::PI;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{RopeTables, RopeValues};
 
 /// A rotary embedding.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub rope_theta: f64,
@@ -22,7 +22,7 @@ pub struct RopeConfig {
 }
 
 /// How frequencies are changed for texts longer than the model was first trained on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "rope_type", rename_all = "snake_case")]
 pub enum RopeScaling {
     /// Not at all.
@@ -107,6 +107,15 @@ impl RopeScaling {
 }
 
 impl RopeConfig {
+    /// The rotary embedding behind a table of the host, by a family's configuration as `bundle.json` has it.
+    ///
+    /// # Errors
+    /// When it has none for that table.
+    pub fn of_config(config: &serde_json::Value, table: &str) -> Result<Self, serde_json::Error> {
+        // a key has the name of its table
+        RopeConfig::deserialize(config.get(table).unwrap_or(&serde_json::Value::Null))
+    }
+
     /// Frequencies (radians per position) of a text of `length` tokens, and the factor on cos and sin.
     pub fn frequencies(&self, length: u64) -> (Vec<f64>, f64) {
         let dim = self.rope_dim as f64;
@@ -219,6 +228,21 @@ mod tests {
         assert_eq!(factor, 1.0);
         for (i, expected) in [1.0, 0.1, 0.01, 0.001].into_iter().enumerate() {
             assert!((f[i] - expected).abs() < 1e-12, "{f:?}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_comes_back_from_the_bundle() {
+        for scaling in [
+            RopeScaling::Default,
+            RopeScaling::Dynamic { factor: 1.7, max_position_embeddings: 16 },
+            RopeScaling::Factors { factors: vec![1.1, 2.0, 3.3, 4.0] },
+        ] {
+            let rope = rope(scaling);
+            let config = serde_json::json!({ "rope": rope, "rope_local": null }).to_string();
+            let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+            assert_eq!(RopeConfig::of_config(&config, "rope").unwrap(), rope);
+            assert!(RopeConfig::of_config(&config, "rope_local").is_err());
         }
     }
 

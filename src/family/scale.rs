@@ -64,7 +64,10 @@ fn scale_block(norms: &mut Norms, (readers, writer): (Vec<&mut Linear>, &mut Lin
         None => readers.into_iter().for_each(|reader| reader.weight = reader.weight.scale((1.0 / factor) as f32)),
     }
     match &mut norms.after {
-        Some(norm) => norm.weight = norm.weight.scale(factor as f32),
+        Some(norm) => {
+            norm.weight = norm.weight.scale(factor as f32);
+            norm.offset *= factor as f32;
+        }
         None => {
             writer.weight = writer.weight.scale(factor as f32);
             writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));

@@ -228,10 +228,12 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn norm_of(&mut self, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
         let mut weight = self.take(tensor, &[width], because)?;
-        if self.family.norm_plus_one && self.naming == Naming::HuggingFace {
-            weight = weight.add(1.0);
+        // other sources hold the gain, 1 + w
+        if self.family.norm_plus_one && self.naming != Naming::HuggingFace {
+            weight = weight.add(-1.0);
         }
-        Ok(Norm { name, weight, eps: self.config.rms_norm_eps })
+        let offset = if self.family.norm_plus_one { 1.0 } else { 0.0 };
+        Ok(Norm { name, weight, offset, eps: self.config.rms_norm_eps })
     }
 
     /// GGUF has no key for biases: there the tensor decides, unless the family always has one. An ONNX graph decides for

@@ -53,6 +53,11 @@ fn name(manifest: &Manifest) -> Result<(), ManifestError> {
 
 fn context(context: &Contexts) -> Result<(), ManifestError> {
     let all = context.all();
+    if let Contexts::Several(list) = context
+        && let Some(twice) = all.iter().find(|n| list.iter().filter(|other| other == n).count() > 1)
+    {
+        return Err(ManifestError::value("context", format!("{twice} is listed twice")));
+    }
     if all.is_empty() {
         return Err(ManifestError::value("context", "an empty list, expected at least one number of tokens"));
     }
@@ -166,6 +171,7 @@ mod tests {
         ("context: 0", "context", "expected 1 to"),
         ("context: []", "context", "empty"),
         ("context: 99999999", "context", "99999999"),
+        ("{ context: [64, 128, 64], lengths: { fixed: [1] } }", "context", "twice"),
         ("lengths: { range: [0, 4] }", "lengths.range", "at least 1"),
         ("lengths: { range: [5, 4] }", "lengths.range", "not below"),
         ("lengths: { fixed: [] }", "lengths.fixed", "empty"),

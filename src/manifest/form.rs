@@ -28,8 +28,9 @@ pub enum LinearForm {
 }
 
 /// The form of root-mean-square norms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum NormForm {
     /// Scaled by the largest magnitude first: accurate in fp16 for hidden rms from 1e-3 to 1e3, zero rows give zeros.
     #[default]

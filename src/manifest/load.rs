@@ -1,8 +1,10 @@
 //! From text, files, built-in names and `--set key=value` to a checked [`Manifest`].
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use serde_json::Value as Json;
+use serde_yaml::{MessageFormatter, UserMessageFormatter};
 
 use super::builtin;
 use super::error::{ManifestError, nearest};
@@ -10,6 +12,12 @@ use super::{Manifest, check};
 
 /// Keys whose value is a choice between forms: setting one form takes the place of another.
 const CHOICES: [&str; 1] = ["lengths"];
+
+/// Keys of an override's path, at most.
+const DEEPEST: usize = 16;
+
+/// Bytes of a manifest, at most.
+const MOST_BYTES: u64 = 1 << 20;
 
 impl Manifest {
     /// Reads a manifest from a file, or from the binary if no file has that name; `overrides` are `key=value` pairs
@@ -20,7 +28,7 @@ impl Manifest {
     pub fn open(name: &str, overrides: &[String]) -> Result<Manifest, ManifestError> {
         let path = Path::new(name);
         // a folder can have a built-in manifest's name: the model itself, say
-        let text = if path.is_dir() { Err(std::io::ErrorKind::NotFound.into()) } else { std::fs::read_to_string(path) };
+        let text = if path.is_dir() { Err(std::io::ErrorKind::NotFound.into()) } else { read(path) };
         let (text, origin) = match text {
             Ok(text) => (text, name.to_owned()),
             Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -62,6 +70,12 @@ impl Manifest {
     }
 }
 
+/// The text of a file that isn't larger than a manifest can be: devices have no end.
+fn read(path: &Path) -> std::io::Result<String> {
+    let bytes = anec_base::input::read(path, MOST_BYTES).map_err(|error| error.error)?;
+    String::from_utf8(bytes).map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "it isn't UTF-8"))
+}
+
 /// JSON Schema of manifests, for editors.
 pub fn schema() -> Json {
     schemars::schema_for!(Manifest).into()
@@ -70,7 +84,7 @@ pub fn schema() -> Json {
 fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: &str) -> Result<T, ManifestError> {
     serde_yaml::from_str(text).map_err(|e| ManifestError::Syntax {
         origin: origin.to_owned(),
-        message: e.to_string().trim_start_matches("error: ").to_owned(),
+        message: e.render_with_formatter(&Words).trim_start_matches("error: ").to_owned(),
         suggestion: suggestion(&e),
     })
 }
@@ -93,7 +107,8 @@ fn apply(tree: &mut Json, given: &str) -> Result<(), ManifestError> {
     let value: Json = parse::<Option<Json>>(value, &format!("--set {given}"))?.unwrap_or(Json::Null);
     let keys: Vec<&str> = path.trim().split('.').collect();
     let (last, parents) = keys.split_last().ok_or_else(wrong)?;
-    if keys.iter().any(|key| key.is_empty()) {
+    // no key of a manifest lies this deep, and trees are taken apart recursively
+    if keys.iter().any(|key| key.is_empty()) || keys.len() > DEEPEST {
         return Err(wrong());
     }
     let mut node = tree;
@@ -143,8 +158,41 @@ fn plain(error: &serde_yaml::Error) -> String {
         | serde_yaml::Error::SerdeInvalidValue { unexpected, expected, .. } => {
             format!("found {unexpected}, expected {expected}")
         }
-        serde_yaml::Error::Message { msg, .. } => msg.clone(),
-        other => other.to_string(),
+        other => Words.format_message(other).into_owned(),
+    }
+}
+
+/// The parser's messages for those who write manifests and not programs.
+struct Words;
+
+/// What the parser says, and what is said instead.
+const WORDS: [(&str, &str); 9] = [
+    ("invalid u64", "expected a whole number that isn't negative"),
+    ("invalid usize", "expected a whole number that isn't negative"),
+    ("invalid u32", "expected a whole number that isn't negative"),
+    ("invalid f64", "expected a number"),
+    ("invalid f32", "expected a number"),
+    ("a tuple of size 2", "two numbers, as in [1, 4]"),
+    ("expected an array of length 2", "expected two numbers, as in [1, 4]"),
+    ("expected mapping start", "expected keys and values, as in { key: value }"),
+    ("expected sequence start", "expected a list, as in [1, 64]"),
+];
+
+impl MessageFormatter for Words {
+    fn format_message<'a>(&self, error: &'a serde_yaml::Error) -> Cow<'a, str> {
+        match error.without_snippet() {
+            serde_yaml::Error::Budget { .. } => "it is too large for a manifest, or nested too deep".into(),
+            serde_yaml::Error::MultipleDocuments { .. } => "it has several documents, expected one".into(),
+            serde_yaml::Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is there twice").into(),
+            serde_yaml::Error::DuplicateMappingKey { key: None, .. } => "a key is there twice".into(),
+            _ => {
+                let text = UserMessageFormatter.format_message(error);
+                match WORDS.iter().find(|(technical, _)| text.contains(technical)) {
+                    Some((technical, plain)) => text.replace(technical, plain).into(),
+                    None => text,
+                }
+            }
+        }
     }
 }
 
@@ -218,6 +266,42 @@ lm_head: { split: 3 }
     fn an_override_of_a_choice_takes_the_place_of_the_other() {
         let m = read("lengths: { range: [1, 8] }", &["lengths.fixed=[1, 4]"]).unwrap();
         assert_eq!(m.lengths, Lengths::Fixed(vec![1, 4]));
+    }
+
+    #[test]
+    fn mistakes_are_told_without_the_words_of_programs() {
+        for (text, sets, said) in [
+            ("context: 64\ncontext: 65", &[][..], "`context` is there twice"),
+            ("lengths: { fixed: [1, -4] }", &[], "whole number"),
+            ("lengths: { range: [1] }", &[], "two numbers"),
+            ("shards: { max_mb: many }", &[], "a number"),
+            ("quant: int8", &[], "keys and values"),
+            ("name: a\n---\nname: b", &[], "several documents"),
+            ("", &["lengths.range=[1]"], "two numbers"),
+            ("", &["quant=int8"], "keys and values"),
+        ] {
+            let error = read(text, sets).unwrap_err().to_string();
+            assert!(error.contains(said), "{text:?} {sets:?}: {error}");
+            for word in ["u64", "tuple", "mapping", "Options", "from_str", "Policy", "breach"] {
+                assert!(!error.contains(word), "{text:?} {sets:?}: {error}");
+            }
+        }
+        let many = format!("acknowledge: [{}]", "a, ".repeat(300_000));
+        let error = read(&many, &[]).unwrap_err().to_string();
+        assert!(error.contains("too large"), "{}", &error[..200.min(error.len())]);
+    }
+
+    #[test]
+    fn an_override_of_any_depth_is_an_error_and_no_crash() {
+        let deep = format!("{}b=1", "a.".repeat(20_000));
+        assert!(matches!(read("", &[&deep]).unwrap_err(), ManifestError::Override { .. }));
+    }
+
+    #[test]
+    fn a_file_without_end_is_no_manifest() {
+        if Path::new("/dev/zero").exists() {
+            assert!(matches!(Manifest::open("/dev/zero", &[]).unwrap_err(), ManifestError::Unreadable { .. }));
+        }
     }
 
     #[test]

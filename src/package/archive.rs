@@ -5,9 +5,10 @@
 //! that lead out of the target, links, names given twice, overlapping entries and contents that are larger than
 //! announced or than the limits allow are refused, and nothing of such an archive stays on the disk.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use zip::read::ZipArchive;
@@ -16,8 +17,10 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, DateTime, System, ZipWriter};
 
 use super::PackageError;
-use super::files::{PartialFile, PartialFolder, check_space, is_partial};
+use super::files::{PartialFolder, check_space};
 use super::manifest::relative;
+use anec_base::output::is_partial_name;
+use anec_base::{FileError, OutputFile};
 
 /// Files with these endings are stored as they are: their bytes are numbers that don't shrink.
 const STORED: [&str; 5] = ["bin", "safetensors", "gguf", "npz", "zip"];
@@ -64,9 +67,18 @@ pub fn pack(folder: &Path, archive: &Path, replace: bool, progress: &dyn Fn(u64)
     let mut entries = Vec::new();
     collect(folder, "", 0, &mut entries)?;
     entries.sort();
-    let partial = PartialFile::create(archive, replace)?;
-    let refused = |source: std::io::Error| PackageError::write(archive, "write", source);
-    let mut zip = ZipWriter::new(BufWriter::with_capacity(1 << 20, partial.file()));
+    let free = || match fs::symlink_metadata(archive) {
+        Ok(_) if !replace => Err(PackageError::Exists { path: archive.to_owned() }),
+        _ => Ok(()),
+    };
+    free()?;
+    let parent = archive.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).map_err(|e| PackageError::write(parent, "create the folder", e))?;
+    let output = OutputFile::create(archive).map_err(not_written)?;
+    let refused = |source: io::Error| PackageError::write(archive, "write", source);
+    let failure = RefCell::new(None);
+    let first_failure = || failure.take().map_or(Ok(()), |e| Err(refused(e)));
+    let mut zip = ZipWriter::new(BufWriter::with_capacity(1 << 20, Sink { file: output.file(), failure: &failure }));
     let mut done = Archived { files: 0, bytes: 0 };
     for (name, is_folder) in entries {
         let options = SimpleFileOptions::default().last_modified_time(DateTime::DEFAULT).system(System::Unix);
@@ -91,6 +103,7 @@ pub fn pack(folder: &Path, archive: &Path, replace: bool, progress: &dyn Fn(u64)
                 break;
             }
             zip.write_all(&buffer[..read]).map_err(refused)?;
+            first_failure()?;
             progress(read as u64);
             done.bytes += read as u64;
         }
@@ -98,8 +111,44 @@ pub fn pack(folder: &Path, archive: &Path, replace: bool, progress: &dyn Fn(u64)
     }
     let writer = zip.finish().map_err(|e| refused(io_error(e)))?;
     writer.into_inner().map_err(|e| refused(e.into_error()))?;
-    partial.publish()?;
+    first_failure()?;
+    output.sync().map_err(not_written)?;
+    free()?;
+    output.commit().map_err(not_written)?;
     Ok(done)
+}
+
+fn not_written(error: FileError) -> PackageError {
+    PackageError::write(&error.path, error.action, error.error)
+}
+
+/// A file that keeps its first error to itself. The writer of archives tries to finish an archive that it couldn't write
+/// when it is dropped, and prints what comes of it.
+struct Sink<'a> {
+    file: &'a File,
+    failure: &'a RefCell<Option<io::Error>>,
+}
+
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.file.write(bytes) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                self.failure.borrow_mut().get_or_insert(error);
+                Ok(bytes.len())
+            }
+            other => other,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for Sink<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
 }
 
 /// Files, and folders that hold none, by their path below the root.
@@ -114,7 +163,7 @@ fn collect(folder: &Path, prefix: &str, depth: usize, out: &mut Vec<(String, boo
         let Ok(file_name) = entry.file_name().into_string() else {
             return Err(PackageError::corrupt(&path, "the name is not UTF-8"));
         };
-        if is_partial(&file_name) {
+        if is_partial_name(&file_name) {
             return Err(PackageError::corrupt(&path, "unfinished: a run was killed or is still writing here"));
         }
         let name = format!("{prefix}{file_name}");

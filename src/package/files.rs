@@ -1,16 +1,12 @@
 //! What the standard library lacks for writing folders safely: positioned reads and writes, room on the disk, and
 //! folders that appear whole or not at all.
 
-use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::PackageError;
-
-/// What marks the name of an unfinished folder, between the name it will have and a number.
-const PARTIAL: &str = ".partial-";
+use anec_base::output::{is_partial_name, partial_name};
 
 /// Writes all bytes at an offset.
 #[cfg(unix)]
@@ -120,33 +116,6 @@ impl PartialFolder {
     }
 }
 
-/// A file that is being written, in the manner of [`PartialFolder`].
-pub(super) struct PartialFile {
-    partial: Partial,
-    file: File,
-}
-
-impl PartialFile {
-    /// An empty file that will become `target`.
-    pub(super) fn create(target: &Path, replace: bool) -> Result<Self, PackageError> {
-        let partial = Partial::create(target, replace, |path| File::create_new(path).map(Some))?;
-        let file = File::options().write(true).open(&partial.path);
-        let file = file.map_err(|e| PackageError::write(&partial.path, "write", e))?;
-        Ok(PartialFile { partial, file })
-    }
-
-    /// The file.
-    pub(super) fn file(&self) -> &File {
-        &self.file
-    }
-
-    /// Gives the file its final name, once it is on the disk.
-    pub(super) fn publish(self) -> Result<(), PackageError> {
-        self.file.sync_all().map_err(|e| PackageError::write(&self.partial.path, "write to the disk", e))?;
-        self.partial.publish(true)
-    }
-}
-
 /// Something that has a hidden name beside its final one.
 struct Partial {
     path: PathBuf,
@@ -164,22 +133,21 @@ impl Partial {
         make: impl Fn(&Path) -> io::Result<Option<File>>,
     ) -> Result<Self, PackageError> {
         let parent = parent(target);
-        let Some(name) = target.file_name() else {
+        if target.file_name().is_none() {
             return Err(PackageError::Name { path: target.to_owned(), problem: "the path has no name".into() });
-        };
+        }
         if !replace && fs::symlink_metadata(target).is_ok() {
             return Err(PackageError::Exists { path: target.to_owned() });
         }
         fs::create_dir_all(parent).map_err(|e| PackageError::write(parent, "create the folder", e))?;
         loop {
-            let path = parent.join(hidden(name));
+            let path = partial_name(target);
             match make(&path) {
                 Ok(lock) => {
                     let lock = lock.filter(|f| f.try_lock().is_ok());
                     let target = target.to_owned();
                     return Ok(Partial { path, target, replace, _lock: lock, published: false });
                 }
-                // left over by a process that had the same number
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(e) => return Err(PackageError::write(&path, "create it", e)),
             }
@@ -210,15 +178,6 @@ impl Drop for Partial {
             let _ = remove(&self.path);
         }
     }
-}
-
-/// A name that shows what is unfinished, and can't be mistaken for what it will be.
-fn hidden(name: &OsStr) -> OsString {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut hidden = OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!("{PARTIAL}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-    hidden
 }
 
 fn parent(path: &Path) -> &Path {
@@ -302,7 +261,7 @@ pub fn clean_partials(folder: &Path) -> Result<usize, PackageError> {
     };
     for entry in entries {
         let entry = entry.map_err(|e| PackageError::unreadable(folder, e))?;
-        if !is_partial(&entry.file_name().to_string_lossy()) {
+        if !is_partial_name(&entry.file_name().to_string_lossy()) {
             continue;
         }
         let path = entry.path();
@@ -314,13 +273,6 @@ pub fn clean_partials(folder: &Path) -> Result<usize, PackageError> {
         removed += 1;
     }
     Ok(removed)
-}
-
-/// Whether a file name is that of something unfinished.
-pub(super) fn is_partial(name: &str) -> bool {
-    let Some((before, number)) = name.strip_prefix('.').and_then(|n| n.rsplit_once(PARTIAL)) else { return false };
-    let number = number.strip_suffix("-old").unwrap_or(number);
-    !before.is_empty() && number.split('-').all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ fn graph_facts(bundle: &OnnxBundle) -> Vec<(&'static str, Json)> {
 }
 
 fn gguf(metadata: &Metadata) -> String {
-    let rows = metadata.iter().map(|(key, value)| vec![key.to_owned(), shortened(&value_text(value))]);
+    let rows = metadata.iter().map(|(key, value)| vec![shortened(key), shortened(&value_text(value))]);
     table(&["key", "value"], rows)
 }
 
@@ -135,7 +135,7 @@ fn tensors(source: &Source, all: bool) -> String {
     if all {
         let rows = source
             .tensors()
-            .map(|t| vec![t.name().to_owned(), t.dtype().name().to_owned(), shape(t), bytes(t.byte_length())]);
+            .map(|t| vec![shortened(t.name()), t.dtype().name().to_owned(), shape(t), bytes(t.byte_length())]);
         return table(&["tensor", "type", "shape", ">size"], rows);
     }
     let mut groups: BTreeMap<(String, &str, String), (usize, u64)> = BTreeMap::new();
@@ -145,7 +145,7 @@ fn tensors(source: &Source, all: bool) -> String {
         group.1 += tensor.byte_length();
     }
     let rows = groups.into_iter().map(|((name, dtype, shape), (count, size))| {
-        vec![name, count.to_string(), dtype.to_owned(), shape, bytes(size)]
+        vec![shortened(&name), count.to_string(), dtype.to_owned(), shape, bytes(size)]
     });
     table(&["tensor", ">number", "type", "shape", ">size"], rows)
 }

@@ -100,5 +100,7 @@ fn chat_template(folder: &Path, tokenizer_config: Option<&Json>, legacy: Option<
 pub fn read_json(path: &Path) -> Result<Json> {
     let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
     refuse_pointer(path, &bytes)?;
-    serde_json::from_slice(&bytes).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
+    // some editors begin a file with a byte order mark
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    serde_json::from_slice(text).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
 }

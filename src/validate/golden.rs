@@ -8,7 +8,10 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, json};
 
 use super::perplexity;
-use anec_base::{Diagnostic, Fault};
+use anec_base::{Diagnostic, Fault, input};
+
+/// Bytes of a golden that comes through a pipe, at most.
+const MOST_STREAMED: u64 = 1 << 28;
 
 /// What a reference computed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,7 +70,9 @@ impl Golden {
     /// When the file can't be read, isn't safetensors, lacks tokens or logits, or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, GoldenError> {
         let error = |problem: String| GoldenError { path: path.to_owned(), problem };
-        let bytes = std::fs::read(path).map_err(|e| error(format!("can't read it: {e}")))?;
+        // the size of a file is known; what has none must not have no end
+        let most = std::fs::metadata(path).map_or(0, |found| if found.is_file() { found.len() } else { MOST_STREAMED });
+        let bytes = input::read(path, most).map_err(|e| error(format!("can't read it: {}", e.error)))?;
         Self::from_bytes(path, &bytes)
     }
 
@@ -103,12 +108,15 @@ impl Golden {
             Some(view) => list("positions", view)?.into_iter().map(|p| p as usize).collect(),
             None => (0..tokens.len()).collect(),
         };
-        if positions.len() != rows || !positions.is_sorted_by(|a, b| a < b) || positions.last() >= Some(&tokens.len()) {
-            let count = tokens.len();
-            return Err(error(format!(
-                "it has {rows} rows of logits for {} positions of {count} tokens",
-                positions.len()
-            )));
+        let count = tokens.len();
+        if positions.len() != rows {
+            return Err(error(format!("it has {rows} rows of logits for {} positions", positions.len())));
+        }
+        if let Some(pair) = positions.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return Err(error(format!("`positions` has {} before {}, expected ascending ones", pair[0], pair[1])));
+        }
+        if let Some(position) = positions.iter().find(|position| **position >= count) {
+            return Err(error(format!("`positions` has {position}, but there are {count} tokens")));
         }
         let losses = match find("losses") {
             None => None,
@@ -331,7 +339,15 @@ mod tests {
     #[test]
     fn a_golden_that_contradicts_itself_is_refused() {
         assert!(refused(|g| g.logits[5] = f32::NAN).ends_with("`logits`, row 1, column 1: NaN"));
-        assert!(refused(|g| g.logits.truncate(8)).ends_with("it has 2 rows of logits for 3 positions of 3 tokens"));
+        assert!(refused(|g| g.logits.truncate(8)).ends_with("it has 2 rows of logits for 3 positions"));
+        let at = |positions: [usize; 2]| {
+            refused(|g| {
+                g.logits.truncate(8);
+                g.positions = positions.to_vec();
+            })
+        };
+        assert!(at([1, 1]).ends_with("`positions` has 1 before 1, expected ascending ones"));
+        assert!(at([1, 3]).ends_with("`positions` has 3, but there are 3 tokens"));
         assert!(refused(|g| g.losses = Some(vec![1.0])).ends_with("`losses` has 1 numbers, expected 2 finite ones"));
         let greedy = |ids| Some(Greedy { prompt: vec![1], ids });
         assert!(refused(|g| g.greedy = greedy(vec![2, 9])).ends_with("token 9 is outside its vocabulary of 4"));

@@ -1,5 +1,7 @@
 //! The rules of `validators/ane-rules.yaml` and the codes of `validators/errors.yaml`, typed.
 
+use std::sync::LazyLock;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -196,7 +198,10 @@ pub struct Meaning {
 
 /// All rules.
 pub fn rules() -> Vec<Rule> {
-    serde_yaml::from_str(RULES).expect("validators/ane-rules.yaml is part of the binary and tested")
+    static PARSED: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+        serde_yaml::from_str(RULES).expect("validators/ane-rules.yaml is part of the binary and tested")
+    });
+    PARSED.clone()
 }
 
 /// All codes.
@@ -206,16 +211,23 @@ pub fn meanings() -> Vec<Meaning> {
 
 /// What a code or a message means: the entry with exactly this code, else every entry of which a code is part of it.
 pub fn meaning(text: &str) -> Vec<Meaning> {
-    let text = text.trim().to_lowercase();
+    let text = text.trim().to_lowercase().replace("exit code", "exit");
     let all = meanings();
     let exact = |meaning: &&Meaning| meaning.codes.iter().any(|code| code.to_lowercase() == text);
     let found: Vec<Meaning> = all.iter().filter(exact).cloned().collect();
     if !found.is_empty() {
         return found;
     }
-    all.into_iter()
+    let found: Vec<Meaning> = all
+        .iter()
         .filter(|meaning| meaning.codes.iter().any(|code| contains_word(&text, &code.to_lowercase())))
-        .collect()
+        .cloned()
+        .collect();
+    // a number that is no code of Core ML is what a program ended with
+    match found.is_empty() && text.parse::<u8>().is_ok() {
+        true => meaning(&format!("exit {text}")),
+        false => found,
+    }
 }
 
 /// Whether `text` contains `word` with nothing that goes on before or after: 11 is not in 110, -1 not in -14.

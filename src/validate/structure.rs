@@ -1,4 +1,12 @@
 //! The structure gate: a bundle is whole, its packages are what it says they are, and their programs are right in form.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `description` | `bundle.json` against itself and the folder |
+//! | `host` | the host's tensors |
+
+mod description;
+mod host;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -37,6 +45,8 @@ pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
         files(&bundle.host.file.file, std::slice::from_ref(&bundle.host.file), folder),
         Check::of(&bundle.host.file.file, "it has the host's tensors", Host::open(bundle, folder).err().map(text)),
     ];
+    checks.extend(host::checks(bundle, folder));
+    checks.extend(description::checks(bundle, folder));
     checks.extend(tokenizer(bundle, folder));
     // packages are large, and reading them is most of the work
     let of_packages: Vec<Vec<Check>> =
@@ -109,6 +119,10 @@ fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Ch
     };
     let functions: Vec<&FunctionEntry> = bundle.functions.iter().filter(|f| f.package == *name).collect();
     let limit = (bundle.manifest.shards.max_mb * 1e6) as u64;
+    let scale = |entry: &&FunctionEntry| {
+        description::attention_scale(bundle, entry, package.program.function(&entry.function)?)
+    };
+    let scales: Vec<String> = functions.iter().filter_map(scale).collect();
     // explicit layer ranges are the user's own responsibility
     let size = (bundle.manifest.shards.layers.is_none() && entry.weight_bytes > limit)
         .then(|| format!("{} bytes of weights, at most {limit} are allowed", entry.weight_bytes));
@@ -121,6 +135,12 @@ fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Ch
         Check::of(name, "types inferred anew at every T are the declared ones", listed(&types(&functions, &package))),
         Check::of(name, "it has all its files, and no others", listed(&contents(entry, &package))),
         Check::of(name, "its weights are under the limit of a package", size),
+        Check::of(
+            name,
+            "it has as many bytes of weights as the bundle says",
+            description::weight_bytes(entry, &package),
+        ),
+        Check::of(name, "its attention has the scale of the configuration", listed(&scales)),
     ]);
     checks
 }

@@ -6,9 +6,11 @@
 //! its full weight. `m` is held above 2^-14 (the smallest normal fp16), so a row of zeros gives zeros.
 
 use super::Graph;
+use crate::error::FamilyError;
 use anec_manifest::{NormForm, Role};
 use anec_mil::{Constant, ValueId};
 use anec_source::Weight;
+use half::f16;
 
 /// Smallest normal fp16.
 const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
@@ -25,19 +27,33 @@ pub struct Norm {
     pub name: &'static str,
     /// `[width]`
     pub weight: Weight,
+    /// What is added to the weight to make the gain: 1 for a zero-centred weight, else 0; times the factor of the
+    /// residual stream where the norm writes to it.
+    pub offset: f32,
     /// Added to the mean square.
     pub eps: f64,
 }
 
 /// Normalises rank-4 `x` over `axis`, whose size is that of the gain.
+///
+/// The gain of a zero-centred weight is `1 + w`, and it isn't formed: fp16 holds `1 + w` to 2^-11, but `w`, which is
+/// small, to 2^-11 of itself (a published bf16 weight exactly), so `x w + x` loses nothing but what its ops round.
 pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> ValueId {
     let width = norm.weight.rows() * norm.weight.columns();
     let mut shape = [1u64; 4];
     shape[axis] = width;
     g.scope(norm.name, |g| {
         let normal = normalize(g, x, axis, width, norm.eps);
-        let gain = g.weight("weight", Role::Norm, &norm.weight, &shape);
-        g.ops.mul(normal, gain)
+        let weight = g.weight("weight", Role::Norm, &norm.weight, &shape);
+        let product = g.ops.mul(normal, weight);
+        match norm.offset {
+            0.0 => product,
+            1.0 => g.ops.add(product, normal),
+            offset => {
+                let centre = g.ops.mul(normal, Constant::fp16(offset));
+                g.ops.add(product, centre)
+            }
+        }
     })
 }
 
@@ -62,7 +78,8 @@ fn scaled_first(
     let scaled = g.ops.real_div(x, largest);
     let square = g.ops.mul(scaled, scaled);
     let total = total(g, square, &axes);
-    let root_eps = g.ops.real_div(Constant::fp16(eps.sqrt() as f32), largest);
+    let root_eps = Constant::fp16(hold(g, eps.sqrt(), eps));
+    let root_eps = g.ops.real_div(root_eps, largest);
     let eps = g.ops.mul(root_eps, root_eps);
     let total = g.ops.add(total, eps);
     let inverse = g.ops.rsqrt(total, SMALLEST);
@@ -74,25 +91,55 @@ fn normalize(g: &mut Graph<'_>, x: ValueId, axis: usize, width: u64, eps: f64) -
     let axes = [axis as i32];
     match g.form.norm {
         NormForm::Accurate => scaled_first(g, x, axis, eps, |g, square, axes| g.ops.reduce_mean(square, axes, true)),
-        NormForm::Naive => {
+        NormForm::Naive if is_held(eps) => {
             let square = g.ops.mul(x, x);
             let mean = g.ops.reduce_mean(square, &axes, true);
             let inverse = g.ops.rsqrt(mean, (eps as f32).max(SMALLEST));
             g.ops.mul(x, inverse)
         }
+        NormForm::Naive => divided_by_root(g, x, &axes, eps),
         NormForm::Prescale => {
             let scaled = g.ops.mul(x, Constant::fp16(PRESCALE));
-            let square = g.ops.mul(scaled, scaled);
-            let mean = g.ops.reduce_mean(square, &axes, true);
-            let eps = eps as f32 * PRESCALE * PRESCALE;
-            let inverse = g.ops.rsqrt(mean, eps.max(SMALLEST));
-            g.ops.mul(scaled, inverse)
+            divided_by_root(g, scaled, &axes, eps * f64::from(PRESCALE * PRESCALE))
         }
         NormForm::LayerNormConcat => {
             let negative = g.ops.mul(x, Constant::fp16(-1.0));
             let both = g.ops.concat(&[x, negative], axis as i32);
-            let normal = g.ops.layer_norm(both, &axes, (eps as f32).max(SMALLEST));
+            let eps = hold(g, eps, eps).max(SMALLEST);
+            let normal = g.ops.layer_norm(both, &axes, eps);
             g.ops.slice(normal, axis, 0..width)
         }
     }
+}
+
+/// `x / sqrt(mean(x^2) + eps)` for an epsilon that fp16 doesn't hold while it holds the root of it. With the root mean
+/// square `r` and `e = sqrt(eps)`, of which `l` is the larger and `s` the smaller, `r^2 + e^2 = l^2 (1 + (s / l)^2)`.
+fn divided_by_root(g: &mut Graph<'_>, x: ValueId, axes: &[i32], eps: f64) -> ValueId {
+    let square = g.ops.mul(x, x);
+    let mean = g.ops.reduce_mean(square, axes, true);
+    let root = g.ops.sqrt(mean);
+    // without an epsilon, what keeps a row of zeros from being divided by zero
+    let root_eps = Constant::fp16(hold(g, eps.sqrt(), eps).max(SMALLEST));
+    let larger = g.ops.maximum(root, root_eps.clone());
+    let smaller = g.ops.minimum(root, root_eps);
+    let ratio = g.ops.real_div(smaller, larger);
+    let ratio = g.ops.mul(ratio, ratio);
+    let total = g.ops.add(ratio, Constant::fp16(1.0));
+    let inverse = g.ops.rsqrt(total, SMALLEST);
+    let scaled = g.ops.real_div(x, larger);
+    g.ops.mul(scaled, inverse)
+}
+
+/// A constant that stands for the epsilon, if fp16 holds it; else the function is refused.
+fn hold(g: &mut Graph<'_>, value: f64, eps: f64) -> f32 {
+    if !is_held(value) {
+        g.refuse(FamilyError::Epsilon { form: g.form.norm.to_string(), eps });
+    }
+    value as f32
+}
+
+/// Whether fp16 holds a number to 1/32 and has a few smaller ones. Zero is held: a model without epsilon has none.
+fn is_held(value: f64) -> bool {
+    let rounded = f16::from_f64(value).to_f64();
+    value == 0.0 || rounded >= 4.0 * f64::from(SMALLEST) && (rounded - value).abs() <= value / 32.0
 }

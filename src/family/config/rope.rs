@@ -99,7 +99,10 @@ impl Reader<'_> {
                 n => Ok(n),
             }
         };
-        let factor = || scaling.required("factor", scaling.f64("factor")?);
+        let factor = || match scaling.required("factor", scaling.f64("factor")?)? {
+            factor if factor > 0.0 => Ok(factor),
+            _ => Err(scaling.value("factor", "more than 0")),
+        };
         let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
         let scaled = match kind {
             "default" => RopeScaling::Default,
@@ -187,6 +190,15 @@ impl Reader<'_> {
         // a length that the type doesn't use is harmless
         scaling.accept("original_max_position_embeddings");
         scaling.finish(family.name, &["type", "rope_type"], acknowledged)?;
-        Ok(RopeConfig { rope_theta, rope_dim, scaling: scaled })
+        let rope = RopeConfig { rope_theta, rope_dim, scaling: scaled };
+        let (frequencies, attention_factor) = rope.frequencies(max_position_embeddings);
+        let sound = |number: &f64| number.is_finite() && *number > 0.0;
+        if !frequencies.iter().all(sound) {
+            return Err(scaling.value("factor", "numbers that give positive frequencies"));
+        }
+        if !sound(&attention_factor) {
+            return Err(scaling.value("attention_factor", "a positive number"));
+        }
+        Ok(rope)
     }
 }

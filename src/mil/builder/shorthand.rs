@@ -65,6 +65,8 @@ impl FunctionBuilder {
         sigmoid
         /// `log(1 + exp(x))`
         softplus
+        /// The square root.
+        sqrt
         /// Hyperbolic tangent.
         tanh
         /// `exp(x)`

@@ -15,9 +15,19 @@ fn golden() -> Golden {
         vocab_size: double::VOCAB,
         hidden: hidden.into_iter().enumerate().collect(),
         losses: None,
-        greedy: Some(Greedy { prompt: vec![1, 2], ids: vec![0, 0, 0] }),
+        greedy: Some(greedy(&[1, 2], 3)),
         metadata: Default::default(),
     }
+}
+
+/// What the double makes of a text, by the most likely token each time.
+fn greedy(prompt: &[u32], count: usize) -> Greedy {
+    let mut text = prompt.to_vec();
+    for _ in 0..count {
+        let (_, logits) = double::reference(&text, text.len() as u64);
+        text.push(sampling::argmax(&logits[logits.len() - double::VOCAB..]));
+    }
+    Greedy { prompt: prompt.to_vec(), ids: text.split_off(prompt.len()) }
 }
 
 fn gate(form: &Form, golden: &Golden) -> GateReport {
@@ -156,6 +166,34 @@ fn a_text_that_is_less_or_more_likely_than_for_the_golden_fails() {
     }
     // of nine tokens it says nothing
     assert!(check(&self::golden()).is_none());
+}
+
+#[test]
+fn a_continuation_may_differ_in_a_few_places_and_no_more() {
+    let check = |change: &[usize], count: usize| {
+        let mut golden = golden();
+        let greedy = golden.greedy.insert(greedy(&[1, 2], count));
+        change.iter().for_each(|at| greedy.ids[*at] = (greedy.ids[*at] + 1) % double::VOCAB as u32);
+        let report = gate(&Form::default(), &golden);
+        report.checks.into_iter().find(|check| check.claim == "greedy continuation").unwrap()
+    };
+    assert_eq!(check(&[], 7).verdict, Verdict::Passed);
+    let last = check(&[6], 7);
+    assert_eq!(
+        (last.verdict, last.measured["greedy_agree"], last.measured["greedy_wrong"]),
+        (Verdict::Passed, 6.0, 1.0)
+    );
+    assert_eq!(check(&[0, 1, 2, 3, 4, 5, 6], 7).verdict, Verdict::Failed);
+    assert_eq!(check(&[], 1).verdict, Verdict::Unproven);
+}
+
+#[test]
+fn a_text_of_a_few_tokens_proves_little() {
+    let mut golden = Golden { hidden: Default::default(), greedy: None, ..golden() };
+    golden.tokens.truncate(3);
+    golden.positions.truncate(3);
+    golden.logits.truncate(3 * double::VOCAB);
+    assert_eq!(gate(&Form::default(), &golden).verdict, Verdict::Unproven);
 }
 
 #[test]
