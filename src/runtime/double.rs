@@ -192,6 +192,7 @@ pub fn bundle(form: &Form) -> Bundle {
             }],
         },
         tokenizer: BTreeMap::new(),
+        tokenizer_files: Vec::new(),
         ledger: LedgerTotals::default(),
     }
 }
