@@ -5,7 +5,10 @@ pub mod error;
 pub mod file;
 pub mod progress;
 pub mod resources;
+mod skip;
 
 pub use error::{Diagnostic, Error, Fault, Result};
 pub use file::{FileError, MappedFile, hexadecimal};
 pub use progress::Progress;
+#[doc(hidden)]
+pub use skip::skipped;

@@ -161,7 +161,7 @@ fn shift_scale(
             constant_shape(constant)
         }
         Part::Folded(Value::Tensor(tensor)) => tensor.shape.clone(),
-        Part::Folded(Value::Weight(weight)) => weight.shape.clone(),
+        Part::Folded(Value::Weight(weight)) => weight.shape().to_vec(),
         Part::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
     };
     check_blocks(&shape, &scale_shape, offset.as_ref().map(|(shape, _)| shape.as_slice()))?;

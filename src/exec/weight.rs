@@ -42,9 +42,9 @@ impl Weight {
     /// The whole of it as a tensor; made once and kept.
     pub(crate) fn dense(&self) -> &Arc<Tensor> {
         self.dense.get_or_init(|| {
-            let mut out = vec![0.0; self.shape.iter().product()];
+            let mut out = vec![0.0; self.shape().iter().product()];
             team::for_each_chunk(&mut out, self.columns().max(1), |row, out| self.expand_row(row, out));
-            Arc::new(Tensor::new(self.shape.clone(), out))
+            Arc::new(Tensor::new(self.shape(), out))
         })
     }
 }

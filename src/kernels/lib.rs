@@ -5,7 +5,9 @@ pub mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 pub mod dot;
-mod lines;
+
+pub mod layout;
+pub mod lines;
 pub mod matrix;
 pub mod memory;
 pub mod product;

@@ -48,12 +48,9 @@ impl Scales {
 /// A large constant, seen as rows: the first axis by all the others.
 #[derive(Debug)]
 pub struct StoredWeight {
-    /// Its shape; the first axis counts the rows.
-    pub shape: Vec<usize>,
-    /// Its elements, row by row.
-    pub elements: Arc<Elements>,
-    /// What elements of [`Elements::Int8`] are multiplied by.
-    pub scales: Scales,
+    shape: Vec<usize>,
+    elements: Arc<Elements>,
+    scales: Scales,
 }
 
 impl StoredWeight {
@@ -63,9 +60,32 @@ impl StoredWeight {
     }
 
     /// A weight of bytes and scales.
+    ///
+    /// # Panics
+    /// If there are fewer elements or scales than the shape says.
     pub fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
-        debug_assert!(shape.iter().product::<usize>() <= elements.len());
+        let count = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
+        assert!(count.is_some_and(|count| count <= elements.len()), "a weight has fewer elements than its shape says");
+        let rows = shape.first().copied().unwrap_or(1);
+        let enough = scales.values.len() == 1 && scales.blocks == 1
+            || scales.blocks > 0 && scales.values.len() >= rows.saturating_mul(scales.blocks);
+        assert!(enough, "a weight has fewer scales than rows and blocks");
         StoredWeight { shape, elements, scales }
+    }
+
+    /// Its shape; the first axis counts the rows.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its elements, row by row.
+    pub fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
+    /// What elements of [`Elements::Int8`] are multiplied by.
+    pub fn scales(&self) -> &Scales {
+        &self.scales
     }
 
     /// Number of rows.

@@ -16,7 +16,7 @@ use crate::state::State;
 use crate::step::{Frame, Operand, Step};
 use crate::tensor::{Tensor, TensorData};
 use anec_kernels::matrix::product;
-use anec_kernels::product::Layout;
+use anec_kernels::layout::Layout;
 use anec_kernels::reduce::max;
 use anec_kernels::round::round_to_f16;
 use anec_kernels::team;

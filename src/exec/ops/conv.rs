@@ -4,7 +4,8 @@ use super::matmul::{bias, weight};
 use super::{Call, Results, Row, computing, one};
 use crate::tensor::{Tensor, for_each_index, strides};
 use anec_kernels::matrix::product;
-use anec_kernels::product::{Layout, multiply};
+use anec_kernels::layout::Layout;
+use anec_kernels::product::multiply;
 use anec_kernels::team;
 
 /// The rows of this group.
@@ -92,15 +93,15 @@ fn conv(call: &mut Call<'_>) -> Results {
     let values = call.floats("x")?;
     let groups = usize::try_from(call.integer_or("groups", 1)?).unwrap_or(0);
     let misfit =
-        || format!("`x` of shape {:?} doesn't fit a weight of shape {:?} in {groups} groups", x.shape, weight.shape);
-    if !(3..=5).contains(&x.rank()) || weight.shape.len() != x.rank() || groups == 0 {
+        || format!("`x` of shape {:?} doesn't fit a weight of shape {:?} in {groups} groups", x.shape, weight.shape());
+    if !(3..=5).contains(&x.rank()) || weight.shape().len() != x.rank() || groups == 0 {
         return Err(misfit());
     }
     let (batch, channels) = (x.shape[0], x.shape[1]);
-    if weight.shape[1] * groups != channels || rows % groups != 0 {
+    if weight.shape()[1] * groups != channels || rows % groups != 0 {
         return Err(misfit());
     }
-    let axes = axes(call, &x.shape[2..], &weight.shape[2..])?;
+    let axes = axes(call, &x.shape[2..], &weight.shape()[2..])?;
     let places: usize = axes.iter().map(|a| a.out).product();
     let shape: Vec<usize> = [batch, rows].into_iter().chain(axes.iter().map(|a| a.out)).collect();
     let mut out = vec![0.0; batch * rows * places];

@@ -5,7 +5,7 @@ use super::matmul::{bias, weight};
 use super::{Call, Results, Row, computing, one};
 use crate::tensor::Tensor;
 use anec_kernels::matrix::product;
-use anec_kernels::product::Layout;
+use anec_kernels::layout::Layout;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -49,16 +49,16 @@ fn conv_transpose(call: &mut Call<'_>) -> Results {
     let values = call.floats("x")?;
     let groups = usize::try_from(call.integer_or("groups", 1)?).unwrap_or(0);
     let misfit =
-        || format!("`x` of shape {:?} doesn't fit a weight of shape {:?} in {groups} groups", x.shape, weight.shape);
-    if !(3..=5).contains(&x.rank()) || weight.shape.len() != x.rank() || groups == 0 {
+        || format!("`x` of shape {:?} doesn't fit a weight of shape {:?} in {groups} groups", x.shape, weight.shape());
+    if !(3..=5).contains(&x.rank()) || weight.shape().len() != x.rank() || groups == 0 {
         return Err(misfit());
     }
-    let (batch, channels, group_rows) = (x.shape[0], x.shape[1], weight.shape[1]);
-    if weight.shape[0] != channels || channels % groups != 0 {
+    let (batch, channels, group_rows) = (x.shape[0], x.shape[1], weight.shape()[1]);
+    if weight.shape()[0] != channels || channels % groups != 0 {
         return Err(misfit());
     }
     let bias = bias(call, groups * group_rows)?;
-    let axes = axes(call, &x.shape[2..], &weight.shape[2..])?;
+    let axes = axes(call, &x.shape[2..], &weight.shape()[2..])?;
     let places: usize = axes.iter().map(|a| a.out).product();
     let (size, kernel): (usize, usize) =
         (axes.iter().map(|a| a.size).product(), axes.iter().map(|a| a.kernel).product());

@@ -41,7 +41,7 @@ fn gather(call: &mut Call<'_>) -> Results {
     let index_shape = call.tensor("indices")?.shape.clone();
     let bounds = Indices::new(call);
     let shape = match call.value("x")? {
-        Value::Weight(weight) => weight.shape.clone(),
+        Value::Weight(weight) => weight.shape().to_vec(),
         _ => call.tensor("x")?.shape.clone(),
     };
     let axis = axis_index(axis, shape.len())?;

@@ -7,7 +7,8 @@ use super::{Call, Results, Row, Value, computing, one};
 use crate::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 use crate::weight::Weight;
 use anec_kernels::matrix::product;
-use anec_kernels::product::{Layout, multiply};
+use anec_kernels::layout::Layout;
+use anec_kernels::product::multiply;
 use anec_kernels::team;
 use anec_kernels::weight::Elements;
 
@@ -50,8 +51,8 @@ fn linear(call: &mut Call<'_>) -> Results {
     let (rows, columns) = (weight.rows(), weight.columns());
     let bias = bias(call, rows)?;
     let x = call.tensor("x")?;
-    if weight.shape.len() != 2 || x.shape.last() != Some(&columns) {
-        return Err(format!("`x` of shape {:?} doesn't fit a weight of shape {:?}", x.shape, weight.shape));
+    if weight.shape().len() != 2 || x.shape.last() != Some(&columns) {
+        return Err(format!("`x` of shape {:?} doesn't fit a weight of shape {:?}", x.shape, weight.shape()));
     }
     one(rows_times_weight(x, &weight, bias)?)
 }
@@ -76,7 +77,7 @@ fn matmul(call: &mut Call<'_>) -> Results {
     let transpose_x = call.flag_or("transpose_x", false)?;
     let transpose_y = call.flag_or("transpose_y", false)?;
     if let (Value::Tensor(x), Value::Weight(y)) = (call.value("x")?, call.value("y")?)
-        && y.shape.len() == 2
+        && y.shape().len() == 2
         && transpose_y
         && !(transpose_x && x.rank() > 1)
         && x.shape.last() == Some(&y.columns())
@@ -84,7 +85,7 @@ fn matmul(call: &mut Call<'_>) -> Results {
         return one(rows_times_weight(x, y, None)?);
     }
     if let (Value::Weight(x), Value::Tensor(y)) = (call.value("x")?, call.value("y")?)
-        && x.shape.len() == 2
+        && x.shape().len() == 2
         && !transpose_x
         && y.rank() >= 2
     {
@@ -105,7 +106,7 @@ fn weight_times_columns(weight: &Weight, y: &Tensor, transposed: bool) -> Result
     let (lead, last) = y.shape.split_at(y.rank() - 2);
     let (inner, tokens) = if transposed { (last[1], last[0]) } else { (last[0], last[1]) };
     if inner != weight.columns() {
-        return Err(format!("a matrix of shape {:?} can't be multiplied with {:?}", weight.shape, y.shape));
+        return Err(format!("a matrix of shape {:?} can't be multiplied with {:?}", weight.shape(), y.shape));
     }
     let rows = weight.rows();
     let layout = if transposed { Layout { row: 1, column: inner } } else { Layout { row: tokens, column: 1 } };
