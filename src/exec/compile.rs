@@ -66,7 +66,7 @@ pub(super) struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     pub fn new(function: &'a Function, cache: &'a WeightCache) -> Self {
-        let folded = function.ops().into_iter().filter(|op| op.is_constexpr());
+        let folded = function.ops().filter(|op| op.is_constexpr());
         let folded = folded.flat_map(|op| op.outputs.iter().map(move |id| (*id, op))).collect();
         Compiler { function, cache, constants: HashMap::new(), folded, defined: BTreeSet::new() }
     }
