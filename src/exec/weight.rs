@@ -34,6 +34,12 @@ impl Weight {
         Weight { stored: StoredWeight::plain(shape, elements), dense: OnceLock::new() }
     }
 
+    /// A tensor of floats.
+    pub(crate) fn of(tensor: &Tensor) -> Option<Self> {
+        let elements = Elements::F32(tensor.floats()?.to_vec().into());
+        Some(Weight::plain(tensor.shape.clone(), Arc::new(elements)))
+    }
+
     /// A weight of bytes and scales.
     pub(crate) fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
         Weight { stored: StoredWeight::scaled(shape, elements, scales), dense: OnceLock::new() }

@@ -74,3 +74,33 @@ impl Drop for Lines {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept() -> Vec<usize> {
+        let spare = SPARE.take();
+        let sizes = spare.iter().map(Vec::len).collect();
+        SPARE.set(spare);
+        sizes
+    }
+
+    #[test]
+    fn a_thread_keeps_what_is_in_use_at_a_time_but_nothing_huge() {
+        // a thread that nothing else has run on
+        let thread = std::thread::spawn(|| {
+            {
+                let (mut outer, mut inner) = (Lines::new(1000), Lines::new(100));
+                assert_eq!((outer.floats().len(), inner.words().len()), (1000, 100));
+                assert_eq!(outer.pointer().addr() % align_of::<Line>(), 0);
+            }
+            assert_eq!(kept(), [63, 7, 0]);
+            drop(Lines::new(10));
+            assert_eq!(kept(), [63, 7, 0], "the largest is there for the next, and comes back");
+            drop(Lines::new(MOST_KEPT * WORDS + 1));
+            assert_eq!(kept(), [7, 0, 0], "what it grew to is freed");
+        });
+        thread.join().unwrap();
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 use super::layout::Layout;
+use super::lines::Lines;
 use super::simd::{CACHE_LINE, Lanes, Widest};
 use super::team;
 use super::tiles::{self, DEPTH, Widen};
@@ -33,21 +34,24 @@ pub fn multiply(
         return;
     }
     // the columns of x, each in one piece
-    let gathered: Vec<f32>;
-    let inputs: Vec<&[f32]> = if x_layout.row == 1 {
-        (0..tokens).map(|t| &x[t * x_layout.column..][..columns]).collect()
+    let mut gathered = Lines::new(if x_layout.row == 1 { 0 } else { tokens * columns });
+    let (x, step) = if x_layout.row == 1 {
+        (x, x_layout.column)
     } else {
-        gathered =
-            (0..tokens).flat_map(|t| (0..columns).map(move |k| x[k * x_layout.row + t * x_layout.column])).collect();
-        gathered.chunks_exact(columns.max(1)).collect()
+        let column = |t: usize| (0..columns).map(move |k| x[k * x_layout.row + t * x_layout.column]);
+        gathered.floats().iter_mut().zip((0..tokens).flat_map(column)).for_each(|(place, value)| *place = value);
+        (&*gathered.floats(), columns)
     };
+    let mut inputs: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+    inputs.iter_mut().enumerate().take(tokens).for_each(|(t, input)| *input = &x[t * step..][..columns]);
+    let inputs = &inputs[..tokens];
     let start = |row: usize| bias.map_or(0.0, |bias| bias[row]);
     if out_layout.column == 1 && out_layout.row == tokens || tokens == 1 && out_layout.row == 1 {
-        return by_dots(weight, &inputs, start, &mut out[..rows * tokens]);
+        return by_dots(weight, inputs, start, &mut out[..rows * tokens]);
     }
-    let mut product = vec![0.0; rows * tokens];
-    by_dots(weight, &inputs, start, &mut product);
-    for (row, values) in product.chunks_exact(tokens).enumerate() {
+    let mut product = Lines::new(rows * tokens);
+    by_dots(weight, inputs, start, product.floats());
+    for (row, values) in product.floats().chunks_exact(tokens).enumerate() {
         for (token, value) in values.iter().enumerate() {
             out[row * out_layout.row + token * out_layout.column] = *value;
         }

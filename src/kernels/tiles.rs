@@ -415,6 +415,13 @@ pub(crate) mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "fewer elements than are asked for")]
+    fn more_rows_than_there_are_are_refused() {
+        let (a, x) = (noise(6, 1), noise(3, 2));
+        product(Set::Portable, (3, 3, 1), &a, &x, false);
+    }
+
+    #[test]
     fn a_column_is_the_same_whatever_is_beside_it() {
         let (rows, depth) = (31, 257);
         let (a, x) = (noise(rows * depth, 1), noise(depth * 130, 2));

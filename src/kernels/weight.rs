@@ -115,3 +115,24 @@ impl StoredWeight {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    #[test]
+    fn a_weight_that_lacks_elements_or_scales_is_refused() {
+        let weight = |shape: &[usize], scales: usize, blocks: usize| {
+            let (shape, elements) = (shape.to_vec(), Arc::new(Elements::Int8(vec![1; 12].into())));
+            let scales = Scales { values: vec![0.5; scales], blocks };
+            catch_unwind(|| StoredWeight::scaled(shape, elements, scales)).is_ok()
+        };
+        assert!(weight(&[3, 4], 1, 1) && weight(&[3, 4], 3, 1) && weight(&[3, 4], 6, 2));
+        // bits that pad the last byte may come as further elements
+        assert!(weight(&[11], 1, 1));
+        assert!(!weight(&[13], 1, 1) && !weight(&[usize::MAX, 2], 1, 1));
+        assert!(!weight(&[3, 4], 2, 1) && !weight(&[3, 4], 5, 2) && !weight(&[3, 4], 1, 0));
+    }
+}
