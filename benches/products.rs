@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use half::f16;
 
-use anec_kernels::product::{Layout, multiply};
+use anec_kernels::layout::Layout;
+use anec_kernels::product::multiply;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
 
 /// Numbers between -1 and 1.

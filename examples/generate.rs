@@ -23,7 +23,8 @@ fn main() -> anec::base::Result<()> {
         // a reader that went away is no error
         let _ = std::io::stdout().flush();
     }
-    let generation = pieces.generation();
-    println!("\n{} tokens, {:.1} per second", generation.ids.len(), generation.timings.decode_tps);
+    if let Some(output) = pieces.output() {
+        println!("\n{} tokens, {:.1} per second", output.ids.len(), output.timings.decode_tps);
+    }
     Ok(())
 }

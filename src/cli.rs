@@ -240,7 +240,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod tests {
+mod arguments {
     use super::*;
     use clap::CommandFactory;
 

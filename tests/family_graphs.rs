@@ -193,7 +193,6 @@ fn every_projection_is_a_convolution() {
             for function in &program.functions {
                 let weights: BTreeSet<ValueId> = function
                     .ops()
-                    .into_iter()
                     .filter(|op| op.is_const() || op.is_constexpr())
                     .flat_map(|op| op.outputs.clone())
                     .collect();

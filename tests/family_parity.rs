@@ -378,7 +378,7 @@ fn norms_of_a_scaled_stream_keep_their_epsilon() {
         let context = if dynamic { golden.tokens.len() as u64 } else { CONTEXT };
         model.set_hidden_scale(1.0 / 16.0);
         for norm in [NormForm::Accurate, NormForm::Naive, NormForm::Prescale] {
-            let range = TokenCount::Range { lower: 1, upper: 4, default: 1 };
+            let range = TokenCount::Range(1, 4);
             let runner = Runner::new(&*model, Form { norm, ..FORM }, range, context, Precision::F32).expect("compiles");
             let (logits, _) = runner.run(&golden.tokens, &[4, 1]).expect("runs");
             let (cosine, _) = distance(&logits, &golden.logits);

@@ -10,6 +10,7 @@ mod common {
     pub mod http;
     #[cfg(target_os = "linux")]
     pub mod killed;
+    pub mod layers;
     pub mod model;
     pub mod synthetic;
 }
@@ -25,6 +26,7 @@ mod coremltools;
 mod experts;
 mod family_graphs;
 mod family_parity;
+mod fused;
 mod generation;
 mod library;
 mod mil;

@@ -125,7 +125,7 @@ fn coremltools_packages_are_written_again_as_coremltools_would() {
         for (a, b) in package.program.functions.iter().zip(&again.program.functions) {
             assert_eq!(a.lengths, b.lengths, "{name}");
             assert_eq!(a.inputs, b.inputs, "{name}");
-            for (a, b) in a.ops().into_iter().zip(b.ops()) {
+            for (a, b) in a.ops().zip(b.ops()) {
                 assert_eq!(constants(a), constants(b), "{name}, {}", a.name);
             }
         }
@@ -635,8 +635,8 @@ fn large_constants_of_a_package_are_not_copied() {
     b.output("y", y);
     package::write(&Program::single(b.finish().unwrap()), &path, &WriteOptions::default()).unwrap();
     let package = package::open(&path).unwrap();
-    let ops = package.program.functions[0].ops();
-    let value = &ops.iter().find(|op| op.name == "w").unwrap().attributes["val"];
+    let mut ops = package.program.functions[0].ops();
+    let value = &ops.find(|op| op.name == "w").unwrap().attributes["val"];
     assert!(matches!(value.data, Data::Content(_)));
     assert_eq!(*value.bytes().unwrap(), *bytes);
 }

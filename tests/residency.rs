@@ -58,8 +58,8 @@ fn check_projection(program: &Program, function: &str, tokens: u64, path: &Path)
     let (before, after) = (program.function(function).unwrap(), &again.program.functions[0]);
     // the same ops on the same values, the same lengths, another default
     assert_eq!(before.inputs, after.inputs, "{what}");
-    assert_eq!(before.ops().len(), after.ops().len(), "{what}");
-    for (a, b) in before.ops().into_iter().zip(after.ops()) {
+    assert_eq!(before.ops().count(), after.ops().count(), "{what}");
+    for (a, b) in before.ops().zip(after.ops()) {
         assert!(parts(a) == parts(b), "{what}, {}", a.name);
     }
     for (symbol, lengths) in &after.lengths {
@@ -176,7 +176,7 @@ fn resident(bundle: &Bundle, folder: &Path) -> ComputePlan {
                 blocks: Vec::new(),
             }
         };
-        let operations: Vec<Operation> = function.ops().into_iter().map(operation).collect();
+        let operations: Vec<Operation> = function.ops().map(operation).collect();
         functions.extend(lengths(entry.tokens).map(|tokens| FunctionPlan {
             package: entry.package.clone(),
             function: entry.function.clone(),

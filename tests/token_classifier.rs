@@ -208,7 +208,7 @@ fn the_ops_of_a_layer_are_counted() {
     convert(&cases()[0], &room.path().join("b"), &["shards.layers=[[0,1],[1,2],[2,3]]"]);
     let program = anec::package::open(&room.path().join("b/layers_1_2.mlpackage")).unwrap().program;
     let mut census = std::collections::BTreeMap::<&str, usize>::new();
-    for op in program.functions[0].ops().into_iter().filter(|op| op.operator != "const") {
+    for op in program.functions[0].ops().filter(|op| op.operator != "const") {
         *census.entry(op.operator.as_str()).or_default() += 1;
     }
     insta::assert_debug_snapshot!(census);

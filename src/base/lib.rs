@@ -21,8 +21,11 @@ pub mod input;
 pub mod output;
 pub mod progress;
 pub mod resources;
+mod skip;
 
 pub use error::{Diagnostic, Error, Fault, Result};
 pub use file::{FileError, MappedFile, hexadecimal};
 pub use output::OutputFile;
 pub use progress::{Progress, ProgressEvent};
+#[doc(hidden)]
+pub use skip::skipped;

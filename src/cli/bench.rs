@@ -179,7 +179,7 @@ impl Args {
         let bench = Bench {
             model: bundle.name.clone(),
             device: self.runner.device(),
-            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            threads: anec_exec::threads(),
             context: model.context(),
             weight_bytes: bundle.packages.iter().map(|package| package.weight_bytes).sum(),
             load_s,

@@ -15,8 +15,7 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{
-    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, Model,
-    TextGeneration, Tokenizer,
+    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, Model, TextGeneration, Tokenizer,
 };
 
 /// Continues a prompt: text in, text out.

@@ -1,59 +1,17 @@
 //! From ops to steps: operands, constants, and which use of a value is its last.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 
+use super::constants::{ConstantError, load};
 use super::constexpr::{self, Part};
 use super::error::ExecError;
-use super::ops::{self, Value};
-use super::step::{Node, Operand, Output, Step};
-use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor};
-use anec_base::Error;
-use anec_mil::constant::Data;
-use anec_mil::{Binding, Block, Constant, Function, Op, TensorType, ValueId, ValueType};
-
-/// Why a constant can't be had.
-pub(super) enum Trouble {
-    /// It doesn't fit.
-    Problem(String),
-    /// Its bytes can't be produced.
-    Content(Error),
-}
-
-impl From<String> for Trouble {
-    fn from(problem: String) -> Self {
-        Trouble::Problem(problem)
-    }
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Trouble::Content(error)
-    }
-}
-
-/// A constant in the form it is kept in: small ones and integers as tensors, the others as they are stored.
-pub(super) fn load(constant: &Constant, cache: &WeightCache) -> Result<Value, Trouble> {
-    if let Data::Strings(strings) = &constant.data {
-        return match &strings[..] {
-            [text] => Ok(Value::Text(text.as_str().into())),
-            several => Err(format!("{} strings, one is expected", several.len()).into()),
-        };
-    }
-    if !constant.is_consistent() {
-        return Err(format!("{constant:?} doesn't fill its type").into());
-    }
-    if constant.ty.dtype.is_float()
-        && constant.elements() >= SMALL as u64
-        && let Some(elements) = cache.elements(constant)?
-    {
-        return Ok(Value::Weight(Arc::new(Weight::plain(constant_shape(constant), elements))));
-    }
-    match constant_tensor(constant)? {
-        Some(tensor) => Ok(Value::Tensor(Arc::new(tensor))),
-        None => Err(format!("constants of type {} can't be computed with", constant.ty.dtype).into()),
-    }
-}
+use super::node::Node;
+use super::ops::{self, ReadState, WriteState};
+use super::resolve::Resolver;
+use super::step::{Operand, Output, Step};
+use super::value::Value;
+use super::weight::WeightCache;
+use anec_mil::{Binding, Block, Function, Op, TensorType, ValueId, ValueType};
 
 /// Turns the ops of a function into steps.
 pub(super) struct Compiler<'a> {
@@ -66,7 +24,7 @@ pub(super) struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     pub fn new(function: &'a Function, cache: &'a WeightCache) -> Self {
-        let folded = function.ops().into_iter().filter(|op| op.is_constexpr());
+        let folded = function.ops().filter(|op| op.is_constexpr());
         let folded = folded.flat_map(|op| op.outputs.iter().map(move |id| (*id, op))).collect();
         Compiler { function, cache, constants: HashMap::new(), folded, defined: BTreeSet::new() }
     }
@@ -84,15 +42,19 @@ impl<'a> Compiler<'a> {
     /// The steps of a block.
     pub fn steps(&mut self, block: &'a Block) -> Result<Vec<Step>, ExecError> {
         let mut steps = Vec::new();
-        for op in block.ops.iter().filter(|op| !op.is_const() && !op.is_constexpr()) {
+        for (place, op) in block.ops.iter().enumerate().filter(|(_, op)| op.is_executed()) {
+            if !op.blocks.is_empty() {
+                return Err(self.wrong(format!("op `{}` ({}) has blocks of its own", op.name, op.operator)));
+            }
             let Some(row) = ops::lookup(&op.operator) else {
                 let operators = vec![op.operator.clone()];
                 return Err(ExecError::Unsupported { function: self.function.name.clone(), operators });
             };
+            // what is computed, and the attributes
             let mut arguments = Vec::with_capacity(op.inputs.len());
             for (parameter, bindings) in &op.inputs {
                 let operands: Result<Vec<_>, _> = bindings.iter().map(|b| self.operand(b)).collect();
-                arguments.push((parameter.clone(), operands?));
+                arguments.push((parameter.as_str(), operands?));
             }
             let (mut types, mut outputs) = (Vec::new(), Vec::new());
             for id in &op.outputs {
@@ -104,15 +66,16 @@ impl<'a> Compiler<'a> {
                 outputs.push(Output { name: value.name.clone(), slot: id.0 as usize, read: false });
                 self.defined.insert(*id);
             }
-            steps.push(Step {
+            let mut resolver = Resolver::new(&arguments, &types);
+            let kernel = (row.resolve)(&mut resolver).map_err(|problem| ExecError::Op {
+                function: self.function.name.clone(),
+                op: op.name.clone(),
                 operator: op.operator.clone(),
-                name: op.name.clone(),
-                row,
-                arguments,
-                types,
-                outputs,
-                takes_state: false,
-            });
+                problem,
+            })?;
+            let operands = resolver.into_operands();
+            let (operator, name, moves, takes_state) = (row.operator, op.name.clone(), row.moves, false);
+            steps.push(Step { place, operator, name, kernel, operands, types, outputs, moves, takes_state });
         }
         Ok(steps)
     }
@@ -188,11 +151,11 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    fn trouble(&self, name: &str, trouble: Trouble) -> ExecError {
+    fn trouble(&self, name: &str, trouble: ConstantError) -> ExecError {
         let (function, name) = (self.function.name.clone(), name.to_owned());
         match trouble {
-            Trouble::Problem(problem) => ExecError::Constant { function, name, problem },
-            Trouble::Content(error) => ExecError::Content { function, name, error },
+            ConstantError::Problem(problem) => ExecError::Constant { function, name, problem },
+            ConstantError::Content(error) => ExecError::Content { function, name, error },
         }
     }
 }
@@ -208,7 +171,7 @@ pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand
         for output in &mut step.outputs {
             output.read = needed.remove(&output.slot);
         }
-        for operand in step.arguments.iter_mut().rev().flat_map(|(_, operands)| operands.iter_mut().rev()) {
+        for operand in step.operands.iter_mut().rev() {
             mark(operand, &mut needed);
         }
     }
@@ -226,10 +189,10 @@ pub(super) fn mark_last_reads(nodes: &mut [Node]) {
     let mut written_next: BTreeSet<String> = BTreeSet::new();
     for step in nodes.iter_mut().rev().flat_map(|node| node.steps_mut().iter_mut().rev()) {
         let Some(state) = step.state().map(|name| name.to_string()) else { continue };
-        if step.operator == "write_state" {
+        if step.kernel.is::<WriteState>().is_some() {
             written_next.insert(state);
         } else {
-            step.takes_state = step.operator == "read_state" && written_next.remove(&state);
+            step.takes_state = step.kernel.is::<ReadState>().is_some() && written_next.remove(&state);
         }
     }
 }

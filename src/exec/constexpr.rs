@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::compile::{Trouble, load};
-use super::ops::Value;
-use super::tensor::{Tensor, TensorData, broadcast_strides, for_each_index, strides};
+use super::constants::{ConstantError, load};
+use super::tensor::{Dims, Tensor, TensorData, broadcast_strides, for_each_index, strides};
+use super::value::Value;
 use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor, decode_integers};
 use anec_kernels::weight::{Elements, Scales};
 use anec_mil::{Constant, DataType, TensorType};
@@ -46,7 +46,7 @@ pub(super) fn evaluate(
     types: &[TensorType],
     parts: &Parts<'_>,
     cache: &WeightCache,
-) -> Result<Vec<Value>, Trouble> {
+) -> Result<Vec<Value>, ConstantError> {
     let dtype = types.first().map_or(DataType::Fp32, |t| t.dtype);
     // the sparse forms give two results: the mask, and the elements it lets through
     let sparse_dtype = types.get(1).map_or(dtype, |t| t.dtype);
@@ -63,13 +63,13 @@ pub(super) fn evaluate(
     Ok(vec![value])
 }
 
-fn part<'a>(parts: &'a Parts<'_>, name: &str) -> Result<&'a Part, Trouble> {
-    parts.get(name).ok_or_else(|| Trouble::Problem(format!("parameter `{name}` is missing")))
+fn part<'a>(parts: &'a Parts<'_>, name: &str) -> Result<&'a Part, ConstantError> {
+    parts.get(name).ok_or_else(|| ConstantError::Problem(format!("parameter `{name}` is missing")))
 }
 
 /// A parameter as a tensor.
-fn tensor(parts: &Parts<'_>, name: &str) -> Result<Tensor, Trouble> {
-    let missing = || Trouble::Problem(format!("parameter `{name}` is not a tensor"));
+fn tensor(parts: &Parts<'_>, name: &str) -> Result<Tensor, ConstantError> {
+    let missing = || ConstantError::Problem(format!("parameter `{name}` is not a tensor"));
     match part(parts, name)? {
         Part::Stored(constant) if !constant.is_consistent() => {
             Err(format!("parameter `{name}`: {constant:?} doesn't fill its type").into())
@@ -82,7 +82,7 @@ fn tensor(parts: &Parts<'_>, name: &str) -> Result<Tensor, Trouble> {
 }
 
 /// A parameter's shape and its elements as floats, whatever numbers they are.
-fn number_tensor(parts: &Parts<'_>, name: &str) -> Result<(Vec<usize>, Vec<f32>), Trouble> {
+fn number_tensor(parts: &Parts<'_>, name: &str) -> Result<(Vec<usize>, Vec<f32>), ConstantError> {
     let Tensor { shape, data } = tensor(parts, name)?;
     let values = match data {
         TensorData::F32(v) => v,
@@ -112,14 +112,14 @@ fn pack(dtype: DataType, (shape, values): (Vec<usize>, Vec<f32>)) -> Value {
 }
 
 /// `(data - offset) * scale`, where scale and offset have the rank of the data and repeat over blocks of equal size.
-fn blockwise_shift_scale(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, Trouble> {
+fn blockwise_shift_scale(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, ConstantError> {
     let scale = number_tensor(parts, "scale")?;
     let offset = if parts.contains_key("offset") { Some(number_tensor(parts, "offset")?) } else { None };
     shift_scale(dtype, part(parts, "data")?, scale, offset, cache)
 }
 
 /// `(quantized_data - zero_point) * scale`, both scalars or vectors along `axis`.
-fn affine_dequantize(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, Trouble> {
+fn affine_dequantize(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, ConstantError> {
     let data = part(parts, "quantized_data")?;
     let rank = match data {
         Part::Stored(constant) => constant.ty.rank(),
@@ -152,7 +152,7 @@ fn shift_scale(
     (scale_shape, scale): Numbers,
     offset: Option<Numbers>,
     cache: &WeightCache,
-) -> Result<Value, Trouble> {
+) -> Result<Value, ConstantError> {
     let shape = match data {
         Part::Stored(constant) => {
             if !constant.is_consistent() {
@@ -161,7 +161,7 @@ fn shift_scale(
             constant_shape(constant)
         }
         Part::Folded(Value::Tensor(tensor)) => tensor.shape.clone(),
-        Part::Folded(Value::Weight(weight)) => weight.shape.clone(),
+        Part::Folded(Value::Weight(weight)) => weight.shape().to_vec(),
         Part::Folded(_) => return Err("the data is not a tensor".to_owned().into()),
     };
     check_blocks(&shape, &scale_shape, offset.as_ref().map(|(shape, _)| shape.as_slice()))?;
@@ -197,7 +197,7 @@ fn shift_scale(
 }
 
 /// Whether scale and offset divide the data into equal blocks.
-fn check_blocks(shape: &[usize], scale: &[usize], offset: Option<&[usize]>) -> Result<(), Trouble> {
+fn check_blocks(shape: &[usize], scale: &[usize], offset: Option<&[usize]>) -> Result<(), ConstantError> {
     for (name, blocks) in [("scale", Some(scale)), ("offset", offset)] {
         let Some(blocks) = blocks else { continue };
         let fits = blocks.len() == shape.len() && blocks.iter().zip(shape).all(|(b, n)| *b > 0 && n % b == 0);
@@ -231,7 +231,7 @@ fn shifted(
     offset_shape: &[usize],
     offset: &[f32],
     cache: &WeightCache,
-) -> Result<Option<Elements>, Trouble> {
+) -> Result<Option<Elements>, ConstantError> {
     let count = shape.iter().product();
     let Some(mut values) = decode_integers(constant.ty.dtype, &constant.bytes()?, count) else { return Ok(None) };
     for_each_block(shape, offset_shape, |i, block| values[i] -= offset[block] as i32);
@@ -256,13 +256,13 @@ fn for_each_block(shape: &[usize], blocks: &[usize], mut visit: impl FnMut(usize
     // every axis as two: the block, and the place within it
     let split: Vec<usize> = blocks.iter().zip(&sizes).flat_map(|(b, size)| [*b, *size]).collect();
     let outer: Vec<usize> = blocks.iter().flat_map(|b| [*b, 1]).collect();
-    let element: Vec<usize> = strides(&split);
+    let element: Dims = strides(&split);
     for_each_index(&split, [&element, &broadcast_strides(&outer, &split)], |[i, block]| visit(i, block));
 }
 
 /// Values looked up in tables. The older form has a vector of indices packed into bytes and one table; the newer has
 /// indices of a narrow type and tables `[groups…, entries, vector]` that repeat over blocks.
-fn lut_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, Trouble> {
+fn lut_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, ConstantError> {
     let (lut_shape, lut) = number_tensor(parts, "lut")?;
     if parts.contains_key("shape") {
         let (_, shape) = number_tensor(parts, "shape")?;
@@ -298,7 +298,7 @@ fn lut_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, Trouble> {
 }
 
 /// Along which axis the vectors of a table run.
-fn vector_axis(parts: &Parts<'_>, rank: usize) -> Result<usize, Trouble> {
+fn vector_axis(parts: &Parts<'_>, rank: usize) -> Result<usize, ConstantError> {
     if !parts.contains_key("vector_axis") {
         return Ok(0);
     }
@@ -312,7 +312,7 @@ fn look_up(
     index: &[i32],
     (lut_shape, lut): (&[usize], &[f32]),
     axis: usize,
-) -> Result<Numbers, Trouble> {
+) -> Result<Numbers, ConstantError> {
     let rank = shape.len();
     if lut_shape.len() != rank + 2 || lut_shape.iter().zip(shape).any(|(g, n)| *g == 0 || n % g != 0) {
         return Err(format!("tables of shape {lut_shape:?} don't divide indices of shape {shape:?}").into());
@@ -342,7 +342,7 @@ fn look_up(
 }
 
 /// The elements where a mask is set, in row-major order, spread over the mask's shape; zero elsewhere.
-fn spread(mask: &[f32], elements: &[f32]) -> Result<Vec<f32>, Trouble> {
+fn spread(mask: &[f32], elements: &[f32]) -> Result<Vec<f32>, ConstantError> {
     let set = mask.iter().filter(|m| **m != 0.0).count();
     if set != elements.len() {
         return Err(format!("{} elements for a mask that lets {set} through", elements.len()).into());
@@ -361,7 +361,7 @@ fn sparse(dtype: DataType, shape: Vec<usize>, mask: &[f32], values: &[f32]) -> V
 
 /// Elements spread over a mask. The older form packs the mask into bytes, least significant bit first, and has its
 /// shape beside it.
-fn sparse_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, Trouble> {
+fn sparse_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, ConstantError> {
     let (_, elements) = number_tensor(parts, "nonzero_data")?;
     if !parts.contains_key("shape") {
         let (shape, mask) = number_tensor(parts, "mask")?;
@@ -378,7 +378,7 @@ fn sparse_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, Trouble>
     Ok(pack(dtype, (shape, spread(&mask, &elements)?)))
 }
 
-fn lut_to_sparse(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, Trouble> {
+fn lut_to_sparse(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, ConstantError> {
     let (lut_shape, lut) = number_tensor(parts, "lut")?;
     let (shape, mask) = number_tensor(parts, "indices_mask")?;
     let (_, indices) = number_tensor(parts, "indices_nonzero_data")?;
@@ -394,7 +394,7 @@ fn lut_to_sparse(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, Troub
     Ok(sparse(dtype, out_shape, &mask, &values))
 }
 
-fn sparse_shift_scale(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, Trouble> {
+fn sparse_shift_scale(dtype: DataType, parts: &Parts<'_>) -> Result<Vec<Value>, ConstantError> {
     let (shape, mask) = number_tensor(parts, "data_mask")?;
     let (_, elements) = number_tensor(parts, "nonzero_data")?;
     let mut values = spread(&mask, &elements)?;

@@ -3,18 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::compile::{Compiler, mark_last_reads, mark_last_uses};
 use super::constexpr;
 use super::error::ExecError;
+use super::frame::{Frame, Observer};
 use super::fuse::fuse;
-use super::ops::{self, Value};
+use super::node::Node;
+use super::ops;
 use super::profile::Profile;
 use super::state::State;
-use super::step::{Frame, Node, Observer, Operand, Step};
+use super::step::{Operand, Step};
 use super::tensor::Tensor;
+use super::value::Value;
 use super::weight::WeightCache;
-use anec_kernels::memory;
-use anec_mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, ValueType};
+use anec_mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, Uses, ValueType};
 
 /// How values declared fp16 are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +45,7 @@ pub struct Executable {
     inputs: Vec<(String, TensorType, usize)>,
     states: Vec<(String, TensorType)>,
     lengths: BTreeMap<Symbol, Lengths>,
-    pub(super) nodes: Vec<Node>,
+    nodes: Vec<Node>,
     outputs: Vec<(String, Operand)>,
     slots: usize,
 }
@@ -60,7 +64,7 @@ impl Executable {
     /// [`ExecError::Unsupported`] names every operator without a kernel; constants that can't be read or don't fit
     /// their type; a graph that isn't in order.
     pub fn compile(function: &Function, options: Options, cache: &WeightCache) -> Result<Executable, ExecError> {
-        Self::assemble(function, options, cache, fuse)
+        Self::assemble(function, options, cache, |steps, outputs| fuse(steps, &Uses::of(function), outputs))
     }
 
     /// As [`compile`](Executable::compile), but every op is carried out as it stands, and an observer sees all of them.
@@ -83,7 +87,6 @@ impl Executable {
     ) -> Result<Executable, ExecError> {
         let operators: BTreeSet<String> = function
             .ops()
-            .into_iter()
             .filter(|op| {
                 !op.is_const() && !constexpr::is_supported(&op.operator) && ops::lookup(&op.operator).is_none()
             })
@@ -93,7 +96,6 @@ impl Executable {
             let operators = operators.into_iter().collect();
             return Err(ExecError::Unsupported { function: function.name.clone(), operators });
         }
-        memory::keep_freed();
         let mut compiler = Compiler::new(function, cache);
         let (mut inputs, mut states) = (Vec::new(), Vec::new());
         for id in &function.inputs {
@@ -162,7 +164,22 @@ impl Executable {
     /// # Errors
     /// Inputs that don't fit the declared types; ops that can't be computed with the shapes that follow from them.
     pub fn run(&self, inputs: &[(&str, &Tensor)], state: &mut State) -> Result<Vec<(String, Tensor)>, ExecError> {
-        self.in_frame(inputs, state, None, None)
+        self.named(inputs, state, None, None)
+    }
+
+    /// As [`run`](Executable::run), with the outputs' tensors put into `outputs`, in the function's order. Tensors that
+    /// are there already are used again: a call with those of the one before, inputs of the same shapes and the same
+    /// state allocates no memory.
+    ///
+    /// # Errors
+    /// As [`run`](Executable::run).
+    pub fn run_into(
+        &self,
+        inputs: &[(&str, &Tensor)],
+        state: &mut State,
+        outputs: &mut Vec<Arc<Tensor>>,
+    ) -> Result<(), ExecError> {
+        self.in_frame(inputs, state, None, None, outputs)
     }
 
     /// As [`run`](Executable::run), and adds to `profile` the time that each operator takes.
@@ -175,7 +192,7 @@ impl Executable {
         state: &mut State,
         profile: &mut Profile,
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
-        self.in_frame(inputs, state, None, Some(profile))
+        self.named(inputs, state, None, Some(profile))
     }
 
     /// As [`run`](Executable::run), and shows `observer` the results of ops by name as they are computed. Values within
@@ -189,7 +206,20 @@ impl Executable {
         state: &mut State,
         observer: &mut dyn FnMut(&str, &Tensor),
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
-        self.in_frame(inputs, state, Some(observer), None)
+        self.named(inputs, state, Some(observer), None)
+    }
+
+    fn named<'a>(
+        &'a self,
+        inputs: &[(&str, &Tensor)],
+        state: &'a mut State,
+        observer: Option<Observer<'a>>,
+        profile: Option<&'a mut Profile>,
+    ) -> Result<Vec<(String, Tensor)>, ExecError> {
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        self.in_frame(inputs, state, observer, profile, &mut outputs)?;
+        let names = self.outputs.iter().map(|(name, _)| name.clone());
+        Ok(names.zip(outputs.into_iter().map(Arc::unwrap_or_clone)).collect())
     }
 
     fn in_frame<'a>(
@@ -198,34 +228,48 @@ impl Executable {
         state: &'a mut State,
         observer: Option<Observer<'a>>,
         profile: Option<&'a mut Profile>,
-    ) -> Result<Vec<(String, Tensor)>, ExecError> {
+        outputs: &mut Vec<Arc<Tensor>>,
+    ) -> Result<(), ExecError> {
         self.check_inputs(inputs)?;
         let half = self.options.precision == Precision::F16;
-        let slots = vec![None; self.slots];
-        let mut frame = Frame { function: &self.function, slots, state, half, observer, profile };
+        let mut workspace = std::mem::take(&mut state.workspace);
+        workspace.begin(self.slots);
+        outputs.drain(..).for_each(|tensor| workspace.pool.recycle(tensor));
+        let mut frame = Frame { function: &self.function, workspace, state, half, observer, profile };
+        let result = self.run_frame(&mut frame, inputs, outputs);
+        let Frame { mut workspace, state, .. } = frame;
+        workspace.clear();
+        state.workspace = workspace;
+        result
+    }
+
+    fn run_frame(
+        &self,
+        frame: &mut Frame<'_>,
+        inputs: &[(&str, &Tensor)],
+        outputs: &mut Vec<Arc<Tensor>>,
+    ) -> Result<(), ExecError> {
         for (name, ty, slot) in &self.inputs {
             if let Some((_, tensor)) = inputs.iter().find(|(given, _)| given == name) {
-                let mut tensor = Tensor::clone(tensor);
-                frame.round(&mut tensor, ty.dtype);
-                frame.slots[*slot] = Some(Arc::new(tensor));
+                let mut tensor = frame.workspace.pool.reshaped(&tensor.shape, &tensor.data);
+                if frame.rounds(ty.dtype) {
+                    frame.round(&mut tensor);
+                }
+                frame.workspace.slots[*slot] = Some(tensor);
             }
         }
-        for node in &self.nodes {
-            frame.node(node)?;
-        }
-        let mut outputs = Vec::with_capacity(self.outputs.len());
+        self.nodes.iter().try_for_each(|node| node.run(frame))?;
         for (name, operand) in &self.outputs {
-            let tensor = match frame.fetch(operand) {
-                Some(Value::Tensor(tensor)) => Arc::unwrap_or_clone(tensor),
-                Some(Value::Weight(weight)) => Tensor::clone(weight.dense()),
+            outputs.push(match frame.fetch(operand) {
+                Some(Value::Tensor(tensor)) => tensor,
+                Some(Value::Weight(weight)) => weight.dense().clone(),
                 _ => {
                     let problem = format!("output `{name}` is not a tensor");
                     return Err(ExecError::Function { function: self.function.clone(), problem });
                 }
-            };
-            outputs.push((name.clone(), tensor));
+            });
         }
-        Ok(outputs)
+        Ok(())
     }
 
     fn check_inputs(&self, given: &[(&str, &Tensor)]) -> Result<(), ExecError> {
@@ -243,7 +287,7 @@ impl Executable {
                 return Err(wrong(name, "it is given twice".into()));
             }
         }
-        let mut symbols: BTreeMap<&Symbol, (u64, &str)> = BTreeMap::new();
+        let mut symbols = SmallVec::<[(&Symbol, u64, &str); 4]>::new();
         for (name, ty, _) in &self.inputs {
             let Some((_, tensor)) = given.iter().find(|(given, _)| given == name) else {
                 return Err(wrong(name, format!("it is missing; a {ty} is expected")));
@@ -274,8 +318,11 @@ impl Executable {
                             let symbol = symbol.name();
                             return Err(wrong(name, format!("{symbol} = {value} is not among the function's lengths")));
                         }
-                        let (known, by) = *symbols.entry(symbol).or_insert((value, name));
-                        if known != value {
+                        let known = symbols.iter().find(|(other, ..)| *other == symbol).copied();
+                        if known.is_none() {
+                            symbols.push((symbol, value, name));
+                        }
+                        if let Some((_, known, by)) = known.filter(|(_, known, _)| *known != value) {
                             let symbol = symbol.name();
                             let problem = format!("{symbol} = {value}, but input `{by}` has {symbol} = {known}");
                             return Err(wrong(name, problem));

@@ -30,30 +30,41 @@
 //! | [`executable`] | what can be run, and running it |
 //! | [`state`] | what a sequence keeps from run to run |
 //! | [`profile`] | where the time went |
-//! | `compile`, `constexpr` | turning ops into steps, and compressed constants into weights |
-//! | `fuse` | steps that are carried out as one |
-//! | `step` | steps, and carrying them out |
+//! | `compile`, `constants`, `constexpr` | turning ops into steps, and constants, stored or compressed, into values |
+//! | `kernel`, `resolve` | ops as typed kernels: arguments by name become fields, once |
 //! | `ops` | the table of kernels by operator, and the kernels by group |
-//! | `memory` | large pages for weights, and keeping memory that was freed |
-//! | `kernels` | inner loops: dot products, matrix products, rounding, exponentials; the threads that share them |
+//! | `fuse` | steps that are carried out as one |
+//! | `step`, `node`, `frame` | what a function is made of, and carrying it out |
+//! | `pool`, `workspace` | tensors that nobody needs any more, kept for those that come |
+//!
+//! Inner loops, memory for weights and the threads are those of `anec_kernels`.
 
 #![forbid(unsafe_code)]
 
 mod compile;
+mod constants;
 mod constexpr;
 pub mod error;
 pub mod executable;
+mod frame;
 mod fuse;
+mod kernel;
+mod node;
 mod ops;
+mod pool;
 pub mod profile;
+mod resolve;
 pub mod state;
 mod step;
 mod strided;
 pub mod tensor;
 #[cfg(test)]
 mod tests;
+mod value;
 pub mod weight;
+mod workspace;
 
+pub use anec_kernels::team::{set_threads, threads};
 pub use error::ExecError;
 pub use executable::{Executable, Options, Precision};
 pub use profile::{OperatorTime, Profile};

@@ -1,4 +1,4 @@
-//! The table of kernels by operator, and what a kernel sees of its op.
+//! The table of kernels by operator.
 
 mod binary;
 mod conv;
@@ -17,76 +17,50 @@ mod state;
 
 use std::sync::Arc;
 
-pub(super) use self::norm::softmax_rows;
-use super::state::State;
-use super::tensor::{Tensor, TensorData};
-use super::weight::Weight;
-use anec_mil::{DataType, TensorType};
+pub(super) use self::binary::{Arithmetic, BinaryOp};
+pub(super) use self::matmul::Matmul;
+pub(super) use self::norm::{Softmax, softmax_rows};
+pub(super) use self::slice::{Concat, SliceByIndex, SliceUpdate, Slicing};
+pub(super) use self::state::{ReadState, WriteState};
+use super::kernel::Kernel;
+use super::resolve::Resolver;
 
-/// What an argument is when an op runs.
-#[derive(Clone, Debug)]
-pub(crate) enum Value {
-    /// A tensor; shared as long as another op needs it.
-    Tensor(Arc<Tensor>),
-    /// A large constant in its stored form.
-    Weight(Arc<Weight>),
-    /// A string constant.
-    Text(Arc<str>),
-    /// A state, by name.
-    State(Arc<str>),
-}
-
-/// One op about to run.
-pub(crate) struct Call<'a> {
-    /// Values by parameter.
-    pub arguments: Vec<(&'a str, Vec<Value>)>,
-    /// Declared types of the results.
-    pub types: &'a [TensorType],
-    /// The states.
-    pub state: &'a mut State,
-    /// For `read_state`: this is the last read before the state is written anew, so its buffer may be taken.
-    pub takes_state: bool,
-}
-
-/// The results of an op, in order.
-pub(crate) type Results = Result<Vec<Arc<Tensor>>, String>;
-
-/// Computes an op.
-pub(crate) type Kernel = fn(&mut Call<'_>) -> Results;
+/// A kernel, or what is wrong with the op.
+pub(crate) type Resolved = Result<Arc<dyn Kernel>, String>;
 
 /// One row of the table.
 pub(crate) struct Row {
     /// The operator.
     pub operator: &'static str,
-    /// Its kernel.
-    pub kernel: Kernel,
+    /// Makes an op's kernel.
+    pub resolve: fn(&mut Resolver<'_>) -> Resolved,
     /// The results hold nothing but elements of the arguments, so that rounding them again changes nothing.
     pub moves: bool,
 }
 
 /// Rows of a group of operators that compute.
 macro_rules! computing {
-    ($($operator:literal => $kernel:expr),* $(,)?) => {
-        &[$($crate::ops::Row { operator: $operator, kernel: $kernel, moves: false }),*]
+    ($($operator:literal => $resolve:expr),* $(,)?) => {
+        &[$($crate::ops::Row { operator: $operator, resolve: $resolve, moves: false }),*]
     };
 }
 /// Rows of a group of operators that only move elements.
 macro_rules! moving {
-    ($($operator:literal => $kernel:expr),* $(,)?) => {
-        &[$($crate::ops::Row { operator: $operator, kernel: $kernel, moves: true }),*]
+    ($($operator:literal => $resolve:expr),* $(,)?) => {
+        &[$($crate::ops::Row { operator: $operator, resolve: $resolve, moves: true }),*]
     };
 }
-/// The same computation on the elements of a tensor, whatever they are.
-macro_rules! map_data {
-    ($data:expr, $elements:ident => $result:expr) => {
+/// A tensor of a shape whose elements are appended to `$out`, made from those of another, whatever they are.
+macro_rules! make_like {
+    ($pool:expr, $shape:expr, $data:expr, ($elements:ident, $out:ident) => $fill:expr) => {
         match $data {
-            TensorData::F32($elements) => TensorData::F32($result),
-            TensorData::I32($elements) => TensorData::I32($result),
-            TensorData::Bool($elements) => TensorData::Bool($result),
+            TensorData::F32($elements) => $pool.make($shape, |$out: &mut Vec<f32>| $fill),
+            TensorData::I32($elements) => $pool.make($shape, |$out: &mut Vec<i32>| $fill),
+            TensorData::Bool($elements) => $pool.make($shape, |$out: &mut Vec<bool>| $fill),
         }
     };
 }
-pub(crate) use {computing, map_data, moving};
+pub(crate) use {computing, make_like, moving};
 
 /// The table, by group.
 const GROUPS: &[&[Row]] = &[
@@ -113,140 +87,19 @@ pub(crate) fn lookup(operator: &str) -> Option<&'static Row> {
     GROUPS.iter().flat_map(|group| group.iter()).find(|row| row.operator == operator)
 }
 
-/// One result.
-pub(crate) fn one(tensor: Tensor) -> Results {
-    Ok(vec![Arc::new(tensor)])
-}
-
-impl Call<'_> {
-    fn values(&self, parameter: &str) -> Option<&[Value]> {
-        self.arguments.iter().find(|(name, _)| *name == parameter).map(|(_, values)| values.as_slice())
-    }
-
-    /// Whether a parameter is given.
-    pub fn has(&self, parameter: &str) -> bool {
-        self.values(parameter).is_some_and(|v| !v.is_empty())
-    }
-
-    /// The single value of a parameter.
-    pub fn value(&self, parameter: &str) -> Result<&Value, String> {
-        match self.values(parameter) {
-            Some([one]) => Ok(one),
-            Some(several) => Err(format!("parameter `{parameter}` takes one value, {} are given", several.len())),
-            None => Err(format!("parameter `{parameter}` is missing")),
-        }
-    }
-
-    /// A tensor.
-    pub fn tensor(&self, parameter: &str) -> Result<&Tensor, String> {
-        as_tensor(self.value(parameter)?).ok_or_else(|| format!("parameter `{parameter}` is not a tensor"))
-    }
-
-    /// All tensors of a parameter that takes a list.
-    pub fn tensors(&self, parameter: &str) -> Result<Vec<&Tensor>, String> {
-        let values = self.values(parameter).ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
-        let tensors: Option<Vec<_>> = values.iter().map(as_tensor).collect();
-        tensors.ok_or_else(|| format!("parameter `{parameter}` is not a list of tensors"))
-    }
-
-    /// A tensor, given up by the call: if no other op needs it, its buffer can be reused.
-    pub fn take(&mut self, parameter: &str) -> Result<Arc<Tensor>, String> {
-        self.value(parameter)?;
-        let index = self.arguments.iter().position(|(name, _)| *name == parameter).unwrap_or(0);
-        match self.arguments.swap_remove(index).1.pop() {
-            Some(Value::Tensor(tensor)) => Ok(tensor),
-            Some(Value::Weight(weight)) => Ok(weight.dense().clone()),
-            _ => Err(format!("parameter `{parameter}` is not a tensor")),
-        }
-    }
-
-    /// The floats of a tensor.
-    pub fn floats(&self, parameter: &str) -> Result<&[f32], String> {
-        let tensor = self.tensor(parameter)?;
-        tensor.floats().ok_or_else(|| format!("parameter `{parameter}` holds {}, not floats", tensor.data.kind()))
-    }
-
-    /// The integers of a tensor; booleans count as 0 and 1.
-    pub fn integers(&self, parameter: &str) -> Result<Vec<i64>, String> {
-        match &self.tensor(parameter)?.data {
-            TensorData::I32(v) => Ok(v.iter().map(|v| i64::from(*v)).collect()),
-            TensorData::Bool(v) => Ok(v.iter().map(|v| i64::from(*v)).collect()),
-            TensorData::F32(_) => Err(format!("parameter `{parameter}` holds floats, not integers")),
-        }
-    }
-
-    /// Integers, if the parameter is given.
-    pub fn optional_integers(&self, parameter: &str) -> Result<Option<Vec<i64>>, String> {
-        if self.has(parameter) { self.integers(parameter).map(Some) } else { Ok(None) }
-    }
-
-    /// One integer.
-    pub fn integer(&self, parameter: &str) -> Result<i64, String> {
-        match self.integers(parameter)?.as_slice() {
-            [one] => Ok(*one),
-            several => Err(format!("parameter `{parameter}` takes one integer, {} are given", several.len())),
-        }
-    }
-
-    /// One integer, or what it is when left out.
-    pub fn integer_or(&self, parameter: &str, default: i64) -> Result<i64, String> {
-        if self.has(parameter) { self.integer(parameter) } else { Ok(default) }
-    }
-
-    /// One float, or what it is when left out; an integer counts as a float.
-    pub fn float_or(&self, parameter: &str, default: f32) -> Result<f32, String> {
-        if !self.has(parameter) {
-            return Ok(default);
-        }
-        match &self.tensor(parameter)?.data {
-            TensorData::F32(v) if v.len() == 1 => Ok(v[0]),
-            TensorData::I32(v) if v.len() == 1 => Ok(v[0] as f32),
-            _ => Err(format!("parameter `{parameter}` takes one number")),
-        }
-    }
-
-    /// One boolean, or what it is when left out.
-    pub fn flag_or(&self, parameter: &str, default: bool) -> Result<bool, String> {
-        if self.has(parameter) { Ok(self.integer(parameter)? != 0) } else { Ok(default) }
-    }
-
-    /// One boolean for each of `count` axes; all false when left out.
-    pub fn flags(&self, parameter: &str, count: usize) -> Result<Vec<bool>, String> {
-        let flags = self.optional_integers(parameter)?.unwrap_or_else(|| vec![0; count]);
-        if flags.len() != count {
-            return Err(format!("parameter `{parameter}` has {} elements, {count} are needed", flags.len()));
-        }
-        Ok(flags.into_iter().map(|f| f != 0).collect())
-    }
-
-    /// A string, or what it is when left out.
-    pub fn text_or<'s>(&'s self, parameter: &str, default: &'s str) -> Result<&'s str, String> {
-        match self.values(parameter) {
-            None => Ok(default),
-            Some([Value::Text(text)]) => Ok(text),
-            Some(_) => Err(format!("parameter `{parameter}` is not a string")),
-        }
-    }
-
-    /// The declared element type of the first result.
-    pub fn dtype(&self) -> DataType {
-        self.types.first().map_or(DataType::Fp32, |t| t.dtype)
-    }
-}
-
-fn as_tensor(value: &Value) -> Option<&Tensor> {
-    match value {
-        Value::Tensor(tensor) => Some(tensor),
-        Value::Weight(weight) => Some(weight.dense()),
-        Value::Text(_) | Value::State(_) => None,
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod testing {
     //! Runs single kernels on values.
 
+    use anec_mil::{DataType, TensorType};
+
     use super::*;
+    use crate::kernel::Call;
+    use crate::pool::Pool;
+    use crate::state::State;
+    use crate::step::Operand;
+    use crate::tensor::Tensor;
+    use crate::value::Value;
 
     /// Arguments by parameter.
     pub type Given<'a> = Vec<(&'a str, Value)>;
@@ -275,9 +128,19 @@ pub(crate) mod testing {
     pub fn results(operator: &str, arguments: Vec<(&str, Vec<Value>)>, dtype: DataType) -> Result<Vec<Tensor>, String> {
         let row = lookup(operator).ok_or_else(|| format!("no kernel for {operator}"))?;
         let types = [TensorType::scalar(dtype)];
-        let mut state = State::default();
-        let mut call = Call { arguments, types: &types, state: &mut state, takes_state: false };
-        let results = (row.kernel)(&mut call)?;
+        let constants = |values: Vec<Value>| values.into_iter().map(Operand::Constant).collect();
+        let arguments: Vec<_> = arguments.into_iter().map(|(name, values)| (name, constants(values))).collect();
+        let mut resolver = Resolver::new(&arguments, &types);
+        let kernel = (row.resolve)(&mut resolver)?;
+        let value = |operand| match operand {
+            Operand::Constant(value) => Some(value),
+            Operand::Slot { .. } => None,
+        };
+        let mut values: Vec<Option<Value>> = resolver.into_operands().into_iter().map(value).collect();
+        let (mut state, mut results) = (State::default(), Vec::new());
+        let (values, takes_state) = (&mut values[..], false);
+        let mut call = Call { values, types: &types, state: &mut state, takes_state, results: &mut results };
+        kernel.run(&mut call, &mut Pool::default())?;
         Ok(results.into_iter().map(Arc::unwrap_or_clone).collect())
     }
 

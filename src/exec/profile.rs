@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Time by operator, over any number of runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    operators: BTreeMap<String, OperatorTime>,
+    operators: BTreeMap<&'static str, OperatorTime>,
 }
 
 /// What the steps of one operator took.
@@ -20,11 +20,8 @@ pub struct OperatorTime {
 
 impl Profile {
     /// Counts one call.
-    pub(super) fn add(&mut self, operator: &str, time: Duration) {
-        let entry = match self.operators.get_mut(operator) {
-            Some(entry) => entry,
-            None => self.operators.entry(operator.to_owned()).or_default(),
-        };
+    pub(super) fn add(&mut self, operator: &'static str, time: Duration) {
+        let entry = self.operators.entry(operator).or_default();
         entry.calls += 1;
         entry.time += time;
     }
@@ -33,7 +30,7 @@ impl Profile {
     /// together, as `attention` and `cache write`.
     pub fn operators(&self) -> Vec<(&str, OperatorTime)> {
         let mut operators: Vec<(&str, OperatorTime)> =
-            self.operators.iter().map(|(name, time)| (name.as_str(), *time)).collect();
+            self.operators.iter().map(|(name, time)| (*name, *time)).collect();
         operators.sort_by_key(|(_, time)| std::cmp::Reverse(time.time));
         operators
     }

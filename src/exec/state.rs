@@ -1,37 +1,59 @@
 //! The states of a sequence.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use super::tensor::Tensor;
+use super::workspace::Workspace;
 use anec_mil::DataType;
 
 /// The states of one sequence, by name. Functions that declare states of the same name share them. A clone is a
-/// snapshot: buffers are copied when one of the two is written.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// snapshot: buffers are copied when one of the two is written. What runs work with is kept here, too, for the next run.
+#[derive(Default)]
 pub struct State {
-    tensors: BTreeMap<String, Arc<Tensor>>,
+    /// A state is missing while a run changes it.
+    tensors: BTreeMap<String, Option<Arc<Tensor>>>,
+    pub(super) workspace: Workspace,
+}
+
+impl Clone for State {
+    fn clone(&self) -> Self {
+        State { tensors: self.tensors.clone(), workspace: Workspace::default() }
+    }
+}
+
+impl PartialEq for State {
+    fn eq(&self, other: &Self) -> bool {
+        self.tensors == other.tensors
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(&self.tensors).finish()
+    }
 }
 
 impl State {
     /// The content of a state.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.tensors.get(name).map(Arc::as_ref)
+        self.tensors.get(name)?.as_deref()
     }
 
     /// Puts a content in place of a state's own, or adds a state.
     pub fn set(&mut self, name: &str, tensor: Tensor) {
-        self.tensors.insert(name.to_owned(), Arc::new(tensor));
+        self.put(name, Arc::new(tensor));
     }
 
     /// Names, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
+        self.tensors.iter().filter(|(_, tensor)| tensor.is_some()).map(|(name, _)| name.as_str())
     }
 
     /// Sets everything to zero.
     pub fn reset(&mut self) {
-        for tensor in self.tensors.values_mut() {
+        for tensor in self.tensors.values_mut().flatten() {
             *tensor = Arc::new(Tensor::zeros(DataType::Fp16, tensor.shape.clone()));
         }
     }
@@ -39,22 +61,28 @@ impl State {
     /// Adds the states of another that this one doesn't have, so that several executables can run on it.
     pub fn merge(&mut self, other: State) {
         for (name, tensor) in other.tensors {
-            self.tensors.entry(name).or_insert(tensor);
+            let own = self.tensors.entry(name).or_default();
+            if own.is_none() {
+                *own = tensor;
+            }
         }
     }
 
     /// The buffer of a state, kept here as well.
     pub(super) fn share(&self, name: &str) -> Option<Arc<Tensor>> {
-        self.tensors.get(name).cloned()
+        self.tensors.get(name).cloned().flatten()
     }
 
     /// The buffer of a state, which is missing until it is put back.
     pub(super) fn take(&mut self, name: &str) -> Option<Arc<Tensor>> {
-        self.tensors.remove(name)
+        self.tensors.get_mut(name)?.take()
     }
 
-    /// Puts a buffer in.
-    pub(super) fn put(&mut self, name: &str, tensor: Arc<Tensor>) {
-        self.tensors.insert(name.to_owned(), tensor);
+    /// Puts a buffer in, and gives the one that it replaces.
+    pub(super) fn put(&mut self, name: &str, tensor: Arc<Tensor>) -> Option<Arc<Tensor>> {
+        match self.tensors.get_mut(name) {
+            Some(place) => place.replace(tensor),
+            None => self.tensors.insert(name.to_owned(), Some(tensor)).flatten(),
+        }
     }
 }

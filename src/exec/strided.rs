@@ -1,5 +1,8 @@
 //! Reading and writing part of a tensor, or its axes in another order: each axis has a step through the elements.
 
+use smallvec::SmallVec;
+
+use super::tensor::Dims;
 use anec_kernels::team::{self, LARGE};
 
 /// Which elements of a tensor, in which order.
@@ -8,16 +11,21 @@ pub(crate) struct View {
     /// The first element.
     pub offset: isize,
     /// How many steps along each axis.
-    pub shape: Vec<usize>,
+    pub shape: Dims,
     /// How far each step goes; negative ones go back, 0 repeats.
-    pub strides: Vec<isize>,
+    pub strides: SmallVec<[isize; 8]>,
 }
 
 impl View {
     /// A tensor as it is.
     pub fn whole(shape: &[usize]) -> View {
         let strides = super::tensor::strides(shape).into_iter().map(|s| s as isize).collect();
-        View { offset: 0, shape: shape.to_vec(), strides }
+        View { offset: 0, shape: shape.into(), strides }
+    }
+
+    /// A single element, to which axes can be added.
+    pub fn scalar() -> View {
+        View { offset: 0, shape: Dims::new(), strides: SmallVec::new() }
     }
 
     /// `len` elements of an axis from `begin`, each `step` further.
@@ -37,8 +45,8 @@ impl View {
     }
 
     /// Sizes and steps of the axes, neighbours merged where one goes on from the other.
-    fn merged(&self) -> Vec<(usize, isize)> {
-        let mut axes: Vec<(usize, isize)> = Vec::with_capacity(self.shape.len());
+    fn merged(&self) -> SmallVec<[(usize, isize); 8]> {
+        let mut axes = SmallVec::<[(usize, isize); 8]>::new();
         for (size, stride) in self.shape.iter().copied().zip(self.strides.iter().copied()) {
             match axes.last_mut() {
                 _ if size == 1 => {}
@@ -61,7 +69,7 @@ impl View {
 
     /// Calls `visit` with each element of some axes, in row-major order.
     fn for_each_place(&self, axes: &[(usize, isize)], mut visit: impl FnMut(isize)) {
-        let mut index = vec![0usize; axes.len()];
+        let mut index = Dims::from_elem(0, axes.len());
         let mut offset = self.offset;
         loop {
             visit(offset);
@@ -85,24 +93,30 @@ impl View {
 
     /// The elements, in row-major order.
     pub fn read<T: Copy + Send + Sync>(&self, from: &[T]) -> Vec<T> {
+        let mut out = Vec::with_capacity(self.shape.iter().product());
+        self.read_into(from, &mut out);
+        out
+    }
+
+    /// Appends the elements, in row-major order, to an empty vector.
+    pub fn read_into<T: Copy + Send + Sync>(&self, from: &[T], out: &mut Vec<T>) {
         let count = self.shape.iter().product();
-        let mut out = Vec::with_capacity(count);
         if let [outer @ .., (rows, 1), (columns, step @ 1..)] = &self.merged()[..]
             && let Some(first) = from.first()
             && !self.shape.contains(&0)
         {
             // matrices that are turned
             let (size, step) = ((*rows, *columns), *step as usize);
-            let mut places = Vec::new();
+            let mut places = SmallVec::<[usize; 64]>::new();
             self.for_each_place(outer, |offset| places.push(offset as usize));
             out.resize(count, *first);
             let part = |i: usize, out: &mut [T]| turn(&from[places[i]..], step, size, out);
             if count > LARGE {
-                team::for_each_chunk(&mut out, rows * columns, part);
+                team::for_each_chunk(out, rows * columns, part);
             } else {
                 out.chunks_exact_mut(rows * columns).enumerate().for_each(|(i, out)| part(i, out));
             }
-            return out;
+            return;
         }
         self.for_each_run(|offset, length, step| {
             if step == 1 {
@@ -111,7 +125,6 @@ impl View {
                 out.extend((0..length as isize).map(|i| from[(offset + i * step) as usize]));
             }
         });
-        out
     }
 
     /// Puts elements, given in row-major order, where this view says.

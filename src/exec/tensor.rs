@@ -1,6 +1,10 @@
 //! Tensors that are computed with: f32, i32 or bool elements in row-major order, whatever the declared type.
 
 use anec_mil::DataType;
+use smallvec::SmallVec;
+
+/// Sizes of or steps along the axes of a tensor, on the stack as long as there are few.
+pub(crate) type Dims = SmallVec<[usize; 8]>;
 
 /// A tensor in memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,8 +140,8 @@ impl Tensor {
 }
 
 /// How far apart neighbours are along each axis of a row-major tensor.
-pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
+pub(crate) fn strides(shape: &[usize]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
     for axis in (0..shape.len().saturating_sub(1)).rev() {
         strides[axis] = strides[axis + 1] * shape[axis + 1];
     }
@@ -154,7 +158,7 @@ pub(crate) fn axis_index(axis: i64, rank: usize) -> Result<usize, String> {
 }
 
 /// The shape that two shapes broadcast to, aligned at their last axes.
-pub(crate) fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, String> {
+pub(crate) fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Dims, String> {
     let rank = a.len().max(b.len());
     let at = |shape: &[usize], i: usize| if i + shape.len() < rank { 1 } else { shape[i + shape.len() - rank] };
     (0..rank)
@@ -168,7 +172,7 @@ pub(crate) fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, St
 }
 
 /// The strides with which a tensor of `shape` is read as if it had shape `to`: 0 along the axes it is repeated on.
-pub(crate) fn broadcast_strides(shape: &[usize], to: &[usize]) -> Vec<usize> {
+pub(crate) fn broadcast_strides(shape: &[usize], to: &[usize]) -> Dims {
     let own = strides(shape);
     let lead = to.len() - shape.len();
     (0..to.len()).map(|i| if i < lead || shape[i - lead] == 1 { 0 } else { own[i - lead] }).collect()
@@ -183,7 +187,7 @@ pub(crate) fn for_each_index<const N: usize>(
     if shape.contains(&0) {
         return;
     }
-    let mut index = vec![0usize; shape.len()];
+    let mut index = Dims::from_elem(0, shape.len());
     let mut offsets = [0usize; N];
     loop {
         visit(offsets);
@@ -214,10 +218,10 @@ mod tests {
 
     #[test]
     fn shapes_broadcast_from_the_last_axis() {
-        assert_eq!(broadcast_shape(&[2, 1, 3], &[4, 1]).unwrap(), [2, 4, 3]);
-        assert_eq!(broadcast_shape(&[], &[5]).unwrap(), [5]);
+        assert_eq!(broadcast_shape(&[2, 1, 3], &[4, 1]).unwrap()[..], [2, 4, 3]);
+        assert_eq!(broadcast_shape(&[], &[5]).unwrap()[..], [5]);
         assert!(broadcast_shape(&[2], &[3]).is_err());
-        assert_eq!(broadcast_strides(&[4, 1], &[2, 4, 3]), [0, 1, 0]);
+        assert_eq!(broadcast_strides(&[4, 1], &[2, 4, 3])[..], [0, 1, 0]);
     }
 
     #[test]

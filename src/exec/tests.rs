@@ -1,7 +1,5 @@
 //! Functions as wholes: states, symbols, precision, sharing, errors.
 
-mod fused;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

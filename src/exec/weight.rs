@@ -34,6 +34,12 @@ impl Weight {
         Weight { stored: StoredWeight::plain(shape, elements), dense: OnceLock::new() }
     }
 
+    /// A tensor of floats.
+    pub(crate) fn of(tensor: &Tensor) -> Option<Self> {
+        let elements = Elements::F32(tensor.floats()?.to_vec().into());
+        Some(Weight::plain(tensor.shape.clone(), Arc::new(elements)))
+    }
+
     /// A weight of bytes and scales.
     pub(crate) fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
         Weight { stored: StoredWeight::scaled(shape, elements, scales), dense: OnceLock::new() }
@@ -42,9 +48,9 @@ impl Weight {
     /// The whole of it as a tensor; made once and kept.
     pub(crate) fn dense(&self) -> &Arc<Tensor> {
         self.dense.get_or_init(|| {
-            let mut out = vec![0.0; self.shape.iter().product()];
+            let mut out = vec![0.0; self.shape().iter().product()];
             team::for_each_chunk(&mut out, self.columns().max(1), |row, out| self.expand_row(row, out));
-            Arc::new(Tensor::new(self.shape.clone(), out))
+            Arc::new(Tensor::new(self.shape(), out))
         })
     }
 }

@@ -12,13 +12,14 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _MM_HINT_T1, _mm_prefetch};
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::layout::{Layout, SharedOutput};
 use super::lines::Lines;
-use super::product::Layout;
 use super::team;
-use super::tiles::{STRIP, Shared, put};
+use super::tiles::{STRIP, put};
 
 /// Rows of a tile, and its columns.
 const SIDE: usize = 16;
@@ -65,7 +66,7 @@ pub(super) fn multiply(
     finish: impl Fn(usize) -> (f32, f32) + Sync,
     (out, out_layout): (&mut [f32], Layout),
 ) -> bool {
-    assert!(is_available() && a.len() >= rows * depth);
+    assert!(is_available() && a.len() >= rows.saturating_mul(depth));
     assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
     assert!(out_layout.is_injective(rows, columns), "elements of the result would share places");
     // pieces of the depth of 16 columns, which don't cross columns
@@ -95,8 +96,8 @@ pub(super) fn multiply(
         // SAFETY: as above.
         unsafe { piece(i).pack(&units[i / of_columns * SIDE..], words) };
     });
-    let out = Shared(out.as_mut_ptr());
-    let chunk = Chunk { a, depth, columns, packed: &lines, units: &units, finish: &finish, out, out_layout };
+    let out = SharedOutput::new(out, out_layout);
+    let chunk = Chunk { a, depth, columns, packed: &lines, units: &units, finish: &finish, out };
     team::for_each(rows.div_ceil(ROWS), |i| {
         // SAFETY: the processor has the unit, as asserted.
         unsafe { chunk.run(i * ROWS, ROWS.min(rows - i * ROWS)) }
@@ -208,8 +209,7 @@ struct Chunk<'a, F> {
     packed: &'a Lines,
     units: &'a [Unit],
     finish: &'a F,
-    out: Shared,
-    out_layout: Layout,
+    out: SharedOutput,
 }
 
 /// The sums of a chunk's rows with each digit of 16 columns.
@@ -234,6 +234,42 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
+/// The unit, configured for this thread until this is dropped, by a panic, too: what it holds then would be saved and
+/// restored with every change of threads.
+struct ConfiguredTiles(PhantomData<*const ()>);
+
+impl ConfiguredTiles {
+    /// # Safety
+    /// The processor has the unit; this thread has no other of these.
+    unsafe fn new() -> Self {
+        // SAFETY: as promised.
+        unsafe {
+            asm!(
+                "ldtilecfg [{0}]",
+                in(reg) &raw const CONFIGURATION,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, preserves_flags, readonly),
+            );
+        }
+        ConfiguredTiles(PhantomData)
+    }
+}
+
+impl Drop for ConfiguredTiles {
+    fn drop(&mut self) {
+        // SAFETY: the unit is there, or there would be no configuration.
+        unsafe {
+            asm!(
+                "tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+    }
+}
+
 impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
     /// Some rows with all columns.
     ///
@@ -245,8 +281,8 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
         let near = self.laid_out(first, count);
         let mut sums = Sums([[[0; SIDE]; ROWS]; DIGITS]);
         let mut whole = [[0.0; STRIP]; ROWS];
-        // SAFETY: the unit is there; it is left as it was found.
-        unsafe { asm!("ldtilecfg [{0}]", in(reg) &raw const CONFIGURATION, options(nostack, preserves_flags)) };
+        // SAFETY: the unit is there.
+        let _tiles = unsafe { ConfiguredTiles::new() };
         for strip in (0..self.columns).step_by(STRIP) {
             let columns = STRIP.min(self.columns - strip);
             for place in 0..columns.div_ceil(SIDE) {
@@ -268,15 +304,12 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                     }
                 }
             }
-            let Layout { row, column } = self.out_layout;
             // SAFETY: `multiply` has checked that the result's elements lie within its slice; the rows are this thread's.
             unsafe {
-                let out = self.out.pointer().add(first * row + strip * column);
-                put(&whole[..count], columns, |r| (self.finish)(first + r), (out, self.out_layout));
+                let out = self.out.at(first, strip);
+                put(&whole[..count], columns, |r| (self.finish)(first + r), out);
             }
         }
-        // SAFETY: as above.
-        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 
     /// Bytes of some rows as tiles of 16 rows, two of each step; asks for those of the rows that come after them. Beyond
@@ -309,7 +342,7 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
 /// room.
 #[inline(always)]
 unsafe fn multiply_tiles(near: *const u32, x: *const u32, steps: usize, sums: *mut i32) {
-    // SAFETY: as promised. The compiler uses none of the tiles. A tile is a kilobyte, two are what a step takes of the
+    // SAFETY: as promised. A tile is a kilobyte, two are what a step takes of the
     // rows and four what there are of the columns.
     unsafe {
         asm!(
@@ -342,6 +375,14 @@ unsafe fn multiply_tiles(near: *const u32, x: *const u32, steps: usize, sums: *m
             steps = inout(reg) steps => _,
             sums = in(reg) sums,
             stride = in(reg) 64usize,
+            out("tmm0") _,
+            out("tmm1") _,
+            out("tmm2") _,
+            out("tmm3") _,
+            out("tmm4") _,
+            out("tmm5") _,
+            out("tmm6") _,
+            out("tmm7") _,
             options(nostack),
         );
     }
@@ -349,11 +390,23 @@ unsafe fn multiply_tiles(near: *const u32, x: *const u32, steps: usize, sums: *m
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Once;
+
     use proptest::prelude::*;
 
     use super::super::dot::tests::noise;
     use super::super::tiles::tests::{check_exact, finish, laid_out};
     use super::*;
+
+    /// Whether there is anything to test here; says so loudly, once, if not.
+    fn present() -> bool {
+        static TOLD: Once = Once::new();
+        if !is_available() {
+            TOLD.call_once(|| anec_base::skipped("this processor has no AMX"));
+        }
+        is_available()
+    }
 
     /// The product, `[rows, columns]`.
     fn product(sizes: (usize, usize, usize), a: &[i8], x: &[f32], turned: bool) -> Option<Vec<f32>> {
@@ -368,7 +421,7 @@ mod tests {
         fn products_of_every_size_agree_with_exact_ones(
             rows in 0usize..120, depth in 1usize..600, columns in 1usize..150, turned: bool, seed: u32
         ) {
-            if !is_available() {
+            if !present() {
                 return Ok(());
             }
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 127.0) as i8).collect();
@@ -383,7 +436,7 @@ mod tests {
 
     #[test]
     fn numbers_of_every_size_are_multiplied() {
-        if is_available() {
+        if present() {
             for size in [1e-30, 1e-20, 1e20, 1e33] {
                 let x = [1.0, -2.0, 0.5, 3.0].map(|v| v * size);
                 let found = laid_out((1, 4, 1), false, |x_layout, out| {
@@ -397,7 +450,7 @@ mod tests {
 
     #[test]
     fn what_has_no_digits_is_refused() {
-        if is_available() {
+        if present() {
             let mut x = noise(32 * 9, 1);
             assert!(product((3, 32, 9), &[1; 96], &x, false).is_some());
             for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
@@ -406,6 +459,30 @@ mod tests {
             }
             let long = MOST_DEPTH + 1;
             assert!(product((1, long, 9), &vec![1; long], &vec![1.0; long * 9], false).is_none());
+        }
+    }
+
+    /// The first byte of what `sttilecfg` stores is the palette, 0 when the unit is released.
+    fn palette() -> u8 {
+        let mut configuration = [0u8; 64];
+        // SAFETY: the instruction writes 64 bytes.
+        unsafe { asm!("sttilecfg [{0}]", in(reg) configuration.as_mut_ptr(), options(nostack, preserves_flags)) };
+        configuration[0]
+    }
+
+    #[test]
+    fn the_unit_is_released_by_a_panic() {
+        if present() {
+            let (x, mut out) = ([1.0; 64], [0.0]);
+            let layout = Layout { row: 1, column: 64 };
+            let finish = |_| {
+                assert_eq!(palette(), 1, "the unit is configured while a product is made");
+                panic!("no scale")
+            };
+            let product = || multiply((1, 64, 1), &[1; 64], (&x, layout), finish, (&mut out, layout));
+            let panic = catch_unwind(AssertUnwindSafe(product)).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"no scale"));
+            assert_eq!(palette(), 0);
         }
     }
 }

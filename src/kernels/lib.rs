@@ -15,7 +15,9 @@ pub mod activation;
 mod amx;
 pub mod dispatch;
 pub mod dot;
-mod lines;
+
+pub mod layout;
+pub mod lines;
 pub mod matrix;
 pub mod memory;
 pub mod product;

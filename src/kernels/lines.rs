@@ -10,13 +10,20 @@ struct Line([u32; WORDS]);
 /// Words of a line.
 const WORDS: usize = 16;
 
+/// Most memory that a thread keeps in one piece, in lines: what a product of 512 columns with rows of 16 thousand elements
+/// needs. More than this is freed after use, so that one long prompt doesn't hold memory for ever.
+const MOST_KEPT: usize = (32 << 20) / size_of::<Line>();
+
+/// Pieces that a thread keeps: as many as are in use at a time.
+const PIECES: usize = 3;
+
 thread_local! {
-    /// What the last product of this thread left.
-    static SPARE: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    /// What is not in use of this thread's memory.
+    static SPARE: Cell<[Vec<Line>; PIECES]> = const { Cell::new([const { Vec::new() }; PIECES]) };
 }
 
-/// Words of 32 bits that begin with a cache line. What they hold at first is not said.
-pub(super) struct Lines {
+/// Words of 32 bits that begin with a cache line. Their contents are unspecified at first.
+pub struct Lines {
     lines: Vec<Line>,
     words: usize,
 }
@@ -24,7 +31,11 @@ pub(super) struct Lines {
 impl Lines {
     /// Room for so many words.
     pub fn new(words: usize) -> Self {
-        let mut lines = SPARE.take();
+        let mut spare = SPARE.take();
+        // the largest, so that what is needed at most is there after a while
+        let mut lines = std::mem::take(&mut spare[0]);
+        spare.rotate_left(1);
+        SPARE.set(spare);
         // never fewer than there were: what is added is filled with zeros, which takes a while
         lines.resize(words.div_ceil(WORDS).max(lines.len()), Line([0; WORDS]));
         Lines { lines, words }
@@ -51,6 +62,45 @@ impl Lines {
 
 impl Drop for Lines {
     fn drop(&mut self) {
-        SPARE.set(std::mem::take(&mut self.lines));
+        let lines = std::mem::take(&mut self.lines);
+        if lines.len() <= MOST_KEPT {
+            let mut spare = SPARE.take();
+            // in place of an empty one, or of the smallest; in order of size
+            if spare[PIECES - 1].len() < lines.len() {
+                spare[PIECES - 1] = lines;
+            }
+            spare.sort_by_key(|lines| std::cmp::Reverse(lines.len()));
+            SPARE.set(spare);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept() -> Vec<usize> {
+        let spare = SPARE.take();
+        let sizes = spare.iter().map(Vec::len).collect();
+        SPARE.set(spare);
+        sizes
+    }
+
+    #[test]
+    fn a_thread_keeps_what_is_in_use_at_a_time_but_nothing_huge() {
+        // a thread that nothing else has run on
+        let thread = std::thread::spawn(|| {
+            {
+                let (mut outer, mut inner) = (Lines::new(1000), Lines::new(100));
+                assert_eq!((outer.floats().len(), inner.words().len()), (1000, 100));
+                assert_eq!(outer.pointer().addr() % align_of::<Line>(), 0);
+            }
+            assert_eq!(kept(), [63, 7, 0]);
+            drop(Lines::new(10));
+            assert_eq!(kept(), [63, 7, 0], "the largest is there for the next, and comes back");
+            drop(Lines::new(MOST_KEPT * WORDS + 1));
+            assert_eq!(kept(), [7, 0, 0], "what it grew to is freed");
+        });
+        thread.join().unwrap();
     }
 }

@@ -1,7 +1,7 @@
 //! Products of two f32 matrices.
 
 use super::dot::{Factors, MOST_COLUMNS, Rows, Sums, add_dots};
-use super::product::Layout;
+use super::layout::Layout;
 use super::simd::{Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, Widen};
 
@@ -18,7 +18,7 @@ pub fn product(
     (b, b_layout): (&[f32], Layout),
     out: &mut [f32],
 ) {
-    assert!(a.len() >= a_layout.extent(m, k) && b.len() >= b_layout.extent(k, n) && out.len() >= m * n);
+    assert!(a.len() >= a_layout.extent(m, k) && b.len() >= b_layout.extent(k, n) && out.len() >= m.saturating_mul(n));
     if m == 0 || n == 0 {
         return;
     }
@@ -35,7 +35,7 @@ pub fn product(
     if m <= FEW && b_layout.column == 1 {
         return Widest.run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
     }
-    let rows = Strided { values: a, layout: a_layout };
+    let rows = Strided::new(a, a_layout, (m, k));
     let out_layout = Layout { row: n, column: 1 };
     tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout));
 }
@@ -44,9 +44,24 @@ pub fn product(
 struct Strided<'a> {
     values: &'a [f32],
     layout: Layout,
+    size: (usize, usize),
 }
 
-impl Widen for Strided<'_> {
+impl<'a> Strided<'a> {
+    /// # Panics
+    /// If the slice is too short.
+    fn new(values: &'a [f32], layout: Layout, (rows, depth): (usize, usize)) -> Self {
+        assert!(values.len() >= layout.extent(rows, depth), "the matrix is larger than its slice");
+        Strided { values, layout, size: (rows, depth) }
+    }
+}
+
+// SAFETY: `new` has checked that all elements of so many rows lie within the slice.
+unsafe impl Widen for Strided<'_> {
+    fn size(&self) -> (usize, usize) {
+        self.size
+    }
+
     #[inline(always)]
     unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
         // SAFETY: the row has these elements, and there is room for them, as promised.

@@ -1,34 +1,12 @@
 //! Products of a stored weight `[O, K]` with activations of `T` tokens.
 
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
+use super::layout::Layout;
+use super::lines::Lines;
 use super::simd::{CACHE_LINE, Lanes, Widest};
 use super::team;
 use super::tiles::{self, DEPTH, Widen};
 use super::weight::{Elements, Scales, StoredWeight};
-
-/// A matrix within a slice: where the element of a row and a column is.
-#[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    /// Distance between rows.
-    pub row: usize,
-    /// Distance between columns.
-    pub column: usize,
-}
-
-impl Layout {
-    /// How far the last element lies from the first, of a matrix of this size.
-    pub fn extent(self, rows: usize, columns: usize) -> usize {
-        if rows == 0 || columns == 0 { 0 } else { (rows - 1) * self.row + (columns - 1) * self.column + 1 }
-    }
-
-    /// Whether no two elements of a matrix of this size share a place.
-    pub fn is_injective(self, rows: usize, columns: usize) -> bool {
-        rows <= 1
-            || columns <= 1
-            || (self.column > 0 && self.row >= columns * self.column)
-            || (self.row > 0 && self.column >= rows * self.row)
-    }
-}
 
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
@@ -56,21 +34,24 @@ pub fn multiply(
         return;
     }
     // the columns of x, each in one piece
-    let gathered: Vec<f32>;
-    let inputs: Vec<&[f32]> = if x_layout.row == 1 {
-        (0..tokens).map(|t| &x[t * x_layout.column..][..columns]).collect()
+    let mut gathered = Lines::new(if x_layout.row == 1 { 0 } else { tokens * columns });
+    let (x, step) = if x_layout.row == 1 {
+        (x, x_layout.column)
     } else {
-        gathered =
-            (0..tokens).flat_map(|t| (0..columns).map(move |k| x[k * x_layout.row + t * x_layout.column])).collect();
-        gathered.chunks_exact(columns.max(1)).collect()
+        let column = |t: usize| (0..columns).map(move |k| x[k * x_layout.row + t * x_layout.column]);
+        gathered.floats().iter_mut().zip((0..tokens).flat_map(column)).for_each(|(place, value)| *place = value);
+        (&*gathered.floats(), columns)
     };
+    let mut inputs: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+    inputs.iter_mut().enumerate().take(tokens).for_each(|(t, input)| *input = &x[t * step..][..columns]);
+    let inputs = &inputs[..tokens];
     let start = |row: usize| bias.map_or(0.0, |bias| bias[row]);
     if out_layout.column == 1 && out_layout.row == tokens || tokens == 1 && out_layout.row == 1 {
-        return by_dots(weight, &inputs, start, &mut out[..rows * tokens]);
+        return by_dots(weight, inputs, start, &mut out[..rows * tokens]);
     }
-    let mut product = vec![0.0; rows * tokens];
-    by_dots(weight, &inputs, start, &mut product);
-    for (row, values) in product.chunks_exact(tokens).enumerate() {
+    let mut product = Lines::new(rows * tokens);
+    by_dots(weight, inputs, start, product.floats());
+    for (row, values) in product.floats().chunks_exact(tokens).enumerate() {
         for (token, value) in values.iter().enumerate() {
             out[row * out_layout.row + token * out_layout.column] = *value;
         }
@@ -87,10 +68,10 @@ fn by_dots(weight: &StoredWeight, inputs: &[&[f32]], start: impl Fn(usize) -> f3
         for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
             out.fill(start(first + r));
         }
-        match &*weight.elements {
-            Elements::F32(values) => dots(values, &weight.scales, columns, first, inputs, out),
-            Elements::F16(values) => dots(values, &weight.scales, columns, first, inputs, out),
-            Elements::Int8(values) => dots(values, &weight.scales, columns, first, inputs, out),
+        match weight.elements() {
+            Elements::F32(values) => dots(values, weight.scales(), columns, first, inputs, out),
+            Elements::F16(values) => dots(values, weight.scales(), columns, first, inputs, out),
+            Elements::Int8(values) => dots(values, weight.scales(), columns, first, inputs, out),
         }
     });
 }
@@ -127,11 +108,26 @@ fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, 
 /// Rows of a weight, each block times its scale; a row's only scale is left for the finished sum.
 struct Scaled<'a, S> {
     values: &'a [S],
+    rows: usize,
     columns: usize,
     scales: &'a Scales,
 }
 
-impl<S: Stored> Widen for Scaled<'_, S> {
+impl<'a, S> Scaled<'a, S> {
+    /// # Panics
+    /// If the slice is too short.
+    fn new(values: &'a [S], (rows, columns): (usize, usize), scales: &'a Scales) -> Self {
+        assert!(values.len() >= rows.saturating_mul(columns), "the weight has fewer elements than its shape says");
+        Scaled { values, rows, columns, scales }
+    }
+}
+
+// SAFETY: `new` has checked that the slice holds so many rows.
+unsafe impl<S: Stored> Widen for Scaled<'_, S> {
+    fn size(&self) -> (usize, usize) {
+        (self.rows, self.columns)
+    }
+
     #[inline(always)]
     unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
         let scales = if self.scales.blocks > 1 { self.scales.of_row(row) } else { &[1.0] };
@@ -196,8 +192,8 @@ fn by_tiles(
         bias: Option<&[f32]>,
         out: (&mut [f32], Layout),
     ) {
-        let (rows, columns, scales) = (weight.rows(), weight.columns(), &weight.scales);
-        assert!(values.len() >= rows * columns, "the weight has fewer elements than its shape says");
+        let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
+        let stored = Scaled::new(values, (rows, columns), scales);
         let finish = |row: usize| {
             let scale = if scales.blocks > 1 { 1.0 } else { scales.of_row(row)[0] };
             (scale, bias.map_or(0.0, |bias| bias[row]))
@@ -210,9 +206,9 @@ fn by_tiles(
         {
             return;
         }
-        tiles::multiply(Widest, (rows, columns, tokens), &Scaled { values, columns, scales }, x, finish, out);
+        tiles::multiply(Widest, (rows, columns, tokens), &stored, x, finish, out);
     }
-    match &*weight.elements {
+    match weight.elements() {
         Elements::F32(values) => go((values, weight), x, tokens, bias, out),
         Elements::F16(values) => go((values, weight), x, tokens, bias, out),
         Elements::Int8(values) => go((values, weight), x, tokens, bias, out),

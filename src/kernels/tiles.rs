@@ -10,8 +10,8 @@
 //! added in order. So a column's result has the same bits whatever other columns are beside it, however many there are,
 //! and on every processor that rounds a multiplication and addition once.
 
+use super::layout::{Layout, SharedOutput};
 use super::lines::Lines;
-use super::product::Layout;
 use super::simd::{Dispatch, Kernel, Lanes};
 use super::team;
 
@@ -27,11 +27,18 @@ const SMALL_WORK: usize = 1 << 17;
 const SMALL_PACK: usize = 1 << 16;
 
 /// Rows of a matrix that can be had as f32.
-pub trait Widen: Sync {
+///
+/// # Safety
+/// Every element of the rows that [`size`](Widen::size) counts can be read.
+pub unsafe trait Widen: Sync {
+    /// How many rows there are, and how many elements each has; always the same.
+    fn size(&self) -> (usize, usize);
+
     /// Writes elements `from..from + count` of a row to `out`.
     ///
     /// # Safety
-    /// The processor has the instruction set of `L`; the row has these elements, and `out` has room for them.
+    /// The processor has the instruction set of `L`; the row has these elements by [`size`](Widen::size), and `out` has
+    /// room for them.
     unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32);
 
     /// Asks for up to [`DEPTH`] elements of a row, which need not exist, to be brought near.
@@ -45,7 +52,7 @@ pub trait Widen: Sync {
 /// `a` of `rows` rows and `depth` elements each and so many `columns` of `x`.
 ///
 /// # Panics
-/// If a slice is too short for its layout, or elements of `out` would share places.
+/// If `a` has fewer rows or elements, a slice is too short for its layout, or elements of `out` would share places.
 pub fn multiply<A: Widen>(
     on: impl Dispatch,
     (rows, depth, columns): (usize, usize, usize),
@@ -54,34 +61,21 @@ pub fn multiply<A: Widen>(
     finish: impl Fn(usize) -> (f32, f32) + Sync,
     (out, out_layout): (&mut [f32], Layout),
 ) {
+    let (most_rows, most_depth) = a.size();
+    assert!(rows <= most_rows && depth <= most_depth, "the matrix has fewer elements than are asked for");
     assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
     assert!(out_layout.is_injective(rows, columns), "elements of the result would share places");
-    let target = Shared(out.as_mut_ptr());
+    let target = SharedOutput::new(out, out_layout);
     let packed = Packed::new(on, (x, x_layout), (depth, columns));
     let chunk = |i: usize| {
         let first = i * ROWS;
         let count = ROWS.min(rows - first);
-        on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target, out_layout });
+        on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target });
     };
     if rows * depth * columns > SMALL_WORK {
         team::for_each(rows.div_ceil(ROWS), chunk);
     } else {
         (0..rows.div_ceil(ROWS)).for_each(chunk);
-    }
-}
-
-/// A pointer that threads may write through, each to rows of its own.
-#[derive(Clone, Copy)]
-pub(super) struct Shared(pub *mut f32);
-// SAFETY: products give each thread other rows, and the layout keeps the elements of different rows apart.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// The pointer.
-    pub fn pointer(self) -> *mut f32 {
-        self.0
     }
 }
 
@@ -180,8 +174,7 @@ struct Chunk<'a, A, F> {
     first: usize,
     count: usize,
     finish: &'a F,
-    out: Shared,
-    out_layout: Layout,
+    out: SharedOutput,
 }
 
 impl<A: Widen, F: Fn(usize) -> (f32, f32)> Kernel for Chunk<'_, A, F> {
@@ -231,7 +224,7 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
                     let rows = R.min(self.count - tile * R);
                     for (r, wide) in wide.0.iter_mut().enumerate().take(rows) {
                         let row = self.first + tile * R + r;
-                        // SAFETY: the row has these elements, `multiply`'s caller says so, and `wide` has room.
+                        // SAFETY: the row has these elements, as `multiply` has checked, and `wide` has room.
                         unsafe { self.a.widen::<L>(row, from, part, wide.as_mut_ptr()) };
                         // what this thread needs of these rows next, or of those after them
                         let (row, from) = if from + part < *depth { (row, from + part) } else { (row + ROWS, 0) };
@@ -250,12 +243,11 @@ impl<A: Widen, F: Fn(usize) -> (f32, f32)> Chunk<'_, A, F> {
             }
             let first = strip * of_strip * width;
             let count = (of_strip * width).min(columns - first);
-            let Layout { row, column } = self.out_layout;
             // SAFETY: `multiply` has checked that the result's elements lie within its slice, and these rows are this
             // thread's own.
             unsafe {
-                let out = self.out.pointer().add(self.first * row + first * column);
-                put(&sums.0[..self.count], count, |r| (self.finish)(self.first + r), (out, self.out_layout));
+                let out = self.out.at(self.first, first);
+                put(&sums.0[..self.count], count, |r| (self.finish)(self.first + r), out);
             }
         }
     }
@@ -342,7 +334,12 @@ pub(crate) mod tests {
     /// Rows of f32, one after the other.
     struct Plain<'a>(&'a [f32], usize);
 
-    impl Widen for Plain<'_> {
+    // SAFETY: the rows are chunks of the slice.
+    unsafe impl Widen for Plain<'_> {
+        fn size(&self) -> (usize, usize) {
+            (self.0.len().checked_div(self.1).unwrap_or(usize::MAX), self.1)
+        }
+
         #[inline(always)]
         unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
             // SAFETY: the row has these elements, and `out` has room.
@@ -415,6 +412,13 @@ pub(crate) mod tests {
                 check_exact((depth, columns), |i| a[i].into(), (&x, turned), &found, &set);
             });
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "fewer elements than are asked for")]
+    fn more_rows_than_there_are_are_refused() {
+        let (a, x) = (noise(6, 1), noise(3, 2));
+        product(Set::Portable, (3, 3, 1), &a, &x, false);
     }
 
     #[test]

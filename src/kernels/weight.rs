@@ -48,12 +48,9 @@ impl Scales {
 /// A large constant, seen as rows: the first axis by all the others.
 #[derive(Debug)]
 pub struct StoredWeight {
-    /// Its shape; the first axis counts the rows.
-    pub shape: Vec<usize>,
-    /// Its elements, row by row.
-    pub elements: Arc<Elements>,
-    /// What elements of [`Elements::Int8`] are multiplied by.
-    pub scales: Scales,
+    shape: Vec<usize>,
+    elements: Arc<Elements>,
+    scales: Scales,
 }
 
 impl StoredWeight {
@@ -63,9 +60,32 @@ impl StoredWeight {
     }
 
     /// A weight of bytes and scales.
+    ///
+    /// # Panics
+    /// If there are fewer elements or scales than the shape says.
     pub fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
-        debug_assert!(shape.iter().product::<usize>() <= elements.len());
+        let count = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
+        assert!(count.is_some_and(|count| count <= elements.len()), "a weight has fewer elements than its shape says");
+        let rows = shape.first().copied().unwrap_or(1);
+        let enough = scales.values.len() == 1 && scales.blocks == 1
+            || scales.blocks > 0 && scales.values.len() >= rows.saturating_mul(scales.blocks);
+        assert!(enough, "a weight has fewer scales than rows and blocks");
         StoredWeight { shape, elements, scales }
+    }
+
+    /// Its shape; the first axis counts the rows.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its elements, row by row.
+    pub fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
+    /// What elements of [`Elements::Int8`] are multiplied by.
+    pub fn scales(&self) -> &Scales {
+        &self.scales
     }
 
     /// Number of rows.
@@ -93,5 +113,26 @@ impl StoredWeight {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+
+    use super::*;
+
+    #[test]
+    fn a_weight_that_lacks_elements_or_scales_is_refused() {
+        let weight = |shape: &[usize], scales: usize, blocks: usize| {
+            let (shape, elements) = (shape.to_vec(), Arc::new(Elements::Int8(vec![1; 12].into())));
+            let scales = Scales { values: vec![0.5; scales], blocks };
+            catch_unwind(|| StoredWeight::scaled(shape, elements, scales)).is_ok()
+        };
+        assert!(weight(&[3, 4], 1, 1) && weight(&[3, 4], 3, 1) && weight(&[3, 4], 6, 2));
+        // bits that pad the last byte may come as further elements
+        assert!(weight(&[11], 1, 1));
+        assert!(!weight(&[13], 1, 1) && !weight(&[usize::MAX, 2], 1, 1));
+        assert!(!weight(&[3, 4], 2, 1) && !weight(&[3, 4], 5, 2) && !weight(&[3, 4], 1, 0));
     }
 }

@@ -52,7 +52,33 @@ pub struct Op {
     pub blocks: Vec<Block>,
 }
 
+/// What an op does, as far as everything that counts ops asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OpKind {
+    /// `const`: a constant.
+    Const,
+    /// `constexpr_…`: weights that are expanded from a compressed form.
+    Constexpr,
+    /// `read_state` and `write_state`.
+    State,
+    /// `cast`: another element type.
+    Cast,
+    /// All others.
+    Compute,
+}
+
 impl Op {
+    /// What it does.
+    pub fn kind(&self) -> OpKind {
+        match self.operator.as_str() {
+            "const" => OpKind::Const,
+            "read_state" | "write_state" => OpKind::State,
+            "cast" => OpKind::Cast,
+            operator if operator.starts_with("constexpr_") => OpKind::Constexpr,
+            _ => OpKind::Compute,
+        }
+    }
+
     /// The single binding of a parameter.
     pub fn input(&self, parameter: &str) -> Option<&Binding> {
         match self.inputs.get(parameter).map(Vec::as_slice) {
@@ -71,12 +97,17 @@ impl Op {
 
     /// A `const` op.
     pub fn is_const(&self) -> bool {
-        self.operator == "const"
+        self.kind() == OpKind::Const
     }
 
     /// A `constexpr_…` op: weights that are expanded from a compressed form.
     pub fn is_constexpr(&self) -> bool {
-        self.operator.starts_with("constexpr_")
+        self.kind() == OpKind::Constexpr
+    }
+
+    /// Neither a constant nor one that is expanded: what is left of a program when it runs.
+    pub fn is_executed(&self) -> bool {
+        !matches!(self.kind(), OpKind::Const | OpKind::Constexpr)
     }
 }
 
@@ -185,18 +216,20 @@ impl Function {
     }
 
     /// Every op, nested blocks included, outer before inner.
-    pub fn ops(&self) -> Vec<&Op> {
-        fn collect<'a>(block: &'a Block, out: &mut Vec<&'a Op>) {
-            for op in &block.ops {
-                out.push(op);
-                for inner in &op.blocks {
-                    collect(inner, out);
+    pub fn ops(&self) -> impl Iterator<Item = &Op> {
+        // what is left of the blocks around the next op, the innermost last
+        let mut open = vec![self.block.ops.iter()];
+        std::iter::from_fn(move || {
+            loop {
+                match open.last_mut()?.next() {
+                    Some(op) => {
+                        open.extend(op.blocks.iter().rev().map(|block| block.ops.iter()));
+                        return Some(op);
+                    }
+                    None => _ = open.pop(),
                 }
             }
-        }
-        let mut out = Vec::new();
-        collect(&self.block, &mut out);
-        out
+        })
     }
 
     /// A value that an input, an op or a block names and that the function doesn't have.

@@ -30,6 +30,7 @@
 //! | [`builder`] | builds a function op by op, inferring types |
 //! | [`text`] | the text form: printed and parsed |
 //! | [`codec`] | programs to protobuf and back |
+//! | `uses` | which op gives a value, and which ops read it |
 //! | [`verify`] | what must hold for a program, and inference of a whole function |
 
 #![forbid(unsafe_code)]
@@ -44,10 +45,12 @@ mod names;
 mod ops;
 pub mod text;
 pub mod types;
+mod uses;
 pub mod verify;
 
 pub use builder::FunctionBuilder;
 pub use constant::{Constant, Content};
 pub use error::MilError;
-pub use ir::{Argument, Binding, Block, Function, Lengths, Op, Program, Value, ValueId};
+pub use ir::{Argument, Binding, Block, Function, Lengths, Op, OpKind, Program, Value, ValueId};
 pub use types::{DataType, Dim, Opset, Symbol, TensorType, ValueType};
+pub use uses::Uses;

@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn data_that_was_left_out_is_not_made_up() {
         let parsed = parse(&sample().to_string()).unwrap();
-        let op = parsed.functions[0].ops().into_iter().find(|op| op.is_constexpr()).unwrap();
+        let op = parsed.functions[0].ops().find(|op| op.is_constexpr()).unwrap();
         let data = parsed.functions[0].constant(op.input("data").unwrap()).unwrap();
         assert_eq!(data.ty.bytes(), Some(64));
         let message = data.bytes().unwrap_err().to_string();

@@ -24,8 +24,8 @@ use serde::Serialize;
 
 use anec_base::Result;
 use anec_bundle::layer_of;
+use anec_mil::Function;
 use anec_mil::verify::infer_what_can_be;
-use anec_mil::{Function, Op};
 
 /// A way in which a function fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub fn bisect(function: &Function, predicate: &mut dyn Predicate) -> Result<Opti
     }
     let kinds: BTreeSet<String> = whole.iter().map(|failure| failure.kind.clone()).collect();
     let known = infer_what_can_be(function);
-    let ops: Vec<usize> = (0..function.block.ops.len()).filter(|at| computes(&function.block.ops[*at])).collect();
+    let ops: Vec<usize> = (0..function.block.ops.len()).filter(|at| function.block.ops[*at].is_executed()).collect();
     let chosen = |choice: &[usize]| -> BTreeSet<usize> { choice.iter().map(|index| ops[*index]).collect() };
     let mut tries = 0;
     let mut same = |choice: &[usize]| -> Result<Vec<Failure>> {
@@ -103,10 +103,6 @@ pub fn bisect(function: &Function, predicate: &mut dyn Predicate) -> Result<Opti
     let kept: Vec<usize> = chosen(&smallest).into_iter().collect();
     let piece = piece::piece(function, &known, &chosen(&smallest)).unwrap_or_else(|| function.clone());
     Ok(Some(culprit(function, piece, ops.len(), &kept, findings, tries)))
-}
-
-fn computes(op: &Op) -> bool {
-    !op.is_const() && !op.is_constexpr()
 }
 
 fn culprit(

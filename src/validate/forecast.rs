@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::rules::{
     Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
 };
-use anec_mil::{Constant, DataType, Dim, Function, Lengths, Op, Program, TensorType};
+use anec_mil::{Constant, DataType, Dim, Function, Lengths, Op, OpKind, Program, TensorType};
 
 /// Ops that a finding names; the others are counted.
 const NAMED: usize = 3;
@@ -72,15 +72,16 @@ fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String])
 
 /// What a rule finds in a function.
 fn applies(rule: &Rule, function: &Function) -> Vec<String> {
-    let ops = function.ops();
-    let named = |op: &&Op| format!("{} ({})", op.name, op.operator);
+    let named = |op: &Op| format!("{} ({})", op.name, op.operator);
     match &rule.applies {
         Applies::Op(pattern) => {
-            ops.iter().filter(|op| is_compute(op) && matches_op(pattern, function, op)).map(named).collect()
+            function.ops().filter(|op| is_work(op) && matches_op(pattern, function, op)).map(named).collect()
         }
-        Applies::Constexpr(pattern) => {
-            ops.iter().filter(|op| op.is_constexpr() && matches_constexpr(pattern, function, op)).map(named).collect()
-        }
+        Applies::Constexpr(pattern) => function
+            .ops()
+            .filter(|op| op.is_constexpr() && matches_constexpr(pattern, function, op))
+            .map(named)
+            .collect(),
         Applies::State(pattern) => states(pattern, function),
         Applies::Lengths(pattern) => {
             let lengths = function.lengths.iter().filter(|(_, lengths)| {
@@ -97,7 +98,7 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
                 constant.as_floats().is_some_and(|values| values.iter().any(|value| value.is_infinite()))
             };
             let mut found = Vec::new();
-            for op in ops.iter().filter(|_| pattern.infinite) {
+            for op in function.ops().filter(|_| pattern.infinite) {
                 if op.attributes.get("val").is_some_and(infinite) {
                     found.push(op.name.clone());
                 }
@@ -109,8 +110,8 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
 }
 
 /// Reading and writing states is no work of its own.
-fn is_compute(op: &Op) -> bool {
-    !op.is_const() && !op.is_constexpr() && !matches!(op.operator.as_str(), "read_state" | "write_state")
+fn is_work(op: &Op) -> bool {
+    matches!(op.kind(), OpKind::Compute | OpKind::Cast)
 }
 
 fn weights(pattern: &WeightsPattern, bytes: u64) -> bool {

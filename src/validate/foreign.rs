@@ -126,7 +126,7 @@ pub fn parity(name: &str) -> GateReport {
 const CLAIM: &str = "fp16 computes what f32 computes";
 
 fn run(subject: &str, function: &Function, cache: &WeightCache, thresholds: &NumericsThresholds) -> Check {
-    let half = function.ops().iter().any(|op| {
+    let half = function.ops().any(|op| {
         !op.is_const()
             && op.outputs.iter().any(|id| function.tensor_type(*id).is_some_and(|t| t.dtype == DataType::Fp16))
     });

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::verdict::{Check, listed};
 use anec_base::Result;
 use anec_mil::constant::Data;
-use anec_mil::{Binding, Constant, DataType, Function, Op, Program, ValueId};
+use anec_mil::{Binding, Constant, DataType, Function, Op, OpKind, Program, Uses, ValueId};
 
 /// Largest fp16.
 const LARGEST: f32 = 65504.0;
@@ -31,7 +31,7 @@ pub fn lint(place: &str, program: &Program) -> Result<Vec<Check>> {
     for function in &program.functions {
         let subject = format!("{place}, {}", function.name);
         let half = computes_in_half(function);
-        let mut lint = Lint { function, half, scans: &mut scans };
+        let mut lint = Lint { function, uses: Uses::of(function), half, scans: &mut scans };
         checks.push(lint.constants()?.check(&subject, "half precision holds every constant"));
         checks.push(lint.epsilons().check(&subject, "every epsilon counts in half precision"));
         checks.push(lint.scales()?.check(&subject, "no scale and no weight is zero"));
@@ -168,8 +168,9 @@ fn all_zero(constant: &Constant) -> Result<bool> {
     Ok(zero)
 }
 
-fn is_compute(op: &Op) -> bool {
-    !op.is_const() && !op.is_constexpr() && op.operator != "cast"
+/// Whether the element type of what an op gives is one that it computes in: a cast only changes it.
+fn has_arithmetic(op: &Op) -> bool {
+    matches!(op.kind(), OpKind::Compute | OpKind::State)
 }
 
 fn computes_in(function: &Function, op: &Op, dtypes: &[DataType]) -> bool {
@@ -177,12 +178,13 @@ fn computes_in(function: &Function, op: &Op, dtypes: &[DataType]) -> bool {
 }
 
 fn computes_in_half(function: &Function) -> bool {
-    function.ops().into_iter().any(|op| is_compute(op) && computes_in(function, op, &[DataType::Fp16]))
+    function.ops().any(|op| has_arithmetic(op) && computes_in(function, op, &[DataType::Fp16]))
 }
 
 /// The rules on one function.
 struct Lint<'a> {
     function: &'a Function,
+    uses: Uses<'a>,
     /// Whether anything in it is computed in fp16.
     half: bool,
     scans: &'a mut Scans,
@@ -229,16 +231,14 @@ impl<'a> Lint<'a> {
     }
 
     fn feeds_epsilon(&self, constant: &Op) -> bool {
-        let ops = self.function.ops();
-        let is_mine = |binding: &Binding| matches!(binding, Binding::Value(id) if constant.outputs.contains(id));
-        ops.into_iter().any(|op| op.input("epsilon").is_some_and(is_mine))
+        let mut users = constant.outputs.iter().flat_map(|id| self.uses.users(*id).map(move |op| (op, id)));
+        users.any(|(op, id)| op.input("epsilon") == Some(&Binding::Value(*id)))
     }
 
     /// Epsilons of norms and roots, and those that are added by hand.
     fn epsilons(&self) -> Findings {
         let mut findings = Findings::default();
-        let ops = self.function.ops();
-        for op in &ops {
+        for op in self.uses.ops() {
             let data = op.input("x").and_then(|x| self.function.binding_type(x));
             if data.is_none_or(|ty| ty.dtype != DataType::Fp16) {
                 continue;
@@ -258,7 +258,7 @@ impl<'a> Lint<'a> {
             }
             if op.operator == "add"
                 && [self.parameter(op, "x"), self.parameter(op, "y")].contains(&Some(0.0))
-                && ops.iter().any(|next| is_root(next) && op.outputs.iter().any(|id| next.operands().any(|o| o == *id)))
+                && op.outputs.iter().any(|id| self.uses.users(*id).any(is_root))
             {
                 findings.wrong.push(format!("{name}: it adds zero before a root; an epsilon was lost"));
             }
@@ -269,7 +269,7 @@ impl<'a> Lint<'a> {
     /// Whether a value is a sum: then another epsilon may be in it already.
     fn is_sum(&self, binding: Option<&Binding>) -> bool {
         let Some(Binding::Value(id)) = binding else { return false };
-        self.function.ops().into_iter().any(|op| op.operator == "add" && op.outputs.contains(id))
+        self.uses.producer(*id).is_some_and(|op| op.operator == "add")
     }
 
     fn parameter(&self, op: &Op, name: &str) -> Option<f32> {
@@ -328,8 +328,8 @@ impl<'a> Lint<'a> {
     fn islands(&self) -> Findings {
         let mut findings = Findings::default();
         let wide = [DataType::Fp32, DataType::Fp64];
-        let ops: Vec<&Op> = self.function.ops().into_iter().filter(|op| is_compute(op)).collect();
-        let islands = ops.iter().filter(|op| computes_in(self.function, op, &wide));
+        let ops = self.uses.ops().iter().filter(|op| has_arithmetic(op));
+        let islands = ops.filter(|op| computes_in(self.function, op, &wide));
         if self.half {
             findings.wrong = islands.map(|op| format!("`{}` ({}) is computed in fp32", op.name, op.operator)).collect();
         } else if islands.count() > 0 {
@@ -371,7 +371,7 @@ impl<'a> Lint<'a> {
             let values = constant.as_floats()?;
             return values.iter().map(|v| f64::from(v.abs())).reduce(f64::max);
         }
-        let op = self.function.ops().into_iter().find(|op| op.outputs.contains(&id))?;
+        let op = self.uses.producer(id)?;
         // long chains of moves are rare; what lies beyond is unknown
         if depth > 8 {
             return None;
@@ -393,7 +393,7 @@ impl<'a> Lint<'a> {
     /// A positive number that a value is never below: `maximum(x, c)`.
     fn least(&self, binding: &Binding) -> Option<f64> {
         let Binding::Value(id) = binding else { return None };
-        let op = self.function.ops().into_iter().find(|op| op.operator == "maximum" && op.outputs.contains(id))?;
+        let op = self.uses.producer(*id).filter(|op| op.operator == "maximum")?;
         let floor = ["x", "y"].into_iter().find_map(|name| self.parameter(op, name))?;
         (floor > 0.0).then_some(f64::from(floor))
     }
@@ -402,7 +402,7 @@ impl<'a> Lint<'a> {
     fn divides_by_largest(&self, op: &Op) -> bool {
         let made_by = |binding: Option<&Binding>, operators: &[&str]| -> Option<&'a Op> {
             let Some(Binding::Value(id)) = binding else { return None };
-            let op = self.function.ops().into_iter().find(|op| op.outputs.contains(id))?;
+            let op = self.uses.producer(*id)?;
             operators.contains(&op.operator.as_str()).then_some(op)
         };
         let Some(mut divisor) = made_by(op.input("y"), &["maximum", "reduce_max"]) else { return false };

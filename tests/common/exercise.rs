@@ -43,7 +43,7 @@ pub fn program(program: &Program) {
             let fixed = function.symbols().fold(function.clone(), |fixed, symbol| fixed.with_length(symbol, size));
             let _ = infer_types(&fixed);
         }
-        function.ops().into_iter().for_each(|op| {
+        function.ops().for_each(|op| {
             let bound = op.inputs.values().flatten().filter_map(|binding| match binding {
                 Binding::Constant(constant) => Some(constant),
                 Binding::Value(_) => None,

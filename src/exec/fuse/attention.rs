@@ -6,18 +6,25 @@
 //! after the last open one are left out; those between are computed as they stand. The keys and values may be rows of a
 //! larger cache, which are used where they are.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Flow, Form, Found, constant, flag, integers, rows_of_slice};
-use crate::ops::{Call, Value, softmax_rows};
+use super::Found;
+use super::flow::{Flow, constant, rows_of_slice};
+use crate::frame::Frame;
+use crate::kernel::Call;
+use crate::node::{FusedKernel, FusedResult};
+use crate::ops::{BinaryOp, Concat, Matmul, ReadState, SliceByIndex, Softmax, softmax_rows};
 use crate::state::State;
-use crate::step::{Frame, Operand, Step};
+use crate::step::{Operand, Step};
 use crate::tensor::{Tensor, TensorData};
+use crate::value::Value;
+use crate::workspace::Workspace;
 use anec_bundle::MASKED;
+use anec_kernels::layout::Layout;
 use anec_kernels::matrix::product;
-use anec_kernels::product::Layout;
 use anec_kernels::reduce::max;
 use anec_kernels::round::round_to_f16;
 use anec_kernels::team;
@@ -32,8 +39,10 @@ const ROWS: usize = 128;
 /// Multiplications for which threads are worth waking.
 const LARGE_WORK: usize = 1 << 19;
 
-/// Operators that may stand between the product of queries and keys and the mask, with one number beside the scores.
-const ELEMENTWISE: &[&str] = &["add", "clip", "mul", "real_div", "sub", "tanh"];
+thread_local! {
+    /// What this thread computes scores with.
+    static SCRATCH: Cell<Workspace> = Cell::default();
+}
 
 /// Where a group finds what it works on.
 pub(super) struct Attention {
@@ -43,8 +52,9 @@ pub(super) struct Attention {
     mask: Operand,
     /// How often the mask is repeated along its tokens.
     repeat: usize,
-    /// What stands between the first product and the mask, and the slot in which each finds the scores.
-    between: Vec<(Step, usize)>,
+    /// What stands between the first product and the mask: steps that change each score by itself, with one number or
+    /// none beside it.
+    between: Vec<Step>,
     /// Declared types of the scores, the masked scores, the weights and the result.
     types: [DataType; 4],
 }
@@ -64,60 +74,63 @@ enum Base {
 }
 
 /// Looks for the form around the softmax at `at`.
-pub(super) fn find(flow: &Flow<'_>, at: usize) -> Option<Found> {
+pub(super) fn find(flow: &Flow<'_>, at: usize, softmax: &Softmax) -> Option<Found> {
     let steps = flow.steps;
-    let last_axis = steps[at].argument("axis").is_none_or(|axis| integers(axis).is_some_and(|a| a == [-1] || a == [3]));
-    let masked = flow.produced_by(steps[at].argument("x")?, "add").filter(|_| last_axis)?;
-    let (x, y) = (steps[masked].argument("x")?, steps[masked].argument("y")?);
+    if ![-1, 3].contains(&softmax.axis) {
+        return None;
+    }
+    let (masked, sum) = flow.combined_by(steps[at].operand(softmax.x), BinaryOp::Add)?;
+    let (x, y) = (steps[masked].operand(sum.x), steps[masked].operand(sum.y));
     let (scores, mask) = match scores(flow, x) {
         Some(found) => (found, y),
         None => (scores(flow, y)?, x),
     };
     let (product, between) = scores;
-    let mixed = flow.only_user(at).filter(|user| steps[*user].operator == "matmul")?;
-    let straight = ["transpose_x", "transpose_y"].iter().all(|name| flag(&steps[mixed], name) == Some(false));
-    let weights_first = flow.producer(steps[mixed].argument("x")?) == Some(at);
-    if !straight || !weights_first || flow.only_user(masked) != Some(at) {
+    let mixed = flow.only_user(at)?;
+    let values: &Matmul = flow.kernel(mixed)?;
+    let weights_first = flow.producer(steps[mixed].operand(values.x)) == Some(at);
+    if values.transpose_x || values.transpose_y || !weights_first || flow.only_user(masked) != Some(at) {
         return None;
     }
     let mut members = vec![product, masked, at, mixed];
-    members.extend(between.iter().map(|(step, _)| *step));
+    members.extend(&between);
     let mut copies = Vec::new();
-    let key = source(flow, steps[product].argument("y")?, mixed, &mut copies);
-    let value = source(flow, steps[mixed].argument("y")?, mixed, &mut copies);
+    let keys: &Matmul = flow.kernel(product)?;
+    let key = source(flow, steps[product].operand(keys.y), mixed, &mut copies);
+    let value = source(flow, steps[mixed].operand(values.y), mixed, &mut copies);
     let (mask, repeat) = repeated(flow, mask, &mut copies);
-    let form = Form::Attention(Attention {
-        query: steps[product].argument("x")?.clone(),
+    let kernel = Box::new(Attention {
+        query: steps[product].operand(keys.x).clone(),
         key,
         value,
         mask,
         repeat,
-        between: between.into_iter().map(|(step, slot)| (steps[step].clone(), slot)).collect(),
+        between: between.into_iter().map(|step| steps[step].clone()).collect(),
         types: [product, masked, at, mixed].map(|step| steps[step].dtype()),
     });
-    Some(Found { members, copies, form })
+    Some(Found { members, copies, kernel })
 }
 
 /// The product of queries and keys that an operand comes from, and what stands between (in order): ops that change each
 /// element by itself. Nothing else uses any of it.
-fn scores(flow: &Flow<'_>, operand: &Operand) -> Option<(usize, Vec<(usize, usize)>)> {
+fn scores(flow: &Flow<'_>, operand: &Operand) -> Option<(usize, Vec<usize>)> {
     let mut between = Vec::new();
     let mut operand = operand;
     loop {
         let producer = flow.producer(operand)?;
         flow.only_user(producer)?;
-        let step = &flow.steps[producer];
-        if step.operator == "matmul" {
-            let form = (flag(step, "transpose_x"), flag(step, "transpose_y"));
+        if let Some(product) = flow.kernel::<Matmul>(producer) {
             between.reverse();
-            return (form == (Some(false), Some(true))).then_some((producer, between));
+            return (!product.transpose_x && product.transpose_y).then_some((producer, between));
         }
-        let mut changing = step.operands().filter(|operand| constant(operand).is_none_or(|t| t.data.len() != 1));
+        let step = &flow.steps[producer];
+        let mut changing = step.operands.iter().filter(|operand| constant(operand).is_none_or(|t| t.data.len() != 1));
         let (one, others) = (changing.next()?, changing.next());
-        if !ELEMENTWISE.contains(&step.operator.as_str()) || others.is_some() {
+        one.slot()?;
+        if !step.kernel.is_elementwise() || others.is_some() {
             return None;
         }
-        between.push((producer, one.slot()?));
+        between.push(producer);
         operand = one;
     }
 }
@@ -126,20 +139,17 @@ fn scores(flow: &Flow<'_>, operand: &Operand) -> Option<(usize, Vec<(usize, usiz
 /// unless these rows of it are written before; then the slices are left to be made.
 fn source(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usize>) -> Source {
     let (mut base, mut rows, mut seen) = (operand, None::<Range<usize>>, Vec::new());
-    while let Some(at) = flow.producer(base) {
-        let (Some(taken), Some(x)) = (rows_of_slice(&flow.steps[at]), flow.steps[at].argument("x")) else { break };
+    while let Some((at, slice)) = flow.produced_by::<SliceByIndex>(base) {
+        let Some(taken) = rows_of_slice(slice) else { break };
         rows = match rows {
             None => Some(taken),
             Some(inner) if inner.end <= taken.len() => Some(taken.start + inner.start..taken.start + inner.end),
             Some(_) => break,
         };
         seen.push(at);
-        base = x;
+        base = flow.steps[at].operand(slice.x);
     }
-    let read = flow.produced_by(base, "read_state").zip(rows.as_ref());
-    if let Some((read, rows)) = read
-        && let Some(state) = flow.steps[read].state()
-    {
+    if let (Some((read, ReadState { name: state })), Some(rows)) = (flow.produced_by(base), &rows) {
         let mut writes = flow.writes(state, read..until).map(|write| flow.written_rows(write)).peekable();
         if writes.peek().is_some() {
             let disjoint = |w: Option<Range<usize>>| w.is_some_and(|w| w.end <= rows.start || rows.end <= w.start);
@@ -158,13 +168,13 @@ fn source(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usi
 /// A mask that is joined to itself along its tokens, and how often.
 fn repeated(flow: &Flow<'_>, mask: &Operand, copies: &mut Vec<usize>) -> (Operand, usize) {
     let whole = (mask.clone(), 1);
-    let Some(at) = flow.produced_by(mask, "concat") else { return whole };
-    let step = &flow.steps[at];
-    let along = step.argument("axis").and_then(integers).is_some_and(|axis| axis == [2] || axis == [-2]);
-    let parts = step.arguments.iter().find(|(name, _)| name == "values").map_or(&[][..], |(_, parts)| parts);
+    let Some((at, concat)) = flow.produced_by::<Concat>(mask) else { return whole };
+    let parts = &flow.steps[at].operands[concat.values.places.clone()];
     match parts {
         [first @ Operand::Slot { slot, .. }, others @ ..]
-            if along && flag(step, "interleave") == Some(false) && others.iter().all(|o| o.slot() == Some(*slot)) =>
+            if [2, -2].contains(&concat.axis)
+                && !concat.interleave
+                && others.iter().all(|other| other.slot() == Some(*slot)) =>
         {
             copies.push(at);
             (first.clone(), parts.len())
@@ -173,9 +183,13 @@ fn repeated(flow: &Flow<'_>, mask: &Operand, copies: &mut Vec<usize>) -> (Operan
     }
 }
 
-impl Attention {
-    /// The result, `[1, Q, T, D]`.
-    pub fn run(&self, frame: &Frame<'_>) -> Option<Tensor> {
+impl FusedKernel for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    /// Gives the result, `[1, Q, T, D]`.
+    fn run(&self, frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (query, mask) = (frame.peek(&self.query)?, frame.peek(&self.mask)?);
         let (key, value) = (self.key.tensor(frame)?, self.value.tensor(frame)?);
         let [1, heads, tokens, width] = query.shape[..] else { return None };
@@ -192,97 +206,117 @@ impl Attention {
         let open = opened(mask, slots)?;
         let rounds = Rounds { half: frame.half, of: self.types.map(|dtype| frame.rounds(dtype)) };
         let rows = heads * tokens / key.count;
-        let mut out = vec![0.0; heads * tokens * value.width];
-        let mut tasks = Vec::new();
-        for (head, out) in out.chunks_exact_mut(rows * value.width).enumerate() {
-            for (block, out) in out.chunks_mut(ROWS * value.width).enumerate() {
-                tasks.push((head, block * ROWS, out));
-            }
-        }
         let done = AtomicBool::new(true);
-        let part = |_, (head, first, out): &mut (usize, usize, &mut [f32])| {
-            let query = &query[(*head * rows + *first) * width..][..out.len() / value.width * width];
-            let mask = |row: usize| &mask[(*first + row) % tokens % mask_rows * slots..][open.clone()];
-            let (key, value) = (key.part(*head, &open), value.part(*head, &open));
-            if self.block((query, width), key, mask, (value, &mut **out), &rounds).is_none() {
+        // some rows of a head, from `first` on
+        let part = |head: usize, first: usize, out: &mut [f32]| {
+            let query = &query[(head * rows + first) * width..][..out.len() / value.width * width];
+            let mask = |row: usize| &mask[(first + row) % tokens % mask_rows * slots..][open.clone()];
+            let (key, value) = (key.part(head, &open), value.part(head, &open));
+            if self.block((query, width), (key, slots), mask, (value, out), &rounds).is_none() {
                 done.store(false, Ordering::Relaxed);
             }
         };
-        if tasks.len() > 1 && heads * tokens * width * open.len() > LARGE_WORK {
-            team::for_each_mut(&mut tasks, part);
-        } else {
-            tasks.iter_mut().enumerate().for_each(|(i, task)| part(i, task));
+        let threads = heads * tokens * width * open.len() > LARGE_WORK;
+        let of_head = rows * value.width;
+        let result = frame.workspace.pool.make(&[1, heads, tokens, value.width], |out| {
+            out.resize(key.count * of_head, 0.0);
+            if rows <= ROWS && threads && key.count > 1 {
+                team::for_each_chunk(out, of_head, |head, out| part(head, 0, out));
+                return;
+            }
+            let blocks = out.chunks_exact_mut(of_head).enumerate().flat_map(|(head, out)| {
+                let blocks = out.chunks_mut(ROWS * value.width).enumerate();
+                blocks.map(move |(block, out)| (head, block * ROWS, out))
+            });
+            if threads && rows > ROWS {
+                let mut tasks: Vec<_> = blocks.collect();
+                team::for_each_mut(&mut tasks, |_, (head, first, out)| part(*head, *first, out));
+            } else {
+                blocks.for_each(|(head, first, out)| part(head, first, out));
+            }
+        });
+        if done.into_inner() {
+            return Some(FusedResult::Tensor(result));
         }
-        done.into_inner().then(|| Tensor::new([1, heads, tokens, value.width], out))
+        frame.workspace.pool.recycle(result);
+        None
     }
+}
 
-    /// Some rows of queries, of `width` each, over the open slots of one head; the result is as long as the values are
-    /// wide for each.
+impl Attention {
+    /// Some rows of queries, of `width` each, over the open slots of one head, of all its slots; the result is as long as
+    /// the values are wide for each.
     fn block<'m>(
         &self,
         (query, width): (&[f32], usize),
-        key: &[f32],
+        (key, all): (&[f32], usize),
         mask: impl Fn(usize) -> &'m [f32],
         (value, out): (&[f32], &mut [f32]),
         rounds: &Rounds,
     ) -> Option<()> {
         let (rows, slots) = (query.len() / width, key.len() / width);
         let by_row = |width: usize| Layout { row: width, column: 1 };
-        let mut scores = vec![0.0; rows * slots];
-        let turned = Layout { row: 1, column: width };
-        product((rows, width, slots), (query, by_row(width)), (key, turned), &mut scores);
-        rounds.apply(0, &mut scores);
-        if !self.between.is_empty() {
-            scores = self.elementwise(Tensor::new([1, 1, rows, slots], scores), rounds)?;
-        }
-        for (row, scores) in scores.chunks_exact_mut(slots).enumerate() {
-            scores.iter_mut().zip(mask(row)).for_each(|(score, mask)| *score += mask);
-        }
-        rounds.apply(1, &mut scores);
-        if scores.chunks_exact(slots).any(|scores| !(max(scores) >= LOWEST)) {
-            return None;
-        }
-        softmax_rows(&mut scores, slots);
-        rounds.apply(2, &mut scores);
-        let width = out.len() / rows;
-        product((rows, slots, width), (&scores, by_row(slots)), (value, by_row(width)), out);
-        rounds.apply(3, out);
-        Some(())
-    }
-
-    /// The scores after what stands between the product and the mask.
-    fn elementwise(&self, scores: Tensor, rounds: &Rounds) -> Option<Vec<f32>> {
-        let mut scores = Arc::new(scores);
-        for (step, slot) in &self.between {
-            let value = |operand: &Operand| match operand {
-                Operand::Constant(value) => value.clone(),
-                Operand::Slot { .. } => {
-                    debug_assert_eq!(operand.slot(), Some(*slot));
-                    Value::Tensor(scores.clone())
-                }
-            };
-            let arguments = step.arguments.iter().map(|(name, operands)| {
-                let values = operands.iter().map(value).collect();
-                (name.as_str(), values)
-            });
-            let arguments = arguments.collect();
-            let mut state = State::default();
-            let mut call = Call { arguments, types: &step.types, state: &mut state, takes_state: false };
-            let mut result = (step.row.kernel)(&mut call).ok()?.pop()?;
-            drop(call);
-            if rounds.half
-                && step.dtype() == DataType::Fp16
-                && let TensorData::F32(values) = &mut Arc::make_mut(&mut result).data
-            {
-                round_to_f16(values);
-            }
-            scores = result;
-        }
-        match Arc::unwrap_or_clone(scores).data {
-            TensorData::F32(values) => Some(values),
+        let mut workspace = SCRATCH.take();
+        workspace.pool.begin_run();
+        // with room for all slots: the next token may see more of them
+        let scores = workspace.pool.make_within(rows * all, &[1, 1, rows, slots], |scores| {
+            scores.resize(rows * slots, 0.0);
+            let transposed = Layout { row: 1, column: width };
+            product((rows, width, slots), (query, by_row(width)), (key, transposed), scores);
+            rounds.apply(0, scores);
+        });
+        let mut steps = self.between.iter();
+        let scores = steps.try_fold(scores, |scores, step| change(step, scores, rounds.half, &mut workspace));
+        let weights = scores.and_then(|mut scores| match &mut workspace.pool.make_mut(&mut scores).data {
+            TensorData::F32(values) => weigh(values, slots, mask, rounds).map(|()| scores),
             _ => None,
-        }
+        });
+        let done = weights.map(|weights| {
+            let width = out.len() / rows;
+            let values = weights.floats().unwrap_or_default();
+            product((rows, slots, width), (values, by_row(slots)), (value, by_row(width)), out);
+            rounds.apply(3, out);
+            workspace.pool.recycle(weights);
+        });
+        SCRATCH.set(workspace);
+        done
     }
+}
+
+/// Scores to weights, row by row of so many slots; `None` if slots that are closed may count.
+fn weigh<'m>(scores: &mut [f32], slots: usize, mask: impl Fn(usize) -> &'m [f32], rounds: &Rounds) -> Option<()> {
+    for (row, scores) in scores.chunks_exact_mut(slots).enumerate() {
+        scores.iter_mut().zip(mask(row)).for_each(|(score, mask)| *score += mask);
+    }
+    rounds.apply(1, scores);
+    if scores.chunks_exact(slots).any(|scores| !(max(scores) >= LOWEST)) {
+        return None;
+    }
+    softmax_rows(scores, slots);
+    rounds.apply(2, scores);
+    Some(())
+}
+
+/// Scores after a step that stands between the product and the mask, whose one operand that is computed they are.
+fn change(step: &Step, scores: Arc<Tensor>, half: bool, workspace: &mut Workspace) -> Option<Arc<Tensor>> {
+    let Workspace { values, results, pool, .. } = workspace;
+    let mut scores = Some(scores);
+    values.clear();
+    values.extend(step.operands.iter().map(|operand| match operand {
+        Operand::Constant(value) => Some(value.clone()),
+        Operand::Slot { .. } => scores.take().map(Value::Tensor),
+    }));
+    let (mut state, takes_state) = (State::default(), false);
+    let mut call = Call { values, types: &step.types, state: &mut state, takes_state, results };
+    step.kernel.run(&mut call, pool).ok()?;
+    let mut result = results.pop()?;
+    if half
+        && step.dtype() == DataType::Fp16
+        && let TensorData::F32(values) = &mut pool.make_mut(&mut result).data
+    {
+        round_to_f16(values);
+    }
+    Some(result)
 }
 
 /// What is rounded to fp16.

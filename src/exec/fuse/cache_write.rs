@@ -6,9 +6,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Flow, Form, Found, integers, rows_of_slice};
-use crate::step::{Frame, Operand};
-use crate::tensor::{Tensor, TensorData};
+use super::Found;
+use super::flow::{Flow, is_plain, rows_of_slice};
+use crate::frame::Frame;
+use crate::node::{FusedKernel, FusedResult};
+use crate::ops::{Arithmetic, BinaryOp, Matmul, ReadState, SliceByIndex, SliceUpdate, WriteState};
+use crate::step::Operand;
+use crate::tensor::TensorData;
+use anec_kernels::lines::Lines;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
@@ -27,49 +32,46 @@ pub(super) struct CacheWrite {
 /// Rows of a state, and the sizes that the program gives for the other axes.
 struct Rows {
     range: Range<usize>,
-    begin: [i32; 4],
-    end: [i32; 4],
+    begin: [i64; 4],
+    end: [i64; 4],
 }
 
 /// Looks for the form that ends with the write of a state at `at`.
-pub(super) fn find(flow: &Flow<'_>, at: usize) -> Option<Found> {
+pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Found> {
     let steps = flow.steps;
-    let state = steps[at].state()?.clone();
-    let data = flow.producer(steps[at].argument("data")?)?;
+    let state = &write.name;
+    let data = flow.producer(steps[at].operand(write.data))?;
     let mut members = vec![at, data];
-    let (sum, whole, mut rows) = match steps[data].operator.as_str() {
-        "add" => (data, None, None),
-        "slice_update" => {
-            let plain = ["begin_mask", "end_mask", "squeeze_mask", "stride"];
-            let plain = plain.iter().all(|name| steps[data].argument(name).is_none_or(super::is_neutral));
-            let corner = |parameter: &str| integers(steps[data].argument(parameter)?)?.try_into().ok();
-            let (begin, end): ([i32; 4], [i32; 4]) = (corner("begin")?, corner("end")?);
+    let (sum, whole, mut rows) = match flow.kernel::<SliceUpdate>(data) {
+        None => (data, None, None),
+        Some(SliceUpdate { x, update, slicing }) => {
+            let (begin, end): ([i64; 4], [i64; 4]) = (slicing.begin.known()?, slicing.end.known()?);
             let range = usize::try_from(begin[1]).ok()?..usize::try_from(end[1]).ok()?;
-            let sum = flow.produced_by(steps[data].argument("update")?, "add").filter(|_| plain)?;
+            let (sum, _) =
+                flow.produced_by::<Arithmetic>(steps[data].operand(*update)).filter(|_| is_plain(slicing))?;
             members.push(sum);
-            (sum, Some(flow.produced_by(steps[data].argument("x")?, "read_state")?), Some(Rows { range, begin, end }))
+            let (whole, _) = flow.produced_by::<ReadState>(steps[data].operand(*x))?;
+            (sum, Some(whole), Some(Rows { range, begin, end }))
         }
-        _ => return None,
     };
-    let both = |step: usize| Some([steps[step].argument("x")?, steps[step].argument("y")?]);
-    let [x, y] = both(sum)?;
-    let (kept, placed) = match (flow.produced_by(x, "mul"), flow.produced_by(y, "matmul")) {
-        (Some(kept), Some(placed)) => (kept, placed),
-        _ => (flow.produced_by(y, "mul")?, flow.produced_by(x, "matmul")?),
-    };
+    let both = |step: usize, kernel: &Arithmetic| [steps[step].operand(kernel.x), steps[step].operand(kernel.y)];
+    let added = flow.kernel::<Arithmetic>(sum).filter(|sum| sum.op == BinaryOp::Add)?;
+    let [x, y] = both(sum, added);
+    let pair = |x: &Operand, y: &Operand| Some((flow.combined_by(x, BinaryOp::Mul)?, flow.produced_by::<Matmul>(y)?));
+    let ((kept, scaled), (placed, product)) = pair(x, y).or_else(|| pair(y, x))?;
     members.extend([kept, placed]);
-    if ["transpose_x", "transpose_y"].iter().any(|name| super::flag(&steps[placed], name) != Some(false)) {
+    if product.transpose_x || product.transpose_y {
         return None;
     }
     // the operand of the product that comes from the state, and the other
-    let [x, y] = both(kept)?;
+    let [x, y] = both(kept, scaled);
     let old = |operand: &Operand| match rows.as_ref() {
-        None => flow.produced_by(operand, "read_state").map(|read| (read, None)),
+        None => flow.produced_by::<ReadState>(operand).map(|(read, _)| (read, None)),
         Some(rows) => {
-            let slice = flow.producer(operand)?;
-            let fits = rows_of_slice(&steps[slice])? == rows.range;
-            let read = flow.produced_by(steps[slice].argument("x")?, "read_state")?;
-            fits.then_some((read, Some(slice)))
+            let (at, slice) = flow.produced_by::<SliceByIndex>(operand)?;
+            let fits = rows_of_slice(slice)? == rows.range;
+            let (read, _) = flow.produced_by::<ReadState>(steps[at].operand(slice.x))?;
+            fits.then_some((read, Some(at)))
         }
     };
     let ((read, slice), keep) = match old(x) {
@@ -83,26 +85,30 @@ pub(super) fn find(flow: &Flow<'_>, at: usize) -> Option<Found> {
     let undisturbed = [Some(read), whole]
         .into_iter()
         .flatten()
-        .all(|read| steps[read].state() == Some(&state) && flow.writes(&state, read..at).next().is_none());
+        .all(|read| steps[read].state() == Some(state) && flow.writes(state, read..at).next().is_none());
     let closed = members.iter().filter(|member| **member != at).all(|member| {
         let users = flow.users(*member);
         !users.is_empty() && users.iter().all(|user| members.contains(user))
     });
-    let [mask, new] = both(placed)?;
-    let form = Form::CacheWrite(CacheWrite {
-        state,
+    let (mask, new) = (steps[placed].operand(product.x), steps[placed].operand(product.y));
+    let kernel = Box::new(CacheWrite {
+        state: state.clone(),
         rows: rows.take(),
         mask: mask.clone(),
         keep: keep.clone(),
         new: new.clone(),
         types: [kept, placed, sum].map(|step| steps[step].dtype()),
     });
-    (undisturbed && closed).then_some(Found { members, copies: Vec::new(), form })
+    (undisturbed && closed).then_some(Found { members, copies: Vec::new(), kernel })
 }
 
-impl CacheWrite {
+impl FusedKernel for CacheWrite {
+    fn name(&self) -> &'static str {
+        "cache write"
+    }
+
     /// Changes the state in place.
-    pub fn run(&self, frame: &mut Frame<'_>) -> Option<()> {
+    fn run(&self, frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (mask, keep, new) = (frame.peek(&self.mask)?, frame.peek(&self.keep)?, frame.peek(&self.new)?);
         let state = frame.state.get(&self.state)?;
         let [1, all, slots, width] = state.shape[..] else { return None };
@@ -110,7 +116,7 @@ impl CacheWrite {
             None => 0..all,
             Some(Rows { range, begin, end }) => {
                 let [_, first, low_slot, low] = *begin;
-                let reach = [1, range.end as i32, slots as i32, width as i32];
+                let reach = [1, range.end, slots, width].map(|size| size as i64);
                 let fits = [begin[0], low_slot, low] == [0; 3] && first >= 0 && *end == reach && range.end <= all;
                 fits.then(|| range.clone())?
             }
@@ -124,26 +130,25 @@ impl CacheWrite {
         if !shapes || !new.iter().all(|v| v.is_finite()) {
             return None;
         }
-        let open = written(mask, keep, tokens);
         let halves = self.types.map(|dtype| frame.rounds(dtype));
         let mut cache = frame.state.take(&self.state)?;
-        if let Tensor { data: TensorData::F32(values), .. } = Arc::make_mut(&mut cache) {
-            for (row, new) in rows.zip(new.chunks_exact((tokens * width).max(1))) {
-                for slot in &open {
-                    let place = &mut values[(row * slots + slot) * width..][..width];
-                    merge(place, keep[*slot], &mask[slot * tokens..][..tokens], new, halves);
+        if let TensorData::F32(values) = &mut frame.workspace.pool.make_mut(&mut cache).data {
+            let mut sums = Lines::new(width);
+            for_each_written(mask, keep, tokens, |slot| {
+                for (row, new) in rows.clone().zip(new.chunks_exact((tokens * width).max(1))) {
+                    let old = &mut values[(row * slots + slot) * width..][..width];
+                    merge(old, keep[slot], (&mask[slot * tokens..][..tokens], new), sums.floats(), halves);
                 }
-            }
+            });
         }
         frame.state.put(&self.state, cache);
-        Some(())
+        Some(FusedResult::Nothing)
     }
 }
 
-/// The slots that change.
-fn written(mask: &[f32], keep: &[f32], tokens: usize) -> Vec<usize> {
+/// Visits the slots that change.
+fn for_each_written(mask: &[f32], keep: &[f32], tokens: usize, mut visit: impl FnMut(usize)) {
     const BLOCK: usize = 64;
-    let mut open = Vec::new();
     for (i, keep) in keep.chunks(BLOCK).enumerate() {
         let first = i * BLOCK;
         let rows = &mask[first * tokens..][..keep.len() * tokens];
@@ -152,27 +157,27 @@ fn written(mask: &[f32], keep: &[f32], tokens: usize) -> Vec<usize> {
             keep.iter().fold(true, |idle, k| idle & (*k == 1.0)) & rows.iter().fold(true, |idle, m| idle & (*m == 0.0));
         if !idle {
             let changes = |i: &usize| keep[*i] != 1.0 || rows[i * tokens..][..tokens].iter().any(|m| *m != 0.0);
-            open.extend((0..keep.len()).filter(changes).map(|i| first + i));
+            (0..keep.len()).filter(changes).for_each(|i| visit(first + i));
         }
     }
-    open
 }
 
 /// `old * keep + mask new`, each result rounded if it is declared so.
-fn merge(old: &mut [f32], keep: f32, mask: &[f32], new: &[f32], halves: [bool; 3]) {
-    let mut placed = vec![0.0; old.len()];
+fn merge(old: &mut [f32], keep: f32, (mask, new): (&[f32], &[f32]), placed: &mut [f32], halves: [bool; 3]) {
+    placed.fill(0.0);
     for (factor, new) in mask.iter().zip(new.chunks_exact(old.len().max(1))) {
         if *factor != 0.0 {
             placed.iter_mut().zip(new).for_each(|(sum, v)| *sum += factor * v);
         }
     }
     old.iter_mut().for_each(|v| *v *= keep);
-    for (values, half) in [(&mut *old, halves[0]), (&mut placed[..], halves[1])] {
-        if half {
-            round_to_f16(values);
-        }
+    if halves[0] {
+        round_to_f16(old);
     }
-    old.iter_mut().zip(&placed).for_each(|(v, placed)| *v += placed);
+    if halves[1] {
+        round_to_f16(placed);
+    }
+    old.iter_mut().zip(placed).for_each(|(v, placed)| *v += *placed);
     if halves[2] {
         round_to_f16(old);
     }

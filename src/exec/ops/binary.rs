@@ -2,32 +2,144 @@
 
 use std::sync::Arc;
 
-use super::{Call, Results, Row, computing, one};
-use crate::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+use smallvec::SmallVec;
+
+use super::{Resolved, Row, computing};
+use crate::kernel::{Call, Input, Kernel};
+use crate::pool::{Element, Pool};
+use crate::resolve::Resolver;
+use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 use anec_kernels::team::{self, LARGE, PART};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
-    "add" => |c| arithmetic(c, |x, y| x + y, i32::wrapping_add),
-    "equal" => |c| compare(c, |x, y| x == y, |x, y| x == y),
-    "floor_div" => |c| arithmetic(c, |x, y| (x / y).floor(), floor_div),
-    "greater" => |c| compare(c, |x, y| x > y, |x, y| x > y),
-    "greater_equal" => |c| compare(c, |x, y| x >= y, |x, y| x >= y),
-    "less" => |c| compare(c, |x, y| x < y, |x, y| x < y),
-    "less_equal" => |c| compare(c, |x, y| x <= y, |x, y| x <= y),
-    "logical_and" => |c| logical(c, |x, y| x && y),
-    "logical_or" => |c| logical(c, |x, y| x || y),
-    "logical_xor" => |c| logical(c, |x, y| x != y),
-    "maximum" => |c| arithmetic(c, f32::max, i32::max),
-    "minimum" => |c| arithmetic(c, f32::min, i32::min),
-    "mod" => |c| arithmetic(c, |x, y| x - (x / y).floor() * y, modulo),
-    "mul" => |c| arithmetic(c, |x, y| x * y, i32::wrapping_mul),
-    "not_equal" => |c| compare(c, |x, y| x != y, |x, y| x != y),
-    "pow" => power,
-    "real_div" => |c| arithmetic(c, |x, y| x / y, |x, y| x.checked_div(y).unwrap_or(0)),
-    "select" => select,
-    "sub" => |c| arithmetic(c, |x, y| x - y, i32::wrapping_sub),
+    "add" => |op| arithmetic(op, BinaryOp::Add),
+    "equal" => |op| compare(op, |x, y| x == y, |x, y| x == y),
+    "floor_div" => |op| arithmetic(op, BinaryOp::FloorDiv),
+    "greater" => |op| compare(op, |x, y| x > y, |x, y| x > y),
+    "greater_equal" => |op| compare(op, |x, y| x >= y, |x, y| x >= y),
+    "less" => |op| compare(op, |x, y| x < y, |x, y| x < y),
+    "less_equal" => |op| compare(op, |x, y| x <= y, |x, y| x <= y),
+    "logical_and" => |op| logical(op, |x, y| x && y),
+    "logical_or" => |op| logical(op, |x, y| x || y),
+    "logical_xor" => |op| logical(op, |x, y| x != y),
+    "maximum" => |op| arithmetic(op, BinaryOp::Maximum),
+    "minimum" => |op| arithmetic(op, BinaryOp::Minimum),
+    "mod" => |op| arithmetic(op, BinaryOp::Mod),
+    "mul" => |op| arithmetic(op, BinaryOp::Mul),
+    "not_equal" => |op| compare(op, |x, y| x != y, |x, y| x != y),
+    "pow" => |op| arithmetic(op, BinaryOp::Pow),
+    "real_div" => |op| arithmetic(op, BinaryOp::RealDiv),
+    "select" => |op| Ok(Arc::new(Select { condition: op.input("cond")?, a: op.input("a")?, b: op.input("b")? })),
+    "sub" => |op| arithmetic(op, BinaryOp::Sub),
 };
+
+/// What two numbers are combined to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BinaryOp {
+    Add,
+    FloorDiv,
+    Maximum,
+    Minimum,
+    Mod,
+    Mul,
+    Pow,
+    RealDiv,
+    Sub,
+}
+
+/// Numbers of two tensors, combined.
+pub(crate) struct Arithmetic {
+    pub op: BinaryOp,
+    pub x: Input,
+    pub y: Input,
+}
+
+fn arithmetic(op: &mut Resolver<'_>, operation: BinaryOp) -> Resolved {
+    Ok(Arc::new(Arithmetic { op: operation, x: op.input("x")?, y: op.input("y")? }))
+}
+
+impl Kernel for Arithmetic {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        match self.op {
+            BinaryOp::Add => self.combine(call, pool, |x, y| x + y, i32::wrapping_add),
+            BinaryOp::FloorDiv => self.combine(call, pool, |x, y| (x / y).floor(), floor_div),
+            BinaryOp::Maximum => self.combine(call, pool, f32::max, i32::max),
+            BinaryOp::Minimum => self.combine(call, pool, f32::min, i32::min),
+            BinaryOp::Mod => self.combine(call, pool, |x, y| x - (x / y).floor() * y, modulo),
+            BinaryOp::Mul => self.combine(call, pool, |x, y| x * y, i32::wrapping_mul),
+            // exponents of 2 or 0.5 throughout are squares and roots
+            BinaryOp::Pow => match call.floats(self.y) {
+                Ok(y) if y.iter().all(|y| *y == 2.0) => {
+                    self.combine(call, pool, |x, _| x * x, |x, _| x.wrapping_mul(x))
+                }
+                Ok(y) if y.iter().all(|y| *y == 0.5) => self.combine(call, pool, |x, _| x.sqrt(), |x, _| x),
+                _ => {
+                    let power = |x: i32, y: i32| u32::try_from(y).map_or(0, |y| x.wrapping_pow(y));
+                    self.combine(call, pool, f32::powf, power)
+                }
+            },
+            BinaryOp::RealDiv => self.combine(call, pool, |x, y| x / y, |x, y| x.checked_div(y).unwrap_or(0)),
+            BinaryOp::Sub => self.combine(call, pool, |x, y| x - y, i32::wrapping_sub),
+        }
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+}
+
+impl Arithmetic {
+    fn combine(
+        &self,
+        call: &mut Call<'_>,
+        pool: &mut Pool,
+        float: impl Fn(f32, f32) -> f32 + Sync,
+        integer: impl Fn(i32, i32) -> i32 + Sync,
+    ) -> Result<(), String> {
+        let mut x = call.take(self.x)?;
+        let mut y = call.take(self.y)?;
+        let shape = broadcast_shape(&x.shape, &y.shape)?;
+        // the buffer of an operand that nothing else needs becomes the result's
+        if x.shape[..] == shape[..]
+            && let Some(Tensor { data, .. }) = Arc::get_mut(&mut x)
+        {
+            let done = match (data, &y.data) {
+                (TensorData::F32(a), TensorData::F32(b)) => {
+                    zip_in_place(&shape, a, (&y.shape, b), &float);
+                    true
+                }
+                (TensorData::I32(a), TensorData::I32(b)) => {
+                    zip_in_place(&shape, a, (&y.shape, b), &integer);
+                    true
+                }
+                _ => false,
+            };
+            if done {
+                pool.recycle(y);
+                return call.give(x);
+            }
+        } else if y.shape[..] == shape[..]
+            && let Some(Tensor { data: TensorData::F32(b), .. }) = Arc::get_mut(&mut y)
+            && let TensorData::F32(a) = &x.data
+        {
+            zip_in_place(&shape, b, (&x.shape, a), |y, x| float(x, y));
+            pool.recycle(x);
+            return call.give(y);
+        }
+        let result = match (&x.data, &y.data) {
+            (TensorData::F32(a), TensorData::F32(b)) => zip(pool, &shape, (&x.shape, a), (&y.shape, b), float),
+            (TensorData::I32(a), TensorData::I32(b)) => zip(pool, &shape, (&x.shape, a), (&y.shape, b), integer),
+            _ => {
+                let (a, b) = (to_floats(&x)?, to_floats(&y)?);
+                zip(pool, &shape, (&x.shape, &a), (&y.shape, &b), float)
+            }
+        };
+        pool.recycle(x);
+        pool.recycle(y);
+        call.give(result)
+    }
+}
 
 /// The quotient towards minus infinity; 0 for a division by 0, where NumPy gives 0, too.
 fn floor_div(x: i32, y: i32) -> i32 {
@@ -43,16 +155,16 @@ fn modulo(x: i32, y: i32) -> i32 {
 /// How two tensors are walked together: the result's shape with neighbouring axes merged where both operands allow
 /// it, so that the last axis is as long as can be.
 struct Walk {
-    shape: Vec<usize>,
-    x: Vec<usize>,
-    y: Vec<usize>,
+    shape: Dims,
+    x: Dims,
+    y: Dims,
     /// Length of the innermost run and the steps (0 or 1) along it.
     inner: (usize, usize, usize),
 }
 
 fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> Walk {
     let (x, y) = (broadcast_strides(x, shape), broadcast_strides(y, shape));
-    let mut merged: Vec<(usize, usize, usize)> = Vec::with_capacity(shape.len());
+    let mut merged = SmallVec::<[(usize, usize, usize); 8]>::new();
     for ((size, x), y) in shape.iter().zip(x).zip(y) {
         if *size == 1 {
             continue;
@@ -73,33 +185,33 @@ fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> Walk {
     }
 }
 
-/// `function` of each pair, into a new vector.
-fn zip<X: Copy, Y: Copy, R>(
+/// `function` of each pair.
+fn zip<X: Copy, Y: Copy, R: Element>(
+    pool: &mut Pool,
     shape: &[usize],
     (x_shape, x): (&[usize], &[X]),
     (y_shape, y): (&[usize], &[Y]),
     function: impl Fn(X, Y) -> R,
-) -> Vec<R> {
-    let count = shape.iter().product();
-    let mut out = Vec::with_capacity(count);
-    if count == 0 {
-        return out;
-    }
-    let walk = walk(shape, x_shape, y_shape);
-    let (length, x_step, y_step) = walk.inner;
-    for_each_index(&walk.shape, [&walk.x, &walk.y], |[i, j]| match (x_step, y_step) {
-        (1, 1) => out.extend(x[i..][..length].iter().zip(&y[j..][..length]).map(|(x, y)| function(*x, *y))),
-        (1, 0) => {
-            let y = y[j];
-            out.extend(x[i..][..length].iter().map(|x| function(*x, y)));
+) -> Arc<Tensor> {
+    pool.make(shape, |out| {
+        if shape.contains(&0) {
+            return;
         }
-        (0, 1) => {
-            let x = x[i];
-            out.extend(y[j..][..length].iter().map(|y| function(x, *y)));
-        }
-        _ => out.extend((0..length).map(|k| function(x[i + k * x_step], y[j + k * y_step]))),
-    });
-    out
+        let walk = walk(shape, x_shape, y_shape);
+        let (length, x_step, y_step) = walk.inner;
+        for_each_index(&walk.shape, [&walk.x, &walk.y], |[i, j]| match (x_step, y_step) {
+            (1, 1) => out.extend(x[i..][..length].iter().zip(&y[j..][..length]).map(|(x, y)| function(*x, *y))),
+            (1, 0) => {
+                let y = y[j];
+                out.extend(x[i..][..length].iter().map(|x| function(*x, y)));
+            }
+            (0, 1) => {
+                let x = x[i];
+                out.extend(y[j..][..length].iter().map(|y| function(x, *y)));
+            }
+            _ => out.extend((0..length).map(|k| function(x[i + k * x_step], y[j + k * y_step]))),
+        });
+    })
 }
 
 /// `function` of each pair, over the first of each; `x` has the shape of the result.
@@ -140,105 +252,102 @@ fn to_floats(tensor: &Tensor) -> Result<Vec<f32>, String> {
     }
 }
 
-fn arithmetic(
-    call: &mut Call<'_>,
-    float: impl Fn(f32, f32) -> f32 + Sync,
-    integer: impl Fn(i32, i32) -> i32 + Sync,
-) -> Results {
-    let mut x = call.take("x")?;
-    let mut y = call.take("y")?;
-    let shape = broadcast_shape(&x.shape, &y.shape)?;
-    // the buffer of an operand that nothing else needs becomes the result's
-    if x.shape == shape
-        && let Some(Tensor { data, .. }) = Arc::get_mut(&mut x)
-    {
-        match (data, &y.data) {
-            (TensorData::F32(a), TensorData::F32(b)) => {
-                zip_in_place(&shape, a, (&y.shape, b), &float);
-                return Ok(vec![x]);
+/// Numbers of two tensors, compared.
+struct Compare<F, I> {
+    x: Input,
+    y: Input,
+    float: F,
+    integer: I,
+}
+
+fn compare(
+    op: &mut Resolver<'_>,
+    float: impl Fn(f32, f32) -> bool + Send + Sync + 'static,
+    integer: impl Fn(i32, i32) -> bool + Send + Sync + 'static,
+) -> Resolved {
+    Ok(Arc::new(Compare { x: op.input("x")?, y: op.input("y")?, float, integer }))
+}
+
+impl<F, I> Kernel for Compare<F, I>
+where
+    F: Fn(f32, f32) -> bool + Send + Sync + 'static,
+    I: Fn(i32, i32) -> bool + Send + Sync + 'static,
+{
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (x, y) = (call.tensor(self.x)?, call.tensor(self.y)?);
+        let shape = broadcast_shape(&x.shape, &y.shape)?;
+        let bits = |v: &[bool]| -> Vec<i32> { v.iter().map(|b| i32::from(*b)).collect() };
+        let (float, integer) = (&self.float, &self.integer);
+        let result = match (&x.data, &y.data) {
+            (TensorData::F32(a), TensorData::F32(b)) => zip(pool, &shape, (&x.shape, a), (&y.shape, b), float),
+            (TensorData::I32(a), TensorData::I32(b)) => zip(pool, &shape, (&x.shape, a), (&y.shape, b), integer),
+            (TensorData::Bool(a), TensorData::Bool(b)) => {
+                zip(pool, &shape, (&x.shape, &bits(a)), (&y.shape, &bits(b)), integer)
             }
-            (TensorData::I32(a), TensorData::I32(b)) => {
-                zip_in_place(&shape, a, (&y.shape, b), &integer);
-                return Ok(vec![x]);
-            }
-            _ => {}
+            _ => zip(pool, &shape, (&x.shape, &to_floats(x)?), (&y.shape, &to_floats(y)?), float),
+        };
+        call.give(result)
+    }
+}
+
+/// Booleans of two tensors, combined.
+struct Logical {
+    x: Input,
+    y: Input,
+    function: fn(bool, bool) -> bool,
+}
+
+fn logical(op: &mut Resolver<'_>, function: fn(bool, bool) -> bool) -> Resolved {
+    Ok(Arc::new(Logical { x: op.input("x")?, y: op.input("y")?, function }))
+}
+
+impl Kernel for Logical {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (x, y) = (call.tensor(self.x)?, call.tensor(self.y)?);
+        let shape = broadcast_shape(&x.shape, &y.shape)?;
+        let (Some(a), Some(b)) = (x.booleans(), y.booleans()) else {
+            return Err(format!("{} and {} are not booleans", x.data.kind(), y.data.kind()));
+        };
+        let result = zip(pool, &shape, (&x.shape, a), (&y.shape, b), self.function);
+        call.give(result)
+    }
+}
+
+/// `a` where `condition`, else `b`; all three broadcast.
+struct Select {
+    condition: Input,
+    a: Input,
+    b: Input,
+}
+
+impl Kernel for Select {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (condition, a, b) = (call.tensor(self.condition)?, call.tensor(self.a)?, call.tensor(self.b)?);
+        let shape = broadcast_shape(&condition.shape, &broadcast_shape(&a.shape, &b.shape)?)?;
+        let of_condition = broadcast_strides(&condition.shape, &shape);
+        let (of_a, of_b) = (broadcast_strides(&a.shape, &shape), broadcast_strides(&b.shape, &shape));
+        let flag = |i: usize| match &condition.data {
+            TensorData::Bool(v) => v[i],
+            TensorData::I32(v) => v[i] != 0,
+            TensorData::F32(v) => v[i] != 0.0,
+        };
+        macro_rules! pick {
+            ($x:expr, $y:expr) => {
+                pool.make(&shape, |out| {
+                    for_each_index(&shape, [&of_condition, &of_a, &of_b], |[f, i, j]| {
+                        out.push(if flag(f) { $x[i] } else { $y[j] });
+                    });
+                })
+            };
         }
-    } else if y.shape == shape
-        && let Some(Tensor { data: TensorData::F32(b), .. }) = Arc::get_mut(&mut y)
-        && let TensorData::F32(a) = &x.data
-    {
-        zip_in_place(&shape, b, (&x.shape, a), |y, x| float(x, y));
-        return Ok(vec![y]);
+        let result = match (&a.data, &b.data) {
+            (TensorData::F32(x), TensorData::F32(y)) => pick!(x, y),
+            (TensorData::I32(x), TensorData::I32(y)) => pick!(x, y),
+            (TensorData::Bool(x), TensorData::Bool(y)) => pick!(x, y),
+            (x, y) => return Err(format!("`a` holds {}, `b` holds {}", x.kind(), y.kind())),
+        };
+        call.give(result)
     }
-    let data: TensorData = match (&x.data, &y.data) {
-        (TensorData::F32(a), TensorData::F32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), float).into(),
-        (TensorData::I32(a), TensorData::I32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), integer).into(),
-        _ => {
-            let (a, b) = (to_floats(&x)?, to_floats(&y)?);
-            zip(&shape, (&x.shape, &a), (&y.shape, &b), float).into()
-        }
-    };
-    one(Tensor { shape, data })
-}
-
-/// Powers; those with an exponent of 2 or 0.5 throughout are squares and roots.
-fn power(call: &mut Call<'_>) -> Results {
-    match call.floats("y") {
-        Ok(y) if y.iter().all(|y| *y == 2.0) => arithmetic(call, |x, _| x * x, |x, _| x.wrapping_mul(x)),
-        Ok(y) if y.iter().all(|y| *y == 0.5) => arithmetic(call, |x, _| x.sqrt(), |x, _| x),
-        _ => arithmetic(call, f32::powf, |x, y| u32::try_from(y).map_or(0, |y| x.wrapping_pow(y))),
-    }
-}
-
-fn compare(call: &mut Call<'_>, float: impl Fn(f32, f32) -> bool, integer: impl Fn(i32, i32) -> bool) -> Results {
-    let (x, y) = (call.tensor("x")?, call.tensor("y")?);
-    let shape = broadcast_shape(&x.shape, &y.shape)?;
-    let bits = |v: &[bool]| -> Vec<i32> { v.iter().map(|b| i32::from(*b)).collect() };
-    let data = match (&x.data, &y.data) {
-        (TensorData::F32(a), TensorData::F32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), float),
-        (TensorData::I32(a), TensorData::I32(b)) => zip(&shape, (&x.shape, a), (&y.shape, b), integer),
-        (TensorData::Bool(a), TensorData::Bool(b)) => zip(&shape, (&x.shape, &bits(a)), (&y.shape, &bits(b)), integer),
-        _ => zip(&shape, (&x.shape, &to_floats(x)?), (&y.shape, &to_floats(y)?), float),
-    };
-    one(Tensor { shape, data: data.into() })
-}
-
-fn logical(call: &mut Call<'_>, function: impl Fn(bool, bool) -> bool) -> Results {
-    let (x, y) = (call.tensor("x")?, call.tensor("y")?);
-    let shape = broadcast_shape(&x.shape, &y.shape)?;
-    let (Some(a), Some(b)) = (x.booleans(), y.booleans()) else {
-        return Err(format!("{} and {} are not booleans", x.data.kind(), y.data.kind()));
-    };
-    let data = zip(&shape, (&x.shape, a), (&y.shape, b), function);
-    one(Tensor { shape, data: data.into() })
-}
-
-/// `a` where `cond`, else `b`; all three broadcast.
-fn select(call: &mut Call<'_>) -> Results {
-    let (condition, a, b) = (call.tensor("cond")?, call.tensor("a")?, call.tensor("b")?);
-    let shape = broadcast_shape(&condition.shape, &broadcast_shape(&a.shape, &b.shape)?)?;
-    let flags = match &condition.data {
-        TensorData::Bool(v) => v.clone(),
-        TensorData::I32(v) => v.iter().map(|v| *v != 0).collect(),
-        TensorData::F32(v) => v.iter().map(|v| *v != 0.0).collect(),
-    };
-    fn pick<T: Copy>(shape: &[usize], flags: (&[usize], &[bool]), a: (&[usize], &[T]), b: (&[usize], &[T])) -> Vec<T> {
-        let (flag_strides, a_strides, b_strides) =
-            (broadcast_strides(flags.0, shape), broadcast_strides(a.0, shape), broadcast_strides(b.0, shape));
-        let mut out = Vec::with_capacity(shape.iter().product());
-        for_each_index(shape, [&flag_strides, &a_strides, &b_strides], |[f, i, j]| {
-            out.push(if flags.1[f] { a.1[i] } else { b.1[j] });
-        });
-        out
-    }
-    let flags = (&condition.shape[..], &flags[..]);
-    let data: TensorData = match (&a.data, &b.data) {
-        (TensorData::F32(x), TensorData::F32(y)) => pick(&shape, flags, (&a.shape, x), (&b.shape, y)).into(),
-        (TensorData::I32(x), TensorData::I32(y)) => pick(&shape, flags, (&a.shape, x), (&b.shape, y)).into(),
-        (TensorData::Bool(x), TensorData::Bool(y)) => pick(&shape, flags, (&a.shape, x), (&b.shape, y)).into(),
-        (x, y) => return Err(format!("`a` holds {}, `b` holds {}", x.kind(), y.kind())),
-    };
-    one(Tensor { shape, data })
 }
 
 #[cfg(test)]
@@ -266,7 +375,7 @@ mod tests {
     fn a_shared_operand_is_left_as_it_is() {
         let x = f(&[2], &[1.0, 2.0]);
         assert_close(&run("mul", vec![("x", x.clone()), ("y", x.clone())]), &[2], &[1.0, 4.0]);
-        let super::super::Value::Tensor(x) = x else { panic!("a tensor") };
+        let crate::value::Value::Tensor(x) = x else { panic!("a tensor") };
         assert_eq!(x.floats().unwrap(), [1.0, 2.0]);
     }
 

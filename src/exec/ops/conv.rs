@@ -1,15 +1,24 @@
 //! Convolutions over one, two or three spatial axes.
 
-use super::matmul::{bias, weight};
-use super::{Call, Results, Row, computing, one};
-use crate::tensor::{Tensor, for_each_index, strides};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::matmul::bias;
+use super::{Resolved, Row, computing};
+use crate::kernel::{Call, Input, Kernel, Matrix};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
+use crate::tensor::{Dims, for_each_index, strides};
+use anec_kernels::layout::Layout;
+use anec_kernels::lines::Lines;
 use anec_kernels::matrix::product;
-use anec_kernels::product::{Layout, multiply};
+use anec_kernels::product::multiply;
 use anec_kernels::team;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
-    "conv" => conv,
+    "conv" => Conv::resolve,
 };
 
 /// What happens along one spatial axis.
@@ -24,30 +33,78 @@ pub(super) struct Axis {
     pub out: usize,
 }
 
-/// What the op says of the spatial axes.
-pub(super) struct Geometry {
-    pub strides: Vec<usize>,
-    pub dilations: Vec<usize>,
-    /// Elements added before and after each axis; none unless `pad_type` is `custom`.
-    pub pad: Vec<usize>,
+/// How inputs beyond the edges are made up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PadType {
+    /// None are.
+    Valid,
+    /// As many as give `ceil(size / stride)` results, the odd one after.
+    Same,
+    /// The odd one before.
+    SameLower,
+    /// As many as `pad` says.
+    Custom,
 }
 
-/// The strides, dilations and padding of an op, for so many spatial axes.
-pub(super) fn geometry(call: &Call<'_>, rank: usize) -> Result<Geometry, String> {
-    let numbers = |name: &str| -> Result<Vec<usize>, String> {
-        let given = call.optional_integers(name)?.unwrap_or_else(|| vec![1; rank]);
-        let numbers: Option<Vec<usize>> = given.iter().map(|n| usize::try_from(*n).ok().filter(|n| *n > 0)).collect();
-        numbers.filter(|n| n.len() == rank).ok_or_else(|| format!("`{name}` {given:?} doesn't fit {rank} spatial axes"))
-    };
-    let (strides, dilations) = (numbers("strides")?, numbers("dilations")?);
-    if call.text_or("pad_type", "valid")? != "custom" {
-        return Ok(Geometry { strides, dilations, pad: vec![0; 2 * rank] });
+/// What the op says of the spatial axes.
+pub(super) struct Geometry {
+    strides: Option<Vec<usize>>,
+    dilations: Option<Vec<usize>>,
+    pub pad_type: PadType,
+    /// Elements added before and after each axis; none unless `pad_type` is `custom`.
+    pad: Vec<usize>,
+}
+
+impl Geometry {
+    /// The strides, dilations and padding of an op.
+    pub fn resolve(op: &Resolver<'_>) -> Result<Self, String> {
+        let numbers = |name: &str, least: i64| -> Result<Option<Vec<usize>>, String> {
+            let Some(given) = op.known_integers(name)? else { return Ok(None) };
+            let numbers: Option<Vec<usize>> =
+                given.iter().map(|n| usize::try_from(*n).ok().filter(|_| *n >= least)).collect();
+            numbers.map(Some).ok_or_else(|| format!("`{name}` {given:?} doesn't fit spatial axes"))
+        };
+        let pad_type = match op.text_or("pad_type", "valid")? {
+            "valid" => PadType::Valid,
+            "same" => PadType::Same,
+            "same_lower" => PadType::SameLower,
+            "custom" => PadType::Custom,
+            other => return Err(format!("pad_type `{other}` is none of valid, same, same_lower, custom")),
+        };
+        let pad = match pad_type {
+            PadType::Custom => numbers("pad", 0)?.ok_or("parameter `pad` is missing")?,
+            _ => Vec::new(),
+        };
+        Ok(Geometry { strides: numbers("strides", 1)?, dilations: numbers("dilations", 1)?, pad_type, pad })
     }
-    let pad = call.integers("pad")?;
-    if pad.len() != 2 * rank || pad.iter().any(|n| *n < 0) {
-        return Err(format!("`pad` {pad:?} doesn't fit {rank} spatial axes"));
+
+    /// Whether it is of so many spatial axes.
+    pub fn check(&self, rank: usize) -> Result<(), String> {
+        for (name, given) in [("strides", &self.strides), ("dilations", &self.dilations)] {
+            if let Some(given) = given.as_ref().filter(|given| given.len() != rank) {
+                return Err(format!("`{name}` {given:?} doesn't fit {rank} spatial axes"));
+            }
+        }
+        if self.pad_type == PadType::Custom && self.pad.len() != 2 * rank {
+            return Err(format!("`pad` {:?} doesn't fit {rank} spatial axes", self.pad));
+        }
+        Ok(())
     }
-    Ok(Geometry { strides, dilations, pad: pad.iter().map(|n| *n as usize).collect() })
+
+    /// The stride of an axis.
+    pub fn stride(&self, axis: usize) -> usize {
+        self.strides.as_ref().map_or(1, |strides| strides[axis])
+    }
+
+    /// The dilation of an axis.
+    pub fn dilation(&self, axis: usize) -> usize {
+        self.dilations.as_ref().map_or(1, |dilations| dilations[axis])
+    }
+
+    /// What `pad` adds before and after an axis.
+    pub fn pad(&self, axis: usize) -> (usize, usize) {
+        self.pad.get(2 * axis..2 * axis + 2).map_or((0, 0), |pair| (pair[0], pair[1]))
+    }
 }
 
 /// How far the ends of a kernel are apart, both counted.
@@ -55,25 +112,25 @@ pub(super) fn reach(kernel: usize, dilation: usize) -> usize {
     kernel.saturating_sub(1).saturating_mul(dilation) + 1
 }
 
-/// `pad_type`: `valid` pads nothing; `same` and `same_lower` pad until there are `ceil(size / stride)` results, the odd
-/// one after or before; `custom` is told by `pad`.
-pub(super) fn axes(call: &Call<'_>, sizes: &[usize], kernels: &[usize]) -> Result<Vec<Axis>, String> {
-    let rank = sizes.len();
-    let Geometry { strides, dilations, pad } = geometry(call, rank)?;
-    let pad_type = call.text_or("pad_type", "valid")?;
-    (0..rank)
+/// The spatial axes of an op.
+pub(super) type Axes = SmallVec<[Axis; 3]>;
+
+/// What happens along axes of these sizes, under kernels of these.
+pub(super) fn axes(geometry: &Geometry, sizes: &[usize], kernels: &[usize]) -> Result<Axes, String> {
+    geometry.check(sizes.len())?;
+    (0..sizes.len())
         .map(|i| {
-            let (size, kernel, stride, dilation) = (sizes[i], kernels[i], strides[i], dilations[i]);
+            let (size, kernel) = (sizes[i], kernels[i]);
+            let (stride, dilation) = (geometry.stride(i), geometry.dilation(i));
             let reach = reach(kernel, dilation);
-            let (before, after) = match pad_type {
-                "valid" | "custom" => (pad[2 * i], pad[2 * i + 1]),
-                "same" | "same_lower" => {
+            let (before, after) = match geometry.pad_type {
+                PadType::Valid | PadType::Custom => geometry.pad(i),
+                PadType::Same | PadType::SameLower => {
                     let covered = size.div_ceil(stride).saturating_sub(1) * stride + reach;
                     let total = covered.saturating_sub(size);
                     let (less, more) = (total / 2, total - total / 2);
-                    if pad_type == "same" { (less, more) } else { (more, less) }
+                    if geometry.pad_type == PadType::Same { (less, more) } else { (more, less) }
                 }
-                other => return Err(format!("pad_type `{other}` is none of valid, same, same_lower, custom")),
             };
             let padded = size + before + after;
             let span = padded.checked_sub(reach);
@@ -84,76 +141,109 @@ pub(super) fn axes(call: &Call<'_>, sizes: &[usize], kernels: &[usize]) -> Resul
         .collect()
 }
 
-fn conv(call: &mut Call<'_>) -> Results {
-    let weight = weight(call, "weight")?;
-    let rows = weight.rows();
-    let bias = bias(call, rows)?;
-    let x = call.tensor("x")?;
-    let values = call.floats("x")?;
-    let groups = usize::try_from(call.integer_or("groups", 1)?).unwrap_or(0);
-    let misfit =
-        || format!("`x` of shape {:?} doesn't fit a weight of shape {:?} in {groups} groups", x.shape, weight.shape);
-    if !(3..=5).contains(&x.rank()) || weight.shape.len() != x.rank() || groups == 0 {
-        return Err(misfit());
+struct Conv {
+    x: Input,
+    weight: Matrix,
+    bias: Option<Input>,
+    groups: usize,
+    geometry: Geometry,
+}
+
+impl Conv {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        Ok(Arc::new(Conv {
+            x: op.input("x")?,
+            weight: op.matrix("weight")?,
+            bias: op.optional_input("bias")?,
+            groups: usize::try_from(op.integer_or("groups", 1)?).unwrap_or(0),
+            geometry: Geometry::resolve(op)?,
+        }))
     }
-    let (batch, channels) = (x.shape[0], x.shape[1]);
-    if weight.shape[1] * groups != channels || rows % groups != 0 {
-        return Err(misfit());
-    }
-    let axes = axes(call, &x.shape[2..], &weight.shape[2..])?;
-    let places: usize = axes.iter().map(|a| a.out).product();
-    let shape: Vec<usize> = [batch, rows].into_iter().chain(axes.iter().map(|a| a.out)).collect();
-    let mut out = vec![0.0; batch * rows * places];
-    let size: usize = x.shape[2..].iter().product();
-    let pointwise = groups == 1 && axes.iter().all(|a| a.kernel == 1 && a.stride == 1 && a.out == a.size);
-    if out.is_empty() {
-        return one(Tensor::new(shape, out));
-    }
-    if pointwise {
-        let layout = Layout { row: places, column: 1 };
-        if channels > 0 {
-            for (x, out) in values.chunks_exact(channels * size).zip(out.chunks_exact_mut(rows * places)) {
-                multiply(&weight, (x, layout), places, bias, (out, layout));
-            }
+}
+
+impl Kernel for Conv {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let weight = call.matrix(&self.weight)?;
+        let (rows, groups) = (weight.rows(), self.groups);
+        let bias = bias(call, self.bias, rows)?;
+        let x = call.tensor(self.x)?;
+        let values = call.floats(self.x)?;
+        let misfit = || {
+            let (x, weight) = (&x.shape, weight.shape());
+            format!("`x` of shape {x:?} doesn't fit a weight of shape {weight:?} in {groups} groups")
+        };
+        if !(3..=5).contains(&x.rank()) || weight.shape().len() != x.rank() || groups == 0 {
+            return Err(misfit());
         }
-        return one(Tensor::new(shape, out));
-    }
-    let dense = weight.dense();
-    let Some(kernel) = dense.floats() else { return Err(misfit()) };
-    let (group_rows, group_channels) = (rows / groups, channels / groups);
-    let columns = weight.columns();
-    team::for_each_chunk(&mut out, group_rows * places, |i, out| {
-        let (n, group) = (i / groups, i % groups);
-        let first = (n * channels + group * group_channels) * size;
-        let gathered = windows(&values[first..][..group_channels * size], &axes);
-        let rows = &kernel[group * group_rows * columns..][..group_rows * columns];
-        let (a, b) = (Layout { row: columns, column: 1 }, Layout { row: places, column: 1 });
-        product((group_rows, columns, places), (rows, a), (&gathered, b), out);
-        if let Some(bias) = bias {
-            for (r, out) in out.chunks_exact_mut(places).enumerate() {
-                out.iter_mut().for_each(|v| *v += bias[group * group_rows + r]);
-            }
+        let (batch, channels) = (x.shape[0], x.shape[1]);
+        if weight.shape()[1] * groups != channels || rows % groups != 0 {
+            return Err(misfit());
         }
-    });
-    one(Tensor::new(shape, out))
+        let axes = axes(&self.geometry, &x.shape[2..], &weight.shape()[2..])?;
+        let places: usize = axes.iter().map(|a| a.out).product();
+        let shape: Dims = [batch, rows].into_iter().chain(axes.iter().map(|a| a.out)).collect();
+        let size: usize = x.shape[2..].iter().product();
+        let pointwise = groups == 1 && axes.iter().all(|a| a.kernel == 1 && a.stride == 1 && a.out == a.size);
+        if batch * rows * places == 0 {
+            let empty = pool.filled(&shape, 0f32);
+            return call.give(empty);
+        }
+        if pointwise {
+            let layout = Layout { row: places, column: 1 };
+            let result = pool.make(&shape, |out| {
+                out.resize(batch * rows * places, 0.0);
+                if channels > 0 {
+                    for (x, out) in values.chunks_exact(channels * size).zip(out.chunks_exact_mut(rows * places)) {
+                        multiply(&weight, (x, layout), places, bias, (out, layout));
+                    }
+                }
+            });
+            return call.give(result);
+        }
+        let dense = weight.dense();
+        let Some(kernel) = dense.floats() else { return Err(misfit()) };
+        let (group_rows, group_channels) = (rows / groups, channels / groups);
+        let columns = weight.columns();
+        let result = pool.make(&shape, |out| {
+            out.resize(batch * rows * places, 0.0);
+            team::for_each_chunk(out, group_rows * places, |i, out| {
+                let (n, group) = (i / groups, i % groups);
+                let first = (n * channels + group * group_channels) * size;
+                let count = axes.iter().map(|a| a.kernel * a.out).product::<usize>() * group_channels;
+                let mut gathered = Lines::new(count);
+                windows(&values[first..][..group_channels * size], &axes, gathered.floats());
+                let rows = &kernel[group * group_rows * columns..][..group_rows * columns];
+                let (a, b) = (Layout { row: columns, column: 1 }, Layout { row: places, column: 1 });
+                product((group_rows, columns, places), (rows, a), (gathered.floats(), b), out);
+                if let Some(bias) = bias {
+                    for (r, out) in out.chunks_exact_mut(places).enumerate() {
+                        out.iter_mut().for_each(|v| *v += bias[group * group_rows + r]);
+                    }
+                }
+            });
+        });
+        call.give(result)
+    }
 }
 
 /// For each channel and each place in the kernel, the elements that the kernel meets there, one for each result.
-fn windows(values: &[f32], axes: &[Axis]) -> Vec<f32> {
+fn windows(values: &[f32], axes: &[Axis], out: &mut [f32]) {
     let size: usize = axes.iter().map(|a| a.size).product();
-    let count: usize = axes.iter().map(|a| a.kernel * a.out).product();
-    let mut out = Vec::with_capacity(values.len() / size.max(1) * count);
+    let mut out = out.iter_mut();
     for plane in values.chunks_exact(size.max(1)) {
-        for_each_meeting(axes, |offset| out.push(offset.map_or(0.0, |offset| plane[offset])));
+        for_each_meeting(axes, |offset| {
+            if let Some(place) = out.next() {
+                *place = offset.map_or(0.0, |offset| plane[offset]);
+            }
+        });
     }
-    out
 }
 
 /// For each place in the kernel and each result, where in the plane the two meet; `None` in the padding.
 pub(super) fn for_each_meeting(axes: &[Axis], mut visit: impl FnMut(Option<usize>)) {
-    let sizes: Vec<usize> = axes.iter().map(|a| a.size).collect();
-    let kernel: Vec<usize> = axes.iter().map(|a| a.kernel).collect();
-    let results: Vec<usize> = axes.iter().map(|a| a.out).collect();
+    let sizes: Dims = axes.iter().map(|a| a.size).collect();
+    let kernel: Dims = axes.iter().map(|a| a.kernel).collect();
+    let results: Dims = axes.iter().map(|a| a.out).collect();
     let step = strides(&sizes);
     // an index into a space of this shape is told by its number when the strides are those of the space itself
     let (kernel_strides, result_strides) = (strides(&kernel), strides(&results));
@@ -174,8 +264,8 @@ pub(super) fn for_each_meeting(axes: &[Axis], mut visit: impl FnMut(Option<usize
 
 #[cfg(test)]
 mod tests {
-    use super::super::Value;
     use super::super::testing::{assert_close, f, i, run, s, try_run};
+    use crate::value::Value;
 
     fn counted(shape: &[usize]) -> Value {
         let count: usize = shape.iter().product();

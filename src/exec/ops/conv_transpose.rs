@@ -1,40 +1,42 @@
 //! Transposed convolutions.
 
-use super::conv::{Axis, Geometry, for_each_meeting, geometry, reach};
-use super::matmul::{bias, weight};
-use super::{Call, Results, Row, computing, one};
-use crate::tensor::Tensor;
+use std::sync::Arc;
+
+use super::conv::{Axes, Axis, Geometry, PadType, for_each_meeting, reach};
+use super::matmul::bias;
+use super::{Resolved, Row, computing};
+use crate::kernel::{Call, Input, Kernel, Matrix};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
+use crate::tensor::Dims;
+use anec_kernels::layout::Layout;
 use anec_kernels::matrix::product;
-use anec_kernels::product::Layout;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
-    "conv_transpose" => conv_transpose,
+    "conv_transpose" => ConvTranspose::resolve,
 };
 
 /// The axes of the convolution from the results back to `x`: their `size` is that of the results, their `out` that of
 /// `x`. Without `output_shape` there are `size * stride` results for pad_type `same`, else as many as the kernel
 /// reaches, less the padding.
-fn axes(call: &Call<'_>, sizes: &[usize], kernels: &[usize]) -> Result<Vec<Axis>, String> {
-    let wanted = call.optional_integers("output_shape")?;
-    let Geometry { strides, dilations, pad } = geometry(call, sizes.len())?;
-    let same = match call.text_or("pad_type", "valid")? {
-        "same" => true,
-        "valid" | "custom" => false,
-        other => return Err(format!("pad_type `{other}` is none of valid, same, custom")),
-    };
+fn axes(op: &ConvTranspose, sizes: &[usize], kernels: &[usize]) -> Result<Axes, String> {
+    let geometry = &op.geometry;
+    geometry.check(sizes.len())?;
+    let same = geometry.pad_type == PadType::Same;
     let misfit = || format!("no result fits `x` of sizes {sizes:?} and a kernel of {kernels:?}");
     (0..sizes.len())
         .map(|i| {
-            let (out, kernel, stride, dilation) = (sizes[i], kernels[i], strides[i], dilations[i]);
+            let (out, kernel) = (sizes[i], kernels[i]);
+            let (stride, dilation, pad) = (geometry.stride(i), geometry.dilation(i), geometry.pad(i));
             let covered = out.checked_sub(1).ok_or_else(misfit)? * stride + reach(kernel, dilation);
-            let size = match &wanted {
+            let size = match &op.output_shape {
                 Some(shape) => shape.get(i + 2).and_then(|n| usize::try_from(*n).ok()),
                 None if same => Some(out * stride),
-                None => covered.checked_sub(pad[2 * i] + pad[2 * i + 1]),
+                None => covered.checked_sub(pad.0 + pad.1),
             };
             let size = size.ok_or_else(misfit)?;
-            let before = if same { covered.saturating_sub(size) / 2 } else { pad[2 * i] };
+            let before = if same { covered.saturating_sub(size) / 2 } else { pad.0 };
             let after = covered.saturating_sub(before + size);
             Ok(Axis { size, kernel, stride, dilation, before, after, out })
         })
@@ -43,47 +45,77 @@ fn axes(call: &Call<'_>, sizes: &[usize], kernels: &[usize]) -> Result<Vec<Axis>
 
 /// The transpose of a convolution: each element of `x` adds the kernel, times the element, to the results around it.
 /// The weight is `[channels, results / groups, kernel…]`.
-fn conv_transpose(call: &mut Call<'_>) -> Results {
-    let weight = weight(call, "weight")?;
-    let x = call.tensor("x")?;
-    let values = call.floats("x")?;
-    let groups = usize::try_from(call.integer_or("groups", 1)?).unwrap_or(0);
-    let misfit =
-        || format!("`x` of shape {:?} doesn't fit a weight of shape {:?} in {groups} groups", x.shape, weight.shape);
-    if !(3..=5).contains(&x.rank()) || weight.shape.len() != x.rank() || groups == 0 {
-        return Err(misfit());
-    }
-    let (batch, channels, group_rows) = (x.shape[0], x.shape[1], weight.shape[1]);
-    if weight.shape[0] != channels || channels % groups != 0 {
-        return Err(misfit());
-    }
-    let bias = bias(call, groups * group_rows)?;
-    let axes = axes(call, &x.shape[2..], &weight.shape[2..])?;
-    let places: usize = axes.iter().map(|a| a.out).product();
-    let (size, kernel): (usize, usize) =
-        (axes.iter().map(|a| a.size).product(), axes.iter().map(|a| a.kernel).product());
-    let shape: Vec<usize> = [batch, groups * group_rows].into_iter().chain(axes.iter().map(|a| a.size)).collect();
-    let mut out = vec![0.0; shape.iter().product()];
-    let (dense, group_channels) = (weight.dense(), channels / groups);
-    let Some(weights) = dense.floats() else { return Err(misfit()) };
-    let mut parts = vec![0.0; group_rows * kernel * places];
-    for (i, out) in out.chunks_exact_mut((group_rows * size).max(1)).enumerate() {
-        let (n, group) = (i / groups, i % groups);
-        let inputs = &values[(n * channels + group * group_channels) * places..][..group_channels * places];
-        let rows = &weights[group * group_channels * group_rows * kernel..][..group_channels * group_rows * kernel];
-        let (a, b) = (Layout { row: 1, column: group_rows * kernel }, Layout { row: places, column: 1 });
-        product((group_rows * kernel, group_channels, places), (rows, a), (inputs, b), &mut parts);
-        for (row, plane) in out.chunks_exact_mut(size).enumerate() {
-            plane.fill(bias.map_or(0.0, |bias| bias[group * group_rows + row]));
-            let mut parts = parts[row * kernel * places..].iter();
-            for_each_meeting(&axes, |offset| {
-                if let (Some(part), Some(offset)) = (parts.next(), offset) {
-                    plane[offset] += part;
-                }
-            });
+struct ConvTranspose {
+    x: Input,
+    weight: Matrix,
+    bias: Option<Input>,
+    groups: usize,
+    geometry: Geometry,
+    output_shape: Option<Vec<i64>>,
+}
+
+impl ConvTranspose {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let geometry = Geometry::resolve(op)?;
+        if geometry.pad_type == PadType::SameLower {
+            return Err("pad_type `same_lower` is none of valid, same, custom".into());
         }
+        Ok(Arc::new(ConvTranspose {
+            x: op.input("x")?,
+            weight: op.matrix("weight")?,
+            bias: op.optional_input("bias")?,
+            groups: usize::try_from(op.integer_or("groups", 1)?).unwrap_or(0),
+            geometry,
+            output_shape: op.known_integers("output_shape")?.map(|shape| shape.to_vec()),
+        }))
     }
-    one(Tensor::new(shape, out))
+}
+
+impl Kernel for ConvTranspose {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let weight = call.matrix(&self.weight)?;
+        let x = call.tensor(self.x)?;
+        let values = call.floats(self.x)?;
+        let groups = self.groups;
+        let misfit = || {
+            format!("`x` of shape {:?} doesn't fit a weight of shape {:?} in {groups} groups", x.shape, weight.shape())
+        };
+        if !(3..=5).contains(&x.rank()) || weight.shape().len() != x.rank() || groups == 0 {
+            return Err(misfit());
+        }
+        let (batch, channels, group_rows) = (x.shape[0], x.shape[1], weight.shape()[1]);
+        if weight.shape()[0] != channels || channels % groups != 0 {
+            return Err(misfit());
+        }
+        let bias = bias(call, self.bias, groups * group_rows)?;
+        let axes = axes(self, &x.shape[2..], &weight.shape()[2..])?;
+        let places: usize = axes.iter().map(|a| a.out).product();
+        let (size, kernel): (usize, usize) =
+            (axes.iter().map(|a| a.size).product(), axes.iter().map(|a| a.kernel).product());
+        let shape: Dims = [batch, groups * group_rows].into_iter().chain(axes.iter().map(|a| a.size)).collect();
+        let mut out = vec![0f32; shape.iter().product()];
+        let (dense, group_channels) = (weight.dense(), channels / groups);
+        let Some(weights) = dense.floats() else { return Err(misfit()) };
+        let mut parts = vec![0.0; group_rows * kernel * places];
+        for (i, out) in out.chunks_exact_mut((group_rows * size).max(1)).enumerate() {
+            let (n, group) = (i / groups, i % groups);
+            let inputs = &values[(n * channels + group * group_channels) * places..][..group_channels * places];
+            let rows = &weights[group * group_channels * group_rows * kernel..][..group_channels * group_rows * kernel];
+            let (a, b) = (Layout { row: 1, column: group_rows * kernel }, Layout { row: places, column: 1 });
+            product((group_rows * kernel, group_channels, places), (rows, a), (inputs, b), &mut parts);
+            for (row, plane) in out.chunks_exact_mut(size).enumerate() {
+                plane.fill(bias.map_or(0.0, |bias| bias[group * group_rows + row]));
+                let mut parts = parts[row * kernel * places..].iter();
+                for_each_meeting(&axes, |offset| {
+                    if let (Some(part), Some(offset)) = (parts.next(), offset) {
+                        plane[offset] += part;
+                    }
+                });
+            }
+        }
+        let result = pool.copied(&shape, &out);
+        call.give(result)
+    }
 }
 
 #[cfg(test)]

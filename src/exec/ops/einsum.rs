@@ -1,13 +1,18 @@
 //! Einstein summation of two tensors.
 
+use std::sync::Arc;
+
 use super::matmul::batched;
-use super::{Call, Results, Row, computing, one};
+use super::{Resolved, Row, computing};
+use crate::kernel::{Call, Input, Kernel};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Tensor, TensorData, strides};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
-    "einsum" => einsum,
+    "einsum" => Einsum::resolve,
 };
 
 /// Letters of one operand: in both operands and the result (batch), in both but not in the result (summed), in this
@@ -30,7 +35,7 @@ fn sort_letters(letters: &str, other: &str, result: &str) -> Letters {
 fn arranged(x: &Tensor, letters: &str, groups: &[&[char]], size: &dyn Fn(char) -> usize) -> Result<Tensor, String> {
     let values = x.floats().ok_or_else(|| format!("an operand holds {}, not floats", x.data.kind()))?;
     let steps = strides(&x.shape);
-    let mut view = View { offset: 0, shape: Vec::new(), strides: Vec::new() };
+    let mut view = View::scalar();
     for letter in groups.iter().flat_map(|g| g.iter()) {
         let axis = letters.chars().position(|l| l == *letter).unwrap_or(0);
         view.shape.push(size(*letter));
@@ -40,40 +45,64 @@ fn arranged(x: &Tensor, letters: &str, groups: &[&[char]], size: &dyn Fn(char) -
     Ok(Tensor::new(shape, view.read(values)))
 }
 
-fn einsum(call: &mut Call<'_>) -> Results {
-    let equation: String = call.text_or("equation", "")?.chars().filter(|c| !c.is_whitespace()).collect();
-    let tensors = call.tensors("values")?;
-    let wrong = || format!("the equation `{equation}` is not one of two operands and a result");
-    let (operands, result) = equation.split_once("->").ok_or_else(wrong)?;
-    let (first, second) = operands.split_once(',').ok_or_else(wrong)?;
-    let [x, y] = tensors[..] else { return Err(format!("{} operands, two are expected", tensors.len())) };
-    let plain = |letters: &str| {
-        letters.chars().all(|c| c.is_ascii_alphabetic())
-            && letters.chars().enumerate().all(|(i, c)| !letters[..i].contains(c))
-    };
-    let known = result.chars().all(|l| first.contains(l) || second.contains(l));
-    if ![first, second, result].into_iter().all(plain) || !known {
-        return Err(wrong());
+/// A sum over letters, as `bhtd,bhsd->bhts`.
+struct Einsum {
+    x: Input,
+    y: Input,
+    equation: String,
+    first: String,
+    second: String,
+    result: String,
+    /// The letters of either operand.
+    letters: [Letters; 2],
+}
+
+impl Einsum {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let equation: String = op.text_or("equation", "")?.chars().filter(|c| !c.is_whitespace()).collect();
+        let wrong = || format!("the equation `{equation}` is not one of two operands and a result");
+        let (operands, result) = equation.split_once("->").ok_or_else(wrong)?;
+        let (first, second) = operands.split_once(',').ok_or_else(wrong)?;
+        let values: Vec<Input> = op.inputs("values")?.iter().collect();
+        let [x, y] = values[..] else { return Err(format!("{} operands, two are expected", values.len())) };
+        let plain = |letters: &str| {
+            letters.chars().all(|c| c.is_ascii_alphabetic())
+                && letters.chars().enumerate().all(|(i, c)| !letters[..i].contains(c))
+        };
+        let known = result.chars().all(|l| first.contains(l) || second.contains(l));
+        if ![first, second, result].into_iter().all(plain) || !known {
+            return Err(wrong());
+        }
+        let letters = [sort_letters(first, second, result), sort_letters(second, first, result)];
+        let [first, second, result] = [first, second, result].map(str::to_owned);
+        Ok(Arc::new(Einsum { x, y, first, second, result, letters, equation }))
     }
-    if first.len() != x.rank() || second.len() != y.rank() {
-        return Err(format!("the equation `{equation}` doesn't fit the shapes {:?} and {:?}", x.shape, y.shape));
+}
+
+impl Kernel for Einsum {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let Einsum { equation, first, second, result, letters: [a, b], .. } = self;
+        let (x, y) = (call.tensor(self.x)?, call.tensor(self.y)?);
+        if first.len() != x.rank() || second.len() != y.rank() {
+            return Err(format!("the equation `{equation}` doesn't fit the shapes {:?} and {:?}", x.shape, y.shape));
+        }
+        let sizes = || first.chars().zip(&x.shape).chain(second.chars().zip(&y.shape));
+        let size = |letter: char| sizes().filter(|(l, _)| *l == letter).map(|(_, n)| *n).max().unwrap_or(1);
+        if let Some((letter, _)) = sizes().find(|(l, n)| **n != 1 && **n != size(*l)) {
+            return Err(format!("`{letter}` of `{equation}` has two sizes in {:?} and {:?}", x.shape, y.shape));
+        }
+        // both operands in the order of the first one's letters
+        let left = arranged(x, first, &[&a.batch, &a.own, &a.summed, &a.alone], &size)?;
+        let right = arranged(y, second, &[&a.batch, &b.own, &a.summed, &b.alone], &size)?;
+        let product = batched(pool, &summed(left), &summed(right), false, true)?;
+        let order: Vec<char> = a.batch.iter().chain(&a.own).chain(&b.own).copied().collect();
+        let shape: Vec<usize> = order.iter().map(|l| size(*l)).collect();
+        let perm: Vec<usize> = result.chars().filter_map(|l| order.iter().position(|o| *o == l)).collect();
+        let view = View::whole(&shape).permute(&perm);
+        let values = product.floats().unwrap_or_default();
+        let result = pool.make(&view.shape, |out| view.read_into(values, out));
+        call.give(result)
     }
-    let sizes = || first.chars().zip(&x.shape).chain(second.chars().zip(&y.shape));
-    let size = |letter: char| sizes().filter(|(l, _)| *l == letter).map(|(_, n)| *n).max().unwrap_or(1);
-    if let Some((letter, _)) = sizes().find(|(l, n)| **n != 1 && **n != size(*l)) {
-        return Err(format!("`{letter}` of `{equation}` has two sizes in {:?} and {:?}", x.shape, y.shape));
-    }
-    let (a, b) = (sort_letters(first, second, result), sort_letters(second, first, result));
-    // both operands in the order of the first one's letters
-    let left = arranged(x, first, &[&a.batch, &a.own, &a.summed, &a.alone], &size)?;
-    let right = arranged(y, second, &[&a.batch, &b.own, &a.summed, &b.alone], &size)?;
-    let product = batched(&summed(left), &summed(right), false, true)?;
-    let order: Vec<char> = a.batch.iter().chain(&a.own).chain(&b.own).copied().collect();
-    let shape: Vec<usize> = order.iter().map(|l| size(*l)).collect();
-    let perm: Vec<usize> = result.chars().filter_map(|l| order.iter().position(|o| *o == l)).collect();
-    let view = View::whole(&shape).permute(&perm);
-    let TensorData::F32(values) = &product.data else { return Err(wrong()) };
-    one(Tensor::new(view.shape.clone(), view.read(values)))
 }
 
 /// Sums the last axis away.

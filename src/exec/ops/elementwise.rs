@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Call, Results, Row, computing, one};
+use super::{Resolved, Row, computing};
+use crate::kernel::{Call, Input, Kernel};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
 use crate::tensor::{Tensor, TensorData};
 use anec_kernels::activation::{
     erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
@@ -17,7 +20,7 @@ pub(super) const ROWS: &[Row] = computing! {
     "asin" => |c| unary(c, f32::asin),
     "atan" => |c| unary(c, f32::atan),
     "atanh" => |c| unary(c, f32::atanh),
-    "cast" => cast,
+    "cast" => |c| Ok(Arc::new(Cast { x: c.input("x")?, to: c.dtype() })),
     "ceil" => |c| unary(c, f32::ceil),
     "clamped_relu" => |c| two(c, |x, alpha, beta| if x >= 0.0 { x.min(beta) } else { (alpha * x).min(beta) }),
     "clip" => |c| two(c, |x, low, high| x.max(low).min(high)),
@@ -28,12 +31,12 @@ pub(super) const ROWS: &[Row] = computing! {
     "exp" => |c| slices(c, exp_in_place),
     "exp2" => |c| unary(c, f32::exp2),
     "floor" => |c| unary(c, f32::floor),
-    "gelu" => gelu_op,
+    "gelu" => resolve_gelu,
     "inverse" => |c| with(c, "epsilon", 1e-4, |x, epsilon| 1.0 / (x + epsilon)),
     "leaky_relu" => |c| with(c, "alpha", 0.01, |x, alpha| if x >= 0.0 { x } else { alpha * x }),
     "linear_activation" => |c| two(c, |x, alpha, beta| alpha * x + beta),
     "log" => |c| with(c, "epsilon", 1e-45, |x, epsilon| (x + epsilon).ln()),
-    "logical_not" => logical_not,
+    "logical_not" => |c| Ok(Arc::new(LogicalNot { x: c.input("x")? })),
     "prelu" => |c| by_channel(c, |x, alpha, _| if x >= 0.0 { x } else { alpha * x }),
     "relu" => |c| unary(c, |x| x.max(0.0)),
     "relu6" => |c| unary(c, |x| x.clamp(0.0, 6.0)),
@@ -62,110 +65,187 @@ fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// Applies a function to each element, in place if nothing else needs the argument. Integers stay integers.
-fn unary(call: &mut Call<'_>, function: impl Fn(f32) -> f32) -> Results {
-    let mut x = call.take("x")?;
-    match &mut Arc::make_mut(&mut x).data {
-        TensorData::F32(values) => values.iter_mut().for_each(|v| *v = function(*v)),
-        // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small numbers)
-        TensorData::I32(values) => values.iter_mut().for_each(|v| *v = function(*v as f32) as i32),
-        TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
-    }
-    Ok(vec![x])
+/// A function of each element by itself. Integers stay integers.
+struct Unary<F> {
+    x: Input,
+    function: F,
 }
 
-/// As [`unary`], for a function of slices.
-fn slices(call: &mut Call<'_>, function: fn(&mut [f32])) -> Results {
-    let mut x = call.take("x")?;
-    match &mut Arc::make_mut(&mut x).data {
-        TensorData::F32(values) if values.len() > LARGE => team::for_each_chunk(values, PART, |_, part| function(part)),
-        TensorData::F32(values) => function(values),
-        data => return Err(format!("`x` holds {}, not floats", data.kind())),
+fn unary(op: &mut Resolver<'_>, function: impl Fn(f32) -> f32 + Send + Sync + 'static) -> Resolved {
+    Ok(Arc::new(Unary { x: op.input("x")?, function }))
+}
+
+impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Kernel for Unary<F> {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let function = &self.function;
+        let mut x = call.take(self.x)?;
+        match &mut pool.make_mut(&mut x).data {
+            TensorData::F32(values) => values.iter_mut().for_each(|v| *v = function(*v)),
+            // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small
+            // numbers)
+            TensorData::I32(values) => values.iter_mut().for_each(|v| *v = function(*v as f32) as i32),
+            TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
+        }
+        call.give(x)
     }
-    Ok(vec![x])
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
+}
+
+/// A function of slices, which treats each element by itself.
+struct Slices {
+    x: Input,
+    function: fn(&mut [f32]),
+}
+
+fn slices(op: &mut Resolver<'_>, function: fn(&mut [f32])) -> Resolved {
+    Ok(Arc::new(Slices { x: op.input("x")?, function }))
+}
+
+impl Kernel for Slices {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let mut x = call.take(self.x)?;
+        match &mut pool.make_mut(&mut x).data {
+            TensorData::F32(values) if values.len() > LARGE => {
+                team::for_each_chunk(values, PART, |_, part| (self.function)(part));
+            }
+            TensorData::F32(values) => (self.function)(values),
+            data => return Err(format!("`x` holds {}, not floats", data.kind())),
+        }
+        call.give(x)
+    }
+
+    fn is_elementwise(&self) -> bool {
+        true
+    }
 }
 
 /// A function of the element and one number.
-fn with(call: &mut Call<'_>, parameter: &str, default: f32, function: impl Fn(f32, f32) -> f32) -> Results {
-    let value = call.float_or(parameter, default)?;
-    unary(call, |x| function(x, value))
+fn with(
+    op: &mut Resolver<'_>,
+    parameter: &'static str,
+    default: f32,
+    function: impl Fn(f32, f32) -> f32 + Send + Sync + 'static,
+) -> Resolved {
+    let value = op.float_or(parameter, default)?;
+    unary(op, move |x| function(x, value))
 }
 
 /// A function of the element and the numbers `alpha` and `beta`.
-fn two(call: &mut Call<'_>, function: impl Fn(f32, f32, f32) -> f32) -> Results {
-    let (alpha, beta) = (call.float_or("alpha", 0.0)?, call.float_or("beta", 0.0)?);
-    unary(call, |x| function(x, alpha, beta))
+fn two(op: &mut Resolver<'_>, function: impl Fn(f32, f32, f32) -> f32 + Send + Sync + 'static) -> Resolved {
+    let (alpha, beta) = (op.float_or("alpha", 0.0)?, op.float_or("beta", 0.0)?);
+    unary(op, move |x| function(x, alpha, beta))
 }
 
 /// A function of the element and the numbers `alpha` and `beta` of its channel (axis 1).
-fn by_channel(call: &mut Call<'_>, function: impl Fn(f32, f32, f32) -> f32) -> Results {
-    let alpha = call.floats("alpha")?.to_vec();
-    let beta = if call.has("beta") { call.floats("beta")?.to_vec() } else { alpha.clone() };
-    let mut x = call.take("x")?;
-    let Tensor { shape, data } = Arc::make_mut(&mut x);
-    let channels = shape.get(1).copied().unwrap_or(1);
-    if alpha.len() != channels || beta.len() != channels {
-        return Err(format!("`alpha` has {} elements for {channels} channels", alpha.len()));
-    }
-    let inner: usize = shape.iter().skip(2).product();
-    let TensorData::F32(values) = data else { return Err(format!("`x` holds {}, not floats", data.kind())) };
-    for (i, plane) in values.chunks_mut(inner.max(1)).enumerate() {
-        let channel = i % channels;
-        plane.iter_mut().for_each(|v| *v = function(*v, alpha[channel], beta[channel]));
-    }
-    Ok(vec![x])
+struct ByChannel {
+    x: Input,
+    alpha: Input,
+    beta: Option<Input>,
+    function: fn(f32, f32, f32) -> f32,
 }
 
-fn gelu_op(call: &mut Call<'_>) -> Results {
-    match call.text_or("mode", "EXACT")? {
-        "EXACT" => unary(call, gelu),
-        "TANH_APPROXIMATION" => slices(call, gelu_tanh_in_place),
-        "SIGMOID_APPROXIMATION" => slices(call, gelu_sigmoid_in_place),
+fn by_channel(op: &mut Resolver<'_>, function: fn(f32, f32, f32) -> f32) -> Resolved {
+    let (x, alpha, beta) = (op.input("x")?, op.input("alpha")?, op.optional_input("beta")?);
+    Ok(Arc::new(ByChannel { x, alpha, beta, function }))
+}
+
+impl Kernel for ByChannel {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let mut x = call.take(self.x)?;
+        let alpha = call.floats(self.alpha)?;
+        let beta = self.beta.map_or(Ok(alpha), |beta| call.floats(beta))?;
+        let Tensor { shape, data } = pool.make_mut(&mut x);
+        let channels = shape.get(1).copied().unwrap_or(1);
+        if alpha.len() != channels || beta.len() != channels {
+            return Err(format!("`alpha` has {} elements for {channels} channels", alpha.len()));
+        }
+        let inner: usize = shape.iter().skip(2).product();
+        let TensorData::F32(values) = data else { return Err(format!("`x` holds {}, not floats", data.kind())) };
+        for (i, plane) in values.chunks_mut(inner.max(1)).enumerate() {
+            let channel = i % channels;
+            plane.iter_mut().for_each(|v| *v = (self.function)(*v, alpha[channel], beta[channel]));
+        }
+        call.give(x)
+    }
+}
+
+fn resolve_gelu(op: &mut Resolver<'_>) -> Resolved {
+    match op.text_or("mode", "EXACT")? {
+        "EXACT" => unary(op, gelu),
+        "TANH_APPROXIMATION" => slices(op, gelu_tanh_in_place),
+        "SIGMOID_APPROXIMATION" => slices(op, gelu_sigmoid_in_place),
         other => Err(format!("mode `{other}` is none of EXACT, TANH_APPROXIMATION, SIGMOID_APPROXIMATION")),
     }
 }
 
-fn logical_not(call: &mut Call<'_>) -> Results {
-    let mut x = call.take("x")?;
-    match &mut Arc::make_mut(&mut x).data {
-        TensorData::Bool(values) => values.iter_mut().for_each(|v| *v = !*v),
-        data => return Err(format!("`x` holds {}, not booleans", data.kind())),
+struct LogicalNot {
+    x: Input,
+}
+
+impl Kernel for LogicalNot {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let mut x = call.take(self.x)?;
+        match &mut pool.make_mut(&mut x).data {
+            TensorData::Bool(values) => values.iter_mut().for_each(|v| *v = !*v),
+            data => return Err(format!("`x` holds {}, not booleans", data.kind())),
+        }
+        call.give(x)
     }
-    Ok(vec![x])
 }
 
 /// Conversion to the declared type of the result: floats are cut towards zero, wide integers keep their low bits.
-fn cast(call: &mut Call<'_>) -> Results {
-    let to = call.dtype();
-    let x = call.take("x")?;
-    let Tensor { shape, data } = Arc::unwrap_or_clone(x);
-    let narrow = |v: i32| match to {
-        DataType::Int8 => i32::from(v as i8),
-        DataType::Uint8 => i32::from(v as u8),
-        DataType::Int16 => i32::from(v as i16),
-        DataType::Uint16 => i32::from(v as u16),
-        _ => v,
-    };
-    let data = if to.is_float() {
-        match data {
-            TensorData::F32(v) => TensorData::F32(v),
-            TensorData::I32(v) => TensorData::F32(v.into_iter().map(|v| v as f32).collect()),
-            TensorData::Bool(v) => TensorData::F32(v.into_iter().map(|v| f32::from(u8::from(v))).collect()),
-        }
-    } else if to.is_integer() {
-        match data {
-            TensorData::F32(v) => TensorData::I32(v.into_iter().map(|v| narrow(v as i32)).collect()),
-            TensorData::I32(v) => TensorData::I32(v.into_iter().map(narrow).collect()),
-            TensorData::Bool(v) => TensorData::I32(v.into_iter().map(i32::from).collect()),
-        }
-    } else {
-        match data {
-            TensorData::F32(v) => TensorData::Bool(v.into_iter().map(|v| v != 0.0).collect()),
-            TensorData::I32(v) => TensorData::Bool(v.into_iter().map(|v| v != 0).collect()),
-            TensorData::Bool(v) => TensorData::Bool(v),
-        }
-    };
-    one(Tensor { shape, data })
+struct Cast {
+    x: Input,
+    to: DataType,
+}
+
+impl Kernel for Cast {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let mut x = call.take(self.x)?;
+        let narrow = |v: i32| match self.to {
+            DataType::Int8 => i32::from(v as i8),
+            DataType::Uint8 => i32::from(v as u8),
+            DataType::Int16 => i32::from(v as i16),
+            DataType::Uint16 => i32::from(v as u16),
+            _ => v,
+        };
+        let Tensor { shape, data } = &*x;
+        let result = if self.to.is_float() {
+            match data {
+                TensorData::F32(_) => return call.give(x),
+                TensorData::I32(v) => pool.make(shape, |out: &mut Vec<f32>| out.extend(v.iter().map(|v| *v as f32))),
+                TensorData::Bool(v) => {
+                    pool.make(shape, |out: &mut Vec<f32>| out.extend(v.iter().map(|v| f32::from(u8::from(*v)))))
+                }
+            }
+        } else if self.to.is_integer() {
+            match data {
+                TensorData::F32(v) => {
+                    pool.make(shape, |out: &mut Vec<i32>| out.extend(v.iter().map(|v| narrow(*v as i32))))
+                }
+                TensorData::I32(_) => {
+                    if let TensorData::I32(values) = &mut pool.make_mut(&mut x).data {
+                        values.iter_mut().for_each(|v| *v = narrow(*v));
+                    }
+                    return call.give(x);
+                }
+                TensorData::Bool(v) => {
+                    pool.make(shape, |out: &mut Vec<i32>| out.extend(v.iter().map(|v| i32::from(*v))))
+                }
+            }
+        } else {
+            match data {
+                TensorData::F32(v) => pool.make(shape, |out: &mut Vec<bool>| out.extend(v.iter().map(|v| *v != 0.0))),
+                TensorData::I32(v) => pool.make(shape, |out: &mut Vec<bool>| out.extend(v.iter().map(|v| *v != 0))),
+                TensorData::Bool(_) => return call.give(x),
+            }
+        };
+        pool.recycle(x);
+        call.give(result)
+    }
 }
 
 #[cfg(test)]

@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 
-use super::{Call, Results, Row, Value, map_data, moving, one};
-use crate::tensor::{Tensor, TensorData, axis_index, strides};
+use super::{Resolved, Row, make_like, moving};
+use crate::kernel::{Call, Input, Kernel};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
+use crate::tensor::{Dims, Tensor, TensorData, axis_index, strides};
+use crate::value::Value;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = moving! {
-    "gather" => gather,
-    "gather_along_axis" => gather_along_axis,
-    "gather_nd" => gather_nd,
+    "gather" => |op| Gather::resolve(op, Gathering::Axis),
+    "gather_along_axis" => |op| Gather::resolve(op, Gathering::AlongAxis),
+    "gather_nd" => |op| Gather::resolve(op, Gathering::Blocks),
 };
 
 /// Indices into an axis. They count from the end if negative, until iOS17 (whose ops have `validate_indices`) put
@@ -19,8 +23,8 @@ struct Indices {
 }
 
 impl Indices {
-    fn new(call: &Call<'_>) -> Self {
-        Indices { wrap: !call.has("validate_indices") }
+    fn resolve(op: &Resolver<'_>) -> Self {
+        Indices { wrap: !op.has("validate_indices") }
     }
 
     fn place(&self, index: i64, size: usize) -> Result<usize, String> {
@@ -29,40 +33,79 @@ impl Indices {
         place.ok_or_else(|| format!("index {index} is outside an axis of size {size}"))
     }
 
-    fn places(&self, indices: &[i64], size: usize) -> Result<Vec<usize>, String> {
+    fn places(&self, indices: &[i64], size: usize) -> Result<Dims, String> {
         indices.iter().map(|index| self.place(*index, size)).collect()
     }
 }
 
-/// `out[batch, outer, i, inner] = x[batch, outer, indices[batch, i], inner]`.
-fn gather(call: &mut Call<'_>) -> Results {
-    let (axis, batch) = (call.integer_or("axis", 0)?, call.integer_or("batch_dims", 0)?);
-    let indices = call.integers("indices")?;
-    let index_shape = call.tensor("indices")?.shape.clone();
-    let bounds = Indices::new(call);
-    let shape = match call.value("x")? {
-        Value::Weight(weight) => weight.shape.clone(),
-        _ => call.tensor("x")?.shape.clone(),
+/// Which elements the indices name.
+enum Gathering {
+    /// `out[batch, outer, i, inner] = x[batch, outer, indices[batch, i], inner]`.
+    Axis,
+    /// An element for each index, which counts along an axis.
+    AlongAxis,
+    /// Blocks, by positions along several axes.
+    Blocks,
+}
+
+/// Elements of `x` that indices name.
+struct Gather {
+    x: Input,
+    indices: Input,
+    bounds: Indices,
+    axis: i64,
+    batch: usize,
+    gathering: Gathering,
+}
+
+impl Gather {
+    fn resolve(op: &mut Resolver<'_>, gathering: Gathering) -> Resolved {
+        let (axis, batch) = (op.integer_or("axis", 0)?, op.integer_or("batch_dims", 0)?);
+        let batch = usize::try_from(batch).unwrap_or(usize::MAX / 2);
+        let bounds = Indices::resolve(op);
+        Ok(Arc::new(Gather { x: op.input("x")?, indices: op.input("indices")?, bounds, axis, batch, gathering }))
+    }
+}
+
+impl Kernel for Gather {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        match self.gathering {
+            Gathering::Axis => gather(self, call, pool),
+            Gathering::AlongAxis => gather_along_axis(self, call, pool),
+            Gathering::Blocks => gather_nd(self, call, pool),
+        }
+    }
+}
+
+fn gather(op: &Gather, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+    let indices = call.numbers(op.indices)?;
+    let index_shape = &call.tensor(op.indices)?.shape;
+    let shape = match call.value(op.x)? {
+        Value::Weight(weight) => weight.shape(),
+        _ => call.tensor(op.x)?.shape.as_slice(),
     };
+    let (axis, batch) = (op.axis, op.batch);
     let axis = axis_index(axis, shape.len())?;
-    let batch = usize::try_from(batch).unwrap_or(usize::MAX);
     if batch > axis || batch > index_shape.len() || shape[..batch] != index_shape[..batch] {
         return Err(format!(
             "`x` {shape:?} and `indices` {index_shape:?} have no {batch} axes in common before {axis}"
         ));
     }
-    let places = bounds.places(&indices, shape[axis])?;
-    let out_shape = [&shape[..axis], &index_shape[batch..], &shape[axis + 1..]].concat();
-    if let Value::Weight(weight) = call.value("x")?
+    let places = op.bounds.places(&indices, shape[axis])?;
+    let out_shape: Dims =
+        [&shape[..axis], &index_shape[batch..], &shape[axis + 1..]].into_iter().flatten().copied().collect();
+    if let Value::Weight(weight) = call.value(op.x)?
         && axis == 0
     {
         // an embedding: only the rows that are asked for are expanded
         let columns = weight.columns();
-        let mut out = vec![0.0; places.len() * columns];
-        out.chunks_exact_mut(columns.max(1)).zip(places).for_each(|(out, place)| weight.expand_row(place, out));
-        return one(Tensor::new(out_shape, out));
+        let result = pool.make(&out_shape, |out| {
+            out.resize(places.len() * columns, 0.0);
+            out.chunks_exact_mut(columns.max(1)).zip(places).for_each(|(out, place)| weight.expand_row(place, out));
+        });
+        return call.give(result);
     }
-    let x = call.tensor("x")?;
+    let x = call.tensor(op.x)?;
     let batches: usize = shape[..batch].iter().product();
     let outer: usize = shape[batch..axis].iter().product();
     let inner: usize = shape[axis + 1..].iter().product();
@@ -74,8 +117,8 @@ fn gather(call: &mut Call<'_>) -> Results {
         (batches, outer, each): (usize, usize, usize),
         size: usize,
         inner: usize,
-    ) -> Vec<T> {
-        let mut out = Vec::with_capacity(places.len() * outer * inner);
+        out: &mut Vec<T>,
+    ) {
         for b in 0..batches {
             for o in 0..outer {
                 for place in &places[b * each..][..each] {
@@ -83,10 +126,10 @@ fn gather(call: &mut Call<'_>) -> Results {
                 }
             }
         }
-        out
     }
-    let data = map_data!(&x.data, v => pick(v, places, (batches, outer, each), size, inner));
-    one(Tensor { shape: out_shape, data })
+    let result =
+        make_like!(pool, &out_shape, &x.data, (v, out) => pick(v, places, (batches, outer, each), size, inner, out));
+    call.give(result)
 }
 
 /// For each element of `indices`, whose shape is that of `x` but for `axis`, where in `x` it points.
@@ -96,7 +139,7 @@ fn along_axis(
     index_shape: &[usize],
     shape: &[usize],
     axis: usize,
-) -> Result<Vec<usize>, String> {
+) -> Result<Dims, String> {
     let fits = index_shape.len() == shape.len() && (0..shape.len()).all(|i| i == axis || index_shape[i] == shape[i]);
     if !fits {
         return Err(format!("`indices` of shape {index_shape:?} don't run along axis {axis} of {shape:?}"));
@@ -110,14 +153,14 @@ fn along_axis(
     indices.iter().enumerate().map(place).collect()
 }
 
-fn gather_along_axis(call: &mut Call<'_>) -> Results {
-    let indices = call.integers("indices")?;
-    let index_shape = call.tensor("indices")?.shape.clone();
-    let x = call.tensor("x")?;
-    let axis = axis_index(call.integer_or("axis", 0)?, x.rank())?;
-    let places = along_axis(&Indices::new(call), &indices, &index_shape, &x.shape, axis)?;
-    let data = map_data!(&x.data, v => places.iter().map(|place| v[*place]).collect());
-    one(Tensor { shape: index_shape, data })
+fn gather_along_axis(op: &Gather, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+    let indices = call.numbers(op.indices)?;
+    let index_shape = &call.tensor(op.indices)?.shape;
+    let x = call.tensor(op.x)?;
+    let axis = axis_index(op.axis, x.rank())?;
+    let places = along_axis(&op.bounds, &indices, index_shape, &x.shape, axis)?;
+    let result = make_like!(pool, index_shape, &x.data, (v, out) => out.extend(places.iter().map(|place| v[*place])));
+    call.give(result)
 }
 
 /// The last axis of `indices` holds positions along as many axes of `shape` after the first `batch`. Gives the start of
@@ -128,7 +171,7 @@ fn blocks(
     index_shape: &[usize],
     shape: &[usize],
     batch: usize,
-) -> Result<(Vec<usize>, usize), String> {
+) -> Result<(Dims, usize), String> {
     let depth = index_shape.last().copied().unwrap_or(0);
     if batch + depth > shape.len() || index_shape.len() <= batch || index_shape[..batch] != shape[..batch] {
         return Err(format!("`indices` of shape {index_shape:?} don't point into {shape:?} with {batch} batch axes"));
@@ -148,27 +191,97 @@ fn blocks(
     Ok((starts.collect::<Result<_, String>>()?, block))
 }
 
-fn gather_nd(call: &mut Call<'_>) -> Results {
-    let indices = call.integers("indices")?;
-    let index_shape = call.tensor("indices")?.shape.clone();
-    let batch = usize::try_from(call.integer_or("batch_dims", 0)?).unwrap_or(usize::MAX / 2);
-    let x = call.tensor("x")?;
-    let (starts, block) = blocks(&Indices::new(call), &indices, &index_shape, &x.shape, batch)?;
+fn gather_nd(op: &Gather, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+    let indices = call.numbers(op.indices)?;
+    let index_shape = &call.tensor(op.indices)?.shape;
+    let x = call.tensor(op.x)?;
+    let (starts, block) = blocks(&op.bounds, &indices, index_shape, &x.shape, op.batch)?;
     let (depth, lead) = index_shape.split_last().ok_or("`indices` is a scalar")?;
-    let shape = [lead, &x.shape[batch + depth..]].concat();
-    let data = map_data!(&x.data, v => starts.iter().flat_map(|start| v[*start..][..block].iter().copied()).collect());
-    one(Tensor { shape, data })
+    let shape: Dims = [lead, &x.shape[op.batch + depth..]].into_iter().flatten().copied().collect();
+    let result = make_like!(pool, &shape, &x.data, (v, out) => {
+        starts.iter().for_each(|start| out.extend_from_slice(&v[*start..][..block]));
+    });
+    call.give(result)
 }
 
 /// The rows of the group that combines what is there with what comes.
 pub(super) const SCATTER: &[Row] = super::computing! {
-    "scatter" => scatter,
-    "scatter_along_axis" => scatter_along_axis,
-    "scatter_nd" => scatter_nd,
+    "scatter" => |op| Scatter::resolve(op, Gathering::Axis),
+    "scatter_along_axis" => |op| Scatter::resolve(op, Gathering::AlongAxis),
+    "scatter_nd" => |op| Scatter::resolve(op, Gathering::Blocks),
 };
 
+/// How what comes is combined with what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Update,
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Max,
+    Min,
+}
+
+/// Combines updates with what is where the indices say.
+struct Scatter {
+    data: Input,
+    indices: Input,
+    updates: Input,
+    bounds: Indices,
+    axis: i64,
+    mode: Mode,
+    gathering: Gathering,
+}
+
+impl Scatter {
+    fn resolve(op: &mut Resolver<'_>, gathering: Gathering) -> Resolved {
+        let mode = match op.text_or("mode", "add")? {
+            "update" => Mode::Update,
+            "add" => Mode::Add,
+            "sub" => Mode::Sub,
+            "mul" => Mode::Mul,
+            "div" => Mode::Div,
+            "max" => Mode::Max,
+            "min" => Mode::Min,
+            mode => return Err(format!("mode `{mode}` is unknown")),
+        };
+        let (data, indices, updates) = (op.input("data")?, op.input("indices")?, op.input("updates")?);
+        let (bounds, axis) = (Indices::resolve(op), op.integer_or("axis", 0)?);
+        Ok(Arc::new(Scatter { data, indices, updates, bounds, axis, mode, gathering }))
+    }
+}
+
+impl Kernel for Scatter {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let indices = call.numbers(self.indices)?;
+        let updates = call.take(self.updates)?;
+        let mut data = call.take(self.data)?;
+        let index_shape = &call.tensor(self.indices)?.shape;
+        let (starts, block) = match self.gathering {
+            Gathering::Axis => {
+                let axis = axis_index(self.axis, data.rank())?;
+                let outer: usize = data.shape[..axis].iter().product();
+                let inner: usize = data.shape[axis + 1..].iter().product();
+                let size = data.shape[axis];
+                let places = self.bounds.places(&indices, size)?;
+                let starts = (0..outer).flat_map(|o| places.iter().map(move |p| (o * size + p) * inner)).collect();
+                (starts, inner)
+            }
+            Gathering::AlongAxis => {
+                let axis = axis_index(self.axis, data.rank())?;
+                (along_axis(&self.bounds, &indices, index_shape, &data.shape, axis)?, 1)
+            }
+            Gathering::Blocks => blocks(&self.bounds, &indices, index_shape, &data.shape, 0)?,
+        };
+        combine(pool.make_mut(&mut data), &updates, &starts, block, self.mode)?;
+        pool.recycle(updates);
+        call.give(data)
+    }
+}
+
 /// Combines blocks of `updates`, one after the other, into those of `data` that `starts` names.
-fn combine(mut data: Arc<Tensor>, updates: &Tensor, starts: &[usize], block: usize, mode: &str) -> Results {
+fn combine(data: &mut Tensor, updates: &Tensor, starts: &[usize], block: usize, mode: Mode) -> Result<(), String> {
     if updates.data.len() != starts.len() * block {
         let (found, expected) = (updates.data.len(), starts.len() * block);
         return Err(format!("`updates` has {found} elements, the indices ask for {expected}"));
@@ -178,79 +291,37 @@ fn combine(mut data: Arc<Tensor>, updates: &Tensor, starts: &[usize], block: usi
             data[*start..][..block].iter_mut().zip(updates).for_each(|(old, new)| *old = function(*old, *new));
         }
     }
-    match (&mut Arc::make_mut(&mut data).data, &updates.data) {
+    match (&mut data.data, &updates.data) {
         (TensorData::F32(data), TensorData::F32(updates)) => {
             let function: fn(f32, f32) -> f32 = match mode {
-                "update" => |_, new| new,
-                "add" => |old, new| old + new,
-                "sub" => |old, new| old - new,
-                "mul" => |old, new| old * new,
-                "div" => |old, new| old / new,
-                "max" => f32::max,
-                "min" => f32::min,
-                _ => return Err(format!("mode `{mode}` is unknown")),
+                Mode::Update => |_, new| new,
+                Mode::Add => |old, new| old + new,
+                Mode::Sub => |old, new| old - new,
+                Mode::Mul => |old, new| old * new,
+                Mode::Div => |old, new| old / new,
+                Mode::Max => f32::max,
+                Mode::Min => f32::min,
             };
             apply(data, updates, starts, block, function);
         }
         (TensorData::I32(data), TensorData::I32(updates)) => {
             let function: fn(i32, i32) -> i32 = match mode {
-                "update" => |_, new| new,
-                "add" => i32::wrapping_add,
-                "sub" => i32::wrapping_sub,
-                "mul" => i32::wrapping_mul,
-                "div" => |old, new| old.checked_div(new).unwrap_or(0),
-                "max" => i32::max,
-                "min" => i32::min,
-                _ => return Err(format!("mode `{mode}` is unknown")),
+                Mode::Update => |_, new| new,
+                Mode::Add => i32::wrapping_add,
+                Mode::Sub => i32::wrapping_sub,
+                Mode::Mul => i32::wrapping_mul,
+                Mode::Div => |old, new| old.checked_div(new).unwrap_or(0),
+                Mode::Max => i32::max,
+                Mode::Min => i32::min,
             };
             apply(data, updates, starts, block, function);
         }
-        (TensorData::Bool(data), TensorData::Bool(updates)) if mode == "update" => {
+        (TensorData::Bool(data), TensorData::Bool(updates)) if mode == Mode::Update => {
             apply(data, updates, starts, block, |_, new| new);
         }
-        (data, updates) => return Err(format!("updates of {} for {} by `{mode}`", updates.kind(), data.kind())),
+        (data, updates) => return Err(format!("updates of {} for {} by {mode:?}", updates.kind(), data.kind())),
     }
-    Ok(vec![data])
-}
-
-fn scatter(call: &mut Call<'_>) -> Results {
-    let mode = call.text_or("mode", "add")?.to_owned();
-    let bounds = Indices::new(call);
-    let indices = call.integers("indices")?;
-    let axis = call.integer_or("axis", 0)?;
-    let updates = call.take("updates")?;
-    let data = call.take("data")?;
-    let axis = axis_index(axis, data.rank())?;
-    let outer: usize = data.shape[..axis].iter().product();
-    let inner: usize = data.shape[axis + 1..].iter().product();
-    let size = data.shape[axis];
-    let places = bounds.places(&indices, size)?;
-    let starts: Vec<usize> = (0..outer).flat_map(|o| places.iter().map(move |p| (o * size + p) * inner)).collect();
-    combine(data, &updates, &starts, inner, &mode)
-}
-
-fn scatter_along_axis(call: &mut Call<'_>) -> Results {
-    let mode = call.text_or("mode", "add")?.to_owned();
-    let bounds = Indices::new(call);
-    let indices = call.integers("indices")?;
-    let index_shape = call.tensor("indices")?.shape.clone();
-    let axis = call.integer_or("axis", 0)?;
-    let updates = call.take("updates")?;
-    let data = call.take("data")?;
-    let axis = axis_index(axis, data.rank())?;
-    let starts = along_axis(&bounds, &indices, &index_shape, &data.shape, axis)?;
-    combine(data, &updates, &starts, 1, &mode)
-}
-
-fn scatter_nd(call: &mut Call<'_>) -> Results {
-    let mode = call.text_or("mode", "add")?.to_owned();
-    let bounds = Indices::new(call);
-    let indices = call.integers("indices")?;
-    let index_shape = call.tensor("indices")?.shape.clone();
-    let updates = call.take("updates")?;
-    let data = call.take("data")?;
-    let (starts, block) = blocks(&bounds, &indices, &index_shape, &data.shape, 0)?;
-    combine(data, &updates, &starts, block, &mode)
+    Ok(())
 }
 
 #[cfg(test)]

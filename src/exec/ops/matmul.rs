@@ -2,42 +2,35 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::norm::softmax_rows;
-use super::{Call, Results, Row, Value, computing, one};
-use crate::tensor::{Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+use super::{Resolved, Row, computing};
+use crate::kernel::{Call, Input, Kernel, Matrix};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
+use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+use crate::value::Value;
 use crate::weight::Weight;
+use anec_kernels::layout::Layout;
 use anec_kernels::matrix::product;
-use anec_kernels::product::{Layout, multiply};
+use anec_kernels::product::multiply;
 use anec_kernels::team;
-use anec_kernels::weight::Elements;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
-    "linear" => linear,
-    "matmul" => matmul,
-    "scaled_dot_product_attention" => attention,
+    "linear" => Linear::resolve,
+    "matmul" => Matmul::resolve,
+    "scaled_dot_product_attention" => Attention::resolve,
 };
 
 /// Multiplications below which threads are not worth waking.
 const SMALL_WORK: usize = 1 << 17;
 
-/// The value of a parameter as a weight; a small or computed tensor becomes one.
-pub(super) fn weight(call: &Call<'_>, parameter: &str) -> Result<Arc<Weight>, String> {
-    match call.value(parameter)? {
-        Value::Weight(weight) => Ok(weight.clone()),
-        _ => {
-            let elements = Elements::F32(call.floats(parameter)?.to_vec().into());
-            Ok(Arc::new(Weight::plain(call.tensor(parameter)?.shape.clone(), Arc::new(elements))))
-        }
-    }
-}
-
 /// A bias of one number for each of `rows`, if there is one.
-pub(super) fn bias<'c>(call: &'c Call<'_>, rows: usize) -> Result<Option<&'c [f32]>, String> {
-    if !call.has("bias") {
-        return Ok(None);
-    }
-    let bias = call.floats("bias")?;
+pub(super) fn bias<'c>(call: &'c Call<'_>, bias: Option<Input>, rows: usize) -> Result<Option<&'c [f32]>, String> {
+    let Some(bias) = bias else { return Ok(None) };
+    let bias = call.floats(bias)?;
     if bias.len() != rows {
         return Err(format!("`bias` has {} elements for {rows} rows of the weight", bias.len()));
     }
@@ -45,89 +38,140 @@ pub(super) fn bias<'c>(call: &'c Call<'_>, rows: usize) -> Result<Option<&'c [f3
 }
 
 /// `x weightᵀ + bias` over the last axis.
-fn linear(call: &mut Call<'_>) -> Results {
-    let weight = weight(call, "weight")?;
-    let (rows, columns) = (weight.rows(), weight.columns());
-    let bias = bias(call, rows)?;
-    let x = call.tensor("x")?;
-    if weight.shape.len() != 2 || x.shape.last() != Some(&columns) {
-        return Err(format!("`x` of shape {:?} doesn't fit a weight of shape {:?}", x.shape, weight.shape));
-    }
-    one(rows_times_weight(x, &weight, bias)?)
+struct Linear {
+    x: Input,
+    weight: Matrix,
+    bias: Option<Input>,
 }
 
-fn rows_times_weight(x: &Tensor, weight: &Weight, bias: Option<&[f32]>) -> Result<Tensor, String> {
+impl Linear {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (x, weight, bias) = (op.input("x")?, op.matrix("weight")?, op.optional_input("bias")?);
+        Ok(Arc::new(Linear { x, weight, bias }))
+    }
+}
+
+impl Kernel for Linear {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let weight = call.matrix(&self.weight)?;
+        let (rows, columns) = (weight.rows(), weight.columns());
+        let bias = bias(call, self.bias, rows)?;
+        let x = call.tensor(self.x)?;
+        if weight.shape().len() != 2 || x.shape.last() != Some(&columns) {
+            let (x, weight) = (&x.shape, weight.shape());
+            return Err(format!("`x` of shape {x:?} doesn't fit a weight of shape {weight:?}"));
+        }
+        let result = rows_times_weight(pool, x, &weight, bias)?;
+        call.give(result)
+    }
+}
+
+fn rows_times_weight(
+    pool: &mut Pool,
+    x: &Tensor,
+    weight: &Weight,
+    bias: Option<&[f32]>,
+) -> Result<Arc<Tensor>, String> {
     let (rows, columns) = (weight.rows(), weight.columns());
     let values = x.floats().ok_or_else(|| format!("`x` holds {}, not floats", x.data.kind()))?;
-    let mut shape = x.shape.clone();
+    let mut shape = Dims::from_slice(&x.shape);
     if let Some(last) = shape.last_mut() {
         *last = rows;
     }
     let tokens: usize = shape[..shape.len().saturating_sub(1)].iter().product();
-    let mut out = vec![0.0; tokens * rows];
     let layouts = (Layout { row: 1, column: columns }, Layout { row: 1, column: rows });
-    multiply(weight, (values, layouts.0), tokens, bias, (&mut out, layouts.1));
-    Ok(Tensor::new(shape, out))
+    Ok(pool.make(&shape, |out| {
+        out.resize(tokens * rows, 0.0);
+        multiply(weight, (values, layouts.0), tokens, bias, (out, layouts.1));
+    }))
 }
 
 /// The last two axes are matrices, the others broadcast; a vector is a matrix of one row (`x`) or column (`y`), and
 /// the axis added for it is dropped from the result.
-fn matmul(call: &mut Call<'_>) -> Results {
-    let transpose_x = call.flag_or("transpose_x", false)?;
-    let transpose_y = call.flag_or("transpose_y", false)?;
-    if let (Value::Tensor(x), Value::Weight(y)) = (call.value("x")?, call.value("y")?)
-        && y.shape.len() == 2
-        && transpose_y
-        && !(transpose_x && x.rank() > 1)
-        && x.shape.last() == Some(&y.columns())
-    {
-        return one(rows_times_weight(x, y, None)?);
-    }
-    if let (Value::Weight(x), Value::Tensor(y)) = (call.value("x")?, call.value("y")?)
-        && x.shape.len() == 2
-        && !transpose_x
-        && y.rank() >= 2
-    {
-        return one(weight_times_columns(x, y, transpose_y)?);
-    }
-    let (x, y) = (call.tensor("x")?, call.tensor("y")?);
-    if let (TensorData::I32(a), TensorData::I32(b)) = (&x.data, &y.data) {
-        let float = |shape: &[usize], v: &[i32]| Tensor::new(shape, v.iter().map(|v| *v as f32).collect::<Vec<_>>());
-        let out = batched(&float(&x.shape, a), &float(&y.shape, b), transpose_x, transpose_y)?;
-        let values: Vec<i32> = out.floats().unwrap_or_default().iter().map(|v| *v as i32).collect();
-        return one(Tensor::new(out.shape, values));
-    }
-    one(batched(x, y, transpose_x, transpose_y)?)
+pub(crate) struct Matmul {
+    pub x: Input,
+    pub y: Input,
+    pub transpose_x: bool,
+    pub transpose_y: bool,
 }
 
-fn weight_times_columns(weight: &Weight, y: &Tensor, transposed: bool) -> Result<Tensor, String> {
+impl Matmul {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (x, y) = (op.input("x")?, op.input("y")?);
+        let (transpose_x, transpose_y) = (op.flag_or("transpose_x", false)?, op.flag_or("transpose_y", false)?);
+        Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y }))
+    }
+}
+
+impl Kernel for Matmul {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (transpose_x, transpose_y) = (self.transpose_x, self.transpose_y);
+        let result = match (call.value(self.x)?, call.value(self.y)?) {
+            (Value::Tensor(x), Value::Weight(y))
+                if y.shape().len() == 2
+                    && transpose_y
+                    && !(transpose_x && x.rank() > 1)
+                    && x.shape.last() == Some(&y.columns()) =>
+            {
+                rows_times_weight(pool, x, y, None)?
+            }
+            (Value::Weight(x), Value::Tensor(y)) if x.shape().len() == 2 && !transpose_x && y.rank() >= 2 => {
+                weight_times_columns(pool, x, y, transpose_y)?
+            }
+            _ => {
+                let (x, y) = (call.tensor(self.x)?, call.tensor(self.y)?);
+                match (&x.data, &y.data) {
+                    (TensorData::I32(a), TensorData::I32(b)) => {
+                        let floats = |v: &[i32]| v.iter().map(|v| *v as f32).collect::<Vec<_>>();
+                        let (x, y) = (Tensor::new(&x.shape[..], floats(a)), Tensor::new(&y.shape[..], floats(b)));
+                        let product = batched(pool, &x, &y, transpose_x, transpose_y)?;
+                        let values = product.floats().unwrap_or_default().iter().map(|v| *v as i32);
+                        pool.make(&product.shape, |out: &mut Vec<i32>| out.extend(values))
+                    }
+                    _ => batched(pool, x, y, transpose_x, transpose_y)?,
+                }
+            }
+        };
+        call.give(result)
+    }
+}
+
+fn weight_times_columns(pool: &mut Pool, weight: &Weight, y: &Tensor, transposed: bool) -> Result<Arc<Tensor>, String> {
     let values = y.floats().ok_or_else(|| format!("`y` holds {}, not floats", y.data.kind()))?;
     let (lead, last) = y.shape.split_at(y.rank() - 2);
     let (inner, tokens) = if transposed { (last[1], last[0]) } else { (last[0], last[1]) };
     if inner != weight.columns() {
-        return Err(format!("a matrix of shape {:?} can't be multiplied with {:?}", weight.shape, y.shape));
+        return Err(format!("a matrix of shape {:?} can't be multiplied with {:?}", weight.shape(), y.shape));
     }
     let rows = weight.rows();
     let layout = if transposed { Layout { row: 1, column: inner } } else { Layout { row: tokens, column: 1 } };
     let count: usize = lead.iter().product();
-    let mut out = vec![0.0; count * rows * tokens];
-    if inner * tokens * rows > 0 {
-        for (values, out) in values.chunks_exact(inner * tokens).zip(out.chunks_exact_mut(rows * tokens)) {
-            multiply(weight, (values, layout), tokens, None, (out, Layout { row: tokens, column: 1 }));
+    let shape: Dims = lead.iter().copied().chain([rows, tokens]).collect();
+    Ok(pool.make(&shape, |out| {
+        out.resize(count * rows * tokens, 0.0);
+        if inner * tokens * rows > 0 {
+            for (values, out) in values.chunks_exact(inner * tokens).zip(out.chunks_exact_mut(rows * tokens)) {
+                multiply(weight, (values, layout), tokens, None, (out, Layout { row: tokens, column: 1 }));
+            }
         }
-    }
-    Ok(Tensor::new([lead, &[rows, tokens]].concat(), out))
+    }))
 }
 
 /// The product of two tensors of floats.
-pub(super) fn batched(x: &Tensor, y: &Tensor, transpose_x: bool, transpose_y: bool) -> Result<Tensor, String> {
+pub(super) fn batched(
+    pool: &mut Pool,
+    x: &Tensor,
+    y: &Tensor,
+    transpose_x: bool,
+    transpose_y: bool,
+) -> Result<Arc<Tensor>, String> {
     let (Some(a), Some(b)) = (x.floats(), y.floats()) else {
         return Err(format!("{} can't be multiplied with {}", x.data.kind(), y.data.kind()));
     };
     let misfit =
         || format!("shapes {:?} and {:?} (transposed: {transpose_x}, {transpose_y}) don't multiply", x.shape, y.shape);
-    let x_shape = if x.rank() == 1 { vec![1, x.shape[0]] } else { x.shape.clone() };
-    let y_shape = if y.rank() == 1 { vec![y.shape[0], 1] } else { y.shape.clone() };
+    let x_shape = if x.rank() == 1 { Dims::from_slice(&[1, x.shape[0]]) } else { Dims::from_slice(&x.shape) };
+    let y_shape = if y.rank() == 1 { Dims::from_slice(&[y.shape[0], 1]) } else { Dims::from_slice(&y.shape) };
     if x_shape.len() < 2 || y_shape.len() < 2 {
         return Err(misfit());
     }
@@ -144,20 +188,13 @@ pub(super) fn batched(x: &Tensor, y: &Tensor, transpose_x: bool, transpose_y: bo
     }
     let (x_lead, y_lead) = (&x_shape[..x_shape.len() - 2], &y_shape[..y_shape.len() - 2]);
     let lead = broadcast_shape(x_lead, y_lead).map_err(|_| misfit())?;
-    let mut places = Vec::with_capacity(lead.iter().product());
+    let mut places = SmallVec::<[[usize; 2]; 64]>::new();
     for_each_index(&lead, [&broadcast_strides(x_lead, &lead), &broadcast_strides(y_lead, &lead)], |at| places.push(at));
-    let mut out = vec![0.0; places.len() * m * n];
     let work = places.len() * m * n * k;
     let compute = |([i, j], out): ([usize; 2], &mut [f32])| {
         product((m, k, n), (&a[i * m * k..][..m * k], a_layout), (&b[j * k * n..][..k * n], b_layout), out);
     };
-    if m * n > 0 {
-        if places.len() > 1 && work > SMALL_WORK {
-            team::for_each_chunk(&mut out, m * n, |i, out| compute((places[i], out)));
-        } else {
-            out.chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out)));
-        }
-    }
+    let count = places.len() * m * n;
     let mut shape = lead;
     if x.rank() > 1 {
         shape.push(m);
@@ -165,49 +202,75 @@ pub(super) fn batched(x: &Tensor, y: &Tensor, transpose_x: bool, transpose_y: bo
     if y.rank() > 1 {
         shape.push(n);
     }
-    Ok(Tensor::new(shape, out))
+    Ok(pool.make(&shape, |out| {
+        out.resize(count, 0.0);
+        if m * n > 0 && places.len() > 1 && work > SMALL_WORK {
+            team::for_each_chunk(out, m * n, |i, out| compute((places[i], out)));
+        } else if m * n > 0 {
+            out.chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out)));
+        }
+    }))
 }
 
 /// `softmax(query keyᵀ / sqrt(d) + mask) value`; a boolean mask is true where attention is paid.
-fn attention(call: &mut Call<'_>) -> Results {
-    let (query, key, value) = (call.tensor("query")?, call.tensor("key")?, call.tensor("value")?);
-    let size = query.shape.last().copied().unwrap_or(1);
-    let mut scores = batched(query, key, false, true)?;
-    let scale = 1.0 / (size as f32).sqrt();
-    let shape = scores.shape.clone();
-    let TensorData::F32(values) = &mut scores.data else { return Err("the scores are not floats".into()) };
-    values.iter_mut().for_each(|v| *v *= scale);
-    if call.has("attn_mask") {
-        let mask = call.tensor("attn_mask")?;
-        if broadcast_shape(&shape, &mask.shape)? != shape {
-            return Err(format!("a mask of shape {:?} for scores of shape {shape:?}", mask.shape));
-        }
-        let strides = broadcast_strides(&mask.shape, &shape);
-        let mut scores = values.iter_mut();
-        match &mask.data {
-            TensorData::F32(mask) => for_each_index(&shape, [&strides], |[i]| {
-                if let Some(score) = scores.next() {
-                    *score += mask[i];
-                }
-            }),
-            TensorData::Bool(mask) => for_each_index(&shape, [&strides], |[i]| {
-                if let Some(score) = scores.next()
-                    && !mask[i]
-                {
-                    *score = f32::NEG_INFINITY;
-                }
-            }),
-            data => return Err(format!("`attn_mask` holds {}", data.kind())),
-        }
+struct Attention {
+    query: Input,
+    key: Input,
+    value: Input,
+    mask: Option<Input>,
+}
+
+impl Attention {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (query, key, value) = (op.input("query")?, op.input("key")?, op.input("value")?);
+        Ok(Arc::new(Attention { query, key, value, mask: op.optional_input("attn_mask")? }))
     }
-    softmax_rows(values, shape.last().copied().unwrap_or(1));
-    one(batched(&scores, value, false, false)?)
+}
+
+impl Kernel for Attention {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (query, key, value) = (call.tensor(self.query)?, call.tensor(self.key)?, call.tensor(self.value)?);
+        let size = query.shape.last().copied().unwrap_or(1);
+        let mut scores = batched(pool, query, key, false, true)?;
+        let scale = 1.0 / (size as f32).sqrt();
+        let Tensor { shape, data } = pool.make_mut(&mut scores);
+        let TensorData::F32(values) = data else { return Err("the scores are not floats".into()) };
+        values.iter_mut().for_each(|v| *v *= scale);
+        if let Some(mask) = self.mask {
+            let mask = call.tensor(mask)?;
+            if broadcast_shape(shape, &mask.shape)?[..] != shape[..] {
+                return Err(format!("a mask of shape {:?} for scores of shape {shape:?}", mask.shape));
+            }
+            let strides = broadcast_strides(&mask.shape, shape);
+            let mut scores = values.iter_mut();
+            match &mask.data {
+                TensorData::F32(mask) => for_each_index(shape, [&strides], |[i]| {
+                    if let Some(score) = scores.next() {
+                        *score += mask[i];
+                    }
+                }),
+                TensorData::Bool(mask) => for_each_index(shape, [&strides], |[i]| {
+                    if let Some(score) = scores.next()
+                        && !mask[i]
+                    {
+                        *score = f32::NEG_INFINITY;
+                    }
+                }),
+                data => return Err(format!("`attn_mask` holds {}", data.kind())),
+            }
+        }
+        softmax_rows(values, shape.last().copied().unwrap_or(1));
+        let result = batched(pool, &scores, value, false, false)?;
+        pool.recycle(scores);
+        call.give(result)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::testing::{assert_close, b, f, run, try_run};
     use super::*;
+    use anec_kernels::weight::Elements;
 
     #[test]
     fn matrices_multiply_with_batches_and_transposes() {

@@ -3,20 +3,29 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::{Call, Results, Row, Value, computing, map_data, one};
-use crate::tensor::{Tensor, TensorData, axis_index, strides};
+use super::{Resolved, Row, computing, make_like};
+use crate::kernel::{Call, Input, Integers, Kernel};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
+use crate::tensor::{Dims, Tensor, TensorData, axis_index, strides};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
-    "argsort" => argsort,
-    "band_part" => band_part,
-    "cumsum" => cumsum,
-    "fill" => fill,
-    "fill_like" => fill_like,
-    "non_zero" => non_zero,
-    "one_hot" => one_hot,
-    "range_1d" => range_1d,
-    "topk" => topk,
+    "argsort" => |op| Sort::resolve(op, false),
+    "band_part" => BandPart::resolve,
+    "cumsum" => CumulativeSum::resolve,
+    "fill" => |op| {
+        let shape = Shape::Given(op.integers("shape")?);
+        Ok(Arc::new(Fill { shape, value: op.optional_input("value")? }))
+    },
+    "fill_like" => |op| {
+        let shape = Shape::Like(op.input("ref_tensor")?);
+        Ok(Arc::new(Fill { shape, value: op.optional_input("value")? }))
+    },
+    "non_zero" => |op| Ok(Arc::new(NonZero { x: op.input("x")? })),
+    "one_hot" => OneHot::resolve,
+    "range_1d" => RangeOp::resolve,
+    "topk" => |op| Sort::resolve(op, true),
 };
 
 /// Most elements that an op may make from numbers alone.
@@ -58,182 +67,300 @@ fn lines_to_places(lines: &[Vec<usize>], shape: &[usize], axis: usize, count: us
     (places, along)
 }
 
-fn argsort(call: &mut Call<'_>) -> Results {
-    let ascending = call.flag_or("ascending", false)?;
-    let x = call.tensor("x")?;
-    let axis = axis_index(call.integer_or("axis", -1)?, x.rank())?;
-    let lines = sorted(x, axis, ascending)?;
-    let (_, along) = lines_to_places(&lines, &x.shape, axis, x.shape[axis]);
-    one(Tensor::new(x.shape.clone(), along))
+/// The places of all elements along an axis, in order; or the `k` largest (or smallest) elements, and where they are.
+struct Sort {
+    x: Input,
+    axis: i64,
+    ascending: bool,
+    top: Option<Top>,
 }
 
-/// The `k` largest (or smallest) along an axis, and where they are.
-fn topk(call: &mut Call<'_>) -> Results {
-    let ascending = call.flag_or("ascending", false)?;
-    let k = call.integer_or("k", 1)?;
-    let x = call.tensor("x")?;
-    let axis = axis_index(call.integer_or("axis", -1)?, x.rank())?;
-    let count = if k == -1 { x.shape[axis] } else { usize::try_from(k).unwrap_or(usize::MAX) };
-    if count > x.shape[axis] {
-        return Err(format!("`k` is {k}, but axis {axis} has {} elements", x.shape[axis]));
-    }
-    let lines = sorted(x, axis, ascending)?;
-    let (places, along) = lines_to_places(&lines, &x.shape, axis, count);
-    let mut shape = x.shape.clone();
-    shape[axis] = count;
-    let values = Tensor { shape: shape.clone(), data: map_data!(&x.data, v => places.iter().map(|p| v[*p]).collect()) };
-    let mut results = vec![Arc::new(values)];
-    if call.flag_or("return_indices", true)? {
-        results.push(Arc::new(Tensor::new(shape, along)));
-    }
-    Ok(results)
+struct Top {
+    k: i64,
+    return_indices: bool,
 }
 
-fn cumsum(call: &mut Call<'_>) -> Results {
-    let (exclusive, reverse) = (call.flag_or("exclusive", false)?, call.flag_or("reverse", false)?);
-    let axis = call.integer_or("axis", 0)?;
-    let mut x = call.take("x")?;
-    let axis = axis_index(axis, x.rank())?;
-    let (outer, size, inner) = around(&x.shape, axis);
-    fn run<T: Copy + Default>(
-        values: &mut [T],
-        (outer, size, inner): (usize, usize, usize),
-        (exclusive, reverse): (bool, bool),
-        add: impl Fn(T, T) -> T,
-    ) {
-        for line in 0..outer * inner {
-            let start = line / inner * size * inner + line % inner;
-            let mut total = T::default();
-            for i in 0..size {
-                let at = start + if reverse { size - 1 - i } else { i } * inner;
-                let with = add(total, values[at]);
-                values[at] = if exclusive { total } else { with };
-                total = with;
+impl Sort {
+    fn resolve(op: &mut Resolver<'_>, top: bool) -> Resolved {
+        let (axis, ascending) = (op.integer_or("axis", -1)?, op.flag_or("ascending", false)?);
+        let top = match top {
+            true => Some(Top { k: op.integer_or("k", 1)?, return_indices: op.flag_or("return_indices", true)? }),
+            false => None,
+        };
+        Ok(Arc::new(Sort { x: op.input("x")?, axis, ascending, top }))
+    }
+}
+
+impl Kernel for Sort {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.tensor(self.x)?;
+        let axis = axis_index(self.axis, x.rank())?;
+        let count = match &self.top {
+            None | Some(Top { k: -1, .. }) => x.shape[axis],
+            Some(Top { k, .. }) => usize::try_from(*k).unwrap_or(usize::MAX),
+        };
+        if count > x.shape[axis] {
+            return Err(format!("`k` is {count}, but axis {axis} has {} elements", x.shape[axis]));
+        }
+        let lines = sorted(x, axis, self.ascending)?;
+        let (places, along) = lines_to_places(&lines, &x.shape, axis, count);
+        let mut shape = Dims::from_slice(&x.shape);
+        shape[axis] = count;
+        let indices = pool.copied(&shape, &along);
+        let Some(top) = &self.top else { return call.give(indices) };
+        let values = make_like!(pool, &shape, &x.data, (v, out) => out.extend(places.iter().map(|place| v[*place])));
+        call.give(values)?;
+        if top.return_indices { call.give(indices) } else { Ok(()) }
+    }
+}
+
+struct CumulativeSum {
+    x: Input,
+    axis: i64,
+    exclusive: bool,
+    reverse: bool,
+}
+
+impl CumulativeSum {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (exclusive, reverse) = (op.flag_or("exclusive", false)?, op.flag_or("reverse", false)?);
+        Ok(Arc::new(CumulativeSum { x: op.input("x")?, axis: op.integer_or("axis", 0)?, exclusive, reverse }))
+    }
+}
+
+impl Kernel for CumulativeSum {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (exclusive, reverse) = (self.exclusive, self.reverse);
+        let mut x = call.take(self.x)?;
+        let axis = axis_index(self.axis, x.rank())?;
+        let (outer, size, inner) = around(&x.shape, axis);
+        fn run<T: Copy + Default>(
+            values: &mut [T],
+            (outer, size, inner): (usize, usize, usize),
+            (exclusive, reverse): (bool, bool),
+            add: impl Fn(T, T) -> T,
+        ) {
+            for line in 0..outer * inner {
+                let start = line / inner * size * inner + line % inner;
+                let mut total = T::default();
+                for i in 0..size {
+                    let at = start + if reverse { size - 1 - i } else { i } * inner;
+                    let with = add(total, values[at]);
+                    values[at] = if exclusive { total } else { with };
+                    total = with;
+                }
             }
         }
+        match &mut pool.make_mut(&mut x).data {
+            TensorData::F32(v) => run(v, (outer, size, inner), (exclusive, reverse), |a, b| a + b),
+            TensorData::I32(v) => run(v, (outer, size, inner), (exclusive, reverse), i32::wrapping_add),
+            TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
+        }
+        call.give(x)
     }
-    match &mut Arc::make_mut(&mut x).data {
-        TensorData::F32(v) => run(v, (outer, size, inner), (exclusive, reverse), |a, b| a + b),
-        TensorData::I32(v) => run(v, (outer, size, inner), (exclusive, reverse), i32::wrapping_add),
-        TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
-    }
-    Ok(vec![x])
 }
 
 /// Keeps what is at most `lower` below and `upper` above the diagonal of the last two axes; -1 keeps all on that side.
-fn band_part(call: &mut Call<'_>) -> Results {
-    let (lower, upper) = (call.integer_or("lower", -1)?, call.integer_or("upper", -1)?);
-    let mut x = call.take("x")?;
-    let [.., rows, columns] = x.shape[..] else { return Err(format!("`x` of shape {:?} has no matrix", x.shape)) };
-    fn keep<T: Default>(values: &mut [T], rows: usize, columns: usize, lower: i64, upper: i64) {
-        for (i, value) in values.iter_mut().enumerate() {
-            let below = (i / columns % rows) as i64 - (i % columns) as i64;
-            if (lower >= 0 && below > lower) || (upper >= 0 && -below > upper) {
-                *value = T::default();
+struct BandPart {
+    x: Input,
+    lower: i64,
+    upper: i64,
+}
+
+impl BandPart {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (lower, upper) = (op.integer_or("lower", -1)?, op.integer_or("upper", -1)?);
+        Ok(Arc::new(BandPart { x: op.input("x")?, lower, upper }))
+    }
+}
+
+impl Kernel for BandPart {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (lower, upper) = (self.lower, self.upper);
+        let mut x = call.take(self.x)?;
+        let [.., rows, columns] = x.shape[..] else { return Err(format!("`x` of shape {:?} has no matrix", x.shape)) };
+        fn keep<T: Default>(values: &mut [T], rows: usize, columns: usize, lower: i64, upper: i64) {
+            for (i, value) in values.iter_mut().enumerate() {
+                let below = (i / columns % rows) as i64 - (i % columns) as i64;
+                if (lower >= 0 && below > lower) || (upper >= 0 && -below > upper) {
+                    *value = T::default();
+                }
             }
         }
+        match &mut pool.make_mut(&mut x).data {
+            TensorData::F32(v) => keep(v, rows, columns, lower, upper),
+            TensorData::I32(v) => keep(v, rows, columns, lower, upper),
+            TensorData::Bool(v) => keep(v, rows, columns, lower, upper),
+        }
+        call.give(x)
     }
-    match &mut Arc::make_mut(&mut x).data {
-        TensorData::F32(v) => keep(v, rows, columns, lower, upper),
-        TensorData::I32(v) => keep(v, rows, columns, lower, upper),
-        TensorData::Bool(v) => keep(v, rows, columns, lower, upper),
+}
+
+/// Where the shape of a result is from.
+enum Shape {
+    Given(Integers),
+    /// That of a tensor.
+    Like(Input),
+}
+
+/// A tensor of one value, 0 if none is given.
+struct Fill {
+    shape: Shape,
+    value: Option<Input>,
+}
+
+impl Kernel for Fill {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let shape: Dims = match &self.shape {
+            Shape::Like(reference) => call.tensor(*reference)?.shape.as_slice().into(),
+            Shape::Given(shape) => {
+                let shape: Result<Dims, _> = call.integers(shape)?.into_iter().map(usize::try_from).collect();
+                shape.map_err(|_| "`shape` has a negative size".to_owned())?
+            }
+        };
+        let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MOST_ELEMENTS);
+        count.ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))?;
+        let result = match self.value.map(|value| call.tensor(value)).transpose()? {
+            None => pool.filled(&shape, 0f32),
+            Some(Tensor { data: TensorData::F32(v), .. }) if v.len() == 1 => pool.filled(&shape, v[0]),
+            Some(Tensor { data: TensorData::I32(v), .. }) if v.len() == 1 => pool.filled(&shape, v[0]),
+            Some(Tensor { data: TensorData::Bool(v), .. }) if v.len() == 1 => pool.filled(&shape, v[0]),
+            Some(_) => return Err("`value` is not one number".into()),
+        };
+        call.give(result)
     }
-    Ok(vec![x])
-}
-
-/// A tensor of one value.
-fn filled(value: Option<&Value>, shape: Vec<usize>) -> Results {
-    let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MOST_ELEMENTS);
-    let count = count.ok_or_else(|| format!("a tensor of shape {shape:?} is too large"))?;
-    let data = match value {
-        Some(Value::Tensor(tensor)) if tensor.data.len() == 1 => map_data!(&tensor.data, v => vec![v[0]; count]),
-        None => TensorData::F32(vec![0.0; count]),
-        Some(_) => return Err("`value` is not one number".into()),
-    };
-    one(Tensor { shape, data })
-}
-
-fn fill(call: &mut Call<'_>) -> Results {
-    let shape: Result<Vec<usize>, _> = call.integers("shape")?.into_iter().map(usize::try_from).collect();
-    let shape = shape.map_err(|_| "`shape` has a negative size".to_owned())?;
-    filled(call.value("value").ok(), shape)
-}
-
-fn fill_like(call: &mut Call<'_>) -> Results {
-    filled(call.value("value").ok(), call.tensor("ref_tensor")?.shape.clone())
 }
 
 /// The indices of what is not zero, one row each.
-fn non_zero(call: &mut Call<'_>) -> Results {
-    let x = call.tensor("x")?;
-    let steps = strides(&x.shape);
-    let places: Vec<usize> = match &x.data {
-        TensorData::F32(v) => v.iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i).collect(),
-        TensorData::I32(v) => v.iter().enumerate().filter(|(_, v)| **v != 0).map(|(i, _)| i).collect(),
-        TensorData::Bool(v) => v.iter().enumerate().filter(|(_, v)| **v).map(|(i, _)| i).collect(),
-    };
-    let index = |place: &usize| -> Vec<i32> {
-        steps.iter().zip(&x.shape).map(|(step, size)| (place / step % size) as i32).collect()
-    };
-    let indices: Vec<i32> = places.iter().flat_map(index).collect();
-    one(Tensor::new([places.len(), x.rank()], indices))
+struct NonZero {
+    x: Input,
+}
+
+impl Kernel for NonZero {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.tensor(self.x)?;
+        let steps = strides(&x.shape);
+        let places: Vec<usize> = match &x.data {
+            TensorData::F32(v) => v.iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i).collect(),
+            TensorData::I32(v) => v.iter().enumerate().filter(|(_, v)| **v != 0).map(|(i, _)| i).collect(),
+            TensorData::Bool(v) => v.iter().enumerate().filter(|(_, v)| **v).map(|(i, _)| i).collect(),
+        };
+        let index = |place: &usize| -> Vec<i32> {
+            steps.iter().zip(&x.shape).map(|(step, size)| (place / step % size) as i32).collect()
+        };
+        let indices: Vec<i32> = places.iter().flat_map(index).collect();
+        let result = pool.copied(&[places.len(), x.rank()], &indices);
+        call.give(result)
+    }
 }
 
 /// A new axis that holds `on_value` where the index says and `off_value` elsewhere; an index outside sets nothing.
-fn one_hot(call: &mut Call<'_>) -> Results {
-    let size = call.integer_or("one_hot_vector_size", -1)?;
-    let indices = call.integers("indices")?;
-    let shape = call.tensor("indices")?.shape.clone();
-    let axis = axis_index(call.integer_or("axis", -1)?, shape.len() + 1)?;
-    let size = usize::try_from(size).map_err(|_| format!("`one_hot_vector_size` is {size}"))?;
-    let inner: usize = shape[axis..].iter().product();
-    let mut out_shape = shape;
-    out_shape.insert(axis, size);
-    let count = indices.len().checked_mul(size).filter(|n| *n <= MOST_ELEMENTS);
-    let count = count.ok_or_else(|| format!("a tensor of shape {out_shape:?} is too large"))?;
-    let places = indices.iter().enumerate().filter_map(|(i, index)| {
-        let index = usize::try_from(*index).ok().filter(|index| *index < size)?;
-        Some((i / inner.max(1) * size + index) * inner + i % inner.max(1))
-    });
-    let scalar = |name: &str, default: i32| -> Result<Tensor, String> {
-        if call.has(name) { call.tensor(name).cloned() } else { Ok(Tensor::scalar(default)) }
-    };
-    let data: TensorData = match (&scalar("on_value", 1)?.data, &scalar("off_value", 0)?.data) {
-        (TensorData::I32(on), TensorData::I32(off)) if on.len() == 1 && off.len() == 1 => {
-            let mut out = vec![off[0]; count];
-            places.for_each(|place| out[place] = on[0]);
-            out.into()
-        }
-        (TensorData::F32(on), TensorData::F32(off)) if on.len() == 1 && off.len() == 1 => {
-            let mut out = vec![off[0]; count];
-            places.for_each(|place| out[place] = on[0]);
-            out.into()
-        }
-        (on, off) => {
-            return Err(format!("`on_value` holds {}, `off_value` {}; one of a kind is needed", on.kind(), off.kind()));
-        }
-    };
-    one(Tensor { shape: out_shape, data })
+struct OneHot {
+    indices: Input,
+    size: Integers,
+    axis: i64,
+    on: Option<Input>,
+    off: Option<Input>,
+}
+
+impl OneHot {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (indices, size) = (op.input("indices")?, op.integers("one_hot_vector_size")?);
+        let (on, off) = (op.optional_input("on_value")?, op.optional_input("off_value")?);
+        Ok(Arc::new(OneHot { indices, size, axis: op.integer_or("axis", -1)?, on, off }))
+    }
+}
+
+impl Kernel for OneHot {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let indices = call.numbers(self.indices)?;
+        let shape = Dims::from_slice(&call.tensor(self.indices)?.shape);
+        let axis = axis_index(self.axis, shape.len() + 1)?;
+        let size = match call.integers(&self.size)?.as_slice() {
+            [size] => usize::try_from(*size).map_err(|_| format!("`one_hot_vector_size` is {size}"))?,
+            several => return Err(format!("`one_hot_vector_size` has {} elements", several.len())),
+        };
+        let inner: usize = shape[axis..].iter().product();
+        let mut out_shape = shape;
+        out_shape.insert(axis, size);
+        let count = indices.len().checked_mul(size).filter(|n| *n <= MOST_ELEMENTS);
+        let count = count.ok_or_else(|| format!("a tensor of shape {out_shape:?} is too large"))?;
+        let places = indices.iter().enumerate().filter_map(|(i, index)| {
+            let index = usize::try_from(*index).ok().filter(|index| *index < size)?;
+            Some((i / inner.max(1) * size + index) * inner + i % inner.max(1))
+        });
+        let scalar = |input: Option<Input>, default: i32| -> Result<Tensor, String> {
+            input.map_or(Ok(Tensor::scalar(default)), |input| call.tensor(input).cloned())
+        };
+        let result = match (&scalar(self.on, 1)?.data, &scalar(self.off, 0)?.data) {
+            (TensorData::I32(on), TensorData::I32(off)) if on.len() == 1 && off.len() == 1 => {
+                pool.make(&out_shape, |out| {
+                    out.resize(count, off[0]);
+                    places.for_each(|place| out[place] = on[0]);
+                })
+            }
+            (TensorData::F32(on), TensorData::F32(off)) if on.len() == 1 && off.len() == 1 => {
+                pool.make(&out_shape, |out| {
+                    out.resize(count, off[0]);
+                    places.for_each(|place| out[place] = on[0]);
+                })
+            }
+            (on, off) => {
+                return Err(format!(
+                    "`on_value` holds {}, `off_value` {}; one of a kind is needed",
+                    on.kind(),
+                    off.kind()
+                ));
+            }
+        };
+        call.give(result)
+    }
 }
 
 /// `start`, `start + step`, … before `end`.
-fn range_1d(call: &mut Call<'_>) -> Results {
-    let too_many = |count: f64| format!("{count} elements are too many, or the step is 0");
-    if let (Ok(start), Ok(end), Ok(step)) = (call.integer("start"), call.integer("end"), call.integer("step")) {
-        let count = ((end - start) as f64 / step as f64).ceil().max(0.0);
-        if step == 0 || !(count <= MOST_ELEMENTS as f64) {
+struct RangeOp {
+    start: Input,
+    end: Input,
+    step: Input,
+}
+
+impl RangeOp {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        Ok(Arc::new(RangeOp { start: op.input("start")?, end: op.input("end")?, step: op.input("step")? }))
+    }
+}
+
+impl Kernel for RangeOp {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let too_many = |count: f64| format!("{count} elements are too many, or the step is 0");
+        let integer = |input: Input| match &call.tensor(input).ok()?.data {
+            TensorData::I32(v) if v.len() == 1 => Some(i64::from(v[0])),
+            TensorData::Bool(v) if v.len() == 1 => Some(i64::from(v[0])),
+            _ => None,
+        };
+        if let (Some(start), Some(end), Some(step)) = (integer(self.start), integer(self.end), integer(self.step)) {
+            let count = ((end - start) as f64 / step as f64).ceil().max(0.0);
+            if step == 0 || !(count <= MOST_ELEMENTS as f64) {
+                return Err(too_many(count));
+            }
+            let values = (0..count as i64).map(|i| (start + i * step) as i32);
+            let result = pool.make(&[count as usize], |out: &mut Vec<i32>| out.extend(values));
+            return call.give(result);
+        }
+        let float = |input: Input| match &call.tensor(input)?.data {
+            TensorData::F32(v) if v.len() == 1 => Ok(v[0]),
+            TensorData::I32(v) if v.len() == 1 => Ok(v[0] as f32),
+            _ => Err(format!("parameter `{}` takes one number", input.name)),
+        };
+        let (start, end, step) = (float(self.start)?, float(self.end)?, float(self.step)?);
+        let count = (f64::from(end - start) / f64::from(step)).ceil().max(0.0);
+        if step == 0.0 || !(count <= MOST_ELEMENTS as f64) {
             return Err(too_many(count));
         }
-        let values: Vec<i32> = (0..count as i64).map(|i| (start + i * step) as i32).collect();
-        return one(Tensor::new([values.len()], values));
+        let values = (0..count as usize).map(|i| start + i as f32 * step);
+        let result = pool.make(&[count as usize], |out: &mut Vec<f32>| out.extend(values));
+        call.give(result)
     }
-    let (start, end, step) = (call.float_or("start", 0.0)?, call.float_or("end", 0.0)?, call.float_or("step", 1.0)?);
-    let count = (f64::from(end - start) / f64::from(step)).ceil().max(0.0);
-    if step == 0.0 || !(count <= MOST_ELEMENTS as f64) {
-        return Err(too_many(count));
-    }
-    let values: Vec<f32> = (0..count as usize).map(|i| start + i as f32 * step).collect();
-    one(Tensor::new([values.len()], values))
 }
 
 #[cfg(test)]

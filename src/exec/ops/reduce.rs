@@ -1,10 +1,16 @@
 //! Ops that reduce axes.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
-use super::{Call, Results, Row, computing, one};
+use smallvec::SmallVec;
+
+use super::{Resolved, Row, computing};
+use crate::kernel::{Call, Input, Kernel};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
 use crate::strided::View;
-use crate::tensor::{Tensor, TensorData, axis_index};
+use crate::tensor::{Dims, TensorData, axis_index};
 use anec_kernels::reduce::{max, sum, sum_of, sum_of_squares};
 
 /// The rows of this group.
@@ -37,25 +43,49 @@ fn log_sum_exp(values: &[f32]) -> f32 {
     if top.is_finite() { sum_of(values, |v| (v - top).exp()).ln() + top } else { top }
 }
 
+/// Which axes are reduced.
+pub(super) type Reduced = SmallVec<[bool; 8]>;
+
+/// The axes in an order in which those that are reduced come last.
+fn order(reduced: &[bool]) -> Dims {
+    let axes = |last: bool| (0..reduced.len()).filter(move |axis| reduced[*axis] == last);
+    axes(false).chain(axes(true)).collect()
+}
+
+/// Whether elements that are reduced together are neighbours already.
+pub(super) fn is_gathered(shape: &[usize], reduced: &[bool]) -> bool {
+    order(reduced).iter().filter(|axis| shape[**axis] != 1).is_sorted()
+}
+
 /// The elements in an order in which those that are reduced together are neighbours.
 pub(super) fn gathered<'a, T: Copy + Send + Sync>(shape: &[usize], values: &'a [T], reduced: &[bool]) -> Cow<'a, [T]> {
-    let (inner, outer): (Vec<usize>, Vec<usize>) = (0..shape.len()).partition(|axis| reduced[*axis]);
-    let order = [outer, inner].concat();
-    let moved: Vec<usize> = order.iter().copied().filter(|axis| shape[*axis] != 1).collect();
-    if moved.is_sorted() { Cow::Borrowed(values) } else { Cow::Owned(View::whole(shape).permute(&order).read(values)) }
-}
-
-/// Which axes `axes` names; all if it is left out.
-pub(super) fn reduced_axes(call: &Call<'_>, rank: usize) -> Result<Vec<bool>, String> {
-    let Some(axes) = call.optional_integers("axes")? else { return Ok(vec![true; rank]) };
-    let mut reduced = vec![false; rank];
-    for axis in axes {
-        reduced[axis_index(axis, rank)?] = true;
+    if is_gathered(shape, reduced) {
+        Cow::Borrowed(values)
+    } else {
+        Cow::Owned(View::whole(shape).permute(&order(reduced)).read(values))
     }
-    Ok(reduced)
 }
 
-fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Vec<usize> {
+/// The axes that `axes` names; all if it is left out.
+pub(super) struct Axes(Option<Vec<i64>>);
+
+impl Axes {
+    pub fn resolve(op: &Resolver<'_>) -> Result<Self, String> {
+        Ok(Axes(op.known_integers("axes")?.map(|axes| axes.to_vec())))
+    }
+
+    /// Which axes of a tensor they are.
+    pub fn of(&self, rank: usize) -> Result<Reduced, String> {
+        let Some(axes) = &self.0 else { return Ok(SmallVec::from_elem(true, rank)) };
+        let mut reduced = SmallVec::from_elem(false, rank);
+        for axis in axes {
+            reduced[axis_index(*axis, rank)?] = true;
+        }
+        Ok(reduced)
+    }
+}
+
+fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Dims {
     let sizes = shape.iter().zip(reduced);
     if keep {
         sizes.map(|(size, reduced)| if *reduced { 1 } else { *size }).collect()
@@ -64,49 +94,88 @@ fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Vec<usize> {
     }
 }
 
-fn reduce(call: &mut Call<'_>, floats: impl Fn(&[f32]) -> f32, integers: impl Fn(&[i32]) -> i32) -> Results {
-    let keep = call.flag_or("keep_dims", false)?;
-    let x = call.tensor("x")?;
-    let reduced = reduced_axes(call, x.rank())?;
-    let count: usize = x.shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| *n).product();
-    if count == 0 {
-        return Err(format!("a tensor of shape {:?} has nothing to reduce", x.shape));
-    }
-    let shape = result_shape(&x.shape, &reduced, keep);
-    let data: TensorData = match &x.data {
-        TensorData::F32(v) => {
-            gathered(&x.shape, v, &reduced).chunks_exact(count).map(floats).collect::<Vec<_>>().into()
-        }
-        TensorData::I32(v) => {
-            gathered(&x.shape, v, &reduced).chunks_exact(count).map(integers).collect::<Vec<_>>().into()
-        }
-        TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
-    };
-    one(Tensor { shape, data })
+/// Numbers of some axes, reduced to one.
+struct Reduce<F, I> {
+    x: Input,
+    axes: Axes,
+    keep: bool,
+    floats: F,
+    integers: I,
 }
 
-/// Where along `axis` the first element lies that `beats` all others.
-fn position(call: &mut Call<'_>, beats: impl Fn(f32, f32) -> bool) -> Results {
-    let keep = call.flag_or("keep_dims", false)?;
-    let axis = call.integer_or("axis", -1)?;
-    let x = call.tensor("x")?;
-    let axis = axis_index(axis, x.rank())?;
-    let reduced: Vec<bool> = (0..x.rank()).map(|i| i == axis).collect();
-    let count = x.shape[axis];
-    if count == 0 {
-        return Err(format!("a tensor of shape {:?} has nothing to reduce", x.shape));
+fn reduce(
+    op: &mut Resolver<'_>,
+    floats: impl Fn(&[f32]) -> f32 + Send + Sync + 'static,
+    integers: impl Fn(&[i32]) -> i32 + Send + Sync + 'static,
+) -> Resolved {
+    let (x, axes, keep) = (op.input("x")?, Axes::resolve(op)?, op.flag_or("keep_dims", false)?);
+    Ok(Arc::new(Reduce { x, axes, keep, floats, integers }))
+}
+
+impl<F, I> Kernel for Reduce<F, I>
+where
+    F: Fn(&[f32]) -> f32 + Send + Sync + 'static,
+    I: Fn(&[i32]) -> i32 + Send + Sync + 'static,
+{
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.tensor(self.x)?;
+        let reduced = self.axes.of(x.rank())?;
+        let count: usize = x.shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| *n).product();
+        if count == 0 {
+            return Err(format!("a tensor of shape {:?} has nothing to reduce", x.shape));
+        }
+        let shape = result_shape(&x.shape, &reduced, self.keep);
+        let result = match &x.data {
+            TensorData::F32(v) => {
+                let gathered = gathered(&x.shape, v, &reduced);
+                pool.make(&shape, |out| out.extend(gathered.chunks_exact(count).map(&self.floats)))
+            }
+            TensorData::I32(v) => {
+                let gathered = gathered(&x.shape, v, &reduced);
+                pool.make(&shape, |out| out.extend(gathered.chunks_exact(count).map(&self.integers)))
+            }
+            TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
+        };
+        call.give(result)
     }
-    let values: Cow<'_, [f32]> = match &x.data {
-        TensorData::F32(v) => gathered(&x.shape, v, &reduced),
-        TensorData::I32(v) => Cow::Owned(float(&gathered(&x.shape, v, &reduced))),
-        TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
-    };
-    let first = |row: &[f32]| {
-        let best = row.iter().enumerate().reduce(|best, next| if beats(*next.1, *best.1) { next } else { best });
-        best.map_or(0, |(i, _)| i as i32)
-    };
-    let data: Vec<i32> = values.chunks_exact(count).map(first).collect();
-    one(Tensor { shape: result_shape(&x.shape, &reduced, keep), data: data.into() })
+}
+
+/// Where along an axis the first element lies that beats all others.
+struct Position {
+    x: Input,
+    axis: i64,
+    keep: bool,
+    beats: fn(f32, f32) -> bool,
+}
+
+fn position(op: &mut Resolver<'_>, beats: fn(f32, f32) -> bool) -> Resolved {
+    let (axis, keep) = (op.integer_or("axis", -1)?, op.flag_or("keep_dims", false)?);
+    Ok(Arc::new(Position { x: op.input("x")?, axis, keep, beats }))
+}
+
+impl Kernel for Position {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.tensor(self.x)?;
+        let axis = axis_index(self.axis, x.rank())?;
+        let reduced: Reduced = (0..x.rank()).map(|i| i == axis).collect();
+        let count = x.shape[axis];
+        if count == 0 {
+            return Err(format!("a tensor of shape {:?} has nothing to reduce", x.shape));
+        }
+        let values: Cow<'_, [f32]> = match &x.data {
+            TensorData::F32(v) => gathered(&x.shape, v, &reduced),
+            TensorData::I32(v) => Cow::Owned(float(&gathered(&x.shape, v, &reduced))),
+            TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
+        };
+        let beats = self.beats;
+        let first = |row: &[f32]| {
+            let best = row.iter().enumerate().reduce(|best, next| if beats(*next.1, *best.1) { next } else { best });
+            best.map_or(0, |(i, _)| i as i32)
+        };
+        let shape = result_shape(&x.shape, &reduced, self.keep);
+        let result = pool.make(&shape, |out: &mut Vec<i32>| out.extend(values.chunks_exact(count).map(first)));
+        call.give(result)
+    }
 }
 
 #[cfg(test)]

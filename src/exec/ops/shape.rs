@@ -2,179 +2,296 @@
 
 use std::sync::Arc;
 
-use super::{Call, Results, Row, map_data, moving, one};
+use smallvec::SmallVec;
+
+use super::{Resolved, Row, make_like, moving};
+use crate::kernel::{Call, Input, Inputs, Integers, Kernel, Numbers};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
 use crate::strided::View;
-use crate::tensor::{Tensor, TensorData, axis_index};
+use crate::tensor::{Dims, Tensor, TensorData, axis_index};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = moving! {
-    "expand_dims" => expand_dims,
-    "flatten2d" => flatten2d,
-    "identity" => |c| Ok(vec![c.take(if c.has("input") { "input" } else { "x" })?]),
-    "reshape" => reshape,
-    "reshape_like" => reshape_like,
-    "reverse" => reverse,
-    "shape" => shape_of,
-    "squeeze" => squeeze,
-    "tile" => tile,
-    "transpose" => transpose,
+    "expand_dims" => |op| {
+        let axes = op.known_integers("axes")?.ok_or("parameter `axes` is missing")?;
+        Ok(Arc::new(ExpandDims { x: op.input("x")?, axes }))
+    },
+    "flatten2d" => |op| Ok(Arc::new(Flatten { x: op.input("x")?, axis: op.integer_or("axis", 1)? })),
+    "identity" => |op| Ok(Arc::new(Identity { x: op.input(if op.has("input") { "input" } else { "x" })? })),
+    "reshape" => |op| Ok(Arc::new(Reshape { x: op.input("x")?, shape: op.integers("shape")? })),
+    "reshape_like" => ReshapeLike::resolve,
+    "reverse" => |op| Ok(Arc::new(Reverse { x: op.input("x")?, axes: op.known_integers("axes")? })),
+    "shape" => |op| Ok(Arc::new(ShapeOf { x: op.input("x")? })),
+    "squeeze" => |op| Ok(Arc::new(Squeeze { x: op.input("x")?, axes: op.known_integers("axes")? })),
+    "tile" => |op| Ok(Arc::new(Tile { x: op.input("x")?, repetitions: op.integers("reps")? })),
+    "transpose" => |op| {
+        let order = op.known_integers("perm")?.ok_or("parameter `perm` is missing")?;
+        Ok(Arc::new(Transpose { x: op.input("x")?, order }))
+    },
 };
 
 /// The tensor with another shape of as many elements.
-fn with_shape(mut x: Arc<Tensor>, shape: Vec<usize>) -> Results {
+fn with_shape(pool: &mut Pool, mut x: Arc<Tensor>, shape: &[usize]) -> Result<Arc<Tensor>, String> {
     if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(x.data.len()) {
         return Err(format!("a tensor of shape {:?} can't have the shape {shape:?}", x.shape));
     }
     match Arc::get_mut(&mut x) {
-        Some(tensor) => tensor.shape = shape,
-        None => x = Arc::new(Tensor { shape, data: x.data.clone() }),
+        Some(tensor) => {
+            tensor.shape.clear();
+            tensor.shape.extend_from_slice(shape);
+            Ok(x)
+        }
+        None => Ok(pool.reshaped(shape, &x.data)),
     }
-    Ok(vec![x])
+}
+
+/// Axes by number, negative ones counted from the back.
+fn axes_of(axes: &[i64], rank: usize) -> Result<Dims, String> {
+    axes.iter().map(|axis| axis_index(*axis, rank)).collect()
+}
+
+struct Identity {
+    x: Input,
+}
+
+impl Kernel for Identity {
+    fn run(&self, call: &mut Call<'_>, _: &mut Pool) -> Result<(), String> {
+        let x = call.take(self.x)?;
+        call.give(x)
+    }
 }
 
 /// A 0 keeps the dimension at the same distance from the last axis, a -1 takes what is left.
-fn reshape(call: &mut Call<'_>) -> Results {
-    let wanted = call.integers("shape")?;
-    let x = call.take("x")?;
-    let misfit = || format!("a tensor of shape {:?} can't have the shape {wanted:?}", x.shape);
-    let mut shape = Vec::with_capacity(wanted.len());
-    let mut free = None;
-    for (i, size) in wanted.iter().enumerate() {
-        shape.push(match size {
-            -1 if free.is_none() => {
-                free = Some(i);
-                1
-            }
-            0 => {
-                let from_right = wanted.len() - i;
-                x.shape.len().checked_sub(from_right).map(|axis| x.shape[axis]).ok_or_else(misfit)?
-            }
-            size => usize::try_from(*size).map_err(|_| misfit())?,
-        });
-    }
-    if let Some(i) = free {
-        let others = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(misfit)?;
-        if others == 0 || x.data.len() % others != 0 {
-            return Err(misfit());
+struct Reshape {
+    x: Input,
+    shape: Integers,
+}
+
+impl Kernel for Reshape {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let wanted = call.integers(&self.shape)?;
+        let x = call.take(self.x)?;
+        let misfit = || format!("a tensor of shape {:?} can't have the shape {wanted:?}", x.shape);
+        let mut shape = Dims::new();
+        let mut free = None;
+        for (i, size) in wanted.iter().enumerate() {
+            shape.push(match size {
+                -1 if free.is_none() => {
+                    free = Some(i);
+                    1
+                }
+                0 => {
+                    let from_right = wanted.len() - i;
+                    x.shape.len().checked_sub(from_right).map(|axis| x.shape[axis]).ok_or_else(misfit)?
+                }
+                size => usize::try_from(*size).map_err(|_| misfit())?,
+            });
         }
-        shape[i] = x.data.len() / others;
+        if let Some(i) = free {
+            let others = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(misfit)?;
+            if others == 0 || x.data.len() % others != 0 {
+                return Err(misfit());
+            }
+            shape[i] = x.data.len() / others;
+        }
+        let result = with_shape(pool, x, &shape)?;
+        call.give(result)
     }
-    with_shape(x, shape)
 }
 
 /// The shape of other tensors: ranges `begins[i]..ends[i]` of the axes of `x` become ranges of the axes of the `i`-th
 /// reference.
-fn reshape_like(call: &mut Call<'_>) -> Results {
-    let (begins, ends) = (call.integers("begins")?, call.integers("ends")?);
-    let masks = (call.flags("begin_masks", begins.len())?, call.flags("end_masks", ends.len())?);
-    let references: Vec<Vec<usize>> = call.tensors("ref_tensors")?.iter().map(|t| t.shape.clone()).collect();
-    if begins.len() != references.len() || ends.len() != references.len() {
-        let (b, e, r) = (begins.len(), ends.len(), references.len());
-        return Err(format!("{b} begins and {e} ends for {r} reference tensors"));
-    }
-    let mut shape = Vec::new();
-    for (i, reference) in references.iter().enumerate() {
-        let rank = reference.len() as i64;
-        let place = |v: i64| (if v < 0 { v + rank } else { v }).clamp(0, rank) as usize;
-        let begin = if masks.0[i] { 0 } else { place(begins[i]) };
-        let end = if masks.1[i] { reference.len() } else { place(ends[i]) };
-        shape.extend_from_slice(reference.get(begin..end).unwrap_or_default());
-    }
-    with_shape(call.take("x")?, shape)
+struct ReshapeLike {
+    x: Input,
+    references: Inputs,
+    begins: Numbers,
+    ends: Numbers,
+    begin_masks: Vec<bool>,
+    end_masks: Vec<bool>,
 }
 
-fn flatten2d(call: &mut Call<'_>) -> Results {
-    let axis = call.integer_or("axis", 1)?;
-    let x = call.take("x")?;
-    let axis = if axis == x.rank() as i64 { x.rank() } else { axis_index(axis, x.rank())? };
-    let shape = vec![x.shape[..axis].iter().product(), x.shape[axis..].iter().product()];
-    with_shape(x, shape)
+impl ReshapeLike {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (x, references) = (op.input("x")?, op.inputs("ref_tensors")?);
+        let places = |name: &str| op.known_integers(name)?.ok_or_else(|| format!("parameter `{name}` is missing"));
+        let (begins, ends) = (places("begins")?, places("ends")?);
+        let masks = |name: &str, count: usize| -> Result<Vec<bool>, String> {
+            let masks = op.flags(name)?.unwrap_or_else(|| vec![false; count]);
+            match masks.len() == count {
+                true => Ok(masks),
+                false => Err(format!("parameter `{name}` has {} elements, {count} are needed", masks.len())),
+            }
+        };
+        let (begin_masks, end_masks) = (masks("begin_masks", begins.len())?, masks("end_masks", ends.len())?);
+        let count = references.places.len();
+        if begins.len() != count || ends.len() != count {
+            let (b, e) = (begins.len(), ends.len());
+            return Err(format!("{b} begins and {e} ends for {count} reference tensors"));
+        }
+        Ok(Arc::new(ReshapeLike { x, references, begins, ends, begin_masks, end_masks }))
+    }
 }
 
-fn expand_dims(call: &mut Call<'_>) -> Results {
-    let axes = call.integers("axes")?;
-    let x = call.take("x")?;
-    let rank = x.rank() + axes.len();
-    let mut added = vec![false; rank];
-    for axis in &axes {
-        added[axis_index(*axis, rank)?] = true;
+impl Kernel for ReshapeLike {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let mut shape = Dims::new();
+        for (i, reference) in self.references.iter().enumerate() {
+            let reference = &call.tensor(reference)?.shape;
+            let rank = reference.len() as i64;
+            let place = |v: i64| (if v < 0 { v + rank } else { v }).clamp(0, rank) as usize;
+            let begin = if self.begin_masks[i] { 0 } else { place(self.begins[i]) };
+            let end = if self.end_masks[i] { reference.len() } else { place(self.ends[i]) };
+            shape.extend_from_slice(reference.get(begin..end).unwrap_or_default());
+        }
+        let x = call.take(self.x)?;
+        let result = with_shape(pool, x, &shape)?;
+        call.give(result)
     }
-    if added.iter().filter(|a| **a).count() != axes.len() {
-        return Err(format!("the axes {axes:?} name one axis twice"));
-    }
-    let mut sizes = x.shape.iter().copied();
-    let shape = added.iter().map(|added| if *added { 1 } else { sizes.next().unwrap_or(1) }).collect();
-    with_shape(x, shape)
 }
 
-fn squeeze(call: &mut Call<'_>) -> Results {
-    let axes = call.optional_integers("axes")?;
-    let x = call.take("x")?;
-    let dropped: Vec<usize> = match axes {
-        Some(axes) => axes.iter().map(|axis| axis_index(*axis, x.rank())).collect::<Result<_, _>>()?,
-        None => (0..x.rank()).filter(|i| x.shape[*i] == 1).collect(),
-    };
-    let kept = x.shape.iter().enumerate().filter(|(i, _)| !dropped.contains(i)).map(|(_, d)| *d).collect();
-    with_shape(x, kept)
+struct Flatten {
+    x: Input,
+    axis: i64,
 }
 
-fn transpose(call: &mut Call<'_>) -> Results {
-    let order = call.integers("perm")?;
-    let x = call.take("x")?;
-    let order: Vec<usize> = order.iter().map(|axis| axis_index(*axis, x.rank())).collect::<Result<_, _>>()?;
-    let mut seen = vec![false; x.rank()];
-    order.iter().for_each(|axis| seen[*axis] = true);
-    if order.len() != x.rank() || seen.contains(&false) {
-        return Err(format!("{order:?} is not an order of {} axes", x.rank()));
+impl Kernel for Flatten {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.take(self.x)?;
+        let axis = if self.axis == x.rank() as i64 { x.rank() } else { axis_index(self.axis, x.rank())? };
+        let shape = [x.shape[..axis].iter().product(), x.shape[axis..].iter().product()];
+        let result = with_shape(pool, x, &shape)?;
+        call.give(result)
     }
-    let view = View::whole(&x.shape).permute(&order);
-    // axes of size 1 may move freely
-    let moved: Vec<usize> = order.iter().copied().filter(|axis| x.shape[*axis] != 1).collect();
-    if moved.is_sorted() {
-        return with_shape(x, view.shape);
-    }
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape: view.shape })
 }
 
-fn reverse(call: &mut Call<'_>) -> Results {
-    let x = call.tensor("x")?;
-    let axes = call.optional_integers("axes")?.unwrap_or_else(|| (0..x.rank() as i64).collect());
-    let mut view = View::whole(&x.shape);
-    for axis in axes {
-        let axis = axis_index(axis, x.rank())?;
-        view.slice(axis, x.shape[axis].saturating_sub(1), x.shape[axis], -1);
-    }
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape: x.shape.clone() })
+struct ExpandDims {
+    x: Input,
+    axes: Numbers,
 }
 
-fn tile(call: &mut Call<'_>) -> Results {
-    let repetitions = call.integers("reps")?;
-    let x = call.tensor("x")?;
-    if repetitions.len() != x.rank() {
-        return Err(format!("{} repetitions for a tensor of rank {}", repetitions.len(), x.rank()));
+impl Kernel for ExpandDims {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.take(self.x)?;
+        let rank = x.rank() + self.axes.len();
+        let added = axes_of(&self.axes, rank)?;
+        if (1..added.len()).any(|i| added[..i].contains(&added[i])) {
+            return Err(format!("the axes {:?} name one axis twice", self.axes));
+        }
+        let mut sizes = x.shape.iter().copied();
+        let shape: Dims =
+            (0..rank).map(|axis| if added.contains(&axis) { 1 } else { sizes.next().unwrap_or(1) }).collect();
+        let result = with_shape(pool, x, &shape)?;
+        call.give(result)
     }
-    let whole = View::whole(&x.shape);
-    let mut view = View { offset: 0, shape: Vec::new(), strides: Vec::new() };
-    let mut shape = Vec::new();
-    for ((count, size), stride) in repetitions.iter().zip(&x.shape).zip(&whole.strides) {
-        let count = usize::try_from(*count).map_err(|_| format!("a repetition of {count}"))?;
-        view.shape.extend([count, *size]);
-        view.strides.extend([0, *stride]);
-        shape.push(count * size);
-    }
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape })
 }
 
-fn shape_of(call: &mut Call<'_>) -> Results {
-    let shape: Vec<i32> = call.tensor("x")?.shape.iter().map(|d| *d as i32).collect();
-    one(Tensor::new([shape.len()], shape))
+struct Squeeze {
+    x: Input,
+    axes: Option<Numbers>,
+}
+
+impl Kernel for Squeeze {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.take(self.x)?;
+        let dropped = match &self.axes {
+            Some(axes) => axes_of(axes, x.rank())?,
+            None => (0..x.rank()).filter(|i| x.shape[*i] == 1).collect(),
+        };
+        let kept: Dims = x.shape.iter().enumerate().filter(|(i, _)| !dropped.contains(i)).map(|(_, d)| *d).collect();
+        let result = with_shape(pool, x, &kept)?;
+        call.give(result)
+    }
+}
+
+struct Transpose {
+    x: Input,
+    order: Numbers,
+}
+
+impl Kernel for Transpose {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.take(self.x)?;
+        let order = axes_of(&self.order, x.rank())?;
+        let mut seen = SmallVec::<[bool; 8]>::from_elem(false, x.rank());
+        order.iter().for_each(|axis| seen[*axis] = true);
+        if order.len() != x.rank() || seen.contains(&false) {
+            return Err(format!("{order:?} is not an order of {} axes", x.rank()));
+        }
+        let view = View::whole(&x.shape).permute(&order);
+        // axes of size 1 may move freely
+        if order.iter().filter(|axis| x.shape[**axis] != 1).is_sorted() {
+            let result = with_shape(pool, x, &view.shape)?;
+            return call.give(result);
+        }
+        let result = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
+        pool.recycle(x);
+        call.give(result)
+    }
+}
+
+struct Reverse {
+    x: Input,
+    axes: Option<Numbers>,
+}
+
+impl Kernel for Reverse {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.tensor(self.x)?;
+        let axes = self.axes.clone().unwrap_or_else(|| (0..x.rank() as i64).collect());
+        let mut view = View::whole(&x.shape);
+        for axis in axes {
+            let axis = axis_index(axis, x.rank())?;
+            view.slice(axis, x.shape[axis].saturating_sub(1), x.shape[axis], -1);
+        }
+        let result = make_like!(pool, &x.shape, &x.data, (v, out) => view.read_into(v, out));
+        call.give(result)
+    }
+}
+
+struct Tile {
+    x: Input,
+    repetitions: Integers,
+}
+
+impl Kernel for Tile {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let repetitions = call.integers(&self.repetitions)?;
+        let x = call.tensor(self.x)?;
+        if repetitions.len() != x.rank() {
+            return Err(format!("{} repetitions for a tensor of rank {}", repetitions.len(), x.rank()));
+        }
+        let whole = View::whole(&x.shape);
+        let mut view = View::scalar();
+        let mut shape = Dims::new();
+        for ((count, size), stride) in repetitions.iter().zip(&x.shape).zip(&whole.strides) {
+            let count = usize::try_from(*count).map_err(|_| format!("a repetition of {count}"))?;
+            view.shape.extend([count, *size]);
+            view.strides.extend([0, *stride]);
+            shape.push(count * size);
+        }
+        let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
+        call.give(result)
+    }
+}
+
+struct ShapeOf {
+    x: Input,
+}
+
+impl Kernel for ShapeOf {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let shape = &call.tensor(self.x)?.shape;
+        let result = pool.make(&[shape.len()], |out: &mut Vec<i32>| out.extend(shape.iter().map(|d| *d as i32)));
+        call.give(result)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::testing::{assert_close, f, i, run, try_run};
 
-    fn counted(shape: &[usize]) -> super::super::Value {
+    fn counted(shape: &[usize]) -> crate::value::Value {
         let count: usize = shape.iter().product();
         f(shape, &(0..count).map(|v| v as f32).collect::<Vec<_>>())
     }

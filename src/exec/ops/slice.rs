@@ -2,271 +2,431 @@
 
 use std::sync::Arc;
 
-use super::{Call, Results, Row, map_data, moving, one};
+use smallvec::SmallVec;
+
+use super::{Resolved, Row, make_like, moving};
+use crate::kernel::{Call, Input, Inputs, Integers, Kernel, Numbers};
+use crate::pool::{Element, Pool};
+use crate::resolve::Resolver;
 use crate::strided::View;
-use crate::tensor::{Tensor, TensorData, axis_index};
+use crate::tensor::{Dims, Tensor, TensorData, axis_index};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = moving! {
-    "concat" => concat,
-    "pad" => pad,
-    "slice_by_index" => slice_by_index,
-    "slice_by_size" => slice_by_size,
-    "slice_update" => slice_update,
-    "split" => split,
-    "stack" => stack,
+    "concat" => Concat::resolve,
+    "pad" => Pad::resolve,
+    "slice_by_index" => |op| Ok(Arc::new(SliceByIndex { x: op.input("x")?, slicing: Slicing::resolve(op)? })),
+    "slice_by_size" => |op| {
+        let (x, begin, size) = (op.input("x")?, op.integers("begin")?, op.integers("size")?);
+        Ok(Arc::new(SliceBySize { x, begin, size }))
+    },
+    "slice_update" => |op| {
+        let (x, update) = (op.input("x")?, op.input("update")?);
+        Ok(Arc::new(SliceUpdate { x, update, slicing: Slicing::resolve(op)? }))
+    },
+    "split" => Split::resolve,
+    "stack" => |op| Ok(Arc::new(Stack { values: op.inputs("values")?, axis: op.integer("axis")? })),
 };
 
-/// What `begin`, `end`, `stride` and the masks say, with Python's rules: negative positions count from the end,
-/// positions outside are clamped. Also which axes stay.
-fn indexed_view(call: &Call<'_>, shape: &[usize]) -> Result<(View, Vec<bool>), String> {
-    let rank = shape.len();
-    let begin = call.integers("begin")?;
-    let end = call.integers("end")?;
-    let stride = call.optional_integers("stride")?.unwrap_or_else(|| vec![1; rank]);
-    let begin_mask = call.flags("begin_mask", rank)?;
-    let end_mask = call.flags("end_mask", rank)?;
-    let squeeze_mask = call.flags("squeeze_mask", rank)?;
-    for (name, given) in [("begin", &begin), ("end", &end), ("stride", &stride)] {
-        if given.len() != rank {
-            return Err(format!("`{name}` has {} elements for a tensor of rank {rank}", given.len()));
-        }
-    }
-    let mut view = View::whole(shape);
-    for axis in 0..rank {
-        let size = shape[axis] as i64;
-        let from_end = |position: i64| if position < 0 { position.saturating_add(size) } else { position };
-        let step = stride[axis];
-        if squeeze_mask[axis] {
-            let at = from_end(if begin_mask[axis] { 0 } else { begin[axis] });
-            let at = usize::try_from(at).ok().filter(|at| *at < shape[axis]);
-            let at = at.ok_or_else(|| format!("position {} is outside axis {axis} of size {size}", begin[axis]))?;
-            view.slice(axis, at, 1, 1);
-            continue;
-        }
-        let (first, past) = match step {
-            0 => return Err(format!("the stride of axis {axis} is 0")),
-            1.. => (
-                if begin_mask[axis] { 0 } else { from_end(begin[axis]).clamp(0, size) },
-                if end_mask[axis] { size } else { from_end(end[axis]).clamp(0, size) },
-            ),
-            _ => (
-                if begin_mask[axis] { size - 1 } else { from_end(begin[axis]).clamp(-1, size - 1) },
-                if end_mask[axis] { -1 } else { from_end(end[axis]).clamp(-1, size - 1) },
-            ),
-        };
-        let span = if step > 0 { past - first } else { first - past };
-        let count = if span > 0 { (span as u64).div_ceil(step.unsigned_abs()) as usize } else { 0 };
-        view.slice(axis, first.max(0) as usize, count, step as isize);
-    }
-    Ok((view, squeeze_mask.into_iter().map(|s| !s).collect()))
+/// Which elements of each axis: what `begin`, `end`, `stride` and the masks say, with Python's rules: negative positions
+/// count from the end, positions outside are clamped.
+pub(crate) struct Slicing {
+    pub begin: Integers,
+    pub end: Integers,
+    pub stride: Option<Numbers>,
+    pub begin_mask: Option<Vec<bool>>,
+    pub end_mask: Option<Vec<bool>>,
+    pub squeeze_mask: Option<Vec<bool>>,
 }
 
-fn kept(shape: &[usize], keep: &[bool]) -> Vec<usize> {
-    shape.iter().zip(keep).filter(|(_, keep)| **keep).map(|(d, _)| *d).collect()
+impl Slicing {
+    fn resolve(op: &mut Resolver<'_>) -> Result<Self, String> {
+        Ok(Slicing {
+            begin: op.integers("begin")?,
+            end: op.integers("end")?,
+            stride: op.known_integers("stride")?,
+            begin_mask: op.flags("begin_mask")?,
+            end_mask: op.flags("end_mask")?,
+            squeeze_mask: op.flags("squeeze_mask")?,
+        })
+    }
+
+    fn squeezes(&self, axis: usize) -> bool {
+        self.squeeze_mask.as_ref().is_some_and(|mask| mask[axis])
+    }
+
+    /// The elements of a tensor of this shape.
+    fn view(&self, call: &Call<'_>, shape: &[usize]) -> Result<View, String> {
+        let rank = shape.len();
+        let (begin, end) = (call.integers(&self.begin)?, call.integers(&self.end)?);
+        let lengths = [
+            ("begin", Some(begin.len())),
+            ("end", Some(end.len())),
+            ("stride", self.stride.as_ref().map(SmallVec::len)),
+            ("begin_mask", self.begin_mask.as_ref().map(Vec::len)),
+            ("end_mask", self.end_mask.as_ref().map(Vec::len)),
+            ("squeeze_mask", self.squeeze_mask.as_ref().map(Vec::len)),
+        ];
+        for (name, length) in lengths {
+            if let Some(length) = length.filter(|length| *length != rank) {
+                return Err(format!("`{name}` has {length} elements for a tensor of rank {rank}"));
+            }
+        }
+        let is_set = |mask: &Option<Vec<bool>>, axis: usize| mask.as_ref().is_some_and(|mask| mask[axis]);
+        let mut view = View::whole(shape);
+        for axis in 0..rank {
+            let (from_start, to_end) = (is_set(&self.begin_mask, axis), is_set(&self.end_mask, axis));
+            let size = shape[axis] as i64;
+            let from_end = |position: i64| if position < 0 { position.saturating_add(size) } else { position };
+            let step = self.stride.as_ref().map_or(1, |stride| stride[axis]);
+            if self.squeezes(axis) {
+                let at = from_end(if from_start { 0 } else { begin[axis] });
+                let at = usize::try_from(at).ok().filter(|at| *at < shape[axis]);
+                let at = at.ok_or_else(|| format!("position {} is outside axis {axis} of size {size}", begin[axis]))?;
+                view.slice(axis, at, 1, 1);
+                continue;
+            }
+            let (first, past) = match step {
+                0 => return Err(format!("the stride of axis {axis} is 0")),
+                1.. => (
+                    if from_start { 0 } else { from_end(begin[axis]).clamp(0, size) },
+                    if to_end { size } else { from_end(end[axis]).clamp(0, size) },
+                ),
+                _ => (
+                    if from_start { size - 1 } else { from_end(begin[axis]).clamp(-1, size - 1) },
+                    if to_end { -1 } else { from_end(end[axis]).clamp(-1, size - 1) },
+                ),
+            };
+            let span = if step > 0 { past - first } else { first - past };
+            let count = if span > 0 { (span as u64).div_ceil(step.unsigned_abs()) as usize } else { 0 };
+            view.slice(axis, first.max(0) as usize, count, step as isize);
+        }
+        Ok(view)
+    }
+
+    /// The shape of a view without the axes that are squeezed.
+    fn kept(&self, view: &View) -> Dims {
+        (0..view.shape.len()).filter(|axis| !self.squeezes(*axis)).map(|axis| view.shape[axis]).collect()
+    }
 }
 
-fn slice_by_index(call: &mut Call<'_>) -> Results {
-    let (view, keep) = indexed_view(call, &call.tensor("x")?.shape)?;
-    let shape = kept(&view.shape, &keep);
-    let x = call.tensor("x")?;
-    if view.shape == x.shape && view.offset == 0 && view.strides == View::whole(&x.shape).strides {
-        let mut x = call.take("x")?;
-        if x.shape != shape {
-            Arc::make_mut(&mut x).shape = shape;
+pub(crate) struct SliceByIndex {
+    pub x: Input,
+    pub slicing: Slicing,
+}
+
+impl Kernel for SliceByIndex {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.tensor(self.x)?;
+        let view = self.slicing.view(call, &x.shape)?;
+        let shape = self.slicing.kept(&view);
+        if view.shape[..] == x.shape[..] && view.offset == 0 && view.strides == View::whole(&x.shape).strides {
+            let mut x = call.take(self.x)?;
+            if x.shape[..] != shape[..] {
+                let own = &mut pool.make_mut(&mut x).shape;
+                own.clear();
+                own.extend_from_slice(&shape);
+            }
+            return call.give(x);
         }
-        return Ok(vec![x]);
+        let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
+        call.give(result)
     }
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape })
 }
 
 /// `size` elements of each axis from `begin`; a size of -1 goes to the end.
-fn slice_by_size(call: &mut Call<'_>) -> Results {
-    let (begin, size) = (call.integers("begin")?, call.integers("size")?);
-    let x = call.tensor("x")?;
-    if begin.len() != x.rank() || size.len() != x.rank() {
-        let (b, s) = (begin.len(), size.len());
-        return Err(format!("{b} begins and {s} sizes for a tensor of rank {}", x.rank()));
-    }
-    let mut view = View::whole(&x.shape);
-    for axis in 0..x.rank() {
-        let whole = x.shape[axis] as i64;
-        let from = if begin[axis] < 0 { begin[axis].saturating_add(whole) } else { begin[axis] };
-        let count = if size[axis] == -1 { whole - from } else { size[axis] };
-        if from < 0 || count < 0 || from.saturating_add(count) > whole {
-            return Err(format!("{count} elements from {from} are beyond axis {axis} of size {whole}"));
+struct SliceBySize {
+    x: Input,
+    begin: Integers,
+    size: Integers,
+}
+
+impl Kernel for SliceBySize {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (begin, size) = (call.integers(&self.begin)?, call.integers(&self.size)?);
+        let x = call.tensor(self.x)?;
+        if begin.len() != x.rank() || size.len() != x.rank() {
+            let (b, s) = (begin.len(), size.len());
+            return Err(format!("{b} begins and {s} sizes for a tensor of rank {}", x.rank()));
         }
-        view.slice(axis, from as usize, count as usize, 1);
+        let mut view = View::whole(&x.shape);
+        for axis in 0..x.rank() {
+            let whole = x.shape[axis] as i64;
+            let from = if begin[axis] < 0 { begin[axis].saturating_add(whole) } else { begin[axis] };
+            let count = if size[axis] == -1 { whole - from } else { size[axis] };
+            if from < 0 || count < 0 || from.saturating_add(count) > whole {
+                return Err(format!("{count} elements from {from} are beyond axis {axis} of size {whole}"));
+            }
+            view.slice(axis, from as usize, count as usize, 1);
+        }
+        let result = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
+        call.give(result)
     }
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape: view.shape })
 }
 
 /// Puts `update` where a slice of `x` is; in place if nothing else needs `x`.
-fn slice_update(call: &mut Call<'_>) -> Results {
-    let (view, keep) = indexed_view(call, &call.tensor("x")?.shape)?;
-    let update = call.take("update")?;
-    let mut x = call.take("x")?;
-    let expected = kept(&view.shape, &keep);
-    if update.shape != expected {
-        return Err(format!("an update of shape {:?} for a slice of shape {expected:?}", update.shape));
-    }
-    match (&mut Arc::make_mut(&mut x).data, &update.data) {
-        (TensorData::F32(x), TensorData::F32(update)) => view.write(x, update),
-        (TensorData::I32(x), TensorData::I32(update)) => view.write(x, update),
-        (TensorData::Bool(x), TensorData::Bool(update)) => view.write(x, update),
-        (x, update) => return Err(format!("an update of {} for {}", update.kind(), x.kind())),
-    }
-    Ok(vec![x])
+pub(crate) struct SliceUpdate {
+    pub x: Input,
+    pub update: Input,
+    pub slicing: Slicing,
 }
 
-/// The parts of `shape` along an axis, from sizes or an equal division.
-fn split(call: &mut Call<'_>) -> Results {
-    let axis = call.integer("axis")?;
-    let sizes = call.optional_integers("split_sizes")?;
-    let count = call.optional_integers("num_splits")?;
-    let x = call.tensor("x")?;
-    let axis = axis_index(axis, x.rank())?;
-    let whole = x.shape[axis];
-    let sizes: Vec<usize> = match (sizes, count.as_deref()) {
-        (Some(sizes), _) => {
-            let sizes: Result<Vec<usize>, _> = sizes.iter().map(|s| usize::try_from(*s)).collect();
-            sizes.map_err(|_| "a size is negative".to_owned())?
+impl Kernel for SliceUpdate {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let view = self.slicing.view(call, &call.tensor(self.x)?.shape)?;
+        let update = call.take(self.update)?;
+        let mut x = call.take(self.x)?;
+        let expected = self.slicing.kept(&view);
+        if update.shape[..] != expected[..] {
+            return Err(format!("an update of shape {:?} for a slice of shape {expected:?}", update.shape));
         }
-        (None, Some([n])) if *n > 0 && whole % *n as usize == 0 => vec![whole / *n as usize; *n as usize],
-        _ => return Err(format!("neither sizes nor a number of parts divides axis {axis} of size {whole}")),
-    };
-    if sizes.iter().try_fold(0usize, |n, s| n.checked_add(*s)) != Some(whole) {
-        return Err(format!("the sizes {sizes:?} don't sum to {whole}, the size of axis {axis}"));
-    }
-    let mut begin = 0;
-    let mut parts = Vec::with_capacity(sizes.len());
-    for size in sizes {
-        let mut view = View::whole(&x.shape);
-        view.slice(axis, begin, size, 1);
-        begin += size;
-        parts.push(Arc::new(Tensor { data: map_data!(&x.data, v => view.read(v)), shape: view.shape }));
-    }
-    Ok(parts)
-}
-
-/// Joins rows of `widths[i]` elements of each part, `rows` times.
-fn interleave<T: Copy>(parts: &[(&[T], usize)], rows: usize) -> Vec<T> {
-    let mut out = Vec::with_capacity(parts.iter().map(|(part, _)| part.len()).sum());
-    for row in 0..rows {
-        for (part, width) in parts {
-            out.extend_from_slice(&part[row * width..][..*width]);
+        match (&mut pool.make_mut(&mut x).data, &update.data) {
+            (TensorData::F32(x), TensorData::F32(update)) => view.write(x, update),
+            (TensorData::I32(x), TensorData::I32(update)) => view.write(x, update),
+            (TensorData::Bool(x), TensorData::Bool(update)) => view.write(x, update),
+            (x, update) => return Err(format!("an update of {} for {}", update.kind(), x.kind())),
         }
+        pool.recycle(update);
+        call.give(x)
     }
-    out
 }
 
-/// Joins tensors whose elements are laid out as `rows` rows of equal width each.
-fn join(tensors: &[&Tensor], rows: usize) -> Result<TensorData, String> {
-    macro_rules! joined {
-        ($variant:path) => {{
-            let parts = tensors.iter().map(|t| match &t.data {
-                $variant(v) => Some((v.as_slice(), v.len() / rows.max(1))),
-                _ => None,
-            });
-            parts.collect::<Option<Vec<_>>>().map(|parts| $variant(interleave(&parts, rows)))
-        }};
+/// How an axis is divided.
+enum Division {
+    Sizes(Vec<usize>),
+    /// Into so many equal parts.
+    Equal(usize),
+}
+
+/// The parts of a tensor along an axis.
+struct Split {
+    x: Input,
+    axis: i64,
+    division: Division,
+}
+
+impl Split {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let division = match (op.known_integers("split_sizes")?, op.known_integers("num_splits")?.as_deref()) {
+            (Some(sizes), _) => {
+                let sizes: Result<Vec<usize>, _> = sizes.iter().map(|s| usize::try_from(*s)).collect();
+                Division::Sizes(sizes.map_err(|_| "a size is negative".to_owned())?)
+            }
+            (None, Some([n])) if *n > 0 => Division::Equal(*n as usize),
+            _ => return Err("neither sizes nor a number of parts is given".into()),
+        };
+        Ok(Arc::new(Split { x: op.input("x")?, axis: op.integer("axis")?, division }))
     }
-    let joined = match tensors.first().map(|t| &t.data) {
-        Some(TensorData::F32(_)) => joined!(TensorData::F32),
-        Some(TensorData::I32(_)) => joined!(TensorData::I32),
-        Some(TensorData::Bool(_)) => joined!(TensorData::Bool),
-        None => return Err("there is nothing to join".into()),
+}
+
+impl Kernel for Split {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.take(self.x)?;
+        let axis = axis_index(self.axis, x.rank())?;
+        let whole = x.shape[axis];
+        let count = match &self.division {
+            Division::Sizes(sizes) => {
+                if sizes.iter().try_fold(0usize, |n, s| n.checked_add(*s)) != Some(whole) {
+                    return Err(format!("the sizes {sizes:?} don't sum to {whole}, the size of axis {axis}"));
+                }
+                sizes.len()
+            }
+            Division::Equal(count) if whole % count == 0 => *count,
+            Division::Equal(count) => return Err(format!("axis {axis} of size {whole} has no {count} equal parts")),
+        };
+        let mut begin = 0;
+        for i in 0..count {
+            let size = match &self.division {
+                Division::Sizes(sizes) => sizes[i],
+                Division::Equal(count) => whole / count,
+            };
+            let mut view = View::whole(&x.shape);
+            view.slice(axis, begin, size, 1);
+            begin += size;
+            let part = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
+            call.give(part)?;
+        }
+        pool.recycle(x);
+        Ok(())
+    }
+}
+
+/// Joins the elements of tensors, which are laid out as `rows` rows of equal width each.
+fn join(call: &mut Call<'_>, pool: &mut Pool, values: &Inputs, (shape, rows): (&[usize], usize)) -> Result<(), String> {
+    fn interleave<'a, T: Element>(
+        pool: &mut Pool,
+        (shape, rows): (&[usize], usize),
+        part: impl Fn(Input) -> Option<&'a [T]>,
+        values: &Inputs,
+    ) -> Option<Arc<Tensor>> {
+        let parts: SmallVec<[&[T]; 64]> = values.iter().map(part).collect::<Option<_>>()?;
+        Some(pool.make(shape, |out| {
+            for row in 0..rows {
+                for part in &parts {
+                    let width = part.len() / rows.max(1);
+                    out.extend_from_slice(&part[row * width..][..width]);
+                }
+            }
+        }))
+    }
+    let first = values.iter().next().ok_or("there is nothing to join")?;
+    let tensor = |input: Input| call.tensor(input).ok();
+    let joined = match call.tensor(first)?.data {
+        TensorData::F32(_) => interleave(pool, (shape, rows), |input| tensor(input)?.floats(), values),
+        TensorData::I32(_) => interleave(pool, (shape, rows), |input| tensor(input)?.integers(), values),
+        TensorData::Bool(_) => interleave(pool, (shape, rows), |input| tensor(input)?.booleans(), values),
     };
-    joined.ok_or_else(|| "the tensors hold different kinds of elements".into())
+    let joined = joined.ok_or_else(|| "the tensors hold different kinds of elements".to_owned())?;
+    call.give(joined)
 }
 
 /// Scalars are joined to a vector.
-fn concat(call: &mut Call<'_>) -> Results {
-    let axis = call.integer("axis")?;
-    let interleaved = call.flag_or("interleave", false)?;
-    let tensors = call.tensors("values")?;
-    let first = tensors.first().ok_or("there is nothing to join")?;
-    if tensors.iter().all(|t| t.rank() == 0) {
-        return one(Tensor { data: join(&tensors, 1)?, shape: vec![tensors.len()] });
-    }
-    let axis = axis_index(axis, first.rank())?;
-    let mut shape = first.shape.clone();
-    shape[axis] = 0;
-    for tensor in &tensors {
-        let fits = tensor.rank() == first.rank() && (0..shape.len()).all(|i| i == axis || tensor.shape[i] == shape[i]);
-        if !fits {
-            return Err(format!("the shapes {:?} and {:?} don't join along axis {axis}", first.shape, tensor.shape));
-        }
-        shape[axis] += tensor.shape[axis];
-    }
-    let mut rows: usize = shape[..axis].iter().product();
-    if interleaved {
-        if tensors.iter().any(|t| t.shape[axis] != first.shape[axis]) {
-            return Err("only tensors of equal shape can be interleaved".into());
-        }
-        rows *= first.shape[axis];
-    }
-    one(Tensor { data: join(&tensors, rows)?, shape })
+pub(crate) struct Concat {
+    pub values: Inputs,
+    pub axis: i64,
+    pub interleave: bool,
 }
 
-fn stack(call: &mut Call<'_>) -> Results {
-    let axis = call.integer("axis")?;
-    let tensors = call.tensors("values")?;
-    let first = tensors.first().ok_or("there is nothing to join")?;
-    let axis = axis_index(axis, first.rank() + 1)?;
-    if let Some(other) = tensors.iter().find(|t| t.shape != first.shape) {
-        return Err(format!("the shapes {:?} and {:?} don't stack", first.shape, other.shape));
+impl Concat {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let (axis, interleave) = (op.integer("axis")?, op.flag_or("interleave", false)?);
+        Ok(Arc::new(Concat { values: op.inputs("values")?, axis, interleave }))
     }
-    let mut shape = first.shape.clone();
-    shape.insert(axis, tensors.len());
-    one(Tensor { data: join(&tensors, shape[..axis].iter().product())?, shape })
+}
+
+impl Kernel for Concat {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let first = call.tensor(self.values.iter().next().ok_or("there is nothing to join")?)?;
+        let mut all_scalars = true;
+        for input in self.values.iter() {
+            all_scalars &= call.tensor(input)?.rank() == 0;
+        }
+        if all_scalars {
+            return join(call, pool, &self.values, (&[self.values.places.len()], 1));
+        }
+        let axis = axis_index(self.axis, first.rank())?;
+        let mut shape = Dims::from_slice(&first.shape);
+        shape[axis] = 0;
+        let mut equal = true;
+        for input in self.values.iter() {
+            let tensor = call.tensor(input)?;
+            let fits =
+                tensor.rank() == first.rank() && (0..shape.len()).all(|i| i == axis || tensor.shape[i] == shape[i]);
+            if !fits {
+                return Err(format!(
+                    "the shapes {:?} and {:?} don't join along axis {axis}",
+                    first.shape, tensor.shape
+                ));
+            }
+            shape[axis] += tensor.shape[axis];
+            equal &= tensor.shape[axis] == first.shape[axis];
+        }
+        let mut rows: usize = shape[..axis].iter().product();
+        if self.interleave {
+            if !equal {
+                return Err("only tensors of equal shape can be interleaved".into());
+            }
+            rows *= first.shape[axis];
+        }
+        join(call, pool, &self.values, (&shape, rows))
+    }
+}
+
+struct Stack {
+    values: Inputs,
+    axis: i64,
+}
+
+impl Kernel for Stack {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let first = call.tensor(self.values.iter().next().ok_or("there is nothing to join")?)?;
+        let axis = axis_index(self.axis, first.rank() + 1)?;
+        for input in self.values.iter() {
+            let other = call.tensor(input)?;
+            if other.shape != first.shape {
+                return Err(format!("the shapes {:?} and {:?} don't stack", first.shape, other.shape));
+            }
+        }
+        let mut shape = Dims::from_slice(&first.shape);
+        shape.insert(axis, self.values.places.len());
+        let rows = shape[..axis].iter().product();
+        join(call, pool, &self.values, (&shape, rows))
+    }
 }
 
 /// Elements put before and after the last axes that `pad` names (pairs of numbers): a constant, a reflection about the
 /// edge element, or the edge element itself.
-fn pad(call: &mut Call<'_>) -> Results {
-    let amounts = call.integers("pad")?;
-    let mode = call.text_or("mode", "constant")?.to_owned();
-    let constant = call.float_or("constant_val", 0.0)?;
-    let x = call.tensor("x")?;
-    let padded = amounts.len() / 2;
-    if amounts.len() % 2 != 0 || padded > x.rank() || amounts.iter().any(|n| *n < 0) {
-        return Err(format!("`pad` {amounts:?} doesn't fit a tensor of rank {}", x.rank()));
+struct Pad {
+    x: Input,
+    amounts: Integers,
+    mode: PadMode,
+    constant: f32,
+}
+
+enum PadMode {
+    Constant,
+    Reflect,
+    Replicate,
+}
+
+impl Pad {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let mode = match op.text_or("mode", "constant")? {
+            "constant" => PadMode::Constant,
+            "reflect" => PadMode::Reflect,
+            "replicate" => PadMode::Replicate,
+            other => return Err(format!("mode `{other}` is none of constant, reflect, replicate")),
+        };
+        let (x, amounts, constant) = (op.input("x")?, op.integers("pad")?, op.float_or("constant_val", 0.0)?);
+        Ok(Arc::new(Pad { x, amounts, mode, constant }))
     }
-    let first = x.rank() - padded;
-    let mut data = x.data.clone();
-    let mut shape = x.shape.clone();
-    // one axis after the other, so that corners come out right
-    for (i, pair) in amounts.chunks_exact(2).enumerate() {
-        let (before, after) = (pair[0] as usize, pair[1] as usize);
-        let axis = first + i;
-        let size = shape[axis];
-        let source = |position: usize| -> Result<Option<usize>, String> {
-            let at = position as i64 - before as i64;
-            let inside = usize::try_from(at).ok().filter(|at| *at < size);
-            match mode.as_str() {
-                _ if inside.is_some() => Ok(inside),
-                "constant" => Ok(None),
-                "replicate" if size > 0 => Ok(Some(if at < 0 { 0 } else { size - 1 })),
-                "reflect" => {
-                    let mirrored = if at < 0 { -at } else { 2 * (size as i64 - 1) - at };
-                    let mirrored = usize::try_from(mirrored).ok().filter(|at| *at < size);
-                    mirrored.map(Some).ok_or_else(|| format!("{before} and {after} reflect beyond a size of {size}"))
+}
+
+impl Kernel for Pad {
+    fn run(&self, call: &mut Call<'_>, _: &mut Pool) -> Result<(), String> {
+        let (amounts, constant) = (call.integers(&self.amounts)?, self.constant);
+        let x = call.tensor(self.x)?;
+        let padded = amounts.len() / 2;
+        if amounts.len() % 2 != 0 || padded > x.rank() || amounts.iter().any(|n| *n < 0) {
+            return Err(format!("`pad` {amounts:?} doesn't fit a tensor of rank {}", x.rank()));
+        }
+        let first = x.rank() - padded;
+        let mut data = x.data.clone();
+        let mut shape = x.shape.clone();
+        // one axis after the other, so that corners come out right
+        for (i, pair) in amounts.chunks_exact(2).enumerate() {
+            let (before, after) = (pair[0] as usize, pair[1] as usize);
+            let axis = first + i;
+            let size = shape[axis];
+            let source = |position: usize| -> Result<Option<usize>, String> {
+                let at = position as i64 - before as i64;
+                let inside = usize::try_from(at).ok().filter(|at| *at < size);
+                match self.mode {
+                    _ if inside.is_some() => Ok(inside),
+                    PadMode::Constant => Ok(None),
+                    PadMode::Replicate if size > 0 => Ok(Some(if at < 0 { 0 } else { size - 1 })),
+                    PadMode::Replicate => Err("there is no edge to replicate".to_owned()),
+                    PadMode::Reflect => {
+                        let mirrored = if at < 0 { -at } else { 2 * (size as i64 - 1) - at };
+                        let mirrored = usize::try_from(mirrored).ok().filter(|at| *at < size);
+                        mirrored
+                            .map(Some)
+                            .ok_or_else(|| format!("{before} and {after} reflect beyond a size of {size}"))
+                    }
                 }
-                _ => Err(format!("mode `{mode}` is none of constant, reflect, replicate")),
-            }
-        };
-        let sources: Vec<Option<usize>> = (0..before + size + after).map(source).collect::<Result<_, _>>()?;
-        let inner: usize = shape[axis + 1..].iter().product();
-        let outer: usize = shape[..axis].iter().product();
-        data = match &data {
-            TensorData::F32(v) => TensorData::F32(pad_axis(v, outer, size, inner, &sources, constant)),
-            TensorData::I32(v) => TensorData::I32(pad_axis(v, outer, size, inner, &sources, constant as i32)),
-            TensorData::Bool(v) => TensorData::Bool(pad_axis(v, outer, size, inner, &sources, constant != 0.0)),
-        };
-        shape[axis] = sources.len();
+            };
+            let sources: Vec<Option<usize>> = (0..before + size + after).map(source).collect::<Result<_, _>>()?;
+            let inner: usize = shape[axis + 1..].iter().product();
+            let outer: usize = shape[..axis].iter().product();
+            data = match &data {
+                TensorData::F32(v) => TensorData::F32(pad_axis(v, outer, size, inner, &sources, constant)),
+                TensorData::I32(v) => TensorData::I32(pad_axis(v, outer, size, inner, &sources, constant as i32)),
+                TensorData::Bool(v) => TensorData::Bool(pad_axis(v, outer, size, inner, &sources, constant != 0.0)),
+            };
+            shape[axis] = sources.len();
+        }
+        call.give(Arc::new(Tensor { shape, data }))
     }
-    one(Tensor { shape, data })
 }
 
 fn pad_axis<T: Copy>(
@@ -291,8 +451,8 @@ fn pad_axis<T: Copy>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::Value;
     use super::super::testing::{assert_close, b, f, i, results, run, s, try_run};
+    use crate::value::Value;
     use anec_mil::DataType;
 
     fn counted(shape: &[usize]) -> Value {

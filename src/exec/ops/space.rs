@@ -1,38 +1,70 @@
 //! Ops that move elements between channels, space and windows, and pooling over space.
 
-use super::conv::{Axis, axes};
-use super::{Call, Results, Row, computing, map_data, moving, one};
+use std::sync::Arc;
+
+use super::conv::{Axis, Geometry, axes};
+use super::{Resolved, Row, computing, make_like, moving};
+use crate::kernel::{Call, Input, Kernel};
+use crate::pool::Pool;
+use crate::resolve::Resolver;
 use crate::strided::View;
-use crate::tensor::{Tensor, TensorData, axis_index, for_each_index, strides};
+use crate::tensor::{Dims, TensorData, axis_index, for_each_index, strides};
 use anec_kernels::reduce::{max, sum, sum_of_squares};
 
 /// The rows of the group that moves.
 pub(super) const ROWS: &[Row] = moving! {
-    "depth_to_space" => |c| to_space(c, "block_size", false),
-    "pixel_shuffle" => |c| to_space(c, "upscale_factor", true),
-    "pixel_unshuffle" => |c| to_depth(c, "downscale_factor", true),
-    "sliding_windows" => sliding_windows,
-    "space_to_depth" => |c| to_depth(c, "block_size", false),
-    "upsample_nearest_neighbor" => upsample_nearest_neighbor,
+    "depth_to_space" => |op| Blocks::resolve(op, "block_size", true, false),
+    "pixel_shuffle" => |op| Blocks::resolve(op, "upscale_factor", true, true),
+    "pixel_unshuffle" => |op| Blocks::resolve(op, "downscale_factor", false, true),
+    "sliding_windows" => SlidingWindows::resolve,
+    "space_to_depth" => |op| Blocks::resolve(op, "block_size", false, false),
+    "upsample_nearest_neighbor" => Upsample::resolve,
 };
 
 /// The rows of the group that computes.
 pub(super) const POOL: &[Row] = computing! {
-    "avg_pool" => average_pool,
+    "avg_pool" => |op| {
+        let excluded = op.flag_or("exclude_padding_from_average", false)?;
+        pool(op, move |window, padded| sum(window) / if excluded { window.len() } else { padded } as f32)
+    },
     "l2_pool" => |c| pool(c, |window, _| sum_of_squares(window).sqrt()),
     "max_pool" => |c| pool(c, |window, _| max(window)),
 };
 
-fn block_size(call: &Call<'_>, parameter: &str) -> Result<usize, String> {
-    let size = call.integer(parameter)?;
+fn block_size(op: &Resolver<'_>, parameter: &str) -> Result<usize, String> {
+    let size = op.integer(parameter)?;
     usize::try_from(size).ok().filter(|size| *size > 0).ok_or_else(|| format!("`{parameter}` is {size}"))
+}
+
+/// Elements that move between channels and blocks in space.
+struct Blocks {
+    x: Input,
+    block: usize,
+    to_space: bool,
+    channels_first: bool,
+}
+
+impl Blocks {
+    fn resolve(op: &mut Resolver<'_>, parameter: &str, to_space: bool, channels_first: bool) -> Resolved {
+        let block = block_size(op, parameter)?;
+        Ok(Arc::new(Blocks { x: op.input("x")?, block, to_space, channels_first }))
+    }
+}
+
+impl Kernel for Blocks {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        match self.to_space {
+            true => to_space(self, call, pool),
+            false => to_depth(self, call, pool),
+        }
+    }
 }
 
 /// Channels become blocks in space. The place in a block is counted after the channels (`channels_first`: pixel
 /// shuffle) or before them (depth to space).
-fn to_space(call: &mut Call<'_>, parameter: &str, channels_first: bool) -> Results {
-    let block = block_size(call, parameter)?;
-    let x = call.tensor("x")?;
+fn to_space(op: &Blocks, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+    let (block, channels_first) = (op.block, op.channels_first);
+    let x = call.tensor(op.x)?;
     let [n, c, h, w] = x.shape[..] else { return Err(format!("`x` of shape {:?} is no image", x.shape)) };
     if c % (block * block) != 0 {
         return Err(format!("{c} channels don't make blocks of {block} by {block}"));
@@ -44,13 +76,15 @@ fn to_space(call: &mut Call<'_>, parameter: &str, channels_first: bool) -> Resul
         ([n, block, block, depth, h, w], [0, 3, 4, 1, 5, 2])
     };
     let view = View::whole(&split).permute(&order);
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape: vec![n, depth, h * block, w * block] })
+    let shape = [n, depth, h * block, w * block];
+    let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
+    call.give(result)
 }
 
 /// Undoes [`to_space`].
-fn to_depth(call: &mut Call<'_>, parameter: &str, channels_first: bool) -> Results {
-    let block = block_size(call, parameter)?;
-    let x = call.tensor("x")?;
+fn to_depth(op: &Blocks, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+    let (block, channels_first) = (op.block, op.channels_first);
+    let x = call.tensor(op.x)?;
     let [n, c, h, w] = x.shape[..] else { return Err(format!("`x` of shape {:?} is no image", x.shape)) };
     if h % block != 0 || w % block != 0 {
         return Err(format!("{h} by {w} doesn't divide into blocks of {block} by {block}"));
@@ -58,92 +92,140 @@ fn to_depth(call: &mut Call<'_>, parameter: &str, channels_first: bool) -> Resul
     let split = [n, c, h / block, block, w / block, block];
     let order = if channels_first { [0, 1, 3, 5, 2, 4] } else { [0, 3, 5, 1, 2, 4] };
     let view = View::whole(&split).permute(&order);
-    let shape = vec![n, c * block * block, h / block, w / block];
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape })
+    let shape = [n, c * block * block, h / block, w / block];
+    let result = make_like!(pool, &shape, &x.data, (v, out) => view.read_into(v, out));
+    call.give(result)
 }
 
 /// The last two axes scaled: each result is the element that its place, divided by the factor and cut, names.
-fn upsample_nearest_neighbor(call: &mut Call<'_>) -> Results {
-    let factors = [call.float_or("scale_factor_height", 1.0)?, call.float_or("scale_factor_width", 1.0)?];
-    let x = call.tensor("x")?;
-    let [lead @ .., h, w] = &x.shape[..] else { return Err(format!("`x` of shape {:?} is no image", x.shape)) };
-    if factors.iter().any(|f| !(*f > 0.0 && f.is_finite())) {
-        return Err(format!("`x` can't be scaled by {factors:?}"));
+struct Upsample {
+    x: Input,
+    /// Of height and width.
+    factors: [f32; 2],
+}
+
+impl Upsample {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let factors = [op.float_or("scale_factor_height", 1.0)?, op.float_or("scale_factor_width", 1.0)?];
+        if factors.iter().any(|f| !(*f > 0.0 && f.is_finite())) {
+            return Err(format!("`x` can't be scaled by {factors:?}"));
+        }
+        Ok(Arc::new(Upsample { x: op.input("x")?, factors }))
     }
-    let sources = |size: usize, factor: f32| -> Vec<usize> {
-        let count = (size as f32 * factor) as usize;
-        (0..count).map(|i| ((i as f32 / factor) as usize).min(size.saturating_sub(1))).collect()
-    };
-    let (rows, columns) = (sources(*h, factors[0]), sources(*w, factors[1]));
-    fn pick<T: Copy>(from: &[T], (h, w): (usize, usize), rows: &[usize], columns: &[usize]) -> Vec<T> {
-        let planes = from.chunks_exact((h * w).max(1));
-        planes.flat_map(|p| rows.iter().flat_map(move |r| columns.iter().map(move |c| p[r * w + c]))).collect()
+}
+
+impl Kernel for Upsample {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let factors = self.factors;
+        let x = call.tensor(self.x)?;
+        let [lead @ .., h, w] = &x.shape[..] else { return Err(format!("`x` of shape {:?} is no image", x.shape)) };
+        let sources = |size: usize, factor: f32| -> Vec<usize> {
+            let count = (size as f32 * factor) as usize;
+            (0..count).map(|i| ((i as f32 / factor) as usize).min(size.saturating_sub(1))).collect()
+        };
+        let (rows, columns) = (sources(*h, factors[0]), sources(*w, factors[1]));
+        let shape = [lead, &[rows.len(), columns.len()]].concat();
+        let result = make_like!(pool, &shape, &x.data, (v, out) => {
+            for plane in v.chunks_exact((h * w).max(1)) {
+                rows.iter().for_each(|r| out.extend(columns.iter().map(|c| plane[r * w + c])));
+            }
+        });
+        call.give(result)
     }
-    let shape = [lead, &[rows.len(), columns.len()]].concat();
-    one(Tensor { data: map_data!(&x.data, v => pick(v, (*h, *w), &rows, &columns)), shape })
 }
 
 /// Windows of `size` along an axis, each `stride` after the one before: the axis becomes two.
-fn sliding_windows(call: &mut Call<'_>) -> Results {
-    let (size, stride) = (block_size(call, "size")?, call.integer_or("stride", 1)?);
-    let x = call.tensor("x")?;
-    let axis = axis_index(call.integer("axis")?, x.rank())?;
-    let stride = usize::try_from(stride).ok().filter(|s| *s > 0).ok_or_else(|| format!("`stride` is {stride}"))?;
-    let span = x.shape[axis].checked_sub(size);
-    let span = span.ok_or_else(|| format!("windows of {size} over an axis of {}", x.shape[axis]))?;
-    let mut view = View::whole(&x.shape);
-    let step = view.strides[axis];
-    view.shape[axis] = span / stride + 1;
-    view.strides[axis] = step * stride as isize;
-    view.shape.insert(axis + 1, size);
-    view.strides.insert(axis + 1, step);
-    one(Tensor { data: map_data!(&x.data, v => view.read(v)), shape: view.shape })
+struct SlidingWindows {
+    x: Input,
+    axis: i64,
+    size: usize,
+    stride: usize,
 }
 
-/// The mean of each window: of the elements within the tensor, or of padded zeros, too.
-fn average_pool(call: &mut Call<'_>) -> Results {
-    let excluded = call.flag_or("exclude_padding_from_average", false)?;
-    pool(call, |window, padded| sum(window) / if excluded { window.len() } else { padded } as f32)
+impl SlidingWindows {
+    fn resolve(op: &mut Resolver<'_>) -> Resolved {
+        let stride = if op.has("stride") { block_size(op, "stride")? } else { 1 };
+        let (axis, size) = (op.integer("axis")?, block_size(op, "size")?);
+        Ok(Arc::new(SlidingWindows { x: op.input("x")?, axis, size, stride }))
+    }
+}
+
+impl Kernel for SlidingWindows {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let (size, stride) = (self.size, self.stride);
+        let x = call.tensor(self.x)?;
+        let axis = axis_index(self.axis, x.rank())?;
+        let span = x.shape[axis].checked_sub(size);
+        let span = span.ok_or_else(|| format!("windows of {size} over an axis of {}", x.shape[axis]))?;
+        let mut view = View::whole(&x.shape);
+        let step = view.strides[axis];
+        view.shape[axis] = span / stride + 1;
+        view.strides[axis] = step * stride as isize;
+        view.shape.insert(axis + 1, size);
+        view.strides.insert(axis + 1, step);
+        let result = make_like!(pool, &view.shape, &x.data, (v, out) => view.read_into(v, out));
+        call.give(result)
+    }
 }
 
 /// `function` of the elements of each window that are within the tensor, and of how many the window has with padding.
-fn pool(call: &mut Call<'_>, function: impl Fn(&[f32], usize) -> f32) -> Results {
-    let kernel: Option<Vec<usize>> =
-        call.integers("kernel_sizes")?.into_iter().map(|k| usize::try_from(k).ok().filter(|k| *k > 0)).collect();
-    let x = call.tensor("x")?;
-    let values = call.floats("x")?;
-    let spatial = x.shape.get(2..).unwrap_or_default();
-    let kernel = kernel.filter(|k| k.len() == spatial.len() && !k.is_empty());
-    let kernel = kernel.ok_or_else(|| format!("`kernel_sizes` doesn't fit `x` of shape {:?}", x.shape))?;
-    let mut axes = axes(call, spatial, &kernel)?;
-    let mut ends: Vec<usize> = axes.iter().map(|a| a.size + a.before + a.after).collect();
-    if call.flag_or("ceil_mode", false)? {
-        for (axis, end) in axes.iter_mut().zip(&mut ends) {
-            // one more window where the last one left something over, if it starts within the tensor
-            let left = *end - axis.kernel - (axis.out - 1) * axis.stride;
-            if left > 0 && axis.out * axis.stride < axis.size + axis.before {
-                axis.out += 1;
+struct Pooling<F> {
+    x: Input,
+    kernel: Vec<usize>,
+    geometry: Geometry,
+    ceil_mode: bool,
+    function: F,
+}
+
+fn pool(op: &mut Resolver<'_>, function: impl Fn(&[f32], usize) -> f32 + Send + Sync + 'static) -> Resolved {
+    let kernel = op.known_integers("kernel_sizes")?.ok_or("parameter `kernel_sizes` is missing")?;
+    let kernel: Option<Vec<usize>> = kernel.iter().map(|k| usize::try_from(*k).ok().filter(|k| *k > 0)).collect();
+    let kernel = kernel.ok_or("`kernel_sizes` aren't sizes")?;
+    let (geometry, ceil_mode) = (Geometry::resolve(op)?, op.flag_or("ceil_mode", false)?);
+    Ok(Arc::new(Pooling { x: op.input("x")?, kernel, geometry, ceil_mode, function }))
+}
+
+impl<F: Fn(&[f32], usize) -> f32 + Send + Sync + 'static> Kernel for Pooling<F> {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let x = call.tensor(self.x)?;
+        let values = call.floats(self.x)?;
+        let spatial = x.shape.get(2..).unwrap_or_default();
+        let kernel = Some(&self.kernel).filter(|k| k.len() == spatial.len() && !k.is_empty());
+        let kernel = kernel.ok_or_else(|| format!("`kernel_sizes` doesn't fit `x` of shape {:?}", x.shape))?;
+        let mut axes = axes(&self.geometry, spatial, kernel)?;
+        let mut ends: Vec<usize> = axes.iter().map(|a| a.size + a.before + a.after).collect();
+        if self.ceil_mode {
+            for (axis, end) in axes.iter_mut().zip(&mut ends) {
+                // one more window where the last one left something over, if it starts within the tensor
+                let left = *end - axis.kernel - (axis.out - 1) * axis.stride;
+                if left > 0 && axis.out * axis.stride < axis.size + axis.before {
+                    axis.out += 1;
+                }
             }
         }
+        let results: Dims = axes.iter().map(|a| a.out).collect();
+        let planes: usize = x.shape[..2].iter().product();
+        let size: usize = spatial.iter().product();
+        let mut out = Vec::with_capacity(planes * results.iter().product::<usize>());
+        let (steps, result_strides) = (strides(spatial), strides(&results));
+        let mut window = Vec::new();
+        for plane in values.chunks_exact(size.max(1)) {
+            for_each_index(&results, [&result_strides], |[result]| {
+                window.clear();
+                let first: Dims =
+                    axes.iter().zip(&result_strides).map(|(a, stride)| result / stride % a.out * a.stride).collect();
+                gather_window(plane, &axes, &first, &steps, 0, &mut window);
+                let padded = first
+                    .iter()
+                    .zip(&axes)
+                    .zip(&ends)
+                    .map(|((first, a), end)| a.kernel.min(end.saturating_sub(*first)));
+                out.push((self.function)(&window, padded.product()));
+            });
+        }
+        let result = pool.copied(&[&x.shape[..2], &results].concat(), &out);
+        call.give(result)
     }
-    let results: Vec<usize> = axes.iter().map(|a| a.out).collect();
-    let planes: usize = x.shape[..2].iter().product();
-    let size: usize = spatial.iter().product();
-    let mut out = Vec::with_capacity(planes * results.iter().product::<usize>());
-    let (steps, result_strides) = (strides(spatial), strides(&results));
-    let mut window = Vec::new();
-    for plane in values.chunks_exact(size.max(1)) {
-        for_each_index(&results, [&result_strides], |[result]| {
-            window.clear();
-            let first: Vec<usize> =
-                axes.iter().zip(&result_strides).map(|(a, stride)| result / stride % a.out * a.stride).collect();
-            gather_window(plane, &axes, &first, &steps, 0, &mut window);
-            let padded =
-                first.iter().zip(&axes).zip(&ends).map(|((first, a), end)| a.kernel.min(end.saturating_sub(*first)));
-            out.push(function(&window, padded.product()));
-        });
-    }
-    one(Tensor { shape: [&x.shape[..2], &results].concat(), data: TensorData::F32(out) })
 }
 
 fn gather_window(plane: &[f32], axes: &[Axis], first: &[usize], steps: &[usize], offset: usize, window: &mut Vec<f32>) {
@@ -160,8 +242,8 @@ fn gather_window(plane: &[f32], axes: &[Axis], first: &[usize], steps: &[usize],
 
 #[cfg(test)]
 mod tests {
-    use super::super::Value;
     use super::super::testing::{assert_close, b, f, i, run, s};
+    use crate::value::Value;
 
     fn counted(shape: &[usize]) -> Value {
         let count: usize = shape.iter().product();

@@ -2,32 +2,41 @@
 
 use std::sync::Arc;
 
-use super::{Call, Results, Row, Value, moving};
+use super::{Row, moving};
+use crate::kernel::{Call, Input, Kernel};
+use crate::pool::Pool;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = moving! {
-    "read_state" => read_state,
-    "write_state" => write_state,
+    "read_state" => |op| Ok(Arc::new(ReadState { name: op.state("input")? })),
+    "write_state" => |op| Ok(Arc::new(WriteState { name: op.state("input")?, data: op.input("data")? })),
 };
 
-fn name(call: &Call<'_>) -> Result<Arc<str>, String> {
-    match call.value("input")? {
-        Value::State(name) => Ok(name.clone()),
-        _ => Err("parameter `input` is not a state".into()),
+/// The content of a state; its very buffer where the state is written before it is read again.
+pub(crate) struct ReadState {
+    pub name: Arc<str>,
+}
+
+impl Kernel for ReadState {
+    fn run(&self, call: &mut Call<'_>, _: &mut Pool) -> Result<(), String> {
+        let tensor = if call.takes_state { call.state.take(&self.name) } else { call.state.share(&self.name) };
+        let tensor = tensor.ok_or_else(|| format!("the state `{}` was not given to the run", self.name))?;
+        call.give(tensor)
     }
 }
 
-/// The content of a state; its very buffer where the state is written before it is read again.
-fn read_state(call: &mut Call<'_>) -> Results {
-    let name = name(call)?;
-    let tensor = if call.takes_state { call.state.take(&name) } else { call.state.share(&name) };
-    Ok(vec![tensor.ok_or_else(|| format!("the state `{name}` was not given to the run"))?])
+/// Replaces the content of a state.
+pub(crate) struct WriteState {
+    pub name: Arc<str>,
+    pub data: Input,
 }
 
-/// Replaces the content of a state.
-fn write_state(call: &mut Call<'_>) -> Results {
-    let name = name(call)?;
-    let data = call.take("data")?;
-    call.state.put(&name, data);
-    Ok(Vec::new())
+impl Kernel for WriteState {
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let data = call.take(self.data)?;
+        if let Some(replaced) = call.state.put(&self.name, data) {
+            pool.recycle(replaced);
+        }
+        Ok(())
+    }
 }

@@ -9,10 +9,9 @@ use crate::ir::{Binding, Function, Op, ValueId};
 use crate::types::{Dim, TensorType, ValueType};
 
 pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
-    let ops = function.ops();
-    let expanded = ops.iter().filter(|op| op.is_constexpr()).flat_map(|op| op.outputs.iter().copied()).collect();
+    let expanded = function.ops().filter(|op| op.is_constexpr()).flat_map(|op| op.outputs.iter().copied()).collect();
     let mut checker = Checker { function, expanded, findings };
-    for op in ops {
+    for op in function.ops() {
         checker.op(op);
     }
 }

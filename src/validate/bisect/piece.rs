@@ -27,7 +27,7 @@ pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> O
     let wanted = |id: &ValueId| function.block.outputs.contains(id) || !read.contains(id);
     let outputs: Vec<ValueId> = ops
         .iter()
-        .filter(|op| !op.is_const() && !op.is_constexpr())
+        .filter(|op| op.is_executed())
         .flat_map(|op| op.outputs.iter().copied())
         .filter(|id| wanted(id) && matches!(function.value(*id).ty, ValueType::Tensor(_)))
         .collect();

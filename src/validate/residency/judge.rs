@@ -220,7 +220,7 @@ fn placement(
 ) -> Check {
     let mut census = Census::default();
     census.count(&planned.operations, weights);
-    let convs_in_program = function.ops().into_iter().filter(|op| op.operator == "conv").count();
+    let convs_in_program = function.ops().filter(|op| op.operator == "conv").count();
     let mut problems = Vec::new();
     if census.compute == 0 {
         problems.push("the plan has no compute op".to_owned());

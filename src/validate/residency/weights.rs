@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use anec_mil::{Binding, Constant, Function, Op, ValueId};
+use anec_mil::{Binding, Constant, Function, Op, Uses, ValueId};
 
 /// The bytes of weights that each op reads, by the names of its results.
 pub struct WeightBytes(HashMap<String, u64>);
@@ -10,11 +10,10 @@ pub struct WeightBytes(HashMap<String, u64>);
 impl WeightBytes {
     /// Of all ops of a function.
     pub fn of(function: &Function) -> Self {
-        let ops = function.ops();
-        let sources: HashMap<ValueId, &Op> = ops.iter().flat_map(|op| op.outputs.iter().map(|id| (*id, *op))).collect();
+        let uses = Uses::of(function);
         let mut bytes = HashMap::new();
-        for op in ops {
-            let read = read_by(function, &sources, op);
+        for op in uses.ops() {
+            let read = read_by(function, &uses, op);
             for output in &op.outputs {
                 bytes.insert(function.value(*output).name.clone(), read);
             }
@@ -29,7 +28,7 @@ impl WeightBytes {
 }
 
 /// Bytes of the weights among what an op reads, compressed as they are stored.
-fn read_by(function: &Function, sources: &HashMap<ValueId, &Op>, op: &Op) -> u64 {
+fn read_by(function: &Function, uses: &Uses<'_>, op: &Op) -> u64 {
     let stored = |constant: &Constant| {
         // sizes, axes and switches are no weights
         let is_weight = constant.ty.rank() > 0 && (op.is_constexpr() || constant.ty.dtype.is_float());
@@ -40,9 +39,9 @@ fn read_by(function: &Function, sources: &HashMap<ValueId, &Op>, op: &Op) -> u64
     values.dedup();
     let mut bytes: u64 = values
         .into_iter()
-        .map(|id| match (&function.value(id).constant, sources.get(&id)) {
+        .map(|id| match (&function.value(id).constant, uses.producer(id)) {
             (Some(constant), _) => stored(constant),
-            (None, Some(source)) if source.is_constexpr() => read_by(function, sources, source),
+            (None, Some(source)) if source.is_constexpr() => read_by(function, uses, source),
             _ => 0,
         })
         .sum();
@@ -72,7 +71,6 @@ mod tests {
         let weights = WeightBytes::of(function);
         let convs: Vec<(&str, u64)> = function
             .ops()
-            .into_iter()
             .filter(|op| op.operator == "conv")
             .map(|op| {
                 let output = &function.value(op.outputs[0]).name;
@@ -96,9 +94,9 @@ mod tests {
         let package = anec_package::open(&folder.join("uint8_affine_channel/model.mlpackage")).unwrap();
         let function = &package.program.functions[0];
         let weights = WeightBytes::of(function);
-        let expanded = function.ops().into_iter().find(|op| op.is_constexpr()).unwrap();
+        let expanded = function.ops().find(|op| op.is_constexpr()).unwrap();
         let stored: u64 = expanded.attributes.values().filter(|c| c.ty.rank() > 0).filter_map(|c| c.ty.bytes()).sum();
-        let reader = function.ops().into_iter().find(|op| op.operands().any(|id| id == expanded.outputs[0])).unwrap();
+        let reader = function.ops().find(|op| op.operands().any(|id| id == expanded.outputs[0])).unwrap();
         let behind = weights.behind(&function.value(reader.outputs[0]).name).unwrap();
         // the op that reads it has a bias of 32 halves beside it
         assert_eq!((stored > 2000, behind), (true, stored + 64));

@@ -1,0 +1,52 @@
+//! Loading constants.
+
+use std::sync::Arc;
+
+use super::value::Value;
+use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor};
+use anec_base::Error;
+use anec_mil::Constant;
+use anec_mil::constant::Data;
+
+/// Why a constant can't be had.
+pub(super) enum ConstantError {
+    /// It doesn't fit.
+    Problem(String),
+    /// Its bytes can't be produced.
+    Content(Error),
+}
+
+impl From<String> for ConstantError {
+    fn from(problem: String) -> Self {
+        ConstantError::Problem(problem)
+    }
+}
+
+impl From<Error> for ConstantError {
+    fn from(error: Error) -> Self {
+        ConstantError::Content(error)
+    }
+}
+
+/// A constant in the form it is kept in: small ones and integers as tensors, the others as they are stored.
+pub(super) fn load(constant: &Constant, cache: &WeightCache) -> Result<Value, ConstantError> {
+    if let Data::Strings(strings) = &constant.data {
+        return match &strings[..] {
+            [text] => Ok(Value::Text(text.as_str().into())),
+            several => Err(format!("{} strings, one is expected", several.len()).into()),
+        };
+    }
+    if !constant.is_consistent() {
+        return Err(format!("{constant:?} doesn't fill its type").into());
+    }
+    if constant.ty.dtype.is_float()
+        && constant.elements() >= SMALL as u64
+        && let Some(elements) = cache.elements(constant)?
+    {
+        return Ok(Value::Weight(Arc::new(Weight::plain(constant_shape(constant), elements))));
+    }
+    match constant_tensor(constant)? {
+        Some(tensor) => Ok(Value::Tensor(Arc::new(tensor))),
+        None => Err(format!("constants of type {} can't be computed with", constant.ty.dtype).into()),
+    }
+}

@@ -1,0 +1,130 @@
+//! Who gives and who needs the values of a function, by its steps.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::kernel::{Integers, Kernel};
+use crate::ops::{Arithmetic, BinaryOp, Concat, ReadState, SliceByIndex, SliceUpdate, Slicing, WriteState};
+use crate::step::{Operand, Step};
+use crate::tensor::Tensor;
+use crate::value::Value;
+use anec_mil::{Uses, ValueId};
+
+/// Who gives and who needs the values of a function.
+pub(super) struct Flow<'a> {
+    pub steps: &'a [Step],
+    uses: &'a Uses<'a>,
+    /// Which step an op became, by the op's place in the function.
+    step_of: HashMap<usize, usize>,
+}
+
+impl<'a> Flow<'a> {
+    pub fn new(steps: &'a [Step], uses: &'a Uses<'a>) -> Self {
+        let step_of = steps.iter().enumerate().map(|(i, step)| (step.place, i)).collect();
+        Flow { steps, uses, step_of }
+    }
+
+    /// The kernel of a step, if it is of a type.
+    pub fn kernel<K: Kernel>(&self, step: usize) -> Option<&'a K> {
+        self.steps[step].kernel.is()
+    }
+
+    /// The step that gives an operand.
+    pub fn producer(&self, operand: &Operand) -> Option<usize> {
+        self.step_of.get(&self.uses.producer_place(operand.value()?)?).copied()
+    }
+
+    /// The step that gives an operand, if its kernel is of a type.
+    pub fn produced_by<K: Kernel>(&self, operand: &Operand) -> Option<(usize, &'a K)> {
+        let step = self.producer(operand)?;
+        Some((step, self.kernel(step)?))
+    }
+
+    /// The step that combines two tensors to an operand in this way.
+    pub fn combined_by(&self, operand: &Operand, op: BinaryOp) -> Option<(usize, &'a Arithmetic)> {
+        self.produced_by::<Arithmetic>(operand).filter(|(_, kernel)| kernel.op == op)
+    }
+
+    /// All uses of what a step gives; none if the function gives it out.
+    pub fn users(&self, step: usize) -> Vec<usize> {
+        match self.steps[step].outputs.as_slice() {
+            [output] => {
+                let id = ValueId(output.slot as u32);
+                let places = if self.uses.is_output(id) { &[] } else { self.uses.user_places(id) };
+                places.iter().filter_map(|place| self.step_of.get(place).copied()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The step that alone uses, once, what a step gives.
+    pub fn only_user(&self, step: usize) -> Option<usize> {
+        match self.users(step).as_slice() {
+            [one] => Some(*one),
+            _ => None,
+        }
+    }
+
+    /// The writes of a state between two steps.
+    pub fn writes<'f>(&'f self, state: &'f str, between: Range<usize>) -> impl Iterator<Item = usize> + 'f {
+        let inner = between.start + 1..between.end;
+        inner.filter(move |i| self.kernel::<WriteState>(*i).is_some_and(|write| *write.name == *state))
+    }
+
+    /// The rows (places along axis 1) that a write of a state changes; `None` if they aren't known.
+    pub fn written_rows(&self, write: usize) -> Option<Range<usize>> {
+        let WriteState { name, data } = self.kernel(write)?;
+        let (step, update) = self.produced_by::<SliceUpdate>(self.steps[write].operand(*data))?;
+        let (read, source) = self.produced_by::<ReadState>(self.steps[step].operand(update.x))?;
+        let same = source.name == *name && self.writes(name, read..write).next().is_none();
+        let first = |integers| self.leading(&self.steps[step], integers).get(1).copied();
+        let (begin, end) = (first(&update.slicing.begin)?, first(&update.slicing.end)?);
+        (same && is_plain(&update.slicing) && 0 <= begin && begin <= end).then_some(begin as usize..end as usize)
+    }
+
+    /// The elements at the front of a vector of integers of a step that are known already.
+    fn leading(&self, step: &Step, integers: &Integers) -> Vec<i64> {
+        let input = match integers {
+            Integers::Known(values) => return values.to_vec(),
+            Integers::Computed(input) => *input,
+        };
+        let Some((joined, concat)) = self.produced_by::<Concat>(step.operand(input)) else { return Vec::new() };
+        let parts = concat.values.iter().map(|part| self.steps[joined].operand(part));
+        parts.map_while(|part| constant(part)?.integers()).flatten().map(|value| i64::from(*value)).collect()
+    }
+}
+
+/// A constant tensor.
+pub(super) fn constant(operand: &Operand) -> Option<&Tensor> {
+    match operand {
+        Operand::Constant(Value::Tensor(tensor)) => Some(tensor),
+        _ => None,
+    }
+}
+
+/// Whether `begin` and `end` say all of a slice: no mask is set, and strides are one.
+pub(super) fn is_plain(slicing: &Slicing) -> bool {
+    let masks = [&slicing.begin_mask, &slicing.end_mask, &slicing.squeeze_mask];
+    let unset = masks.into_iter().flatten().all(|mask| !mask.contains(&true));
+    unset && has_unit_strides(slicing)
+}
+
+fn has_unit_strides(slicing: &Slicing) -> bool {
+    slicing.stride.as_ref().is_none_or(|strides| strides.iter().all(|stride| *stride == 1))
+}
+
+/// The rows that a slice takes of a tensor of rank 4, if it takes all of its other axes and all numbers are known.
+pub(super) fn rows_of_slice(SliceByIndex { slicing, .. }: &SliceByIndex) -> Option<Range<usize>> {
+    let mask = |mask: &Option<Vec<bool>>| match mask {
+        None => Some([false; 4]),
+        Some(mask) => mask.as_slice().try_into().ok(),
+    };
+    let (begin, end) = (slicing.begin.known::<4>()?, slicing.end.known::<4>()?);
+    let (from_start, to_end) = (mask(&slicing.begin_mask)?, mask(&slicing.end_mask)?);
+    let whole = |axis: usize| (from_start[axis] || begin[axis] == 0) && to_end[axis];
+    let squeezes = slicing.squeeze_mask.as_ref().is_some_and(|mask| mask.contains(&true));
+    let rows = [0, 2, 3].into_iter().all(whole) && !to_end[1];
+    let first = if from_start[1] { 0 } else { usize::try_from(begin[1]).ok()? };
+    let last = usize::try_from(end[1]).ok()?;
+    (has_unit_strides(slicing) && !squeezes && rows && first < last).then_some(first..last)
+}

@@ -1,0 +1,174 @@
+//! Resolving an op: its arguments by name become the fields of a kernel, once, when a function is compiled.
+
+use std::sync::Arc;
+
+use super::kernel::{Input, Inputs, Integers, Matrix, Numbers, integers_of};
+use super::step::Operand;
+use super::tensor::{Tensor, TensorData};
+use super::value::Value;
+use super::weight::Weight;
+use anec_mil::{DataType, TensorType};
+
+/// The arguments of an op, while its kernel is made.
+pub(crate) struct Resolver<'a> {
+    /// By parameter.
+    arguments: &'a [(&'a str, Vec<Operand>)],
+    /// Declared types of the results.
+    types: &'a [TensorType],
+    /// What the kernel asked for, in the order of places.
+    operands: Vec<Operand>,
+    /// Where the arguments of a parameter begin among them.
+    places: Vec<(&'a str, usize)>,
+}
+
+impl<'a> Resolver<'a> {
+    /// Of an op with these arguments and results.
+    pub fn new(arguments: &'a [(&'a str, Vec<Operand>)], types: &'a [TensorType]) -> Self {
+        Resolver { arguments, types, operands: Vec::new(), places: Vec::new() }
+    }
+
+    /// What a call of the kernel is given.
+    pub fn into_operands(self) -> Vec<Operand> {
+        self.operands
+    }
+
+    fn given(&self, parameter: &str) -> Option<&'a (&'a str, Vec<Operand>)> {
+        self.arguments.iter().find(|(name, operands)| *name == parameter && !operands.is_empty())
+    }
+
+    /// Whether a parameter is given.
+    pub fn has(&self, parameter: &str) -> bool {
+        self.given(parameter).is_some()
+    }
+
+    fn operand(&self, parameter: &str) -> Result<Option<&'a Operand>, String> {
+        match self.given(parameter).map(|(_, operands)| operands.as_slice()) {
+            None => Ok(None),
+            Some([one]) => Ok(Some(one)),
+            Some(several) => Err(format!("parameter `{parameter}` takes one value, {} are given", several.len())),
+        }
+    }
+
+    /// Where a kernel will find an argument.
+    pub fn input(&mut self, parameter: &'static str) -> Result<Input, String> {
+        self.optional_input(parameter)?.ok_or_else(|| format!("parameter `{parameter}` is missing"))
+    }
+
+    /// As [`input`](Resolver::input), if the parameter is given.
+    pub fn optional_input(&mut self, parameter: &'static str) -> Result<Option<Input>, String> {
+        if self.operand(parameter)?.is_none() {
+            return Ok(None);
+        }
+        Ok(self.inputs(parameter)?.iter().next())
+    }
+
+    /// Where a kernel will find the arguments of a parameter that takes a list.
+    pub fn inputs(&mut self, parameter: &'static str) -> Result<Inputs, String> {
+        let (name, operands) = self.given(parameter).ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
+        let known = self.places.iter().find(|(other, _)| other == name).map(|(_, first)| *first);
+        let first = known.unwrap_or_else(|| {
+            self.places.push((*name, self.operands.len()));
+            self.operands.extend(operands.iter().cloned());
+            self.operands.len() - operands.len()
+        });
+        Ok(Inputs { places: first..first + operands.len(), name: parameter })
+    }
+
+    /// The constant given for a parameter.
+    fn constant(&self, parameter: &str) -> Result<Option<&'a Value>, String> {
+        match self.operand(parameter)? {
+            None => Ok(None),
+            Some(Operand::Constant(value)) => Ok(Some(value)),
+            Some(Operand::Slot { .. }) => Err(format!("parameter `{parameter}` must be a constant")),
+        }
+    }
+
+    fn constant_tensor(&self, parameter: &str) -> Result<Option<&'a Arc<Tensor>>, String> {
+        let Some(value) = self.constant(parameter)? else { return Ok(None) };
+        value.tensor().map(Some).ok_or_else(|| format!("parameter `{parameter}` is not a tensor"))
+    }
+
+    /// Integers, which may be computed.
+    pub fn integers(&mut self, parameter: &'static str) -> Result<Integers, String> {
+        match self.operand(parameter)? {
+            Some(Operand::Slot { .. }) => self.input(parameter).map(Integers::Computed),
+            _ => {
+                let tensor = self.constant_tensor(parameter)?;
+                let tensor = tensor.ok_or_else(|| format!("parameter `{parameter}` is missing"))?;
+                Ok(Integers::Known(integers_of(tensor, parameter)?.into_boxed_slice()))
+            }
+        }
+    }
+
+    /// Constant integers, if the parameter is given.
+    pub fn known_integers(&self, parameter: &str) -> Result<Option<Numbers>, String> {
+        self.constant_tensor(parameter)?.map(|tensor| integers_of(tensor, parameter)).transpose()
+    }
+
+    /// One constant integer.
+    pub fn integer(&self, parameter: &str) -> Result<i64, String> {
+        let integers = self.known_integers(parameter)?;
+        match integers.ok_or_else(|| format!("parameter `{parameter}` is missing"))?.as_slice() {
+            [one] => Ok(*one),
+            several => Err(format!("parameter `{parameter}` takes one integer, {} are given", several.len())),
+        }
+    }
+
+    /// One constant integer, or what it is when left out.
+    pub fn integer_or(&self, parameter: &str, default: i64) -> Result<i64, String> {
+        if self.has(parameter) { self.integer(parameter) } else { Ok(default) }
+    }
+
+    /// One constant float, or what it is when left out; an integer counts as a float.
+    pub fn float_or(&self, parameter: &str, default: f32) -> Result<f32, String> {
+        let Some(tensor) = self.constant_tensor(parameter)? else { return Ok(default) };
+        match &tensor.data {
+            TensorData::F32(v) if v.len() == 1 => Ok(v[0]),
+            TensorData::I32(v) if v.len() == 1 => Ok(v[0] as f32),
+            _ => Err(format!("parameter `{parameter}` takes one number")),
+        }
+    }
+
+    /// One constant boolean, or what it is when left out.
+    pub fn flag_or(&self, parameter: &str, default: bool) -> Result<bool, String> {
+        if self.has(parameter) { Ok(self.integer(parameter)? != 0) } else { Ok(default) }
+    }
+
+    /// Constant booleans, if the parameter is given.
+    pub fn flags(&self, parameter: &str) -> Result<Option<Vec<bool>>, String> {
+        Ok(self.known_integers(parameter)?.map(|flags| flags.into_iter().map(|flag| flag != 0).collect()))
+    }
+
+    /// A string, or what it is when left out.
+    pub fn text_or(&self, parameter: &str, default: &'a str) -> Result<&'a str, String> {
+        match self.constant(parameter)? {
+            None => Ok(default),
+            Some(Value::Text(text)) => Ok(text),
+            Some(_) => Err(format!("parameter `{parameter}` is not a string")),
+        }
+    }
+
+    /// The name of a state.
+    pub fn state(&self, parameter: &str) -> Result<Arc<str>, String> {
+        match self.constant(parameter) {
+            Ok(Some(Value::State(name))) => Ok(name.clone()),
+            _ => Err(format!("parameter `{parameter}` is not a state")),
+        }
+    }
+
+    /// A matrix that inputs are multiplied with. A constant is made ready here.
+    pub fn matrix(&mut self, parameter: &'static str) -> Result<Matrix, String> {
+        match self.operand(parameter)? {
+            Some(Operand::Constant(Value::Weight(weight))) => Ok(Matrix::Constant(weight.clone())),
+            Some(Operand::Constant(Value::Tensor(tensor))) => Weight::of(tensor)
+                .map(|weight| Matrix::Constant(Arc::new(weight)))
+                .ok_or_else(|| format!("parameter `{parameter}` holds {}, not floats", tensor.data.kind())),
+            _ => self.input(parameter).map(Matrix::Computed),
+        }
+    }
+
+    /// The declared element type of the first result.
+    pub fn dtype(&self) -> DataType {
+        self.types.first().map_or(DataType::Fp32, |t| t.dtype)
+    }
+}

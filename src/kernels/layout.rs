@@ -1,0 +1,57 @@
+//! Where the elements of a matrix lie.
+
+/// A matrix within a slice: where the element of a row and a column is.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Distance between rows.
+    pub row: usize,
+    /// Distance between columns.
+    pub column: usize,
+}
+
+impl Layout {
+    /// How far the last element lies from the first, of a matrix of this size.
+    pub fn extent(self, rows: usize, columns: usize) -> usize {
+        if rows == 0 || columns == 0 {
+            return 0;
+        }
+        let along = |count: usize, step: usize| (count - 1).saturating_mul(step);
+        along(rows, self.row).saturating_add(along(columns, self.column)).saturating_add(1)
+    }
+
+    /// Whether no two elements of a matrix of this size share a place.
+    pub fn is_injective(self, rows: usize, columns: usize) -> bool {
+        rows <= 1
+            || columns <= 1
+            || (self.column > 0 && self.row >= columns.saturating_mul(self.column))
+            || (self.row > 0 && self.column >= rows.saturating_mul(self.row))
+    }
+}
+
+/// A result that threads write to, each to rows of its own.
+#[derive(Clone, Copy)]
+pub(super) struct SharedOutput {
+    start: *mut f32,
+    layout: Layout,
+}
+
+// SAFETY: the pointer is only given out by `at`, whose callers promise to write to elements of their own.
+unsafe impl Send for SharedOutput {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for SharedOutput {}
+
+impl SharedOutput {
+    /// A result of this layout within a slice, which must outlive all uses.
+    pub fn new(values: &mut [f32], layout: Layout) -> Self {
+        SharedOutput { start: values.as_mut_ptr(), layout }
+    }
+
+    /// Where an element lies, and the layout.
+    ///
+    /// # Safety
+    /// The slice still lives and holds this element; nobody else reads or writes what is written through the pointer.
+    pub unsafe fn at(self, row: usize, column: usize) -> (*mut f32, Layout) {
+        // SAFETY: the element lies within the slice, as promised.
+        (unsafe { self.start.add(row * self.layout.row + column * self.layout.column) }, self.layout)
+    }
+}

@@ -1,0 +1,82 @@
+//! The layers of a small model as a function that runs, and inputs for it.
+
+use std::path::Path;
+
+use anec::bundle::TokenCount;
+use anec::bundle::{PortRole, Stage};
+use anec::error::Result;
+use anec::exec::{Tensor, TensorData};
+use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest};
+use anec::manifest::Role;
+use anec::mil::{Constant, FunctionBuilder, ValueId};
+use anec::source::{Ledger, Source, Weight};
+
+/// Slots of its caches.
+pub const CONTEXT: usize = 96;
+
+/// Numbers between -1 and 1.
+fn noise(count: usize, mut seed: u32) -> Vec<f32> {
+    let mut next = || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Weights as fp16 literals.
+struct Fp16;
+
+impl EmitWeight for Fp16 {
+    fn emit(&mut self, b: &mut FunctionBuilder, name: &str, _: Role, w: &Weight, shape: &[u64]) -> Result<ValueId> {
+        let mut values = vec![0f32; w.elements() as usize];
+        w.read(0, &mut values)?;
+        Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
+    }
+}
+
+/// The layers of a small model.
+pub fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families").join(case);
+    let source = Source::open_path(&path).unwrap();
+    let mut ledger = Ledger::new(&source);
+    let model = anec::family::open(&mut ledger, None, &[]).unwrap();
+    let stage = Stage::Layers { first: 0, end: model.facts().num_layers };
+    let (most_tokens, default_tokens) = (tokens.most(), tokens.least());
+    let context = CONTEXT as u64;
+    let request =
+        FunctionRequest { name: "main".into(), stage, tokens, default_tokens, context, most_tokens, argmax: false };
+    model.build(&form, &request, &mut Fp16).unwrap()
+}
+
+/// The inputs of a call of `count` tokens from position `first`.
+pub fn inputs(graph: &FunctionGraph, first: usize, count: usize) -> Vec<(String, Tensor)> {
+    let ports = graph.inputs.iter().enumerate();
+    let tensor = |(seed, port): (usize, &anec::bundle::Port)| {
+        let extent = |extent: &anec::bundle::Extent| match extent {
+            anec::bundle::Extent::Fixed(n) => *n as usize,
+            anec::bundle::Extent::Tokens(_) => count,
+        };
+        let shape: Vec<usize> = port.shape.iter().map(extent).collect();
+        let size = shape.iter().product();
+        let data: TensorData = match &port.role {
+            PortRole::AttentionMask { window } => {
+                let slots = shape[3];
+                // the last position that was written to a slot
+                let last = first + count - 1;
+                let held = |s: usize| (s <= last).then(|| last - (last - s) % slots);
+                let is_seen = |t: usize, p: usize| p <= first + t && window.is_none_or(|w| first + t - p < w as usize);
+                let sees = |t: usize, s: usize| held(s).is_some_and(|position| is_seen(t, position));
+                let value = |i: usize| if sees(i / slots, i % slots) { 0.0 } else { -1e4 };
+                (0..size).map(value).collect::<Vec<f32>>().into()
+            }
+            PortRole::KvWriteMask => {
+                let value = |i: usize| if i / count == (first + i % count) % shape[2] { 1.0 } else { 0.0 };
+                (0..size).map(value).collect::<Vec<f32>>().into()
+            }
+            PortRole::Position => vec![first as i32].into(),
+            _ => noise(size, (1000 * first + seed) as u32).into(),
+        };
+        (port.name.clone(), Tensor::new(shape, data))
+    };
+    ports.map(tensor).collect()
+}

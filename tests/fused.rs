@@ -1,0 +1,85 @@
+//! Steps that are carried out as one give what they give one by one, in every form that the families are built in.
+
+use crate::common::layers::{CONTEXT, inputs, layers};
+
+use anec::bundle::TokenCount;
+use anec::exec::{Executable, Options, Precision, Profile, Tensor, WeightCache};
+use anec::family::{Form, FunctionGraph};
+use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
+use anec::mil::{Binding, Op, Opset, ValueType};
+
+/// Largest absolute difference of two tensors of floats.
+fn apart(a: &Tensor, b: &Tensor) -> f32 {
+    assert_eq!(a.shape, b.shape);
+    let (a, b) = (a.floats().unwrap(), b.floats().unwrap());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Whether an op reads or writes a state of fewer slots than the context.
+fn is_ring(graph: &FunctionGraph, op: &Op) -> bool {
+    op.inputs.values().flatten().any(|binding| match binding {
+        Binding::Value(id) => match &graph.function.value(*id).ty {
+            ValueType::State(ty) => ty.shape[2].fixed().is_some_and(|slots| slots < CONTEXT as u64),
+            _ => false,
+        },
+        Binding::Constant(_) => false,
+    })
+}
+
+fn compare(case: &str, form: Form, precision: Precision) {
+    let (tokens, chunks) = match form.kv_write {
+        KvWrite::Mask => (TokenCount::Range(1, 8), &[3, 1, 8, 1, 1, 4][..]),
+        KvWrite::Slice => (TokenCount::Fixed(2), &[2, 2, 2][..]),
+    };
+    let what = format!("{case} {form:?} {precision:?}");
+    let graph = layers(case, form, tokens);
+    let cache = WeightCache::new();
+    let fused = Executable::compile(&graph.function, Options { precision }, &cache).unwrap();
+    let plain = Executable::compile_as_written(&graph.function, Options { precision }, &cache).unwrap();
+    let softmaxes = graph.function.ops().filter(|op| op.operator == "softmax").count();
+    // rings are written through masks in every form
+    let masked = |op: &&Op| op.operator == "write_state" && (form.kv_write == KvWrite::Mask || is_ring(&graph, op));
+    let masked = graph.function.ops().filter(masked).count();
+    let (mut fused_state, mut plain_state) = (fused.new_state(), plain.new_state());
+    let mut position = 0;
+    for chunk in chunks {
+        let inputs = inputs(&graph, position, *chunk);
+        let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let mut profile = Profile::default();
+        let found = fused.run_profiled(&inputs, &mut fused_state, &mut profile).unwrap();
+        let expected = plain.run(&inputs, &mut plain_state).unwrap();
+        let operators = profile.operators();
+        let count = |name: &str| operators.iter().find(|(n, _)| *n == name).map_or(0, |(_, o)| o.calls as usize);
+        assert_eq!((count("attention"), count("cache write")), (softmaxes, masked), "{what}");
+        assert_eq!(count("softmax"), 0, "{what}: the groups gave up");
+        let size = expected[0].1.floats().unwrap().iter().fold(0f32, |most, v| most.max(v.abs()));
+        // in half precision a sum in another order may round to the next number
+        let limit = size * if precision == Precision::F32 { 1e-6 } else { 2e-3 };
+        let most = apart(&found[0].1, &expected[0].1);
+        assert!(most <= limit, "{what}: {most} at position {position}, values up to {size}");
+        for name in plain_state.names() {
+            let (found, expected) = (fused_state.get(name).unwrap(), plain_state.get(name).unwrap());
+            assert!(apart(found, expected) <= 1e-5f32.max(limit), "{what}: {name} at position {position}");
+        }
+        position += chunk;
+    }
+}
+
+#[test]
+fn groups_give_what_their_steps_give() {
+    for case in ["qwen2-tokenizer", "llama-default", "olmo2-grouped", "gemma3-default", "gemma3-linear"] {
+        for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
+            for state in [StateForm::PerLayer, StateForm::Unified] {
+                for kv_write in [KvWrite::Mask, KvWrite::Slice] {
+                    let (linear, norm) = (LinearForm::Conv, NormForm::Naive);
+                    let (opset, layout) = (Opset::CoreMl8, Layout::Bcs1);
+                    let (experts, recurrent_states) = (ExpertsForm::Packed, RecurrentForm::State);
+                    let form =
+                        Form { opset, layout, linear, norm, attention, kv_write, state, recurrent_states, experts };
+                    compare(case, form, Precision::F32);
+                    compare(case, form, Precision::F16);
+                }
+            }
+        }
+    }
+}
