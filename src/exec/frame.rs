@@ -63,7 +63,7 @@ impl Frame<'_> {
             self.workspace.values.push(Some(value));
         }
         let Workspace { values, results, pool, .. } = &mut self.workspace;
-        let mut call = Call { values, types: &step.types, state: self.state, takes_state: step.takes_state, results };
+        let mut call = Call { values, state: self.state, takes_state: step.takes_state, results };
         step.kernel.run(&mut call, pool)?;
         for value in values.drain(..).flatten() {
             if let Value::Tensor(tensor) = value {

@@ -12,7 +12,6 @@ use super::state::State;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
 use super::weight::Weight;
-use anec_mil::TensorType;
 
 /// An op made ready: one type for each group of operators, with the op's attributes as fields.
 pub(crate) trait Kernel: Any + Send + Sync {
@@ -92,8 +91,6 @@ pub(crate) enum Matrix {
 pub(crate) struct Call<'a> {
     /// Arguments, by place; those that a kernel has taken are missing.
     pub values: &'a mut [Option<Value>],
-    /// Declared types of the results.
-    pub types: &'a [TensorType],
     /// The states.
     pub state: &'a mut State,
     /// For `read_state`: this is the last read before the state is written anew, so its buffer may be taken.

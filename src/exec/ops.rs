@@ -139,7 +139,7 @@ pub(crate) mod testing {
         let mut values: Vec<Option<Value>> = resolver.into_operands().into_iter().map(value).collect();
         let (mut state, mut results) = (State::default(), Vec::new());
         let (values, takes_state) = (&mut values[..], false);
-        let mut call = Call { values, types: &types, state: &mut state, takes_state, results: &mut results };
+        let mut call = Call { values, state: &mut state, takes_state, results: &mut results };
         kernel.run(&mut call, &mut Pool::default())?;
         Ok(results.into_iter().map(Arc::unwrap_or_clone).collect())
     }

@@ -307,7 +307,7 @@ fn change(step: &Step, scores: Arc<Tensor>, half: bool, workspace: &mut Workspac
         Operand::Slot { .. } => scores.take().map(Value::Tensor),
     }));
     let (mut state, takes_state) = (State::default(), false);
-    let mut call = Call { values, types: &step.types, state: &mut state, takes_state, results };
+    let mut call = Call { values, state: &mut state, takes_state, results };
     step.kernel.run(&mut call, pool).ok()?;
     let mut result = results.pop()?;
     if half
