@@ -203,7 +203,7 @@ mod tests {
         speculation: 3,
     };
 
-    fn request(fields: Json) -> Result<Request, ServeError> {
+    fn request(fields: Json) -> Result<GenerationRequest, ServeError> {
         let parameters: Parameters = serde_json::from_value(fields).unwrap();
         parameters.request(vec![1, 2], 50, vec![0], 100, &DEFAULTS)
     }
