@@ -33,9 +33,12 @@ pub enum ProgressEvent<'a> {
     Finished,
 }
 
+/// What is called with every event.
+type Observer = dyn Fn(ProgressEvent<'_>) + Send + Sync;
+
 /// A receiver of events, called by any thread. Clones are the same receiver; the default one ignores everything.
 #[derive(Clone, Default)]
-pub struct Progress(Option<Arc<dyn Fn(ProgressEvent<'_>) + Send + Sync>>);
+pub struct Progress(Option<Arc<Observer>>);
 
 impl Progress {
     /// A receiver.

@@ -1,7 +1,7 @@
 //! `anec run`
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anec::base::input::{read, read_from};
@@ -144,10 +144,10 @@ fn longest(model: &Model, tokenizer: &Tokenizer) -> u64 {
     model.context() * tokens.max().unwrap_or(1).max(1) as u64
 }
 
-fn json_schema(file: &PathBuf, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
+fn json_schema(file: &Path, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
     let bytes = read(file, MOST_SCHEMA)?;
     let schema = serde_json::from_slice(&bytes)
-        .map_err(|error| BadSchema { path: file.clone(), problem: format!("it isn't JSON: {error}") })?;
+        .map_err(|error| BadSchema { path: file.to_owned(), problem: format!("it isn't JSON: {error}") })?;
     let grammars = Grammars::new(tokenizer, model.bundle().model.vocab_size, &model.end_tokens())?;
     Ok(grammars.start(&Grammar::JsonSchema(schema))?)
 }

@@ -13,6 +13,7 @@ pub const CACHE_LINE: usize = 64;
 /// # Safety
 /// All functions need the instruction set that the type stands for. Those that take a pointer read or write
 /// [`COUNT`](Lanes::COUNT) elements there.
+#[allow(clippy::missing_safety_doc, reason = "the trait says it once for all of them")]
 pub trait Lanes: Copy {
     /// How many values.
     const COUNT: usize;

@@ -50,6 +50,12 @@ pub struct DoubleEngine {
     weights: WeightCache,
 }
 
+impl Default for DoubleEngine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl DoubleEngine {
     pub fn new() -> Self {
         DoubleEngine {

@@ -185,7 +185,7 @@ pub(super) fn attention_scale(bundle: &Bundle, entry: &FunctionEntry, function: 
         return None;
     }
     let expected = half::f16::from_f64(scale).to_f32();
-    let multiplies = function.ops().into_iter().filter(|op| op.operator == "mul").any(|op| {
+    let multiplies = function.ops().filter(|op| op.operator == "mul").any(|op| {
         let factors = ["x", "y"].into_iter().filter_map(|name| function.constant(op.input(name)?)?.as_float());
         factors.into_iter().any(|factor| factor == expected)
     });
