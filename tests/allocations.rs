@@ -80,6 +80,10 @@ fn a_decoding_step_allocates_nothing() {
             ),
             (GraphLayout::Bc1s, LinearForm::Linear, NormForm::Naive, AttentionForm::Grouped, StateForm::PerLayer),
         ] {
+            if norm == NormForm::LayerNormConcat && case.starts_with("gemma3") {
+                // refused: fp16 doesn't hold the epsilon of a scaled residual stream in this form
+                continue;
+            }
             for precision in [Precision::F32, Precision::F16] {
                 let (experts, recurrent_states) = (ExpertsForm::Packed, RecurrentForm::State);
                 let (opset, kv_write) = (Opset::CoreMl8, KvWrite::Mask);
