@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(again.packages.keys().collect::<Vec<_>>(), ["a"]);
         let mut left: Vec<_> = std::fs::read_dir(&partial).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.sort();
-        assert_eq!(left, ["a.mlpackage", FILE_NAME]);
+        assert_eq!(left, [FILE_NAME, "a.mlpackage"]);
     }
 
     #[test]

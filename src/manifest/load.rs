@@ -166,12 +166,13 @@ fn plain(error: &serde_yaml::Error) -> String {
 struct Words;
 
 /// What the parser says, and what is said instead.
-const WORDS: [(&str, &str); 9] = [
+const WORDS: [(&str, &str); 10] = [
     ("invalid u64", "expected a whole number that isn't negative"),
     ("invalid usize", "expected a whole number that isn't negative"),
     ("invalid u32", "expected a whole number that isn't negative"),
     ("invalid f64", "expected a number"),
     ("invalid f32", "expected a number"),
+    ("invalid floating point", "expected a number"),
     ("a tuple of size 2", "two numbers, as in [1, 4]"),
     ("expected an array of length 2", "expected two numbers, as in [1, 4]"),
     ("expected mapping start", "expected keys and values, as in { key: value }"),

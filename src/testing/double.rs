@@ -17,11 +17,10 @@ use anec_mil::{Block, Function, Op};
 
 /// Converts the demo's model into a folder, with changes of its manifest (`key=value`).
 pub fn convert_demo(out: &Path, changes: &[&str]) {
-    convert_into(
-        out,
-        |changes| Manifest::open(crate::root().join("manifests/demo.yaml").to_str().unwrap(), changes).unwrap(),
-        changes,
-    );
+    let (file, source) = (crate::root().join("manifests/demo.yaml"), crate::root().join("demo/model"));
+    let source = format!("source={}", source.display());
+    let changes = [&[source.as_str()], changes].concat();
+    convert_into(out, |changes| Manifest::open(file.to_str().unwrap(), changes).unwrap(), &changes);
 }
 
 /// Converts a small model of a family into a folder, with keys of a manifest (`key=value`).
