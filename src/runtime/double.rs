@@ -86,6 +86,11 @@ pub fn model(form: &Form) -> (Arc<Model>, Calls) {
     (model, calls)
 }
 
+/// What tells functions for several numbers of tokens apart.
+fn size(all: &[TokenCount], one: &TokenCount) -> String {
+    if all.len() > 1 { format!("_at_{}", one.most()) } else { String::new() }
+}
+
 pub fn bundle(form: &Form) -> Bundle {
     let t = || Extent::Tokens("T".into());
     let fixed = Extent::Fixed;
@@ -114,7 +119,7 @@ pub fn bundle(form: &Form) -> Bundle {
                 });
                 functions.push(FunctionEntry {
                     package: format!("layers_{first}_{end}.mlpackage"),
-                    function: format!("layers_{first}_{end}_of_{context}"),
+                    function: format!("layers_{first}_{end}_of_{context}{}", size(&form.layer_tokens, tokens)),
                     stage: Stage::Layers { first, end },
                     context,
                     tokens: *tokens,
@@ -139,7 +144,7 @@ pub fn bundle(form: &Form) -> Bundle {
         for tokens in &form.head_tokens {
             functions.push(FunctionEntry {
                 package: format!("head_{first}_{end}.mlpackage"),
-                function: format!("head_{first}_{end}"),
+                function: format!("head_{first}_{end}{}", size(&form.head_tokens, tokens)),
                 stage: Stage::Head { first, end },
                 context: longest,
                 tokens: *tokens,
