@@ -1,8 +1,8 @@
 //! Products of a matrix with many columns, blocked for the caches and tiled for the registers.
 //!
 //! The columns are packed once, in panels as wide as the tile: element after element, each beside those of the other
-//! columns. A thread takes [`ROWS`] rows at a time. It widens [`DEPTH`] elements of a tile's rows to f32 into the
-//! first-level cache, whatever form they are stored in, and uses them for up to [`STRIP`] columns; the columns' part of
+//! columns. A thread takes `ROWS` rows at a time. It widens [`DEPTH`] elements of a tile's rows to f32 into the
+//! first-level cache, whatever form they are stored in, and uses them for up to `STRIP` columns; the columns' part of
 //! that depth stays in the cache from tile to tile. A tile's sums stay in registers over that depth: for vectors of 16
 //! in 32 registers, six rows by four vectors, which is 24 multiplications for ten loads.
 //!

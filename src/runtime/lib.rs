@@ -27,9 +27,9 @@
 //! | [`model`] | a bundle with a backend |
 //! | [`ask`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
-//! | [`call`] | one call of a function: its inputs, its result |
-//! | [`states`] | what a text carries from call to call |
-//! | [`hidden`] | hidden states between calls |
+//! | `call` | one call of a function: its inputs, its result |
+//! | `states` | what a text carries from call to call |
+//! | `hidden` | hidden states between calls |
 //! | [`windows`] | a text of any length on its way through a token classifier |
 //! | [`bioes`] | the labels of whole spans |
 //! | [`redact`] | spans of a text of any length |

@@ -3,8 +3,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`body`] | what stands between the marks of a call: JSON, elements, Python |
-//! | [`grammar`] | the form that a text is held to when it has to be a call |
+//! | `body` | what stands between the marks of a call: JSON, elements, Python |
+//! | `grammar` | the form that a text is held to when it has to be a call |
 //!
 //! Text that looks like a call and can't be read, or that calls what wasn't offered, stays text: nothing is lost.
 

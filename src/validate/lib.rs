@@ -17,19 +17,19 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`structure`] | the gate of form |
-//! | [`numerics`] | the gate of half precision |
-//! | [`parity`] | the gate that compares with a golden |
+//! | [`structure`](mod@structure) | the gate of form |
+//! | [`numerics`](mod@numerics) | the gate of half precision |
+//! | [`parity`](mod@parity) | the gate that compares with a golden |
 //! | [`residency`] | the gate of placement |
 //! | [`bisect`] | the smallest piece of a program that fails a gate |
-//! | [`forecast`] | rules applied to a program: no proof |
+//! | [`forecast`](mod@forecast) | rules applied to a program: no proof |
 //! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
 //! | [`verdict`] | claims, gates, reports |
 //! | [`thresholds`] | `validators/gates.yaml` |
 //! | [`lint`] | what constants and ops say of half precision without a run |
 //! | [`trial`] | what a function that can't be run says |
 //! | [`watch`] | a backend that notes how large every value gets |
-//! | [`perplexity`] | how well a model predicts a text |
+//! | [`perplexity`](mod@perplexity) | how well a model predicts a text |
 //! | [`probe`] | small programs for the self-test of a Mac |
 //! | [`prompts`] | the text that models are tried on |
 //! | [`foreign`] | packages that anec did not make |

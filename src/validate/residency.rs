@@ -1,7 +1,7 @@
 //! The residency gate: every op prefers the Neural Engine.
 //!
-//! Only Core ML knows where ops run, and tells it on a Mac (`MLComputePlan`). There [`take`] takes a plan of every function
-//! at every number of tokens; [`judge`] judges such a plan, on any machine. A guess from rules would be no proof: without a
+//! Only Core ML knows where ops run, and tells it on a Mac (`MLComputePlan`). There [`take`](mod@take) takes a plan of every function
+//! at every number of tokens; [`judge`](mod@judge) judges such a plan, on any machine. A guess from rules would be no proof: without a
 //! plan the gate is unproven.
 //!
 //! A plan says what is preferred, not what happened. [`latency`] compares how long calls take with how long they take on
