@@ -19,8 +19,8 @@
 //! |---|---|
 //! | [`engine`] | what the other crates need of Core ML |
 //! | [`plan`] | what Core ML plans to run where, as data: `plan.json` |
-//! | [`project`] | a program whose compute plan speaks for one function and number of tokens |
-//! | [`array`] | elements of strided arrays |
+//! | [`project`](mod@project) | a program whose compute plan speaks for one function and number of tokens |
+//! | [`array`](mod@array) | elements of strided arrays |
 //! | [`cache`] | models that were compiled |
 
 pub mod array;

@@ -106,7 +106,7 @@ impl Weight {
         }
     }
 
-    /// Gives back the memory that reading elements `range` took (see [`Tensor::release`]).
+    /// Gives back the memory that reading elements `range` took (see `Tensor::release`).
     pub fn release(&self, range: Range<u64>) {
         match &*self.node {
             Node::Tensor(tensor) => tensor.release(range),
