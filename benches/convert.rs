@@ -36,7 +36,7 @@ mod bench {
     use std::time::Instant;
 
     use anec::source::SourceDtype;
-    use anec::source::gguf::Value;
+    use anec::source::gguf::GgufValue;
     use anec::source::gguf::write::{Writer, q8_0};
     use serde_json::{Value as Json, json};
 
@@ -285,7 +285,7 @@ mod bench {
     fn phi4_mini(path: &Path, layers: u64, vocab: u64) {
         let (hidden, width, queries, keys) = (3072, 8192, 24 * 128, 8 * 128);
         let mut writer = Writer::new();
-        writer.key("general.architecture", Value::String("phi3".into()));
+        writer.key("general.architecture", GgufValue::String("phi3".into()));
         for (key, value) in [
             ("embedding_length", hidden),
             ("block_count", layers),
@@ -296,11 +296,11 @@ mod bench {
             ("context_length", 131_072),
             ("rope.scaling.original_context_length", 4096),
         ] {
-            writer.key(&format!("phi3.{key}"), Value::U32(value as u32));
+            writer.key(&format!("phi3.{key}"), GgufValue::U32(value as u32));
         }
-        writer.key("phi3.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-        writer.key("phi3.rope.freq_base", Value::F32(10_000.0));
-        writer.key("phi3.rope.scaling.attn_factor", Value::F32(1.190_238));
+        writer.key("phi3.attention.layer_norm_rms_epsilon", GgufValue::F32(1e-5));
+        writer.key("phi3.rope.freq_base", GgufValue::F32(10_000.0));
+        writer.key("phi3.rope.scaling.attn_factor", GgufValue::F32(1.190_238));
         writer.tensor("token_embd.weight", SourceDtype::Q8_0, &[vocab, hidden]);
         writer.tensor("output_norm.weight", SourceDtype::F32, &[hidden]);
         writer.tensor("rope_factors_long.weight", SourceDtype::F32, &[48]);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use half::f16;
 
-use anec_kernels::layout::Layout;
+use anec_kernels::layout::MatrixLayout;
 use anec_kernels::product::multiply;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
 
@@ -33,7 +33,7 @@ fn main() {
         for (name, width, weight) in &weights {
             for tokens in [1, 2, 4, 8, 16, 64, 256] {
                 let x = noise(columns * tokens, 2);
-                let layout = Layout { row: tokens, column: 1 };
+                let layout = MatrixLayout { row: tokens, column: 1 };
                 let mut out = vec![0.0; rows * tokens];
                 let mut best = f64::INFINITY;
                 for _ in 0..7 {

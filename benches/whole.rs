@@ -20,7 +20,7 @@ use anec::base::progress::Progress;
 use anec::base::resources::usage;
 use anec::convert::open::{Opened, open_model};
 use anec::convert::pipeline::convert_opened;
-use anec::convert::{Options, Outcome};
+use anec::convert::{ConvertOptions, Outcome};
 use anec::manifest::{Manifest, builtin};
 use anec::validate::{Verdict, structure};
 
@@ -53,7 +53,7 @@ fn convert(name: &str) {
     let folder = std::env::var_os("ANEC_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
     let room = tempfile::tempdir_in(folder).expect("the folder can be written to");
     let out = Some(room.path().join(name));
-    let options = Options { manifest, out, force: false, compile: false, progress: Progress::hidden() };
+    let options = ConvertOptions { manifest, out, force: false, compile: false, progress: Progress::hidden() };
 
     let begin = Instant::now();
     let outcome = convert_opened(&options, &Opened { source, model, ledger }).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -50,49 +50,49 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Converts weights into a bundle of Core ML packages
-    Convert(convert::Args),
+    Convert(convert::ConvertArgs),
     /// Proves what a bundle is: form, agreement with a golden, placement
-    Validate(validate::Args),
+    Validate(validate::ValidateArgs),
     /// Finds the op behind a failure: the smallest piece of a program that fails
-    Bisect(bisect::Args),
+    Bisect(bisect::BisectArgs),
     /// Continues a prompt
-    Run(run::Args),
+    Run(run::RunArgs),
     /// Talks with a model
-    Chat(chat::Args),
+    Chat(chat::ChatArgs),
     /// Measures how fast a bundle runs
-    Bench(bench::Args),
+    Bench(bench::BenchArgs),
     /// Answers requests over HTTP (OpenAI's API) or as JSON lines
-    Serve(serve::Args),
+    Serve(serve::ServeArgs),
     /// Computes the logits after every token
-    Logits(logits::Args),
+    Logits(logits::LogitsArgs),
     /// Labels the tokens of a text
-    Classify(classify::Args),
+    Classify(classify::ClassifyArgs),
     /// Takes private spans out of a text of any length
-    Redact(redact::Args),
+    Redact(redact::RedactArgs),
     /// Measures how well a bundle predicts a text
-    Perplexity(perplexity::Args),
+    Perplexity(perplexity::PerplexityArgs),
     /// Computes a golden from a source's own weights
-    Golden(golden::Args),
+    Golden(golden::GoldenArgs),
     /// Converts, checks and runs a small model that is part of anec
-    Demo(demo::Args),
+    Demo(demo::DemoArgs),
     /// Shows what a conversion would emit, without reading weights
-    Plan(plan::Args),
+    Plan(plan::PlanArgs),
     /// Shows what is in a source, a package or a bundle
-    Inspect(inspect::Args),
+    Inspect(inspect::InspectArgs),
     /// Compiles the packages of a bundle (on a Mac)
-    Compile(compile::Args),
+    Compile(compile::CompileArgs),
     /// Packs a bundle into one reproducible zip file
     Pack(pack::PackArgs),
     /// Unpacks a bundle
     Unpack(pack::UnpackArgs),
     /// Explains a rule, an error code or an exit code
-    Explain(explain::Args),
+    Explain(explain::ExplainArgs),
     /// Says what this machine can do, and what is missing for the rest
-    Doctor(doctor::Args),
+    Doctor(doctor::DoctorArgs),
     /// Prints the JSON Schema of a file that anec reads or writes
-    Schema(schema::Args),
+    Schema(schema::SchemaArgs),
     /// Lists the built-in manifests, or prints one
-    Manifests(manifests::Args),
+    Manifests(manifests::ManifestsArgs),
 }
 
 impl Verb {

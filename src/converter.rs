@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anec_base::progress::{Progress, ProgressEvent};
 use anec_base::{FileError, Result};
-use anec_convert::{Options, Outcome, Plan, convert, open};
+use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, open};
 use anec_exec::Precision;
 use anec_manifest::{Manifest, Numerics, Quant, ResidualScale, WeightFormat};
-use anec_runtime::Model;
+use anec_runtime::LoadedModel;
 use anec_validate::numerics::residual_scale;
 use anec_validate::prompts;
 
@@ -82,9 +82,9 @@ impl Converter {
     ///
     /// # Errors
     /// When the source can't be opened, its model isn't understood, or the manifest doesn't fit it.
-    pub fn plan(&self) -> Result<Plan> {
+    pub fn plan(&self) -> Result<ConvertPlan> {
         let opened = open::open(&self.manifest)?;
-        Plan::new(&open::resolve(&self.manifest, &opened.source, &*opened.model), &*opened.model)
+        ConvertPlan::new(&open::resolve(&self.manifest, &opened.source, &*opened.model), &*opened.model)
     }
 
     /// Converts. An interrupted conversion goes on where it was. Where the manifest says `numerics.scale: auto`, the scale
@@ -97,7 +97,7 @@ impl Converter {
         if manifest.numerics.scale == Some(ResidualScale::Auto) {
             manifest.numerics.scale = Some(ResidualScale::Factor(self.measured_scale()?));
         }
-        convert(&Options {
+        convert(&ConvertOptions {
             manifest,
             out: self.out.clone(),
             force: self.force,
@@ -131,15 +131,15 @@ pub(crate) fn scratch_beside(path: Option<&Path>, prefix: &str) -> Result<tempfi
 }
 
 /// The model of a source without quantization, on the CPU in f32, through a bundle in `scratch`.
-pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Arc<Model>> {
+pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Arc<LoadedModel>> {
     let quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
     let folder = scratch.join("bundle");
-    convert(&Options {
+    convert(&ConvertOptions {
         manifest: Manifest { quant, ..manifest.clone() },
         out: Some(folder.clone()),
         force: false,
         compile: false,
         progress: progress.clone(),
     })?;
-    Model::on_cpu(&folder, Precision::F32)
+    LoadedModel::on_cpu(&folder, Precision::F32)
 }

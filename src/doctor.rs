@@ -9,7 +9,7 @@ use anec_convert::compile::Compiler;
 use anec_convert::error::ConvertError;
 use anec_coreml::{CoreMl, Engine};
 use anec_package::available_space;
-use anec_validate::probe::{Form, Placement, place};
+use anec_validate::probe::{Placement, ProbeVariant, place};
 
 /// What was found of a machine.
 #[derive(Clone, Debug, Serialize)]
@@ -79,8 +79,9 @@ impl MachineReport {
             machine = Some(engine.machine()?.to_string());
             if self_test {
                 let room = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
-                placement =
-                    Form::all().map(|form| place(engine, form, room.path())).collect::<Result<Vec<Placement>>>()?;
+                placement = ProbeVariant::all()
+                    .map(|form| place(engine, form, room.path()))
+                    .collect::<Result<Vec<Placement>>>()?;
             }
         }
         Ok(MachineReport {

@@ -8,7 +8,7 @@ use crate::session::Prompt;
 use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_manifest::{Manifest, Numerics};
-use anec_runtime::{Ask, Chunking, Finish, GenerationRequest, Hidden, Model, Positions, Windows};
+use anec_runtime::{Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, Windows};
 use anec_validate::perplexity::loss;
 use anec_validate::{Golden, Greedy};
 
@@ -69,12 +69,12 @@ impl GoldenBuilder {
         self.compute_with(&model, tokens)
     }
 
-    fn compute_with(&self, model: &Arc<Model>, tokens: Vec<u32>) -> Result<Golden> {
+    fn compute_with(&self, model: &Arc<LoadedModel>, tokens: Vec<u32>) -> Result<Golden> {
         let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
         let answer = match model.bundle().model.classification() {
             Some(_) => Windows::new(model, None, hidden)?.label(&tokens)?,
             None => {
-                let ask = Ask { logits: Positions::All, hidden, chunking: Chunking::Largest };
+                let ask = ForwardOptions { logits: Positions::All, hidden, chunking: Chunking::Largest };
                 model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
             }
         };
@@ -114,7 +114,7 @@ impl GoldenBuilder {
     }
 
     /// What the golden says of itself.
-    fn metadata(&self, model: &Model) -> [(&'static str, String); 6] {
+    fn metadata(&self, model: &LoadedModel) -> [(&'static str, String); 6] {
         let digests: Vec<String> =
             model.bundle().source.files.iter().map(|file| format!("{} {}", file.sha256, file.file)).collect();
         [

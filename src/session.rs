@@ -25,7 +25,7 @@ use anec_runtime::{GenerationOutput, GenerationRequest, Grammar, Grammars, Sampl
 /// ```
 #[derive(Clone)]
 pub struct Model {
-    model: Arc<anec_runtime::Model>,
+    model: Arc<anec_runtime::LoadedModel>,
     tokenizer: Option<Arc<Tokenizer>>,
 }
 
@@ -35,7 +35,7 @@ impl Model {
     /// # Errors
     /// When there is no bundle, or it contradicts itself.
     pub fn on_cpu(folder: impl AsRef<Path>) -> Result<Self> {
-        Self::new(anec_runtime::Model::on_cpu(folder.as_ref(), Precision::F32)?)
+        Self::new(anec_runtime::LoadedModel::on_cpu(folder.as_ref(), Precision::F32)?)
     }
 
     /// The bundle in a folder, on Core ML.
@@ -50,7 +50,7 @@ impl Model {
     ///
     /// # Errors
     /// When the bundle's tokenizer can't be read.
-    pub fn new(model: Arc<anec_runtime::Model>) -> Result<Self> {
+    pub fn new(model: Arc<anec_runtime::LoadedModel>) -> Result<Self> {
         let has_tokenizer = model.bundle().tokenizer.contains_key("tokenizer");
         let tokenizer = has_tokenizer.then(|| Tokenizer::of(model.bundle(), model.folder())).transpose()?;
         Ok(Model { model, tokenizer: tokenizer.map(Arc::new) })
@@ -62,7 +62,7 @@ impl Model {
     }
 
     /// The model of the runtime.
-    pub fn runtime(&self) -> &Arc<anec_runtime::Model> {
+    pub fn runtime(&self) -> &Arc<anec_runtime::LoadedModel> {
         &self.model
     }
 
@@ -136,7 +136,7 @@ impl Prompt {
 
     /// The tokens of a text in which special tokens may be written out.
     #[cfg(feature = "convert")]
-    pub(crate) fn written_tokens(self, model: &Arc<anec_runtime::Model>) -> Result<Vec<u32>> {
+    pub(crate) fn written_tokens(self, model: &Arc<anec_runtime::LoadedModel>) -> Result<Vec<u32>> {
         match self {
             Prompt::Text(text) => Ok(Tokenizer::of(model.bundle(), model.folder())?.encode(&text)?),
             other => other.tokens(&Model::new(model.clone())?),
@@ -203,7 +203,7 @@ impl GenerateOptions {
 pub struct Session {
     model: Model,
     /// None before the first prompt, whose length decides how much room is needed.
-    session: Option<anec_runtime::Session>,
+    session: Option<anec_runtime::TokenSession>,
 }
 
 impl Session {
@@ -244,7 +244,7 @@ pub struct TextPieces<'s> {
     /// There until it is dropped.
     text: Option<TextGeneration>,
     /// Where the runtime's session goes back to.
-    session: &'s mut Option<anec_runtime::Session>,
+    session: &'s mut Option<anec_runtime::TokenSession>,
 }
 
 impl TextPieces<'_> {

@@ -13,11 +13,11 @@ use anec_coreml::{ComputePlan, ComputeUnits, CoreMl};
 use anec_exec::Precision;
 use anec_manifest::Gates;
 use anec_package as package;
-use anec_runtime::{Model, RuntimeError, Tokenizer, coreml};
+use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreml};
 use anec_validate::verdict::PackageFacts;
 use anec_validate::{
-    Candidate, Check, GateReport, Golden, Report, Thresholds, Verdict, forecast, foreign, numerics, parity, prompts,
-    residency, structure,
+    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, forecast, foreign, numerics, parity,
+    prompts, residency, structure,
 };
 
 /// A gate.
@@ -37,7 +37,7 @@ pub enum Gate {
 #[derive(Debug)]
 pub struct Validation {
     /// What the gates found.
-    pub report: Report,
+    pub report: GatesReport,
     /// The compute plan that residency judged, if there was one.
     pub plan: Option<ComputePlan>,
 }
@@ -202,7 +202,7 @@ impl Validator {
             gates.push(gate);
             plan = judged;
         }
-        let mut report = Report::new(&bundle.name, gates);
+        let mut report = GatesReport::new(&bundle.name, gates);
         if self.forecast {
             report.forecast = Some(Vec::new());
         }
@@ -219,7 +219,7 @@ impl Validator {
     }
 
     /// A package of whatever origin.
-    fn package(&self, path: &Path) -> Result<Report> {
+    fn package(&self, path: &Path) -> Result<GatesReport> {
         let package = package::open(path)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let mut gates = Vec::new();
@@ -238,7 +238,7 @@ impl Validator {
             gates.push(residency::without_plan());
         }
         let facts = PackageFacts::of(&name, &package);
-        let mut report = Report::new(&name, gates);
+        let mut report = GatesReport::new(&name, gates);
         let forecast_too = self.gates.is_none() || self.forecast;
         report.forecast = forecast_too.then(|| forecast(&name, &package.program, facts.weight_bytes));
         report.packages.push(facts);
@@ -343,8 +343,8 @@ pub fn find_bundle(folder: &Path) -> Result<PathBuf> {
 /// # Errors
 /// When there is no bundle, or it contradicts itself.
 pub fn candidates(bundle: &Path, precisions: &[Precision]) -> Result<Vec<Candidate>> {
-    let models = Model::on_cpu_in(bundle, precisions)?;
-    let candidate = |(precision, model): (&Precision, Arc<Model>)| match precision {
+    let models = LoadedModel::on_cpu_in(bundle, precisions)?;
+    let candidate = |(precision, model): (&Precision, Arc<LoadedModel>)| match precision {
         Precision::F32 => Candidate { name: "f32".to_owned(), model, layers: true },
         Precision::F16 => Candidate { name: "f16".to_owned(), model, layers: false },
     };

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anec::bundle::TokenCount;
-use anec::exec::{Executable, Options, Precision, WeightCache};
-use anec::family::Form;
+use anec::exec::{ExecOptions, Executable, Precision, WeightCache};
+use anec::family::LoweringOptions;
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout as GraphLayout, LinearForm, NormForm, RecurrentForm, StateForm,
 };
@@ -46,9 +46,9 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// How many requests each step of a text makes, from the first token on.
-fn requests(case: &str, form: Form, precision: Precision) -> Vec<usize> {
+fn requests(case: &str, form: LoweringOptions, precision: Precision) -> Vec<usize> {
     let graph = layers(case, form, TokenCount::Range(1, 8));
-    let executable = Executable::compile(&graph.function, Options { precision }, &WeightCache::new()).unwrap();
+    let executable = Executable::compile(&graph.function, ExecOptions { precision }, &WeightCache::new()).unwrap();
     let (mut state, mut outputs) = (executable.new_state(), Vec::new());
     let step = |position: usize| {
         let tensors = inputs(&graph, position, 1);
@@ -66,7 +66,7 @@ fn a_decoding_step_allocates_nothing() {
     const WARM: usize = 32;
     // the executor's threads allocate as they begin, which is some time after the first work is divided
     let sums: Vec<AtomicUsize> = (0..1000).map(AtomicUsize::new).collect();
-    anec_kernels::team::for_each(sums.len(), |i| _ = sums[i].fetch_add(1, Ordering::Relaxed));
+    anec_kernels::pool::for_each(sums.len(), |i| _ = sums[i].fetch_add(1, Ordering::Relaxed));
     std::thread::sleep(Duration::from_millis(500));
     for case in ["qwen2-tokenizer", "llama-default", "olmo2-grouped", "gemma3-default"] {
         for (layout, linear, norm, attention, state) in [
@@ -87,7 +87,17 @@ fn a_decoding_step_allocates_nothing() {
             for precision in [Precision::F32, Precision::F16] {
                 let (experts, recurrent_states) = (ExpertsForm::Packed, RecurrentForm::State);
                 let (opset, kv_write) = (Opset::CoreMl8, KvWrite::Mask);
-                let form = Form { opset, layout, linear, norm, attention, kv_write, state, recurrent_states, experts };
+                let form = LoweringOptions {
+                    opset,
+                    layout,
+                    linear,
+                    norm,
+                    attention,
+                    kv_write,
+                    state,
+                    recurrent_states,
+                    experts,
+                };
                 let requests = requests(case, form, precision);
                 assert!(requests[0] > 0, "the count counts");
                 let late: Vec<_> = requests.iter().enumerate().skip(WARM).filter(|(_, count)| **count > 0).collect();

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anec::source::SourceDtype;
-use anec::source::gguf::Value;
+use anec::source::gguf::GgufValue;
 use folder::{anec, finish, json, repository};
 use gguf::{Parts, edit_gguf, fields};
 use model::{copy, edit_json, edit_tensors};
@@ -460,7 +460,7 @@ fn vocabularies_that_contradict_the_tokenizer() {
         ],
     );
     let tokens = |p: &Parts| match p.keys.iter().find(|(key, _)| key == "tokenizer.ggml.tokens") {
-        Some((_, Value::Array(anec::source::gguf::Array::String(tokens)))) => tokens.clone(),
+        Some((_, GgufValue::Array(anec::source::gguf::GgufArray::String(tokens)))) => tokens.clone(),
         other => panic!("{other:?}"),
     };
     text += &damaged_gguf(

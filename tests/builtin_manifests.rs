@@ -6,7 +6,7 @@ use crate::common::synthetic;
 use std::path::Path;
 
 use anec::bundle::Stage;
-use anec::convert::Plan;
+use anec::convert::ConvertPlan;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::open::{open_model, resolve};
@@ -38,7 +38,7 @@ fn converts(name: &str) {
     assert!(manifest.context.all().iter().all(|context| *context <= facts.max_position_embeddings));
 
     // the whole model, planned and built
-    let full = Plan::new(&manifest, &*model).unwrap();
+    let full = ConvertPlan::new(&manifest, &*model).unwrap();
     for package in &full.packages {
         assert!(package.weight_bytes as f64 <= manifest.shards.max_mb * 1e6, "{}", package.name);
         let mut emitter = Emitter::new(&manifest.quant);
@@ -49,7 +49,7 @@ fn converts(name: &str) {
     // a few layers and the last piece of the LM head, written
     manifest.shards.layers = Some(vec![[0, LAYERS], [LAYERS, facts.num_layers]]);
     let manifest = resolve(&manifest, &source, &*model);
-    let plan = Plan::new(&manifest, &*model).unwrap();
+    let plan = ConvertPlan::new(&manifest, &*model).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for package in [&plan.packages[0], plan.packages.last().unwrap()] {
         let mut emitter = Emitter::new(&manifest.quant);

@@ -171,7 +171,7 @@ mod memory {
     use std::path::Path;
 
     use anec::source::SourceDtype;
-    use anec::source::gguf::Value;
+    use anec::source::gguf::GgufValue;
     use anec::source::gguf::write::Writer;
 
     use super::folder::{json, run};
@@ -198,7 +198,7 @@ mod memory {
     fn memory_is_bounded_by_the_largest_tensor() {
         let (hidden, width, layers, vocab) = (1024, 4096, 8, 256);
         let mut writer = Writer::new();
-        writer.key("general.architecture", Value::String("llama".into()));
+        writer.key("general.architecture", GgufValue::String("llama".into()));
         for (key, value) in [
             ("embedding_length", hidden as u32),
             ("block_count", layers),
@@ -208,9 +208,9 @@ mod memory {
             ("rope.dimension_count", 128),
             ("context_length", 2048),
         ] {
-            writer.key(&format!("llama.{key}"), Value::U32(value));
+            writer.key(&format!("llama.{key}"), GgufValue::U32(value));
         }
-        writer.key("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+        writer.key("llama.attention.layer_norm_rms_epsilon", GgufValue::F32(1e-5));
         writer.tensor("token_embd.weight", SourceDtype::F32, &[vocab, hidden]);
         writer.tensor("output_norm.weight", SourceDtype::F32, &[hidden]);
         for layer in 0..layers {

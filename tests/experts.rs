@@ -9,11 +9,11 @@ use anec::bundle::Stage;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::open::open_model;
-use anec::convert::{Estimate, FormEstimate, Plan};
+use anec::convert::{ConvertPlan, Estimate, FormEstimate};
 use anec::exec::Precision;
 use anec::manifest::{ExpertsForm, Manifest, builtin};
 use anec::report;
-use anec::runtime::{Ask, Model};
+use anec::runtime::{ForwardOptions, LoadedModel};
 use anec::validate::forecast::forecast;
 use folder::{json, run};
 use serde_json::Value as Json;
@@ -97,12 +97,12 @@ fn a_token_calls_the_experts_that_it_was_given() {
     for (model, layers, per_token) in [("lfm2_moe-default", 2, 2), ("lfm2_moe-split", 3, 3), ("zaya-default", 4, 1)] {
         let room = tempfile::tempdir().unwrap();
         let (_, bundle) = convert(model, room.path(), &["experts=routed"]);
-        let (model, profile) = Model::on_cpu(room.path(), Precision::F32).unwrap().profiled().unwrap();
+        let (model, profile) = LoadedModel::on_cpu(room.path(), Precision::F32).unwrap().profiled().unwrap();
         let mut session = model.start(32).unwrap();
         let mut skipped = false;
         for token in 0..20 {
             profile.lock().unwrap().clear();
-            session.forward(&[token], &Ask::none()).unwrap();
+            session.forward(&[token], &ForwardOptions::none()).unwrap();
             let calls = profile.lock().unwrap();
             let of_experts = |function: &&usize| bundle["functions"][**function]["stage"]["kind"] == "experts";
             let count = calls.keys().filter(of_experts).count();
@@ -156,7 +156,7 @@ fn groups_of_experts_have_fewer_channels() {
     let wide = |sets: Vec<String>, packages: usize| {
         let manifest = Manifest::from_yaml(text, "privacy-filter", &sets).unwrap();
         let (model, _) = open_model(&source, &manifest).unwrap();
-        let plan = Plan::new(&manifest, &*model).unwrap();
+        let plan = ConvertPlan::new(&manifest, &*model).unwrap();
         assert_eq!(plan.packages.len(), packages, "{sets:?}");
         let of_layer = plan.packages.iter().filter(|package| {
             matches!(package.stage, Stage::Layers { first: 3, .. } | Stage::Experts { layer: 3, .. })
@@ -185,7 +185,7 @@ fn forms_of_experts_differ_in_what_a_token_reads() {
     let manifest = Manifest::from_yaml(builtin::find("zaya1-8b").unwrap().text, "zaya1-8b", &[]).unwrap();
     let (model, _) = open_model(&source, &manifest).unwrap();
     let forms = FormEstimate::of(&manifest, &*model);
-    let plan = Plan::new(&manifest, &*model).unwrap();
+    let plan = ConvertPlan::new(&manifest, &*model).unwrap();
     let text = report::plan(&manifest, model.facts(), &plan, &Estimate::of(&plan), &forms);
     insta::assert_snapshot!(text.split("\n\n").last().unwrap());
 
@@ -199,7 +199,7 @@ fn forms_of_experts_differ_in_what_a_token_reads() {
     for (experts, packages, functions) in [(ExpertsForm::Split, 3, 3), (ExpertsForm::Routed, 3, 16)] {
         let mut manifest = Manifest { experts, ..manifest.clone() };
         manifest.shards.max_mb = 80.0;
-        let plan = Plan::new(&manifest, &*model).unwrap();
+        let plan = ConvertPlan::new(&manifest, &*model).unwrap();
         let own: Vec<_> = plan.packages.iter().filter(|package| package.name.starts_with("experts_07")).collect();
         assert_eq!(own.len(), packages);
         assert_eq!(own.iter().map(|package| package.functions.len()).sum::<usize>(), functions);

@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 
-use anec::bundle::{Extent, Port, PortRole, Stage, TokenCount};
+use anec::bundle::{Port, PortDim, PortRole, Stage, TokenCount};
 use anec::error::Result;
-use anec::family::{EmitWeight, Form, FunctionRequest, Model};
+use anec::family::{EmitWeight, FamilyModel, FunctionRequest, LoweringOptions};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
 use anec::mil::verify::{infer_types, verify_function};
 use anec::mil::{Binding, Constant, FunctionBuilder, Opset, Symbol, ValueId};
-use anec::source::{Ledger, Source, Weight};
+use anec::source::{Ledger, Source, SourceWeight};
 use rayon::prelude::*;
 
 /// Weights as fp16 literals.
@@ -27,7 +27,7 @@ impl EmitWeight for Fp16 {
         builder: &mut FunctionBuilder,
         name: &str,
         _: Role,
-        weight: &Weight,
+        weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
         let mut values = vec![0f32; weight.elements() as usize];
@@ -36,7 +36,7 @@ impl EmitWeight for Fp16 {
     }
 }
 
-fn forms() -> Vec<Form> {
+fn forms() -> Vec<LoweringOptions> {
     let mut forms = Vec::new();
     for layout in [Layout::Bcs1, Layout::Bc1s] {
         for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
@@ -54,7 +54,7 @@ fn forms() -> Vec<Form> {
                 ] {
                     let opset = Opset::CoreMl8;
                     let (kv_write, experts) = (KvWrite::Mask, ExpertsForm::Packed);
-                    forms.push(Form {
+                    forms.push(LoweringOptions {
                         opset,
                         layout,
                         linear,
@@ -72,10 +72,10 @@ fn forms() -> Vec<Form> {
     forms
 }
 
-fn check(model: &dyn Model, form: Form) -> Result<()> {
+fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {
     let facts = model.facts();
     let range = TokenCount::Range(1, 4);
-    let sliced = Form { kv_write: KvWrite::Slice, ..form };
+    let sliced = LoweringOptions { kv_write: KvWrite::Slice, ..form };
     // fp16 holds a small epsilon's root only
     if form.norm == NormForm::LayerNormConcat && facts.hidden_scale != 1.0 {
         let stage = Stage::Layers { first: 0, end: facts.num_layers };
@@ -95,7 +95,7 @@ fn check(model: &dyn Model, form: Form) -> Result<()> {
             let graph = model.build(&form, &request, &mut Fp16)?;
             assert_eq!(verify_function(&graph.function), [], "{form:?} {request:?}");
             assert_eq!(graph.states.len(), graph.function.states().count());
-            let states = |ports: &[Port]| -> Vec<(PortRole, Vec<Extent>)> {
+            let states = |ports: &[Port]| -> Vec<(PortRole, Vec<PortDim>)> {
                 let states = ports.iter().filter(|port| matches!(port.role, PortRole::State { .. }));
                 states.map(|port| (port.role.clone(), port.shape.clone())).collect()
             };
@@ -137,7 +137,7 @@ fn every_family_builds_in_every_form() {
             let other = |name: &String| !known.iter().any(|prefix| name.starts_with(prefix));
             assert!(!totals.ignored.keys().any(other), "{path}: {totals:?}");
             // who keeps the states is a matter of models that have such, and none of norms
-            let apart = |form: &Form| model.facts().recurrent && form.norm == NormForm::Accurate;
+            let apart = |form: &LoweringOptions| model.facts().recurrent && form.norm == NormForm::Accurate;
             for form in forms().into_iter().filter(|form| form.recurrent_states == RecurrentForm::State || apart(form))
             {
                 check(&*model, form).unwrap_or_else(|e| panic!("{path}: {form:?}: {e}"));

@@ -4,15 +4,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anec::bundle::{Extent, PortRole, Stage, TokenCount};
+use anec::bundle::{PortDim, PortRole, Stage, TokenCount};
 use anec::error::Result;
-use anec::exec::{Executable, Options, Precision, State, Tensor, WeightCache};
-use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest, Host, Model};
+use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
+use anec::family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
 use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
-use anec::source::{Ledger, Source, Weight};
+use anec::source::{Ledger, Source, SourceWeight};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 
@@ -20,7 +20,7 @@ use safetensors::SafeTensors;
 type Rows = Vec<Vec<f32>>;
 
 const CONTEXT: u64 = 64;
-const FORM: Form = Form {
+const FORM: LoweringOptions = LoweringOptions {
     opset: Opset::CoreMl8,
     layout: Layout::Bcs1,
     linear: LinearForm::Conv,
@@ -36,7 +36,14 @@ const FORM: Form = Form {
 struct Fp16;
 
 impl EmitWeight for Fp16 {
-    fn emit(&mut self, b: &mut FunctionBuilder, name: &str, _: Role, w: &Weight, shape: &[u64]) -> Result<ValueId> {
+    fn emit(
+        &mut self,
+        b: &mut FunctionBuilder,
+        name: &str,
+        _: Role,
+        w: &SourceWeight,
+        shape: &[u64],
+    ) -> Result<ValueId> {
         let mut values = vec![0f32; w.elements() as usize];
         w.read(0, &mut values)?;
         Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
@@ -47,20 +54,26 @@ impl EmitWeight for Fp16 {
 struct Runner {
     layers: (FunctionGraph, Executable),
     head: (FunctionGraph, Executable),
-    host: Host,
+    host: HostTensors,
     hidden_size: usize,
     layout: Layout,
 }
 
 impl Runner {
-    fn new(model: &dyn Model, form: Form, tokens: TokenCount, context: u64, precision: Precision) -> Result<Runner> {
+    fn new(
+        model: &dyn FamilyModel,
+        form: LoweringOptions,
+        tokens: TokenCount,
+        context: u64,
+        precision: Precision,
+    ) -> Result<Runner> {
         let facts = model.facts();
         let cache = WeightCache::new();
         let build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
             let (name, most_tokens, default_tokens) = ("main".into(), tokens.most(), tokens.least());
             let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
             let graph = model.build(&form, &request, &mut Fp16)?;
-            let executable = Executable::compile(&graph.function, Options { precision }, &cache)?;
+            let executable = Executable::compile(&graph.function, ExecOptions { precision }, &cache)?;
             Ok((graph, executable))
         };
         Ok(Runner {
@@ -144,8 +157,8 @@ impl Runner {
         let mut inputs = Vec::new();
         for port in &self.layers.0.inputs {
             let slots = |axis: usize| match port.shape[axis] {
-                Extent::Fixed(slots) => slots as usize,
-                Extent::Tokens(_) => unreachable!("slots are fixed"),
+                PortDim::Fixed(slots) => slots as usize,
+                PortDim::Tokens(_) => unreachable!("slots are fixed"),
             };
             let tensor = match &port.role {
                 PortRole::Hidden => {
@@ -257,7 +270,7 @@ fn cases() -> (PathBuf, Vec<serde_json::Value>) {
     (root, list["cases"].as_array().expect("a list").clone())
 }
 
-fn with_model(root: &Path, case: &serde_json::Value, key: &str, body: impl FnOnce(&dyn Model)) {
+fn with_model(root: &Path, case: &serde_json::Value, key: &str, body: impl FnOnce(&dyn FamilyModel)) {
     let Some(path) = case[key].as_str() else { return };
     let source = Source::open_path(&root.join(path)).expect(path);
     let mut ledger = Ledger::new(&source);
@@ -293,7 +306,8 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                             }
                             if model.facts().recurrent {
                                 for state in [StateForm::PerLayer, StateForm::Unified] {
-                                    let form = Form { state, recurrent_states: RecurrentForm::InputOutput, ..FORM };
+                                    let form =
+                                        LoweringOptions { state, recurrent_states: RecurrentForm::InputOutput, ..FORM };
                                     let kept = Runner::new(model, form, range, context, Precision::F32);
                                     let (kept, _) = kept.expect("compiles").run(&golden.tokens, chunks).expect("runs");
                                     assert_eq!(kept, logits, "{name}: the host keeps what the states kept");
@@ -345,7 +359,8 @@ fn every_form_gives_the_same_logits() {
                                     (KvWrite::Mask, TokenCount::Range(1, 4), 3),
                                     (KvWrite::Slice, TokenCount::Fixed(1), 1),
                                 ] {
-                                    let form = Form { layout, linear, norm, attention, state, kv_write, ..FORM };
+                                    let form =
+                                        LoweringOptions { layout, linear, norm, attention, state, kv_write, ..FORM };
                                     // layer norm takes its epsilon as it is, and fp16 doesn't hold that of a scaled stream
                                     if norm == NormForm::LayerNormConcat && model.facts().hidden_scale != 1.0 {
                                         continue;
@@ -379,7 +394,8 @@ fn norms_of_a_scaled_stream_keep_their_epsilon() {
         model.set_hidden_scale(1.0 / 16.0);
         for norm in [NormForm::Accurate, NormForm::Naive, NormForm::Prescale] {
             let range = TokenCount::Range(1, 4);
-            let runner = Runner::new(&*model, Form { norm, ..FORM }, range, context, Precision::F32).expect("compiles");
+            let runner = Runner::new(&*model, LoweringOptions { norm, ..FORM }, range, context, Precision::F32)
+                .expect("compiles");
             let (logits, _) = runner.run(&golden.tokens, &[4, 1]).expect("runs");
             let (cosine, _) = distance(&logits, &golden.logits);
             assert!(cosine > 0.99999, "{} {norm}: {cosine}", case["name"]);

@@ -3,8 +3,8 @@
 use crate::common::layers::{CONTEXT, inputs, layers};
 
 use anec::bundle::TokenCount;
-use anec::exec::{Executable, Options, Precision, Profile, Tensor, WeightCache};
-use anec::family::{Form, FunctionGraph};
+use anec::exec::{ExecOptions, ExecProfile, Executable, Precision, Tensor, WeightCache};
+use anec::family::{FunctionGraph, LoweringOptions};
 use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
 use anec::mil::{Binding, Op, Opset, ValueType};
 
@@ -26,7 +26,7 @@ fn is_ring(graph: &FunctionGraph, op: &Op) -> bool {
     })
 }
 
-fn compare(case: &str, form: Form, precision: Precision) {
+fn compare(case: &str, form: LoweringOptions, precision: Precision) {
     let (tokens, chunks) = match form.kv_write {
         KvWrite::Mask => (TokenCount::Range(1, 8), &[3, 1, 8, 1, 1, 4][..]),
         KvWrite::Slice => (TokenCount::Fixed(2), &[2, 2, 2][..]),
@@ -34,8 +34,8 @@ fn compare(case: &str, form: Form, precision: Precision) {
     let what = format!("{case} {form:?} {precision:?}");
     let graph = layers(case, form, tokens);
     let cache = WeightCache::new();
-    let fused = Executable::compile(&graph.function, Options { precision }, &cache).unwrap();
-    let plain = Executable::compile_as_written(&graph.function, Options { precision }, &cache).unwrap();
+    let fused = Executable::compile(&graph.function, ExecOptions { precision }, &cache).unwrap();
+    let plain = Executable::compile_as_written(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let softmaxes = graph.function.ops().filter(|op| op.operator == "softmax").count();
     // rings are written through masks in every form
     let masked = |op: &&Op| op.operator == "write_state" && (form.kv_write == KvWrite::Mask || is_ring(&graph, op));
@@ -45,7 +45,7 @@ fn compare(case: &str, form: Form, precision: Precision) {
     for chunk in chunks {
         let inputs = inputs(&graph, position, *chunk);
         let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-        let mut profile = Profile::default();
+        let mut profile = ExecProfile::default();
         let found = fused.run_profiled(&inputs, &mut fused_state, &mut profile).unwrap();
         let expected = plain.run(&inputs, &mut plain_state).unwrap();
         let operators = profile.operators();
@@ -74,8 +74,17 @@ fn groups_give_what_their_steps_give() {
                     let (linear, norm) = (LinearForm::Conv, NormForm::Naive);
                     let (opset, layout) = (Opset::CoreMl8, Layout::Bcs1);
                     let (experts, recurrent_states) = (ExpertsForm::Packed, RecurrentForm::State);
-                    let form =
-                        Form { opset, layout, linear, norm, attention, kv_write, state, recurrent_states, experts };
+                    let form = LoweringOptions {
+                        opset,
+                        layout,
+                        linear,
+                        norm,
+                        attention,
+                        kv_write,
+                        state,
+                        recurrent_states,
+                        experts,
+                    };
                     compare(case, form, Precision::F32);
                     compare(case, form, Precision::F16);
                 }

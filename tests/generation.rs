@@ -7,18 +7,19 @@ use std::sync::{Arc, OnceLock};
 
 use anec::exec::Precision;
 use anec::runtime::{
-    Ask, Finish, GenerationOutput, GenerationRequest, Model, PrefixCache, Sampling, TextGeneration, Tokenizer,
+    Finish, ForwardOptions, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, Sampling, TextGeneration,
+    Tokenizer,
 };
 use folder::run;
 
-fn model() -> &'static (Arc<Model>, Arc<Tokenizer>) {
-    static MODEL: OnceLock<(Arc<Model>, Arc<Tokenizer>)> = OnceLock::new();
+fn model() -> &'static (Arc<LoadedModel>, Arc<Tokenizer>) {
+    static MODEL: OnceLock<(Arc<LoadedModel>, Arc<Tokenizer>)> = OnceLock::new();
     MODEL.get_or_init(|| {
         let room: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("generation-{}", std::process::id()));
         let out = room.join("demo.anec");
         let (code, _, stderr) = run(&["convert", "-m", "demo", "--out", out.to_str().unwrap(), "--force"]);
         assert_eq!(code, 0, "{stderr}");
-        let model = Model::on_cpu(&out, Precision::F32).unwrap();
+        let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
         let tokenizer = Tokenizer::of(model.bundle(), &out).unwrap();
         (model, Arc::new(tokenizer))
     })
@@ -90,18 +91,18 @@ fn what_was_taken_back_leaves_no_trace() {
     let tokens =
         tokenizer.encode("It was a fine morning, and the birds were singing in the trees of the garden").unwrap();
     let mut session = model.start(128).unwrap();
-    session.forward(&tokens, &Ask::none()).unwrap();
-    session.forward(&[5, 6, 7, 8, 9], &Ask::none()).unwrap();
+    session.forward(&tokens, &ForwardOptions::none()).unwrap();
+    session.forward(&[5, 6, 7, 8, 9], &ForwardOptions::none()).unwrap();
     for keep in [tokens.len(), tokens.len() / 2, 3] {
         session.rewind(keep as u64).unwrap();
         let mut twin = session.fork().unwrap().unwrap();
-        let found = session.forward(&tokens[..4], &Ask::last()).unwrap().logits;
+        let found = session.forward(&tokens[..4], &ForwardOptions::last()).unwrap().logits;
         let mut clean = model.start(128).unwrap();
-        clean.forward(&tokens[..keep], &Ask::none()).unwrap();
-        let expected = clean.forward(&tokens[..4], &Ask::last()).unwrap().logits;
+        clean.forward(&tokens[..keep], &ForwardOptions::none()).unwrap();
+        let expected = clean.forward(&tokens[..4], &ForwardOptions::last()).unwrap().logits;
         let far = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(far < 1e-4, "{far} after keeping {keep} tokens");
-        assert_eq!(twin.forward(&tokens[..4], &Ask::last()).unwrap().logits, found, "a copy is a copy");
+        assert_eq!(twin.forward(&tokens[..4], &ForwardOptions::last()).unwrap().logits, found, "a copy is a copy");
         session.rewind(keep as u64).unwrap();
     }
 }

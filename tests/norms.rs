@@ -2,15 +2,15 @@
 //! doesn't, and a form that can't hold an epsilon is refused.
 
 use anec::error::{Fault, Result};
-use anec::exec::{Executable, Options, Precision, Tensor, WeightCache};
+use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec::family::blocks::Graph;
 use anec::family::blocks::norm::{Norm, rms_norm};
-use anec::family::{EmitWeight, Form};
+use anec::family::{EmitWeight, LoweringOptions};
 use anec::manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
 use anec::mil::{Constant, DataType, Dim, FunctionBuilder, Opset, TensorType, ValueId};
-use anec::source::Weight;
+use anec::source::SourceWeight;
 
 const WIDTH: usize = 64;
 
@@ -18,7 +18,14 @@ const WIDTH: usize = 64;
 struct Fp16;
 
 impl EmitWeight for Fp16 {
-    fn emit(&mut self, b: &mut FunctionBuilder, name: &str, _: Role, w: &Weight, shape: &[u64]) -> Result<ValueId> {
+    fn emit(
+        &mut self,
+        b: &mut FunctionBuilder,
+        name: &str,
+        _: Role,
+        w: &SourceWeight,
+        shape: &[u64],
+    ) -> Result<ValueId> {
         let mut values = vec![0f32; w.elements() as usize];
         w.read(0, &mut values)?;
         Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
@@ -36,7 +43,7 @@ fn rows(scale: f64) -> Vec<Vec<f32>> {
 
 /// Norms of the rows by an emitted function, in f32.
 fn by_graph(form: NormForm, norm: &Norm, rows: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
-    let form = Form {
+    let form = LoweringOptions {
         opset: Opset::CoreMl8,
         layout: Layout::Bcs1,
         linear: LinearForm::Conv,
@@ -55,7 +62,8 @@ fn by_graph(form: NormForm, norm: &Norm, rows: &[Vec<f32>]) -> Result<Vec<Vec<f3
     let y = rms_norm(&mut graph, x, norm, 1);
     let mut ops = graph.into_ops()?;
     ops.output("y", y);
-    let executable = Executable::compile(&ops.finish()?, Options { precision: Precision::F32 }, &WeightCache::new())?;
+    let executable =
+        Executable::compile(&ops.finish()?, ExecOptions { precision: Precision::F32 }, &WeightCache::new())?;
     let data: Vec<f32> = (0..WIDTH).flat_map(|c| rows.iter().map(move |row| row[c])).collect();
     let x = Tensor::new(vec![1, WIDTH, rows.len(), 1], data);
     let outputs = executable.run(&[("x", &x)], &mut executable.new_state())?;
@@ -75,7 +83,7 @@ fn weight() -> Vec<f32> {
 }
 
 fn norm(offset: f32, factor: f32, eps: f64) -> Norm {
-    let weight = Weight::from_values("w", &[WIDTH as u64], weight()).unwrap().scale(factor);
+    let weight = SourceWeight::from_values("w", &[WIDTH as u64], weight()).unwrap().scale(factor);
     Norm { name: "norm", weight, offset: offset * factor, eps }
 }
 

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anec::base::progress::Progress;
-use anec::convert::{Options, Outcome, convert};
+use anec::convert::{ConvertOptions, Outcome, convert};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
-use anec::runtime::{Ask, Chunking, Hidden, Model, Positions};
+use anec::runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, Positions};
 use folder::repository;
 use safetensors::SafeTensors;
 
@@ -44,13 +44,13 @@ fn room(name: &str) -> PathBuf {
 }
 
 /// Converts a source without a manifest, weights as they are, and loads it in single precision.
-fn loaded(source: &Path, context: u64, room: &Path) -> anec::error::Result<Arc<Model>> {
+fn loaded(source: &Path, context: u64, room: &Path) -> anec::error::Result<Arc<LoadedModel>> {
     let sets = [
         format!("source={}", serde_json::to_string(source).unwrap()),
         format!("context={context}"),
         "quant.weights=none".into(),
     ];
-    let options = Options {
+    let options = ConvertOptions {
         manifest: Manifest::from_yaml("", "test", &sets)?,
         out: Some(room.to_owned()),
         force: true,
@@ -58,7 +58,7 @@ fn loaded(source: &Path, context: u64, room: &Path) -> anec::error::Result<Arc<M
         progress: Progress::hidden(),
     };
     assert!(matches!(convert(&options)?, Outcome::Written(_)));
-    Model::on_cpu(room, Precision::F32)
+    LoadedModel::on_cpu(room, Precision::F32)
 }
 
 fn golden(path: &Path) -> (Vec<u32>, Vec<f32>) {
@@ -93,7 +93,7 @@ fn logits_agree_with_onnx_runtime_at_every_position() {
             let mut predicted = std::collections::BTreeSet::new();
             for pattern in [&[1][..], &[2], &[4], &[3, 1, 4, 2]] {
                 let chunking = Chunking::Pattern(pattern.to_vec());
-                let ask = Ask { logits: Positions::All, hidden: Hidden::No, chunking };
+                let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking };
                 let found = model.start(tokens.len() as u64).unwrap().forward(&tokens, &ask).unwrap().logits;
                 assert_eq!(found.len(), expected.len());
                 let vocabulary = expected.len() / tokens.len();

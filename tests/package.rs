@@ -13,10 +13,10 @@ use std::sync::Arc;
 use anec::error::{Fault, Result};
 use anec::mil::constant::Data;
 use anec::mil::{
-    Binding, Constant, Content, DataType, Dim, FunctionBuilder, Lengths, Opset, Program, TensorType, ValueType,
+    Binding, Constant, Content, DataType, Dim, FunctionBuilder, Opset, Program, SymbolRange, TensorType, ValueType,
 };
 use anec::package::blob::WeightPlan;
-use anec::package::{self, Metadata, Package, PackageError, WriteOptions};
+use anec::package::{self, Package, PackageError, PackageMetadata, WriteOptions};
 use coreml_proto::{Message, Model, mil_spec, model};
 
 fn repository(path: &str) -> PathBuf {
@@ -182,7 +182,7 @@ impl Content for Bytes {
 }
 
 /// A function with what our shards have: a flexible length, a state, int8 weights, and a large and a small constant.
-fn shard(name: &str, lengths: Option<Lengths>, weight: &Arc<dyn Content>) -> anec::mil::Function {
+fn shard(name: &str, lengths: Option<SymbolRange>, weight: &Arc<dyn Content>) -> anec::mil::Function {
     let mut b = FunctionBuilder::new(name, Opset::CoreMl8);
     let t = match lengths {
         Some(lengths) => Dim::symbol(&b.symbol("T", lengths)),
@@ -210,20 +210,20 @@ fn weight() -> Arc<dyn Content> {
 
 /// The forms in which our packages come.
 fn forms() -> Vec<(&'static str, Program)> {
-    let range = Lengths::Range { lower: 1, upper: Some(4), default: 1 };
+    let range = SymbolRange::Range { lower: 1, upper: Some(4), default: 1 };
     let renamed = Program { default_function: "first".into(), functions: vec![shard("first", None, &weight())] };
     let shared = weight();
     let both = vec![
-        shard("prefill", Some(Lengths::Enumerated(vec![64, 16])), &shared),
-        shard("generate", Some(Lengths::Enumerated(vec![1])), &shared),
+        shard("prefill", Some(SymbolRange::Enumerated(vec![64, 16])), &shared),
+        shard("generate", Some(SymbolRange::Enumerated(vec![1])), &shared),
     ];
     vec![
         ("range", Program::single(shard("main", Some(range), &weight()))),
         (
             "unbounded",
-            Program::single(shard("main", Some(Lengths::Range { lower: 1, upper: None, default: 2 }), &weight())),
+            Program::single(shard("main", Some(SymbolRange::Range { lower: 1, upper: None, default: 2 }), &weight())),
         ),
-        ("enumerated", Program::single(shard("main", Some(Lengths::Enumerated(vec![4, 1, 2])), &weight()))),
+        ("enumerated", Program::single(shard("main", Some(SymbolRange::Enumerated(vec![4, 1, 2])), &weight()))),
         ("fixed", Program::single(shard("main", None, &weight()))),
         ("renamed", renamed),
         ("functions", Program { functions: both, default_function: "prefill".into() }),
@@ -233,7 +233,7 @@ fn forms() -> Vec<(&'static str, Program)> {
 #[test]
 fn what_is_written_is_read_back() {
     let room = tempfile::tempdir().unwrap();
-    let metadata = Metadata {
+    let metadata = PackageMetadata {
         short_description: "A shard.".into(),
         author: "anec".into(),
         license: "MIT".into(),

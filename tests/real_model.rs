@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use anec::exec::Precision;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
-use anec::runtime::{Ask, Chunking, GenerationRequest, Model, Tokenizer};
-use anec::validate::measure::Measures;
+use anec::runtime::{Chunking, ForwardOptions, GenerationRequest, LoadedModel, Tokenizer};
+use anec::validate::measure::LogitMeasures;
 use folder::{json, repository, run};
 use serde_json::Value as Json;
 
@@ -86,13 +86,13 @@ impl Reference {
     }
 
     /// How far `logits`, which has a row for every token, are from the reference's.
-    fn measure(&self, logits: &[f32]) -> Measures {
-        Measures::of(&self.same_positions(logits), &self.logits, self.width())
+    fn measure(&self, logits: &[f32]) -> LogitMeasures {
+        LogitMeasures::of(&self.same_positions(logits), &self.logits, self.width())
     }
 }
 
-fn logits(model: &Arc<Model>, tokens: &[u32], chunking: &[u64]) -> Vec<f32> {
-    let ask = Ask::all(Chunking::Pattern(chunking.to_vec()));
+fn logits(model: &Arc<LoadedModel>, tokens: &[u32], chunking: &[u64]) -> Vec<f32> {
+    let ask = ForwardOptions::all(Chunking::Pattern(chunking.to_vec()));
     model.start(tokens.len() as u64).unwrap().forward(tokens, &ask).unwrap().logits
 }
 
@@ -128,7 +128,7 @@ fn without_quantization_gemma_says_what_transformers_says() {
 /// Converts a model with fp16 weights; the logits and the continuations are transformers'.
 fn without_quantization(real: &Real, source: &Path, out: &Path) {
     convert(source, out, &["quant.weights=none"]);
-    let model = Model::on_cpu(out, Precision::F32).unwrap();
+    let model = LoadedModel::on_cpu(out, Precision::F32).unwrap();
     let reference = Reference::of(real);
     for chunking in CHUNKINGS {
         let found = logits(&model, &reference.tokens, chunking);
@@ -151,14 +151,14 @@ fn without_quantization(real: &Real, source: &Path, out: &Path) {
 /// With every result rounded to half precision, as on the Neural Engine, the logits stay close.
 fn in_half_precision(real: &Real, out: &Path) {
     let reference = Reference::of(real);
-    let half = Model::on_cpu(out, Precision::F16).unwrap();
+    let half = LoadedModel::on_cpu(out, Precision::F16).unwrap();
     let measures = reference.measure(&logits(&half, &reference.tokens, &[4]));
     tell(&format!("{}, fp16 weights and arithmetic: cosine {:.6}", real.fixture, measures.cosine));
     assert!(measures.cosine > 0.999, "{measures:?}");
 }
 
 /// 64 tokens after each prompt are those of transformers, one by one, and so are the tokens of the prompts.
-fn greedy_texts(real: &Real, model: &Arc<Model>, bundle: &Path) {
+fn greedy_texts(real: &Real, model: &Arc<LoadedModel>, bundle: &Path) {
     let tokenizer = Tokenizer::of(model.bundle(), bundle).unwrap();
     let golden = json(&real.fixture("golden.json"));
     let ids = |json: &Json| -> Vec<u32> { serde_json::from_value(json.clone()).unwrap() };
@@ -236,7 +236,7 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
     ["per_tensor", "per_channel"].map(|granularity| {
         let out = room.path().join(granularity);
         convert(source, &out, &[&format!("quant.granularity={granularity}")]);
-        let model = Model::on_cpu(&out, Precision::F32).unwrap();
+        let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
         let first = logits(&model, &reference.tokens, CHUNKINGS[0]);
         let mut cosines = Vec::new();
         for chunking in CHUNKINGS {
@@ -249,7 +249,7 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
                 .chunks_exact(width)
                 .zip(reference.logits.chunks_exact(width))
                 .zip(&reference.positions)
-                .map(|((a, b), position)| format!("{:.5} at {position}", Measures::of(a, b, width).cosine))
+                .map(|((a, b), position)| format!("{:.5} at {position}", LogitMeasures::of(a, b, width).cosine))
                 .collect();
             let tokens = reference.tokens.len();
             tell(&format!(
@@ -258,7 +258,7 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
                 each.join(", ")
             ));
             // however the text is divided into calls, the same is computed
-            let same = Measures::of(&found, &first, width);
+            let same = LogitMeasures::of(&found, &first, width);
             assert!(same.cosine > 0.99999, "{granularity}, T = {chunking:?}: {same:?}");
             cosines.push(measures.cosine);
         }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use anec::bundle::Bundle;
 use anec::bundle::FunctionEntry;
-use anec::bundle::{Extent, PortRole};
+use anec::bundle::{PortDim, PortRole};
 use anec::exec::Precision;
-use anec::runtime::{Ask, Chunking, GenerationRequest, Model, PrefixCache, Sampling};
+use anec::runtime::{Chunking, ForwardOptions, GenerationRequest, LoadedModel, PrefixCache, Sampling};
 use folder::run;
 use serde_json::Value as Json;
 
@@ -49,11 +49,11 @@ fn convert(case: &str, changes: &[&str], form: &str, room: &Path) -> PathBuf {
 }
 
 /// Logits of all tokens, twice: the second time starts from what the first left behind, unless a reset forgets it.
-fn logits(model: &Arc<Model>, chunking: &Chunking) -> [Vec<f32>; 2] {
+fn logits(model: &Arc<LoadedModel>, chunking: &Chunking) -> [Vec<f32>; 2] {
     let mut session = model.start(TEXT.len() as u64).unwrap();
     [(); 2].map(|()| {
         session.reset().unwrap();
-        session.forward(&TEXT, &Ask::all(chunking.clone())).unwrap().logits
+        session.forward(&TEXT, &ForwardOptions::all(chunking.clone())).unwrap().logits
     })
 }
 
@@ -63,7 +63,7 @@ fn what_the_host_carries_gives_the_same_logits() {
     for (case, changes) in CASES {
         let [ours, theirs] = ["input_output", "state"].map(|form| convert(case, changes, form, room.path()));
         for precision in [Precision::F32, Precision::F16] {
-            let [host, states] = [&ours, &theirs].map(|folder| Model::on_cpu(folder, precision).unwrap());
+            let [host, states] = [&ours, &theirs].map(|folder| LoadedModel::on_cpu(folder, precision).unwrap());
             let mut seen = Vec::new();
             for sizes in [vec![1], vec![2], vec![3], vec![4], vec![1, 4, 2, 3], vec![4, 4, 1]] {
                 let fits = |size: &u64| host.bundle().functions.iter().any(|entry| entry.tokens.allows(*size));
@@ -127,8 +127,8 @@ fn carried(function: &FunctionEntry) -> BTreeMap<String, Vec<u64>> {
             let name = port.name.strip_suffix(end).expect("a name");
             assert_eq!(*id, anec::bundle::state_id(name, function.context));
             let shape = port.shape.iter().map(|extent| match extent {
-                Extent::Fixed(size) => *size,
-                Extent::Tokens(_) => panic!("{}: a state has no tokens", port.name),
+                PortDim::Fixed(size) => *size,
+                PortDim::Tokens(_) => panic!("{}: a state has no tokens", port.name),
             });
             Some((name.to_owned(), shape.collect()))
         };
@@ -145,9 +145,9 @@ fn carried(function: &FunctionEntry) -> BTreeMap<String, Vec<u64>> {
 fn what_is_taken_back_leaves_no_trace() {
     let room = tempfile::tempdir().unwrap();
     for (case, changes) in CASES {
-        let model = Model::on_cpu(&convert(case, changes, "input_output", room.path()), Precision::F32).unwrap();
+        let model = LoadedModel::on_cpu(&convert(case, changes, "input_output", room.path()), Precision::F32).unwrap();
         let one = Chunking::Pattern(vec![1]);
-        let ask = Ask { chunking: one.clone(), ..Ask::last() };
+        let ask = ForwardOptions { chunking: one.clone(), ..ForwardOptions::last() };
         let fresh = |tokens: &[u32]| model.start(24).unwrap().forward(tokens, &ask).unwrap().logits;
         let mut session = model.start(24).unwrap();
         for end in 1..TEXT.len() {
@@ -232,7 +232,7 @@ fn a_state_that_is_not_given_back_is_refused() {
     outputs.retain(|port| !matches!(port.role, PortRole::State { .. }));
     assert!(outputs.len() < given);
     std::fs::write(out.join("bundle.json"), serde_json::to_vec(&bundle).unwrap()).unwrap();
-    let error = Model::on_cpu(&out, Precision::F32).err().unwrap().to_string();
+    let error = LoadedModel::on_cpu(&out, Precision::F32).err().unwrap().to_string();
     assert!(error.contains("gives back other states than it takes: takes conv_state_0_"), "{error}");
     assert!(error.ends_with("gives none"), "{error}");
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use anec::exec::Precision;
 use anec::runtime::bioes::Biases;
-use anec::runtime::redact::{Piece, Redactor, Span, Summary};
-use anec::runtime::{Hidden, Model, Tokenizer, Windows};
+use anec::runtime::redact::{Piece, RedactionSummary, Redactor, Span};
+use anec::runtime::{Hidden, LoadedModel, Tokenizer, Windows};
 use serde_json::Value as Json;
 
 const TEXT: &str = "Dear Ms. Zoë Müller-Łukasz,\nyour parcel 4711 waits at 12 Rue de l'Église; call +49 (0)30 1234-567 or \
@@ -34,8 +34,8 @@ fn bundle() -> &'static Path {
     path
 }
 
-fn model() -> Arc<Model> {
-    Model::on_cpu(bundle(), Precision::F32).unwrap()
+fn model() -> Arc<LoadedModel> {
+    LoadedModel::on_cpu(bundle(), Precision::F32).unwrap()
 }
 
 /// Runs the verb on a text in a file; gives stdout's bytes and stderr.
@@ -196,7 +196,7 @@ fn bytes_that_are_no_text_pass_through() {
 }
 
 /// Redacts `copies` of the text, given in odd portions; gives the spans and the summary.
-fn streamed(copies: usize) -> (Vec<Span>, Summary) {
+fn streamed(copies: usize) -> (Vec<Span>, RedactionSummary) {
     let mut redactor = Redactor::new(&model(), &[], Biases::default(), None).unwrap();
     let mut spans = Vec::new();
     let mut kept = 0;

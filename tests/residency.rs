@@ -13,7 +13,7 @@ use anec::coreml::plan::{
 };
 use anec::coreml::project;
 use anec::mil::verify::verify;
-use anec::mil::{Binding, Lengths, Op, Program, TensorType, ValueId};
+use anec::mil::{Binding, Op, Program, SymbolRange, TensorType, ValueId};
 use anec::package::{self, WriteOptions};
 use folder::{json, repository, run};
 
@@ -65,10 +65,10 @@ fn check_projection(program: &Program, function: &str, tokens: u64, path: &Path)
     for (symbol, lengths) in &after.lengths {
         assert_eq!(lengths.default_size(), tokens, "{what}");
         match (lengths, &before.lengths[symbol]) {
-            (Lengths::Range { lower, upper, .. }, Lengths::Range { lower: l, upper: u, .. }) => {
+            (SymbolRange::Range { lower, upper, .. }, SymbolRange::Range { lower: l, upper: u, .. }) => {
                 assert_eq!((lower, upper), (l, u), "{what}");
             }
-            (Lengths::Enumerated(a), Lengths::Enumerated(b)) => {
+            (SymbolRange::Enumerated(a), SymbolRange::Enumerated(b)) => {
                 let sorted = |sizes: &[u64]| {
                     let mut sizes = sizes.to_vec();
                     sizes.sort_unstable();

@@ -500,14 +500,15 @@ fn pages_of_others_and_rebound_names_are_refused() {
     assert_eq!(open.raw(body.as_bytes()).status, 200);
 }
 
-/// Asks for much text in parts over a connection with small buffers, and reads nothing.
+/// Asks for more text than the send buffer of any system holds (16 texts of 0.6 MB), over a connection with a small
+/// receive buffer, and reads nothing.
 fn unread_stream(server: &Server) -> std::net::TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let address: std::net::SocketAddr = server.address.parse().unwrap();
     socket.connect(&address.into()).unwrap();
     let body = json!({
-        "messages": [{"role": "user", "content": "The sea"}], "n": 4, "stream": true, "logprobs": true, "top_logprobs": 20,
+        "messages": [{"role": "user", "content": "The sea"}], "n": 16, "stream": true, "logprobs": true, "top_logprobs": 20,
         "max_tokens": 450, "logit_bias": {"0": -100},
     });
     let mut stream = std::net::TcpStream::from(socket);

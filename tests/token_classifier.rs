@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anec::bundle::Stage;
 use anec::bundle::{Bundle, Task};
 use anec::exec::Precision;
-use anec::runtime::{Answer, Hidden, Model, Windows};
+use anec::runtime::{ForwardOutput, Hidden, LoadedModel, Windows};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 use serde_json::Value as Json;
@@ -55,7 +55,7 @@ fn convert(case: &Json, out: &Path, more: &[&str]) -> Bundle {
     Bundle::read(Path::new(out)).unwrap()
 }
 
-fn run(model: &Arc<Model>, window: Option<u64>, hidden: Hidden, tokens: &[u32]) -> Answer {
+fn run(model: &Arc<LoadedModel>, window: Option<u64>, hidden: Hidden, tokens: &[u32]) -> ForwardOutput {
     Windows::new(model, window, hidden).unwrap().label(tokens).unwrap()
 }
 
@@ -94,7 +94,7 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position_in_every_w
                         (task.window, task.halo, task.stride),
                         (64, deepest * task.label_set.band, 64 - 2 * task.halo)
                     );
-                    let model = Model::on_cpu(&out, Precision::F32).unwrap();
+                    let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
                     let windows =
                         [None, Some(63), Some(48), Some(40), Some(2 * task.halo + 1), Some(2 * task.halo + 4)];
                     for window in windows {
@@ -144,7 +144,7 @@ fn every_form_gives_the_same_logits() {
         let groups = bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Experts { .. })).count();
         let apart = form.iter().any(|set| set.starts_with("experts="));
         assert_eq!(groups > 0, apart, "{form:?}");
-        let model = Model::on_cpu(&room.path().join("b"), Precision::F32).unwrap();
+        let model = LoadedModel::on_cpu(&room.path().join("b"), Precision::F32).unwrap();
         let answer = run(&model, Some(35), Hidden::BetweenLayers, &golden.tokens);
         let (cosine, _) = distance(&answer.logits, &golden.logits, golden.logits.len() / golden.tokens.len());
         assert!(cosine > 0.99999, "{} {form:?}: {cosine}", case["name"]);
@@ -165,7 +165,7 @@ fn fp16_arithmetic_and_int8_weights_stay_close() {
             let weights = format!("quant.weights={quant}");
             let sets = ["context=64", "lengths.range=[1,64]", &weights, "quant.granularity=per_channel"];
             convert(&case, &room.path().join("b"), &sets);
-            let model = Model::on_cpu(&room.path().join("b"), precision).unwrap();
+            let model = LoadedModel::on_cpu(&room.path().join("b"), precision).unwrap();
             let answer = run(&model, None, Hidden::No, &golden.tokens);
             let (cosine, _) = distance(&answer.logits, &golden.logits, labels);
             eprintln!("{} {quant} {precision:?}: {cosine:.5}", case["name"]);
@@ -181,7 +181,7 @@ fn a_window_in_one_call_and_a_long_text_in_many_are_the_same() {
     let case = &cases()[1];
     let room = tempfile::tempdir().unwrap();
     convert(case, &room.path().join("b"), &["context=512", "lengths.range=[1,512]"]);
-    let model = Model::on_cpu(&room.path().join("b"), Precision::F32).unwrap();
+    let model = LoadedModel::on_cpu(&room.path().join("b"), Precision::F32).unwrap();
     let tokens: Vec<u32> = (0..500u32).map(|i| (i * i + 7 * i) % 83).collect();
     let whole = run(&model, None, Hidden::No, &tokens).logits;
     let task = model.bundle().model.classification().unwrap().clone();

@@ -9,7 +9,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::{Bundle, Extent, FunctionEntry, Port, PortRole, Stage};
+use crate::{Bundle, FunctionEntry, Port, PortDim, PortRole, Stage};
 
 impl Bundle {
     /// Where it contradicts itself; empty where it doesn't. A runtime refuses a bundle with findings.
@@ -188,7 +188,7 @@ impl Parts<'_> {
 fn experts_asked(functions: &[&FunctionEntry]) -> u64 {
     let outputs = functions.iter().flat_map(|entry| &entry.outputs);
     let asked = outputs.filter(|port| port.role == PortRole::ExpertShares).map(|port| match port.shape.get(1) {
-        Some(Extent::Fixed(count)) => *count,
+        Some(PortDim::Fixed(count)) => *count,
         _ => 0,
     });
     asked.max().unwrap_or(0)

@@ -44,7 +44,7 @@ pub use error::BundleError;
 pub use function::{FunctionEntry, HiddenProbe, Stage, layer_of, layer_scope};
 pub use host::{HostFacts, RopeTable, RopeVariant};
 pub use model::{Classification, LabelSet, ModelFacts, Task};
-pub use ports::{Extent, MASKED, Port, PortRole};
+pub use ports::{MASKED, Port, PortDim, PortRole};
 pub use source::{FileDigest, LedgerTotals, PackageEntry, SourceFacts};
 pub use states::{StatePort, StateRole, state_id};
 pub use tokens::TokenCount;

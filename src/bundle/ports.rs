@@ -13,7 +13,7 @@ pub struct Port {
     #[serde(flatten)]
     pub role: PortRole,
     /// Its shape: numbers, and `"T"` for the number of tokens of a call.
-    pub shape: Vec<Extent>,
+    pub shape: Vec<PortDim>,
 }
 
 /// What attention and band masks hold where a token may not look. Not -inf: fp16 hardware makes NaN of a row that is all
@@ -23,7 +23,7 @@ pub const MASKED: f32 = -1e4;
 /// One dimension of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Extent {
+pub enum PortDim {
     /// A number.
     Fixed(u64),
     /// The number of tokens of the call: `"T"`.
@@ -98,12 +98,12 @@ impl Port {
     }
 }
 
-impl Extent {
+impl PortDim {
     /// The number that it is in a call of `tokens` tokens.
     pub fn at(&self, tokens: u64) -> u64 {
         match self {
-            Extent::Fixed(count) => *count,
-            Extent::Tokens(_) => tokens,
+            PortDim::Fixed(count) => *count,
+            PortDim::Tokens(_) => tokens,
         }
     }
 }

@@ -15,13 +15,13 @@ use anec::report;
 use anec::report::table::table;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::energy::{Energy, Meter};
-use anec::runtime::{GenerationRequest, Model, RuntimeError, Tokenizer};
+use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Tokenizer};
 
 /// Measures how fast a bundle runs: tokens per second of prompts and of texts, time to the first token, memory.
 ///
 /// Each number is the median of several runs, after some that don't count; the spread is their median absolute deviation.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct BenchArgs {
     #[command(flatten)]
     runner: Runner,
     /// Lengths of prompts
@@ -143,7 +143,7 @@ const SUITE: [(&str, &str, usize); 5] = [
     ),
 ];
 
-impl Args {
+impl BenchArgs {
     pub(super) fn run(self) -> Result<u8> {
         let start = Instant::now();
         let model = self.runner.load()?;
@@ -198,7 +198,7 @@ impl Args {
     }
 
     /// Writes a text after a prompt; gives the times until the first token and after it.
-    fn text(&self, model: &Arc<Model>, prompt: u64, generated: u64, length: u64) -> Result<[Range<Instant>; 2]> {
+    fn text(&self, model: &Arc<LoadedModel>, prompt: u64, generated: u64, length: u64) -> Result<[Range<Instant>; 2]> {
         let vocab_size = model.bundle().model.vocab_size;
         // what the tokens are makes no difference for the time; the same ones each time do for the comparison
         let tokens: Vec<u32> = (0..prompt).map(|i| (i.wrapping_mul(7919) % vocab_size) as u32).collect();
@@ -216,7 +216,7 @@ impl Args {
 
     fn test(
         &self,
-        model: &Arc<Model>,
+        model: &Arc<LoadedModel>,
         meter: &mut Option<Meter>,
         test: String,
         prompt: u64,
@@ -257,7 +257,7 @@ impl Args {
         })
     }
 
-    fn cases(&self, model: &Arc<Model>) -> Result<Vec<Case>> {
+    fn cases(&self, model: &Arc<LoadedModel>) -> Result<Vec<Case>> {
         let tokenizer = Tokenizer::of(model.bundle(), model.folder())?;
         let template = match ChatTemplate::of(model.bundle(), model.folder(), &tokenizer) {
             Ok(template) => Some(template),

@@ -16,9 +16,9 @@ use anec::mil::Function;
 use anec::package::{self, Package, WriteOptions};
 use anec::report;
 use anec::validate::bisect::form::Structure;
-use anec::validate::bisect::half::{Call, Numerics, calls_of_bundle, calls_of_package};
+use anec::validate::bisect::fp16_predicate::{Call, Fp16Predicate, calls_of_bundle, calls_of_package};
 use anec::validate::bisect::outside::{self, Compile, Outside, Residency, UserCommand};
-use anec::validate::bisect::{Culprit, Predicate, bisect};
+use anec::validate::bisect::{MinimalRepro, Predicate, bisect};
 use anec::validate::{Thresholds, prompts};
 
 /// Finds the op behind a failure: ops are left out until the smallest piece is left that fails in the same way.
@@ -30,7 +30,7 @@ use anec::validate::{Thresholds, prompts};
 /// What an op that was left out would have given becomes an input of the piece, so the piece runs on its own; --out keeps
 /// it as a package.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct BisectArgs {
     /// Folder of a bundle, or an .mlpackage
     path: PathBuf,
     /// structure, numerics, compile, residency, or a command
@@ -78,10 +78,10 @@ impl Diagnostic for BisectError {
 struct Found {
     package: String,
     function: String,
-    culprit: Culprit,
+    culprit: MinimalRepro,
 }
 
-impl Args {
+impl BisectArgs {
     pub(super) fn run(self) -> Result<u8> {
         let found = match self.predicate.as_str() {
             "structure" => self.first(|_| Ok(Structure))?,
@@ -150,7 +150,7 @@ impl Args {
         let (calls, thresholds) = self.calls()?;
         let (mut tried, mut refused) = (false, None);
         for call in calls.into_iter().filter(|call| self.wanted(&call.function)) {
-            let mut predicate = match Numerics::of(&call, &thresholds.numerics) {
+            let mut predicate = match Fp16Predicate::of(&call, &thresholds.numerics) {
                 Ok(predicate) => predicate,
                 // made-up inputs needn't fit a function; others may still be tried
                 Err(error) => {

@@ -12,14 +12,14 @@ use super::run::{show, summary};
 use super::sampling::SamplingArgs;
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
-use anec::runtime::{Finish, Model, PrefixCache, TextGeneration, Tokenizer};
+use anec::runtime::{Finish, LoadedModel, PrefixCache, TextGeneration, Tokenizer};
 
 /// Talks with a model.
 ///
 /// What you type is a message; the model knows what was said before. Ctrl-C stops an answer, Ctrl-D ends the talk.
 /// /reset forgets what was said, /system TEXT sets the system message, /help lists the commands.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ChatArgs {
     #[command(flatten)]
     runner: Runner,
     /// System message
@@ -39,8 +39,8 @@ const HELP: &str = "/reset        forgets what was said
 
 /// A talk.
 struct Talk<'a> {
-    arguments: &'a Args,
-    model: Arc<Model>,
+    arguments: &'a ChatArgs,
+    model: Arc<LoadedModel>,
     tokenizer: Arc<Tokenizer>,
     template: ChatTemplate,
     system: Option<String>,
@@ -50,7 +50,7 @@ struct Talk<'a> {
     interrupted: Arc<AtomicBool>,
 }
 
-impl Args {
+impl ChatArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);

@@ -8,8 +8,8 @@ use super::model::{Input, Labels, Runner};
 use super::{print, print_json};
 use anec::base::Result;
 use anec::report::table::table;
-use anec::runtime::bioes::{Place, Scheme, Viterbi};
-use anec::runtime::tokenizer::Token;
+use anec::runtime::bioes::{BioesTag, Scheme, Viterbi};
+use anec::runtime::tokenizer::TokenEntry;
 use anec::runtime::{Hidden, Logprobs, Tokenizer, Windows};
 
 /// Labels the tokens of a text.
@@ -17,7 +17,7 @@ use anec::runtime::{Hidden, Logprobs, Tokenizer, Windows};
 /// The labels are the best sequence of whole spans; beside each stands how likely the model takes it to be for its token
 /// alone.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ClassifyArgs {
     #[command(flatten)]
     runner: Runner,
     #[command(flatten)]
@@ -33,18 +33,18 @@ pub struct Args {
 struct Labelled {
     id: u32,
     /// Its bytes in the text, where there is one.
-    token: Option<Token>,
+    token: Option<TokenEntry>,
     label: u16,
     probability: f32,
 }
 
-impl Args {
+impl ClassifyArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.open()?;
         let windows = Windows::new(&model, self.labels.window, Hidden::No)?;
         let scheme = Arc::new(Scheme::new(model.labels())?);
         let text = self.input.text();
-        let tokens: Vec<(u32, Option<Token>)> = match text {
+        let tokens: Vec<(u32, Option<TokenEntry>)> = match text {
             Some(text) => {
                 let tokens = Tokenizer::of(model.bundle(), model.folder())?.tokens(text)?.0;
                 tokens.into_iter().map(|token| (token.id, Some(token))).collect()
@@ -113,11 +113,11 @@ fn spans(labelled: &[Labelled], scheme: &Scheme) -> Vec<Json> {
     let mut first = 0;
     for (index, token) in labelled.iter().enumerate() {
         let (place, kind) = scheme.place(token.label);
-        if matches!(place, Place::Begin | Place::Single) {
+        if matches!(place, BioesTag::Begin | BioesTag::Single) {
             first = index;
         }
-        if matches!(place, Place::End | Place::Single) {
-            let byte = |index: usize| labelled[index].token.as_ref().map(|token: &Token| token.range.clone());
+        if matches!(place, BioesTag::End | BioesTag::Single) {
+            let byte = |index: usize| labelled[index].token.as_ref().map(|token: &TokenEntry| token.range.clone());
             spans.push(json!({
                 "label": scheme.kinds()[kind],
                 "tokens": [first, index + 1],

@@ -10,7 +10,7 @@ use anec::convert::compile::compile_bundle;
 
 /// Compiles the packages of a bundle with Core ML's compiler, and notes it in the bundle.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CompileArgs {
     /// Folder of the bundle
     #[arg(default_value = ".")]
     bundle: PathBuf,
@@ -19,7 +19,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl CompileArgs {
     pub(super) fn run(self) -> Result<u8> {
         let bundle = compile_bundle(&self.bundle, &progress::bytes())?;
         let compiled: Vec<_> = bundle.packages.iter().filter_map(|p| p.compiled.as_deref()).collect();

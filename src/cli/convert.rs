@@ -15,7 +15,7 @@ use anec::report;
 ///
 /// An interrupted conversion goes on where it was when the same command is given again.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ConvertArgs {
     #[command(flatten)]
     input: Input,
     /// Folder of the bundle; NAME.anec in the current folder if not given
@@ -35,7 +35,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl ConvertArgs {
     pub(super) fn run(self) -> Result<u8> {
         if let Some(jobs) = self.jobs {
             // fails only where the pool was made before, which nothing here does

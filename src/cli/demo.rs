@@ -14,13 +14,13 @@ use anec::convert::{Outcome, files};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
-use anec::runtime::{GenerationRequest, Model, RuntimeError, Sampling, Tokenizer};
+use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling, Tokenizer};
 use anec::validate::Golden;
 use anec::{Converter, Gate, Validator};
 
 /// Converts, checks and runs a small language model that is part of this program.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DemoArgs {
     /// Keeps the bundle in this folder
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -51,7 +51,7 @@ const MODEL: [(&str, &[u8]); 5] = [
 /// What transformers computes from it.
 const GOLDEN: &[u8] = include_bytes!("../../demo/golden.safetensors");
 
-impl Args {
+impl DemoArgs {
     pub(super) fn run(self) -> Result<u8> {
         let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
         let source = folder.path().join("model");
@@ -84,7 +84,7 @@ impl Args {
             print(&report::gates(&report));
         }
 
-        let model = &Model::on_cpu(&out, Precision::F32)?;
+        let model = &LoadedModel::on_cpu(&out, Precision::F32)?;
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), &out)?);
         let request = GenerationRequest {
             prompt,

@@ -11,7 +11,7 @@ use anec::report::table::table;
 ///
 /// On a Mac, small programs show in about 30 seconds which forms of weights and states the Neural Engine takes.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DoctorArgs {
     /// Leaves out the self-test of the Neural Engine
     #[arg(long)]
     quick: bool,
@@ -20,7 +20,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl DoctorArgs {
     pub(super) fn run(self) -> Result<u8> {
         let findings = MachineReport::take(!self.quick)?;
         if self.json {

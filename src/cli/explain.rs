@@ -13,7 +13,7 @@ use anec::validate::rules::{Meaning, meaning, meanings, rules};
 /// For example: `anec explain state-last-axis`, `anec explain -- -14`, `anec explain "Espresso exception"`,
 /// `anec explain "exit 3"`. Without anything, lists what there is.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ExplainArgs {
     /// A rule, a code, or a message that holds one
     #[arg(allow_hyphen_values = true)]
     what: Option<String>,
@@ -37,7 +37,7 @@ impl Diagnostic for Unknown {
     }
 }
 
-impl Args {
+impl ExplainArgs {
     pub(super) fn run(self) -> Result<u8> {
         let Some(what) = self.what else {
             self.list();

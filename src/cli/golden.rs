@@ -17,7 +17,7 @@ use anec::convert::files;
 /// it, and its metadata says so: validators/export_golden.py computes one with transformers. The weights go through a
 /// bundle of fp16 weights beside the file, which is removed afterwards.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct GoldenArgs {
     #[command(flatten)]
     source: input::Input,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl GoldenArgs {
     pub(super) fn run(self) -> Result<u8> {
         let golden = GoldenBuilder::new(self.source.manifest()?)
             .hidden(self.hidden)

@@ -12,7 +12,7 @@ use anec::source::Source;
 
 /// Shows what is in a source (.gguf, .safetensors, .onnx, a folder of one of them), a package (.mlpackage, .mlmodel) or a bundle.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct InspectArgs {
     /// What to look at: a path, or hf:owner/name for a source
     path: String,
     /// Prints the program of a package as MIL text
@@ -33,7 +33,7 @@ enum Kind {
     Source,
 }
 
-impl Args {
+impl InspectArgs {
     pub(super) fn run(self) -> Result<u8> {
         let path = PathBuf::from(&self.path);
         match self.kind() {

@@ -9,7 +9,7 @@ use super::model::{Input, Runner};
 use super::{print, print_json};
 use anec::base::Result;
 use anec::convert::files;
-use anec::runtime::{Ask, Chunking, Hidden, Positions, Windows};
+use anec::runtime::{Chunking, ForwardOptions, Hidden, Positions, Windows};
 use anec::validate::golden::TensorFile;
 
 /// Computes the logits after every token and writes them to a safetensors file.
@@ -17,7 +17,7 @@ use anec::validate::golden::TensorFile;
 /// The file has `tokens` i32 [n], `logits` f32 [n, vocabulary] and, with --hidden, `hidden.N` f32 [n, hidden size]: what
 /// enters layer N, or leaves the last one. A token classifier has a logit for each label instead; its calls are windows.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct LogitsArgs {
     #[command(flatten)]
     runner: Runner,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl LogitsArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
         let tokens = self.input.tokens(&model)?;
@@ -46,7 +46,7 @@ impl Args {
         let answer = match model.bundle().model.classification() {
             Some(_) => Windows::new(&model, window, hidden)?.label(&tokens)?,
             None => {
-                let ask = Ask { logits: Positions::All, hidden, chunking };
+                let ask = ForwardOptions { logits: Positions::All, hidden, chunking };
                 model.start(tokens.len() as u64)?.forward(&tokens, &ask)?
             }
         };

@@ -9,7 +9,7 @@ use anec::report;
 
 /// Lists the built-in manifests, or prints one.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ManifestsArgs {
     /// Prints this manifest
     name: Option<String>,
     /// Prints the result as JSON
@@ -17,7 +17,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl ManifestsArgs {
     pub(super) fn run(self) -> Result<u8> {
         let read = |b: &builtin::Builtin| Manifest::from_yaml(b.text, b.name, &[]).map(|manifest| (b.name, manifest));
         let Some(name) = self.name else {

@@ -12,7 +12,7 @@ use anec::base::Result;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::runtime::bioes::Biases;
-use anec::runtime::{Model, Tokenizer, coreml};
+use anec::runtime::{LoadedModel, Tokenizer, coreml};
 
 /// A bundle, and how it is run.
 #[derive(Debug, Args)]
@@ -45,7 +45,7 @@ impl Backend {
 }
 
 /// The bundle on Core ML. Says on which devices: they are never chosen silently.
-pub fn open_on_core_ml(bundle: &Path, units: ComputeUnits) -> Result<Arc<Model>> {
+pub fn open_on_core_ml(bundle: &Path, units: ComputeUnits) -> Result<Arc<LoadedModel>> {
     let model = coreml::open(bundle, units)?;
     eprintln!("Core ML with {units}");
     Ok(model)
@@ -92,9 +92,9 @@ impl Runner {
     ///
     /// # Errors
     /// When there is none, it contradicts itself, or the backend isn't available.
-    pub fn open(&self) -> Result<Arc<Model>> {
+    pub fn open(&self) -> Result<Arc<LoadedModel>> {
         match self.backend.core_ml() {
-            None => Model::on_cpu(&self.bundle, self.precision.precision()),
+            None => LoadedModel::on_cpu(&self.bundle, self.precision.precision()),
             Some(units) => open_on_core_ml(&self.bundle, units),
         }
     }
@@ -103,7 +103,7 @@ impl Runner {
     ///
     /// # Errors
     /// As [`Runner::open`], and when a function can't be loaded.
-    pub fn load(&self) -> Result<Arc<Model>> {
+    pub fn load(&self) -> Result<Arc<LoadedModel>> {
         let model = self.open()?;
         if self.backend.core_ml().is_some() {
             let bar = progress::counting("loading functions");
@@ -185,7 +185,7 @@ impl Input {
     ///
     /// # Errors
     /// When text is given and the bundle has no tokenizer.
-    pub fn tokens(&self, model: &Model) -> Result<Vec<u32>> {
+    pub fn tokens(&self, model: &LoadedModel) -> Result<Vec<u32>> {
         match (&self.tokens, &self.prompt) {
             (Some(tokens), _) => Ok(tokens.clone()),
             (None, prompt) => {

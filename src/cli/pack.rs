@@ -65,7 +65,7 @@ impl UnpackArgs {
     pub(super) fn run(self) -> Result<u8> {
         let out = self.out.unwrap_or_else(|| self.archive.with_extension(""));
         let bar = progress::bytes();
-        let limits = archive::Limits::default();
+        let limits = archive::UnpackLimits::default();
         let unpacked = archive::unpack(&self.archive, &out, &limits, &|bytes| bar.add(bytes))?;
         bar.finish();
         let read = match out.join(FILE_NAME).is_file() {

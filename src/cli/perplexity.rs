@@ -19,7 +19,7 @@ use anec::validate::{Candidate, perplexity, prompts};
 ///
 /// Several precisions, and another bundle of the same model (--against, one without quantization, say), are compared.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct PerplexityArgs {
     /// Folder of the bundle
     bundle: PathBuf,
     /// Text; prose, code and numbers of anec's own if not given
@@ -42,7 +42,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl PerplexityArgs {
     pub(super) fn run(self) -> Result<u8> {
         let text = match &self.text {
             None => prompts::text().to_owned(),

@@ -6,14 +6,14 @@ use anec::base::Result;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::open::{open, resolve};
-use anec::convert::{Estimate, FormEstimate, Plan};
+use anec::convert::{ConvertPlan, Estimate, FormEstimate};
 use anec::report;
 use anec::validate::forecast;
 
 /// Shows what a conversion would emit, without reading weights: packages, functions, bytes, an estimate of speed, and a
 /// forecast of what keeps ops off the Neural Engine.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct PlanArgs {
     #[command(flatten)]
     input: Input,
     /// Prints the plan as JSON
@@ -21,12 +21,12 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl PlanArgs {
     pub(super) fn run(self) -> Result<u8> {
         let manifest = self.input.manifest()?;
         let opened = open(&manifest)?;
         let manifest = resolve(&manifest, &opened.source, &*opened.model);
-        let plan = Plan::new(&manifest, &*opened.model)?;
+        let plan = ConvertPlan::new(&manifest, &*opened.model)?;
         let estimate = Estimate::of(&plan);
         let forms = FormEstimate::of(&manifest, &*opened.model);
         let mut findings = Vec::new();

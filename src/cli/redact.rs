@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::model::{Labels, Runner};
 use anec::base::Result;
-use anec::runtime::redact::{Piece, Redactor, Summary};
+use anec::runtime::redact::{Piece, RedactionSummary, Redactor};
 
 /// Bytes that are read at a time.
 const READ: usize = 1 << 16;
@@ -21,7 +21,7 @@ const READ: usize = 1 << 16;
 /// The text may be of any length: it is read, labelled and written as it goes, in bounded memory. All bytes outside of spans
 /// stay as they are. How many spans of each kind there were goes to stderr.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct RedactArgs {
     #[command(flatten)]
     runner: Runner,
     /// Text to redact; `-`, or nothing, reads stdin
@@ -39,7 +39,7 @@ pub struct Args {
     json: bool,
 }
 
-impl Args {
+impl RedactArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.open()?;
         let begin = Instant::now();
@@ -82,7 +82,7 @@ impl Args {
 }
 
 /// What was found, in one line.
-fn report(summary: &Summary, seconds: f64) -> String {
+fn report(summary: &RedactionSummary, seconds: f64) -> String {
     let total: u64 = summary.spans.values().sum();
     let kinds: Vec<String> = summary.spans.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
     let kinds = if kinds.is_empty() { String::new() } else { format!(": {}", kinds.join(", ")) };

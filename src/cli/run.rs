@@ -15,14 +15,15 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{
-    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, Model, TextGeneration, Tokenizer,
+    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, LoadedModel, TextGeneration,
+    Tokenizer,
 };
 
 /// Continues a prompt: text in, text out.
 ///
 /// The text goes to stdout as it comes; how fast it came, to stderr.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct RunArgs {
     #[command(flatten)]
     runner: Runner,
     #[command(flatten)]
@@ -57,7 +58,7 @@ struct Prompt {
     special: bool,
 }
 
-impl Args {
+impl RunArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
         let tokenizer = match Tokenizer::of(model.bundle(), model.folder()) {
@@ -91,7 +92,7 @@ impl Args {
 }
 
 impl Prompt {
-    fn tokens(&self, model: &Model, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
+    fn tokens(&self, model: &LoadedModel, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>> {
         let (Some(text), Some(tokenizer)) = (&self.prompt, tokenizer) else {
             return Ok(self.ids.clone().unwrap_or_default());
         };
@@ -139,12 +140,12 @@ impl Diagnostic for BadSchema {
 }
 
 /// Bytes of a text that can fit the model: no token has more than the longest one.
-fn longest(model: &Model, tokenizer: &Tokenizer) -> u64 {
+fn longest(model: &LoadedModel, tokenizer: &Tokenizer) -> u64 {
     let tokens = (0..tokenizer.len() as u32).map(|id| tokenizer.token_bytes(id).len());
     model.context() * tokens.max().unwrap_or(1).max(1) as u64
 }
 
-fn json_schema(file: &Path, model: &Model, tokenizer: &Tokenizer) -> Result<Constraint> {
+fn json_schema(file: &Path, model: &LoadedModel, tokenizer: &Tokenizer) -> Result<Constraint> {
     let bytes = read(file, MOST_SCHEMA)?;
     let schema = serde_json::from_slice(&bytes)
         .map_err(|error| BadSchema { path: file.to_owned(), problem: format!("it isn't JSON: {error}") })?;

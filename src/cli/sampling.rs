@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use anec::runtime::{GenerationRequest, Model, RuntimeError, Sampling};
+use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling};
 
 /// How tokens are chosen, and where the text ends.
 #[derive(Debug, Args)]
@@ -72,7 +72,7 @@ impl SamplingArgs {
     ///
     /// # Errors
     /// When a number is out of its range.
-    pub fn request(&self, model: &Model, prompt: Vec<u32>) -> Result<GenerationRequest, RuntimeError> {
+    pub fn request(&self, model: &LoadedModel, prompt: Vec<u32>) -> Result<GenerationRequest, RuntimeError> {
         Ok(GenerationRequest {
             prompt,
             max_tokens: self.max_tokens,

@@ -10,7 +10,7 @@ use anec::validate::verdict;
 
 /// Prints the JSON Schema of a file that anec reads or writes.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct SchemaArgs {
     /// Which file
     file: File,
 }
@@ -29,7 +29,7 @@ enum File {
     Plan,
 }
 
-impl Args {
+impl SchemaArgs {
     pub(super) fn run(self) -> Result<u8> {
         print_json(&match self.file {
             File::Manifest => manifest::schema(),

@@ -14,13 +14,13 @@ use tokio_io_timeout::TimeoutWriter;
 
 use super::model::Runner;
 use anec::base::Result;
-use anec::serve::{self, HttpOptions, Limits, ServeError, Service, lines};
+use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
 
 /// Answers requests: over HTTP as OpenAI's API has it, or as JSON lines.
 ///
 /// A page to chat with the model is at the address itself. Only this machine can connect unless --host says otherwise.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ServeArgs {
     #[command(flatten)]
     runner: Runner,
     /// Address to listen on
@@ -97,11 +97,11 @@ fn origin(text: &str) -> Result<String, String> {
     }
 }
 
-impl Args {
+impl ServeArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.open()?;
         let name = self.name.clone().unwrap_or_else(|| model.bundle().name.clone());
-        let limits = Limits {
+        let limits = ServeLimits {
             parallel: self.parallel.into(),
             queue: self.queue.into(),
             kept: self.kept.into(),
@@ -149,9 +149,9 @@ impl Args {
     }
 
     async fn stdin(&self, service: Arc<Service>) -> Result<()> {
-        super::print(&lines::ready("stdin", None));
+        super::print(&json_lines::ready("stdin", None));
         let served =
-            lines::serve(service, BufReader::new(tokio::io::stdin()), tokio::io::stdout(), self.max_body as usize);
+            json_lines::serve(service, BufReader::new(tokio::io::stdin()), tokio::io::stdout(), self.max_body as usize);
         tokio::select! {
             // a reader of the answers that went away is no error
             _ = served => {}
@@ -170,7 +170,7 @@ impl Args {
         }
         let listener = tokio::net::UnixListener::bind(path).map_err(listen)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(listen)?;
-        super::print(&lines::ready("unix-socket", Some(path)));
+        super::print(&json_lines::ready("unix-socket", Some(path)));
         let places = Arc::new(tokio::sync::Semaphore::new(self.connections.into()));
         let accept = async {
             loop {
@@ -184,7 +184,7 @@ impl Args {
                     writer.set_timeout(Some(patience));
                     let writer = Box::pin(writer);
                     // a client that breaks off is no matter of ours
-                    let _ = lines::serve(service, BufReader::new(reader), writer, limit).await;
+                    let _ = json_lines::serve(service, BufReader::new(reader), writer, limit).await;
                     drop(place);
                 });
             }

@@ -10,7 +10,7 @@ use anec::base::{Diagnostic, Fault, Result};
 use anec::convert::files;
 use anec::coreml::ComputePlan;
 use anec::report;
-use anec::validate::Report;
+use anec::validate::GatesReport;
 use anec::{Gate, Validator, find_bundle};
 
 /// Proves what a bundle is, gate by gate.
@@ -23,7 +23,7 @@ use anec::{Gate, Validator, find_bundle};
 ///
 /// The exit code is 0 if all passed, 1 if one failed, and 3 if one could not be tried here.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ValidateArgs {
     /// Folder of the bundle, or an .mlpackage; the bundle of the current folder if not given
     path: Option<PathBuf>,
     /// The gate of form
@@ -97,7 +97,7 @@ fn is_stdout(path: &Option<PathBuf>) -> bool {
     path.as_ref().is_some_and(|path| path.as_os_str() == "-")
 }
 
-impl Args {
+impl ValidateArgs {
     pub(super) fn run(self) -> Result<u8> {
         self.outputs_differ()?;
         let validation = self.validator()?.run()?;
@@ -153,7 +153,7 @@ impl Args {
         Ok(validator)
     }
 
-    fn write(&self, report: &Report, plan: Option<&ComputePlan>) -> Result<()> {
+    fn write(&self, report: &GatesReport, plan: Option<&ComputePlan>) -> Result<()> {
         let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| -> Result<()> {
             match path {
                 Some(path) if path.as_os_str() == "-" => print(&text()),

@@ -9,8 +9,8 @@ use anec_base::Result;
 use anec_family::EmitWeight;
 use anec_manifest::{Granularity, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{Fp16, Int8, Measures};
-use anec_source::Weight;
+use anec_quant::{Fp16, Int8, RoundingError};
+use anec_source::SourceWeight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
 pub struct Emitter<'a> {
@@ -28,7 +28,7 @@ pub(super) struct WeightKey {
 }
 
 impl WeightKey {
-    pub(super) fn new(quant: &Quant, role: Role, weight: &Weight, shape: &[u64]) -> Self {
+    pub(super) fn new(quant: &Quant, role: Role, weight: &SourceWeight, shape: &[u64]) -> Self {
         let channels = shape.first().copied().unwrap_or(1);
         WeightKey { weight: weight.key(), channels, format: quant.of(role) }
     }
@@ -49,7 +49,7 @@ struct Emitted {
     tensors: Vec<String>,
     shape: Vec<u64>,
     stored: Stored,
-    measures: Arc<Measures>,
+    measures: Arc<RoundingError>,
 }
 
 impl<'a> Emitter<'a> {
@@ -90,7 +90,7 @@ impl EmitWeight for Emitter<'_> {
         builder: &mut FunctionBuilder,
         name: &str,
         role: Role,
-        weight: &Weight,
+        weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
         let key = WeightKey::new(self.quant, role, weight, shape);

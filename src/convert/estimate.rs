@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::plan::Plan;
-use anec_family::Model;
+use super::plan::ConvertPlan;
+use anec_family::FamilyModel;
 use anec_manifest::{ExpertsForm, Manifest};
 
 /// Weight bytes per second that decoders on the Neural Engine were seen to stream: published measurements of int8
@@ -39,13 +39,13 @@ pub struct FormEstimate {
 
 impl FormEstimate {
     /// Estimates of every form of experts in which the model can be converted; none where it has no experts.
-    pub fn of(manifest: &Manifest, model: &dyn Model) -> Vec<FormEstimate> {
+    pub fn of(manifest: &Manifest, model: &dyn FamilyModel) -> Vec<FormEstimate> {
         if (0..model.facts().num_layers).all(|layer| model.experts(layer).is_none()) {
             return Vec::new();
         }
         let estimate = |experts: ExpertsForm| {
             // a form for whose layers the packages are too small is none that can be chosen
-            let plan = Plan::new(&Manifest { experts, ..manifest.clone() }, model).ok()?;
+            let plan = ConvertPlan::new(&Manifest { experts, ..manifest.clone() }, model).ok()?;
             Some(FormEstimate { experts, estimate: Estimate::of(&plan) })
         };
         [ExpertsForm::Packed, ExpertsForm::Split, ExpertsForm::Routed].into_iter().filter_map(estimate).collect()
@@ -58,7 +58,7 @@ impl Estimate {
                                   0.2 to 1.1 ms for each call of a package";
 
     /// The estimate for a plan.
-    pub fn of(plan: &Plan) -> Self {
+    pub fn of(plan: &ConvertPlan) -> Self {
         let (states, (weights, calls)) = (plan.state_bytes(), plan.of_one_token());
         let speed = |end: usize| {
             1.0 / ((weights + states) as f64 / BYTES_PER_SECOND[end] + calls as f64 * SECONDS_PER_CALL[end])

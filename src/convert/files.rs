@@ -11,7 +11,7 @@ use super::error::ConvertError;
 use anec_base::Result;
 use anec_base::hexadecimal;
 use anec_bundle::FileDigest;
-use anec_package::stream::{self, NotWritten, Part, Summary};
+use anec_package::stream::{self, FilePart, NotWritten, StreamSummary};
 
 /// Writes a whole file.
 ///
@@ -19,14 +19,14 @@ use anec_package::stream::{self, NotWritten, Part, Summary};
 /// When the system refuses.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<FileDigest, ConvertError> {
     write_file(path, bytes)?;
-    Ok(digest(path, Summary { bytes: bytes.len() as u64, sha256: Sha256::digest(bytes).into() }))
+    Ok(digest(path, StreamSummary { bytes: bytes.len() as u64, sha256: Sha256::digest(bytes).into() }))
 }
 
 /// Writes a file whose parts follow each other. `written` is told the part's number and the bytes of each of its pieces.
 ///
 /// # Errors
 /// When a part can't be produced, or the system refuses.
-pub fn write_parts(path: &Path, parts: &[Part<'_>], written: &(dyn Fn(usize, u64) + Sync)) -> Result<FileDigest> {
+pub fn write_parts(path: &Path, parts: &[FilePart<'_>], written: &(dyn Fn(usize, u64) + Sync)) -> Result<FileDigest> {
     let output = OutputFile::create(path)?;
     match stream::write_parts(output.file(), parts, written) {
         Ok(summary) => {
@@ -38,7 +38,7 @@ pub fn write_parts(path: &Path, parts: &[Part<'_>], written: &(dyn Fn(usize, u64
     }
 }
 
-fn digest(path: &Path, Summary { bytes, sha256 }: Summary) -> FileDigest {
+fn digest(path: &Path, StreamSummary { bytes, sha256 }: StreamSummary) -> FileDigest {
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     FileDigest { file, bytes, sha256: hexadecimal(&sha256) }
 }

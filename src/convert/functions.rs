@@ -5,7 +5,7 @@ use super::error::ConvertError;
 use super::plan::PackagePlan;
 use anec_base::Result;
 use anec_bundle::FunctionEntry;
-use anec_family::{Form, Model};
+use anec_family::{FamilyModel, LoweringOptions};
 use anec_mil::Program;
 use anec_mil::verify::verify;
 
@@ -14,8 +14,8 @@ use anec_mil::verify::verify;
 /// # Errors
 /// When a weight can't be emitted, or the graph breaks Core ML's rules.
 pub fn build_package(
-    model: &dyn Model,
-    form: &Form,
+    model: &dyn FamilyModel,
+    form: &LoweringOptions,
     plan: &PackagePlan,
     emitter: &mut Emitter<'_>,
 ) -> Result<(Program, Vec<FunctionEntry>)> {

@@ -9,9 +9,9 @@ use super::files;
 use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_bundle::{HostFacts, RopeTable, RopeVariant};
-use anec_family::Host;
+use anec_family::HostTensors;
 use anec_manifest::Overflow;
-use anec_package::stream::Part;
+use anec_package::stream::FilePart;
 use anec_quant::Fp16;
 
 /// File name within a bundle's folder.
@@ -20,7 +20,7 @@ pub const FILE_NAME: &str = "host.safetensors";
 const EMBEDDING: &str = "embedding";
 
 /// Bytes that the file takes, apart from its header.
-pub fn bytes(host: &Host) -> u64 {
+pub fn bytes(host: &HostTensors) -> u64 {
     let tables = host.rope.iter().flat_map(|t| &t.variants).map(|v| 4 * (v.cos.len() + v.sin.len()) as u64);
     tables.sum::<u64>() + 2 * host.embedding.elements()
 }
@@ -29,7 +29,7 @@ pub fn bytes(host: &Host) -> u64 {
 ///
 /// # Errors
 /// When the embedding can't be read or held in fp16, or the file can't be written.
-pub fn write(path: &Path, host: &Host, overflow: Overflow, progress: &Progress) -> Result<HostFacts> {
+pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Progress) -> Result<HostFacts> {
     let mut header = serde_json::Map::new();
     let mut end = 0u64;
     let mut declare = |name: &str, dtype: &str, shape: &[u64], bytes: u64| {
@@ -59,9 +59,9 @@ pub fn write(path: &Path, host: &Host, overflow: Overflow, progress: &Progress) 
     header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
     let embedding = Fp16::new(host.embedding.clone(), overflow);
     let length = (header.len() as u64).to_le_bytes().to_vec();
-    let mut parts = vec![Part::Bytes(length.into()), Part::Bytes(header.into())];
-    parts.extend(tables.into_iter().map(|values| Part::Bytes(little_endian(values).into())));
-    parts.push(Part::Content(&embedding));
+    let mut parts = vec![FilePart::Bytes(length.into()), FilePart::Bytes(header.into())];
+    parts.extend(tables.into_iter().map(|values| FilePart::Bytes(little_endian(values).into())));
+    parts.push(FilePart::Content(&embedding));
     // what comes before the tables is no part of the bytes that were announced
     let written = |part, bytes| progress.add(if part < 2 { 0 } else { bytes });
     let file = files::write_parts(path, &parts, &written)?;
@@ -76,14 +76,14 @@ fn little_endian(values: &[f32]) -> Vec<u8> {
 mod tests {
     use super::*;
     use anec_family::{RopeTables, RopeValues};
-    use anec_source::Weight;
+    use anec_source::SourceWeight;
 
     #[test]
     fn the_file_is_safetensors_that_others_read() {
         let values = |n: u64| (0..n).map(|i| i as f32 * 0.5).collect::<Vec<f32>>();
         let variant = |max_length| RopeValues { max_length, cos: values(6), sin: values(6) };
-        let host = Host {
-            embedding: Weight::from_values("e", &[50, 3], values(150)).unwrap(),
+        let host = HostTensors {
+            embedding: SourceWeight::from_values("e", &[50, 3], values(150)).unwrap(),
             rope: vec![RopeTables { table: "rope".into(), columns: 2, variants: vec![variant(64), variant(128)] }],
         };
         let folder = tempfile::tempdir().unwrap();
@@ -103,7 +103,10 @@ mod tests {
 
     #[test]
     fn a_file_that_fails_never_appears() {
-        let host = Host { embedding: Weight::from_values("e", &[2, 1], vec![1.0, f32::NAN]).unwrap(), rope: vec![] };
+        let host = HostTensors {
+            embedding: SourceWeight::from_values("e", &[2, 1], vec![1.0, f32::NAN]).unwrap(),
+            rope: vec![],
+        };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE_NAME);
         assert!(write(&path, &host, Overflow::Error, &Progress::hidden()).is_err());

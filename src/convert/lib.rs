@@ -5,13 +5,13 @@
 //! and written in one stream.
 //!
 //! ```
-//! use anec_convert::{Options, Outcome, convert};
+//! use anec_convert::{ConvertOptions, Outcome, convert};
 //! use anec_manifest::Manifest;
 //!
 //! let folder = tempfile::tempdir().unwrap();
 //! # let demo = concat!("source=", env!("CARGO_MANIFEST_DIR"), "/../../demo/model").to_owned();
 //! let manifest = Manifest::from_yaml("context: 64", "the example", &[demo])?;
-//! let options = Options {
+//! let options = ConvertOptions {
 //!     manifest,
 //!     out: Some(folder.path().join("demo.anec")),
 //!     force: false,
@@ -59,5 +59,5 @@ pub mod tokenizer;
 
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
-pub use pipeline::{Options, Outcome, convert};
-pub use plan::Plan;
+pub use pipeline::{ConvertOptions, Outcome, convert};
+pub use plan::ConvertPlan;

@@ -1,9 +1,9 @@
 //! What a user should know of a conversion that succeeded: one sentence each.
 
-use super::plan::Plan;
-use super::report::{Report, TensorReport};
+use super::plan::ConvertPlan;
+use super::report::{ConvertReport, TensorReport};
 use anec_bundle::Bundle;
-use anec_family::Model;
+use anec_family::FamilyModel;
 use anec_manifest::{Granularity, Manifest, Role};
 use anec_source::{Description, Source};
 use serde_json::Value as Json;
@@ -16,7 +16,7 @@ pub const NOTABLE_LOSS: f64 = 0.1;
 const NAMED: usize = 3;
 
 /// What is odd about a plan and yet allowed.
-pub fn of_plan(plan: &Plan, model: &dyn Model) -> Vec<String> {
+pub fn of_plan(plan: &ConvertPlan, model: &dyn FamilyModel) -> Vec<String> {
     let longest = model.facts().max_position_embeddings;
     let over = plan.contexts.iter().filter(|context| **context > longest);
     let over = over
@@ -25,7 +25,7 @@ pub fn of_plan(plan: &Plan, model: &dyn Model) -> Vec<String> {
 }
 
 /// A token classifier takes long texts in windows, which must be more than what their layers see on both sides.
-fn short_windows(plan: &Plan, model: &dyn Model) -> Option<String> {
+fn short_windows(plan: &ConvertPlan, model: &dyn FamilyModel) -> Option<String> {
     let band = model.facts().label_set.as_ref()?.band;
     let functions = plan.packages.iter().flat_map(|package| &package.functions);
     let window = functions.map(|function| function.most_tokens).max()?;
@@ -76,7 +76,7 @@ fn has_key(json: &Json, key: &str) -> bool {
 }
 
 /// Quantization that lost much, with the remedy.
-pub fn of_losses(report: &Report) -> Option<String> {
+pub fn of_losses(report: &ConvertReport) -> Option<String> {
     let loss = |tensor: &TensorReport| tensor.loss.map_or(0.0, |loss| loss.relative_rms_error);
     let worst: Vec<&TensorReport> = report.worst().into_iter().filter(|tensor| loss(tensor) > NOTABLE_LOSS).collect();
     let (first, count) = (worst.first()?, worst.len());
@@ -98,7 +98,7 @@ mod tests {
     use anec_manifest::{Role, WeightFormat};
     use anec_quant::Loss;
 
-    fn report(losses: &[f64], granularity: Granularity) -> Report {
+    fn report(losses: &[f64], granularity: Granularity) -> ConvertReport {
         let tensor = |(index, loss): (usize, &f64)| TensorReport {
             name: format!("w{index}"),
             tensors: vec![],
@@ -112,7 +112,7 @@ mod tests {
         let tensors = losses.iter().enumerate().map(tensor).collect();
         let package = PackageReport { package: "p".into(), weight_bytes: 0, seconds: 0.0, tensors };
         let (run, notes) = (RunReport::default(), vec![]);
-        Report { anec_version: String::new(), name: String::new(), run, packages: vec![package], notes }
+        ConvertReport { anec_version: String::new(), name: String::new(), run, packages: vec![package], notes }
     }
 
     #[test]

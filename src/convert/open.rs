@@ -3,7 +3,7 @@
 use super::error::ConvertError;
 use anec_base::Result;
 use anec_bundle::LedgerTotals;
-use anec_family::Model;
+use anec_family::FamilyModel;
 use anec_manifest::{Manifest, ResidualScale};
 use anec_source::{Ledger, Source};
 
@@ -12,7 +12,7 @@ pub struct Opened {
     /// The source.
     pub source: Source,
     /// The model.
-    pub model: Box<dyn Model>,
+    pub model: Box<dyn FamilyModel>,
     /// The account of the source's tensors.
     pub ledger: LedgerTotals,
 }
@@ -32,7 +32,7 @@ pub fn open(manifest: &Manifest) -> Result<Opened> {
 ///
 /// # Errors
 /// When it isn't understood in every tensor and key.
-pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model>, LedgerTotals)> {
+pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn FamilyModel>, LedgerTotals)> {
     let mut ledger = Ledger::new(source);
     let mut model = anec_family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
     if let Some(ResidualScale::Factor(factor)) = manifest.numerics.scale {
@@ -42,7 +42,7 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Model
 }
 
 /// The manifest with what the source decides and all defaults filled in.
-pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn Model) -> Manifest {
+pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) -> Manifest {
     let mut manifest = manifest.clone();
     manifest.kv_write = Some(manifest.kv_write());
     manifest.family = Some(model.facts().family.clone());

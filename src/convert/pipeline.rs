@@ -12,8 +12,8 @@ use super::error::ConvertError;
 use super::functions::build_package;
 use super::open::{Opened, open, resolve};
 use super::output::{self, Existing};
-use super::plan::{PackagePlan, Plan};
-use super::report::{self, PackageReport, Report, RunReport};
+use super::plan::{ConvertPlan, PackagePlan};
+use super::report::{self, ConvertReport, PackageReport, RunReport};
 use super::resume::{self, FinishedPackage, Journal};
 use super::tokenizer::{self, TextFacts};
 use super::{digests, files, host, notes};
@@ -22,13 +22,13 @@ use anec_base::progress::Progress;
 use anec_base::resources;
 use anec_bundle::Stage;
 use anec_bundle::{Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, Task};
-use anec_family::{Facts, Host, Model};
+use anec_family::{FamilyFacts, FamilyModel, HostTensors};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_package::WriteOptions;
 use anec_source::Source;
 
 /// What to convert, and how.
-pub struct Options {
+pub struct ConvertOptions {
     /// The manifest; its `source` is what is converted.
     pub manifest: Manifest,
     /// The bundle's folder; `NAME.anec` in the current one if absent.
@@ -45,7 +45,7 @@ pub struct Options {
 #[derive(Debug)]
 pub enum Outcome {
     /// A bundle was written.
-    Written(Box<Written>),
+    Written(Box<ConvertedBundle>),
     /// The bundle of these inputs was there already.
     UpToDate(PathBuf),
 }
@@ -62,13 +62,13 @@ impl Outcome {
 
 /// A bundle that was written.
 #[derive(Debug)]
-pub struct Written {
+pub struct ConvertedBundle {
     /// Its folder.
     pub path: PathBuf,
     /// What is in it.
     pub bundle: Bundle,
     /// What was measured, and what the user should know.
-    pub report: Report,
+    pub report: ConvertReport,
 }
 
 /// Converts a source into a bundle. Work is done by the threads of rayon's global pool.
@@ -76,7 +76,7 @@ pub struct Written {
 /// # Errors
 /// Anything that is wrong with the source, the manifest, the output folder or the disk. What was finished before stays
 /// in `OUT.partial`, and the next run goes on from there.
-pub fn convert(options: &Options) -> Result<Outcome> {
+pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
     let opened = open(&options.manifest)?;
     convert_opened(options, &opened)
 }
@@ -85,7 +85,7 @@ pub fn convert(options: &Options) -> Result<Outcome> {
 ///
 /// # Errors
 /// As [`convert`].
-pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
+pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outcome> {
     let begin = Instant::now();
     let Opened { source, model, ledger } = opened;
     if options.manifest.numerics.scale == Some(ResidualScale::Auto) {
@@ -93,7 +93,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     }
     let model = &**model;
     let manifest = resolve(&options.manifest, source, model);
-    let plan = Plan::new(&manifest, model)?;
+    let plan = ConvertPlan::new(&manifest, model)?;
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
     let path = output::target(&path)?;
@@ -150,7 +150,7 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     };
     let usage = resources::usage().unwrap_or_default();
     let weights: u64 = bundle.packages.iter().flat_map(|p| &p.files).map(|f| f.bytes).sum();
-    let mut report = Report {
+    let mut report = ConvertReport {
         anec_version: bundle.anec_version.clone(),
         name,
         run: RunReport {
@@ -171,11 +171,11 @@ pub fn convert_opened(options: &Options, opened: &Opened) -> Result<Outcome> {
     files::write_json(&partial.join(anec_bundle::FILE_NAME), &bundle)?;
     output::publish(&partial, &path)?;
     options.progress.finish();
-    Ok(Outcome::Written(Box::new(Written { path, bundle, report })))
+    Ok(Outcome::Written(Box::new(ConvertedBundle { path, bundle, report })))
 }
 
 /// What the model is for.
-fn task(facts: &Facts, plan: &Plan, manifest: &Manifest) -> Task {
+fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest) -> Task {
     let Some(label_set) = facts.label_set.clone() else { return Task::TextGeneration };
     let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * label_set.band);
     Task::TokenClassification(Classification { label_set, window, halo, stride: window.saturating_sub(2 * halo) })
@@ -186,7 +186,7 @@ const AT_ONCE: usize = 4;
 
 /// A file, or folder of files, to write.
 enum Job<'a> {
-    Host(&'a Host),
+    Host(&'a HostTensors),
     Package(&'a PackagePlan),
 }
 
@@ -198,8 +198,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Run<'a> {
     manifest: &'a Manifest,
     source: &'a Source,
-    model: &'a dyn Model,
-    plan: &'a Plan,
+    model: &'a dyn FamilyModel,
+    plan: &'a ConvertPlan,
     folder: &'a Path,
     progress: &'a Progress,
     notes: Vec<String>,
@@ -207,7 +207,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// Refuses to begin what the disk can't hold.
-    fn check_space(&self, journal: &Journal, host: &Host) -> Result<()> {
+    fn check_space(&self, journal: &Journal, host: &HostTensors) -> Result<()> {
         let packages = self.plan.packages.iter().filter(|p| !journal.packages.contains_key(&p.name));
         let mut needed: u64 = packages.map(|p| p.weight_bytes).sum();
         if journal.host.is_none() {
@@ -221,7 +221,11 @@ impl Run<'_> {
 
     /// Writes all files but `bundle.json` and the report, several at a time: only so do threads that write files and
     /// digest them not wait for each other.
-    fn write_all(&self, journal: &mut Journal, host: &Host) -> Result<(Vec<FinishedPackage>, HostFacts, TextFacts)> {
+    fn write_all(
+        &self,
+        journal: &mut Journal,
+        host: &HostTensors,
+    ) -> Result<(Vec<FinishedPackage>, HostFacts, TextFacts)> {
         let text = tokenizer::write(self.folder, self.source, self.model.facts().vocab_size)?;
         // the largest first
         let host_job = journal.host.is_none().then_some(Job::Host(host));
@@ -280,8 +284,8 @@ impl Run<'_> {
         let mut emitter = Emitter::new(&self.manifest.quant);
         let (program, functions) = build_package(self.model, &self.plan.form, plan, &mut emitter)?;
         let progress = |step| match step {
-            anec_package::Progress::Prepared(_) => {}
-            anec_package::Progress::Written(bytes) => self.progress.add(bytes),
+            anec_package::WriteProgress::Prepared(_) => {}
+            anec_package::WriteProgress::Written(bytes) => self.progress.add(bytes),
         };
         // what a killed run finished is in the journal; a package that isn't may still be there
         let metadata = self.metadata(plan);
@@ -305,7 +309,7 @@ impl Run<'_> {
     }
 
     /// What a package says of itself.
-    fn metadata(&self, plan: &PackagePlan) -> anec_package::Metadata {
+    fn metadata(&self, plan: &PackagePlan) -> anec_package::PackageMetadata {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
@@ -320,7 +324,7 @@ impl Run<'_> {
             // quantized programs are known to stop Core ML's GPU compiler
             ("anec.compute_units", "cpuAndNeuralEngine"),
         ];
-        anec_package::Metadata {
+        anec_package::PackageMetadata {
             short_description: format!("{name}: {part}"),
             user_defined: own.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
             ..Default::default()

@@ -8,15 +8,15 @@ use super::error::ConvertError;
 use super::size::PackageSize;
 use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
-use anec_family::{ExpertCounts, Form, FunctionRequest, Model};
+use anec_family::{ExpertCounts, FamilyModel, FunctionRequest, LoweringOptions};
 use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Target};
 use anec_mil::Opset;
 
 /// A conversion, planned.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ConvertPlan {
     /// The op forms of every function.
-    pub form: Form,
+    pub form: LoweringOptions,
     /// Context lengths, ascending.
     pub contexts: Vec<u64>,
     /// Packages: layers first, each followed by the experts that it leaves out, then the LM head.
@@ -36,16 +36,16 @@ pub struct PackagePlan {
     pub functions: Vec<FunctionRequest>,
     /// Bytes of the constants in its weight file, each counted once.
     pub weight_bytes: u64,
-    /// Bytes that a text carries from call to call, for each context in the order of [`Plan::contexts`], whoever keeps them.
+    /// Bytes that a text carries from call to call, for each context in the order of [`ConvertPlan::contexts`], whoever keeps them.
     pub state_bytes: Vec<u64>,
 }
 
-impl Plan {
+impl ConvertPlan {
     /// Plans the conversion of a model.
     ///
     /// # Errors
     /// When the manifest asks for layers or pieces that the model doesn't have, or for packages too small for them.
-    pub fn new(manifest: &Manifest, model: &dyn Model) -> Result<Plan> {
+    pub fn new(manifest: &Manifest, model: &dyn FamilyModel) -> Result<ConvertPlan> {
         let contexts = manifest.context.all();
         let facts = model.facts();
         let functions = Functions {
@@ -116,7 +116,7 @@ impl Plan {
             });
         }
         let experts_per_token = counts.iter().flatten().map(|counts| counts.per_token).max().unwrap_or(0);
-        Ok(Plan { form, contexts, packages, experts_per_token })
+        Ok(ConvertPlan { form, contexts, packages, experts_per_token })
     }
 
     /// Bytes of all packages' weights: what one call of every function reads.
@@ -168,8 +168,8 @@ impl Plan {
 }
 
 /// The op forms that a manifest asks for.
-pub fn form(manifest: &Manifest) -> Form {
-    Form {
+pub fn form(manifest: &Manifest) -> LoweringOptions {
+    LoweringOptions {
         opset: match manifest.target {
             Target::Ios18 => Opset::CoreMl8,
             Target::Ios26 => Opset::CoreMl9,

@@ -12,12 +12,12 @@ pub const FILE_NAME: &str = "report.json";
 
 /// JSON Schema of `report.json`.
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Report).into()
+    schemars::schema_for!(ConvertReport).into()
 }
 
 /// What a conversion measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct Report {
+pub struct ConvertReport {
     /// Version of anec that converted.
     pub anec_version: String,
     /// Name of the model.
@@ -86,7 +86,7 @@ pub struct TensorReport {
     pub loss: Option<Loss>,
 }
 
-impl Report {
+impl ConvertReport {
     /// Quantized weights, those that lost most first.
     pub fn worst(&self) -> Vec<&TensorReport> {
         let error = |t: &TensorReport| t.loss.map_or(0.0, |loss| loss.relative_rms_error);

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::emit::{Stored, WeightKey, add};
 use anec_base::Result;
-use anec_family::{EmitWeight, Form, FunctionRequest, Model};
+use anec_family::{EmitWeight, FamilyModel, FunctionRequest, LoweringOptions};
 use anec_manifest::{Granularity, Quant, Role, WeightFormat};
 use anec_mil::{Content, FunctionBuilder, Program, ValueId, codec};
 use anec_package::blob::WeightPlan;
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Bytes of a package's constants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,12 @@ impl PackageSize {
     ///
     /// # Errors
     /// When the form can't express the model, or the model lacks what a function is to hold.
-    pub fn of(model: &dyn Model, form: &Form, quant: &Quant, functions: &[FunctionRequest]) -> Result<PackageSize> {
+    pub fn of(
+        model: &dyn FamilyModel,
+        form: &LoweringOptions,
+        quant: &Quant,
+        functions: &[FunctionRequest],
+    ) -> Result<PackageSize> {
         let mut emitter = DryEmitter { quant, emitted: HashMap::new() };
         let functions = functions.iter().map(|request| Ok(model.build(form, request, &mut emitter)?.function));
         let functions = functions.collect::<Result<Vec<_>>>()?;
@@ -49,7 +54,7 @@ impl EmitWeight for DryEmitter<'_> {
         builder: &mut FunctionBuilder,
         name: &str,
         role: Role,
-        weight: &Weight,
+        weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
         let key = WeightKey::new(self.quant, role, weight, shape);

@@ -11,7 +11,7 @@ use super::error::ConvertError;
 use super::files;
 use anec_base::Result;
 use anec_bundle::FileDigest;
-use anec_source::gguf::Metadata;
+use anec_source::gguf::GgufMetadata;
 use anec_source::tokenizer::{Carried, end_tokens};
 use anec_source::{Description, HuggingFaceFiles, Source, hugging_face};
 
@@ -98,7 +98,7 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
     finish(text, source, vocab_size)
 }
 
-fn from_gguf(source: &Source, metadata: &Metadata, vocab_size: u64) -> Result<Text> {
+fn from_gguf(source: &Source, metadata: &GgufMetadata, vocab_size: u64) -> Result<Text> {
     let mut text = Text { files: Vec::new(), eos_token_ids: end_tokens(metadata)?, bos_token_id: None };
     if let Some(carried) = Carried::read(metadata)? {
         let file = carried.file()?;

@@ -26,7 +26,7 @@ impl Element {
 
 /// An input or output of a function at one shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Array {
+pub struct StridedArray {
     /// Its name.
     pub name: String,
     /// The element type.
@@ -35,7 +35,7 @@ pub struct Array {
     pub shape: Vec<usize>,
 }
 
-impl Array {
+impl StridedArray {
     /// Number of elements.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
@@ -73,7 +73,7 @@ pub enum OwnedValues {
 ///
 /// # Errors
 /// When they are of another kind or number than the array's elements.
-pub fn write(array: &Array, values: Values<'_>, memory: &mut [u8]) -> Result<(), String> {
+pub fn write(array: &StridedArray, values: Values<'_>, memory: &mut [u8]) -> Result<(), String> {
     let (count, given) = match values {
         Values::Floats(values) => (array.count(), values.len()),
         Values::Integers(values) => (array.count(), values.len()),
@@ -156,8 +156,8 @@ fn gather<T: Copy, const N: usize>(
 mod tests {
     use super::*;
 
-    fn array(element: Element, shape: &[usize]) -> Array {
-        Array { name: "x".into(), element, shape: shape.to_vec() }
+    fn array(element: Element, shape: &[usize]) -> StridedArray {
+        StridedArray { name: "x".into(), element, shape: shape.to_vec() }
     }
 
     /// Memory of 16-bit elements 0, 1, 2, …

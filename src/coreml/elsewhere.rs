@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::array::{Array, OwnedValues, Values};
+use super::array::{OwnedValues, StridedArray, Values};
 use super::engine::{Engine, LoadedFunction};
 use super::error::CoreMlError;
 use super::plan::{ComputeUnits, Machine, Operation};
@@ -53,7 +53,7 @@ impl LoadedFunction for CoreMl {
         match *self {}
     }
 
-    fn call(&self, _: &[Array], _: &[Array]) -> Result<CoreMl, CoreMlError> {
+    fn call(&self, _: &[StridedArray], _: &[StridedArray]) -> Result<CoreMl, CoreMlError> {
         match *self {}
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::array::{Array, OwnedValues, Values};
+use super::array::{OwnedValues, StridedArray, Values};
 use super::error::CoreMlError;
 use super::plan::{ComputeUnits, Machine, Operation};
 
@@ -59,7 +59,7 @@ pub trait LoadedFunction: Send + 'static {
     ///
     /// # Errors
     /// When Core ML doesn't give them.
-    fn call(&self, inputs: &[Array], outputs: &[Array]) -> Result<Self::Call, CoreMlError>;
+    fn call(&self, inputs: &[StridedArray], outputs: &[StridedArray]) -> Result<Self::Call, CoreMlError>;
 
     /// Runs the function; inputs and outputs are in the order of the call's arrays.
     ///

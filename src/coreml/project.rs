@@ -5,7 +5,7 @@
 //! shapes stays as it is: a function of one fixed shape may be placed where one of a range isn't.
 
 use super::error::CoreMlError;
-use anec_mil::{Lengths, Program};
+use anec_mil::{Program, SymbolRange};
 
 /// The program that has nothing but `function`, for which `tokens` is the default length.
 ///
@@ -20,9 +20,9 @@ pub fn project(program: &Program, function: &str, tokens: u64) -> Result<Program
             return Err(error(format!("{name} = {tokens} isn't among its lengths: {lengths:?}")));
         }
         match lengths {
-            Lengths::Range { default, .. } => *default = tokens,
+            SymbolRange::Range { default, .. } => *default = tokens,
             // the first is the default
-            Lengths::Enumerated(sizes) => {
+            SymbolRange::Enumerated(sizes) => {
                 sizes.retain(|size| *size != tokens);
                 sizes.insert(0, tokens);
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::value::Value;
-use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor};
+use super::weight::{LoadedWeight, SMALL, WeightCache, constant_shape, constant_tensor};
 use anec_base::Error;
 use anec_mil::Constant;
 use anec_mil::constant::Data;
@@ -43,7 +43,7 @@ pub(super) fn load(constant: &Constant, cache: &WeightCache) -> Result<Value, Co
         && constant.elements() >= SMALL as u64
         && let Some(elements) = cache.elements(constant)?
     {
-        return Ok(Value::Weight(Arc::new(Weight::plain(constant_shape(constant), elements))));
+        return Ok(Value::Weight(Arc::new(LoadedWeight::plain(constant_shape(constant), elements))));
     }
     match constant_tensor(constant)? {
         Some(tensor) => Ok(Value::Tensor(Arc::new(tensor))),

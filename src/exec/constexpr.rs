@@ -9,7 +9,7 @@ use half::f16;
 use super::constants::{ConstantError, load};
 use super::tensor::{Dims, Tensor, TensorData, broadcast_strides, for_each_index, strides};
 use super::value::Value;
-use super::weight::{SMALL, Weight, WeightCache, constant_shape, constant_tensor, decode_integers};
+use super::weight::{LoadedWeight, SMALL, WeightCache, constant_shape, constant_tensor, decode_integers};
 use anec_kernels::weight::{Elements, Scales};
 use anec_mil::{Constant, DataType, TensorType};
 
@@ -108,7 +108,7 @@ fn pack(dtype: DataType, (shape, values): (Vec<usize>, Vec<f32>)) -> Value {
         DataType::Fp16 => Elements::F16(values.iter().map(|v| f16::from_f32(*v)).collect()),
         _ => Elements::F32(values.into()),
     };
-    Value::Weight(Arc::new(Weight::plain(shape, Arc::new(elements))))
+    Value::Weight(Arc::new(LoadedWeight::plain(shape, Arc::new(elements))))
 }
 
 /// `(data - offset) * scale`, where scale and offset have the rank of the data and repeat over blocks of equal size.
@@ -179,7 +179,7 @@ fn shift_scale(
         };
         if let Some(elements) = bytes {
             let scales = row_scales(&shape, &scale_shape, scale);
-            return Ok(Value::Weight(Arc::new(Weight::scaled(shape, elements, scales))));
+            return Ok(Value::Weight(Arc::new(LoadedWeight::scaled(shape, elements, scales))));
         }
     }
     let mut values = match data {

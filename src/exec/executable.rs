@@ -12,13 +12,13 @@ use super::frame::{Frame, Observer};
 use super::fuse::fuse;
 use super::node::Node;
 use super::ops;
-use super::profile::Profile;
+use super::profile::ExecProfile;
 use super::state::State;
 use super::step::{Operand, Step};
 use super::tensor::Tensor;
 use super::value::Value;
 use super::weight::WeightCache;
-use anec_mil::{Binding, Dim, Function, Lengths, Symbol, TensorType, Uses, ValueType};
+use anec_mil::{Binding, Dim, Function, Symbol, SymbolRange, TensorType, Uses, ValueType};
 
 /// How values declared fp16 are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum Precision {
 
 /// How to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct ExecOptions {
     /// Precision of fp16 values.
     pub precision: Precision,
 }
@@ -41,10 +41,10 @@ pub struct Options {
 /// A function made ready to run.
 pub struct Executable {
     function: String,
-    options: Options,
+    options: ExecOptions,
     inputs: Vec<(String, TensorType, usize)>,
     states: Vec<(String, TensorType)>,
-    lengths: BTreeMap<Symbol, Lengths>,
+    lengths: BTreeMap<Symbol, SymbolRange>,
     nodes: Vec<Node>,
     outputs: Vec<(String, Operand)>,
     slots: usize,
@@ -63,7 +63,7 @@ impl Executable {
     /// # Errors
     /// [`ExecError::Unsupported`] names every operator without a kernel; constants that can't be read or don't fit
     /// their type; a graph that isn't in order.
-    pub fn compile(function: &Function, options: Options, cache: &WeightCache) -> Result<Executable, ExecError> {
+    pub fn compile(function: &Function, options: ExecOptions, cache: &WeightCache) -> Result<Executable, ExecError> {
         Self::assemble(function, options, cache, |steps, outputs| fuse(steps, &Uses::of(function), outputs))
     }
 
@@ -73,7 +73,7 @@ impl Executable {
     /// As [`compile`](Executable::compile).
     pub fn compile_as_written(
         function: &Function,
-        options: Options,
+        options: ExecOptions,
         cache: &WeightCache,
     ) -> Result<Executable, ExecError> {
         Self::assemble(function, options, cache, |steps, _| steps.into_iter().map(Node::Step).collect())
@@ -81,7 +81,7 @@ impl Executable {
 
     fn assemble(
         function: &Function,
-        options: Options,
+        options: ExecOptions,
         cache: &WeightCache,
         arrange: impl FnOnce(Vec<Step>, &[(String, Operand)]) -> Vec<Node>,
     ) -> Result<Executable, ExecError> {
@@ -190,7 +190,7 @@ impl Executable {
         &self,
         inputs: &[(&str, &Tensor)],
         state: &mut State,
-        profile: &mut Profile,
+        profile: &mut ExecProfile,
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
         self.named(inputs, state, None, Some(profile))
     }
@@ -214,7 +214,7 @@ impl Executable {
         inputs: &[(&str, &Tensor)],
         state: &'a mut State,
         observer: Option<Observer<'a>>,
-        profile: Option<&'a mut Profile>,
+        profile: Option<&'a mut ExecProfile>,
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
         let mut outputs = Vec::with_capacity(self.outputs.len());
         self.in_frame(inputs, state, observer, profile, &mut outputs)?;
@@ -227,7 +227,7 @@ impl Executable {
         inputs: &[(&str, &Tensor)],
         state: &'a mut State,
         observer: Option<Observer<'a>>,
-        profile: Option<&'a mut Profile>,
+        profile: Option<&'a mut ExecProfile>,
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
         self.check_inputs(inputs)?;

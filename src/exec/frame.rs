@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::error::ExecError;
 use super::kernel::Call;
-use super::profile::Profile;
+use super::profile::ExecProfile;
 use super::state::State;
 use super::step::{Operand, Output, Step};
 use super::tensor::{Tensor, TensorData};
@@ -30,7 +30,7 @@ pub(super) struct Frame<'a> {
     /// Is shown results.
     pub observer: Option<Observer<'a>>,
     /// Is told how long steps take.
-    pub profile: Option<&'a mut Profile>,
+    pub profile: Option<&'a mut ExecProfile>,
 }
 
 impl Frame<'_> {

@@ -11,7 +11,7 @@ use super::pool::Pool;
 use super::state::State;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
-use super::weight::Weight;
+use super::weight::LoadedWeight;
 
 /// An op made ready: one type for each group of operators, with the op's attributes as fields.
 pub(crate) trait Kernel: Any + Send + Sync {
@@ -82,7 +82,7 @@ pub(crate) type Numbers = SmallVec<[i64; 8]>;
 #[derive(Clone, Debug)]
 pub(crate) enum Matrix {
     /// A constant, in its stored form.
-    Constant(Arc<Weight>),
+    Constant(Arc<LoadedWeight>),
     /// What an op or an input gives.
     Computed(Input),
 }
@@ -147,10 +147,10 @@ impl Call<'_> {
     }
 
     /// A matrix; one that was computed is copied.
-    pub fn matrix(&self, matrix: &Matrix) -> Result<Arc<Weight>, String> {
+    pub fn matrix(&self, matrix: &Matrix) -> Result<Arc<LoadedWeight>, String> {
         match matrix {
             Matrix::Constant(weight) => Ok(weight.clone()),
-            Matrix::Computed(input) => Weight::of(self.tensor(*input)?)
+            Matrix::Computed(input) => LoadedWeight::of(self.tensor(*input)?)
                 .map(Arc::new)
                 .ok_or_else(|| format!("parameter `{}` doesn't hold floats", input.name)),
         }

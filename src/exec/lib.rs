@@ -6,7 +6,7 @@
 //! half precision does to a model.
 //!
 //! ```
-//! use anec_exec::{Executable, Options, Precision, Tensor, WeightCache};
+//! use anec_exec::{Executable, ExecOptions, Precision, Tensor, WeightCache};
 //! use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType};
 //!
 //! let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
@@ -15,7 +15,7 @@
 //! ops.output("y", y);
 //! let function = ops.finish().unwrap();
 //!
-//! let options = Options { precision: Precision::F32 };
+//! let options = ExecOptions { precision: Precision::F32 };
 //! let executable = Executable::compile(&function, options, &WeightCache::new())?;
 //! let x = Tensor::new([1, 2], vec![1.0f32, 2.0]);
 //! let outputs = executable.run(&[("x", &x)], &mut executable.new_state())?;
@@ -64,10 +64,10 @@ mod value;
 pub mod weight;
 mod workspace;
 
-pub use anec_kernels::team::{set_threads, threads};
+pub use anec_kernels::pool::{set_threads, threads};
 pub use error::ExecError;
-pub use executable::{Executable, Options, Precision};
-pub use profile::{OperatorTime, Profile};
+pub use executable::{ExecOptions, Executable, Precision};
+pub use profile::{ExecProfile, OperatorTime};
 pub use state::State;
 pub use tensor::{Tensor, TensorData};
 pub use weight::WeightCache;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Time by operator, over any number of runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Profile {
+pub struct ExecProfile {
     operators: BTreeMap<&'static str, OperatorTime>,
 }
 
@@ -18,7 +18,7 @@ pub struct OperatorTime {
     pub time: Duration,
 }
 
-impl Profile {
+impl ExecProfile {
     /// Counts one call.
     pub(super) fn add(&mut self, operator: &'static str, time: Duration) {
         let entry = self.operators.entry(operator).or_default();

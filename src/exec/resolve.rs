@@ -6,7 +6,7 @@ use super::kernel::{Input, Inputs, Integers, Matrix, Numbers, integers_of};
 use super::step::Operand;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
-use super::weight::Weight;
+use super::weight::LoadedWeight;
 use anec_mil::{DataType, TensorType};
 
 /// The arguments of an op, while its kernel is made.
@@ -160,7 +160,7 @@ impl<'a> Resolver<'a> {
     pub fn matrix(&mut self, parameter: &'static str) -> Result<Matrix, String> {
         match self.operand(parameter)? {
             Some(Operand::Constant(Value::Weight(weight))) => Ok(Matrix::Constant(weight.clone())),
-            Some(Operand::Constant(Value::Tensor(tensor))) => Weight::of(tensor)
+            Some(Operand::Constant(Value::Tensor(tensor))) => LoadedWeight::of(tensor)
                 .map(|weight| Matrix::Constant(Arc::new(weight)))
                 .ok_or_else(|| format!("parameter `{parameter}` holds {}, not floats", tensor.data.kind())),
             _ => self.input(parameter).map(Matrix::Computed),

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::tensor::Dims;
-use anec_kernels::team::{self, LARGE};
+use anec_kernels::pool::{self, LARGE};
 
 /// Which elements of a tensor, in which order.
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl View {
             out.resize(count, *first);
             let part = |i: usize, out: &mut [T]| turn(&from[places[i]..], step, size, out);
             if count > LARGE {
-                team::for_each_chunk(out, rows * columns, part);
+                pool::for_each_chunk(out, rows * columns, part);
             } else {
                 out.chunks_exact_mut(rows * columns).enumerate().for_each(|(i, out)| part(i, out));
             }

@@ -6,19 +6,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::f16;
 
 use super::*;
-use anec_mil::{Constant, Content, DataType, Dim, Function, FunctionBuilder, Lengths, Opset, TensorType, ValueType};
+use anec_mil::{
+    Constant, Content, DataType, Dim, Function, FunctionBuilder, Opset, SymbolRange, TensorType, ValueType,
+};
 
-const F32: Options = Options { precision: Precision::F32 };
-const F16: Options = Options { precision: Precision::F16 };
+const F32: ExecOptions = ExecOptions { precision: Precision::F32 };
+const F16: ExecOptions = ExecOptions { precision: Precision::F16 };
 
-fn compile(function: &Function, options: Options) -> Executable {
+fn compile(function: &Function, options: ExecOptions) -> Executable {
     Executable::compile(function, options, &WeightCache::new()).unwrap()
 }
 
 /// `out = weight x` for a symbolic number of tokens `T` of 1 to 8.
 fn projection(weight: Constant) -> Function {
     let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
-    let tokens = b.symbol("T", Lengths::Range { lower: 1, upper: Some(8), default: 1 });
+    let tokens = b.symbol("T", SymbolRange::Range { lower: 1, upper: Some(8), default: 1 });
     let columns = weight.ty.shape[1].clone();
     let shape = [Dim::Fixed(1), columns, Dim::Fixed(1), Dim::symbol(&tokens)];
     let x = b.input("x", TensorType::new(DataType::Fp16, shape));

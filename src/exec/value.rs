@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::tensor::Tensor;
-use super::weight::Weight;
+use super::weight::LoadedWeight;
 
 /// What an argument is when an op runs.
 #[derive(Clone, Debug)]
@@ -11,7 +11,7 @@ pub(crate) enum Value {
     /// A tensor; shared as long as another op needs it.
     Tensor(Arc<Tensor>),
     /// A large constant in its stored form.
-    Weight(Arc<Weight>),
+    Weight(Arc<LoadedWeight>),
     /// A string constant.
     Text(Arc<str>),
     /// A state, by name.

@@ -12,8 +12,8 @@ use rayon::prelude::*;
 
 use super::tensor::{Tensor, TensorData};
 use anec_base::Result;
-use anec_kernels::memory::{Arena, Array};
-use anec_kernels::team;
+use anec_kernels::memory::{Arena, ArenaVec};
+use anec_kernels::pool;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
 use anec_mil::constant::Data;
 use anec_mil::{Constant, Content, DataType};
@@ -23,39 +23,39 @@ pub(crate) const SMALL: usize = 1024;
 
 /// A large constant, seen as rows: the first axis by all the others.
 #[derive(Debug)]
-pub struct Weight {
+pub struct LoadedWeight {
     stored: StoredWeight,
     dense: OnceLock<Arc<Tensor>>,
 }
 
-impl Weight {
+impl LoadedWeight {
     /// A weight that is stored uncompressed.
     pub(crate) fn plain(shape: Vec<usize>, elements: Arc<Elements>) -> Self {
-        Weight { stored: StoredWeight::plain(shape, elements), dense: OnceLock::new() }
+        LoadedWeight { stored: StoredWeight::plain(shape, elements), dense: OnceLock::new() }
     }
 
     /// A tensor of floats.
     pub(crate) fn of(tensor: &Tensor) -> Option<Self> {
         let elements = Elements::F32(tensor.floats()?.to_vec().into());
-        Some(Weight::plain(tensor.shape.clone(), Arc::new(elements)))
+        Some(LoadedWeight::plain(tensor.shape.clone(), Arc::new(elements)))
     }
 
     /// A weight of bytes and scales.
     pub(crate) fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
-        Weight { stored: StoredWeight::scaled(shape, elements, scales), dense: OnceLock::new() }
+        LoadedWeight { stored: StoredWeight::scaled(shape, elements, scales), dense: OnceLock::new() }
     }
 
     /// The whole of it as a tensor; made once and kept.
     pub(crate) fn dense(&self) -> &Arc<Tensor> {
         self.dense.get_or_init(|| {
             let mut out = vec![0.0; self.shape().iter().product()];
-            team::for_each_chunk(&mut out, self.columns().max(1), |row, out| self.expand_row(row, out));
+            pool::for_each_chunk(&mut out, self.columns().max(1), |row, out| self.expand_row(row, out));
             Arc::new(Tensor::new(self.shape(), out))
         })
     }
 }
 
-impl Deref for Weight {
+impl Deref for LoadedWeight {
     type Target = StoredWeight;
 
     fn deref(&self) -> &StoredWeight {
@@ -136,7 +136,7 @@ impl WeightCache {
     }
 
     /// So many bytes of a content, as they are.
-    fn read<T: Pod>(&self, length: usize, content: &dyn Content) -> Result<Array<T>> {
+    fn read<T: Pod>(&self, length: usize, content: &dyn Content) -> Result<ArenaVec<T>> {
         self.arena.filled(length / size_of::<T>(), |values| read_all(content, bytemuck::cast_slice_mut(values)))
     }
 
@@ -149,7 +149,7 @@ impl WeightCache {
         }
     }
 
-    fn copied<T: Pod>(&self, values: &[T]) -> Array<T> {
+    fn copied<T: Pod>(&self, values: &[T]) -> ArenaVec<T> {
         let Ok(copied) = self.arena.filled(values.len(), |copied| {
             copied.copy_from_slice(values);
             Ok::<_, Infallible>(())
@@ -250,7 +250,7 @@ mod tests {
     fn rows_are_expanded_with_the_scale_of_their_block() {
         let elements = Arc::new(Elements::Int8(vec![1, 2, 3, 4, -1, -2, -3, -4].into()));
         let scales = Scales { values: vec![1.0, 10.0, 0.5, 2.0], blocks: 2 };
-        let weight = Weight::scaled(vec![2, 4], elements, scales);
+        let weight = LoadedWeight::scaled(vec![2, 4], elements, scales);
         assert_eq!(weight.dense().floats().unwrap(), [1.0, 2.0, 30.0, 40.0, -0.5, -1.0, -6.0, -8.0]);
     }
 

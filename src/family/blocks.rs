@@ -34,18 +34,18 @@ pub mod rope;
 pub mod short_conv;
 pub mod state;
 
-use super::{EmitWeight, Form};
+use super::{EmitWeight, LoweringOptions};
 use anec_base::{Error, Result};
 use anec_manifest::{Layout, Role};
 use anec_mil::{Dim, FunctionBuilder, ValueId};
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// A function being built: its ops, its form and the way weights get in.
 pub struct Graph<'a> {
     /// Ops so far.
     pub ops: FunctionBuilder,
     /// Op forms.
-    pub form: Form,
+    pub form: LoweringOptions,
     /// Tokens of one call: a number or the symbol `T`.
     pub tokens: Dim,
     /// What the states that are inputs and outputs hold at this point.
@@ -56,12 +56,12 @@ pub struct Graph<'a> {
 
 impl<'a> Graph<'a> {
     /// An empty function.
-    pub fn new(ops: FunctionBuilder, form: Form, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
+    pub fn new(ops: FunctionBuilder, form: LoweringOptions, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
         Graph { ops, form, tokens, kept: Vec::new(), weights, error: None }
     }
 
     /// The fp16 value of a weight, seen as a tensor of `shape`.
-    pub fn weight(&mut self, name: &str, role: Role, weight: &Weight, shape: &[u64]) -> ValueId {
+    pub fn weight(&mut self, name: &str, role: Role, weight: &SourceWeight, shape: &[u64]) -> ValueId {
         match self.weights.emit(&mut self.ops, name, role, weight, shape) {
             Ok(value) => value,
             Err(error) => {

@@ -27,12 +27,13 @@ use super::blocks::rope::Rotation;
 use super::decoder::Ports;
 use super::layer::ExpertTask;
 use super::{
-    EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model, table::OPENAI_PRIVACY_FILTER,
+    EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
+    table::OPENAI_PRIVACY_FILTER,
 };
 use anec_base::Result;
 use anec_bundle::{LabelSet, PortRole, Stage, layer_scope};
 use anec_mil::Dim;
-use anec_source::{Ledger, Weight};
+use anec_source::{Ledger, SourceWeight};
 use config::ClassifierConfig;
 
 /// Name of the rotary table.
@@ -41,10 +42,10 @@ const ROPE_TABLE: &str = "rope";
 /// A token classifier with its weights.
 struct Classifier {
     config: ClassifierConfig,
-    facts: Facts,
+    facts: FamilyFacts,
     layers: Vec<Layer>,
     /// Token embedding `[vocab_size, hidden_size]`.
-    embedding: Weight,
+    embedding: SourceWeight,
     final_norm: Norm,
     /// A row for each label.
     score: Linear,
@@ -64,7 +65,7 @@ pub(super) fn open(
     config: &Map<String, Json>,
     ledger: &mut Ledger<'_>,
     acknowledged: &[String],
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn FamilyModel>> {
     let config = ClassifierConfig::read(place, config, acknowledged)?;
     let weights = tensors::Tensors::new(ledger, &config);
     Ok(Box::new(weights.classifier()?))
@@ -149,8 +150,8 @@ impl Classifier {
     }
 }
 
-impl Model for Classifier {
-    fn facts(&self) -> &Facts {
+impl FamilyModel for Classifier {
+    fn facts(&self) -> &FamilyFacts {
         &self.facts
     }
 
@@ -163,7 +164,12 @@ impl Model for Classifier {
         0
     }
 
-    fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph> {
+    fn build(
+        &self,
+        form: &LoweringOptions,
+        request: &FunctionRequest,
+        weights: &mut dyn EmitWeight,
+    ) -> Result<FunctionGraph> {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end),
@@ -173,8 +179,8 @@ impl Model for Classifier {
         ports.finish(g)
     }
 
-    fn host(&self, context: u64) -> Result<Host> {
-        Ok(Host { embedding: self.embedding.clone(), rope: vec![self.config.rope.tables(ROPE_TABLE, context)] })
+    fn host(&self, context: u64) -> Result<HostTensors> {
+        Ok(HostTensors { embedding: self.embedding.clone(), rope: vec![self.config.rope.tables(ROPE_TABLE, context)] })
     }
 
     fn set_hidden_scale(&mut self, scale: f64) {
@@ -200,8 +206,8 @@ impl Model for Classifier {
 }
 
 /// What the bundle says of a configuration.
-fn facts(config: &ClassifierConfig) -> Facts {
-    Facts {
+fn facts(config: &ClassifierConfig) -> FamilyFacts {
+    FamilyFacts {
         family: OPENAI_PRIVACY_FILTER.name.to_owned(),
         hidden_size: config.hidden_size,
         num_layers: config.num_hidden_layers,

@@ -19,12 +19,14 @@ use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::table::MixerKind;
-use super::{EmitWeight, ExpertCounts, Facts, Form, FunctionGraph, FunctionRequest, Host, Model};
+use super::{
+    EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
+};
 use anec_base::Result;
-use anec_bundle::{Extent, HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount, layer_scope};
+use anec_bundle::{HiddenProbe, Port, PortDim, PortRole, Stage, StatePort, TokenCount, layer_scope};
 use anec_manifest::{KvWrite, Role};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";
@@ -36,15 +38,15 @@ pub struct Decoder {
     /// Resolved configuration.
     pub config: DecoderConfig,
     /// Dimensions and configuration for the bundle.
-    pub facts: Facts,
+    pub facts: FamilyFacts,
     /// Weights of each layer.
     pub layers: Vec<Layer>,
     /// Token embedding `[vocab_size, hidden_size]`, as it enters the first layer but for a multiplier.
-    pub embedding: Weight,
+    pub embedding: SourceWeight,
     /// Final norm.
     pub final_norm: Norm,
     /// LM head `[vocab_size, hidden_size]`; the embedding where they are tied.
-    pub head: Weight,
+    pub head: SourceWeight,
 }
 
 impl Decoder {
@@ -215,8 +217,8 @@ impl Decoder {
     }
 }
 
-impl Model for Decoder {
-    fn facts(&self) -> &Facts {
+impl FamilyModel for Decoder {
+    fn facts(&self) -> &FamilyFacts {
         &self.facts
     }
 
@@ -229,7 +231,12 @@ impl Model for Decoder {
         self.layers[layer].states(slots).iter().map(StateSpec::bytes).sum()
     }
 
-    fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph> {
+    fn build(
+        &self,
+        form: &LoweringOptions,
+        request: &FunctionRequest,
+        weights: &mut dyn EmitWeight,
+    ) -> Result<FunctionGraph> {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request)?,
@@ -239,7 +246,7 @@ impl Model for Decoder {
         ports.finish(g)
     }
 
-    fn host(&self, context: u64) -> Result<Host> {
+    fn host(&self, context: u64) -> Result<HostTensors> {
         let multiplier = self.config.embedding_multiplier;
         let embedding =
             if multiplier == 1.0 { self.embedding.clone() } else { self.embedding.scale(multiplier as f32) };
@@ -250,7 +257,7 @@ impl Model for Decoder {
         let rope = Some(&config.rope).filter(|_| rotates(false)).map(|rope| rope.tables(ROPE_TABLE, context));
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
-        Ok(Host { embedding, rope: rope.into_iter().chain(local).collect() })
+        Ok(HostTensors { embedding, rope: rope.into_iter().chain(local).collect() })
     }
 
     fn set_hidden_scale(&mut self, scale: f64) {
@@ -309,6 +316,6 @@ impl Ports {
     }
 }
 
-fn extents(shape: &[Dim]) -> Vec<Extent> {
-    shape.iter().map(|d| d.fixed().map_or_else(|| Extent::Tokens(d.to_string()), Extent::Fixed)).collect()
+fn extents(shape: &[Dim]) -> Vec<PortDim> {
+    shape.iter().map(|d| d.fixed().map_or_else(|| PortDim::Tokens(d.to_string()), PortDim::Fixed)).collect()
 }

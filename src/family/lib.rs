@@ -1,8 +1,8 @@
 //! Model families. A family turns a source's configuration and tensors into MIL functions.
 //!
-//! [`open`] reads the configuration of a source, finds the family's row in the table and gives a [`Model`]: what there
+//! [`open`] reads the configuration of a source, finds the family's row in the table and gives a [`FamilyModel`]: what there
 //! is to emit (layers, head, host tensors) and how to build the function for any part of it. A family composes
-//! `blocks`; a block is an equation in ops. Which op form a block takes is the manifest's choice ([`Form`]), the maths
+//! `blocks`; a block is an equation in ops. Which op form a block takes is the manifest's choice ([`LoweringOptions`]), the maths
 //! never is.
 //!
 //! ```
@@ -49,8 +49,8 @@ use anec_bundle::{HiddenProbe, LabelSet, Port, Stage, StatePort, TokenCount};
 use anec_manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
 };
-use anec_mil::{Dim, Function, FunctionBuilder, Lengths, Opset, ValueId};
-use anec_source::Weight;
+use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
+use anec_source::SourceWeight;
 use blocks::Graph;
 
 pub use error::FamilyError;
@@ -58,7 +58,7 @@ pub use open::open;
 
 /// The op forms that a function is built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
+pub struct LoweringOptions {
     /// Opset to write in.
     pub opset: Opset,
     /// Layout of hidden states.
@@ -100,13 +100,13 @@ pub struct FunctionRequest {
 
 impl FunctionRequest {
     /// The function, empty.
-    fn begin<'a>(&self, form: &Form, weights: &'a mut dyn EmitWeight) -> Graph<'a> {
+    fn begin<'a>(&self, form: &LoweringOptions, weights: &'a mut dyn EmitWeight) -> Graph<'a> {
         let mut ops = FunctionBuilder::new(&self.name, form.opset);
         let tokens = match self.tokens {
             TokenCount::Fixed(count) => Dim::Fixed(count),
             TokenCount::Range(lower, upper) => {
                 let default = self.default_tokens;
-                Dim::symbol(&ops.symbol("T", Lengths::Range { lower, upper: Some(upper), default }))
+                Dim::symbol(&ops.symbol("T", SymbolRange::Range { lower, upper: Some(upper), default }))
             }
         };
         Graph::new(ops, *form, tokens, weights)
@@ -139,7 +139,7 @@ pub trait EmitWeight {
         builder: &mut FunctionBuilder,
         name: &str,
         role: Role,
-        weight: &Weight,
+        weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId>;
 }
@@ -168,9 +168,9 @@ pub struct RopeValues {
 
 /// What the host needs beside the packages.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct HostTensors {
     /// Token embedding `[vocab_size, hidden_size]`, with any multiplier applied.
-    pub embedding: Weight,
+    pub embedding: SourceWeight,
     /// Rotary tables.
     pub rope: Vec<RopeTables>,
 }
@@ -186,7 +186,7 @@ pub struct ExpertCounts {
 
 /// The dimensions that every family has.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Facts {
+pub struct FamilyFacts {
     /// Family name: a row of the table.
     pub family: String,
     /// Width of the hidden states.
@@ -207,7 +207,7 @@ pub struct Facts {
     pub config: Json,
 }
 
-impl Facts {
+impl FamilyFacts {
     /// Rows of the head: tokens, or labels.
     pub fn head_rows(&self) -> u64 {
         self.label_set.as_ref().map_or(self.vocab_size, |set| set.labels.len() as u64)
@@ -215,9 +215,9 @@ impl Facts {
 }
 
 /// A model that can be emitted.
-pub trait Model: Send + Sync {
+pub trait FamilyModel: Send + Sync {
     /// Its dimensions.
-    fn facts(&self) -> &Facts;
+    fn facts(&self) -> &FamilyFacts;
 
     /// How many experts a layer has, and how many of them a token is given at most; none where it has none.
     fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
@@ -231,13 +231,18 @@ pub trait Model: Send + Sync {
     ///
     /// # Errors
     /// When a weight can't be emitted or the form can't express the model.
-    fn build(&self, form: &Form, request: &FunctionRequest, weights: &mut dyn EmitWeight) -> Result<FunctionGraph>;
+    fn build(
+        &self,
+        form: &LoweringOptions,
+        request: &FunctionRequest,
+        weights: &mut dyn EmitWeight,
+    ) -> Result<FunctionGraph>;
 
     /// What the host needs, with tables for up to `context` positions.
     ///
     /// # Errors
     /// When a table can't be computed.
-    fn host(&self, context: u64) -> Result<Host>;
+    fn host(&self, context: u64) -> Result<HostTensors>;
 
     /// Puts all hidden states into another unit, a power of two, instead of the family's own; the logits stay as they are.
     fn set_hidden_scale(&mut self, scale: f64);

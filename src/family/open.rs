@@ -8,9 +8,9 @@ use super::decoder::Decoder;
 use super::error::FamilyError;
 use super::table::{self, DECODERS, DecoderFamily};
 use super::tensors::{Naming, Tensors};
-use super::{Facts, Model, classifier};
+use super::{FamilyFacts, FamilyModel, classifier};
 use anec_base::Result;
-use anec_source::gguf::Metadata;
+use anec_source::gguf::GgufMetadata;
 use anec_source::{Description, HuggingFaceFiles, Ledger, Source, onnx};
 
 /// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.
@@ -20,7 +20,7 @@ use anec_source::{Description, HuggingFaceFiles, Ledger, Source, onnx};
 ///
 /// # Errors
 /// When the family is unknown, the configuration isn't understood, or a tensor is missing or doesn't fit.
-pub fn open(ledger: &mut Ledger<'_>, family: Option<&str>, acknowledged: &[String]) -> Result<Box<dyn Model>> {
+pub fn open(ledger: &mut Ledger<'_>, family: Option<&str>, acknowledged: &[String]) -> Result<Box<dyn FamilyModel>> {
     let source = ledger.source();
     match source.description() {
         Description::Gguf(metadata) => open_gguf(source, metadata, ledger, family, acknowledged),
@@ -35,7 +35,7 @@ fn open_hugging_face(
     ledger: &mut Ledger<'_>,
     family: Option<&str>,
     acknowledged: &[String],
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn FamilyModel>> {
     let place = format!("{}/config.json", source.name());
     let Some(Json::Object(config)) = &files.config else {
         return Err(FamilyError::NoConfig { place: source.name().to_owned() }.into());
@@ -70,11 +70,11 @@ fn open_hugging_face(
 
 fn open_gguf(
     source: &Source,
-    metadata: &Metadata,
+    metadata: &GgufMetadata,
     ledger: &mut Ledger<'_>,
     family: Option<&str>,
     acknowledged: &[String],
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn FamilyModel>> {
     let place = source.name().to_owned();
     let Some(architecture) = metadata.str("general.architecture")? else {
         return Err(FamilyError::MissingKey { place, key: "general.architecture".into() }.into());
@@ -103,11 +103,11 @@ fn open_gguf(
 
 fn open_onnx(
     source: &Source,
-    bundle: &onnx::Bundle,
+    bundle: &onnx::OnnxBundle,
     ledger: &mut Ledger<'_>,
     family: Option<&str>,
     acknowledged: &[String],
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn FamilyModel>> {
     let graph = &bundle.decoder;
     let genai = |key: &str| bundle.genai.as_ref().and_then(|config| config.pointer(&format!("/model/{key}")));
     let (place, config, row) = match &bundle.files.config {
@@ -177,14 +177,14 @@ fn assemble(
     row: &'static DecoderFamily,
     naming: Naming,
     ledger: &mut Ledger<'_>,
-) -> Result<Box<dyn Model>> {
+) -> Result<Box<dyn FamilyModel>> {
     let mut tensors = Tensors::new(ledger, naming, row, &config);
     let embedding = tensors.embedding()?;
     let head = tensors.head(&embedding)?;
     let embedding = tensors.scaled_embedding(&embedding)?;
     let final_norm = tensors.final_norm()?;
     let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
-    let facts = Facts {
+    let facts = FamilyFacts {
         family: config.family.to_owned(),
         hidden_size: config.hidden_size,
         num_layers: config.num_hidden_layers,

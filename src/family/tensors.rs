@@ -13,7 +13,7 @@ use super::layer::{FeedForward, Layer, Mixer, Norms};
 use super::table::{DecoderFamily, MixerKind, NormPlacement};
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::{Ledger, Weight};
+use anec_source::{Ledger, SourceWeight};
 
 /// How a source names tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     ///
     /// # Errors
     /// When it is missing or has another shape.
-    pub fn embedding(&mut self) -> Result<Weight> {
+    pub fn embedding(&mut self) -> Result<SourceWeight> {
         let name = self.model_name("embed_tokens", "token_embd");
         self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
     }
@@ -84,7 +84,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     ///
     /// # Errors
     /// When those are missing or have another shape.
-    pub fn scaled_embedding(&mut self, embedding: &Weight) -> Result<Weight> {
+    pub fn scaled_embedding(&mut self, embedding: &SourceWeight) -> Result<SourceWeight> {
         if !self.config.residual_scaling {
             return Ok(embedding.clone());
         }
@@ -99,7 +99,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     ///
     /// # Errors
     /// When it is missing or has another shape.
-    pub fn head(&mut self, embedding: &Weight) -> Result<Weight> {
+    pub fn head(&mut self, embedding: &SourceWeight) -> Result<SourceWeight> {
         let name = match self.naming {
             Naming::HuggingFace if self.prefix == "language_model.model." => "language_model.lm_head".to_owned(),
             Naming::HuggingFace | Naming::Onnx => "lm_head".to_owned(),
@@ -243,21 +243,28 @@ impl<'a, 'b> Tensors<'a, 'b> {
         configured || (self.naming == Naming::Gguf && self.ledger.has(&bias))
     }
 
-    fn layer_matrix(&mut self, index: usize, name: &str, rows: u64, columns: u64, because: &str) -> Result<Weight> {
+    fn layer_matrix(
+        &mut self,
+        index: usize,
+        name: &str,
+        rows: u64,
+        columns: u64,
+        because: &str,
+    ) -> Result<SourceWeight> {
         let name = self.layer_name(index, name);
         self.matrix(&name, rows, columns, because)
     }
 
-    fn layer_bias(&mut self, index: usize, name: &str, rows: u64) -> Result<Weight> {
+    fn layer_bias(&mut self, index: usize, name: &str, rows: u64) -> Result<SourceWeight> {
         let name = format!("{}.bias", self.layer_name(index, name));
         self.take(&name, &[rows], "rows of the weight")
     }
 
-    fn matrix(&mut self, name: &str, rows: u64, columns: u64, because: &str) -> Result<Weight> {
+    fn matrix(&mut self, name: &str, rows: u64, columns: u64, because: &str) -> Result<SourceWeight> {
         self.take(&format!("{name}.weight"), &[rows, columns], because)
     }
 
-    fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
+    fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
         take(self.ledger, name, shape, because)
     }
 
@@ -291,7 +298,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
 }
 
 /// A tensor of the ledger, of the shape that the configuration gives it; `because` names the keys that say so.
-pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
+pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
     let tensor = ledger.take(name)?;
     if tensor.shape() != shape {
         let source = ledger.source().name();
@@ -304,5 +311,5 @@ pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: 
         }
         .into());
     }
-    Ok(Weight::from(tensor))
+    Ok(SourceWeight::from(tensor))
 }

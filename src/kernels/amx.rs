@@ -16,9 +16,9 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::layout::{Layout, SharedOutput};
-use super::lines::Lines;
-use super::team;
+use super::aligned_buf::AlignedBuf;
+use super::layout::{MatrixLayout, SharedOutput};
+use super::pool;
 use super::tiles::{STRIP, put};
 
 /// Rows of a tile, and its columns.
@@ -62,9 +62,9 @@ pub(super) fn is_available() -> bool {
 pub(super) fn multiply(
     (rows, depth, columns): (usize, usize, usize),
     a: &[i8],
-    (x, x_layout): (&[f32], Layout),
+    (x, x_layout): (&[f32], MatrixLayout),
     finish: impl Fn(usize) -> (f32, f32) + Sync,
-    (out, out_layout): (&mut [f32], Layout),
+    (out, out_layout): (&mut [f32], MatrixLayout),
 ) -> bool {
     assert!(is_available() && a.len() >= rows.saturating_mul(depth));
     assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
@@ -78,7 +78,7 @@ pub(super) fn multiply(
         wide: SIDE.min(columns - i / of_columns * SIDE),
     };
     let largest: Vec<AtomicU32> = (0..columns.next_multiple_of(SIDE)).map(|_| AtomicU32::new(0)).collect();
-    team::for_each(columns.div_ceil(SIDE) * of_columns, |i| {
+    pool::for_each(columns.div_ceil(SIDE) * of_columns, |i| {
         // SAFETY: the processor has these vectors, as asserted.
         let found = unsafe { piece(i).largest() };
         let largest = &largest[i / of_columns * SIDE..][..SIDE];
@@ -88,17 +88,17 @@ pub(super) fn multiply(
     let Some(units) = units.filter(|_| depth <= MOST_DEPTH) else { return false };
 
     let steps = depth.div_ceil(STEP);
-    let mut lines = Lines::new(columns.div_ceil(SIDE) * steps * DIGITS * TILE);
+    let mut lines = AlignedBuf::new(columns.div_ceil(SIDE) * steps * DIGITS * TILE);
     let all_of_columns = lines.words().chunks_exact_mut((steps * DIGITS * TILE).max(1));
     let mut packed: Vec<&mut [u32]> =
         all_of_columns.flat_map(|all| all.chunks_mut(DEPTH / STEP * DIGITS * TILE)).collect();
-    team::for_each_mut(&mut packed, |i, words| {
+    pool::for_each_mut(&mut packed, |i, words| {
         // SAFETY: as above.
         unsafe { piece(i).pack(&units[i / of_columns * SIDE..], words) };
     });
     let out = SharedOutput::new(out, out_layout);
     let chunk = Chunk { a, depth, columns, packed: &lines, units: &units, finish: &finish, out };
-    team::for_each(rows.div_ceil(ROWS), |i| {
+    pool::for_each(rows.div_ceil(ROWS), |i| {
         // SAFETY: the processor has the unit, as asserted.
         unsafe { chunk.run(i * ROWS, ROWS.min(rows - i * ROWS)) }
     });
@@ -127,7 +127,7 @@ impl Unit {
 /// Some of the depth of up to 16 columns.
 struct Piece<'a> {
     x: &'a [f32],
-    layout: Layout,
+    layout: MatrixLayout,
     deep: usize,
     wide: usize,
 }
@@ -206,7 +206,7 @@ struct Chunk<'a, F> {
     a: &'a [i8],
     depth: usize,
     columns: usize,
-    packed: &'a Lines,
+    packed: &'a AlignedBuf,
     units: &'a [Unit],
     finish: &'a F,
     out: SharedOutput,
@@ -315,8 +315,8 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
     /// Bytes of some rows as tiles of 16 rows, two of each step; asks for those of the rows that come after them. Beyond
     /// the last row and its last byte anything may be: what it gives is left, or multiplied by zeros.
     #[inline(always)]
-    fn laid_out(&self, first: usize, count: usize) -> Lines {
-        let mut near = Lines::new(self.depth.div_ceil(STEP) * ROWS * STEP / 4);
+    fn laid_out(&self, first: usize, count: usize) -> AlignedBuf {
+        let mut near = AlignedBuf::new(self.depth.div_ceil(STEP) * ROWS * STEP / 4);
         let (tiles, _) = bytemuck::cast_slice_mut::<u32, i8>(near.words()).as_chunks_mut::<STEP>();
         for (step, tiles) in tiles.chunks_exact_mut(ROWS).enumerate() {
             for (r, place) in tiles.iter_mut().enumerate().take(count) {
@@ -474,7 +474,7 @@ mod tests {
     fn the_unit_is_released_by_a_panic() {
         if present() {
             let (x, mut out) = ([1.0; 64], [0.0]);
-            let layout = Layout { row: 1, column: 64 };
+            let layout = MatrixLayout { row: 1, column: 64 };
             let finish = |_| {
                 assert_eq!(palette(), 1, "the unit is configured while a product is made");
                 panic!("no scale")

@@ -2,14 +2,14 @@
 
 /// A matrix within a slice: where the element of a row and a column is.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
+pub struct MatrixLayout {
     /// Distance between rows.
     pub row: usize,
     /// Distance between columns.
     pub column: usize,
 }
 
-impl Layout {
+impl MatrixLayout {
     /// How far the last element lies from the first, of a matrix of this size.
     pub fn extent(self, rows: usize, columns: usize) -> usize {
         if rows == 0 || columns == 0 {
@@ -32,7 +32,7 @@ impl Layout {
 #[derive(Clone, Copy)]
 pub(super) struct SharedOutput {
     start: *mut f32,
-    layout: Layout,
+    layout: MatrixLayout,
 }
 
 // SAFETY: the pointer is only given out by `at`, whose callers promise to write to elements of their own.
@@ -42,7 +42,7 @@ unsafe impl Sync for SharedOutput {}
 
 impl SharedOutput {
     /// A result of this layout within a slice, which must outlive all uses.
-    pub fn new(values: &mut [f32], layout: Layout) -> Self {
+    pub fn new(values: &mut [f32], layout: MatrixLayout) -> Self {
         SharedOutput { start: values.as_mut_ptr(), layout }
     }
 
@@ -50,7 +50,7 @@ impl SharedOutput {
     ///
     /// # Safety
     /// The slice still lives and holds this element; nobody else reads or writes what is written through the pointer.
-    pub unsafe fn at(self, row: usize, column: usize) -> (*mut f32, Layout) {
+    pub unsafe fn at(self, row: usize, column: usize) -> (*mut f32, MatrixLayout) {
         // SAFETY: the element lies within the slice, as promised.
         (unsafe { self.start.add(row * self.layout.row + column * self.layout.column) }, self.layout)
     }

@@ -16,16 +16,16 @@ mod amx;
 pub mod dispatch;
 pub mod dot;
 
+pub mod aligned_buf;
 pub mod layout;
-pub mod lines;
 pub mod matrix;
 pub mod memory;
+pub mod pool;
 pub mod product;
 pub mod quantize;
 pub mod reduce;
 pub mod round;
 pub mod simd;
-pub mod team;
 pub mod tiles;
 pub mod weight;
 pub mod widen;

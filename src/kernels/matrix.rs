@@ -1,7 +1,7 @@
 //! Products of two f32 matrices.
 
 use super::dot::{Factors, MOST_COLUMNS, Rows, Sums, add_dots};
-use super::layout::Layout;
+use super::layout::MatrixLayout;
 use super::simd::{Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, Widen};
 
@@ -14,8 +14,8 @@ const FEW: usize = 8;
 /// If a slice is too short for its layout.
 pub fn product(
     (m, k, n): (usize, usize, usize),
-    (a, a_layout): (&[f32], Layout),
-    (b, b_layout): (&[f32], Layout),
+    (a, a_layout): (&[f32], MatrixLayout),
+    (b, b_layout): (&[f32], MatrixLayout),
     out: &mut [f32],
 ) {
     assert!(a.len() >= a_layout.extent(m, k) && b.len() >= b_layout.extent(k, n) && out.len() >= m.saturating_mul(n));
@@ -36,21 +36,21 @@ pub fn product(
         return Widest.run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
     }
     let rows = Strided::new(a, a_layout, (m, k));
-    let out_layout = Layout { row: n, column: 1 };
+    let out_layout = MatrixLayout { row: n, column: 1 };
     tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout));
 }
 
 /// Rows of a matrix within a slice.
 struct Strided<'a> {
     values: &'a [f32],
-    layout: Layout,
+    layout: MatrixLayout,
     size: (usize, usize),
 }
 
 impl<'a> Strided<'a> {
     /// # Panics
     /// If the slice is too short.
-    fn new(values: &'a [f32], layout: Layout, (rows, depth): (usize, usize)) -> Self {
+    fn new(values: &'a [f32], layout: MatrixLayout, (rows, depth): (usize, usize)) -> Self {
         assert!(values.len() >= layout.extent(rows, depth), "the matrix is larger than its slice");
         Strided { values, layout, size: (rows, depth) }
     }
@@ -93,7 +93,7 @@ fn by_dots<'a>(rows: Rows<'_, f32>, column: impl Fn(usize) -> &'a [f32], count: 
 struct Combine<'a> {
     size: (usize, usize, usize),
     a: &'a [f32],
-    a_layout: Layout,
+    a_layout: MatrixLayout,
     b: &'a [f32],
     stride: usize,
     out: &'a mut [f32],
@@ -199,7 +199,7 @@ mod tests {
             let (a, b) = (noise(m * k, 1), noise(k * (n + 2), 2));
             each(|set| {
                 let mut out = vec![f32::NAN; m * n];
-                let a_layout = Layout { row: 1, column: m };
+                let a_layout = MatrixLayout { row: 1, column: m };
                 set.run(Combine { size: (m, k, n), a: &a, a_layout, b: &b, stride: n + 2, out: &mut out });
                 for (i, found) in out.iter().enumerate() {
                     let exact: f32 = (0..k).map(|j| a[i / n + j * m] * b[j * (n + 2) + i % n]).sum();
@@ -213,8 +213,9 @@ mod tests {
     fn every_path_gives_the_same_product() {
         for (m, k, n) in [(1, 16, 5), (3, 7, 9), (4, 10, 36), (8, 5, 3), (20, 17, 11), (2, 0, 3)] {
             let (a, b) = (noise(m * k, 1), noise(k * n, 2));
-            let layouts =
-                |rows: usize, columns: usize| [Layout { row: columns, column: 1 }, Layout { row: 1, column: rows }];
+            let layouts = |rows: usize, columns: usize| {
+                [MatrixLayout { row: columns, column: 1 }, MatrixLayout { row: 1, column: rows }]
+            };
             for a_layout in layouts(m, k) {
                 for b_layout in layouts(k, n) {
                     let mut out = vec![f32::NAN; m * n];

@@ -9,15 +9,15 @@ use bytemuck::Pod;
 use memmap2::{MmapMut, MmapRaw};
 
 /// Elements of a constant: in a vector, or in a block of an [`Arena`].
-pub enum Array<T> {
+pub enum ArenaVec<T> {
     /// Few, or made somewhere else.
     Vector(Vec<T>),
     /// Many.
-    Part(Part<T>),
+    Part(ArenaSlice<T>),
 }
 
 /// Elements within a block, which nobody changes.
-pub struct Part<T> {
+pub struct ArenaSlice<T> {
     block: Arc<MmapRaw>,
     /// Bytes before the first, a multiple of [`ALIGNMENT`].
     offset: usize,
@@ -54,18 +54,18 @@ impl Arena {
         &self,
         length: usize,
         fill: impl FnOnce(&mut [T]) -> Result<(), E>,
-    ) -> Result<Array<T>, E> {
+    ) -> Result<ArenaVec<T>, E> {
         let bytes = length * size_of::<T>();
         let place = if bytes < MANY { None } else { self.take(bytes) };
         let Some((block, offset)) = place else {
             let mut elements = vec![T::zeroed(); length];
             fill(&mut elements)?;
-            return Ok(Array::Vector(elements));
+            return Ok(ArenaVec::Vector(elements));
         };
         // SAFETY: these bytes of the block were given to this call alone, begin with a cache line, and are zeros, which
         // are values of any `Pod` type.
         fill(unsafe { std::slice::from_raw_parts_mut(block.as_mut_ptr().add(offset).cast(), length) })?;
-        Ok(Array::Part(Part { block, offset, length, elements: PhantomData }))
+        Ok(ArenaVec::Part(ArenaSlice { block, offset, length, elements: PhantomData }))
     }
 
     /// Room for so many bytes, which nobody else has; `None` if the system has none.
@@ -86,33 +86,33 @@ impl Arena {
     }
 }
 
-impl<T: Pod> Deref for Array<T> {
+impl<T: Pod> Deref for ArenaVec<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
         match self {
-            Array::Vector(elements) => elements,
+            ArenaVec::Vector(elements) => elements,
             // SAFETY: the part holds its elements, has been filled, and is changed by nobody.
-            Array::Part(Part { block, offset, length, .. }) => unsafe {
+            ArenaVec::Part(ArenaSlice { block, offset, length, .. }) => unsafe {
                 std::slice::from_raw_parts(block.as_ptr().add(*offset).cast(), *length)
             },
         }
     }
 }
 
-impl<T> From<Vec<T>> for Array<T> {
+impl<T> From<Vec<T>> for ArenaVec<T> {
     fn from(elements: Vec<T>) -> Self {
-        Array::Vector(elements)
+        ArenaVec::Vector(elements)
     }
 }
 
-impl<T> FromIterator<T> for Array<T> {
+impl<T> FromIterator<T> for ArenaVec<T> {
     fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
-        Array::Vector(elements.into_iter().collect())
+        ArenaVec::Vector(elements.into_iter().collect())
     }
 }
 
-impl<T: Pod> fmt::Debug for Array<T> {
+impl<T: Pod> fmt::Debug for ArenaVec<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} elements", self.len())
     }
@@ -139,7 +139,7 @@ mod tests {
         drop(arena);
         for ((array, first), length) in arrays.iter().zip(lengths) {
             assert_eq!(array.len(), length);
-            assert_eq!(matches!(array, Array::Part(_)), length * 4 >= MANY);
+            assert_eq!(matches!(array, ArenaVec::Part(_)), length * 4 >= MANY);
             assert!(array.iter().zip(*first..).all(|(element, value)| *element == value));
             assert_eq!(array.as_ptr().addr() % if length * 4 >= MANY { ALIGNMENT } else { 4 }, 0);
         }

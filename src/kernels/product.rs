@@ -1,10 +1,10 @@
 //! Products of a stored weight `[O, K]` with activations of `T` tokens.
 
+use super::aligned_buf::AlignedBuf;
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
-use super::layout::Layout;
-use super::lines::Lines;
+use super::layout::MatrixLayout;
+use super::pool;
 use super::simd::{CACHE_LINE, Lanes, Widest};
-use super::team;
 use super::tiles::{self, DEPTH, Widen};
 use super::weight::{Elements, Scales, StoredWeight};
 
@@ -19,10 +19,10 @@ use super::weight::{Elements, Scales, StoredWeight};
 /// If a slice is too short for its layout.
 pub fn multiply(
     weight: &StoredWeight,
-    (x, x_layout): (&[f32], Layout),
+    (x, x_layout): (&[f32], MatrixLayout),
     tokens: usize,
     bias: Option<&[f32]>,
-    (out, out_layout): (&mut [f32], Layout),
+    (out, out_layout): (&mut [f32], MatrixLayout),
 ) {
     let (rows, columns) = (weight.rows(), weight.columns());
     assert!(x.len() >= x_layout.extent(columns, tokens) && out.len() >= out_layout.extent(rows, tokens));
@@ -34,7 +34,7 @@ pub fn multiply(
         return;
     }
     // the columns of x, each in one piece
-    let mut gathered = Lines::new(if x_layout.row == 1 { 0 } else { tokens * columns });
+    let mut gathered = AlignedBuf::new(if x_layout.row == 1 { 0 } else { tokens * columns });
     let (x, step) = if x_layout.row == 1 {
         (x, x_layout.column)
     } else {
@@ -49,7 +49,7 @@ pub fn multiply(
     if out_layout.column == 1 && out_layout.row == tokens || tokens == 1 && out_layout.row == 1 {
         return by_dots(weight, inputs, start, &mut out[..rows * tokens]);
     }
-    let mut product = Lines::new(rows * tokens);
+    let mut product = AlignedBuf::new(rows * tokens);
     by_dots(weight, inputs, start, product.floats());
     for (row, values) in product.floats().chunks_exact(tokens).enumerate() {
         for (token, value) in values.iter().enumerate() {
@@ -63,7 +63,7 @@ fn by_dots(weight: &StoredWeight, inputs: &[&[f32]], start: impl Fn(usize) -> f3
     let (tokens, columns) = (inputs.len(), weight.columns());
     // enough work for a part to be worth fetching, and no more parts than even out what threads are given
     let share = (65_536 / columns.max(1)).clamp(8, 1024).max(weight.rows() / 256);
-    team::for_each_chunk(out, share * tokens, |i, out| {
+    pool::for_each_chunk(out, share * tokens, |i, out| {
         let first = i * share;
         for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
             out.fill(start(first + r));
@@ -180,17 +180,17 @@ unsafe fn widen<S: Stored, L: Lanes>(values: *const S, count: usize, scale: f32,
 /// Many tokens: tiles of rows and tokens.
 fn by_tiles(
     weight: &StoredWeight,
-    x: (&[f32], Layout),
+    x: (&[f32], MatrixLayout),
     tokens: usize,
     bias: Option<&[f32]>,
-    out: (&mut [f32], Layout),
+    out: (&mut [f32], MatrixLayout),
 ) {
     fn go<S: Stored>(
         (values, weight): (&[S], &StoredWeight),
-        x: (&[f32], Layout),
+        x: (&[f32], MatrixLayout),
         tokens: usize,
         bias: Option<&[f32]>,
-        out: (&mut [f32], Layout),
+        out: (&mut [f32], MatrixLayout),
     ) {
         let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
         let stored = Scaled::new(values, (rows, columns), scales);
@@ -248,8 +248,8 @@ mod tests {
                 let x = noise(columns * tokens, 3);
                 for by_token in [false, true] {
                     let layout = |size: usize| match by_token {
-                        true => Layout { row: 1, column: size },
-                        false => Layout { row: tokens, column: 1 },
+                        true => MatrixLayout { row: 1, column: size },
+                        false => MatrixLayout { row: tokens, column: 1 },
                     };
                     let (x_layout, out_layout) = (layout(columns), layout(rows));
                     let mut out = vec![f32::NAN; rows * tokens];

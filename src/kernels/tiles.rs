@@ -10,10 +10,10 @@
 //! added in order. So a column's result has the same bits whatever other columns are beside it, however many there are,
 //! and on every processor that rounds a multiplication and addition once.
 
-use super::layout::{Layout, SharedOutput};
-use super::lines::Lines;
+use super::aligned_buf::AlignedBuf;
+use super::layout::{MatrixLayout, SharedOutput};
+use super::pool;
 use super::simd::{Dispatch, Kernel, Lanes};
-use super::team;
 
 /// Rows that a thread takes at a time: some tiles of every height.
 const ROWS: usize = 24;
@@ -57,9 +57,9 @@ pub fn multiply<A: Widen>(
     on: impl Dispatch,
     (rows, depth, columns): (usize, usize, usize),
     a: &A,
-    (x, x_layout): (&[f32], Layout),
+    (x, x_layout): (&[f32], MatrixLayout),
     finish: impl Fn(usize) -> (f32, f32) + Sync,
-    (out, out_layout): (&mut [f32], Layout),
+    (out, out_layout): (&mut [f32], MatrixLayout),
 ) {
     let (most_rows, most_depth) = a.size();
     assert!(rows <= most_rows && depth <= most_depth, "the matrix has fewer elements than are asked for");
@@ -73,7 +73,7 @@ pub fn multiply<A: Widen>(
         on.run(Chunk { a, packed: &packed, first, count, finish: &finish, out: target });
     };
     if rows * depth * columns > SMALL_WORK {
-        team::for_each(rows.div_ceil(ROWS), chunk);
+        pool::for_each(rows.div_ceil(ROWS), chunk);
     } else {
         (0..rows.div_ceil(ROWS)).for_each(chunk);
     }
@@ -81,7 +81,7 @@ pub fn multiply<A: Widen>(
 
 /// Columns in panels: `[panel, k, width]`, zeros beyond the last.
 struct Packed {
-    lines: Lines,
+    lines: AlignedBuf,
     /// Columns of a panel.
     width: usize,
     columns: usize,
@@ -89,10 +89,10 @@ struct Packed {
 }
 
 impl Packed {
-    fn new(on: impl Dispatch, (x, x_layout): (&[f32], Layout), (depth, columns): (usize, usize)) -> Packed {
+    fn new(on: impl Dispatch, (x, x_layout): (&[f32], MatrixLayout), (depth, columns): (usize, usize)) -> Packed {
         let width = on.run(Width { columns });
         let panels = columns.div_ceil(width);
-        let lines = Lines::new(panels * depth * width);
+        let lines = AlignedBuf::new(panels * depth * width);
         let mut packed = Packed { lines, width, columns, depth };
         let part = |piece: usize, values: &mut [f32]| {
             // pieces don't cross panels
@@ -105,7 +105,7 @@ impl Packed {
         let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width));
         if depth * columns > SMALL_PACK {
             let mut pieces: Vec<&mut [f32]> = pieces.collect();
-            team::for_each_mut(&mut pieces, |i, piece| part(i, piece));
+            pool::for_each_mut(&mut pieces, |i, piece| part(i, piece));
         } else {
             pieces.enumerate().for_each(|(i, piece)| part(i, piece));
         }
@@ -115,7 +115,7 @@ impl Packed {
 
 /// Elements from `from` on of some columns, to rows of `width`.
 fn pack(
-    (x, layout): (&[f32], Layout),
+    (x, layout): (&[f32], MatrixLayout),
     from: usize,
     columns: std::ops::Range<usize>,
     (out, width): (&mut [f32], usize),
@@ -262,7 +262,7 @@ pub(super) unsafe fn put(
     sums: &[[f32; STRIP]],
     columns: usize,
     finish: impl Fn(usize) -> (f32, f32),
-    (out, layout): (*mut f32, Layout),
+    (out, layout): (*mut f32, MatrixLayout),
 ) {
     // SAFETY: as promised.
     unsafe {
@@ -360,11 +360,11 @@ pub(crate) mod tests {
     pub fn laid_out(
         (rows, depth, columns): (usize, usize, usize),
         turned: bool,
-        multiply: impl FnOnce(Layout, (&mut [f32], Layout)),
+        multiply: impl FnOnce(MatrixLayout, (&mut [f32], MatrixLayout)),
     ) -> Vec<f32> {
         let layout = |rows: usize, columns: usize| match turned {
-            true => Layout { row: 1, column: rows },
-            false => Layout { row: columns, column: 1 },
+            true => MatrixLayout { row: 1, column: rows },
+            false => MatrixLayout { row: columns, column: 1 },
         };
         let out_layout = layout(rows, columns);
         let mut out = vec![f32::NAN; rows * columns];

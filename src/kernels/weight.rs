@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use half::{f16, slice::HalfFloatSliceExt};
 
-use super::memory::Array;
+use super::memory::ArenaVec;
 use super::widen::scale_bytes;
 
 /// The stored elements of a large constant.
 #[derive(Debug)]
 pub enum Elements {
     /// As they are.
-    F32(Array<f32>),
+    F32(ArenaVec<f32>),
     /// fp16 bits.
-    F16(Array<f16>),
+    F16(ArenaVec<f16>),
     /// Signed bytes, to be multiplied by a scale.
-    Int8(Array<i8>),
+    Int8(ArenaVec<i8>),
 }
 
 impl Elements {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::catalogue::{self, Arguments};
 use super::constant::Constant;
 use super::error::MilError;
-use super::ir::{Argument, Binding, Block, Function, Lengths, Op, Value, ValueId};
+use super::ir::{Argument, Binding, Block, Function, Op, SymbolRange, Value, ValueId};
 use super::types::{DataType, Opset, Symbol, TensorType, ValueType};
 
 /// Builds one function.
@@ -38,7 +38,7 @@ impl FunctionBuilder {
     }
 
     /// Declares a symbol and the sizes it may take.
-    pub fn symbol(&mut self, name: &str, lengths: Lengths) -> Symbol {
+    pub fn symbol(&mut self, name: &str, lengths: SymbolRange) -> Symbol {
         let symbol = Symbol::new(name);
         self.function.lengths.insert(symbol.clone(), lengths);
         symbol
@@ -108,7 +108,7 @@ impl FunctionBuilder {
 
     /// Adds an op with one result. Constants among the arguments become `const` ops named after op and parameter,
     /// parameters with a default that are not given are filled in.
-    pub fn op<A: Into<Given>>(
+    pub fn op<A: Into<OpInput>>(
         &mut self,
         operator: &str,
         name: &str,
@@ -125,7 +125,7 @@ impl FunctionBuilder {
     }
 
     /// Adds an op with any number of results (`split` has several, `write_state` none).
-    pub fn op_with_outputs<A: Into<Given>>(
+    pub fn op_with_outputs<A: Into<OpInput>>(
         &mut self,
         operator: &str,
         name: &str,
@@ -134,9 +134,9 @@ impl FunctionBuilder {
         let name = self.unique(name);
         let mut arguments: BTreeMap<String, Argument> = BTreeMap::new();
         let mut float = DataType::Fp16;
-        let given: Vec<(&'static str, Given)> = inputs.into_iter().map(|(p, a)| (p, a.into())).collect();
+        let given: Vec<(&'static str, OpInput)> = inputs.into_iter().map(|(p, a)| (p, a.into())).collect();
         for (_, argument) in &given {
-            if let Given::Value(id) = argument
+            if let OpInput::Value(id) = argument
                 && let Some(t) = self.function.tensor_type(*id)
                 && t.dtype.is_float()
             {
@@ -148,11 +148,11 @@ impl FunctionBuilder {
         let inline = operator.starts_with("constexpr_");
         for (parameter, argument) in given {
             let argument = match argument {
-                Given::Value(id) => vec![Binding::Value(id)],
-                Given::Values(ids) => ids.into_iter().map(Binding::Value).collect(),
-                Given::Constant(c) if inline => vec![Binding::Constant(c)],
-                Given::Constant(c) => vec![Binding::Value(self.parameter(&name, parameter, c))],
-                Given::Absent => continue,
+                OpInput::Value(id) => vec![Binding::Value(id)],
+                OpInput::Values(ids) => ids.into_iter().map(Binding::Value).collect(),
+                OpInput::Constant(c) if inline => vec![Binding::Constant(c)],
+                OpInput::Constant(c) => vec![Binding::Value(self.parameter(&name, parameter, c))],
+                OpInput::Absent => continue,
             };
             arguments.insert(parameter.to_owned(), argument);
         }
@@ -271,7 +271,7 @@ impl FunctionBuilder {
 }
 
 /// What can be given for a parameter when building.
-pub enum Given {
+pub enum OpInput {
     /// A value.
     Value(ValueId),
     /// A list of values.
@@ -282,26 +282,26 @@ pub enum Given {
     Absent,
 }
 
-impl From<ValueId> for Given {
+impl From<ValueId> for OpInput {
     fn from(id: ValueId) -> Self {
-        Given::Value(id)
+        OpInput::Value(id)
     }
 }
 
-impl From<Vec<ValueId>> for Given {
+impl From<Vec<ValueId>> for OpInput {
     fn from(ids: Vec<ValueId>) -> Self {
-        Given::Values(ids)
+        OpInput::Values(ids)
     }
 }
 
-impl From<Constant> for Given {
+impl From<Constant> for OpInput {
     fn from(constant: Constant) -> Self {
-        Given::Constant(constant)
+        OpInput::Constant(constant)
     }
 }
 
-impl<T: Into<Given>> From<Option<T>> for Given {
+impl<T: Into<OpInput>> From<Option<T>> for OpInput {
     fn from(given: Option<T>) -> Self {
-        given.map_or(Given::Absent, Into::into)
+        given.map_or(OpInput::Absent, Into::into)
     }
 }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use super::constant::{Constant, Data};
 use super::error::MilError;
-use super::ir::Lengths;
+use super::ir::SymbolRange;
 use super::types::{Dim, Symbol, TensorType};
 use anec_base::Result;
 
@@ -64,7 +64,7 @@ pub struct Dimensions {
     /// Dimensions by input and axis.
     pub dims: BTreeMap<(String, usize), Dim>,
     /// Sizes of the symbols.
-    pub lengths: BTreeMap<Symbol, Lengths>,
+    pub lengths: BTreeMap<Symbol, SymbolRange>,
 }
 
 fn encoding(place: impl Into<String>, problem: impl Into<String>) -> MilError {

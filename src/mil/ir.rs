@@ -124,7 +124,7 @@ pub struct Block {
 
 /// The sizes that a symbol may take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lengths {
+pub enum SymbolRange {
     /// Every size from `lower` to `upper`, both included; `default` is the one a plan speaks for.
     Range {
         /// Smallest size.
@@ -138,20 +138,20 @@ pub enum Lengths {
     Enumerated(Vec<u64>),
 }
 
-impl Lengths {
+impl SymbolRange {
     /// Whether a size is allowed.
     pub fn contains(&self, size: u64) -> bool {
         match self {
-            Lengths::Range { lower, upper, .. } => size >= *lower && upper.is_none_or(|u| size <= u),
-            Lengths::Enumerated(sizes) => sizes.contains(&size),
+            SymbolRange::Range { lower, upper, .. } => size >= *lower && upper.is_none_or(|u| size <= u),
+            SymbolRange::Enumerated(sizes) => sizes.contains(&size),
         }
     }
 
     /// The default size.
     pub fn default_size(&self) -> u64 {
         match self {
-            Lengths::Range { default, .. } => *default,
-            Lengths::Enumerated(sizes) => sizes.first().copied().unwrap_or(1),
+            SymbolRange::Range { default, .. } => *default,
+            SymbolRange::Enumerated(sizes) => sizes.first().copied().unwrap_or(1),
         }
     }
 }
@@ -170,7 +170,7 @@ pub struct Function {
     /// The body; its outputs are the function's.
     pub block: Block,
     /// What the symbols of the input types may be.
-    pub lengths: BTreeMap<Symbol, Lengths>,
+    pub lengths: BTreeMap<Symbol, SymbolRange>,
 }
 
 impl Function {

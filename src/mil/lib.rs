@@ -51,6 +51,6 @@ pub mod verify;
 pub use builder::FunctionBuilder;
 pub use constant::{Constant, Content};
 pub use error::MilError;
-pub use ir::{Argument, Binding, Block, Function, Lengths, Op, OpKind, Program, Value, ValueId};
+pub use ir::{Argument, Binding, Block, Function, Op, OpKind, Program, SymbolRange, Value, ValueId};
 pub use types::{DataType, Dim, Opset, Symbol, TensorType, ValueType};
 pub use uses::Uses;

@@ -17,7 +17,7 @@ use std::fmt::{self, Display, Formatter};
 
 use super::catalogue;
 use super::constant::{Constant, Data};
-use super::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, ValueId};
+use super::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, ValueId};
 use super::names::Name;
 use super::types::{Opset, ValueType};
 
@@ -61,13 +61,13 @@ fn write_function(f: &mut Formatter<'_>, function: &Function, depth: usize) -> f
         for (i, (symbol, lengths)) in function.lengths.iter().enumerate() {
             write!(f, "{}{} = ", comma(i), Name(symbol.name()))?;
             match lengths {
-                Lengths::Range { lower, upper: Some(upper), default } => {
+                SymbolRange::Range { lower, upper: Some(upper), default } => {
                     write!(f, "range(lower = {lower}, upper = {upper}, default = {default})")?;
                 }
-                Lengths::Range { lower, upper: None, default } => {
+                SymbolRange::Range { lower, upper: None, default } => {
                     write!(f, "range(lower = {lower}, default = {default})")?;
                 }
-                Lengths::Enumerated(sizes) => {
+                SymbolRange::Enumerated(sizes) => {
                     f.write_str("enumerated(")?;
                     for (i, size) in sizes.iter().enumerate() {
                         write!(f, "{}{size}", comma(i))?;
@@ -260,7 +260,7 @@ mod tests {
     /// Half a layer: quantized projection, reshape to heads, state written and read.
     fn sample() -> Program {
         let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
-        let tokens = ops.symbol("T", Lengths::Range { lower: 1, upper: Some(4), default: 1 });
+        let tokens = ops.symbol("T", SymbolRange::Range { lower: 1, upper: Some(4), default: 1 });
         let shape = [Dim::Fixed(1), Dim::Fixed(8), (&tokens).into(), Dim::Fixed(1)];
         let hidden = ops.input("hidden", TensorType::new(DataType::Fp16, shape));
         let cache = ops.state("k_cache_0", TensorType::new(DataType::Fp16, [2u64, 16, 4]));
@@ -281,7 +281,7 @@ mod tests {
         Program::single(ops.finish().unwrap())
     }
 
-    fn given((name, constant): (&'static str, Constant)) -> (&'static str, crate::builder::Given) {
+    fn given((name, constant): (&'static str, Constant)) -> (&'static str, crate::builder::OpInput) {
         (name, constant.into())
     }
 

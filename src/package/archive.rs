@@ -30,7 +30,7 @@ const MAX_DEPTH: usize = 32;
 
 /// What an archive may hold at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct UnpackLimits {
     /// Bytes of all files together.
     pub bytes: u64,
     /// Number of entries.
@@ -39,10 +39,10 @@ pub struct Limits {
     pub ratio: u64,
 }
 
-impl Default for Limits {
+impl Default for UnpackLimits {
     /// 1 TiB, 100 000 entries, 100 bytes for each byte.
     fn default() -> Self {
-        Limits { bytes: 1 << 40, entries: 100_000, ratio: 100 }
+        UnpackLimits { bytes: 1 << 40, entries: 100_000, ratio: 100 }
     }
 }
 
@@ -190,7 +190,7 @@ fn collect(folder: &Path, prefix: &str, depth: usize, out: &mut Vec<(String, boo
 pub fn unpack(
     archive: &Path,
     target: &Path,
-    limits: &Limits,
+    limits: &UnpackLimits,
     progress: &dyn Fn(u64),
 ) -> Result<Archived, PackageError> {
     let file = File::open(archive).map_err(|e| PackageError::unreadable(archive, e))?;
@@ -340,7 +340,7 @@ mod tests {
         assert!((100_000..102_000).contains(&size), "weights are stored, text is deflated: {size}");
 
         let target = room.path().join("out");
-        let unpacked = unpack(&archive, &target, &Limits::default(), &quiet).unwrap();
+        let unpacked = unpack(&archive, &target, &UnpackLimits::default(), &quiet).unwrap();
         assert_eq!(unpacked, packed);
         assert!(target.join("m.mlpackage/Data/empty").is_dir());
         assert_eq!(fs::read(target.join("m.mlpackage/Data/weight.bin")).unwrap(), vec![7; 100_000]);
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(fs::read(&archive).unwrap(), fs::read(&again).unwrap());
         assert!(matches!(pack(&target, &again, false, &quiet), Err(PackageError::Exists { .. })));
         pack(&target, &again, true, &quiet).unwrap();
-        let exists = unpack(&archive, &target, &Limits::default(), &quiet);
+        let exists = unpack(&archive, &target, &UnpackLimits::default(), &quiet);
         assert!(matches!(exists, Err(PackageError::Exists { .. })));
     }
 
@@ -379,7 +379,7 @@ mod tests {
         zip.finish().unwrap();
     }
 
-    fn refusal(room: &Path, archive: &Path, limits: &Limits) -> String {
+    fn refusal(room: &Path, archive: &Path, limits: &UnpackLimits) -> String {
         let target = room.join("target");
         let problem = unpack(archive, &target, limits, &quiet).unwrap_err().to_string();
         assert!(!target.exists());
@@ -396,23 +396,23 @@ mod tests {
             hostile(&archive, |zip| {
                 zip.start_file(name, SimpleFileOptions::default()).unwrap();
             });
-            let problem = refusal(room.path(), &archive, &Limits::default());
+            let problem = refusal(room.path(), &archive, &UnpackLimits::default());
             assert!(problem.contains("leads out of the folder"), "{name}: {problem}");
         }
         hostile(&archive, |zip| {
             zip.add_symlink("link", "/etc/passwd", SimpleFileOptions::default()).unwrap();
         });
-        assert!(refusal(room.path(), &archive, &Limits::default()).contains("links"));
+        assert!(refusal(room.path(), &archive, &UnpackLimits::default()).contains("links"));
         hostile(&archive, |zip| {
             zip.start_file("a", SimpleFileOptions::default()).unwrap();
             zip.start_file("A", SimpleFileOptions::default()).unwrap();
         });
-        assert!(refusal(room.path(), &archive, &Limits::default()).contains("another entry has this name"));
+        assert!(refusal(room.path(), &archive, &UnpackLimits::default()).contains("another entry has this name"));
         hostile(&archive, |zip| {
             zip.start_file("a", SimpleFileOptions::default()).unwrap();
             zip.start_file("a/b", SimpleFileOptions::default()).unwrap();
         });
-        assert!(refusal(room.path(), &archive, &Limits::default()).contains("nothing can be inside it"));
+        assert!(refusal(room.path(), &archive, &UnpackLimits::default()).contains("nothing can be inside it"));
     }
 
     #[test]
@@ -424,11 +424,11 @@ mod tests {
             zip.start_file("zeros", SimpleFileOptions::default()).unwrap();
             zip.write_all(&zeros).unwrap();
         });
-        let problem = refusal(room.path(), &archive, &Limits::default());
+        let problem = refusal(room.path(), &archive, &UnpackLimits::default());
         assert!(problem.contains("33554432 bytes, the limit is"), "{problem}");
-        let few = Limits { bytes: 1000, ..Limits::default() };
+        let few = UnpackLimits { bytes: 1000, ..UnpackLimits::default() };
         assert!(refusal(room.path(), &archive, &few).contains("the limit is 1000"));
-        let none = Limits { entries: 0, ..Limits::default() };
+        let none = UnpackLimits { entries: 0, ..UnpackLimits::default() };
         assert!(refusal(room.path(), &archive, &none).contains("1 entries, the limit is 0"));
 
         // an entry that announces less than it holds: the sizes stand in the local and the central header
@@ -442,7 +442,7 @@ mod tests {
             bytes[at..at + 4].copy_from_slice(&100u32.to_le_bytes());
         }
         fs::write(&archive, bytes).unwrap();
-        let problem = refusal(room.path(), &archive, &Limits::default());
+        let problem = refusal(room.path(), &archive, &UnpackLimits::default());
         assert!(problem.contains("larger than the 100 bytes announced") || problem.contains("broken"), "{problem}");
     }
 
@@ -460,7 +460,7 @@ mod tests {
         let mut refused = 0;
         for cut in 0..whole.len() {
             fs::write(&archive, &whole[..cut]).unwrap();
-            refused += usize::from(unpack(&archive, &target, &Limits::default(), &quiet).is_err());
+            refused += usize::from(unpack(&archive, &target, &UnpackLimits::default(), &quiet).is_err());
         }
         assert_eq!(refused, whole.len());
         for at in 0..whole.len() {
@@ -468,7 +468,7 @@ mod tests {
                 let mut damaged = whole.clone();
                 damaged[at] = value;
                 fs::write(&archive, &damaged).unwrap();
-                if unpack(&archive, &target, &Limits::default(), &quiet).is_ok() {
+                if unpack(&archive, &target, &UnpackLimits::default(), &quiet).is_ok() {
                     fs::remove_dir_all(&target).unwrap();
                 }
             }

@@ -16,7 +16,7 @@ mod write;
 pub use plan::WeightPlan;
 pub use read::{Record, WeightFile};
 pub(super) use write::Preparation;
-pub use write::Progress;
+pub use write::WriteProgress;
 
 use anec_mil::DataType;
 

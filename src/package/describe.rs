@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::features;
 use super::open::{Package, PackageFile};
 use anec_mil::constant::Data;
-use anec_mil::{Binding, Constant, DataType, Dim, Function, Lengths, Opset, Program, TensorType, Value, ValueType};
+use anec_mil::{Binding, Constant, DataType, Dim, Function, Opset, Program, SymbolRange, TensorType, Value, ValueType};
 
 /// The features of one function, as the description has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -158,7 +158,7 @@ pub struct Inventory {
     /// Files.
     pub files: Vec<PackageFile>,
     /// What the model says of itself.
-    pub metadata: super::Metadata,
+    pub metadata: super::PackageMetadata,
     /// Who built it with what.
     pub build_info: BTreeMap<String, String>,
 }
@@ -202,7 +202,7 @@ impl Package {
     }
 
     /// Whether the description is that of the program: findings, or none.
-    pub fn check_description(&self) -> Vec<Finding> {
+    pub fn check_description(&self) -> Vec<DescriptionFinding> {
         check(&self.program, &self.interfaces, self.specification_version)
     }
 }
@@ -215,11 +215,11 @@ fn inventory(function: &Function) -> FunctionInventory {
     }
     let lengths = function.lengths.iter().map(|(symbol, lengths)| {
         let text = match lengths {
-            Lengths::Range { lower, upper, default } => {
+            SymbolRange::Range { lower, upper, default } => {
                 let upper = upper.map_or(String::new(), |u| u.to_string());
                 format!("{lower}..{upper}, default {default}")
             }
-            Lengths::Enumerated(sizes) => format!("{sizes:?}"),
+            SymbolRange::Enumerated(sizes) => format!("{sizes:?}"),
         };
         (symbol.name().to_owned(), text)
     });
@@ -263,7 +263,7 @@ fn constant_bytes(functions: &[&Function], seen: &mut BTreeSet<usize>) -> BTreeM
 
 /// Something about a description that isn't as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DescriptionFinding {
     /// The function, or nothing for the model as a whole.
     pub function: Option<String>,
     /// The feature, or nothing for the function as a whole.
@@ -272,7 +272,7 @@ pub struct Finding {
     pub problem: String,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for DescriptionFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(function) = &self.function {
             write!(f, "function `{function}`: ")?;
@@ -286,7 +286,7 @@ impl fmt::Display for Finding {
 
 /// Compares a program with its description: names, order, data types, shapes and their flexibility, states, the
 /// specification version.
-pub fn check(program: &Program, interfaces: &[Interface], specification_version: i32) -> Vec<Finding> {
+pub fn check(program: &Program, interfaces: &[Interface], specification_version: i32) -> Vec<DescriptionFinding> {
     let mut findings = Findings { function: None, list: Vec::new() };
     let newest = program.opset();
     if newest.specification_version() != specification_version {
@@ -317,13 +317,13 @@ pub fn check(program: &Program, interfaces: &[Interface], specification_version:
 
 struct Findings {
     function: Option<String>,
-    list: Vec<Finding>,
+    list: Vec<DescriptionFinding>,
 }
 
 impl Findings {
     fn add(&mut self, feature: Option<&str>, problem: String) {
         let feature = feature.map(str::to_owned);
-        self.list.push(Finding { function: self.function.clone(), feature, problem });
+        self.list.push(DescriptionFinding { function: self.function.clone(), feature, problem });
     }
 }
 
@@ -415,7 +415,7 @@ fn check_ranges(
         }
         // the symbol's lengths, where they are a range, must be what is described
         if let Dim::Symbolic { symbol, .. } = dim
-            && let Some(Lengths::Range { lower: l, upper: u, .. }) = function.lengths.get(symbol)
+            && let Some(SymbolRange::Range { lower: l, upper: u, .. }) = function.lengths.get(symbol)
         {
             let size = |n: u64| dim.substitute(symbol, n).fixed();
             if size(*l) != Some(lower) || u.map(size).flatten() != upper {

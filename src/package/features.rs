@@ -14,7 +14,7 @@ use coreml_proto::{ArrayFeatureType, FeatureDescription, FeatureType, FunctionDe
 
 use super::PackageError;
 use anec_mil::codec::{self, Dimensions};
-use anec_mil::{DataType, Dim, Function, Lengths, Opset, Symbol, TensorType, Value, ValueType};
+use anec_mil::{DataType, Dim, Function, Opset, Symbol, SymbolRange, TensorType, Value, ValueType};
 
 /// Metadata keys that tell which dimensions are which symbols begin like this.
 pub(super) const SYMBOLS_KEY: &str = "anec.symbols.";
@@ -125,7 +125,7 @@ fn input_array(function: &Function, ty: &TensorType) -> Result<ArrayFeatureType,
     if let Some(shape) = ty.fixed_shape() {
         return Ok(ArrayFeatureType { shape: sizes(&shape)?, data_type, ..Default::default() });
     }
-    let mut symbols: Vec<(&Symbol, &Lengths)> = Vec::new();
+    let mut symbols: Vec<(&Symbol, &SymbolRange)> = Vec::new();
     for dim in &ty.shape {
         match dim {
             Dim::Fixed(_) => {}
@@ -139,7 +139,7 @@ fn input_array(function: &Function, ty: &TensorType) -> Result<ArrayFeatureType,
             }
         }
     }
-    let enumerated = symbols.iter().filter(|(_, l)| matches!(l, Lengths::Enumerated(_))).count();
+    let enumerated = symbols.iter().filter(|(_, l)| matches!(l, SymbolRange::Enumerated(_))).count();
     let flexibility = match enumerated {
         0 => ShapeFlexibility::ShapeRange(ranges(ty, &symbols)?),
         n if n == symbols.len() => ShapeFlexibility::EnumeratedShapes(enumeration(ty, &symbols)?),
@@ -164,22 +164,22 @@ fn at(ty: &TensorType, values: &[(&Symbol, u64)]) -> Result<Vec<u64>, String> {
     })
 }
 
-fn ranges(ty: &TensorType, symbols: &[(&Symbol, &Lengths)]) -> Result<ShapeRange, String> {
+fn ranges(ty: &TensorType, symbols: &[(&Symbol, &SymbolRange)]) -> Result<ShapeRange, String> {
     let bounds = |upper: bool| -> Vec<(&Symbol, u64)> {
-        let bound = |lengths: &Lengths| match lengths {
-            Lengths::Range { lower, upper: limit, .. } => {
+        let bound = |lengths: &SymbolRange| match lengths {
+            SymbolRange::Range { lower, upper: limit, .. } => {
                 if upper {
                     limit.unwrap_or(*lower)
                 } else {
                     *lower
                 }
             }
-            Lengths::Enumerated(_) => lengths.default_size(),
+            SymbolRange::Enumerated(_) => lengths.default_size(),
         };
         symbols.iter().map(|(s, l)| (*s, bound(l))).collect()
     };
     for (symbol, lengths) in symbols {
-        if let Lengths::Range { lower, upper, default } = lengths
+        if let SymbolRange::Range { lower, upper, default } = lengths
             && (*lower == 0 || upper.is_some_and(|u| u < *lower) || !lengths.contains(*default))
         {
             let upper = upper.map_or("any".to_owned(), |u| u.to_string());
@@ -189,7 +189,7 @@ fn ranges(ty: &TensorType, symbols: &[(&Symbol, &Lengths)]) -> Result<ShapeRange
     let (lower, upper) = (at(ty, &bounds(false))?, sizes(&at(ty, &bounds(true))?)?);
     let unbounded = |dim: &Dim| match dim {
         Dim::Symbolic { symbol, .. } => {
-            symbols.iter().any(|(s, l)| *s == symbol && matches!(l, Lengths::Range { upper: None, .. }))
+            symbols.iter().any(|(s, l)| *s == symbol && matches!(l, SymbolRange::Range { upper: None, .. }))
         }
         _ => false,
     };
@@ -200,10 +200,10 @@ fn ranges(ty: &TensorType, symbols: &[(&Symbol, &Lengths)]) -> Result<ShapeRange
     Ok(ShapeRange { size_ranges: ty.shape.iter().zip(lower).zip(upper).map(range).collect() })
 }
 
-fn enumeration(ty: &TensorType, symbols: &[(&Symbol, &Lengths)]) -> Result<EnumeratedShapes, String> {
+fn enumeration(ty: &TensorType, symbols: &[(&Symbol, &SymbolRange)]) -> Result<EnumeratedShapes, String> {
     let mut choices: Vec<Vec<(&Symbol, u64)>> = vec![Vec::new()];
     for (symbol, lengths) in symbols {
-        let Lengths::Enumerated(values) = lengths else { continue };
+        let SymbolRange::Enumerated(values) = lengths else { continue };
         if values.is_empty() {
             return Err(format!("{} has no sizes", symbol.name()));
         }
@@ -267,14 +267,14 @@ enum Sizes {
 
 impl Sizes {
     /// What the symbol of this dimension may be; nothing where sizes are no multiples as the dimension says.
-    fn of_symbol(&self, factor: u64, offset: i64) -> Option<Lengths> {
+    fn of_symbol(&self, factor: u64, offset: i64) -> Option<SymbolRange> {
         let invert = |size: u64| {
             let rest = i64::try_from(size).ok()?.checked_sub(offset)?;
             let rest = u64::try_from(rest).ok()?;
             (factor > 0 && rest % factor == 0).then(|| rest / factor)
         };
         Some(match self {
-            Sizes::Range { lower, upper, default } => Lengths::Range {
+            Sizes::Range { lower, upper, default } => SymbolRange::Range {
                 lower: invert(*lower)?,
                 upper: upper.map(|u| invert(u).ok_or(())).transpose().ok()?,
                 default: invert(*default)?,
@@ -287,7 +287,7 @@ impl Sizes {
                         values.push(value);
                     }
                 }
-                Lengths::Enumerated(values)
+                SymbolRange::Enumerated(values)
             }
         })
     }
@@ -371,7 +371,7 @@ pub(super) fn dimensions(
 }
 
 fn named_symbols(flexible: &[((String, usize), Sizes)], dims: BTreeMap<(String, usize), Dim>) -> Option<Dimensions> {
-    let mut lengths: BTreeMap<Symbol, Lengths> = BTreeMap::new();
+    let mut lengths: BTreeMap<Symbol, SymbolRange> = BTreeMap::new();
     for (place, dim) in &dims {
         let Dim::Symbolic { factor, symbol, offset } = dim else { return None };
         let (_, sizes) = flexible.iter().find(|(p, _)| p == place)?;
@@ -414,7 +414,7 @@ mod tests {
     use anec_mil::{Block, ValueId};
 
     /// A function that gives back its inputs.
-    fn function(opset: Opset, inputs: Vec<(&str, ValueType)>, lengths: Vec<(&Symbol, Lengths)>) -> Function {
+    fn function(opset: Opset, inputs: Vec<(&str, ValueType)>, lengths: Vec<(&Symbol, SymbolRange)>) -> Function {
         let values: Vec<Value> =
             inputs.into_iter().map(|(name, ty)| Value { name: name.into(), ty, constant: None }).collect();
         let ids: Vec<ValueId> = (0..values.len() as u32).map(ValueId).collect();
@@ -444,8 +444,8 @@ mod tests {
         dimensions(&describe(function).unwrap().input, &message(function), symbols)
     }
 
-    fn range(lower: u64, upper: Option<u64>, default: u64) -> Lengths {
-        Lengths::Range { lower, upper, default }
+    fn range(lower: u64, upper: Option<u64>, default: u64) -> SymbolRange {
+        SymbolRange::Range { lower, upper, default }
     }
 
     #[test]
@@ -473,7 +473,7 @@ mod tests {
         for lengths in [
             vec![(&t, range(1, Some(4), 2)), (&s, range(1, Some(4), 2))],
             vec![(&t, range(1, None, 3)), (&s, range(2, Some(9), 2))],
-            vec![(&t, Lengths::Enumerated(vec![2, 1])), (&s, Lengths::Enumerated(vec![64, 1, 8]))],
+            vec![(&t, SymbolRange::Enumerated(vec![2, 1])), (&s, SymbolRange::Enumerated(vec![64, 1, 8]))],
         ] {
             let function = function(Opset::CoreMl8, inputs.clone(), lengths);
             let text = symbols_text(&function).unwrap();
@@ -513,7 +513,7 @@ mod tests {
             ("x", tensor([Dim::Fixed(1), Dim::symbol(&t)])),
             ("y", tensor([Dim::symbol(&t).times(&Dim::Fixed(3)).offset_by(2)])),
         ];
-        let lengths = Lengths::Enumerated(vec![16, 1, 64]);
+        let lengths = SymbolRange::Enumerated(vec![16, 1, 64]);
         let function = function(Opset::CoreMl8, inputs, vec![(&t, lengths.clone())]);
         let known = read_back(&function, None);
         assert_eq!(known.dims[&("y".to_owned(), 0)].to_string(), "3*T+2");
@@ -538,14 +538,14 @@ mod tests {
         assert!(problem(&state(DataType::Fp16, Opset::CoreMl7)).contains("from iOS18 on"));
         assert!(problem(&state(DataType::Fp32, Opset::CoreMl8)).contains("must be fp16"));
         let t = Symbol::new("T");
-        let flexible = |lengths: Vec<(&Symbol, Lengths)>| {
+        let flexible = |lengths: Vec<(&Symbol, SymbolRange)>| {
             function(Opset::CoreMl8, vec![("x", tensor([Dim::symbol(&t)]))], lengths)
         };
         assert!(problem(&flexible(vec![])).contains("nothing says what T may be"));
         assert!(problem(&flexible(vec![(&t, range(3, Some(2), 3))])).contains("T ranges from 3 to 2"));
         assert!(problem(&flexible(vec![(&t, range(0, None, 1))])).contains("T ranges from 0 to any"));
-        assert!(problem(&flexible(vec![(&t, Lengths::Enumerated(vec![]))])).contains("T has no sizes"));
-        let many = Lengths::Enumerated((1..=129).collect());
+        assert!(problem(&flexible(vec![(&t, SymbolRange::Enumerated(vec![]))])).contains("T has no sizes"));
+        let many = SymbolRange::Enumerated((1..=129).collect());
         assert!(problem(&flexible(vec![(&t, many)])).contains("more than 128 shapes"));
         let huge = range(1, Some(u64::MAX), 1);
         assert!(problem(&flexible(vec![(&t, huge)])).contains("out of range"));

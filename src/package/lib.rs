@@ -43,12 +43,12 @@ mod open;
 pub mod stream;
 mod write;
 
-pub use blob::Progress;
+pub use blob::WriteProgress;
 pub use error::PackageError;
 pub use files::{available_space, check_space, clean_partials, exchange};
-pub use manifest::Metadata;
+pub use manifest::PackageMetadata;
 pub use open::{Package, PackageFile, open};
-pub use write::{WriteOptions, Written, WrittenFile, write};
+pub use write::{WriteOptions, WrittenFile, WrittenPackage, write};
 
 /// Where packages keep what they hold, below their folder.
 const DATA: &str = "Data";

@@ -100,7 +100,7 @@ fn id(path: &str, digest: &[u8; 32]) -> String {
 
 /// What a model says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Metadata {
+pub struct PackageMetadata {
     /// One paragraph.
     pub short_description: String,
     /// Who made it.
@@ -113,7 +113,7 @@ pub struct Metadata {
     pub user_defined: BTreeMap<String, String>,
 }
 
-impl Metadata {
+impl PackageMetadata {
     /// As the format has it; nothing where there is nothing to say.
     pub(super) fn to_proto(&self, symbols: BTreeMap<String, String>) -> Option<coreml_proto::Metadata> {
         let own = self.user_defined.iter().filter(|(key, _)| !key.starts_with(SYMBOLS_KEY));
@@ -131,7 +131,7 @@ impl Metadata {
     /// From the format.
     pub(super) fn from_proto(metadata: Option<&coreml_proto::Metadata>) -> Self {
         let Some(metadata) = metadata.cloned() else { return Self::default() };
-        Metadata {
+        PackageMetadata {
             short_description: metadata.short_description,
             author: metadata.author,
             license: metadata.license,

@@ -10,7 +10,7 @@ use coreml_proto::{FeatureDescription, FunctionDescription, ModelDescription, mi
 use super::blob::WeightFile;
 use super::describe::Interface;
 use super::features::{self, SYMBOLS_KEY};
-use super::manifest::{Manifest, Metadata, relative};
+use super::manifest::{Manifest, PackageMetadata, relative};
 use super::{MODEL_PATH, PackageError};
 use anec_base::Result;
 use anec_mil::codec::{self, BlobPlace, BlobSource};
@@ -30,7 +30,7 @@ pub struct Package {
     /// What the description says of each function.
     pub interfaces: Vec<Interface>,
     /// What the model says of itself.
-    pub metadata: Metadata,
+    pub metadata: PackageMetadata,
     /// Who built it with what, if the program says: `coremltools-version` and the like.
     pub build_info: BTreeMap<String, String>,
     /// Version of the specification.
@@ -101,7 +101,7 @@ pub fn open(path: &Path) -> Result<Package> {
         path: path.to_owned(),
         program,
         interfaces: functions.iter().map(Interface::from_proto).collect(),
-        metadata: Metadata::from_proto(description.metadata.as_ref()),
+        metadata: PackageMetadata::from_proto(description.metadata.as_ref()),
         build_info: build_info(&message),
         specification_version: model.specification_version,
         files: list_files(path, is_folder)?,

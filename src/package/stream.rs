@@ -24,7 +24,7 @@ const PIECE: u64 = 1 << 20;
 const HELD: usize = 16 << 20;
 
 /// A run of a file's bytes.
-pub enum Part<'a> {
+pub enum FilePart<'a> {
     /// Bytes at hand.
     Bytes(Cow<'a, [u8]>),
     /// Produced on demand.
@@ -52,7 +52,7 @@ pub enum NotWritten {
 
 /// A file that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
+pub struct StreamSummary {
     /// Its size.
     pub bytes: u64,
     /// SHA-256 of it.
@@ -68,13 +68,13 @@ pub struct Summary {
 /// can't be produced.
 pub fn write_parts(
     file: &File,
-    parts: &[Part<'_>],
+    parts: &[FilePart<'_>],
     written: &(dyn Fn(usize, u64) + Sync),
-) -> Result<Summary, NotWritten> {
+) -> Result<StreamSummary, NotWritten> {
     let mut pieces = Vec::new();
     let mut size = 0;
     for (index, part) in parts.iter().enumerate() {
-        if let Part::Content(content) = part {
+        if let FilePart::Content(content) = part {
             content.prepare().map_err(|cause| NotWritten::Part { index, cause })?;
         }
         pieces.extend(part.pieces().map(|(offset, length)| Piece {
@@ -102,22 +102,22 @@ pub fn write_parts(
     };
     rayon::scope(|pool| (0..rayon::current_num_threads().min(pieces.len())).for_each(|_| pool.spawn(|_| produce())));
     failure.into_result()?;
-    Ok(Summary { bytes: size, sha256: digest.finish() })
+    Ok(StreamSummary { bytes: size, sha256: digest.finish() })
 }
 
-impl Part<'_> {
+impl FilePart<'_> {
     fn length(&self) -> u64 {
         match self {
-            Part::Bytes(bytes) => bytes.len() as u64,
-            Part::Content(content) => content.length(),
+            FilePart::Bytes(bytes) => bytes.len() as u64,
+            FilePart::Content(content) => content.length(),
         }
     }
 
     /// Offset and length of its pieces, none of which begins within a granule.
     fn pieces(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
         let granule = match self {
-            Part::Bytes(_) => 1,
-            Part::Content(content) => content.granule().max(1),
+            FilePart::Bytes(_) => 1,
+            FilePart::Content(content) => content.granule().max(1),
         };
         let (step, end) = ((PIECE / granule).max(1).saturating_mul(granule), self.length());
         let mut offset = 0;
@@ -132,7 +132,7 @@ impl Part<'_> {
 
 /// What is produced and written at once.
 struct Piece<'a> {
-    part: &'a Part<'a>,
+    part: &'a FilePart<'a>,
     /// The part's number.
     index: usize,
     /// Offset within the part.
@@ -155,12 +155,12 @@ impl<'a> Piece<'a> {
             write_at(file, bytes, self.place).map_err(|source| NotWritten::File { action: "write", source })
         };
         match self.part {
-            Part::Bytes(bytes) => {
+            FilePart::Bytes(bytes) => {
                 let bytes = &bytes[self.offset as usize..][..self.length];
                 write(bytes)?;
                 Ok(Ready::Part(bytes))
             }
-            Part::Content(content) => {
+            FilePart::Content(content) => {
                 let mut buffer = digest.buffer();
                 buffer.resize(self.length, 0);
                 let read = content.read(self.offset, &mut buffer);
@@ -333,7 +333,8 @@ mod tests {
         // more waits for the first piece than is held in memory
         let length = 2 * HELD as u64 + 123;
         let late = Late { length, after: (length / PIECE) as usize, came: AtomicUsize::new(0) };
-        let parts = [Part::Bytes([7; 100][..].into()), Part::Content(&late), Part::Bytes([8; 3][..].into())];
+        let parts =
+            [FilePart::Bytes([7; 100][..].into()), FilePart::Content(&late), FilePart::Bytes([8; 3][..].into())];
         let file = tempfile::tempfile().unwrap();
         let counted = Mutex::new([0; 3]);
         let written = |part: usize, bytes| counted.lock().unwrap()[part] += bytes;

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use coreml_proto::{Model, ModelDescription, model};
 use sha2::{Digest, Sha256};
 
-use super::blob::{Preparation, Progress, WeightPlan};
+use super::blob::{Preparation, WeightPlan, WriteProgress};
 use super::features::{self, SYMBOLS_KEY};
 use super::files::{PartialFolder, check_space};
-use super::manifest::{Manifest, Metadata};
+use super::manifest::{Manifest, PackageMetadata};
 use super::{DATA, MODEL, PackageError, WEIGHT_FILE, WEIGHTS};
 use anec_base::Result;
 use anec_mil::constant::Data;
@@ -24,19 +24,19 @@ const SLACK: u64 = 1 << 16;
 #[derive(Default)]
 pub struct WriteOptions<'a> {
     /// What the model says of itself.
-    pub metadata: Metadata,
+    pub metadata: PackageMetadata,
     /// Whether to replace what is there; without it, that is an error.
     pub replace: bool,
     /// Whether the package appears under its name only once it is on the disk, which a power failure then leaves whole.
     /// A killed process doesn't need it, and waiting for the disk takes several times as long as writing.
     pub sync: bool,
     /// Told how far it has come, by any thread.
-    pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
+    pub progress: Option<&'a (dyn Fn(WriteProgress) + Sync)>,
 }
 
 /// A package that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenPackage {
     /// Its folder.
     pub path: PathBuf,
     /// Its files, in the order of their paths.
@@ -67,7 +67,7 @@ pub struct WrittenFile {
 /// # Errors
 /// A program that the format can't hold, a constant that can't be produced, or a system that refuses: nothing is left
 /// behind then.
-pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Result<Written> {
+pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Result<WrittenPackage> {
     if path.extension().is_none_or(|e| e != "mlpackage") {
         let problem = "a package's name ends in `.mlpackage`".into();
         return Err(PackageError::Name { path: path.to_owned(), problem }.into());
@@ -109,7 +109,7 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
     files.push(written("Manifest.json", manifest.len() as u64, &Sha256::digest(&manifest).into()));
     files.sort_by(|a, b| a.path.cmp(&b.path));
     folder.publish(options.sync)?;
-    Ok(Written { path: path.to_owned(), files, weight_bytes: plan.weight_bytes() })
+    Ok(WrittenPackage { path: path.to_owned(), files, weight_bytes: plan.weight_bytes() })
 }
 
 /// What must hold for the functions together; gives their opset.
@@ -143,7 +143,7 @@ fn is_single(program: &Program) -> bool {
     program.functions.len() == 1 && program.functions[0].name == "main"
 }
 
-fn description(program: &Program, metadata: &Metadata) -> Result<ModelDescription, PackageError> {
+fn description(program: &Program, metadata: &PackageMetadata) -> Result<ModelDescription, PackageError> {
     let mut functions = program.functions.iter().map(features::describe).collect::<Result<Vec<_>, _>>()?;
     let symbols: BTreeMap<String, String> = program
         .functions

@@ -6,34 +6,34 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-use super::measure::{BlockLoss, Measures};
+use super::measure::{BlockLoss, RoundingError};
 use super::{Blocks, QuantError};
 use anec_base::Result;
 use anec_kernels::quantize;
 use anec_manifest::Overflow;
 use anec_mil::Content;
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Largest number of fp16.
 pub const LARGEST: f32 = 65504.0;
 
 /// A weight converted to fp16 as it is read, rounded to nearest even.
 pub struct Fp16 {
-    weight: Weight,
+    weight: SourceWeight,
     blocks: Blocks,
     overflow: Overflow,
-    measures: Arc<Measures>,
+    measures: Arc<RoundingError>,
 }
 
 impl Fp16 {
     /// The fp16 form of a weight.
-    pub fn new(weight: Weight, overflow: Overflow) -> Self {
+    pub fn new(weight: SourceWeight, overflow: Overflow) -> Self {
         let blocks = Blocks::of(&weight);
-        Fp16 { weight, blocks, overflow, measures: Arc::new(Measures::new(blocks.count())) }
+        Fp16 { weight, blocks, overflow, measures: Arc::new(RoundingError::new(blocks.count())) }
     }
 
     /// What the conversion loses; complete once all was read.
-    pub fn measures(&self) -> Arc<Measures> {
+    pub fn measures(&self) -> Arc<RoundingError> {
         self.measures.clone()
     }
 
@@ -101,7 +101,7 @@ impl Content for Fp16 {
 
 /// The block that a read begins with.
 pub(super) fn first_block(
-    weight: &Weight,
+    weight: &SourceWeight,
     length: u64,
     granule: u64,
     offset: u64,
@@ -117,7 +117,7 @@ pub(super) fn first_block(
 }
 
 /// The error for the first value that fp16 can't hold.
-pub(super) fn overflow(weight: &Weight, first_row: u64, values: &[f32]) -> QuantError {
+pub(super) fn overflow(weight: &SourceWeight, first_row: u64, values: &[f32]) -> QuantError {
     let index = values.iter().position(|v| v.abs() > LARGEST).unwrap_or(0);
     let columns = weight.columns().max(1);
     let names = weight.names();
@@ -134,9 +134,9 @@ mod tests {
     use super::*;
     use anec_mil::Content;
 
-    fn weight(values: Vec<f32>, columns: u64) -> Weight {
+    fn weight(values: Vec<f32>, columns: u64) -> SourceWeight {
         let rows = values.len() as u64 / columns;
-        Weight::from_values("w", &[rows, columns], values).unwrap()
+        SourceWeight::from_values("w", &[rows, columns], values).unwrap()
     }
 
     fn bytes(content: &dyn Content) -> Result<Vec<u8>> {

@@ -14,21 +14,21 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::fp16::{LARGEST, first_block, overflow};
-use super::measure::{BlockLoss, Measures};
+use super::measure::{BlockLoss, RoundingError};
 use super::{Blocks, QuantError};
 use anec_base::Result;
 use anec_kernels::quantize;
 use anec_manifest::{Granularity, Overflow};
 use anec_mil::Content;
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// A weight converted to int8 as it is read. Output channels are rows.
 pub struct Int8 {
-    weight: Weight,
+    weight: SourceWeight,
     blocks: Blocks,
     overflow: Overflow,
     scales: Scales,
-    measures: Arc<Measures>,
+    measures: Arc<RoundingError>,
 }
 
 enum Scales {
@@ -46,13 +46,13 @@ struct TensorScale {
 
 impl Int8 {
     /// The int8 form of a weight.
-    pub fn new(weight: Weight, granularity: Granularity, overflow: Overflow) -> Arc<Self> {
+    pub fn new(weight: SourceWeight, granularity: Granularity, overflow: Overflow) -> Arc<Self> {
         let blocks = Blocks::of(&weight);
         let scales = match granularity {
             Granularity::PerTensor => Scales::Tensor(OnceLock::new()),
             Granularity::PerChannel => Scales::Channel((0..weight.rows()).map(|_| AtomicU16::new(0)).collect()),
         };
-        Arc::new(Int8 { weight, blocks, overflow, scales, measures: Arc::new(Measures::new(blocks.count())) })
+        Arc::new(Int8 { weight, blocks, overflow, scales, measures: Arc::new(RoundingError::new(blocks.count())) })
     }
 
     /// The integers, as the content of a constant of the weight's shape.
@@ -74,7 +74,7 @@ impl Int8 {
     }
 
     /// What the conversion loses; complete once all integers were read.
-    pub fn measures(&self) -> Arc<Measures> {
+    pub fn measures(&self) -> Arc<RoundingError> {
         self.measures.clone()
     }
 
@@ -250,9 +250,9 @@ impl Content for Scale {
 mod tests {
     use super::*;
 
-    fn weight(rows: u64, columns: u64, value: impl Fn(u64, u64) -> f32) -> Weight {
+    fn weight(rows: u64, columns: u64, value: impl Fn(u64, u64) -> f32) -> SourceWeight {
         let values = (0..rows * columns).map(|i| value(i / columns, i % columns)).collect();
-        Weight::from_values("w", &[rows, columns], values).unwrap()
+        SourceWeight::from_values("w", &[rows, columns], values).unwrap()
     }
 
     fn noise(row: u64, column: u64) -> f32 {

@@ -7,9 +7,9 @@
 //! ```
 //! use anec_manifest::{Granularity, Overflow};
 //! use anec_quant::Int8;
-//! use anec_source::Weight;
+//! use anec_source::SourceWeight;
 //!
-//! let weight = Weight::from_values("w", &[2, 2], vec![127.0, -1.0, 0.5, 0.25])?;
+//! let weight = SourceWeight::from_values("w", &[2, 2], vec![127.0, -1.0, 0.5, 0.25])?;
 //! let int8 = Int8::new(weight, Granularity::PerChannel, Overflow::Error);
 //! let mut bytes = [0; 4];
 //! int8.data().read(0, &mut bytes)?;
@@ -35,11 +35,11 @@ pub mod measure;
 pub use error::QuantError;
 pub use fp16::Fp16;
 pub use int8::Int8;
-pub use measure::{Loss, Measures};
+pub use measure::{Loss, RoundingError};
 
 use std::ops::Range;
 
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// The division of a weight's rows into blocks: the unit of reading, of parallel work and of measuring. One block of
 /// f32 fits into a core's innermost cache, where it is decoded, looked through and converted.
@@ -55,7 +55,7 @@ impl Blocks {
     const ELEMENTS: u64 = 1 << 13;
 
     /// The blocks of a weight.
-    pub fn of(weight: &Weight) -> Self {
+    pub fn of(weight: &SourceWeight) -> Self {
         let (rows, columns) = (weight.rows(), weight.columns());
         Blocks { rows, columns, rows_per_block: (Self::ELEMENTS / columns.max(1)).max(1) }
     }

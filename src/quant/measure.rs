@@ -23,14 +23,14 @@ pub struct BlockLoss {
 
 /// The measures of a weight while its blocks are converted.
 #[derive(Debug)]
-pub struct Measures {
+pub struct RoundingError {
     blocks: Vec<OnceLock<BlockLoss>>,
 }
 
-impl Measures {
+impl RoundingError {
     /// No block measured yet.
     pub fn new(blocks: usize) -> Self {
-        Measures { blocks: (0..blocks).map(|_| OnceLock::new()).collect() }
+        RoundingError { blocks: (0..blocks).map(|_| OnceLock::new()).collect() }
     }
 
     /// Keeps what a block lost. A block can be converted again; it loses the same.
@@ -90,7 +90,7 @@ mod tests {
             saturated: 1,
             vanished: 2,
         };
-        let (a, b) = (Measures::new(3), Measures::new(3));
+        let (a, b) = (RoundingError::new(3), RoundingError::new(3));
         for block in 0..3 {
             assert_eq!(a.total(), None);
             a.set(block, loss(block as f64 + 0.1));
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn nothing_but_zeros_loses_nothing() {
-        let measures = Measures::new(1);
+        let measures = RoundingError::new(1);
         measures.set(0, BlockLoss::default());
         let total = measures.total().unwrap();
         assert_eq!((total.cosine, total.relative_rms_error), (1.0, 0.0));

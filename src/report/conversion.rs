@@ -6,13 +6,13 @@ use super::table::table;
 use super::{bytes, counted};
 use anec_bundle::Bundle;
 use anec_bundle::Stage;
-use anec_convert::report::{PackageReport, Report};
+use anec_convert::report::{ConvertReport, PackageReport};
 
 /// How many tensors that lost most are listed.
 const WORST: usize = 3;
 
 /// The result of `anec convert`.
-pub fn conversion(path: &Path, bundle: &Bundle, report: &Report) -> String {
+pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> String {
     let rows = report.packages.iter().map(|package| {
         let functions: Vec<_> = bundle.functions.iter().filter(|f| f.package == package.package).collect();
         let what = functions.first().map_or_else(String::new, |f| stage(&f.stage));

@@ -4,13 +4,19 @@ use std::path::Path;
 
 use super::counted;
 use super::table::table;
-use anec_validate::bisect::Culprit;
+use anec_validate::bisect::MinimalRepro;
 
 /// Ops that are listed.
 const LISTED: usize = 20;
 
 /// The result of `anec bisect`: the piece, op by op, and what was found of it.
-pub fn culprit(package: &str, function: &str, predicate: &str, culprit: &Culprit, written: Option<&Path>) -> String {
+pub fn culprit(
+    package: &str,
+    function: &str,
+    predicate: &str,
+    culprit: &MinimalRepro,
+    written: Option<&Path>,
+) -> String {
     let (left, before) = (culprit.ops.len(), culprit.ops_before);
     let verb = if left == 1 { "fails" } else { "fail" };
     let mut text = format!(

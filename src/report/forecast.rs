@@ -5,11 +5,11 @@ use std::fmt::Write;
 use indexmap::IndexMap;
 
 use super::table::table;
-use anec_validate::forecast::Finding;
+use anec_validate::forecast::ForecastFinding;
 use anec_validate::rules::{Evidence, Rule, Says};
 
 /// A forecast as a table of rules, each with the first place where it applies and what to do.
-pub fn forecast(findings: &[Finding]) -> String {
+pub fn forecast(findings: &[ForecastFinding]) -> String {
     if findings.is_empty() {
         return "forecast for the Neural Engine (no proof): no rule applies\n".into();
     }
@@ -32,8 +32,8 @@ pub fn forecast(findings: &[Finding]) -> String {
 }
 
 /// Findings of each rule, the gravest rules first.
-pub(super) fn by_rule(findings: &[Finding]) -> IndexMap<&str, Vec<&Finding>> {
-    let mut rules: IndexMap<&str, Vec<&Finding>> = IndexMap::new();
+pub(super) fn by_rule(findings: &[ForecastFinding]) -> IndexMap<&str, Vec<&ForecastFinding>> {
+    let mut rules: IndexMap<&str, Vec<&ForecastFinding>> = IndexMap::new();
     for finding in findings {
         rules.entry(&finding.rule).or_default().push(finding);
     }
@@ -42,7 +42,7 @@ pub(super) fn by_rule(findings: &[Finding]) -> IndexMap<&str, Vec<&Finding>> {
 }
 
 /// Where a rule applies: a package, and a function of it.
-pub(super) fn place(finding: &Finding) -> String {
+pub(super) fn place(finding: &ForecastFinding) -> String {
     match &finding.function {
         Some(function) => format!("{}, {function}", finding.package),
         None => finding.package.clone(),

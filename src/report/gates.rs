@@ -4,10 +4,10 @@ use indexmap::IndexMap;
 
 use super::counted;
 use super::table::table;
-use anec_validate::{Check, GateReport, Report, Verdict, numerics, residency};
+use anec_validate::{Check, GateReport, GatesReport, Verdict, numerics, residency};
 
 /// The result of `anec validate`: a line for each gate, what was measured, and everything that isn't as it should be.
-pub fn gates(report: &Report) -> String {
+pub fn gates(report: &GatesReport) -> String {
     let rows = report.gates.iter().map(|gate| {
         let passed = gate.checks.iter().filter(|check| check.verdict == Verdict::Passed).count();
         vec![

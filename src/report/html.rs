@@ -8,12 +8,12 @@ use super::plot::Plot;
 use super::{bytes, counted};
 use anec_coreml::ComputePlan;
 use anec_coreml::plan::{Device, Operation};
-use anec_validate::{Check, GateReport, Report, Verdict, numerics, parity};
+use anec_validate::{Check, GateReport, GatesReport, Verdict, numerics, parity};
 
 const STYLE: &str = include_str!("html.css");
 
 /// The page. With a compute plan, placement is shown op by op.
-pub fn html(report: &Report, plan: Option<&ComputePlan>) -> String {
+pub fn html(report: &GatesReport, plan: Option<&ComputePlan>) -> String {
     let name = markup(&report.bundle);
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
@@ -36,7 +36,7 @@ pub fn html(report: &Report, plan: Option<&ComputePlan>) -> String {
     page
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &GatesReport) -> String {
     let mut text = String::from("<table>\n<tr><th>gate<th>passed<th>verdict</tr>\n");
     for gate in &report.gates {
         let passed = gate.checks.iter().filter(|check| check.verdict == Verdict::Passed).count();
@@ -53,7 +53,7 @@ fn summary(report: &Report) -> String {
 }
 
 /// What the gates of numerics and parity measured, over the layers, and what quantization cost.
-fn plots(report: &Report) -> String {
+fn plots(report: &GatesReport) -> String {
     let ways = ways(report);
     let over_layers = |measure: &str, change: fn(f64) -> f64| {
         points(report, numerics::GATE, |check| Some(change(*check.measured.get(measure)?)))
@@ -97,7 +97,7 @@ fn plots(report: &Report) -> String {
 }
 
 /// A number of each layer, from the checks of a gate that are about one.
-fn points(report: &Report, gate: &str, value: impl Fn(&Check) -> Option<f64>) -> Vec<(f64, f64)> {
+fn points(report: &GatesReport, gate: &str, value: impl Fn(&Check) -> Option<f64>) -> Vec<(f64, f64)> {
     let checks = report.gates.iter().filter(|found| found.gate == gate).flat_map(|gate| &gate.checks);
     let mut points: Vec<(f64, f64)> = checks.filter_map(|check| Some((check.layer? as f64, value(check)?))).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -105,7 +105,7 @@ fn points(report: &Report, gate: &str, value: impl Fn(&Check) -> Option<f64>) ->
 }
 
 /// How the bundle was run for parity: `f32`, `f16`.
-fn ways(report: &Report) -> Vec<String> {
+fn ways(report: &GatesReport) -> Vec<String> {
     let checks = report.gates.iter().filter(|gate| gate.gate == parity::GATE).flat_map(|gate| &gate.checks);
     let way = |check: &Check| Some(check.subject.split_once(", ")?.0.to_owned());
     let mut ways: Vec<String> = checks.filter(|check| check.layer.is_some()).filter_map(way).collect();
@@ -114,7 +114,7 @@ fn ways(report: &Report) -> Vec<String> {
 }
 
 /// How far what each layer adds is from the golden.
-fn added(report: &Report, way: &str) -> Vec<(f64, f64)> {
+fn added(report: &GatesReport, way: &str) -> Vec<(f64, f64)> {
     points(report, parity::GATE, |check| {
         let own = check.subject.split_once(", ").is_some_and(|(start, _)| start == way);
         // no difference at all is drawn at what f32 can tell
@@ -123,7 +123,7 @@ fn added(report: &Report, way: &str) -> Vec<(f64, f64)> {
 }
 
 /// The worst weight of each layer.
-fn quantization(report: &Report) -> Vec<(f64, f64)> {
+fn quantization(report: &GatesReport) -> Vec<(f64, f64)> {
     let mut worst: BTreeMap<usize, f64> = BTreeMap::new();
     for (name, loss) in report.packages.iter().flat_map(|package| &package.quantization) {
         let layer = name.strip_prefix("layers_").and_then(|rest| rest.split('_').next()?.parse().ok());
@@ -173,7 +173,7 @@ fn short(value: f64) -> String {
     if value == value.trunc() && value.abs() < 1e7 { format!("{value}") } else { format!("{value:.6}") }
 }
 
-fn forecast(report: &Report) -> String {
+fn forecast(report: &GatesReport) -> String {
     let Some(findings) = &report.forecast else { return String::new() };
     let mut text = String::from(
         "<h2>Forecast</h2>\n<p class=\"quiet\">What rules expect of the Neural Engine. No proof, and no gate: only a \
@@ -203,7 +203,7 @@ fn forecast(report: &Report) -> String {
     text + "</table>\n"
 }
 
-fn packages(report: &Report) -> String {
+fn packages(report: &GatesReport) -> String {
     if report.packages.is_empty() {
         return String::new();
     }
@@ -272,7 +272,7 @@ mod tests {
             },
             Check::of("b", "c", Some("1 < 2".into())),
         ];
-        let report = Report::new("a <b>", vec![GateReport::new(numerics::GATE, checks)]);
+        let report = GatesReport::new("a <b>", vec![GateReport::new(numerics::GATE, checks)]);
         let page = html(&report, None);
         assert!(page.contains("a &lt;b&gt;") && page.contains("&lt;script&gt;") && page.contains("1 &lt; 2"));
         assert!(!page.contains("<script") && !page.contains("http"), "it loads something");

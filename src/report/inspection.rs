@@ -10,17 +10,17 @@ use super::table::table;
 use super::{bytes, counted};
 use anec_bundle::{Bundle, TokenCount};
 use anec_package::describe::{FunctionInventory, Inventory};
-use anec_source::gguf::{Array, Metadata, Value};
-use anec_source::onnx::{Bundle as OnnxBundle, CONFIG};
-use anec_source::{Description, Source, Tensor};
+use anec_source::gguf::{GgufArray, GgufMetadata, GgufValue};
+use anec_source::onnx::{CONFIG, OnnxBundle};
+use anec_source::{Description, Source, SourceTensor};
 
 /// Longest metadata value that is shown whole.
 const SHOWN: usize = 100;
 
 /// A source as text. Tensors that differ in layer numbers only share a line, unless `all` are asked for.
 pub fn source(source: &Source, all: bool) -> String {
-    let total: u64 = source.tensors().map(Tensor::byte_length).sum();
-    let parameters: u64 = source.tensors().map(Tensor::elements).sum();
+    let total: u64 = source.tensors().map(SourceTensor::byte_length).sum();
+    let parameters: u64 = source.tensors().map(SourceTensor::elements).sum();
     let mut text = format!(
         "{}: {}, {} of {}, {} of {} parameters\n\n",
         source.name(),
@@ -100,26 +100,26 @@ fn graph_facts(bundle: &OnnxBundle) -> Vec<(&'static str, Json)> {
     facts
 }
 
-fn gguf(metadata: &Metadata) -> String {
+fn gguf(metadata: &GgufMetadata) -> String {
     let rows = metadata.iter().map(|(key, value)| vec![shortened(key), shortened(&value_text(value))]);
     table(&["key", "value"], rows)
 }
 
-fn value_text(value: &Value) -> String {
+fn value_text(value: &GgufValue) -> String {
     match value {
-        Value::U8(v) => v.to_string(),
-        Value::I8(v) => v.to_string(),
-        Value::U16(v) => v.to_string(),
-        Value::I16(v) => v.to_string(),
-        Value::U32(v) => v.to_string(),
-        Value::I32(v) => v.to_string(),
-        Value::U64(v) => v.to_string(),
-        Value::I64(v) => v.to_string(),
-        Value::F32(v) => v.to_string(),
-        Value::F64(v) => v.to_string(),
-        Value::Bool(v) => v.to_string(),
-        Value::String(v) => format!("{v:?}"),
-        Value::Array(array) => counted(Array::len(array), "element"),
+        GgufValue::U8(v) => v.to_string(),
+        GgufValue::I8(v) => v.to_string(),
+        GgufValue::U16(v) => v.to_string(),
+        GgufValue::I16(v) => v.to_string(),
+        GgufValue::U32(v) => v.to_string(),
+        GgufValue::I32(v) => v.to_string(),
+        GgufValue::U64(v) => v.to_string(),
+        GgufValue::I64(v) => v.to_string(),
+        GgufValue::F32(v) => v.to_string(),
+        GgufValue::F64(v) => v.to_string(),
+        GgufValue::Bool(v) => v.to_string(),
+        GgufValue::String(v) => format!("{v:?}"),
+        GgufValue::Array(array) => counted(GgufArray::len(array), "element"),
     }
 }
 
@@ -131,7 +131,7 @@ fn shortened(text: &str) -> String {
 }
 
 fn tensors(source: &Source, all: bool) -> String {
-    let shape = |tensor: &Tensor| tensor.shape().iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+    let shape = |tensor: &SourceTensor| tensor.shape().iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
     if all {
         let rows = source
             .tensors()
@@ -172,9 +172,9 @@ pub fn source_json(source: &Source) -> Json {
                 .iter()
                 .map(|(key, value)| {
                     let value = match value {
-                        Value::String(text) => json!(text),
-                        Value::Bool(v) => json!(v),
-                        Value::Array(array) => json!({"elements": Array::len(array)}),
+                        GgufValue::String(text) => json!(text),
+                        GgufValue::Bool(v) => json!(v),
+                        GgufValue::Array(array) => json!({"elements": GgufArray::len(array)}),
                         number => serde_json::from_str(&value_text(number)).unwrap_or(Json::Null),
                     };
                     (key.to_owned(), value)

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use super::escape::markup;
-use anec_validate::{GateReport, Report, Verdict};
+use anec_validate::{GateReport, GatesReport, Verdict};
 
 /// The report as JUnit XML.
-pub fn junit(report: &Report) -> String {
+pub fn junit(report: &GatesReport) -> String {
     let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     let count = |verdict| report.gates.iter().map(|gate| of(gate, verdict)).sum::<usize>();
     let total: usize = report.gates.iter().map(|gate| gate.checks.len()).sum();
@@ -55,7 +55,7 @@ mod tests {
             Check::of("b <c>", "it holds", Some("1 < 2".into())),
             Check::unproven("d", "it holds", "no \"Mac\""),
         ];
-        let report = Report::new("m & n", vec![GateReport::new("structure", checks)]);
+        let report = GatesReport::new("m & n", vec![GateReport::new("structure", checks)]);
         insta::assert_snapshot!(junit(&report), @r#"
         <?xml version="1.0" encoding="UTF-8"?>
         <testsuites name="m &amp; n" tests="3" failures="1" skipped="1">

@@ -3,13 +3,13 @@
 use std::fmt::Write;
 
 use super::escape::cell;
-use anec_validate::{Report, Verdict};
+use anec_validate::{GatesReport, Verdict};
 
 /// Most rows of a list; the other formats have all.
 const LISTED: usize = 50;
 
 /// The report as Markdown.
-pub fn markdown(report: &Report) -> String {
+pub fn markdown(report: &GatesReport) -> String {
     let mut text =
         format!("## {}: {}\n\n| gate | passed | verdict |\n|---|---|---|\n", cell(&report.bundle), report.verdict);
     for gate in &report.gates {
@@ -79,7 +79,7 @@ mod tests {
             GateReport::new("structure", checks),
             GateReport::new("residency", vec![Check::unproven("bundle", "resident", "no Mac")]),
         ];
-        insta::assert_snapshot!(markdown(&Report::new("m", gates)), @r"
+        insta::assert_snapshot!(markdown(&GatesReport::new("m", gates)), @r"
         ## m: failed
 
         | gate | passed | verdict |

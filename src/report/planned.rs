@@ -6,12 +6,18 @@ use super::conversion::stage;
 use super::table::table;
 use super::{bytes, counted};
 use anec_bundle::TokenCount;
-use anec_convert::{Estimate, FormEstimate, Plan};
-use anec_family::{Facts, FunctionRequest};
+use anec_convert::{ConvertPlan, Estimate, FormEstimate};
+use anec_family::{FamilyFacts, FunctionRequest};
 use anec_manifest::{Granularity, Manifest, WeightFormat};
 
 /// The result of `anec plan`; `forms` are the estimates of all forms of experts.
-pub fn plan(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate, forms: &[FormEstimate]) -> String {
+pub fn plan(
+    manifest: &Manifest,
+    facts: &FamilyFacts,
+    plan: &ConvertPlan,
+    estimate: &Estimate,
+    forms: &[FormEstimate],
+) -> String {
     let name = manifest.name.as_deref().unwrap_or("model");
     let quant = match (manifest.quant.weights, manifest.quant.granularity) {
         (WeightFormat::None, _) => "fp16 weights",
@@ -66,7 +72,13 @@ fn function(request: &FunctionRequest) -> String {
 }
 
 /// The result of `anec plan --json`.
-pub fn plan_json(manifest: &Manifest, facts: &Facts, plan: &Plan, estimate: &Estimate, forms: &[FormEstimate]) -> Json {
+pub fn plan_json(
+    manifest: &Manifest,
+    facts: &FamilyFacts,
+    plan: &ConvertPlan,
+    estimate: &Estimate,
+    forms: &[FormEstimate],
+) -> Json {
     let packages: Vec<Json> = plan
         .packages
         .iter()

@@ -77,14 +77,14 @@ mod tests {
     use anec_base::{Error, Fault};
     use anec_bundle::{Bundle, PackageEntry, TokenCount};
     use anec_coreml::ComputePlan;
-    use anec_runtime::double::{self, Form};
+    use anec_runtime::fake::{self, Form};
     use anec_validate::residency::judge;
     use anec_validate::thresholds::ResidencyThresholds;
-    use anec_validate::{GateReport, Report, Verdict};
+    use anec_validate::{GateReport, GatesReport, Verdict};
 
     /// A bundle of the one package that the hand-made plan is of.
     fn bundle() -> Bundle {
-        let mut bundle = double::bundle(&Form::default());
+        let mut bundle = fake::bundle(&Form::default());
         let package = "model.mlpackage".to_owned();
         bundle.functions.truncate(1);
         bundle.functions[0].package = package.clone();
@@ -108,7 +108,7 @@ mod tests {
     fn judged(change: impl FnOnce(&mut Json)) -> (Verdict, String) {
         let gate = try_judged(change).unwrap();
         let verdict = gate.verdict;
-        (verdict, crate::gates(&Report::new("double", vec![gate])))
+        (verdict, crate::gates(&GatesReport::new("double", vec![gate])))
     }
 
     /// An op of the function for one token, by the name of its result.
@@ -219,7 +219,7 @@ mod tests {
             plan["functions"][0]["operations"].as_array_mut().unwrap().extend(more);
         });
         let gate = gate.unwrap();
-        let text = crate::gates(&Report::new("double", vec![gate.clone()]));
+        let text = crate::gates(&GatesReport::new("double", vec![gate.clone()]));
         assert!(text.contains("and 10 more"), "{text}");
         let json = serde_json::to_value(&gate).unwrap();
         let ops = json["checks"][1]["ops"].as_array().unwrap();

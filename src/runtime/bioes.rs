@@ -22,7 +22,7 @@ const FIRST_LOOK: usize = 64;
 
 /// A label's place in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum BioesTag {
     /// In none.
     Outside,
     /// First of several tokens.
@@ -35,15 +35,15 @@ pub enum Place {
     Single,
 }
 
-impl Place {
+impl BioesTag {
     /// Whether a span goes on after it.
     fn is_open(self) -> bool {
-        matches!(self, Place::Begin | Place::Inside)
+        matches!(self, BioesTag::Begin | BioesTag::Inside)
     }
 
     /// Whether a span goes on into it.
     fn continues(self) -> bool {
-        matches!(self, Place::Inside | Place::End)
+        matches!(self, BioesTag::Inside | BioesTag::End)
     }
 }
 
@@ -51,7 +51,7 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheme {
     labels: Vec<String>,
-    places: Vec<(Place, usize)>,
+    places: Vec<(BioesTag, usize)>,
     kinds: Vec<String>,
 }
 
@@ -64,11 +64,11 @@ impl Scheme {
         let mut scheme = Scheme { labels: labels.to_vec(), places: Vec::new(), kinds: Vec::new() };
         for label in labels {
             let (place, kind) = match label.split_once('-') {
-                None if label == "O" => (Place::Outside, ""),
-                Some(("B", kind)) => (Place::Begin, kind),
-                Some(("I", kind)) => (Place::Inside, kind),
-                Some(("E", kind)) => (Place::End, kind),
-                Some(("S", kind)) => (Place::Single, kind),
+                None if label == "O" => (BioesTag::Outside, ""),
+                Some(("B", kind)) => (BioesTag::Begin, kind),
+                Some(("I", kind)) => (BioesTag::Inside, kind),
+                Some(("E", kind)) => (BioesTag::End, kind),
+                Some(("S", kind)) => (BioesTag::Single, kind),
                 _ => {
                     let problem = format!("label `{label}` isn't O, or B-, I-, E- or S- with a kind of span");
                     return Err(RuntimeError::Labels { problem });
@@ -76,7 +76,7 @@ impl Scheme {
             };
             let known = scheme.kinds.iter().position(|known| known == kind);
             let index = match (place, known) {
-                (Place::Outside, _) => 0,
+                (BioesTag::Outside, _) => 0,
                 (_, Some(index)) => index,
                 (_, None) => {
                     scheme.kinds.push(kind.to_owned());
@@ -85,7 +85,7 @@ impl Scheme {
             };
             scheme.places.push((place, index));
         }
-        match scheme.places.iter().any(|(place, _)| *place == Place::Outside) {
+        match scheme.places.iter().any(|(place, _)| *place == BioesTag::Outside) {
             true => Ok(scheme),
             false => Err(RuntimeError::Labels { problem: "none of the labels is O".into() }),
         }
@@ -102,7 +102,7 @@ impl Scheme {
     }
 
     /// A label's place, and the number of its kind.
-    pub fn place(&self, label: u16) -> (Place, usize) {
+    pub fn place(&self, label: u16) -> (BioesTag, usize) {
         self.places[usize::from(label)]
     }
 
@@ -159,14 +159,14 @@ impl Biases {
         })
     }
 
-    fn of(&self, before: Place, after: Place) -> f64 {
+    fn of(&self, before: BioesTag, after: BioesTag) -> f64 {
         match (before, after) {
-            (Place::Outside, Place::Outside) => self.background_stay,
-            (Place::Outside, _) => self.background_to_start,
-            (Place::Begin | Place::Inside, Place::Inside) => self.inside_to_continue,
-            (Place::Begin | Place::Inside, _) => self.inside_to_end,
-            (Place::End | Place::Single, Place::Outside) => self.end_to_background,
-            (Place::End | Place::Single, _) => self.end_to_start,
+            (BioesTag::Outside, BioesTag::Outside) => self.background_stay,
+            (BioesTag::Outside, _) => self.background_to_start,
+            (BioesTag::Begin | BioesTag::Inside, BioesTag::Inside) => self.inside_to_continue,
+            (BioesTag::Begin | BioesTag::Inside, _) => self.inside_to_end,
+            (BioesTag::End | BioesTag::Single, BioesTag::Outside) => self.end_to_background,
+            (BioesTag::End | BioesTag::Single, _) => self.end_to_start,
         }
     }
 }

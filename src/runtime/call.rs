@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::backend::Call;
 use super::error::RuntimeError;
-use super::feed::{Feed, shape_of, shaped};
 use super::hidden::{Columns, Flow};
-use super::model::Model;
+use super::inputs::{InputBuilder, shape_of, shaped};
+use super::model::LoadedModel;
 use super::plan::Step;
 use super::states::States;
 use anec_bundle::FILE_NAME;
@@ -33,10 +33,10 @@ pub(super) fn is_carried(role: &PortRole) -> bool {
 /// The call of a step's function on what comes from those before, whose hidden states it takes. What else it takes comes
 /// from the text; functions of the head take nothing else.
 pub(super) fn prepare(
-    model: &Model,
+    model: &LoadedModel,
     step: &Step,
     flow: &mut Flow,
-    mut text: Option<(&mut Feed<'_>, &States)>,
+    mut text: Option<(&mut InputBuilder<'_>, &States)>,
 ) -> Result<Prepared, RuntimeError> {
     let wrong = |problem: String| RuntimeError::bundle(model.folder.join(FILE_NAME), problem);
     let size = flow.hidden.count;
@@ -65,7 +65,7 @@ pub(super) fn prepare(
 
 /// The output of a role, of a call of `size` tokens.
 pub(super) fn result(
-    model: &Model,
+    model: &LoadedModel,
     function: usize,
     outputs: Vec<Tensor>,
     role: PortRole,

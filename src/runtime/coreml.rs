@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::backend::{Backend, Call, Sequence, Watch};
 use super::error::RuntimeError;
-use super::feed::shape_of;
-use super::host::Host;
-use super::model::Model;
+use super::host::HostTables;
+use super::inputs::shape_of;
+use super::model::LoadedModel;
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
-use anec_bundle::{Extent, Port, PortRole};
-use anec_coreml::array::{Array, Element, OwnedValues, Values};
+use anec_bundle::{Port, PortDim, PortRole};
+use anec_coreml::array::{Element, OwnedValues, StridedArray, Values};
 use anec_coreml::cache::Cache;
 use anec_coreml::plan::listing_digest;
 use anec_coreml::{ComputeUnits, CoreMl, Engine, LoadedFunction};
@@ -27,15 +27,15 @@ pub const NAME: &str = "coreml";
 ///
 /// # Errors
 /// When there is no Core ML or no bundle, or the bundle contradicts itself.
-pub fn open(folder: &Path, units: ComputeUnits) -> Result<Arc<Model>> {
+pub fn open(folder: &Path, units: ComputeUnits) -> Result<Arc<LoadedModel>> {
     if !folder.join(FILE_NAME).exists() {
         return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
     }
     let engine = Arc::new(CoreMl::new()?);
     let bundle = Bundle::read(folder)?;
-    let host = Arc::new(Host::open(&bundle, folder)?);
+    let host = Arc::new(HostTables::open(&bundle, folder)?);
     let backend = CoreMlBackend::new(engine, &bundle, folder, units, Cache::of_user()?);
-    Model::new(bundle, folder, host, Box::new(backend))
+    LoadedModel::new(bundle, folder, host, Box::new(backend))
 }
 
 /// A bundle on Core ML. Functions are loaded when they are first called, and compiled before that if they aren't yet.
@@ -140,7 +140,7 @@ struct Held<E: Engine> {
 /// The arrays of calls of one size.
 struct Arrays<E: Engine> {
     bound: ArraysOf<E>,
-    outputs: Vec<Array>,
+    outputs: Vec<StridedArray>,
 }
 
 impl<E: Engine> Arrays<E> {
@@ -160,7 +160,7 @@ impl<E: Engine> Arrays<E> {
         });
         let values = values.collect::<Result<Vec<_>, _>>()?;
         let given = function.predict(&mut self.bound, state, &values)?;
-        let tensor = |(array, values): (&Array, OwnedValues)| match values {
+        let tensor = |(array, values): (&StridedArray, OwnedValues)| match values {
             OwnedValues::Floats(values) => Tensor::new(array.shape.clone(), values),
             OwnedValues::Integers(values) => Tensor::new(array.shape.clone(), values),
         };
@@ -249,15 +249,15 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
 /// The number of tokens that inputs are for.
 fn tokens(ports: &[Port], inputs: &[&Tensor]) -> usize {
     let of_port = |(port, tensor): (&Port, &&Tensor)| {
-        let axis = port.shape.iter().position(|extent| matches!(extent, Extent::Tokens(_)))?;
+        let axis = port.shape.iter().position(|extent| matches!(extent, PortDim::Tokens(_)))?;
         tensor.shape.get(axis).copied()
     };
     ports.iter().zip(inputs).find_map(of_port).unwrap_or(1)
 }
 
 /// The arrays of ports for calls of `size` tokens.
-fn arrays(ports: &[Port], size: usize) -> Vec<Array> {
-    let array = |port: &Port| Array {
+fn arrays(ports: &[Port], size: usize) -> Vec<StridedArray> {
+    let array = |port: &Port| StridedArray {
         name: port.name.clone(),
         element: element(&port.role),
         shape: shape_of(port, size as u64),
@@ -287,11 +287,11 @@ pub fn element(role: &PortRole) -> Element {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Ask, Chunking, Hidden};
+    use crate::{Chunking, ForwardOptions, Hidden};
     use anec_exec::Precision;
     use anec_mil::{DataType, Value};
-    use anec_testing::double::DoubleEngine;
-    use anec_testing::double::{convert_demo, convert_family};
+    use anec_testing::fake::DoubleEngine;
+    use anec_testing::fake::{convert_demo, convert_family};
 
     const TEXT: [u32; 11] = [3, 141, 59, 26, 535, 89, 79, 323, 84, 626, 43];
 
@@ -304,25 +304,25 @@ mod tests {
     }
 
     /// A bundle on the double, with a cache of its own beside it.
-    fn on_double(folder: &Path) -> (Arc<Model>, Arc<DoubleEngine>) {
+    fn on_double(folder: &Path) -> (Arc<LoadedModel>, Arc<DoubleEngine>) {
         let engine = Arc::new(DoubleEngine::new());
         let bundle = Bundle::read(folder).unwrap();
-        let host = Arc::new(Host::open(&bundle, folder).unwrap());
+        let host = Arc::new(HostTables::open(&bundle, folder).unwrap());
         let cache = Cache::new(folder.join("cache"));
         let backend = CoreMlBackend::new(engine.clone(), &bundle, folder, ComputeUnits::CpuAndNeuralEngine, cache);
-        (Model::new(bundle, folder, host, Box::new(backend)).unwrap(), engine)
+        (LoadedModel::new(bundle, folder, host, Box::new(backend)).unwrap(), engine)
     }
 
     /// [`TEXT`], held within a small vocabulary.
-    fn text(model: &Model) -> [u32; 11] {
+    fn text(model: &LoadedModel) -> [u32; 11] {
         TEXT.map(|token| token % model.bundle().model.vocab_size as u32)
     }
 
-    fn logits(model: &Arc<Model>, chunking: Chunking) -> [Vec<f32>; 2] {
+    fn logits(model: &Arc<LoadedModel>, chunking: Chunking) -> [Vec<f32>; 2] {
         let mut session = model.start(TEXT.len() as u64).unwrap();
         [(); 2].map(|()| {
             session.reset().unwrap();
-            session.forward(&text(model), &Ask::all(chunking.clone())).unwrap().logits
+            session.forward(&text(model), &ForwardOptions::all(chunking.clone())).unwrap().logits
         })
     }
 
@@ -337,7 +337,7 @@ mod tests {
             let folder = room.path().join(name);
             convert_demo(&folder, changes);
             let (model, _) = on_double(&folder);
-            let executor = Model::on_cpu(&folder, Precision::F16).unwrap();
+            let executor = LoadedModel::on_cpu(&folder, Precision::F16).unwrap();
             for chunking in [Chunking::Largest, Chunking::Pattern(vec![1])] {
                 if name == "unified" && chunking != Chunking::Largest {
                     continue;
@@ -360,19 +360,19 @@ mod tests {
             let folder = room.path().join(case);
             convert_family(case, &folder, &[keys, &["context=64", "recurrent_states=input_output"]].concat());
             let (model, _) = on_double(&folder);
-            let executor = Model::on_cpu(&folder, Precision::F16).unwrap();
+            let executor = LoadedModel::on_cpu(&folder, Precision::F16).unwrap();
             for chunking in [Chunking::Largest, Chunking::Pattern(vec![1])] {
                 assert!(logits(&model, chunking.clone()) == logits(&executor, chunking), "{case}");
             }
             let text = text(&model);
             let mut first = model.start(16).unwrap();
-            first.forward(&text[..6], &Ask::none()).unwrap();
+            first.forward(&text[..6], &ForwardOptions::none()).unwrap();
             let mut second = first.fork().unwrap().expect("states can be copied");
-            first.forward(&[1, 2, 3], &Ask::none()).unwrap();
+            first.forward(&[1, 2, 3], &ForwardOptions::none()).unwrap();
             let mut plain = executor.start(16).unwrap();
-            plain.forward(&text[..6], &Ask::none()).unwrap();
-            let [found, expected] =
-                [&mut second, &mut plain].map(|session| session.forward(&text[6..], &Ask::last()).unwrap().logits);
+            plain.forward(&text[..6], &ForwardOptions::none()).unwrap();
+            let [found, expected] = [&mut second, &mut plain]
+                .map(|session| session.forward(&text[6..], &ForwardOptions::last()).unwrap().logits);
             assert_eq!(found, expected, "{case}");
         }
     }
@@ -381,7 +381,7 @@ mod tests {
     fn functions_are_compiled_once_and_loaded_when_they_are_needed() {
         let (_room, folder) = demo(&["lengths={fixed: [1, 4]}"]);
         let (model, engine) = on_double(&folder);
-        model.start(4).unwrap().forward(&TEXT[..4], &Ask::last()).unwrap();
+        model.start(4).unwrap().forward(&TEXT[..4], &ForwardOptions::last()).unwrap();
         let expected = [
             "compile layers_0_3.mlpackage",
             "load tokens_4 for cpu-and-neural-engine",
@@ -394,12 +394,12 @@ mod tests {
         ];
         assert_eq!(engine.take_log(), expected);
         // another text needs other functions of the same packages
-        model.start(4).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
+        model.start(4).unwrap().forward(&TEXT[..1], &ForwardOptions::last()).unwrap();
         assert_eq!(engine.take_log(), ["load tokens_1 for cpu-and-neural-engine"; 2]);
 
         // what the cache has isn't compiled again, and neither is what the bundle has itself
         let (model, engine) = on_double(&folder);
-        model.start(1).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
+        model.start(1).unwrap().forward(&TEXT[..1], &ForwardOptions::last()).unwrap();
         assert_eq!(engine.take_log().len(), 4);
         let bundle = Bundle::read(&folder).unwrap();
         let cached = Cache::new(folder.join("cache"));
@@ -410,7 +410,7 @@ mod tests {
         changed.packages[0].compiled = Some("layers_0_3.mlmodelc".into());
         anec_convert::files::write_json(&folder.join(FILE_NAME), &changed).unwrap();
         let (model, engine) = on_double(&folder);
-        model.start(1).unwrap().forward(&TEXT[..1], &Ask::last()).unwrap();
+        model.start(1).unwrap().forward(&TEXT[..1], &ForwardOptions::last()).unwrap();
         assert_eq!(engine.take_log(), ["load tokens_1 for cpu-and-neural-engine"; 4]);
     }
 
@@ -422,7 +422,7 @@ mod tests {
         model.prepare(|done, of| seen.push((done, of))).unwrap();
         assert_eq!(seen, [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]);
         assert_eq!(engine.take_log().iter().filter(|line| line.starts_with("load ")).count(), 4);
-        model.start(4).unwrap().forward(&TEXT[..4], &Ask::last()).unwrap();
+        model.start(4).unwrap().forward(&TEXT[..4], &ForwardOptions::last()).unwrap();
         assert_eq!(engine.take_log(), [""; 0], "nothing is left to load");
     }
 
@@ -433,8 +433,8 @@ mod tests {
         // each waits for the other
         engine.meet(2);
         let mut session = model.start(TEXT.len() as u64).unwrap();
-        let answer = session.forward(&TEXT, &Ask::all(Chunking::Largest)).unwrap();
-        assert_eq!(answer.logits, logits(&Model::on_cpu(&folder, Precision::F16).unwrap(), Chunking::Largest)[0]);
+        let answer = session.forward(&TEXT, &ForwardOptions::all(Chunking::Largest)).unwrap();
+        assert_eq!(answer.logits, logits(&LoadedModel::on_cpu(&folder, Precision::F16).unwrap(), Chunking::Largest)[0]);
     }
 
     #[test]
@@ -442,14 +442,14 @@ mod tests {
         let (_room, folder) = demo(&[]);
         let (model, _) = on_double(&folder);
         let mut first = model.start(16).unwrap();
-        first.forward(&TEXT[..6], &Ask::none()).unwrap();
+        first.forward(&TEXT[..6], &ForwardOptions::none()).unwrap();
         let second = first.fork().unwrap().expect("states can be copied");
         // a copy that was never run, as a checkpoint is, can be copied itself
         let mut third = second.fork().unwrap().expect("states can be copied");
-        first.forward(&[1, 2, 3], &Ask::none()).unwrap();
+        first.forward(&[1, 2, 3], &ForwardOptions::none()).unwrap();
         let whole = &logits(&model, Chunking::Largest)[0];
         for copy in [&mut third, &mut { second }] {
-            let after = copy.forward(&TEXT[6..], &Ask::all(Chunking::Largest)).unwrap();
+            let after = copy.forward(&TEXT[6..], &ForwardOptions::all(Chunking::Largest)).unwrap();
             assert_eq!(after.logits, whole[whole.len() - after.logits.len()..]);
         }
     }
@@ -483,7 +483,7 @@ mod tests {
     fn values_inside_a_function_cant_be_seen() {
         let (_room, folder) = demo(&[]);
         let (model, _) = on_double(&folder);
-        let ask = Ask { hidden: Hidden::BetweenLayers, ..Ask::all(Chunking::Largest) };
+        let ask = ForwardOptions { hidden: Hidden::BetweenLayers, ..ForwardOptions::all(Chunking::Largest) };
         let error = model.start(4).unwrap().forward(&TEXT[..4], &ask).unwrap_err();
         assert_eq!(error.to_string(), "backend coreml: Core ML shows no values inside a function");
         assert_eq!(error.fault(), anec_base::Fault::Platform);

@@ -8,11 +8,11 @@ use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
-use anec_exec::{ExecError, Executable, Options, Precision, State, Tensor, WeightCache};
+use anec_exec::{ExecError, ExecOptions, Executable, Precision, State, Tensor, WeightCache};
 use anec_mil::{Function, Program, ValueType};
 
 /// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
-pub struct Programs {
+pub struct PackageStore {
     folder: PathBuf,
     functions: Vec<Signature>,
     read: Mutex<BTreeMap<String, Arc<Program>>>,
@@ -29,7 +29,7 @@ struct Signature {
     states: Vec<(String, String)>,
 }
 
-impl Programs {
+impl PackageStore {
     /// The programs of a bundle in a folder. Nothing is read yet.
     pub fn of(bundle: &Bundle, folder: &Path) -> Arc<Self> {
         let names = |ports: &[anec_bundle::Port]| ports.iter().map(|port| port.name.clone()).collect();
@@ -40,7 +40,7 @@ impl Programs {
             outputs: names(&entry.outputs),
             states: entry.states.iter().map(|state| (state.name.clone(), state.id.clone())).collect(),
         };
-        Arc::new(Programs {
+        Arc::new(PackageStore {
             folder: folder.to_owned(),
             functions: bundle.functions.iter().map(signature).collect(),
             read: Mutex::default(),
@@ -79,7 +79,7 @@ impl Programs {
         signature.check(function).map_err(error)?;
         let compile = if as_written { Executable::compile_as_written } else { Executable::compile };
         let function = signature.with_ids(function);
-        Ok(compile(&function, Options { precision }, &self.weights).map_err(|error| signature.failed(error))?)
+        Ok(compile(&function, ExecOptions { precision }, &self.weights).map_err(|error| signature.failed(error))?)
     }
 }
 
@@ -133,7 +133,7 @@ pub struct CpuBackend {
 }
 
 struct Compiled {
-    programs: Arc<Programs>,
+    programs: Arc<PackageStore>,
     precision: Precision,
     /// Every op is carried out as it stands, and seen.
     as_written: bool,
@@ -142,16 +142,16 @@ struct Compiled {
 
 impl CpuBackend {
     /// Runs programs in a precision. Functions are made ready when they are first called.
-    pub fn new(programs: Arc<Programs>, precision: Precision) -> Self {
+    pub fn new(programs: Arc<PackageStore>, precision: Precision) -> Self {
         Self::with(programs, precision, false)
     }
 
     /// As [`new`](CpuBackend::new), but every op is carried out as it stands, and who watches sees all of them.
-    pub fn as_written(programs: Arc<Programs>, precision: Precision) -> Self {
+    pub fn as_written(programs: Arc<PackageStore>, precision: Precision) -> Self {
         Self::with(programs, precision, true)
     }
 
-    fn with(programs: Arc<Programs>, precision: Precision, as_written: bool) -> Self {
+    fn with(programs: Arc<PackageStore>, precision: Precision, as_written: bool) -> Self {
         CpuBackend { shared: Arc::new(Compiled { programs, precision, as_written, executables: Mutex::default() }) }
     }
 }

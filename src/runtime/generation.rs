@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::ask::{Ask, Chunking, Hidden, Positions};
 use super::constraint::Constraint;
 use super::error::RuntimeError;
+use super::forward::{Chunking, ForwardOptions, Hidden, Positions};
 use super::logprobs::Logprobs;
-use super::lookup::{Lookup, Speculation};
-use super::model::Model;
+use super::lookup::{PromptLookup, Speculation};
+use super::model::LoadedModel;
 use super::prefix::common;
 use super::sampling::{Sampler, Sampling};
-use super::session::Session;
+use super::session::TokenSession;
 use anec_base::Result;
 
 /// What to continue, and how.
@@ -99,7 +99,7 @@ pub struct Timings {
 
 impl GenerationRequest {
     /// Tokens of prompt and continuation, as far as they fit.
-    pub fn length(&self, model: &Model) -> u64 {
+    pub fn length(&self, model: &LoadedModel) -> u64 {
         let prompt = self.prompt.len() as u64;
         prompt.saturating_add(self.max_tokens as u64).min(model.context()).max(prompt)
     }
@@ -107,13 +107,13 @@ impl GenerationRequest {
     /// Starts the generation in a session of its own, with room for the prompt and as much of the continuation as fits.
     ///
     /// # Errors
-    /// When the prompt itself doesn't fit, or as [`Session::generate`].
-    pub fn start(self, model: &Arc<Model>) -> Result<Generation> {
+    /// When the prompt itself doesn't fit, or as [`TokenSession::generate`].
+    pub fn start(self, model: &Arc<LoadedModel>) -> Result<Generation> {
         model.start(self.length(model))?.generate(self)
     }
 }
 
-impl Session {
+impl TokenSession {
     /// Continues a prompt: an iterator over the tokens that follow it. Tokens that the session holds and the prompt begins
     /// with aren't computed again; others are forgotten.
     ///
@@ -127,11 +127,11 @@ impl Session {
 /// A text being generated: an iterator over its tokens that owns the session it computes in. [`Generation::step`] makes
 /// one call of the model at a time, so that many generations can take turns.
 pub struct Generation {
-    session: Session,
+    session: TokenSession,
     request: GenerationRequest,
     sampler: Sampler,
     constraint: Option<Constraint>,
-    lookup: Option<Lookup>,
+    lookup: Option<PromptLookup>,
     speculation: Speculation,
     /// Most prompt tokens of one step.
     prompt_chunk: usize,
@@ -150,7 +150,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    fn new(mut session: Session, request: GenerationRequest) -> Result<Self> {
+    fn new(mut session: TokenSession, request: GenerationRequest) -> Result<Self> {
         if request.prompt.is_empty() {
             return Err(RuntimeError::NoTokens.into());
         }
@@ -159,7 +159,7 @@ impl Generation {
         // the last token has to be computed for its logits
         let cached = common(session.tokens(), &request.prompt).min(request.prompt.len() - 1);
         session.rewind(cached as u64)?;
-        let lookup = (request.speculation > 0).then(|| Lookup::new(&request.prompt, NGRAM.0, NGRAM.1));
+        let lookup = (request.speculation > 0).then(|| PromptLookup::new(&request.prompt, NGRAM.0, NGRAM.1));
         Ok(Generation {
             session,
             sampler: Sampler::new(request.sampling, &request.prompt),
@@ -200,12 +200,12 @@ impl Generation {
     }
 
     /// The session that it computes in.
-    pub fn session(&self) -> &Session {
+    pub fn session(&self) -> &TokenSession {
         &self.session
     }
 
     /// The session, for the next text.
-    pub fn into_session(self) -> Session {
+    pub fn into_session(self) -> TokenSession {
         self.session
     }
 
@@ -281,10 +281,10 @@ impl Generation {
     fn prefill(&mut self) -> Result<Option<Finish>> {
         let rest = &self.request.prompt[self.session.tokens().len()..];
         if self.prompt_chunk < rest.len() - 1 {
-            self.session.forward(&rest[..self.prompt_chunk], &Ask::none())?;
+            self.session.forward(&rest[..self.prompt_chunk], &ForwardOptions::none())?;
             return Ok(None);
         }
-        let mut logits = self.session.forward(rest, &Ask::last())?.logits;
+        let mut logits = self.session.forward(rest, &ForwardOptions::last())?.logits;
         self.session.checkpoint()?;
         self.prefill = self.start.elapsed();
         if self.request.max_tokens == 0 {
@@ -301,7 +301,7 @@ impl Generation {
         let Some(last) = self.ids.last() else { return Ok(Some(Finish::Length)) };
         let mut call = vec![*last];
         call.extend(self.draft()?);
-        let ask = Ask { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
+        let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
         let mut logits = self.session.forward(&call, &ask)?.logits;
         let width = logits.len() / call.len();
         let mut end = None;
@@ -414,7 +414,7 @@ fn rate(count: usize, time: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::double::{self, Form};
+    use super::super::fake::{self, Form};
     use super::super::sampling::argmax;
     use super::*;
 
@@ -427,15 +427,15 @@ mod tests {
         let length = (prompt.len() + count) as u64;
         let mut text = prompt.to_vec();
         for _ in 0..count {
-            let (_, logits) = double::reference(&text, length);
-            text.push(argmax(&logits[logits.len() - double::VOCAB..]));
+            let (_, logits) = fake::reference(&text, length);
+            text.push(argmax(&logits[logits.len() - fake::VOCAB..]));
         }
         text.split_off(prompt.len())
     }
 
     #[test]
     fn a_greedy_continuation_is_that_of_whole_texts() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let request = request(&[3, 1, 4, 1, 5], 8);
         let mut generation = request.clone().start(&model).unwrap();
         let streamed: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn a_stop_token_ends_the_text_and_is_no_part_of_it() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let whole = expected(&[3, 1, 4], 8);
         let mut request = request(&[3, 1, 4], 8);
         request.stops = vec![whole[2]];
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_full_context_ends_the_text() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let request = request(&[2; 14], 100);
         let generation = run(&model, &request);
         // slots 14 and 15 take two of the tokens; the third is known, but nothing can follow it
@@ -468,7 +468,7 @@ mod tests {
 
     #[test]
     fn the_receiver_can_stop() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let request = request(&[2], 10);
         let mut generation = request.start(&model).unwrap();
         assert!(generation.next().is_some());
@@ -479,7 +479,7 @@ mod tests {
         assert_eq!(generation.run().unwrap().finish, Finish::Stop);
     }
 
-    fn run(model: &Arc<Model>, request: &GenerationRequest) -> GenerationOutput {
+    fn run(model: &Arc<LoadedModel>, request: &GenerationRequest) -> GenerationOutput {
         request.clone().start(model).unwrap().run().unwrap()
     }
 
@@ -488,7 +488,7 @@ mod tests {
         for recurrent in [false, true] {
             for forks in [false, true] {
                 let form = Form { contexts: vec![200], recurrent, forks, ..Form::default() };
-                let (model, calls) = double::model(&form);
+                let (model, calls) = fake::model(&form);
                 let count = || std::mem::take(&mut *calls.lock().unwrap()).len();
                 for (temperature, repetition_penalty) in [(0.0, 1.0), (0.3, 1.0), (0.0, 1.2)] {
                     let sampling = Sampling { temperature, repetition_penalty, seed: 3, ..Sampling::default() };
@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn a_session_that_holds_a_beginning_of_the_prompt_goes_on_from_there() {
         for recurrent in [false, true] {
-            let (model, calls) = double::model(&Form { recurrent, ..Form::default() });
+            let (model, calls) = fake::model(&Form { recurrent, ..Form::default() });
             let mut kept = Some(model.start(16).unwrap());
             let mut ask = |prompt: &[u32]| {
                 calls.lock().unwrap().clear();
@@ -536,7 +536,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_prompt_make_the_whole() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let request = request(&[3, 1, 4, 1, 5, 2, 6], 4);
         let mut generation = request.clone().start(&model).unwrap().with_prompt_chunk(2);
         let mut parts = 0;
@@ -549,8 +549,8 @@ mod tests {
 
     #[test]
     fn a_failure_ends_the_tokens() {
-        let script = vec![(20, double::Mishap::Error)];
-        let (model, _) = double::model(&Form { script, ..Form::default() });
+        let script = vec![(20, fake::Mishap::Error)];
+        let (model, _) = fake::model(&Form { script, ..Form::default() });
         let tokens: Vec<_> = request(&[3, 1, 4], 8).start(&model).unwrap().collect();
         let (last, before) = tokens.split_last().unwrap();
         assert!(last.is_err() && !before.is_empty() && before.iter().all(Result::is_ok));
@@ -558,7 +558,7 @@ mod tests {
 
     #[test]
     fn sampling_parameters_are_checked() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let sampling = Sampling { min_p: 2.0, ..Sampling::default() };
         let refused = GenerationRequest { sampling, ..request(&[3], 8) }.start(&model).err().unwrap();
         assert_eq!(refused.to_string(), "`min_p` is 2, but has to be from 0 to 1");
@@ -568,7 +568,7 @@ mod tests {
     fn a_text_that_repeats_itself_ends() {
         assert!(repeats(&[1, 2, 3, 1, 2], 2) && repeats(&[1, 1], 1) && repeats(&[1, 1, 1], 2));
         assert!(!repeats(&[1, 2, 3, 2, 1], 2) && !repeats(&[1, 2], 2) && !repeats(&[1, 1, 1], 0));
-        let (model, _) = double::model(&Form { contexts: vec![200], ..Form::default() });
+        let (model, _) = fake::model(&Form { contexts: vec![200], ..Form::default() });
         let whole = run(&model, &request(&[3, 1, 4], 150)).ids;
         let end = (1..=150).find(|end| repeats(&whole[..*end], 6)).expect("the double's texts go round in circles");
         let generation = run(&model, &GenerationRequest { stop_repeat_ngram: 6, ..request(&[3, 1, 4], 150) });
@@ -577,7 +577,7 @@ mod tests {
 
     #[test]
     fn biases_open_and_close_tokens() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let forced = run(&model, &GenerationRequest { logit_bias: vec![(6, 1e6)], ..request(&[3, 1], 4) });
         assert_eq!(forced.ids, [6; 4]);
         let closed = run(&model, &GenerationRequest { logit_bias: vec![(forced.ids[0], -1e6)], ..request(&[3, 1], 8) });

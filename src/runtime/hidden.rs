@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ask::Hidden;
 use super::error::RuntimeError;
+use super::forward::Hidden;
 use super::plan::{Route, Step};
 use anec_bundle::PortRole;
 use anec_bundle::{Bundle, FILE_NAME, HiddenProbe, ModelFacts};

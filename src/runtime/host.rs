@@ -14,7 +14,7 @@ use anec_bundle::Bundle;
 
 /// The host's tensors of a bundle.
 #[derive(Debug)]
-pub struct Host {
+pub struct HostTables {
     file: MappedFile,
     embedding: Matrix,
     vocab_size: u64,
@@ -48,14 +48,14 @@ pub struct RopeChoice {
 
 /// Cosines or sines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wave {
+pub enum RotaryPart {
     /// Cosines.
     Cos,
     /// Sines.
     Sin,
 }
 
-impl Host {
+impl HostTables {
     /// Opens the host tensors of a bundle.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Host {
     /// The host tensors in a file that is open already.
     ///
     /// # Errors
-    /// As [`Host::open`].
+    /// As [`HostTables::open`].
     pub fn from_file(bundle: &Bundle, file: MappedFile) -> Result<Self> {
         let tensors = Tensors::read(&file)?;
         let embedding = tensors.matrix(&bundle.host.embedding, Dtype::F16)?;
@@ -100,7 +100,7 @@ impl Host {
             rope.insert(table.table.clone(), variants);
         }
         drop(tensors);
-        Ok(Host { embedding, vocab_size: bundle.model.vocab_size, rope, file })
+        Ok(HostTables { embedding, vocab_size: bundle.model.vocab_size, rope, file })
     }
 
     /// Writes the embeddings of `tokens` as columns: `out` is `[hidden_size, size]`, and columns past the tokens stay
@@ -148,7 +148,7 @@ impl Host {
         &self,
         choice: &RopeChoice,
         table: &str,
-        wave: Wave,
+        wave: RotaryPart,
         position: u64,
         real: usize,
         size: usize,
@@ -158,8 +158,8 @@ impl Host {
             return Err(RuntimeError::bundle(self.file.path(), format!("there is no rotary table `{table}`")));
         };
         let matrix = match wave {
-            Wave::Cos => &variant.cos,
-            Wave::Sin => &variant.sin,
+            RotaryPart::Cos => &variant.cos,
+            RotaryPart::Sin => &variant.sin,
         };
         if position + real as u64 > matrix.rows {
             return Err(RuntimeError::ContextFull { tokens: position + real as u64, context: matrix.rows });
@@ -224,18 +224,18 @@ impl Tensors {
 
 #[cfg(test)]
 mod tests {
-    use super::super::double;
+    use super::super::fake;
     use super::*;
     use safetensors::tensor::TensorView;
 
     #[test]
     fn tensors_of_another_type_than_the_bundles_are_refused() {
-        let bundle = double::bundle(&double::Form::default());
-        let bytes = vec![0; 4 * double::VOCAB * double::HIDDEN];
-        let embedding = TensorView::new(Dtype::F32, vec![double::VOCAB, double::HIDDEN], &bytes).unwrap();
+        let bundle = fake::bundle(&fake::Form::default());
+        let bytes = vec![0; 4 * fake::VOCAB * fake::HIDDEN];
+        let embedding = TensorView::new(Dtype::F32, vec![fake::VOCAB, fake::HIDDEN], &bytes).unwrap();
         let file = safetensors::serialize([("embedding", embedding)], None).unwrap();
         let file = MappedFile::from_bytes(Path::new("host.safetensors"), file);
-        let error = Host::from_file(&bundle, file).unwrap_err().to_string();
+        let error = HostTables::from_file(&bundle, file).unwrap_err().to_string();
         assert_eq!(error, "host.safetensors: tensor `embedding` holds F32, expected F16");
     }
 }

@@ -2,16 +2,16 @@
 //!
 //! ```
 //! use anec_exec::Precision;
-//! use anec_runtime::{Ask, Model, Tokenizer, sampling::argmax};
+//! use anec_runtime::{ForwardOptions, LoadedModel, Tokenizer, sampling::argmax};
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let bundle = folder.path().join("demo.anec");
 //! # let demo = concat!("source=", env!("CARGO_MANIFEST_DIR"), "/../../demo/model");
-//! # anec_testing::double::convert_demo(&bundle, &["context=64", demo]);
-//! let model = Model::on_cpu(&bundle, Precision::F32)?;
+//! # anec_testing::fake::convert_demo(&bundle, &["context=64", demo]);
+//! let model = LoadedModel::on_cpu(&bundle, Precision::F32)?;
 //! let tokenizer = Tokenizer::of(model.bundle(), &bundle)?;
 //! let mut session = model.start(64)?;
-//! let logits = session.forward(&tokenizer.encode("It was a fine")?, &Ask::last())?.logits;
+//! let logits = session.forward(&tokenizer.encode("It was a fine")?, &ForwardOptions::last())?.logits;
 //! println!("{:?}", tokenizer.decode(&[argmax(&logits)], true)?);
 //! # Ok::<(), anec_base::Error>(())
 //! ```
@@ -23,9 +23,9 @@
 //! | [`coreml`] | the backend over Core ML |
 //! | [`plan`] | which functions, in which order, with how many tokens at a time |
 //! | [`host`] | embedding and rotary tables |
-//! | [`feed`] | the inputs of a call |
+//! | [`inputs`] | the inputs of a call |
 //! | [`model`] | a bundle with a backend |
-//! | [`ask`] | what is asked of a run over tokens |
+//! | [`forward`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
 //! | `call` | one call of a function: its inputs, its result |
 //! | `states` | what a text carries from call to call |
@@ -46,7 +46,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod ask;
 pub mod backend;
 pub mod bioes;
 pub(crate) mod call;
@@ -58,17 +57,18 @@ pub mod constraint;
 pub mod constraint;
 pub mod coreml;
 pub mod cpu;
+pub mod energy;
+pub mod error;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 #[allow(missing_docs, reason = "for tests of this workspace")]
-pub mod double;
-pub mod energy;
-pub mod error;
-pub mod feed;
+pub mod fake;
+pub mod forward;
 pub mod generation;
 mod grammar;
 pub(crate) mod hidden;
 pub mod host;
+pub mod inputs;
 pub mod logprobs;
 pub mod lookup;
 pub mod model;
@@ -84,20 +84,20 @@ pub mod tokenizer;
 pub mod tools;
 pub mod windows;
 
-pub use ask::{Answer, Ask, Chunking, Hidden, Positions};
 pub use backend::{Backend, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::CoreMlBackend;
-pub use cpu::{CpuBackend, Programs};
+pub use cpu::{CpuBackend, PackageStore};
 pub use error::RuntimeError;
+pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, GenerationRequest, Timings};
-pub use host::Host;
+pub use host::HostTables;
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
-pub use model::Model;
+pub use model::LoadedModel;
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
-pub use session::Session;
+pub use session::TokenSession;
 pub use text::{TextDelta, TextGeneration, TextStream};
 pub use tokenizer::{Detokenizer, Tokenizer};
 pub use windows::Windows;

@@ -3,7 +3,7 @@
 
 /// Guesses from a text's own past.
 #[derive(Clone, Debug)]
-pub struct Lookup {
+pub struct PromptLookup {
     /// Least number of last tokens that must have stood together before.
     min: usize,
     /// How many of them are looked at; more that agree make a better guess.
@@ -27,10 +27,10 @@ pub struct Speculation {
 /// Turns without a guess after a wrong one: twice as many each time, up to this.
 const LONGEST_PAUSE: u32 = 16;
 
-impl Lookup {
+impl PromptLookup {
     /// Guesses for the continuation of `prompt`, where between `min` and `max` last tokens stood together before.
     pub fn new(prompt: &[u32], min: usize, max: usize) -> Self {
-        Lookup { min: min.max(1), max: max.max(1), text: prompt.to_vec(), misses: 0, pause: 0 }
+        PromptLookup { min: min.max(1), max: max.max(1), text: prompt.to_vec(), misses: 0, pause: 0 }
     }
 
     /// Tells that `token` is now part of the text.
@@ -75,23 +75,24 @@ mod tests {
     #[test]
     fn the_latest_of_the_longest_matches_is_continued() {
         let text = [1, 2, 3, 10, 2, 3, 11, 9, 2, 3, 12, 1, 2, 3];
-        assert_eq!(Lookup::new(&text, 2, 8).draft(3), [10, 2, 3], "three tokens agree with the beginning");
-        assert_eq!(Lookup::new(&text, 2, 2).draft(2), [12, 1], "of two, the latest place counts");
-        assert!(Lookup::new(&text, 4, 8).draft(3).is_empty(), "four never agreed");
+        assert_eq!(PromptLookup::new(&text, 2, 8).draft(3), [10, 2, 3], "three tokens agree with the beginning");
+        assert_eq!(PromptLookup::new(&text, 2, 2).draft(2), [12, 1], "of two, the latest place counts");
+        assert!(PromptLookup::new(&text, 4, 8).draft(3).is_empty(), "four never agreed");
     }
 
     #[test]
     fn the_last_token_is_not_guessed_twice() {
         // a text that repeats one token continues with it, and no further than its past reaches
-        assert_eq!(Lookup::new(&[5, 5, 5], 2, 8).draft(4), [5]);
-        assert!(Lookup::new(&[5], 1, 8).draft(4).is_empty());
-        assert!(Lookup::new(&[], 1, 8).draft(4).is_empty());
+        assert_eq!(PromptLookup::new(&[5, 5, 5], 2, 8).draft(4), [5]);
+        assert!(PromptLookup::new(&[5], 1, 8).draft(4).is_empty());
+        assert!(PromptLookup::new(&[], 1, 8).draft(4).is_empty());
     }
 
     #[test]
     fn wrong_guesses_pause_it_and_right_ones_end_the_pause() {
-        let mut lookup = Lookup::new(&[1, 2, 1, 2, 1], 1, 8);
-        let turns_until_a_guess = |lookup: &mut Lookup| (0..100).take_while(|_| lookup.draft(1).is_empty()).count();
+        let mut lookup = PromptLookup::new(&[1, 2, 1, 2, 1], 1, 8);
+        let turns_until_a_guess =
+            |lookup: &mut PromptLookup| (0..100).take_while(|_| lookup.draft(1).is_empty()).count();
         let mut pauses = Vec::new();
         for _ in 0..6 {
             lookup.judge(0);

@@ -4,29 +4,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::backend::Backend;
-use super::cpu::{CpuBackend, Programs};
+use super::cpu::{CpuBackend, PackageStore};
 use super::error::RuntimeError;
-use super::host::Host;
-use super::plan::{self, Plan, Route};
-use super::profile::{Profile, Profiled};
+use super::host::HostTables;
+use super::plan::{self, CallPlan, Route};
+use super::profile::{FunctionProfile, Profiled};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
 use anec_bundle::{Port, PortRole, StatePort};
 use anec_exec::Precision;
 
 /// A bundle with a backend that runs it.
-pub struct Model {
+pub struct LoadedModel {
     pub(super) bundle: Bundle,
     pub(super) folder: PathBuf,
-    pub(super) host: Arc<Host>,
-    pub(super) plan: Plan,
+    pub(super) host: Arc<HostTables>,
+    pub(super) plan: CallPlan,
     pub(super) backend: Arc<dyn Backend>,
     /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
     /// after it is closed by the masks, and overwritten before they open it.
     pub(super) positional: bool,
 }
 
-impl Model {
+impl LoadedModel {
     /// The bundle in a folder, on the CPU executor.
     ///
     /// # Errors
@@ -38,14 +38,14 @@ impl Model {
     /// The bundle in a folder, on the CPU executor: a model for each precision, all with the same weights in memory.
     ///
     /// # Errors
-    /// As [`Model::on_cpu`].
+    /// As [`LoadedModel::on_cpu`].
     pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
         if !folder.join(FILE_NAME).exists() {
             return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
         }
         let bundle = Bundle::read(folder)?;
-        let host = Arc::new(Host::open(&bundle, folder)?);
-        let programs = Programs::of(&bundle, folder);
+        let host = Arc::new(HostTables::open(&bundle, folder)?);
+        let programs = PackageStore::of(&bundle, folder);
         let model = |precision: &Precision| {
             let backend = CpuBackend::new(programs.clone(), *precision);
             Self::new(bundle.clone(), folder, host.clone(), Box::new(backend))
@@ -57,21 +57,21 @@ impl Model {
     ///
     /// # Errors
     /// When the bundle's functions don't make a model.
-    pub fn new(bundle: Bundle, folder: &Path, host: Arc<Host>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
-        let plan = Plan::new(&bundle, folder)?;
+    pub fn new(bundle: Bundle, folder: &Path, host: Arc<HostTables>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
+        let plan = CallPlan::new(&bundle, folder)?;
         let positional = |entry: &FunctionEntry| {
             let kept_by_host = |port: &Port| matches!(port.role, PortRole::State { .. });
             entry.states.iter().all(|state| by_position(state, entry.context)) && !entry.inputs.iter().any(kept_by_host)
         };
         let positional = bundle.functions.iter().all(positional);
-        Ok(Arc::new(Model { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
+        Ok(Arc::new(LoadedModel { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
     }
 
     /// The same model, measuring how long its functions take.
     ///
     /// # Errors
-    /// As [`Model::new`].
-    pub fn profiled(&self) -> Result<(Arc<Self>, Profile)> {
+    /// As [`LoadedModel::new`].
+    pub fn profiled(&self) -> Result<(Arc<Self>, FunctionProfile)> {
         let (backend, profile) = Profiled::new(self.backend.clone());
         Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
     }
@@ -108,12 +108,12 @@ impl Model {
     }
 
     /// The host's tensors.
-    pub(super) fn host(&self) -> &Host {
+    pub(super) fn host(&self) -> &HostTables {
         &self.host
     }
 
     /// Every way through the bundle.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &CallPlan {
         &self.plan
     }
 

@@ -10,7 +10,7 @@ use anec_bundle::{Bundle, FunctionEntry, Stage, TokenCount};
 
 /// Every way through the bundle, one for each context length, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct CallPlan {
     /// One for each context length.
     pub routes: Vec<Route>,
 }
@@ -53,7 +53,7 @@ impl Route {
     }
 }
 
-impl Plan {
+impl CallPlan {
     /// The plan of a bundle; `path` is for errors.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Plan {
             Route { context, layers, head: head.clone() }
         };
         let routes = bundle.model.contexts.iter().copied().map(route).collect();
-        Ok(Plan { routes })
+        Ok(CallPlan { routes })
     }
 
     /// The route of the smallest context that holds `tokens`.

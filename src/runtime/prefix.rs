@@ -3,21 +3,21 @@
 
 use std::sync::Arc;
 
-use super::model::Model;
-use super::session::Session;
+use super::model::LoadedModel;
+use super::session::TokenSession;
 use anec_base::Result;
 
 /// Sessions that nobody uses now, by when they were last used.
 pub struct PrefixCache {
-    model: Arc<Model>,
+    model: Arc<LoadedModel>,
     /// The latest last.
-    sessions: Vec<Session>,
+    sessions: Vec<TokenSession>,
     capacity: usize,
 }
 
 impl PrefixCache {
     /// Keeps up to `capacity` sessions; each has the memory of a whole context.
-    pub fn new(model: Arc<Model>, capacity: usize) -> Self {
+    pub fn new(model: Arc<LoadedModel>, capacity: usize) -> Self {
         PrefixCache { model, sessions: Vec::new(), capacity }
     }
 
@@ -26,7 +26,7 @@ impl PrefixCache {
     ///
     /// # Errors
     /// When the text doesn't fit, or the backend has no room.
-    pub fn take(&mut self, prompt: &[u32], length: u64) -> Result<Session> {
+    pub fn take(&mut self, prompt: &[u32], length: u64) -> Result<TokenSession> {
         let candidates = self.sessions.iter().enumerate().filter(|(_, session)| session.suits(length));
         let best = candidates.map(|(i, session)| (common(session.tokens(), prompt), i)).max();
         if let Some((shared, i)) = best.filter(|(shared, _)| *shared > 0) {
@@ -43,7 +43,7 @@ impl PrefixCache {
     }
 
     /// Gives a session back. The one that was unused for longest makes room.
-    pub fn put(&mut self, session: Session) {
+    pub fn put(&mut self, session: TokenSession) {
         self.sessions.push(session);
         if self.sessions.len() > self.capacity {
             self.sessions.remove(0);
@@ -51,7 +51,7 @@ impl PrefixCache {
     }
 
     /// The model.
-    pub fn model(&self) -> &Arc<Model> {
+    pub fn model(&self) -> &Arc<LoadedModel> {
         &self.model
     }
 
@@ -73,12 +73,12 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ask::Ask;
-    use super::super::double::{self, Form};
+    use super::super::fake::{self, Form};
+    use super::super::forward::ForwardOptions;
     use super::*;
 
     fn cache(capacity: usize) -> PrefixCache {
-        PrefixCache::new(double::model(&Form::default()).0, capacity)
+        PrefixCache::new(fake::model(&Form::default()).0, capacity)
     }
 
     /// Takes a session for a prompt, computes it as a generator would, and gives it back; gives what was there before.
@@ -87,7 +87,7 @@ mod tests {
         let shared = common(session.tokens(), prompt);
         session.rewind(shared as u64).unwrap();
         if shared < prompt.len() {
-            session.forward(&prompt[shared..], &Ask::none()).unwrap();
+            session.forward(&prompt[shared..], &ForwardOptions::none()).unwrap();
         }
         cache.put(session);
         shared
@@ -119,7 +119,7 @@ mod tests {
         visit(&mut cache, &[4, 5, 6]);
         assert_eq!((cache.len(), visit(&mut cache, &[1, 2, 3])), (1, 0));
         // a short text is rotated by another table
-        let session = cache.take(&[1, 2, 3], double::SHORT).unwrap();
+        let session = cache.take(&[1, 2, 3], fake::SHORT).unwrap();
         assert_eq!(session.position(), 0);
         assert!(cache.take(&[1], 17).is_err());
     }

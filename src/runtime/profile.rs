@@ -18,18 +18,18 @@ pub struct Calls {
 }
 
 /// Times of calls by function: its index in `bundle.json`.
-pub type Profile = Arc<Mutex<BTreeMap<usize, Calls>>>;
+pub type FunctionProfile = Arc<Mutex<BTreeMap<usize, Calls>>>;
 
 /// A backend whose calls are measured.
 pub struct Profiled {
     inner: Arc<dyn Backend>,
-    profile: Profile,
+    profile: FunctionProfile,
 }
 
 impl Profiled {
     /// Measures the calls of a backend.
-    pub fn new(inner: Arc<dyn Backend>) -> (Self, Profile) {
-        let profile = Profile::default();
+    pub fn new(inner: Arc<dyn Backend>) -> (Self, FunctionProfile) {
+        let profile = FunctionProfile::default();
         (Profiled { inner, profile: profile.clone() }, profile)
     }
 }
@@ -46,7 +46,7 @@ impl Backend for Profiled {
 
 struct Measured {
     inner: Box<dyn Sequence>,
-    profile: Profile,
+    profile: FunctionProfile,
 }
 
 impl Sequence for Measured {
@@ -73,15 +73,15 @@ impl Sequence for Measured {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ask::Ask;
-    use super::super::double::{self, Form};
+    use super::super::fake::{self, Form};
+    use super::super::forward::ForwardOptions;
 
     #[test]
     fn every_call_is_counted_under_its_function() {
-        let (model, calls) = double::model(&Form::default());
+        let (model, calls) = fake::model(&Form::default());
         let (measured, profile) = model.profiled().unwrap();
         let mut session = measured.start(16).unwrap();
-        session.forward(&[1, 2, 3, 4, 5], &Ask::last()).unwrap();
+        session.forward(&[1, 2, 3, 4, 5], &ForwardOptions::last()).unwrap();
         let profile = profile.lock().unwrap().clone();
         let count: u64 = profile.values().map(|calls| calls.count).sum();
         assert_eq!(count as usize, calls.lock().unwrap().len());

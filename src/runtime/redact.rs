@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ask::Hidden;
-use super::bioes::{Biases, Place, Scheme, Viterbi};
+use super::bioes::{Biases, BioesTag, Scheme, Viterbi};
 use super::error::RuntimeError;
-use super::model::Model;
-use super::tokenizer::{Token, Tokenizer};
+use super::forward::Hidden;
+use super::model::LoadedModel;
+use super::tokenizer::{TokenEntry, Tokenizer};
 use super::windows::Windows;
 use anec_base::Result;
 
@@ -49,7 +49,7 @@ pub type Sink<'a> = &'a mut dyn FnMut(Piece<'_>) -> Result<()>;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct RedactionSummary {
     /// Bytes of the text.
     pub bytes: u64,
     /// Tokens of the text.
@@ -68,13 +68,13 @@ pub struct Redactor {
     windows: Windows,
     viterbi: Viterbi,
     /// Tokens whose labels aren't known.
-    tokens: VecDeque<Token>,
+    tokens: VecDeque<TokenEntry>,
     /// Text from `done` on.
     text: VecDeque<u8>,
     /// Bytes that went out, as they were or as spans.
     done: u64,
     span: Option<OpenSpan>,
-    summary: Summary,
+    summary: RedactionSummary,
 }
 
 /// A span that goes on.
@@ -89,7 +89,7 @@ impl Redactor {
     ///
     /// # Errors
     /// When the model doesn't label tokens in spans, has no tokenizer, or none of its kinds is called so.
-    pub fn new(model: &Arc<Model>, kinds: &[String], biases: Biases, window: Option<u64>) -> Result<Self> {
+    pub fn new(model: &Arc<LoadedModel>, kinds: &[String], biases: Biases, window: Option<u64>) -> Result<Self> {
         let windows = Windows::new(model, window, Hidden::No)?;
         let scheme = Arc::new(Scheme::new(model.labels())?);
         if let Some(unknown) = kinds.iter().find(|kind| !scheme.kinds().contains(kind)) {
@@ -107,7 +107,7 @@ impl Redactor {
             text: VecDeque::new(),
             done: 0,
             span: None,
-            summary: Summary::default(),
+            summary: RedactionSummary::default(),
         })
     }
 
@@ -134,7 +134,7 @@ impl Redactor {
     ///
     /// # Errors
     /// As [`Redactor::push`].
-    pub fn finish(mut self, sink: Sink<'_>) -> Result<Summary> {
+    pub fn finish(mut self, sink: Sink<'_>) -> Result<RedactionSummary> {
         let tokens = self.blocks.finish()?;
         self.label(tokens, true, sink)?;
         self.close(sink)?;
@@ -143,7 +143,7 @@ impl Redactor {
     }
 
     /// Labels more tokens.
-    fn label(&mut self, tokens: Vec<Token>, ended: bool, sink: Sink<'_>) -> Result<()> {
+    fn label(&mut self, tokens: Vec<TokenEntry>, ended: bool, sink: Sink<'_>) -> Result<()> {
         let width = self.scheme.labels().len();
         self.summary.tokens += tokens.len() as u64;
         let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
@@ -161,7 +161,7 @@ impl Redactor {
             + self.blocks.text.len()
             + 4 * (self.windows.waiting() + logits.len())
             + 2 * width * self.viterbi.open()
-            + self.tokens.len() * size_of::<Token>();
+            + self.tokens.len() * size_of::<TokenEntry>();
         self.summary.most_held = self.summary.most_held.max(held);
         for label in labels {
             if let Some(token) = self.tokens.pop_front() {
@@ -172,12 +172,12 @@ impl Redactor {
     }
 
     /// A token whose label is certain.
-    fn take(&mut self, token: &Token, label: u16, sink: Sink<'_>) -> Result<()> {
+    fn take(&mut self, token: &TokenEntry, label: u16, sink: Sink<'_>) -> Result<()> {
         let (place, kind) = self.scheme.place(label);
-        if matches!(place, Place::Outside | Place::Begin | Place::Single) {
+        if matches!(place, BioesTag::Outside | BioesTag::Begin | BioesTag::Single) {
             self.close(sink)?;
         }
-        if place == Place::Outside || !self.wanted[kind] {
+        if place == BioesTag::Outside || !self.wanted[kind] {
             // a character that the next token shares may still be part of a span
             return self.keep(token.range.start, sink);
         }
@@ -201,7 +201,7 @@ impl Redactor {
                 self.forget(solid.end);
             }
         }
-        if matches!(place, Place::End | Place::Single) {
+        if matches!(place, BioesTag::End | BioesTag::Single) {
             self.close(sink)?;
         }
         Ok(())
@@ -269,7 +269,7 @@ impl Blocks {
     }
 
     /// Goes on with more text; gives the tokens that are certain.
-    fn push(&mut self, bytes: &[u8]) -> Result<Vec<Token>, RuntimeError> {
+    fn push(&mut self, bytes: &[u8]) -> Result<Vec<TokenEntry>, RuntimeError> {
         self.text.extend(bytes);
         let mut tokens = Vec::new();
         while self.text.len() >= BLOCK {
@@ -279,13 +279,13 @@ impl Blocks {
     }
 
     /// The tokens of the rest.
-    fn finish(&mut self) -> Result<Vec<Token>, RuntimeError> {
+    fn finish(&mut self) -> Result<Vec<TokenEntry>, RuntimeError> {
         self.cut(true)
     }
 
     /// Tokens of the text at hand, up to the last word that can't depend on what follows. Tokenizers of bytes begin anew
     /// with every word, so that the next block has the tokens that the whole text would have.
-    fn cut(&mut self, last: bool) -> Result<Vec<Token>, RuntimeError> {
+    fn cut(&mut self, last: bool) -> Result<Vec<TokenEntry>, RuntimeError> {
         let text = readable(&self.text);
         let (mut tokens, words) = self.tokenizer.tokens(&text)?;
         let mut end = text.len();

@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ask::{Answer, Ask, Chunking, Hidden, Positions};
 use super::backend::{Call, Watch};
 use super::call::{Prepared, is_carried, prepare, result};
 use super::error::RuntimeError;
-use super::feed::Feed;
+use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 use super::hidden::{Columns, Flow, Record};
 use super::host::RopeChoice;
-use super::model::Model;
+use super::inputs::InputBuilder;
+use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
 use super::states::States;
 use anec_base::Result;
@@ -18,8 +18,8 @@ use anec_bundle::PortRole;
 use anec_exec::Tensor;
 
 /// A text: its states and the tokens that they come from.
-pub struct Session {
-    model: Arc<Model>,
+pub struct TokenSession {
+    model: Arc<LoadedModel>,
     states: States,
     route: usize,
     rope: RopeChoice,
@@ -40,31 +40,31 @@ struct Checkpoint {
 /// Checkpoints that a session keeps: where the prompt ended, and where the last call began.
 const CHECKPOINTS: usize = 2;
 
-impl Model {
+impl LoadedModel {
     /// Begins a text of up to `length` tokens, prompt and continuation. The smallest context that holds it is used, and
     /// the rotary tables that belong to its length.
     ///
     /// # Errors
     /// When it doesn't fit, the backend has no room, or the model labels tokens instead of continuing a text.
-    pub fn start(self: &Arc<Self>, length: u64) -> Result<Session> {
+    pub fn start(self: &Arc<Self>, length: u64) -> Result<TokenSession> {
         if self.bundle.model.classification().is_some() {
             return Err(RuntimeError::LabelsTokens { path: self.folder.clone() }.into());
         }
         self.session(length)
     }
 
-    /// As [`Model::start`], whatever the model is for.
-    pub(super) fn session(self: &Arc<Self>, length: u64) -> Result<Session> {
+    /// As [`LoadedModel::start`], whatever the model is for.
+    pub(super) fn session(self: &Arc<Self>, length: u64) -> Result<TokenSession> {
         let route = self.plan.route(length)?;
         let rope = self.host.choose_rope(length)?;
         let limit = self.plan.routes[route].context.min(rope.rows);
         let states = States::new(self.backend.sequence()?);
         let (tokens, checkpoints) = (Vec::new(), Vec::new());
-        Ok(Session { states, model: self.clone(), route, rope, tokens, limit, checkpoints, torn: false })
+        Ok(TokenSession { states, model: self.clone(), route, rope, tokens, limit, checkpoints, torn: false })
     }
 }
 
-impl Session {
+impl TokenSession {
     /// Tokens computed so far; the position of the next one.
     pub fn position(&self) -> u64 {
         self.tokens.len() as u64
@@ -91,7 +91,7 @@ impl Session {
     }
 
     /// The model.
-    pub fn model(&self) -> &Arc<Model> {
+    pub fn model(&self) -> &Arc<LoadedModel> {
         &self.model
     }
 
@@ -118,8 +118,8 @@ impl Session {
     ///
     /// # Errors
     /// When the backend has no room.
-    pub fn fork(&self) -> Result<Option<Session>> {
-        Ok(self.states.fork()?.map(|states| Session {
+    pub fn fork(&self) -> Result<Option<TokenSession>> {
+        Ok(self.states.fork()?.map(|states| TokenSession {
             model: self.model.clone(),
             states,
             route: self.route,
@@ -131,7 +131,7 @@ impl Session {
         }))
     }
 
-    /// Remembers the states as they are, where going back needs it. Gives whether [`Session::rewind`] then comes here
+    /// Remembers the states as they are, where going back needs it. Gives whether [`TokenSession::rewind`] then comes here
     /// without computing: not where the backend can't copy states that it would need.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Session {
             None => self.reset()?,
         }
         let rest = again.split_off(self.tokens.len());
-        if rest.is_empty() { Ok(()) } else { self.forward(&rest, &Ask::none()).map(drop) }
+        if rest.is_empty() { Ok(()) } else { self.forward(&rest, &ForwardOptions::none()).map(drop) }
     }
 
     /// Computes `tokens`, which follow those before.
@@ -194,7 +194,7 @@ impl Session {
     /// # Errors
     /// When there are none, they don't fit, a token doesn't exist, or a function fails. After a failure the session holds
     /// the tokens of the calls that went well.
-    pub fn forward(&mut self, tokens: &[u32], ask: &Ask) -> Result<Answer> {
+    pub fn forward(&mut self, tokens: &[u32], ask: &ForwardOptions) -> Result<ForwardOutput> {
         if tokens.is_empty() {
             return Err(RuntimeError::NoTokens.into());
         }
@@ -208,7 +208,7 @@ impl Session {
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
         let mut record = (ask.hidden != Hidden::No).then(|| Record::new(&model.bundle, route, ask.hidden));
-        let mut answer = Answer::default();
+        let mut answer = ForwardOutput::default();
         let mut rest = tokens;
         for turn in 0.. {
             if rest.is_empty() {
@@ -255,11 +255,11 @@ impl Session {
     }
 
     /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
-    /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`Session::route`]. Gives what leaves its last layer,
-    /// and what leaves the others if `wanted` says so, in their places in [`Answer::hidden`].
+    /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`TokenSession::route`]. Gives what leaves its last layer,
+    /// and what leaves the others if `wanted` says so, in their places in [`ForwardOutput::hidden`].
     ///
     /// # Errors
-    /// As [`Session::forward`].
+    /// As [`TokenSession::forward`].
     pub fn force_layers(
         &mut self,
         part: usize,
@@ -287,7 +287,7 @@ impl Session {
             }
             let chunk = plan::chunk(&route.layers, (count - done) as u64, chunking.wish(turn))?;
             let real = chunk.real as usize;
-            let mut feed = Feed::new(&model.host, &rope, position, chunk, route.context);
+            let mut feed = InputBuilder::new(&model.host, &rope, position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
             self.recorded(&model, step, columns.into(), &mut feed, 0..real, Some(&mut record))?;
             position += chunk.real;
@@ -321,7 +321,7 @@ impl Session {
     /// Runs the layers on one chunk; gives the hidden states that leave the last.
     fn layers(
         &mut self,
-        model: &Model,
+        model: &LoadedModel,
         route: &Route,
         tokens: &[u32],
         chunk: Chunk,
@@ -334,7 +334,7 @@ impl Session {
             record.add(0, &hidden, 0..chunk.real as usize);
         }
         let rope = self.rope.clone();
-        let mut feed = Feed::new(&model.host, &rope, self.position(), chunk, route.context);
+        let mut feed = InputBuilder::new(&model.host, &rope, self.position(), chunk, route.context);
         let mut flow = Flow::from(hidden);
         for step in &route.layers {
             flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
@@ -345,10 +345,10 @@ impl Session {
     /// What leaves a part of the layers, recorded with what is wanted of the states inside it.
     pub(super) fn recorded(
         &mut self,
-        model: &Model,
+        model: &LoadedModel,
         step: &Step,
         flow: Flow,
-        feed: &mut Feed<'_>,
+        feed: &mut InputBuilder<'_>,
         counted: Range<usize>,
         record: Option<&mut Record>,
     ) -> Result<Flow> {
@@ -369,10 +369,10 @@ impl Session {
     /// What leaves a part of the layers, with those of its experts that a token was given.
     fn layer(
         &mut self,
-        model: &Model,
+        model: &LoadedModel,
         step: &Step,
         flow: Flow,
-        feed: &mut Feed<'_>,
+        feed: &mut InputBuilder<'_>,
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
         let mut flow = self.call(model, step, flow, feed, watch)?;
@@ -387,10 +387,10 @@ impl Session {
     /// What leaves the function of a step.
     fn call(
         &mut self,
-        model: &Model,
+        model: &LoadedModel,
         step: &Step,
         mut flow: Flow,
-        feed: &mut Feed<'_>,
+        feed: &mut InputBuilder<'_>,
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
         let (channels, size) = (flow.hidden.channels, flow.hidden.count);
@@ -409,7 +409,13 @@ impl Session {
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column. All parts of
     /// the head are called together.
-    pub(super) fn head(&mut self, model: &Model, route: &Route, hidden: &Columns, logits: &mut Vec<f32>) -> Result<()> {
+    pub(super) fn head(
+        &mut self,
+        model: &LoadedModel,
+        route: &Route,
+        hidden: &Columns,
+        logits: &mut Vec<f32>,
+    ) -> Result<()> {
         let width = model.bundle.model.head_rows() as usize;
         let base = logits.len();
         logits.resize(base + hidden.count * width, 0.0);
@@ -438,8 +444,8 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use super::super::double::{self, Form, Mishap};
-    use super::super::plan::Plan;
+    use super::super::fake::{self, Form, Mishap};
+    use super::super::plan::CallPlan;
     use super::*;
     use anec_bundle::{Stage, TokenCount};
 
@@ -451,10 +457,10 @@ mod tests {
 
     /// The double computes in one fixed order, so every way through it gives the same bits.
     fn assert_same_as_reference(form: &Form, tokens: &[u32], chunking: Chunking) {
-        let (model, _) = double::model(form);
+        let (model, _) = fake::model(form);
         let mut session = model.start(tokens.len() as u64).unwrap();
-        let ask = Ask { logits: Positions::All, hidden: Hidden::BetweenLayers, chunking };
-        let (hidden, logits) = double::reference(tokens, tokens.len() as u64);
+        let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::BetweenLayers, chunking };
+        let (hidden, logits) = fake::reference(tokens, tokens.len() as u64);
         for _ in 0..2 {
             let answer = session.forward(tokens, &ask).unwrap();
             assert_eq!(answer.logits, logits);
@@ -474,10 +480,10 @@ mod tests {
 
     #[test]
     fn hidden_states_between_functions_need_no_look_inside() {
-        let (model, _) = double::model(&Form::default());
-        let ask = Ask { hidden: Hidden::BetweenFunctions, ..Ask::all(Chunking::Largest) };
+        let (model, _) = fake::model(&Form::default());
+        let ask = ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(Chunking::Largest) };
         let found = model.start(TEXT.len() as u64).unwrap().forward(&TEXT, &ask).unwrap().hidden;
-        let mut expected = double::reference(&TEXT, TEXT.len() as u64).0;
+        let mut expected = fake::reference(&TEXT, TEXT.len() as u64).0;
         // layers 0 and 1 are one function
         expected[1].clear();
         assert_eq!(found, expected);
@@ -500,26 +506,26 @@ mod tests {
     #[test]
     fn a_filled_up_call_that_writes_at_a_position_must_fit_the_cache() {
         let form = Form { layer_tokens: fixed(&[8]), contexts: vec![12], slice: true, ..Form::default() };
-        let error = double::model(&form).0.start(11).unwrap().forward(&TEXT, &Ask::last()).unwrap_err();
+        let error = fake::model(&form).0.start(11).unwrap().forward(&TEXT, &ForwardOptions::last()).unwrap_err();
         assert_eq!(error.to_string(), "the text needs 16 tokens, but the bundle's largest context has 12");
     }
 
     #[test]
     fn rotary_rows_are_those_of_the_texts_length() {
-        let short = &TEXT[..double::SHORT as usize];
+        let short = &TEXT[..fake::SHORT as usize];
         assert_same_as_reference(&Form::default(), short, Chunking::Largest);
         // the same tokens as the beginning of a longer text are rotated otherwise
-        let (model, _) = double::model(&Form::default());
-        let long = model.start(10).unwrap().forward(short, &Ask::all(Chunking::Largest)).unwrap();
-        assert_eq!(long.logits, double::reference(short, 10).1);
-        assert_ne!(long.logits, double::reference(short, short.len() as u64).1);
+        let (model, _) = fake::model(&Form::default());
+        let long = model.start(10).unwrap().forward(short, &ForwardOptions::all(Chunking::Largest)).unwrap();
+        assert_eq!(long.logits, fake::reference(short, 10).1);
+        assert_ne!(long.logits, fake::reference(short, short.len() as u64).1);
     }
 
     #[test]
     fn generation_asks_the_head_for_the_last_token_only() {
-        let (model, calls) = double::model(&Form::default());
-        let answer = model.start(16).unwrap().forward(&TEXT[..6], &Ask::last()).unwrap();
-        assert_eq!(answer.logits, double::reference(&TEXT[..6], 16).1[5 * double::VOCAB..]);
+        let (model, calls) = fake::model(&Form::default());
+        let answer = model.start(16).unwrap().forward(&TEXT[..6], &ForwardOptions::last()).unwrap();
+        assert_eq!(answer.logits, fake::reference(&TEXT[..6], 16).1[5 * fake::VOCAB..]);
         let calls = calls.lock().unwrap();
         let expected = [
             ("layers_0_2_of_16", 4),
@@ -535,10 +541,10 @@ mod tests {
     #[test]
     fn the_smallest_context_that_fits_is_used() {
         let form = Form { contexts: vec![16, 8], ..Form::default() };
-        let (model, calls) = double::model(&form);
+        let (model, calls) = fake::model(&form);
         for (length, name) in [(5, "layers_0_2_of_8"), (8, "layers_0_2_of_8"), (9, "layers_0_2_of_16")] {
             calls.lock().unwrap().clear();
-            model.start(length).unwrap().forward(&TEXT[..2], &Ask::last()).unwrap();
+            model.start(length).unwrap().forward(&TEXT[..2], &ForwardOptions::last()).unwrap();
             assert_eq!(calls.lock().unwrap()[0].0, name);
         }
         assert_same_as_reference(&form, &TEXT, Chunking::Largest);
@@ -546,25 +552,25 @@ mod tests {
 
     #[test]
     fn a_full_context_is_an_error_that_says_so() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let error = model.start(17).err().unwrap();
         assert_eq!(error.to_string(), "the text needs 17 tokens, but the bundle's largest context has 16");
         let mut session = model.start(16).unwrap();
-        session.forward(&[1; 16], &Ask::last()).unwrap();
-        assert!(session.forward(&[1], &Ask::last()).is_err());
+        session.forward(&[1; 16], &ForwardOptions::last()).unwrap();
+        assert!(session.forward(&[1], &ForwardOptions::last()).is_err());
         assert_eq!(session.position(), 16);
     }
 
     /// Goes on with tokens that are then taken back, again and again, and compares with a text that never had them.
     fn assert_rewinds(form: &Form) {
-        let (model, _) = double::model(form);
-        let fresh = |tokens: &[u32]| model.start(16).unwrap().forward(tokens, &Ask::last()).unwrap().logits;
+        let (model, _) = fake::model(form);
+        let fresh = |tokens: &[u32]| model.start(16).unwrap().forward(tokens, &ForwardOptions::last()).unwrap().logits;
         let mut session = model.start(16).unwrap();
         let mut fork = None;
         for end in 1..TEXT.len() {
-            session.forward(&TEXT[end - 1..end], &Ask::none()).unwrap();
+            session.forward(&TEXT[end - 1..end], &ForwardOptions::none()).unwrap();
             session.checkpoint().unwrap();
-            session.forward(&[6, 6, 2], &Ask::none()).unwrap();
+            session.forward(&[6, 6, 2], &ForwardOptions::none()).unwrap();
             session.rewind(end as u64 + 1).unwrap();
             session.rewind(end as u64).unwrap();
             assert_eq!(session.tokens(), &TEXT[..end]);
@@ -572,15 +578,19 @@ mod tests {
             assert_eq!(twin.is_some(), form.forks);
             if let Some(twin) = &mut twin {
                 let text = [&TEXT[..end], &[2]].concat();
-                assert_eq!(twin.forward(&[2], &Ask::last()).unwrap().logits, fresh(&text), "a copy goes its own way");
+                assert_eq!(
+                    twin.forward(&[2], &ForwardOptions::last()).unwrap().logits,
+                    fresh(&text),
+                    "a copy goes its own way"
+                );
             }
             fork = twin;
         }
         session.rewind(4).unwrap();
-        let logits = session.forward(&TEXT[4..6], &Ask::last()).unwrap().logits;
+        let logits = session.forward(&TEXT[4..6], &ForwardOptions::last()).unwrap().logits;
         assert_eq!(logits, fresh(&TEXT[..6]));
         session.rewind(0).unwrap();
-        assert_eq!(session.forward(&TEXT[..1], &Ask::last()).unwrap().logits, fresh(&TEXT[..1]));
+        assert_eq!(session.forward(&TEXT[..1], &ForwardOptions::last()).unwrap().logits, fresh(&TEXT[..1]));
         assert_eq!(fork.is_some(), form.forks);
     }
 
@@ -604,10 +614,9 @@ mod tests {
         ] {
             // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two pieces of the head
             for at in 0..8 {
-                let (model, _) =
-                    double::model(&Form { script: vec![(at, mishap)], recurrent, forks, ..Form::default() });
+                let (model, _) = fake::model(&Form { script: vec![(at, mishap)], recurrent, forks, ..Form::default() });
                 let mut session = model.start(TEXT.len() as u64).unwrap();
-                let error = session.forward(&TEXT, &Ask::last()).unwrap_err().to_string();
+                let error = session.forward(&TEXT, &ForwardOptions::last()).unwrap_err().to_string();
                 let expected = match mishap {
                     Mishap::Error => "backend double: the device is busy",
                     _ => "numbers for",
@@ -617,9 +626,9 @@ mod tests {
                 assert_eq!(known, (at as u64 / 2 * 4).min(11), "whole calls count, at {at}");
                 let rest = known.min(10);
                 session.rewind(rest).unwrap();
-                let logits = session.forward(&TEXT[rest as usize..], &Ask::last()).unwrap().logits;
-                let (unharmed, _) = double::model(&Form { recurrent, ..Form::default() });
-                assert_eq!(logits, unharmed.start(11).unwrap().forward(&TEXT, &Ask::last()).unwrap().logits);
+                let logits = session.forward(&TEXT[rest as usize..], &ForwardOptions::last()).unwrap().logits;
+                let (unharmed, _) = fake::model(&Form { recurrent, ..Form::default() });
+                assert_eq!(logits, unharmed.start(11).unwrap().forward(&TEXT, &ForwardOptions::last()).unwrap().logits);
             }
         }
     }
@@ -627,11 +636,11 @@ mod tests {
     #[test]
     fn a_checkpoint_saves_computing() {
         let form = Form { recurrent: true, ..Form::default() };
-        let (model, calls) = double::model(&form);
+        let (model, calls) = fake::model(&form);
         let mut session = model.start(16).unwrap();
-        session.forward(&TEXT[..8], &Ask::none()).unwrap();
+        session.forward(&TEXT[..8], &ForwardOptions::none()).unwrap();
         session.checkpoint().unwrap();
-        session.forward(&[1, 2], &Ask::none()).unwrap();
+        session.forward(&[1, 2], &ForwardOptions::none()).unwrap();
         calls.lock().unwrap().clear();
         session.rewind(8).unwrap();
         assert!(calls.lock().unwrap().is_empty(), "the states were kept");
@@ -641,18 +650,18 @@ mod tests {
 
     #[test]
     fn a_token_outside_the_vocabulary_is_refused() {
-        let (model, _) = double::model(&Form::default());
-        let error = model.start(4).unwrap().forward(&[8], &Ask::last()).unwrap_err();
+        let (model, _) = fake::model(&Form::default());
+        let error = model.start(4).unwrap().forward(&[8], &ForwardOptions::last()).unwrap_err();
         assert_eq!(error.to_string(), "token 8 doesn't exist: the vocabulary has 8 tokens, 0 to 7");
-        assert!(model.start(4).unwrap().forward(&[], &Ask::last()).is_err());
+        assert!(model.start(4).unwrap().forward(&[], &ForwardOptions::last()).is_err());
     }
 
     #[test]
     fn a_bundle_with_a_gap_is_refused() {
-        let mut bundle = double::bundle(&Form::default());
+        let mut bundle = fake::bundle(&Form::default());
         bundle.functions.retain(|f| f.stage != (Stage::Layers { first: 2, end: 3 }));
         bundle.packages.retain(|p| p.package != "layers_2_3.mlpackage");
-        let error = Plan::new(&bundle, std::path::Path::new("b")).unwrap_err().to_string();
+        let error = CallPlan::new(&bundle, std::path::Path::new("b")).unwrap_err().to_string();
         assert_eq!(error, "b/bundle.json: layers of context 16: they end at 2 of 3");
     }
 }

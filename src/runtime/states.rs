@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::backend::{Sequence, Watch};
 use super::call::Prepared;
-use super::feed::shape_of;
+use super::inputs::shape_of;
 use anec_base::Result;
 use anec_bundle::FunctionEntry;
 use anec_bundle::{Port, PortRole};

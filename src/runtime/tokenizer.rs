@@ -29,7 +29,7 @@ pub struct Tokenizer {
 
 /// A token of a text: its number and its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Token {
+pub struct TokenEntry {
     /// Its number in the vocabulary.
     pub id: u32,
     /// Where it is in the text, in bytes. Two tokens that share a character both have all of it.
@@ -168,11 +168,11 @@ impl Tokenizer {
     ///
     /// # Errors
     /// When the tokenizer fails.
-    pub fn tokens(&self, text: &str) -> Result<(Vec<Token>, Vec<Option<u32>>), RuntimeError> {
+    pub fn tokens(&self, text: &str) -> Result<(Vec<TokenEntry>, Vec<Option<u32>>), RuntimeError> {
         let encoding = self.literal().encode(text, false).map_err(failure)?;
         let range = |(start, end): &(usize, usize)| *start as u64..*end as u64;
         let ids = encoding.get_ids().iter().zip(encoding.get_offsets());
-        let tokens = ids.map(|(id, offsets)| Token { id: *id, range: range(offsets) }).collect();
+        let tokens = ids.map(|(id, offsets)| TokenEntry { id: *id, range: range(offsets) }).collect();
         Ok((tokens, encoding.get_word_ids().to_vec()))
     }
 

@@ -20,14 +20,14 @@ use body::Body;
 
 /// A function that a model may call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Function {
+pub struct ToolFunction {
     /// Its name.
     pub name: String,
     /// JSON Schema of its arguments, an object.
     pub parameters: Json,
 }
 
-impl Function {
+impl ToolFunction {
     /// Reads a tool of OpenAI's API: `{"type": "function", "function": {"name": …, "parameters": {…}}}`.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Function {
             parameters @ Json::Object(_) => parameters.clone(),
             _ => return Err(format!("the `parameters` of {name:?} are no JSON Schema of an object")),
         };
-        Ok(Function { name: name.to_owned(), parameters })
+        Ok(ToolFunction { name: name.to_owned(), parameters })
     }
 }
 
@@ -153,7 +153,7 @@ impl CallSyntax {
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum ToolTextPart {
     /// Text.
     Text(String),
     /// A call.
@@ -164,7 +164,7 @@ pub enum Part {
 #[derive(Clone, Debug)]
 pub struct CallReader {
     syntax: &'static CallSyntax,
-    functions: Vec<Function>,
+    functions: Vec<ToolFunction>,
     /// Text that may be, or become, a call, or white space before one.
     held: String,
     /// `held` begins with the opening mark.
@@ -177,7 +177,7 @@ pub struct CallReader {
 
 impl CallReader {
     /// At the beginning of an answer by a model that was offered `functions`.
-    pub fn new(syntax: &'static CallSyntax, functions: &[Function]) -> Self {
+    pub fn new(syntax: &'static CallSyntax, functions: &[ToolFunction]) -> Self {
         CallReader {
             syntax,
             functions: functions.to_vec(),
@@ -189,7 +189,7 @@ impl CallReader {
     }
 
     /// What the next piece of text makes certain.
-    pub fn push(&mut self, text: &str) -> Vec<Part> {
+    pub fn push(&mut self, text: &str) -> Vec<ToolTextPart> {
         self.held.push_str(text);
         let mut parts = Vec::new();
         while self.advance(&mut parts) {}
@@ -198,7 +198,7 @@ impl CallReader {
     }
 
     /// The rest, at the end of the answer.
-    pub fn finish(&mut self) -> Vec<Part> {
+    pub fn finish(&mut self) -> Vec<ToolTextPart> {
         let mut parts = Vec::new();
         let rest = std::mem::take(&mut self.held);
         let body = match self.syntax.open {
@@ -207,7 +207,7 @@ impl CallReader {
             _ => None,
         };
         match body.and_then(|body| self.calls(body)) {
-            Some(calls) => parts.extend(calls.into_iter().map(Part::Call)),
+            Some(calls) => parts.extend(calls.into_iter().map(ToolTextPart::Call)),
             // a line break after the last call says nothing
             None if self.called && rest.trim().is_empty() => {}
             None => text(rest, &mut parts),
@@ -217,7 +217,7 @@ impl CallReader {
     }
 
     /// Takes one step; gives whether another one may follow.
-    fn advance(&mut self, parts: &mut Vec<Part>) -> bool {
+    fn advance(&mut self, parts: &mut Vec<ToolTextPart>) -> bool {
         let Some(open) = self.syntax.open else {
             // a whole answer: once it doesn't begin as a call does, it isn't one
             if self.begun || self.held.trim_start().chars().next().is_some_and(|first| first != '{' && first != '[') {
@@ -244,7 +244,7 @@ impl CallReader {
         match self.calls(&whole[open.len()..end]) {
             Some(calls) => {
                 self.called = true;
-                parts.extend(calls.into_iter().map(Part::Call));
+                parts.extend(calls.into_iter().map(ToolTextPart::Call));
             }
             None => text(whole, parts),
         }
@@ -260,11 +260,11 @@ impl CallReader {
 }
 
 /// Adds text, if there is any, to what came before.
-fn text(new: String, parts: &mut Vec<Part>) {
+fn text(new: String, parts: &mut Vec<ToolTextPart>) {
     match parts.last_mut() {
         _ if new.is_empty() => {}
-        Some(Part::Text(text)) => text.push_str(&new),
-        _ => parts.push(Part::Text(new)),
+        Some(ToolTextPart::Text(text)) => text.push_str(&new),
+        _ => parts.push(ToolTextPart::Text(new)),
     }
 }
 

@@ -15,19 +15,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ask::{Answer, Hidden};
 use super::error::RuntimeError;
-use super::feed::Feed;
+use super::forward::{ForwardOutput, Hidden};
 use super::hidden::{Columns, Record};
-use super::model::Model;
+use super::inputs::InputBuilder;
+use super::model::LoadedModel;
 use super::plan::{Chunk, Step};
-use super::session::Session;
+use super::session::TokenSession;
 use anec_base::Result;
 
 /// A text on its way through a token classifier.
 pub struct Windows {
-    model: Arc<Model>,
-    session: Session,
+    model: Arc<LoadedModel>,
+    session: TokenSession,
     /// One for each function of the layers, then that of the head, which has only what it is given.
     waiting: Vec<Waiting>,
     /// Tokens of the largest call of each function, if fewer than it takes are wished for.
@@ -53,7 +53,7 @@ impl Windows {
     ///
     /// # Errors
     /// When the model has no labels, or the backend no room.
-    pub fn new(model: &Arc<Model>, window: Option<u64>, hidden: Hidden) -> Result<Self> {
+    pub fn new(model: &Arc<LoadedModel>, window: Option<u64>, hidden: Hidden) -> Result<Self> {
         if model.bundle().model.classification().is_none() {
             return Err(RuntimeError::NoLabels { path: model.folder().to_owned() }.into());
         }
@@ -69,7 +69,7 @@ impl Windows {
     ///
     /// # Errors
     /// As [`Windows::push`].
-    pub fn label(mut self, tokens: &[u32]) -> Result<Answer> {
+    pub fn label(mut self, tokens: &[u32]) -> Result<ForwardOutput> {
         if tokens.is_empty() {
             return Err(RuntimeError::NoTokens.into());
         }
@@ -78,7 +78,7 @@ impl Windows {
         self.finish(&mut logits)?;
         let facts = &self.model.bundle().model;
         let hidden = self.record.map_or_else(|| Ok(Vec::new()), |record| record.finish(tokens.len(), facts))?;
-        Ok(Answer { logits, hidden })
+        Ok(ForwardOutput { logits, hidden })
     }
 
     /// Goes on with more tokens. Appends the logits that are certain by now, a row of the labels' number for each token.
@@ -136,7 +136,7 @@ impl Windows {
     }
 
     /// One call of a function of the layers, if there is enough for it.
-    fn call(&mut self, model: &Model, index: usize, step: &Step, context: u64) -> Result<bool> {
+    fn call(&mut self, model: &LoadedModel, index: usize, step: &Step, context: u64) -> Result<bool> {
         let width = self.width();
         let band = model.bundle().model.classification().map_or(0, |classification| classification.label_set.band);
         let halo = band * (step.part.end - step.part.start);
@@ -162,7 +162,7 @@ impl Windows {
         let counted = (waiting.next - start) as usize..(end - start) as usize;
 
         let rope = self.session.rope().clone();
-        let mut feed = Feed::new(model.host(), &rope, 0, Chunk { real: count, size }, context);
+        let mut feed = InputBuilder::new(model.host(), &rope, 0, Chunk { real: count, size }, context);
         let record = self.record.as_mut();
         let out = self.session.recorded(model, step, columns.into(), &mut feed, counted.clone(), record)?;
         let waiting = &mut self.waiting[index];

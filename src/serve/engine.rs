@@ -13,12 +13,12 @@ use super::error::ServeError;
 use super::metrics::Metrics;
 use anec_base::Result;
 use anec_runtime::{
-    Constraint, GenerationOutput, GenerationRequest, Model, PrefixCache, TextDelta, TextGeneration, Tokenizer,
+    Constraint, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, TextDelta, TextGeneration, Tokenizer,
 };
 
 /// How much an engine takes on.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ServeLimits {
     /// Texts that are written at the same time; each has the memory of a context.
     pub parallel: usize,
     /// Texts that wait.
@@ -76,9 +76,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 const GIVES_WAY: Duration = Duration::from_secs(1);
 
 /// A queue with the thread that empties it.
-pub struct Engine {
+pub struct Scheduler {
     shared: Arc<Shared>,
-    limits: Limits,
+    limits: ServeLimits,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -118,9 +118,14 @@ impl Shared {
     }
 }
 
-impl Engine {
+impl Scheduler {
     /// Starts the thread for a model.
-    pub fn start(model: Arc<Model>, tokenizer: Arc<Tokenizer>, limits: Limits, metrics: Arc<Metrics>) -> Self {
+    pub fn start(
+        model: Arc<LoadedModel>,
+        tokenizer: Arc<Tokenizer>,
+        limits: ServeLimits,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
         let worker = Worker {
             shared: shared.clone(),
@@ -131,7 +136,7 @@ impl Engine {
             active: Vec::new(),
         };
         let thread = std::thread::spawn(move || worker.run());
-        Engine { shared, limits, thread: Mutex::new(Some(thread)) }
+        Scheduler { shared, limits, thread: Mutex::new(Some(thread)) }
     }
 
     /// Puts the texts of a request into the queue, all or none.
@@ -187,7 +192,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Scheduler {
     fn drop(&mut self) {
         self.stop();
     }
@@ -198,7 +203,7 @@ struct Worker {
     shared: Arc<Shared>,
     cache: PrefixCache,
     tokenizer: Arc<Tokenizer>,
-    limits: Limits,
+    limits: ServeLimits,
     metrics: Arc<Metrics>,
     active: Vec<Active>,
 }
@@ -363,7 +368,7 @@ impl Worker {
 
 impl Active {
     /// One call of the model, at most.
-    fn turn(&mut self, limits: &Limits, metrics: &Metrics) -> Result<Turn, ServeError> {
+    fn turn(&mut self, limits: &ServeLimits, metrics: &Metrics) -> Result<Turn, ServeError> {
         if self.events.is_closed() {
             metrics.cancelled();
             return Ok(Turn::Over);
@@ -427,15 +432,15 @@ mod tests {
 
     use super::*;
     use crate::service::whole;
-    use anec_runtime::double::{self, Form, Mishap};
+    use anec_runtime::fake::{self, Form, Mishap};
 
-    const LIMITS: Limits = Limits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
+    const LIMITS: ServeLimits = ServeLimits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
 
-    fn engine(form: &Form, limits: Limits) -> (Engine, Arc<Metrics>) {
+    fn engine(form: &Form, limits: ServeLimits) -> (Scheduler, Arc<Metrics>) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json");
         let tokenizer = Arc::new(Tokenizer::open(&path).unwrap());
         let metrics = Arc::new(Metrics::default());
-        (Engine::start(double::model(form).0, tokenizer, limits, metrics.clone()), metrics)
+        (Scheduler::start(fake::model(form).0, tokenizer, limits, metrics.clone()), metrics)
     }
 
     fn job(prompt: &[u32], max_tokens: usize) -> Job {
@@ -444,7 +449,7 @@ mod tests {
     }
 
     /// Waits until so many texts wait, and so many are written: that a text has ended is told before its place is free.
-    fn settles(engine: &Engine, load: (usize, usize)) {
+    fn settles(engine: &Scheduler, load: (usize, usize)) {
         for _ in 0..1000 {
             if engine.load() == load {
                 return;
@@ -455,7 +460,7 @@ mod tests {
     }
 
     /// Writes one text to its end.
-    fn write(engine: &Engine, prompt: &[u32], max_tokens: usize) -> Result<Vec<u32>, ServeError> {
+    fn write(engine: &Scheduler, prompt: &[u32], max_tokens: usize) -> Result<Vec<u32>, ServeError> {
         let mut receivers = engine.submit(vec![job(prompt, max_tokens)])?;
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(whole(receivers.remove(0))).map(|text| text.ending.generation.ids)
@@ -535,7 +540,7 @@ mod tests {
 
     #[test]
     fn what_stops_says_so() {
-        let (engine, _) = engine(&Form::default(), Limits { queue: 0, ..LIMITS });
+        let (engine, _) = engine(&Form::default(), ServeLimits { queue: 0, ..LIMITS });
         assert!(matches!(engine.submit((0..3).map(|_| job(&[1], 1)).collect()), Err(ServeError::Busy { waiting: 0 })));
         engine.close();
         assert!(matches!(write(&engine, &[1], 1), Err(ServeError::Stopping)));

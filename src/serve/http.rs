@@ -28,7 +28,7 @@ use tokio_io_timeout::TimeoutStream;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use super::error::ServeError;
-use super::loading::Stage;
+use super::loading::LoadingStage;
 use super::openai::{self, Head, Kind, Likelihoods};
 use super::origin::{allowed_origin, local_name};
 use super::service::{Service, Times, whole};
@@ -226,7 +226,7 @@ async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
     if let (Value::Object(health), Value::Object(facts)) = (&mut health, facts) {
         health.extend(facts);
     }
-    let status = if stage == Stage::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if stage == LoadingStage::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(health))
 }
 

@@ -20,7 +20,7 @@
 //! | [`openai`] | bodies of requests and answers |
 //! | [`stream`] | answers in parts |
 //! | [`tools`] | functions that a request offers, and their calls |
-//! | [`lines`] | JSON lines over stdin or a Unix socket |
+//! | [`json_lines`] | JSON lines over stdin or a Unix socket |
 //! | `fields` | names of the fields of a request |
 //! | [`metrics`] | numbers for Prometheus |
 
@@ -30,7 +30,7 @@ pub mod engine;
 pub mod error;
 mod fields;
 pub mod http;
-pub mod lines;
+pub mod json_lines;
 pub mod loading;
 pub mod metrics;
 pub mod openai;
@@ -40,7 +40,7 @@ pub mod service;
 pub mod stream;
 pub mod tools;
 
-pub use engine::{Ending, Engine, Event, Job, Limits};
+pub use engine::{Ending, Event, Job, Scheduler, ServeLimits};
 pub use error::ServeError;
 pub use http::{HttpOptions, serve};
 pub use metrics::Metrics;

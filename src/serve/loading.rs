@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value as Json, json};
 
-use anec_runtime::Model;
+use anec_runtime::LoadedModel;
 
 /// How far a model is loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum LoadingStage {
     /// So many of its functions are.
     Loading {
         /// Functions that are loaded.
@@ -27,19 +27,20 @@ pub enum Stage {
 
 /// A model on its way into memory.
 #[derive(Clone)]
-pub struct Loading(Arc<Mutex<Stage>>);
+pub struct Loading(Arc<Mutex<LoadingStage>>);
 
 impl Loading {
     /// Loads a model on a thread of its own.
-    pub fn start(model: Arc<Model>) -> Self {
-        let loading = Loading(Arc::new(Mutex::new(Stage::Loading { done: 0, of: model.bundle().functions.len() })));
+    pub fn start(model: Arc<LoadedModel>) -> Self {
+        let loading =
+            Loading(Arc::new(Mutex::new(LoadingStage::Loading { done: 0, of: model.bundle().functions.len() })));
         let own = loading.clone();
         std::thread::spawn(move || {
-            let stage = match model.prepare(|done, of| own.set(Stage::Loading { done, of })) {
-                Ok(()) => Stage::Ready,
+            let stage = match model.prepare(|done, of| own.set(LoadingStage::Loading { done, of })) {
+                Ok(()) => LoadingStage::Ready,
                 Err(error) => {
                     eprintln!("error: the model can't be loaded: {error}");
-                    Stage::Failed { problem: error.to_string() }
+                    LoadingStage::Failed { problem: error.to_string() }
                 }
             };
             own.set(stage);
@@ -48,22 +49,22 @@ impl Loading {
     }
 
     /// How far it is.
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> LoadingStage {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set(&self, stage: Stage) {
+    fn set(&self, stage: LoadingStage) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
     }
 }
 
-impl Stage {
+impl LoadingStage {
     /// What `/health` says of it: a word under `status`, and details.
     pub fn health(&self) -> Json {
         match self {
-            Stage::Loading { done, of } => json!({"status": "loading", "loaded": done, "functions": of}),
-            Stage::Ready => json!({"status": "ok"}),
-            Stage::Failed { problem } => json!({"status": "failed", "problem": problem}),
+            LoadingStage::Loading { done, of } => json!({"status": "loading", "loaded": done, "functions": of}),
+            LoadingStage::Ready => json!({"status": "ok"}),
+            LoadingStage::Failed { problem } => json!({"status": "failed", "problem": problem}),
         }
     }
 }
@@ -71,12 +72,12 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_runtime::double::{self, Form, Mishap};
+    use anec_runtime::fake::{self, Form, Mishap};
 
-    fn loaded(form: &Form) -> (Stage, Vec<String>) {
-        let (model, calls) = double::model(form);
+    fn loaded(form: &Form) -> (LoadingStage, Vec<String>) {
+        let (model, calls) = fake::model(form);
         let loading = Loading::start(model);
-        while matches!(loading.stage(), Stage::Loading { .. }) {
+        while matches!(loading.stage(), LoadingStage::Loading { .. }) {
             std::thread::yield_now();
         }
         let calls = calls.lock().unwrap().iter().map(|(name, _)| name.clone()).collect();
@@ -86,7 +87,7 @@ mod tests {
     #[test]
     fn every_function_is_loaded_once_in_the_order_of_a_text() {
         let (stage, calls) = loaded(&Form { contexts: vec![8, 16], ..Form::default() });
-        assert_eq!(stage, Stage::Ready);
+        assert_eq!(stage, LoadingStage::Ready);
         let expected =
             ["layers_0_2_of_8", "layers_2_3_of_8", "head_0_5", "head_5_8", "layers_0_2_of_16", "layers_2_3_of_16"];
         assert_eq!(calls, expected);

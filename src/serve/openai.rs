@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use super::engine::Ending;
 use super::error::ServeError;
 use super::parameters::{MOST_LOGPROBS, Parameters};
-use super::service::{Prompt, Service, Submission, Times};
+use super::service::{RequestPrompt, Service, Submission, Times};
 use super::tools::{self, Tools};
 use anec_runtime::chat::{Chat, Message};
 use anec_runtime::sampling::within;
@@ -100,7 +100,7 @@ pub fn read(kind: Kind, body: &[u8], service: &Service) -> Result<(Submission, A
             let logprobs = request.logprobs()?;
             let model = request.model.clone();
             let (chat, tools) = chat(&request)?;
-            (model, Prompt::Chat(chat), logprobs, tools, request.common)
+            (model, RequestPrompt::Chat(chat), logprobs, tools, request.common)
         }
         Kind::Completion => {
             let request: CompletionRequest = serde_json::from_slice(body).map_err(invalid)?;
@@ -154,7 +154,7 @@ fn chat(request: &ChatRequest) -> Result<(Chat, Option<Tools>), ServeError> {
     Ok((chat, tools))
 }
 
-fn text(request: &CompletionRequest) -> Result<Prompt, ServeError> {
+fn text(request: &CompletionRequest) -> Result<RequestPrompt, ServeError> {
     for (field, set) in [
         ("echo", request.echo == Some(true)),
         ("suffix", request.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
@@ -172,14 +172,16 @@ fn text(request: &CompletionRequest) -> Result<Prompt, ServeError> {
         Json::String(text) => text.clone(),
         Json::Array(items) => match items.as_slice() {
             [Json::String(text)] => text.clone(),
-            [Json::Array(items)] => return ids(items).map(Prompt::Ids).ok_or_else(wrong),
-            items => return ids(items).map(Prompt::Ids).ok_or_else(wrong),
+            [Json::Array(items)] => return ids(items).map(RequestPrompt::Ids).ok_or_else(wrong),
+            items => return ids(items).map(RequestPrompt::Ids).ok_or_else(wrong),
         },
         _ => return Err(wrong()),
     };
     Ok(match &request.system {
-        Some(system) => Prompt::Chat(Chat::new(vec![Message::new("system", system), Message::new("user", &text)])),
-        None => Prompt::Text { text, special: request.special_tokens == Some(true) },
+        Some(system) => {
+            RequestPrompt::Chat(Chat::new(vec![Message::new("system", system), Message::new("user", &text)]))
+        }
+        None => RequestPrompt::Text { text, special: request.special_tokens == Some(true) },
     })
 }
 

@@ -9,16 +9,16 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Receiver;
 
-use super::engine::{Ending, Engine, Event, Job, Limits};
+use super::engine::{Ending, Event, Job, Scheduler, ServeLimits};
 use super::error::ServeError;
-use super::loading::{Loading, Stage};
+use super::loading::{Loading, LoadingStage};
 use super::metrics::Metrics;
 use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
 use anec_base::Result;
 use anec_runtime::chat::{Chat, ChatTemplate};
 use anec_runtime::tools::{CallReader, CallSyntax};
-use anec_runtime::{Constraint, GeneratedToken, Grammar, Grammars, Model, RuntimeError, Tokenizer};
+use anec_runtime::{Constraint, GeneratedToken, Grammar, Grammars, LoadedModel, RuntimeError, Tokenizer};
 
 /// A model that answers.
 pub struct Service {
@@ -30,16 +30,16 @@ pub struct Service {
     pub created: u64,
     /// What it has done.
     pub metrics: Arc<Metrics>,
-    model: Arc<Model>,
+    model: Arc<LoadedModel>,
     tokenizer: Arc<Tokenizer>,
     template: Result<ChatTemplate, RuntimeError>,
     /// How the model writes calls of functions, if that is known.
     syntax: Option<&'static CallSyntax>,
     grammars: OnceLock<Result<Grammars, String>>,
     defaults: Defaults,
-    engine: Engine,
+    engine: Scheduler,
     loading: Loading,
-    limits: Limits,
+    limits: ServeLimits,
     /// Requests that are prepared or wait for it; further ones are refused.
     admitted: Semaphore,
     /// Requests that are prepared at the same time.
@@ -49,7 +49,7 @@ pub struct Service {
 /// What a request asks for.
 pub struct Submission {
     /// What is continued.
-    pub prompt: Prompt,
+    pub prompt: RequestPrompt,
     /// How.
     pub parameters: Parameters,
     /// Log-probabilities are wanted, with this many alternatives.
@@ -59,7 +59,7 @@ pub struct Submission {
 }
 
 /// What is to be continued.
-pub enum Prompt {
+pub enum RequestPrompt {
     /// A conversation.
     Chat(Chat),
     /// A text. With `special`, special tokens that are written out in it count as such.
@@ -73,18 +73,18 @@ pub enum Prompt {
     Ids(Vec<u32>),
 }
 
-impl Prompt {
+impl RequestPrompt {
     /// The field of a request that has it.
     fn field(&self) -> &'static str {
         match self {
-            Prompt::Chat(_) => "messages",
-            Prompt::Text { .. } | Prompt::Ids(_) => "prompt",
+            RequestPrompt::Chat(_) => "messages",
+            RequestPrompt::Text { .. } | RequestPrompt::Ids(_) => "prompt",
         }
     }
 }
 
 /// Texts on their way.
-pub struct Answer {
+pub struct Completion {
     /// One for each text that was asked for.
     pub receivers: Vec<Receiver<Event>>,
     /// Tokens of the prompt.
@@ -155,10 +155,10 @@ impl Service {
     /// # Errors
     /// When the bundle has no tokenizer.
     pub fn new(
-        model: Arc<Model>,
+        model: Arc<LoadedModel>,
         name: String,
         device: String,
-        limits: Limits,
+        limits: ServeLimits,
         speculation: usize,
     ) -> Result<Arc<Self>> {
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
@@ -173,7 +173,7 @@ impl Service {
             template,
             grammars: OnceLock::new(),
             defaults: Defaults::of(model.bundle(), model.folder(), speculation),
-            engine: Engine::start(model.clone(), tokenizer.clone(), limits, metrics.clone()),
+            engine: Scheduler::start(model.clone(), tokenizer.clone(), limits, metrics.clone()),
             loading: Loading::start(model.clone()),
             metrics,
             model,
@@ -195,12 +195,12 @@ impl Service {
     }
 
     /// How far the model is loaded. Requests that come before it is are answered when it is.
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> LoadingStage {
         self.loading.stage()
     }
 
     /// The queue.
-    pub fn engine(&self) -> &Engine {
+    pub fn engine(&self) -> &Scheduler {
         &self.engine
     }
 
@@ -214,7 +214,7 @@ impl Service {
     pub async fn ask<T: Send + 'static>(
         self: &Arc<Self>,
         read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
-    ) -> Result<(Answer, T), ServeError> {
+    ) -> Result<(Completion, T), ServeError> {
         let waiting = self.limits.queue;
         let _admitted = self.admitted.try_acquire().map_err(|_| ServeError::Busy { waiting })?;
         let (service, client) = (self.clone(), Arc::new(()));
@@ -236,7 +236,7 @@ impl Service {
     }
 
     /// Turns a request into texts in the queue, as long as `client` is there.
-    fn submit(&self, submission: Submission, client: &Weak<()>) -> Result<Answer, ServeError> {
+    fn submit(&self, submission: Submission, client: &Weak<()>) -> Result<Completion, ServeError> {
         let wanted = || if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) };
         let Submission { prompt, parameters, logprobs, tools } = submission;
         let tools = tools.as_ref();
@@ -276,20 +276,20 @@ impl Service {
         };
         let receivers = self.engine.submit((0..parameters.choices()?).map(job).collect())?;
         let calls = tools.zip(syntax).map(|(tools, syntax)| tools.reader(syntax));
-        Ok(Answer { receivers, prompt, tokenize, calls })
+        Ok(Completion { receivers, prompt, tokenize, calls })
     }
 
-    fn tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ServeError> {
+    fn tokens(&self, prompt: RequestPrompt) -> Result<Vec<u32>, ServeError> {
         let (context, field) = (self.context(), prompt.field());
         let tokens = match prompt {
-            Prompt::Ids(ids) => Ok(ids),
-            Prompt::Text { text, special } => {
+            RequestPrompt::Ids(ids) => Ok(ids),
+            RequestPrompt::Text { text, special } => {
                 self.tokenizer.check_length(&text, context).and_then(|()| match special {
                     false => self.tokenizer.encode_literal(&text),
                     true => self.tokenizer.encode(&text),
                 })
             }
-            Prompt::Chat(chat) => match &self.template {
+            RequestPrompt::Chat(chat) => match &self.template {
                 Ok(template) => template.encode_within(&self.tokenizer, &chat, context),
                 Err(RuntimeError::NoChatTemplate { .. }) => {
                     let problem =

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::engine::{Ending, Event};
 use super::openai::{self, AnswerForm, Delta, Head, Likelihoods};
-use super::service::{Answer, Service, Times, events};
+use super::service::{Completion, Service, Times, events};
 use anec_runtime::tools::{self, CallReader};
 use anec_runtime::{Finish, TextDelta};
 
@@ -19,7 +19,7 @@ pub fn parts(
     service: Arc<Service>,
     head: Head,
     form: AnswerForm,
-    answer: Answer,
+    answer: Completion,
 ) -> impl Stream<Item = Result<Part, Infallible>> {
     let count = answer.receivers.len();
     let texts = answer.receivers.into_iter().enumerate();
@@ -66,7 +66,7 @@ impl Text {
         let parts = match &mut self.calls {
             Some(reader) => reader.push(&delta.text),
             None if delta.text.is_empty() => Vec::new(),
-            None => vec![tools::Part::Text(delta.text.clone())],
+            None => vec![tools::ToolTextPart::Text(delta.text.clone())],
         };
         let mut choices: Vec<Value> = parts.iter().map(|part| self.part(head, part, likely.take())).collect();
         // the text of a token may wait, but somebody speaks, and its likelihood is known
@@ -85,10 +85,10 @@ impl Text {
         choices
     }
 
-    fn part(&mut self, head: &Head, part: &tools::Part, likely: Value) -> Value {
+    fn part(&mut self, head: &Head, part: &tools::ToolTextPart, likely: Value) -> Value {
         match part {
-            tools::Part::Text(text) => self.choice(head, Delta::Text(text), likely),
-            tools::Part::Call(call) => {
+            tools::ToolTextPart::Text(text) => self.choice(head, Delta::Text(text), likely),
+            tools::ToolTextPart::Call(call) => {
                 let number = self.called;
                 self.called += 1;
                 self.choice(head, Delta::Call(call, number), likely)

@@ -5,14 +5,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
-use anec_runtime::tools::{Call, CallReader, CallSyntax, Function, Part};
+use anec_runtime::tools::{Call, CallReader, CallSyntax, ToolFunction, ToolTextPart};
 use anec_runtime::{Grammar, Tokenizer};
 
 /// What a request offers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tools {
     /// The functions that can be called.
-    functions: Vec<Function>,
+    functions: Vec<ToolFunction>,
     /// The answer has to be a call.
     required: bool,
     /// It may have several.
@@ -25,9 +25,9 @@ impl Tools {
     /// # Errors
     /// When a tool is no function, or the choice isn't among them.
     pub fn read(tools: &[Json], choice: Option<&Json>, parallel: Option<bool>) -> Result<Option<Self>, ServeError> {
-        let functions: Vec<Function> = tools
+        let functions: Vec<ToolFunction> = tools
             .iter()
-            .map(Function::of)
+            .map(ToolFunction::of)
             .collect::<Result<_, _>>()
             .map_err(|problem| ServeError::field("tools", problem))?;
         let wrong = |problem: &str| Err(ServeError::field("tool_choice", problem));
@@ -106,8 +106,8 @@ pub fn divide(mut reader: CallReader, text: &str) -> (String, Vec<Call>) {
     let parts = reader.push(text);
     for part in parts.into_iter().chain(reader.finish()) {
         match part {
-            Part::Text(text) => content.push_str(&text),
-            Part::Call(call) => calls.push(call),
+            ToolTextPart::Text(text) => content.push_str(&text),
+            ToolTextPart::Call(call) => calls.push(call),
         }
     }
     (content, calls)

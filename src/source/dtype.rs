@@ -70,7 +70,7 @@ pub enum SourceDtype {
 
 /// Size of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct BlockLayout {
     /// Elements it holds.
     pub elements: u64,
     /// Bytes it takes.
@@ -209,9 +209,9 @@ impl SourceDtype {
     }
 
     /// The size of a block.
-    pub fn block(self) -> Block {
+    pub fn block(self) -> BlockLayout {
         let (_, _, _, elements, bytes) = *self.row();
-        Block { elements, bytes }
+        BlockLayout { elements, bytes }
     }
 
     /// Bytes that `elements` elements take, or nothing if they are no whole number of blocks or overflow.

@@ -22,8 +22,8 @@ use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::tensor::byte_length;
 use cursor::Cursor;
-pub use metadata::Metadata;
-pub use value::{Array, Value};
+pub use metadata::GgufMetadata;
+pub use value::{GgufArray, GgufValue};
 
 /// First four bytes of a file.
 pub const MAGIC: [u8; 4] = *b"GGUF";
@@ -40,7 +40,7 @@ pub struct Header {
     /// Version of the format, 2 or 3. They differ in nothing that is read here.
     pub version: u32,
     /// Keys and values.
-    pub metadata: Metadata,
+    pub metadata: GgufMetadata,
     /// Tensors, in the order of the file.
     pub tensors: Vec<TensorInfo>,
 }
@@ -94,11 +94,11 @@ fn check_version(path: &Path, version: u32) -> Result<()> {
     })
 }
 
-fn alignment(metadata: &Metadata) -> Result<u64> {
+fn alignment(metadata: &GgufMetadata) -> Result<u64> {
     match metadata.get(ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),
         // No larger one is ever useful, and the start of the data must not overflow.
-        Some(&Value::U32(alignment)) if alignment.is_power_of_two() && alignment <= 1 << 20 => Ok(alignment.into()),
+        Some(&GgufValue::U32(alignment)) if alignment.is_power_of_two() && alignment <= 1 << 20 => Ok(alignment.into()),
         Some(value) => {
             Err(SourceError::key(metadata.path(), ALIGNMENT_KEY, format!("{value}, expected a power of two as u32")))
         }

@@ -6,7 +6,7 @@ use anec_bundle::LedgerTotals;
 
 use super::Source;
 use super::error::{Result, SHOWN, SourceError};
-use super::tensor::Tensor;
+use super::tensor::SourceTensor;
 
 /// Hands out the tensors of a source and keeps account of them.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl<'a> Ledger<'a> {
     ///
     /// # Errors
     /// When the source doesn't have it, or it was used before.
-    pub fn take(&mut self, name: &str) -> Result<Tensor> {
+    pub fn take(&mut self, name: &str) -> Result<SourceTensor> {
         self.mark(name, Taken::Once)
     }
 
@@ -50,7 +50,7 @@ impl<'a> Ledger<'a> {
     ///
     /// # Errors
     /// When the source doesn't have it, or it was used without being declared shared.
-    pub fn take_shared(&mut self, name: &str) -> Result<Tensor> {
+    pub fn take_shared(&mut self, name: &str) -> Result<SourceTensor> {
         self.mark(name, Taken::Shared)
     }
 
@@ -58,16 +58,16 @@ impl<'a> Ledger<'a> {
     ///
     /// # Errors
     /// When it was used before.
-    pub fn take_optional(&mut self, name: &str) -> Result<Option<Tensor>> {
+    pub fn take_optional(&mut self, name: &str) -> Result<Option<SourceTensor>> {
         if self.has(name) { self.take(name).map(Some) } else { Ok(None) }
     }
 
-    fn mark(&mut self, name: &str, how: Taken) -> Result<Tensor> {
+    fn mark(&mut self, name: &str, how: Taken) -> Result<SourceTensor> {
         let Some(tensor) = self.source.tensor(name) else {
             return Err(SourceError::MissingTensor {
                 source_name: self.source.name().to_owned(),
                 tensor: name.to_owned(),
-                nearest: nearest(name, self.source.tensors().map(Tensor::name), 3),
+                nearest: nearest(name, self.source.tensors().map(SourceTensor::name), 3),
             });
         };
         match self.taken.insert(name.to_owned(), how) {
@@ -150,7 +150,7 @@ mod tests {
 
     fn source() -> Source {
         let names = ["embed.weight", "layers.0.q.weight", "layers.0.k.weight", "layers.0.rotary.inv_freq"];
-        let tensors = names.iter().map(|name| Tensor::random(name, &[4, 4], 1, 0.0, 1.0).unwrap()).collect();
+        let tensors = names.iter().map(|name| SourceTensor::random(name, &[4, 4], 1, 0.0, 1.0).unwrap()).collect();
         Source::random("small", json!({}), tensors).unwrap()
     }
 

@@ -2,7 +2,7 @@
 //! configuration, and what a tokenizer is made of.
 //!
 //! ```
-//! use anec_source::{Source, SourceKind, Weight};
+//! use anec_source::{Source, SourceKind, SourceWeight};
 //!
 //! let header = br#"{"w": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}}"#;
 //! let mut file = (header.len() as u64).to_le_bytes().to_vec();
@@ -14,7 +14,7 @@
 //!
 //! let source = Source::open_path(&path)?;
 //! assert_eq!(source.kind(), SourceKind::Safetensors);
-//! let weight = Weight::from(source.tensor("w").unwrap().clone()).scale(0.5);
+//! let weight = SourceWeight::from(source.tensor("w").unwrap().clone()).scale(0.5);
 //! let mut values = [0.0; 2];
 //! weight.read_rows(0, &mut values)?;
 //! assert_eq!(values, [0.5, -1.0]);
@@ -64,8 +64,8 @@ pub use error::{Result, SourceError};
 pub use file::SourceFile;
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
-pub use tensor::Tensor;
-pub use weight::{RowOrder, Weight, ZeroPoints};
+pub use tensor::SourceTensor;
+pub use weight::{RowOrder, SourceWeight, ZeroPoints};
 
 /// The format of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,11 +96,11 @@ impl SourceKind {
 #[derive(Clone, Debug)]
 pub enum Description {
     /// The metadata of a GGUF file, the first of several.
-    Gguf(gguf::Metadata),
+    Gguf(gguf::GgufMetadata),
     /// The files of a Hugging Face folder.
     HuggingFace(Box<HuggingFaceFiles>),
     /// What an ONNX graph and the files around it say.
-    Onnx(Box<onnx::Bundle>),
+    Onnx(Box<onnx::OnnxBundle>),
 }
 
 /// An opened source.
@@ -109,7 +109,7 @@ pub struct Source {
     name: String,
     kind: SourceKind,
     files: Vec<SourceFile>,
-    tensors: BTreeMap<String, Tensor>,
+    tensors: BTreeMap<String, SourceTensor>,
     description: Description,
 }
 
@@ -162,7 +162,7 @@ impl Source {
         let mut metadata = None;
         for (file, header) in files.iter().zip(headers) {
             for info in header.tensors {
-                tensors.push(Tensor::in_file(info.name, info.dtype, info.shape, file, info.range)?);
+                tensors.push(SourceTensor::in_file(info.name, info.dtype, info.shape, file, info.range)?);
             }
             // The later parts of a split model have no keys but those of the split.
             metadata.get_or_insert(header.metadata);
@@ -227,7 +227,7 @@ impl Source {
     }
 
     /// A source of safetensors with what `folder` has beside them.
-    fn with_folder(path: &Path, folder: &Path, mut paths: Vec<PathBuf>, tensors: Vec<Tensor>) -> Result<Self> {
+    fn with_folder(path: &Path, folder: &Path, mut paths: Vec<PathBuf>, tensors: Vec<SourceTensor>) -> Result<Self> {
         let description = HuggingFaceFiles::read(folder)?;
         paths.extend(hugging_face::FILES.iter().map(|name| folder.join(name)).filter(|path| path.exists()));
         Self::assemble(path, SourceKind::Safetensors, paths, tensors, Description::HuggingFace(Box::new(description)))
@@ -237,7 +237,7 @@ impl Source {
         path: &Path,
         kind: SourceKind,
         paths: Vec<PathBuf>,
-        tensors: Vec<Tensor>,
+        tensors: Vec<SourceTensor>,
         description: Description,
     ) -> Result<Self> {
         let mut by_name = BTreeMap::new();
@@ -256,7 +256,7 @@ impl Source {
     ///
     /// # Errors
     /// When two tensors have the same name.
-    pub fn random(name: &str, config: Json, tensors: Vec<Tensor>) -> Result<Self> {
+    pub fn random(name: &str, config: Json, tensors: Vec<SourceTensor>) -> Result<Self> {
         let files = HuggingFaceFiles { config: Some(config), ..Default::default() };
         let description = Description::HuggingFace(Box::new(files));
         Self::assemble(Path::new(name), SourceKind::Random, Vec::new(), tensors, description)
@@ -278,12 +278,12 @@ impl Source {
     }
 
     /// All tensors, by name.
-    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &SourceTensor> {
         self.tensors.values()
     }
 
     /// The tensor of this name.
-    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+    pub fn tensor(&self, name: &str) -> Option<&SourceTensor> {
         self.tensors.get(name)
     }
 
@@ -293,7 +293,7 @@ impl Source {
     }
 
     /// The metadata, if it is GGUF.
-    pub fn gguf(&self) -> Option<&gguf::Metadata> {
+    pub fn gguf(&self) -> Option<&gguf::GgufMetadata> {
         match &self.description {
             Description::Gguf(metadata) => Some(metadata),
             Description::HuggingFace(_) | Description::Onnx(_) => None,

@@ -2,7 +2,7 @@
 //!
 //! A graph says more than the names of its weights: what each is for, and all of the maths. It is followed from the
 //! logits back to the embedding, and becomes a table of weights under the names of transformers, decoded when they are
-//! read, beside a [`Decoder`]: what the graph says of the model. What isn't understood is refused.
+//! read, beside a [`OnnxDecoder`]: what the graph says of the model. What isn't understood is refused.
 //!
 //! | module | holds |
 //! |---|---|
@@ -36,9 +36,9 @@ use serde_json::{Value as Json, json};
 
 use super::error::{Result, SourceError};
 use super::hugging_face::{self, HuggingFaceFiles};
-use super::tensor::Tensor;
+use super::tensor::SourceTensor;
 use anec_base::MappedFile;
-pub use decoder::Decoder;
+pub use decoder::OnnxDecoder;
 use network::Network;
 
 /// File name of a model, where no configuration says otherwise.
@@ -48,7 +48,7 @@ pub const CONFIG: &str = "genai_config.json";
 
 /// What an ONNX bundle says about its model beside the weights.
 #[derive(Clone, Debug)]
-pub struct Bundle {
+pub struct OnnxBundle {
     /// The files that it shares with a folder of Hugging Face; its configuration, where there is one, is checked against
     /// the graph.
     pub files: HuggingFaceFiles,
@@ -59,16 +59,16 @@ pub struct Bundle {
     /// Version of ONNX's operators.
     pub opset: i64,
     /// What the graph says.
-    pub decoder: Decoder,
+    pub decoder: OnnxDecoder,
 }
 
 /// An opened bundle.
 #[derive(Debug)]
 pub(super) struct Opened {
     /// What it says.
-    pub bundle: Bundle,
+    pub bundle: OnnxBundle,
     /// The weights.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<SourceTensor>,
     /// The files that were read.
     pub paths: Vec<PathBuf>,
 }
@@ -133,18 +133,18 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
         [path.to_owned()].into_iter().chain(network.external_files()).chain(beside.filter(|path| path.exists()));
     let paths = paths.collect();
     let (producer, opset) = (network.producer_name().to_owned(), network.opset());
-    Ok(Opened { bundle: Bundle { files, genai, producer, opset, decoder }, tensors, paths })
+    Ok(Opened { bundle: OnnxBundle { files, genai, producer, opset, decoder }, tensors, paths })
 }
 
 /// The decoder and the weights in the bytes of an ONNX file.
 ///
 /// # Errors
 /// When they are damaged, or not a decoder that is understood.
-pub fn parse(file: MappedFile) -> Result<(Decoder, Vec<Tensor>)> {
+pub fn parse(file: MappedFile) -> Result<(OnnxDecoder, Vec<SourceTensor>)> {
     read(&Network::open(file)?, None)
 }
 
-fn read(network: &Network, genai: Option<&Json>) -> Result<(Decoder, Vec<Tensor>)> {
+fn read(network: &Network, genai: Option<&Json>) -> Result<(OnnxDecoder, Vec<SourceTensor>)> {
     let name = |pointer: &str, default| {
         genai.and_then(|config| config.pointer(pointer)).and_then(Json::as_str).unwrap_or(default)
     };
@@ -152,7 +152,7 @@ fn read(network: &Network, genai: Option<&Json>) -> Result<(Decoder, Vec<Tensor>
     let input_ids = name("/model/decoder/inputs/input_ids", "input_ids");
     let (decoder, weights) = network.decoder(logits, input_ids)?;
     let tensor = |(name, constant): (String, network::Constant)| {
-        Tensor::computed(name, constant.weight, constant.dtype, constant.bytes, network.path())
+        SourceTensor::computed(name, constant.weight, constant.dtype, constant.bytes, network.path())
     };
     Ok((decoder, weights.into_iter().map(tensor).collect()))
 }
@@ -166,9 +166,9 @@ fn generation_config(genai: &Json) -> Option<Json> {
 }
 
 /// Checks onnxruntime-genai's configuration against the graph.
-fn check(path: &Path, config: &Json, decoder: &Decoder) -> Result<()> {
+fn check(path: &Path, config: &Json, decoder: &OnnxDecoder) -> Result<()> {
     let first = decoder.layers.first();
-    let layer = |of: fn(&decoder::Layer) -> u64| first.map_or(0, of);
+    let layer = |of: fn(&decoder::OnnxLayer) -> u64| first.map_or(0, of);
     for (key, of_graph) in [
         ("hidden_size", decoder.hidden_size),
         ("num_hidden_layers", decoder.layers.len() as u64),

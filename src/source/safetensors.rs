@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
-use super::tensor::Tensor;
+use super::tensor::SourceTensor;
 use anec_base::MappedFile;
 
 /// File name of the weights of a model that isn't sharded.
@@ -21,7 +21,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 ///
 /// # Errors
 /// When the header is damaged, doesn't describe the rest of the file exactly, or has a type of element that isn't known.
-pub fn tensors(file: &Arc<MappedFile>) -> Result<Vec<Tensor>> {
+pub fn tensors(file: &Arc<MappedFile>) -> Result<Vec<SourceTensor>> {
     let path = file.path();
     let bytes = file.bytes();
     let (header_length, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(path, bytes, error))?;
@@ -35,7 +35,7 @@ pub fn tensors(file: &Arc<MappedFile>) -> Result<Vec<Tensor>> {
         let shape = info.shape.iter().map(|&dimension| dimension as u64).collect();
         let (start, end) = info.data_offsets;
         let range = data_start + start as u64..data_start + end as u64;
-        tensors.push(Tensor::in_file(name, dtype, shape, file, range)?);
+        tensors.push(SourceTensor::in_file(name, dtype, shape, file, range)?);
     }
     Ok(tensors)
 }
@@ -94,9 +94,9 @@ pub fn parse_index(path: &Path, index: &Json) -> Result<BTreeMap<String, Vec<Str
 ///
 /// # Errors
 /// When one is missing or superfluous.
-pub fn check_shard(index_path: &Path, shard: &Path, expected: &[String], tensors: &[Tensor]) -> Result<()> {
+pub fn check_shard(index_path: &Path, shard: &Path, expected: &[String], tensors: &[SourceTensor]) -> Result<()> {
     let shard_name = shard.file_name().unwrap_or_default().display();
-    let has: std::collections::HashSet<&str> = tensors.iter().map(Tensor::name).collect();
+    let has: std::collections::HashSet<&str> = tensors.iter().map(SourceTensor::name).collect();
     if let Some(missing) = expected.iter().find(|name| !has.contains(name.as_str())) {
         let problem = format!("the index says that it is in {shard_name}, but it isn't there");
         return Err(SourceError::tensor(index_path, missing, problem));

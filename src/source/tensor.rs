@@ -9,14 +9,14 @@ use super::dequantize;
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::random::Normal;
-use super::weight::Weight;
+use super::weight::SourceWeight;
 use anec_base::MappedFile;
 
 /// A handle to one tensor of a source. Clones are cheap and share the tensor.
 ///
 /// Shapes are row-major, outermost dimension first, whatever the file's own order.
 #[derive(Clone)]
-pub struct Tensor(Arc<Inner>);
+pub struct SourceTensor(Arc<Inner>);
 
 struct Inner {
     name: String,
@@ -29,10 +29,10 @@ struct Inner {
 enum Data {
     File { file: Arc<MappedFile>, range: Range<usize> },
     Random(Normal),
-    Computed { of: Weight, bytes: u64, path: PathBuf },
+    Computed { of: SourceWeight, bytes: u64, path: PathBuf },
 }
 
-impl Tensor {
+impl SourceTensor {
     /// The tensor whose blocks are bytes `range` of `file`.
     ///
     /// # Errors
@@ -57,7 +57,13 @@ impl Tensor {
         }
         let elements = shape.iter().product();
         let range = range.start as usize..range.end as usize;
-        Ok(Tensor(Arc::new(Inner { name, dtype, shape, elements, data: Data::File { file: file.clone(), range } })))
+        Ok(SourceTensor(Arc::new(Inner {
+            name,
+            dtype,
+            shape,
+            elements,
+            data: Data::File { file: file.clone(), range },
+        })))
     }
 
     /// A tensor of normally distributed numbers that are computed as they are read: element `i` depends on `seed` and
@@ -70,15 +76,15 @@ impl Tensor {
         byte_length(SourceDtype::F32, shape)
             .map_err(|problem| SourceError::tensor(Path::new("random"), name, problem))?;
         let (name, shape, elements) = (name.to_owned(), shape.to_vec(), shape.iter().product());
-        Ok(Tensor(Arc::new(Inner { name, dtype: SourceDtype::F32, shape, elements, data })))
+        Ok(SourceTensor(Arc::new(Inner { name, dtype: SourceDtype::F32, shape, elements, data })))
     }
 
     /// A tensor that the file at `path` holds in another form, for which it has `bytes` bytes: on its side, in blocks with
     /// scales, within a larger one. `dtype` is the type of what is stored.
-    pub(super) fn computed(name: String, of: Weight, dtype: SourceDtype, bytes: u64, path: &Path) -> Self {
+    pub(super) fn computed(name: String, of: SourceWeight, dtype: SourceDtype, bytes: u64, path: &Path) -> Self {
         let (shape, elements) = (of.shape().to_vec(), of.elements());
         let data = Data::Computed { of, bytes, path: path.to_owned() };
-        Tensor(Arc::new(Inner { name, dtype, shape, elements, data }))
+        SourceTensor(Arc::new(Inner { name, dtype, shape, elements, data }))
     }
 
     /// Name in the source.
@@ -178,7 +184,7 @@ impl Tensor {
     }
 }
 
-impl fmt::Debug for Tensor {
+impl fmt::Debug for SourceTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tensor({:?} {} {:?})", self.name(), self.dtype(), self.shape())
     }

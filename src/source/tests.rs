@@ -20,7 +20,7 @@ fn write_safetensors(path: &Path, tensors: &[(&str, usize)]) {
 }
 
 /// Writes a GGUF file of f32 tensors `[n]` that count from 0.
-fn write_gguf(path: &Path, keys: &[(&str, gguf::Value)], tensors: &[(&str, u64)]) {
+fn write_gguf(path: &Path, keys: &[(&str, gguf::GgufValue)], tensors: &[(&str, u64)]) {
     let mut writer = Writer::new();
     for (key, value) in keys {
         writer.key(key, value.clone());
@@ -42,7 +42,7 @@ fn values(source: &Source, name: &str) -> Vec<f32> {
 }
 
 fn names(source: &Source) -> Vec<&str> {
-    source.tensors().map(Tensor::name).collect()
+    source.tensors().map(SourceTensor::name).collect()
 }
 
 /// The message with which a path is refused, which must name something in the folder.
@@ -379,13 +379,13 @@ fn a_tensor_reads_whole_rows_from_any_row_and_again_after_release() {
 
 #[test]
 fn a_shape_whose_elements_overflow_is_an_error() {
-    assert!(Tensor::random("w", &[u64::MAX, 2], 1, 0.0, 1.0).is_err());
-    assert!(Tensor::random("w", &[0, u64::MAX, 2], 1, 0.0, 1.0).is_err());
+    assert!(SourceTensor::random("w", &[u64::MAX, 2], 1, 0.0, 1.0).is_err());
+    assert!(SourceTensor::random("w", &[0, u64::MAX, 2], 1, 0.0, 1.0).is_err());
 }
 
 #[test]
 fn a_random_source_has_the_tensors_and_configuration_it_is_given() {
-    let tensor = |name| Tensor::random(name, &[2, 3], 5, 0.0, 0.02).unwrap();
+    let tensor = |name| SourceTensor::random(name, &[2, 3], 5, 0.0, 0.02).unwrap();
     let source = Source::random("shapes", json!({"hidden_size": 3}), vec![tensor("b"), tensor("a")]).unwrap();
     assert_eq!((source.kind().name(), names(&source)), ("random", vec!["a", "b"]));
     assert_eq!(source.config().unwrap()["hidden_size"], 3);

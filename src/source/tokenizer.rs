@@ -13,7 +13,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value as Json, json};
 
 use super::error::{Result, SourceError};
-use super::gguf::Metadata;
+use super::gguf::GgufMetadata;
 
 /// What to do about a tokenizer that can't be rebuilt.
 const FROM_HUGGING_FACE: &str = "convert the model's Hugging Face folder instead, which has its tokenizer.json";
@@ -93,7 +93,7 @@ impl Serialize for Vocab<'_> {
 
 /// The tokenizer that a file carries.
 pub struct Carried<'a> {
-    metadata: &'a Metadata,
+    metadata: &'a GgufMetadata,
     model: &'a str,
     tokens: Cow<'a, [String]>,
     types: Vec<i64>,
@@ -103,7 +103,7 @@ pub struct Carried<'a> {
 ///
 /// # Errors
 /// When a key holds something else than a number.
-pub fn end_tokens(metadata: &Metadata) -> Result<Vec<u64>> {
+pub fn end_tokens(metadata: &GgufMetadata) -> Result<Vec<u64>> {
     let mut ids = Vec::new();
     for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
         ids.extend(metadata.u64(key)?);
@@ -117,7 +117,7 @@ impl<'a> Carried<'a> {
     ///
     /// # Errors
     /// When it is of an unknown kind or contradicts itself.
-    pub fn read(metadata: &'a Metadata) -> Result<Option<Self>> {
+    pub fn read(metadata: &'a GgufMetadata) -> Result<Option<Self>> {
         let Some(model) = metadata.str("tokenizer.ggml.model")? else { return Ok(None) };
         let Some(tokens) = metadata.strings("tokenizer.ggml.tokens")? else { return Ok(None) };
         let types = metadata.i64s("tokenizer.ggml.token_type")?.unwrap_or_default();

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::{Result, SourceError};
-use super::tensor::{Tensor, rows_and_columns};
+use super::tensor::{SourceTensor, rows_and_columns};
 pub use order::RowOrder;
 
 /// A matrix, vector or higher tensor of f32, made of tensors of a source. Clones are cheap.
@@ -26,51 +26,51 @@ pub use order::RowOrder;
 /// Operations work along the outermost dimension: the rows of a matrix, the elements of a vector, the experts of a
 /// stack of matrices. *Rows* of [`read_rows`](Weight::read_rows) are runs of the last dimension.
 #[derive(Clone)]
-pub struct Weight {
+pub struct SourceWeight {
     node: Arc<Node>,
     shape: Arc<[u64]>,
 }
 
 enum Node {
-    Tensor(Tensor),
+    Tensor(SourceTensor),
     Values {
         name: String,
         values: Vec<f32>,
     },
     /// Elements from `first`, as many as the shape says.
     Slice {
-        of: Weight,
+        of: SourceWeight,
         first: u64,
     },
-    Concatenation(Vec<Weight>),
+    Concatenation(Vec<SourceWeight>),
     /// `run` consecutive elements belong to each entry of the outermost dimension.
     Reordered {
-        of: Weight,
+        of: SourceWeight,
         order: RowOrder,
         run: u64,
     },
     /// `columns` columns of each row, from `first`.
     Columns {
-        of: Weight,
+        of: SourceWeight,
         first: u64,
         columns: u64,
     },
     /// The last two dimensions of `of` exchanged.
-    Transposed(Weight),
+    Transposed(SourceWeight),
     Map {
-        of: Weight,
+        of: SourceWeight,
         function: Function,
     },
     /// Every row with a vector as long as it.
     ByColumn {
-        of: Weight,
+        of: SourceWeight,
         operation: Operation,
-        vector: Weight,
+        vector: SourceWeight,
     },
     /// `(codes - zero points) * scales`: each block of so many rows and columns has a scale, and a zero point.
     Blocks {
-        codes: Weight,
-        scales: Weight,
+        codes: SourceWeight,
+        scales: SourceWeight,
         zero_points: ZeroPoints,
         block: [u64; 2],
     },
@@ -82,7 +82,7 @@ pub enum ZeroPoints {
     /// The same in all blocks.
     All(f32),
     /// One for each block, in the order of the scales.
-    Each(Weight),
+    Each(SourceWeight),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,14 +98,14 @@ enum Operation {
     Multiply,
 }
 
-impl From<Tensor> for Weight {
-    fn from(tensor: Tensor) -> Self {
+impl From<SourceTensor> for SourceWeight {
+    fn from(tensor: SourceTensor) -> Self {
         let shape = tensor.shape().into();
-        Weight { node: Arc::new(Node::Tensor(tensor)), shape }
+        SourceWeight { node: Arc::new(Node::Tensor(tensor)), shape }
     }
 }
 
-impl Weight {
+impl SourceWeight {
     /// A weight of numbers at hand. `name` is for messages.
     ///
     /// # Errors
@@ -115,14 +115,14 @@ impl Weight {
             let problem = format!("{} values don't fill the shape {shape:?}", values.len());
             return Err(SourceError::Weight { weight: name.to_owned(), problem });
         }
-        Ok(Weight { node: Arc::new(Node::Values { name: name.to_owned(), values }), shape: shape.into() })
+        Ok(SourceWeight { node: Arc::new(Node::Values { name: name.to_owned(), values }), shape: shape.into() })
     }
 
     /// Weights one after another along the outermost dimension, such as query, key and value rows.
     ///
     /// # Errors
     /// When there are none, or their other dimensions differ.
-    pub fn concatenate(parts: Vec<Weight>) -> Result<Self> {
+    pub fn concatenate(parts: Vec<SourceWeight>) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Err(SourceError::Weight { weight: "concatenation".into(), problem: "it has no parts".into() });
         };
@@ -143,7 +143,7 @@ impl Weight {
         if count(&shape).is_none() {
             return Err(first.wrong(format!("the number of elements of {shape:?} overflows")));
         }
-        Ok(Weight { node: Arc::new(Node::Concatenation(parts)), shape })
+        Ok(SourceWeight { node: Arc::new(Node::Concatenation(parts)), shape })
     }
 
     /// Entries `range` of the outermost dimension, which stays, with the range's length: rows of a matrix, elements of
@@ -170,19 +170,19 @@ impl Weight {
     pub fn entry(&self, index: u64) -> Result<Self> {
         let entry = self.slice(index..index.saturating_add(1))?;
         let shape = entry.shape[1..].into();
-        Ok(Weight { shape, ..entry })
+        Ok(SourceWeight { shape, ..entry })
     }
 
     fn sliced(&self, first: u64, shape: Arc<[u64]>) -> Self {
         if shape.iter().product::<u64>() == self.elements() {
-            return Weight { node: self.node.clone(), shape };
+            return SourceWeight { node: self.node.clone(), shape };
         }
         // A slice of a slice is a slice.
         let (of, first) = match &*self.node {
             Node::Slice { of, first: before } => (of.clone(), before + first),
             _ => (self.clone(), first),
         };
-        Weight { node: Arc::new(Node::Slice { of, first }), shape }
+        SourceWeight { node: Arc::new(Node::Slice { of, first }), shape }
     }
 
     /// The entries of the outermost dimension in another order.
@@ -199,7 +199,7 @@ impl Weight {
             return Err(self.wrong(format!("the number of elements of {shape:?} overflows")));
         }
         let run = inner.iter().product();
-        Ok(Weight { node: Arc::new(Node::Reordered { of: self.clone(), order, run }), shape })
+        Ok(SourceWeight { node: Arc::new(Node::Reordered { of: self.clone(), order, run }), shape })
     }
 
     /// Columns `range` of every row: a part of the last dimension.
@@ -218,7 +218,7 @@ impl Weight {
             return Ok(self.sliced(range.start, shape));
         }
         let (first, columns) = (range.start, range.end - range.start);
-        Ok(Weight { node: Arc::new(Node::Columns { of: self.clone(), first, columns }), shape })
+        Ok(SourceWeight { node: Arc::new(Node::Columns { of: self.clone(), first, columns }), shape })
     }
 
     /// The last two dimensions exchanged: a matrix, or each of a stack, on its side.
@@ -230,7 +230,7 @@ impl Weight {
             return Err(self.wrong("only a matrix can be transposed".into()));
         };
         let shape = [outer, &[*columns, *rows]].concat().into();
-        Ok(Weight { node: Arc::new(Node::Transposed(self.clone())), shape })
+        Ok(SourceWeight { node: Arc::new(Node::Transposed(self.clone())), shape })
     }
 
     /// Every element times `factor`.
@@ -252,7 +252,7 @@ impl Weight {
     ///
     /// # Errors
     /// When the vector isn't as long as a row.
-    pub fn add_to_rows(&self, vector: &Weight) -> Result<Self> {
+    pub fn add_to_rows(&self, vector: &SourceWeight) -> Result<Self> {
         self.by_column(Operation::Add, vector)
     }
 
@@ -260,17 +260,17 @@ impl Weight {
     ///
     /// # Errors
     /// When the vector isn't as long as a row.
-    pub fn multiply_rows(&self, vector: &Weight) -> Result<Self> {
+    pub fn multiply_rows(&self, vector: &SourceWeight) -> Result<Self> {
         self.by_column(Operation::Multiply, vector)
     }
 
-    fn by_column(&self, operation: Operation, vector: &Weight) -> Result<Self> {
+    fn by_column(&self, operation: Operation, vector: &SourceWeight) -> Result<Self> {
         if vector.elements() != self.columns() {
             let (found, columns) = (vector.elements(), self.columns());
             return Err(vector.wrong(format!("it has {found} elements for {columns} columns")));
         }
         let node = Node::ByColumn { of: self.clone(), operation, vector: vector.clone() };
-        Ok(Weight { node: Arc::new(node), shape: self.shape.clone() })
+        Ok(SourceWeight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
     /// The numbers that the codes of a matrix stand for: `(code - zero point) * scale`. Each block of `block` rows and
@@ -278,7 +278,12 @@ impl Weight {
     ///
     /// # Errors
     /// When there are more or fewer scales or zero points than blocks.
-    pub fn from_blocks(codes: Weight, scales: Weight, zero_points: ZeroPoints, block: [u64; 2]) -> Result<Self> {
+    pub fn from_blocks(
+        codes: SourceWeight,
+        scales: SourceWeight,
+        zero_points: ZeroPoints,
+        block: [u64; 2],
+    ) -> Result<Self> {
         let &[rows, columns] = codes.shape() else {
             return Err(codes.wrong("only a matrix can be in blocks".into()));
         };
@@ -300,11 +305,11 @@ impl Weight {
             }
         }
         let shape = codes.shape.clone();
-        Ok(Weight { node: Arc::new(Node::Blocks { codes, scales, zero_points, block }), shape })
+        Ok(SourceWeight { node: Arc::new(Node::Blocks { codes, scales, zero_points, block }), shape })
     }
 
     fn map(&self, function: Function) -> Self {
-        Weight { node: Arc::new(Node::Map { of: self.clone(), function }), shape: self.shape.clone() }
+        SourceWeight { node: Arc::new(Node::Map { of: self.clone(), function }), shape: self.shape.clone() }
     }
 
     /// The same elements, in row-major order, under another shape.
@@ -315,7 +320,7 @@ impl Weight {
         if count(shape) != Some(self.elements()) {
             return Err(self.wrong(format!("shape {:?} can't become {shape:?}", self.shape)));
         }
-        Ok(Weight { node: self.node.clone(), shape: shape.into() })
+        Ok(SourceWeight { node: self.node.clone(), shape: shape.into() })
     }
 
     /// Dimensions, outermost first.

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 #[allow(missing_docs, reason = "for tests of this workspace")]
-pub mod double;
+pub mod fake;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

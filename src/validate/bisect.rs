@@ -9,11 +9,11 @@
 //! | [`piece`] | some of a function's ops as a function of their own |
 //! | [`search`] | which ops are enough |
 //! | [`form`] | predicate: the rules of MIL |
-//! | [`half`] | predicate: half precision, on the values that the whole function computes |
+//! | [`fp16_predicate`] | predicate: half precision, on the values that the whole function computes |
 //! | [`outside`] | predicates of others: Core ML's compiler, its placement, a user's program |
 
 pub mod form;
-pub mod half;
+pub mod fp16_predicate;
 pub mod outside;
 pub mod piece;
 pub mod search;
@@ -47,7 +47,7 @@ pub trait Predicate {
 
 /// The smallest piece that was found.
 #[derive(Clone, Debug)]
-pub struct Culprit {
+pub struct MinimalRepro {
     /// Ops of the whole function, without constants.
     pub ops_before: usize,
     /// The ops that are left, in their order; constants that they read aren't listed.
@@ -76,7 +76,7 @@ pub struct CulpritOp {
 ///
 /// # Errors
 /// As the predicate's.
-pub fn bisect(function: &Function, predicate: &mut dyn Predicate) -> Result<Option<Culprit>> {
+pub fn bisect(function: &Function, predicate: &mut dyn Predicate) -> Result<Option<MinimalRepro>> {
     let whole = predicate.failures(function)?;
     if whole.is_empty() {
         return Ok(None);
@@ -112,11 +112,11 @@ fn culprit(
     kept: &[usize],
     findings: Vec<String>,
     tries: usize,
-) -> Culprit {
+) -> MinimalRepro {
     let ops = kept.iter().map(|at| &function.block.ops[*at]).map(|op| CulpritOp {
         name: op.name.clone(),
         operator: op.operator.clone(),
         layer: layer_of(&op.name),
     });
-    Culprit { ops_before, ops: ops.collect(), findings, tries, piece }
+    MinimalRepro { ops_before, ops: ops.collect(), findings, tries, piece }
 }

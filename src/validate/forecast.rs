@@ -6,14 +6,14 @@ use serde::Serialize;
 use super::rules::{
     Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
 };
-use anec_mil::{Constant, DataType, Dim, Function, Lengths, Op, OpKind, Program, TensorType};
+use anec_mil::{Constant, DataType, Dim, Function, Op, OpKind, Program, SymbolRange, TensorType};
 
 /// Ops that a finding names; the others are counted.
 const NAMED: usize = 3;
 
 /// Where a rule applies.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct Finding {
+pub struct ForecastFinding {
     /// The rule's name.
     pub rule: String,
     /// How much it matters.
@@ -34,7 +34,7 @@ pub struct Finding {
 }
 
 /// Applies all rules to a program; `weight_bytes` are those of its package.
-pub fn forecast(package: &str, program: &Program, weight_bytes: u64) -> Vec<Finding> {
+pub fn forecast(package: &str, program: &Program, weight_bytes: u64) -> Vec<ForecastFinding> {
     let mut findings = Vec::new();
     for rule in rules() {
         if let Applies::Weights(pattern) = &rule.applies {
@@ -55,10 +55,10 @@ pub fn forecast(package: &str, program: &Program, weight_bytes: u64) -> Vec<Find
     findings
 }
 
-fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String]) -> Finding {
+fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String]) -> ForecastFinding {
     let more = found.len().saturating_sub(NAMED);
     let tail = if more > 0 { format!(" and {more} more") } else { String::new() };
-    Finding {
+    ForecastFinding {
         rule: rule.id.clone(),
         severity: rule.severity,
         package: package.to_owned(),
@@ -87,8 +87,8 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
             let lengths = function.lengths.iter().filter(|(_, lengths)| {
                 matches!(
                     (pattern, lengths),
-                    (LengthsPattern::Range, Lengths::Range { .. })
-                        | (LengthsPattern::Enumerated, Lengths::Enumerated(_))
+                    (LengthsPattern::Range, SymbolRange::Range { .. })
+                        | (LengthsPattern::Enumerated, SymbolRange::Enumerated(_))
                 )
             });
             lengths.map(|(symbol, lengths)| format!("{}, default {}", symbol.name(), lengths.default_size())).collect()

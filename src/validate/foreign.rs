@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::lint::lint;
-use super::measure::Measures;
+use super::measure::LogitMeasures;
 use super::numerics::check;
 use super::thresholds::NumericsThresholds;
 use super::verdict::{Check, GateReport, listed};
-use super::watch::Extent;
+use super::watch::ValueRange;
 use anec_base::Result;
-use anec_exec::{ExecError, Executable, Options, Precision, Tensor, TensorData, WeightCache};
+use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, TensorData, WeightCache};
 use anec_mil::constant::Data;
 use anec_mil::verify::{infer_types, verify, verify_function};
 use anec_mil::{Constant, DataType, Function, TensorType, Value};
@@ -20,11 +20,11 @@ pub(super) fn sizes(function: &Function) -> Vec<Function> {
     let lengths: Vec<_> = function.lengths.iter().collect();
     let Some((_, first)) = lengths.first() else { return vec![function.clone()] };
     let mut sizes = match first {
-        anec_mil::Lengths::Range { lower, upper, default } => {
+        anec_mil::SymbolRange::Range { lower, upper, default } => {
             // an unbounded dimension is tried near its default
             vec![(*lower).max(1), *default, upper.unwrap_or(*default + 1).min(default.saturating_mul(8).max(8))]
         }
-        anec_mil::Lengths::Enumerated(sizes) => sizes.clone(),
+        anec_mil::SymbolRange::Enumerated(sizes) => sizes.clone(),
     };
     sizes.sort_unstable();
     sizes.dedup();
@@ -142,12 +142,12 @@ fn run(subject: &str, function: &Function, cache: &WeightCache, thresholds: &Num
         (Ok(single), Ok(half)) => (single, half),
         (Err(error), _) | (_, Err(error)) => return Check::unproven(subject, CLAIM, error.to_string()),
     };
-    let measures = Measures::of(&half.outputs, &single.outputs, single.outputs.len().max(1));
+    let measures = LogitMeasures::of(&half.outputs, &single.outputs, single.outputs.len().max(1));
     check(subject.to_owned(), &half.seen, &single.seen, &BTreeSet::new(), &measures, thresholds)
 }
 
 struct Trace {
-    seen: indexmap::IndexMap<String, Extent>,
+    seen: indexmap::IndexMap<String, ValueRange>,
     /// All floating-point outputs of all calls, one after the other.
     outputs: Vec<f32>,
 }
@@ -159,7 +159,7 @@ fn trace(
     inputs: &[(String, Tensor)],
     cache: &WeightCache,
 ) -> Result<Trace, ExecError> {
-    let executable = Executable::compile_as_written(function, Options { precision }, cache)?;
+    let executable = Executable::compile_as_written(function, ExecOptions { precision }, cache)?;
     let mut state = executable.new_state();
     let mut trace = Trace { seen: Default::default(), outputs: Vec::new() };
     let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();

@@ -2,16 +2,16 @@
 //!
 //! ```
 //! use anec_bundle::Bundle;
-//! use anec_validate::{Report, Verdict, structure};
+//! use anec_validate::{GatesReport, Verdict, structure};
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let folder = folder.path().join("demo.anec");
 //! # let demo = concat!("source=", env!("CARGO_MANIFEST_DIR"), "/../../demo/model");
-//! # anec_testing::double::convert_demo(&folder, &["context=64", demo]);
+//! # anec_testing::fake::convert_demo(&folder, &["context=64", demo]);
 //! let bundle = Bundle::read(&folder)?;
 //! let gate = structure(&bundle, &folder);
 //! assert_eq!(gate.verdict, Verdict::Passed);
-//! assert_eq!(Report::new(&bundle.name, vec![gate]).exit_code(false), 0);
+//! assert_eq!(GatesReport::new(&bundle.name, vec![gate]).exit_code(false), 0);
 //! # Ok::<(), anec_base::Error>(())
 //! ```
 //!
@@ -59,10 +59,10 @@ pub mod watch;
 
 pub use forecast::forecast;
 pub use golden::{Golden, Greedy};
-pub use measure::Measures;
+pub use measure::LogitMeasures;
 pub use numerics::numerics;
 pub use parity::{Candidate, parity};
 pub use perplexity::{Perplexity, perplexity};
 pub use structure::structure;
 pub use thresholds::Thresholds;
-pub use verdict::{Check, GateReport, Report, Verdict};
+pub use verdict::{Check, GateReport, GatesReport, Verdict};

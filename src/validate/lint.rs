@@ -457,7 +457,7 @@ mod tests {
             move |ops: &mut FunctionBuilder, x| {
                 let epsilon = Constant::fp32(epsilon);
                 let square = ops.reduce_mean(x, &[1], true);
-                let root = ops.op::<anec_mil::builder::Given>(
+                let root = ops.op::<anec_mil::builder::OpInput>(
                     "rsqrt",
                     "root",
                     [("x", square.into()), ("epsilon", epsilon.into())],
@@ -498,13 +498,13 @@ mod tests {
     #[test]
     fn an_island_of_single_precision_is_found() {
         let island = one(|ops, x| {
-            let wide = ops.op::<anec_mil::builder::Given>(
+            let wide = ops.op::<anec_mil::builder::OpInput>(
                 "cast",
                 "wide",
                 [("x", x.into()), ("dtype", Constant::string("fp32").into())],
             );
             let wide = ops.tanh(wide);
-            let back = ops.op::<anec_mil::builder::Given>(
+            let back = ops.op::<anec_mil::builder::OpInput>(
                 "cast",
                 "back",
                 [("x", wide.into()), ("dtype", Constant::string("fp16").into())],

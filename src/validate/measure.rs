@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 /// What comparing rows with their references gave, over all rows. Any NaN makes all of it NaN, which passes no threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measures {
+pub struct LogitMeasures {
     /// Smallest cosine of a row.
     pub cosine: f64,
     /// Largest difference of two numbers.
@@ -58,7 +58,7 @@ impl Row {
     }
 }
 
-impl Measures {
+impl LogitMeasures {
     /// Compares rows of `width` numbers. The two have the same length.
     pub fn of(found: &[f32], reference: &[f32], width: usize) -> Self {
         let width = width.max(1);
@@ -68,7 +68,7 @@ impl Measures {
         let sum = |of: fn(&Row) -> f64| rows.iter().map(of).sum::<f64>();
         let peak = rows.iter().map(|row| row.peak).fold(0.0, most);
         let mean_square = sum(|row| row.squares) / (count * width as f64);
-        Measures {
+        LogitMeasures {
             cosine: rows.iter().map(|row| row.cosine).fold(f64::INFINITY, least),
             max_abs: rows.iter().map(|row| row.max_abs).fold(0.0, most),
             norm_ratio: [
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn equal_rows_have_nothing_between_them() {
         let rows = [1.0, -2.0, 3.0, 0.5, 0.25, 8.0];
-        let measures = Measures::of(&rows, &rows, 3);
+        let measures = LogitMeasures::of(&rows, &rows, 3);
         assert!((measures.cosine - 1.0).abs() < 1e-12 && measures.kl.abs() < 1e-12);
         assert_eq!((measures.max_abs, measures.norm_ratio, measures.top1, measures.rows), (0.0, [1.0, 1.0], 1.0, 2));
     }
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn the_worst_row_counts() {
         // the second row is turned by 90 degrees and doubled
-        let measures = Measures::of(&[1.0, 0.0, 0.0, 2.0], &[1.0, 0.0, 1.0, 0.0], 2);
+        let measures = LogitMeasures::of(&[1.0, 0.0, 0.0, 2.0], &[1.0, 0.0, 1.0, 0.0], 2);
         assert_eq!((measures.cosine, measures.max_abs, measures.norm_ratio), (0.0, 2.0, [1.0, 2.0]));
         assert_eq!(measures.top1, 0.5);
     }
@@ -188,8 +188,8 @@ mod tests {
         // a difference of 0.1 everywhere at a peak of 10: 40 decibels
         let reference = [10.0, -5.0, 1.0, 0.0];
         let found: Vec<f32> = reference.iter().map(|v| v + 0.1).collect();
-        assert!((Measures::of(&found, &reference, 4).psnr - 40.0).abs() < 1e-3);
-        assert_eq!(Measures::of(&reference, &reference, 4).psnr, f64::INFINITY);
+        assert!((LogitMeasures::of(&found, &reference, 4).psnr - 40.0).abs() < 1e-3);
+        assert_eq!(LogitMeasures::of(&reference, &reference, 4).psnr, f64::INFINITY);
     }
 
     #[test]
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn not_a_number_spoils_everything() {
-        let measures = Measures::of(&[1.0, f32::NAN, 1.0, 2.0], &[1.0, 2.0, 1.0, 2.0], 2);
+        let measures = LogitMeasures::of(&[1.0, f32::NAN, 1.0, 2.0], &[1.0, 2.0, 1.0, 2.0], 2);
         assert!(measures.cosine.is_nan() && measures.max_abs.is_nan() && measures.norm_ratio[1].is_nan());
         assert_eq!(measures.top1, 0.5);
     }

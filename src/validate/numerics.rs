@@ -9,16 +9,16 @@ use indexmap::IndexMap;
 use rayon::prelude::*;
 
 use super::lint::lint;
-use super::measure::Measures;
+use super::measure::LogitMeasures;
 use super::thresholds::{NumericsThresholds, Thresholds};
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, listed};
-use super::watch::{Extent, Log, Seen, Watching};
+use super::watch::{Log, RecordingBackend, Seen, ValueRange};
 use anec_base::Result;
 use anec_bundle::{Bundle, PortRole, Stage, layer_of};
 use anec_exec::Precision;
 use anec_mil::{Function, ValueId};
-use anec_runtime::{Ask, Chunking, Hidden, Host, Model, Positions, Programs, Windows};
+use anec_runtime::{Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, Windows};
 
 /// Name of the gate.
 pub const GATE: &str = "numerics";
@@ -125,7 +125,7 @@ struct Trace {
 }
 
 /// Runs `tokens` through the functions of a context.
-fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
+fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
     if let Some(classification) = model.bundle().model.classification() {
         // where windows can't overlap, no text is longer than one
@@ -134,7 +134,7 @@ fn trace(model: &Arc<Model>, log: &Log, context: u64, tokens: &[u32]) -> Result<
         return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits });
     }
     let mut session = model.start(context)?;
-    let ask = Ask {
+    let ask = ForwardOptions {
         logits: Positions::All,
         hidden: Hidden::BetweenLayers,
         chunking: every_function(model.bundle(), context),
@@ -161,12 +161,12 @@ struct Traces {
 
 impl Traces {
     fn of(bundle: &Bundle, folder: &Path, context: u64, tokens: &[u32]) -> Result<Self> {
-        let host = Arc::new(Host::open(bundle, folder)?);
-        let programs = Programs::of(bundle, folder);
+        let host = Arc::new(HostTables::open(bundle, folder)?);
+        let programs = PackageStore::of(bundle, folder);
         let run = |precision| -> Result<Trace> {
             let log = Log::default();
-            let backend = Watching::new(programs.clone(), precision, log.clone());
-            let model = Model::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
+            let backend = RecordingBackend::new(programs.clone(), precision, log.clone());
+            let model = LoadedModel::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
             trace(&model, &log, context, tokens)
         };
         Ok(Traces { context, single: run(Precision::F32)?, half: run(Precision::F16)? })
@@ -183,7 +183,7 @@ impl Traces {
         thresholds: &NumericsThresholds,
     ) -> Vec<Check> {
         let mut checks = Vec::new();
-        let mut residual = Extent::default();
+        let mut residual = ValueRange::default();
         let width = bundle.model.hidden_size as usize;
         for (function, half) in &self.half.seen {
             let entry = &bundle.functions[*function];
@@ -206,7 +206,7 @@ impl Traces {
                 Stage::Head { first, end } => vec![(format!("head {first}..{end}"), None)],
             };
             for (name, layer) in groups {
-                let within = |values: &IndexMap<String, Extent>| -> IndexMap<String, Extent> {
+                let within = |values: &IndexMap<String, ValueRange>| -> IndexMap<String, ValueRange> {
                     let mine = |value: &str| match (layer, layer_of(value)) {
                         (None, _) => true,
                         (Some(layer), Some(own)) => layer == own,
@@ -221,7 +221,9 @@ impl Traces {
                     values.iter().filter(|(value, _)| counts(value)).map(|(n, e)| (n.clone(), *e)).collect()
                 };
                 let measures = match layer {
-                    Some(layer) => Measures::of(&self.half.hidden[layer + 1], &self.single.hidden[layer + 1], width),
+                    Some(layer) => {
+                        LogitMeasures::of(&self.half.hidden[layer + 1], &self.single.hidden[layer + 1], width)
+                    }
                     None => self.head(bundle, &entry.stage),
                 };
                 let subject = format!("{}, {}, {name}", entry.package, entry.function);
@@ -234,13 +236,13 @@ impl Traces {
     }
 
     /// The logits of a piece of the head.
-    fn head(&self, bundle: &Bundle, stage: &Stage) -> Measures {
-        let Stage::Head { first, end } = *stage else { return Measures::of(&[], &[], 1) };
+    fn head(&self, bundle: &Bundle, stage: &Stage) -> LogitMeasures {
+        let Stage::Head { first, end } = *stage else { return LogitMeasures::of(&[], &[], 1) };
         let piece = |logits: &[f32]| -> Vec<f32> {
             let rows = logits.chunks_exact(bundle.model.head_rows() as usize);
             rows.flat_map(|row| &row[first as usize..end as usize]).copied().collect()
         };
-        Measures::of(&piece(&self.half.logits), &piece(&self.single.logits), (end - first) as usize)
+        LogitMeasures::of(&piece(&self.half.logits), &piece(&self.single.logits), (end - first) as usize)
     }
 
     fn residual(&self, bundle: &Bundle, largest: f32, thresholds: &NumericsThresholds) -> Check {
@@ -263,10 +265,10 @@ impl Traces {
 
 pub(super) fn check(
     subject: String,
-    half: &IndexMap<String, Extent>,
-    single: &IndexMap<String, Extent>,
+    half: &IndexMap<String, ValueRange>,
+    single: &IndexMap<String, ValueRange>,
     stream: &BTreeSet<String>,
-    measures: &Measures,
+    measures: &LogitMeasures,
     thresholds: &NumericsThresholds,
 ) -> Check {
     let mut problems = Vec::new();
@@ -275,7 +277,7 @@ pub(super) fn check(
     let largest = single.iter().max_by(|a, b| a.1.largest.total_cmp(&b.1.largest));
     // the first is the cause, the others follow from it
     if let Some((name, extent)) = half.iter().find(|(_, extent)| !extent.is_finite()) {
-        let Extent { infinite, nan, .. } = extent;
+        let ValueRange { infinite, nan, .. } = extent;
         problems.push(format!("`{name}` is the first with {infinite} infinite numbers and {nan} that are none"));
     }
     if let Some((name, extent)) = largest
@@ -328,10 +330,10 @@ fn scale_for(largest: f32, thresholds: &NumericsThresholds) -> f32 {
 /// # Errors
 /// When a package can't be read or a function can't be run.
 pub fn residual_scale(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<f32> {
-    let host = Arc::new(Host::open(bundle, folder)?);
+    let host = Arc::new(HostTables::open(bundle, folder)?);
     let log = Log::default();
-    let backend = Watching::new(Programs::of(bundle, folder), Precision::F32, log.clone());
-    let model = Model::new(bundle.clone(), folder, host, Box::new(backend))?;
+    let backend = RecordingBackend::new(PackageStore::of(bundle, folder), Precision::F32, log.clone());
+    let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;
     let seen = trace(&model, &log, model.context(), tokens)?.seen;
     let mut largest = 0f32;
     for (function, values) in seen {

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use super::golden::{Golden, GoldenError, Greedy};
-use super::measure::Measures;
+use super::measure::LogitMeasures;
 use super::thresholds::ParityThresholds;
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
 use anec_base::Result;
-use anec_runtime::{Answer, Ask, Chunking, Hidden, Model, Session, sampling};
+use anec_runtime::{Chunking, ForwardOptions, ForwardOutput, Hidden, LoadedModel, TokenSession, sampling};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -36,7 +36,7 @@ pub struct Candidate {
     /// How it computes.
     pub name: String,
     /// The model.
-    pub model: Arc<Model>,
+    pub model: Arc<LoadedModel>,
     /// Whether what single layers add to the residual stream is compared. Its backend must show values inside functions,
     /// and compute in f32: what rounding takes of a large stream can be more than a layer adds.
     pub layers: bool,
@@ -67,7 +67,7 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
     Ok(GateReport::new(GATE, checks))
 }
 
-fn check_golden(model: &Model, golden: &Golden) -> Result<()> {
+fn check_golden(model: &LoadedModel, golden: &Golden) -> Result<()> {
     let facts = &model.bundle().model;
     let wrong = |problem: String| GoldenError { path: "of the parity gate".into(), problem };
     if golden.vocab_size as u64 != facts.head_rows() {
@@ -115,7 +115,7 @@ impl Comparison<'_> {
     }
 
     /// A text of the golden's length.
-    fn start(&self) -> Result<Session> {
+    fn start(&self) -> Result<TokenSession> {
         self.candidate.model.start(self.golden.tokens.len() as u64)
     }
 
@@ -128,9 +128,9 @@ impl Comparison<'_> {
     fn attempt(
         &self,
         what: &str,
-        session: &mut Session,
+        session: &mut TokenSession,
         checks: &mut Vec<Check>,
-        part: impl FnOnce(&mut Session, &mut Vec<Check>) -> Result<()>,
+        part: impl FnOnce(&mut TokenSession, &mut Vec<Check>) -> Result<()>,
     ) -> Result<()> {
         if let Err(error) = part(session, checks) {
             checks.push(not_run(self.subject(what), error)?);
@@ -140,14 +140,15 @@ impl Comparison<'_> {
     }
 
     /// Logits for every size of calls; gives what the largest calls answered, with the hidden states between functions.
-    fn calls(&self, ways: &[Way], session: &mut Session, checks: &mut Vec<Check>) -> Result<Option<Whole>> {
+    fn calls(&self, ways: &[Way], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<Option<Whole>> {
         let mut whole = None;
         for way in ways {
             self.attempt(&way.name, session, checks, |session, checks| {
                 session.reset()?;
-                let ask = Ask { hidden: Hidden::BetweenFunctions, ..Ask::all(way.chunking.clone()) };
-                let Answer { logits, hidden } = session.forward(&self.golden.tokens, &ask)?;
-                let measures = Measures::of(&self.rows(&logits), &self.golden.logits, self.golden.vocab_size);
+                let ask =
+                    ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(way.chunking.clone()) };
+                let ForwardOutput { logits, hidden } = session.forward(&self.golden.tokens, &ask)?;
+                let measures = LogitMeasures::of(&self.rows(&logits), &self.golden.logits, self.golden.vocab_size);
                 checks.push(self.logits_check(&way.name, &measures));
                 if !way.mixed {
                     whole = Some(Whole { way: way.clone(), logits, hidden });
@@ -159,9 +160,9 @@ impl Comparison<'_> {
     }
 
     /// The largest calls once more: after a reset nothing may be left of the texts between.
-    fn reset(&self, whole: &Whole, session: &mut Session) -> Result<Check> {
+    fn reset(&self, whole: &Whole, session: &mut TokenSession) -> Result<Check> {
         session.reset()?;
-        let again = session.forward(&self.golden.tokens, &Ask::all(whole.way.chunking.clone()))?.logits;
+        let again = session.forward(&self.golden.tokens, &ForwardOptions::all(whole.way.chunking.clone()))?.logits;
         let same = again.iter().map(|v| v.to_bits()).eq(whole.logits.iter().map(|v| v.to_bits()));
         let problem = (!same).then(|| format!("{} gives other logits the second time", whole.way.name));
         Ok(Check::of(&self.candidate.name, "a reset forgets the text before", problem))
@@ -185,10 +186,10 @@ impl Comparison<'_> {
             let tokens: Vec<u32> = self.golden.tokens.iter().copied().cycle().take(count as usize).collect();
             let mut run = |size: u64| -> Result<Vec<f32>> {
                 session.seek(session.limit() - count)?;
-                Ok(session.forward(&tokens, &Ask::all(Chunking::Pattern(vec![size])))?.logits)
+                Ok(session.forward(&tokens, &ForwardOptions::all(Chunking::Pattern(vec![size])))?.logits)
             };
             let (reference, found) = (run(base)?, run(size)?);
-            let measures = Measures::of(&found, &reference, width);
+            let measures = LogitMeasures::of(&found, &reference, width);
             let subject = self.subject(&format!("T = {size}, last slots"));
             let claim = "at the end of the context, calls agree with smaller ones";
             let low = !(measures.cosine >= self.thresholds.cosine);
@@ -212,7 +213,7 @@ impl Comparison<'_> {
         let text: Vec<u32> = prompt.iter().chain(&ids[..ids.len() - 1]).copied().collect();
         let width = self.golden.vocab_size;
         let mut session = self.candidate.model.start(text.len() as u64)?;
-        let logits = session.forward(&text, &Ask::all(Chunking::Largest))?.logits;
+        let logits = session.forward(&text, &ForwardOptions::all(Chunking::Largest))?.logits;
         let rows = logits.chunks_exact(width).skip(prompt.len().saturating_sub(1));
         let same: Vec<bool> = rows.zip(ids).map(|(row, id)| sampling::argmax(row) == *id).collect();
         let (count, agree) = (ids.len(), same.iter().take_while(|same| **same).count());
@@ -235,7 +236,7 @@ impl Comparison<'_> {
     }
 }
 
-fn measured(measures: &Measures) -> IndexMap<String, f64> {
+fn measured(measures: &LogitMeasures) -> IndexMap<String, f64> {
     let [low, high] = measures.norm_ratio;
     let pairs = [
         ("cosine", measures.cosine),
@@ -266,12 +267,12 @@ struct Way {
 struct Whole {
     way: Way,
     logits: Vec<f32>,
-    /// Between functions, in the places of [`Answer::hidden`].
+    /// Between functions, in the places of [`ForwardOutput::hidden`].
     hidden: Vec<Vec<f32>>,
 }
 
 /// Ways of dividing a text into calls: every small size and the largest, and all of them in turn.
-fn chunkings(session: &Session) -> Vec<Way> {
+fn chunkings(session: &TokenSession) -> Vec<Way> {
     let mut sizes = anec_runtime::plan::sizes(&session.route().layers, session.limit());
     let way = |name: String, chunking, mixed| Way { name, chunking, mixed };
     let mut ways: Vec<Way> =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use anec_base::Result;
-use anec_runtime::{Ask, Chunking, Model};
+use anec_runtime::{Chunking, ForwardOptions, LoadedModel};
 
 /// What a model makes of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -23,14 +23,14 @@ pub struct Perplexity {
 ///
 /// # Errors
 /// When a token doesn't exist or a function fails.
-pub fn perplexity(model: &Arc<Model>, tokens: &[u32], window: usize) -> Result<Option<Perplexity>> {
+pub fn perplexity(model: &Arc<LoadedModel>, tokens: &[u32], window: usize) -> Result<Option<Perplexity>> {
     let window = window.min(model.context() as usize).max(2);
     let vocabulary = model.bundle().model.vocab_size as usize;
     let (mut sum, mut count) = (0.0, 0);
     for text in tokens.chunks(window).filter(|text| text.len() > 1) {
         // the logits of the last token predict what nobody knows
         let (given, predicted) = (&text[..text.len() - 1], &text[1..]);
-        let logits = model.start(text.len() as u64)?.forward(given, &Ask::all(Chunking::Largest))?.logits;
+        let logits = model.start(text.len() as u64)?.forward(given, &ForwardOptions::all(Chunking::Largest))?.logits;
         for (row, token) in logits.chunks_exact(vocabulary).zip(predicted) {
             let Some(loss) = loss(row, *token) else { continue };
             sum += loss;
@@ -57,20 +57,20 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_runtime::double::{self, Form};
+    use anec_runtime::fake::{self, Form};
 
     #[test]
     fn it_is_what_the_reference_gives() {
         let text = [3u32, 1, 4, 1, 5, 2, 6, 5, 3];
-        let (_, logits) = double::reference(&text, text.len() as u64);
+        let (_, logits) = fake::reference(&text, text.len() as u64);
         let nll: f64 = (0..text.len() - 1)
             .map(|t| {
-                let row = &logits[t * double::VOCAB..(t + 1) * double::VOCAB];
+                let row = &logits[t * fake::VOCAB..(t + 1) * fake::VOCAB];
                 let total: f64 = row.iter().map(|v| f64::from(*v).exp()).sum();
                 -(f64::from(row[text[t + 1] as usize]).exp() / total).ln()
             })
             .sum();
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         let found = perplexity(&model, &text, 64).unwrap().unwrap();
         assert_eq!(found.tokens, 8);
         assert!((found.loss - nll / 8.0).abs() < 1e-9, "{found:?}");
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_text_of_one_token_has_none() {
-        let (model, _) = double::model(&Form::default());
+        let (model, _) = fake::model(&Form::default());
         assert_eq!(perplexity(&model, &[3], 64).unwrap(), None);
     }
 }

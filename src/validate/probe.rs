@@ -26,7 +26,7 @@ const SLOTS: u64 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::Display, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names are what the manifest calls them
-pub enum Form {
+pub enum ProbeVariant {
     #[strum(to_string = "fp16 weights")]
     Fp16,
     #[strum(to_string = "int8 weights, a scale per tensor")]
@@ -49,19 +49,19 @@ pub enum Form {
     OddState,
 }
 
-impl Form {
+impl ProbeVariant {
     /// All forms.
-    pub fn all() -> impl Iterator<Item = Form> {
-        <Form as strum::IntoEnumIterator>::iter()
+    pub fn all() -> impl Iterator<Item = ProbeVariant> {
+        <ProbeVariant as strum::IntoEnumIterator>::iter()
     }
 
     /// States and the size of their last axis.
     fn states(self) -> (usize, u64) {
         match self {
-            Form::OneState => (1, 64),
-            Form::TwoStates => (2, 64),
-            Form::FourStates => (4, 64),
-            Form::OddState => (1, 40),
+            ProbeVariant::OneState => (1, 64),
+            ProbeVariant::TwoStates => (2, 64),
+            ProbeVariant::FourStates => (4, 64),
+            ProbeVariant::OddState => (1, 40),
             _ => (0, 64),
         }
     }
@@ -71,7 +71,7 @@ impl Form {
 ///
 /// # Errors
 /// When the catalogue of ops refuses it: a defect of this crate.
-pub fn program(form: Form, channels: u64) -> std::result::Result<Program, MilError> {
+pub fn program(form: ProbeVariant, channels: u64) -> std::result::Result<Program, MilError> {
     let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
     let input = ops.input("x", TensorType::new(DataType::Fp16, [1, channels, 1, TOKENS]));
     let mut x = input;
@@ -97,7 +97,7 @@ pub fn program(form: Form, channels: u64) -> std::result::Result<Program, MilErr
     Ok(Program::single(ops.finish()?))
 }
 
-fn weight(ops: &mut FunctionBuilder, form: Form, channels: u64, layer: usize) -> ValueId {
+fn weight(ops: &mut FunctionBuilder, form: ProbeVariant, channels: u64, layer: usize) -> ValueId {
     let shape = [channels, channels, 1, 1];
     let name = format!("weight_{layer}");
     // numbers that repeat after a prime number of steps are no two rows alike
@@ -117,13 +117,15 @@ fn weight(ops: &mut FunctionBuilder, form: Form, channels: u64, layer: usize) ->
         (0..count / 2).map(|i| nibble(2 * i) | nibble(2 * i + 1) << 4).collect()
     };
     match form {
-        Form::Int8PerTensor => quantized(ops, DataType::Int8, bytes(), scales([1, 1, 1, 1], 1.0)),
-        Form::Int8PerChannel => quantized(ops, DataType::Int8, bytes(), scales([channels, 1, 1, 1], 1.0)),
-        Form::Int8PerBlock => quantized(ops, DataType::Int8, bytes(), scales([channels, channels / 32, 1, 1], 1.0)),
-        Form::Int4PerChannel => {
+        ProbeVariant::Int8PerTensor => quantized(ops, DataType::Int8, bytes(), scales([1, 1, 1, 1], 1.0)),
+        ProbeVariant::Int8PerChannel => quantized(ops, DataType::Int8, bytes(), scales([channels, 1, 1, 1], 1.0)),
+        ProbeVariant::Int8PerBlock => {
+            quantized(ops, DataType::Int8, bytes(), scales([channels, channels / 32, 1, 1], 1.0))
+        }
+        ProbeVariant::Int4PerChannel => {
             quantized(ops, DataType::Int4, nibbles(|step| step / 18), scales([channels, 1, 1, 1], 18.0))
         }
-        Form::Palette4 => {
+        ProbeVariant::Palette4 => {
             let indices = Constant::literal(TensorType::new(DataType::Uint4, shape), nibbles(|step| (step + 128) / 16));
             let table: Vec<f32> = (0..16).map(|i| (i as f32 - 7.5) * 16.0 * size).collect();
             let lut = Constant::fp16_tensor(&[1, 1, 1, 1, 16, 1], &table);
@@ -140,7 +142,7 @@ fn weight(ops: &mut FunctionBuilder, form: Form, channels: u64, layer: usize) ->
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Placement {
     /// What was tried.
-    pub form: Form,
+    pub form: ProbeVariant,
     /// Ops that compute.
     pub compute_ops: usize,
     /// Those that prefer the Neural Engine.
@@ -153,7 +155,7 @@ pub struct Placement {
 ///
 /// # Errors
 /// When the package can't be written; what Core ML refuses is part of the result.
-pub fn place(engine: &impl Engine, form: Form, room: &Path) -> Result<Placement> {
+pub fn place(engine: &impl Engine, form: ProbeVariant, room: &Path) -> Result<Placement> {
     let package = room.join("probe.mlpackage");
     let compiled = room.join("probe.mlmodelc");
     anec_package::write(&program(form, CHANNELS)?, &package, &WriteOptions::default())?;
@@ -165,7 +167,7 @@ pub fn place(engine: &impl Engine, form: Form, room: &Path) -> Result<Placement>
     Ok(judge(form, plan))
 }
 
-fn judge(form: Form, plan: std::result::Result<Vec<Operation>, CoreMlError>) -> Placement {
+fn judge(form: ProbeVariant, plan: std::result::Result<Vec<Operation>, CoreMlError>) -> Placement {
     match plan {
         Err(error) => Placement { form, compute_ops: 0, on_neural_engine: 0, error: Some(error.to_string()) },
         Ok(operations) => {
@@ -183,16 +185,16 @@ fn judge(form: Form, plan: std::result::Result<Vec<Operation>, CoreMlError>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_exec::{Executable, Options, Precision, Tensor, WeightCache};
+    use anec_exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
     use anec_mil::verify::verify;
 
     #[test]
     fn every_program_is_whole_and_runs() {
-        for form in Form::all() {
+        for form in ProbeVariant::all() {
             let program = program(form, 64).unwrap();
             assert!(verify(&program).is_empty(), "{form}: {:?}", verify(&program));
             let function = &program.functions[0];
-            let options = Options { precision: Precision::F16 };
+            let options = ExecOptions { precision: Precision::F16 };
             let executable = Executable::compile(function, options, &WeightCache::new()).unwrap();
             let mut state = executable.new_state();
             let x = Tensor::new([1, 64, 1, 8], (0..512).map(|i| (i % 13) as f32 / 13.0).collect::<Vec<f32>>());
@@ -221,9 +223,9 @@ mod tests {
             op("ios18.conv", Some(Device::NeuralEngine)),
             op("ios18.silu", Some(Device::Cpu)),
         ];
-        let placement = judge(Form::Fp16, Ok(plan));
+        let placement = judge(ProbeVariant::Fp16, Ok(plan));
         assert_eq!((placement.compute_ops, placement.on_neural_engine), (2, 1));
-        let refused = judge(Form::Fp16, Err(CoreMlError::Unavailable("no".into())));
+        let refused = judge(ProbeVariant::Fp16, Err(CoreMlError::Unavailable("no".into())));
         assert!(refused.error.is_some());
     }
 }

@@ -23,9 +23,9 @@ use anec_bundle::Port;
 use anec_bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, TokenCount};
 use anec_convert::plan::form;
 use anec_mil::verify::{infer_types, verify, verify_function};
-use anec_mil::{Dim, Function, Lengths, TensorType, Value};
+use anec_mil::{Dim, Function, SymbolRange, TensorType, Value};
 use anec_package::Package;
-use anec_runtime::{Host, Tokenizer};
+use anec_runtime::{HostTables, Tokenizer};
 
 /// Name of the gate.
 pub const GATE: &str = "structure";
@@ -43,7 +43,11 @@ pub fn structure(bundle: &Bundle, folder: &Path) -> GateReport {
         ),
         Check::of("bundle", "every tensor of the source is accounted for", ledger(bundle)),
         files(&bundle.host.file.file, std::slice::from_ref(&bundle.host.file), folder),
-        Check::of(&bundle.host.file.file, "it has the host's tensors", Host::open(bundle, folder).err().map(text)),
+        Check::of(
+            &bundle.host.file.file,
+            "it has the host's tensors",
+            HostTables::open(bundle, folder).err().map(text),
+        ),
     ];
     checks.extend(host::checks(bundle, folder));
     checks.extend(description::checks(bundle, folder));
@@ -188,10 +192,10 @@ fn signatures(functions: &[&FunctionEntry], package: &Package) -> Vec<String> {
                 add(&format!("state `{}`", state.name), Some(format!("{}, expected {:?}", value.ty, state.shape)));
             }
         }
-        let lengths: Vec<&Lengths> = function.lengths.values().collect();
+        let lengths: Vec<&SymbolRange> = function.lengths.values().collect();
         let same = match (entry.tokens, lengths.as_slice()) {
             (TokenCount::Fixed(_), []) => true,
-            (TokenCount::Range(a, b), [Lengths::Range { lower, upper, .. }]) => (a, Some(b)) == (*lower, *upper),
+            (TokenCount::Range(a, b), [SymbolRange::Range { lower, upper, .. }]) => (a, Some(b)) == (*lower, *upper),
             _ => false,
         };
         if !same {

@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::forecast::Finding;
+use super::forecast::ForecastFinding;
 use super::residency::MisplacedOp;
 use anec_convert::report;
 use anec_package::Package;
@@ -102,17 +102,17 @@ impl GateReport {
     }
 }
 
-/// Version of the schema of [`Report`].
+/// Version of the schema of [`GatesReport`].
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// JSON Schema of a report.
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Report).into()
+    schemars::schema_for!(GatesReport).into()
 }
 
 /// What was validated, and what came out.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct Report {
+pub struct GatesReport {
     /// Version of this schema.
     pub schema_version: u32,
     /// Name of the bundle.
@@ -125,7 +125,7 @@ pub struct Report {
     pub gates: Vec<GateReport>,
     /// Where rules expect trouble on the Neural Engine: a forecast, which no verdict rests on.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub forecast: Option<Vec<Finding>>,
+    pub forecast: Option<Vec<ForecastFinding>>,
     /// What was validated, package by package.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<PackageFacts>,
@@ -163,11 +163,11 @@ impl PackageFacts {
     }
 }
 
-impl Report {
+impl GatesReport {
     /// Adds what the conversion of the bundle in `folder` noted of its weights, if that is there.
     pub fn add_quantization(&mut self, folder: &Path) {
         let text = std::fs::read(folder.join(report::FILE_NAME)).unwrap_or_default();
-        let Ok(conversion) = serde_json::from_slice::<report::Report>(&text) else { return };
+        let Ok(conversion) = serde_json::from_slice::<report::ConvertReport>(&text) else { return };
         for facts in &mut self.packages {
             let own = conversion.packages.iter().filter(|package| package.package == facts.package);
             let quantized = own.flat_map(|package| &package.tensors).filter(|tensor| tensor.granularity.is_some());
@@ -181,7 +181,7 @@ impl Report {
     pub fn new(bundle: &str, gates: Vec<GateReport>) -> Self {
         // no gate, no proof
         let verdict = if gates.is_empty() { Verdict::Unproven } else { worst(gates.iter().map(|gate| gate.verdict)) };
-        Report {
+        GatesReport {
             schema_version: SCHEMA_VERSION,
             bundle: bundle.to_owned(),
             anec_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -226,7 +226,7 @@ mod tests {
             (vec![open(), failed(), passed()], Verdict::Failed, 1),
             (vec![], Verdict::Failed, 1),
         ] {
-            let report = Report::new("m", vec![GateReport::new("g", checks)]);
+            let report = GatesReport::new("m", vec![GateReport::new("g", checks)]);
             assert_eq!((report.verdict, report.exit_code(false)), (verdict, code));
             assert_eq!(report.exit_code(true), if code == 3 { 0 } else { code });
         }

@@ -7,11 +7,11 @@ use indexmap::IndexMap;
 
 use anec_base::Result;
 use anec_exec::{Precision, Tensor};
-use anec_runtime::{Backend, CpuBackend, Programs, Sequence, Watch};
+use anec_runtime::{Backend, CpuBackend, PackageStore, Sequence, Watch};
 
 /// What was seen of one value over all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Extent {
+pub struct ValueRange {
     /// Largest finite magnitude.
     pub largest: f32,
     /// Elements that were infinite.
@@ -20,7 +20,7 @@ pub struct Extent {
     pub nan: u64,
 }
 
-impl Extent {
+impl ValueRange {
     /// Adds what is among `values`.
     pub fn add(&mut self, values: &[f32]) {
         // magnitudes are in the order of their bits; what isn't finite comes last
@@ -48,7 +48,7 @@ impl Extent {
 }
 
 /// What was seen: by function (its index in `bundle.json`), then by value, in the order in which they came.
-pub type Seen = BTreeMap<usize, IndexMap<String, Extent>>;
+pub type Seen = BTreeMap<usize, IndexMap<String, ValueRange>>;
 
 /// Where a watching backend keeps what it saw.
 #[derive(Clone, Default)]
@@ -62,19 +62,19 @@ impl Log {
 }
 
 /// The CPU executor, watched.
-pub struct Watching {
+pub struct RecordingBackend {
     inner: CpuBackend,
     log: Log,
 }
 
-impl Watching {
+impl RecordingBackend {
     /// Runs programs in a precision and notes what it sees in `log`.
-    pub fn new(programs: Arc<Programs>, precision: Precision, log: Log) -> Self {
-        Watching { inner: CpuBackend::as_written(programs, precision), log }
+    pub fn new(programs: Arc<PackageStore>, precision: Precision, log: Log) -> Self {
+        RecordingBackend { inner: CpuBackend::as_written(programs, precision), log }
     }
 }
 
-impl Backend for Watching {
+impl Backend for RecordingBackend {
     fn prepare(&self, function: usize) -> Result<()> {
         self.inner.prepare(function)
     }
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_is_counted_and_never_the_largest() {
-        let mut extent = Extent::default();
+        let mut extent = ValueRange::default();
         extent.add(&[1.0, -3.0, 0.5]);
-        assert_eq!(extent, Extent { largest: 3.0, infinite: 0, nan: 0 });
+        assert_eq!(extent, ValueRange { largest: 3.0, infinite: 0, nan: 0 });
         extent.add(&[f32::NEG_INFINITY, f32::NAN, -f32::NAN, -7.0, f32::INFINITY]);
-        assert_eq!(extent, Extent { largest: 7.0, infinite: 2, nan: 2 });
+        assert_eq!(extent, ValueRange { largest: 7.0, infinite: 2, nan: 2 });
         assert!(!extent.is_finite());
     }
 }

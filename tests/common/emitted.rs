@@ -2,7 +2,7 @@
 
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
-use anec::convert::{Plan, open};
+use anec::convert::{ConvertPlan, open};
 use anec::manifest::Manifest;
 use anec::mil::Program;
 
@@ -18,7 +18,7 @@ pub fn programs(manifest: &Manifest) -> Vec<(String, Program)> {
     let opened = open::open(manifest).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
     let model = &*opened.model;
     let manifest = open::resolve(manifest, &opened.source, model);
-    let plan = Plan::new(&manifest, model).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
+    let plan = ConvertPlan::new(&manifest, model).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
     let build = |package| {
         let mut emitter = Emitter::new(&manifest.quant);
         build_package(model, &plan.form, package, &mut emitter)

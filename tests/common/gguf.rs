@@ -4,11 +4,11 @@ use std::path::Path;
 
 use anec::source::SourceDtype;
 use anec::source::gguf::write::Writer;
-use anec::source::gguf::{Value, parse};
+use anec::source::gguf::{GgufValue, parse};
 
 /// A GGUF file's keys and tensors.
 pub struct Parts {
-    pub keys: Vec<(String, Value)>,
+    pub keys: Vec<(String, GgufValue)>,
     /// Name, type, shape (outermost dimension first), bytes.
     pub tensors: Vec<(String, SourceDtype, Vec<u64>, Vec<u8>)>,
 }
@@ -47,7 +47,7 @@ impl Parts {
     }
 
     /// Sets a key, which may be new.
-    pub fn set(&mut self, key: &str, value: impl Into<Value>) {
+    pub fn set(&mut self, key: &str, value: impl Into<GgufValue>) {
         let value = value.into();
         match self.keys.iter_mut().find(|(own, _)| own == key) {
             Some((_, own)) => *own = value,

@@ -6,10 +6,10 @@ use anec::bundle::TokenCount;
 use anec::bundle::{PortRole, Stage};
 use anec::error::Result;
 use anec::exec::{Tensor, TensorData};
-use anec::family::{EmitWeight, Form, FunctionGraph, FunctionRequest};
+use anec::family::{EmitWeight, FunctionGraph, FunctionRequest, LoweringOptions};
 use anec::manifest::Role;
 use anec::mil::{Constant, FunctionBuilder, ValueId};
-use anec::source::{Ledger, Source, Weight};
+use anec::source::{Ledger, Source, SourceWeight};
 
 /// Slots of its caches.
 pub const CONTEXT: usize = 96;
@@ -27,7 +27,14 @@ fn noise(count: usize, mut seed: u32) -> Vec<f32> {
 struct Fp16;
 
 impl EmitWeight for Fp16 {
-    fn emit(&mut self, b: &mut FunctionBuilder, name: &str, _: Role, w: &Weight, shape: &[u64]) -> Result<ValueId> {
+    fn emit(
+        &mut self,
+        b: &mut FunctionBuilder,
+        name: &str,
+        _: Role,
+        w: &SourceWeight,
+        shape: &[u64],
+    ) -> Result<ValueId> {
         let mut values = vec![0f32; w.elements() as usize];
         w.read(0, &mut values)?;
         Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
@@ -35,7 +42,7 @@ impl EmitWeight for Fp16 {
 }
 
 /// The layers of a small model.
-pub fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
+pub fn layers(case: &str, form: LoweringOptions, tokens: TokenCount) -> FunctionGraph {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families").join(case);
     let source = Source::open_path(&path).unwrap();
     let mut ledger = Ledger::new(&source);
@@ -52,9 +59,9 @@ pub fn layers(case: &str, form: Form, tokens: TokenCount) -> FunctionGraph {
 pub fn inputs(graph: &FunctionGraph, first: usize, count: usize) -> Vec<(String, Tensor)> {
     let ports = graph.inputs.iter().enumerate();
     let tensor = |(seed, port): (usize, &anec::bundle::Port)| {
-        let extent = |extent: &anec::bundle::Extent| match extent {
-            anec::bundle::Extent::Fixed(n) => *n as usize,
-            anec::bundle::Extent::Tokens(_) => count,
+        let extent = |extent: &anec::bundle::PortDim| match extent {
+            anec::bundle::PortDim::Fixed(n) => *n as usize,
+            anec::bundle::PortDim::Tokens(_) => count,
         };
         let shape: Vec<usize> = port.shape.iter().map(extent).collect();
         let size = shape.iter().product();

@@ -1,6 +1,6 @@
 //! Sources of random weights in the shape that a published configuration gives.
 
-use anec::source::{Source, Tensor};
+use anec::source::{Source, SourceTensor};
 use serde_json::Value as Json;
 
 /// Names and shapes of a model's tensors, as its Hugging Face checkpoint has them.
@@ -220,7 +220,7 @@ pub fn source(name: &str, config: Json) -> Source {
             name if name.ends_with("_scale") || name.ends_with(".temp") => 1.0,
             _ => 0.0,
         };
-        Tensor::random(&name, &shape, seed as u64, mean, 0.02).unwrap()
+        SourceTensor::random(&name, &shape, seed as u64, mean, 0.02).unwrap()
     });
     Source::random(name, config, tensors.collect()).unwrap()
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use anec::mil::constant::Data;
 use anec::mil::verify::{verify, verify_function};
 use anec::mil::{
-    Binding, Block, Constant, DataType, Dim, Function, Lengths, Op, Opset, Program, Symbol, TensorType, Value, ValueId,
-    ValueType,
+    Binding, Block, Constant, DataType, Dim, Function, Op, Opset, Program, Symbol, SymbolRange, TensorType, Value,
+    ValueId, ValueType,
 };
 
 use crate::common::emitted;
@@ -362,13 +362,19 @@ const BREAKS: &[Break] = &[
     ),
     (
         "lengths that nothing can have",
-        |f| f.lengths = BTreeMap::from([(Symbol::new("T"), Lengths::Range { lower: 3, upper: Some(2), default: 3 })]),
+        |f| {
+            f.lengths =
+                BTreeMap::from([(Symbol::new("T"), SymbolRange::Range { lower: 3, upper: Some(2), default: 3 })])
+        },
         "",
         "symbol T: 3 to 2 with default 3; expected 1 <= lower <= default <= upper",
     ),
     (
         "a default length out of range",
-        |f| f.lengths = BTreeMap::from([(Symbol::new("T"), Lengths::Range { lower: 1, upper: Some(4), default: 5 })]),
+        |f| {
+            f.lengths =
+                BTreeMap::from([(Symbol::new("T"), SymbolRange::Range { lower: 1, upper: Some(4), default: 5 })])
+        },
         "",
         "symbol T: 1 to 4 with default 5",
     ),

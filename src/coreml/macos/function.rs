@@ -17,7 +17,7 @@ use objc2_core_ml::{
 use objc2_foundation::{NSArray, NSDictionary, NSNumber, NSString};
 
 use super::{Task, configuration, url};
-use crate::array::{self, Array, Element, OwnedValues, Values};
+use crate::array::{self, Element, OwnedValues, StridedArray, Values};
 use crate::engine::LoadedFunction;
 use crate::error::CoreMlError;
 use crate::plan::ComputeUnits;
@@ -50,7 +50,7 @@ unsafe impl Send for Call {}
 
 /// An array over memory of ours. The memory lives as long as Core ML's object does.
 struct Buffer {
-    array: Array,
+    array: StridedArray,
     name: Retained<NSString>,
     object: Retained<MLMultiArray>,
     memory: NonNull<u8>,
@@ -105,10 +105,10 @@ impl LoadedFunction for Function {
         })
     }
 
-    fn call(&self, inputs: &[Array], outputs: &[Array]) -> Result<Call, CoreMlError> {
+    fn call(&self, inputs: &[StridedArray], outputs: &[StridedArray]) -> Result<Call, CoreMlError> {
         let task = self.task("make arrays for");
         task.guard(|| {
-            let buffers = |arrays: &[Array]| -> Result<Vec<Buffer>, CoreMlError> {
+            let buffers = |arrays: &[StridedArray]| -> Result<Vec<Buffer>, CoreMlError> {
                 arrays.iter().map(|array| Buffer::new(array, task)).collect()
             };
             let (inputs, outputs) = (buffers(inputs)?, buffers(outputs)?);
@@ -165,7 +165,7 @@ impl LoadedFunction for Function {
 }
 
 impl Buffer {
-    fn new(array: &Array, task: Task<'_>) -> Result<Self, CoreMlError> {
+    fn new(array: &StridedArray, task: Task<'_>) -> Result<Self, CoreMlError> {
         let bytes = (array.count() * array.element.size()).max(1);
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|e| task.refused(e.to_string()))?;
         // SAFETY: the layout isn't of size 0.

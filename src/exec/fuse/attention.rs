@@ -23,11 +23,11 @@ use crate::tensor::{Tensor, TensorData};
 use crate::value::Value;
 use crate::workspace::Workspace;
 use anec_bundle::MASKED;
-use anec_kernels::layout::Layout;
+use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::product;
+use anec_kernels::pool;
 use anec_kernels::reduce::max;
 use anec_kernels::round::round_to_f16;
-use anec_kernels::team;
 use anec_mil::DataType;
 
 /// If the highest score of a token is lower than this, closed slots may count, too.
@@ -221,7 +221,7 @@ impl FusedKernel for Attention {
         let result = frame.workspace.pool.make(&[1, heads, tokens, value.width], |out| {
             out.resize(key.count * of_head, 0.0);
             if rows <= ROWS && threads && key.count > 1 {
-                team::for_each_chunk(out, of_head, |head, out| part(head, 0, out));
+                pool::for_each_chunk(out, of_head, |head, out| part(head, 0, out));
                 return;
             }
             let blocks = out.chunks_exact_mut(of_head).enumerate().flat_map(|(head, out)| {
@@ -230,7 +230,7 @@ impl FusedKernel for Attention {
             });
             if threads && rows > ROWS {
                 let mut tasks: Vec<_> = blocks.collect();
-                team::for_each_mut(&mut tasks, |_, (head, first, out)| part(*head, *first, out));
+                pool::for_each_mut(&mut tasks, |_, (head, first, out)| part(*head, *first, out));
             } else {
                 blocks.for_each(|(head, first, out)| part(head, first, out));
             }
@@ -255,13 +255,13 @@ impl Attention {
         rounds: &Rounds,
     ) -> Option<()> {
         let (rows, slots) = (query.len() / width, key.len() / width);
-        let by_row = |width: usize| Layout { row: width, column: 1 };
+        let by_row = |width: usize| MatrixLayout { row: width, column: 1 };
         let mut workspace = SCRATCH.take();
         workspace.pool.begin_run();
         // with room for all slots: the next token may see more of them
         let scores = workspace.pool.make_within(rows * all, &[1, 1, rows, slots], |scores| {
             scores.resize(rows * slots, 0.0);
-            let transposed = Layout { row: 1, column: width };
+            let transposed = MatrixLayout { row: 1, column: width };
             product((rows, width, slots), (query, by_row(width)), (key, transposed), scores);
             rounds.apply(0, scores);
         });

@@ -13,7 +13,7 @@ use crate::node::{FusedKernel, FusedResult};
 use crate::ops::{Arithmetic, BinaryOp, Matmul, ReadState, SliceByIndex, SliceUpdate, WriteState};
 use crate::step::Operand;
 use crate::tensor::TensorData;
-use anec_kernels::lines::Lines;
+use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
@@ -133,7 +133,7 @@ impl FusedKernel for CacheWrite {
         let halves = self.types.map(|dtype| frame.rounds(dtype));
         let mut cache = frame.state.take(&self.state)?;
         if let TensorData::F32(values) = &mut frame.workspace.pool.make_mut(&mut cache).data {
-            let mut sums = Lines::new(width);
+            let mut sums = AlignedBuf::new(width);
             for_each_written(mask, keep, tokens, |slot| {
                 for (row, new) in rows.clone().zip(new.chunks_exact((tokens * width).max(1))) {
                     let old = &mut values[(row * slots + slot) * width..][..width];

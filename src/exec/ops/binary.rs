@@ -9,7 +9,7 @@ use crate::kernel::{Call, Input, Kernel};
 use crate::pool::{Element, Pool};
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
-use anec_kernels::team::{self, LARGE, PART};
+use anec_kernels::pool::{self, LARGE, PART};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -227,7 +227,7 @@ fn zip_in_place<T: Copy + Send + Sync>(
     let walk = walk(x_shape, x_shape, y_shape);
     let (length, _, y_step) = walk.inner;
     if walk.shape.is_empty() && y_step == 1 && length > LARGE {
-        return team::for_each_chunk(x, PART, |i, x| {
+        return pool::for_each_chunk(x, PART, |i, x| {
             x.iter_mut().zip(&y[i * PART..]).for_each(|(x, y)| *x = function(*x, *y));
         });
     }

@@ -10,11 +10,11 @@ use crate::kernel::{Call, Input, Kernel, Matrix};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, for_each_index, strides};
-use anec_kernels::layout::Layout;
-use anec_kernels::lines::Lines;
+use anec_kernels::aligned_buf::AlignedBuf;
+use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::product;
+use anec_kernels::pool;
 use anec_kernels::product::multiply;
-use anec_kernels::team;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -189,7 +189,7 @@ impl Kernel for Conv {
             return call.give(empty);
         }
         if pointwise {
-            let layout = Layout { row: places, column: 1 };
+            let layout = MatrixLayout { row: places, column: 1 };
             let result = pool.make(&shape, |out| {
                 out.resize(batch * rows * places, 0.0);
                 if channels > 0 {
@@ -206,14 +206,14 @@ impl Kernel for Conv {
         let columns = weight.columns();
         let result = pool.make(&shape, |out| {
             out.resize(batch * rows * places, 0.0);
-            team::for_each_chunk(out, group_rows * places, |i, out| {
+            pool::for_each_chunk(out, group_rows * places, |i, out| {
                 let (n, group) = (i / groups, i % groups);
                 let first = (n * channels + group * group_channels) * size;
                 let count = axes.iter().map(|a| a.kernel * a.out).product::<usize>() * group_channels;
-                let mut gathered = Lines::new(count);
+                let mut gathered = AlignedBuf::new(count);
                 windows(&values[first..][..group_channels * size], &axes, gathered.floats());
                 let rows = &kernel[group * group_rows * columns..][..group_rows * columns];
-                let (a, b) = (Layout { row: columns, column: 1 }, Layout { row: places, column: 1 });
+                let (a, b) = (MatrixLayout { row: columns, column: 1 }, MatrixLayout { row: places, column: 1 });
                 product((group_rows, columns, places), (rows, a), (gathered.floats(), b), out);
                 if let Some(bias) = bias {
                     for (r, out) in out.chunks_exact_mut(places).enumerate() {

@@ -9,7 +9,7 @@ use crate::kernel::{Call, Input, Kernel, Matrix};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::Dims;
-use anec_kernels::layout::Layout;
+use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::product;
 
 /// The rows of this group.
@@ -101,7 +101,8 @@ impl Kernel for ConvTranspose {
             let (n, group) = (i / groups, i % groups);
             let inputs = &values[(n * channels + group * group_channels) * places..][..group_channels * places];
             let rows = &weights[group * group_channels * group_rows * kernel..][..group_channels * group_rows * kernel];
-            let (a, b) = (Layout { row: 1, column: group_rows * kernel }, Layout { row: places, column: 1 });
+            let (a, b) =
+                (MatrixLayout { row: 1, column: group_rows * kernel }, MatrixLayout { row: places, column: 1 });
             product((group_rows * kernel, group_channels, places), (rows, a), (inputs, b), &mut parts);
             for (row, plane) in out.chunks_exact_mut(size).enumerate() {
                 plane.fill(bias.map_or(0.0, |bias| bias[group * group_rows + row]));

@@ -10,7 +10,7 @@ use crate::tensor::{Tensor, TensorData};
 use anec_kernels::activation::{
     erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
 };
-use anec_kernels::team::{self, LARGE, PART};
+use anec_kernels::pool::{self, LARGE, PART};
 use anec_mil::DataType;
 
 /// The rows of this group.
@@ -109,7 +109,7 @@ impl Kernel for Slices {
         let mut x = call.take(self.x)?;
         match &mut pool.make_mut(&mut x).data {
             TensorData::F32(values) if values.len() > LARGE => {
-                team::for_each_chunk(values, PART, |_, part| (self.function)(part));
+                pool::for_each_chunk(values, PART, |_, part| (self.function)(part));
             }
             TensorData::F32(values) => (self.function)(values),
             data => return Err(format!("`x` holds {}, not floats", data.kind())),

@@ -328,7 +328,7 @@ fn combine(data: &mut Tensor, updates: &Tensor, starts: &[usize], block: usize, 
 mod tests {
     use super::super::testing::{assert_close, b, f, i, run, s, try_run};
     use super::*;
-    use crate::weight::Weight;
+    use crate::weight::LoadedWeight;
     use anec_kernels::weight::{Elements, Scales};
 
     fn counted(shape: &[usize]) -> Value {
@@ -359,7 +359,7 @@ mod tests {
 
     #[test]
     fn an_embedding_is_expanded_row_by_row() {
-        let weight = Weight::scaled(
+        let weight = LoadedWeight::scaled(
             vec![3, 2],
             Arc::new(Elements::Int8(vec![1, 2, 3, 4, 5, 6].into())),
             Scales { values: vec![1.0, 10.0, 100.0], blocks: 1 },

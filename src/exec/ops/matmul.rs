@@ -11,11 +11,11 @@ use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 use crate::value::Value;
-use crate::weight::Weight;
-use anec_kernels::layout::Layout;
+use crate::weight::LoadedWeight;
+use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::product;
+use anec_kernels::pool;
 use anec_kernels::product::multiply;
-use anec_kernels::team;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -69,7 +69,7 @@ impl Kernel for Linear {
 fn rows_times_weight(
     pool: &mut Pool,
     x: &Tensor,
-    weight: &Weight,
+    weight: &LoadedWeight,
     bias: Option<&[f32]>,
 ) -> Result<Arc<Tensor>, String> {
     let (rows, columns) = (weight.rows(), weight.columns());
@@ -79,7 +79,7 @@ fn rows_times_weight(
         *last = rows;
     }
     let tokens: usize = shape[..shape.len().saturating_sub(1)].iter().product();
-    let layouts = (Layout { row: 1, column: columns }, Layout { row: 1, column: rows });
+    let layouts = (MatrixLayout { row: 1, column: columns }, MatrixLayout { row: 1, column: rows });
     Ok(pool.make(&shape, |out| {
         out.resize(tokens * rows, 0.0);
         multiply(weight, (values, layouts.0), tokens, bias, (out, layouts.1));
@@ -136,7 +136,12 @@ impl Kernel for Matmul {
     }
 }
 
-fn weight_times_columns(pool: &mut Pool, weight: &Weight, y: &Tensor, transposed: bool) -> Result<Arc<Tensor>, String> {
+fn weight_times_columns(
+    pool: &mut Pool,
+    weight: &LoadedWeight,
+    y: &Tensor,
+    transposed: bool,
+) -> Result<Arc<Tensor>, String> {
     let values = y.floats().ok_or_else(|| format!("`y` holds {}, not floats", y.data.kind()))?;
     let (lead, last) = y.shape.split_at(y.rank() - 2);
     let (inner, tokens) = if transposed { (last[1], last[0]) } else { (last[0], last[1]) };
@@ -144,14 +149,15 @@ fn weight_times_columns(pool: &mut Pool, weight: &Weight, y: &Tensor, transposed
         return Err(format!("a matrix of shape {:?} can't be multiplied with {:?}", weight.shape(), y.shape));
     }
     let rows = weight.rows();
-    let layout = if transposed { Layout { row: 1, column: inner } } else { Layout { row: tokens, column: 1 } };
+    let layout =
+        if transposed { MatrixLayout { row: 1, column: inner } } else { MatrixLayout { row: tokens, column: 1 } };
     let count: usize = lead.iter().product();
     let shape: Dims = lead.iter().copied().chain([rows, tokens]).collect();
     Ok(pool.make(&shape, |out| {
         out.resize(count * rows * tokens, 0.0);
         if inner * tokens * rows > 0 {
             for (values, out) in values.chunks_exact(inner * tokens).zip(out.chunks_exact_mut(rows * tokens)) {
-                multiply(weight, (values, layout), tokens, None, (out, Layout { row: tokens, column: 1 }));
+                multiply(weight, (values, layout), tokens, None, (out, MatrixLayout { row: tokens, column: 1 }));
             }
         }
     }))
@@ -178,8 +184,8 @@ pub(super) fn batched(
     let (transpose_x, transpose_y) = (transpose_x && x.rank() > 1, transpose_y && y.rank() > 1);
     let matrix = |shape: &[usize], transposed: bool| {
         let (rows, columns) = (shape[shape.len() - 2], shape[shape.len() - 1]);
-        let plain = Layout { row: columns, column: 1 };
-        if transposed { (columns, rows, Layout { row: 1, column: columns }) } else { (rows, columns, plain) }
+        let plain = MatrixLayout { row: columns, column: 1 };
+        if transposed { (columns, rows, MatrixLayout { row: 1, column: columns }) } else { (rows, columns, plain) }
     };
     let (m, k, a_layout) = matrix(&x_shape, transpose_x);
     let (inner, n, b_layout) = matrix(&y_shape, transpose_y);
@@ -205,7 +211,7 @@ pub(super) fn batched(
     Ok(pool.make(&shape, |out| {
         out.resize(count, 0.0);
         if m * n > 0 && places.len() > 1 && work > SMALL_WORK {
-            team::for_each_chunk(out, m * n, |i, out| compute((places[i], out)));
+            pool::for_each_chunk(out, m * n, |i, out| compute((places[i], out)));
         } else if m * n > 0 {
             out.chunks_exact_mut(m * n).zip(places).for_each(|(out, at)| compute((at, out)));
         }
@@ -294,8 +300,10 @@ mod tests {
 
     #[test]
     fn a_stored_weight_stands_on_either_side() {
-        let weight =
-            Arc::new(Weight::plain(vec![2, 3], Arc::new(Elements::F32(vec![1.0, 0.0, 2.0, 0.0, 1.0, -1.0].into()))));
+        let weight = Arc::new(LoadedWeight::plain(
+            vec![2, 3],
+            Arc::new(Elements::F32(vec![1.0, 0.0, 2.0, 0.0, 1.0, -1.0].into())),
+        ));
         let weight = || Value::Weight(weight.clone());
         let yes = b(&[], &[true]);
         let right = run("matmul", vec![("x", f(&[1, 1, 3], &[1.0, 2.0, 3.0])), ("y", weight()), ("transpose_y", yes)]);

@@ -10,7 +10,7 @@ use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index, broadcast_strides, for_each_index};
 use anec_kernels::activation::exp_in_place;
-use anec_kernels::lines::Lines;
+use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::reduce::{max, sum, sum_of, sum_of_squares};
 
 /// The rows of this group.
@@ -36,7 +36,7 @@ pub(crate) fn softmax_rows(values: &mut [f32], length: usize) {
 
 /// Softmax over the middle one of three axes.
 fn softmax_planes(values: &mut [f32], length: usize, inner: usize) {
-    let mut lines = Lines::new(inner);
+    let mut lines = AlignedBuf::new(inner);
     let row = lines.floats();
     for plane in values.chunks_exact_mut((length * inner).max(1)) {
         row.copy_from_slice(&plane[..inner]);

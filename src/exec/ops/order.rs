@@ -54,7 +54,7 @@ fn sorted(x: &Tensor, axis: usize, ascending: bool) -> Result<Vec<Vec<usize>>, S
     Ok(lines)
 }
 
-/// Lines of places as a tensor's elements: the places themselves, and where along the axis they are.
+/// AlignedBuf of places as a tensor's elements: the places themselves, and where along the axis they are.
 fn lines_to_places(lines: &[Vec<usize>], shape: &[usize], axis: usize, count: usize) -> (Vec<usize>, Vec<i32>) {
     let (outer, size, inner) = around(shape, axis);
     let mut places = vec![0; outer * count * inner];

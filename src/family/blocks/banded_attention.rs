@@ -11,7 +11,7 @@ use super::linear::{Linear, linear};
 use super::rope::{Rotation, rotate};
 use anec_manifest::{AttentionForm, Role};
 use anec_mil::{Constant, ValueId};
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// The weights and constants of one layer's attention.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct BandedAttention {
     /// Output projection.
     pub output: Linear,
     /// A score for each query head, `[num_attention_heads]`.
-    pub sinks: Weight,
+    pub sinks: SourceWeight,
     /// Query heads.
     pub num_attention_heads: u64,
     /// Key-value heads.

@@ -5,15 +5,15 @@ use super::Graph;
 use super::state::{Slot, StateKind, StateSpec};
 use anec_manifest::{Layout, Role};
 use anec_mil::ValueId;
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Its weights.
 #[derive(Clone, Debug)]
 pub struct CausalConv {
     /// `[channels, kernel]`, oldest input first.
-    pub weight: Weight,
+    pub weight: SourceWeight,
     /// `[channels]`
-    pub bias: Option<Weight>,
+    pub bias: Option<SourceWeight>,
 }
 
 impl CausalConv {

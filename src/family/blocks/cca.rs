@@ -20,7 +20,7 @@ use super::rope::rotate;
 use super::state::{Slot, StateKind, StateSpec};
 use anec_manifest::Role;
 use anec_mil::{Constant, ValueId};
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// What keeps a length of zero from being divided by. The reference holds lengths above its number format's epsilon; this
 /// is about the least that half precision can square and root, and next to any length that occurs it is nothing.
@@ -39,11 +39,11 @@ pub struct Cca {
     /// The first convolution, of each channel of queries and keys by itself.
     pub channel_conv: CausalConv,
     /// The second convolution, `[channels, head_dim, kernel]`: each head by itself.
-    pub head_conv: Weight,
+    pub head_conv: SourceWeight,
     /// Its bias, `[channels]`.
-    pub head_conv_bias: Weight,
+    pub head_conv_bias: SourceWeight,
     /// The length of each head's keys, `[num_key_value_heads]`: the temperature times the root of the head's width.
-    pub temperature: Weight,
+    pub temperature: SourceWeight,
 }
 
 impl Cca {

@@ -31,7 +31,7 @@ use super::norm::{Norm, l2_normalize, rms_norm};
 use super::state::{Slot, StateKind, StateSpec};
 use anec_manifest::{Layout, Role};
 use anec_mil::ValueId;
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Added to the sum of squares of queries and keys before they are normed.
 const L2_EPS: f64 = 1e-6;
@@ -50,9 +50,9 @@ pub struct DeltaNet {
     /// The convolution over queries, keys and values.
     pub conv: CausalConv,
     /// Added to the decays, `[num_value_heads]`.
-    pub decay_bias: Weight,
+    pub decay_bias: SourceWeight,
     /// Multiplied to the softplus, negative, `[num_value_heads]`.
-    pub decay_rate: Weight,
+    pub decay_rate: SourceWeight,
     /// Norm of each head's output.
     pub norm: Norm,
     /// Output projection.

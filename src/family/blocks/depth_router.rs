@@ -18,7 +18,7 @@ use super::norm::{Norm, rms_norm};
 use crate::table::Activation;
 use anec_manifest::Role;
 use anec_mil::ValueId;
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Its weights.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct DepthRouter {
     /// `[router_hidden_size, hidden]`
     pub down: Linear,
     /// Multiplied to the state of the layer before, `[router_hidden_size]`; the first layer has none.
-    pub state_scale: Option<Weight>,
+    pub state_scale: Option<SourceWeight>,
     /// Of the state.
     pub norm: Norm,
     /// `[router_hidden_size, router_hidden_size]`, both.
@@ -34,7 +34,7 @@ pub struct DepthRouter {
     /// `[num_experts + 1, router_hidden_size]`: the last row is the skip.
     pub output: Linear,
     /// Added to the probabilities for choosing only, `[num_experts + 1]`.
-    pub balancing_bias: Weight,
+    pub balancing_bias: SourceWeight,
 }
 
 /// A mixture of experts behind such a router.

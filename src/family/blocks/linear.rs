@@ -3,7 +3,7 @@
 use super::Graph;
 use anec_manifest::{Layout, LinearForm, Role};
 use anec_mil::{Constant, ValueId};
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// A projection's weights: `weight` is `[out, in]`, `bias` `[out]`.
 #[derive(Clone, Debug)]
@@ -13,9 +13,9 @@ pub struct Linear {
     /// What it does, for quantization.
     pub role: Role,
     /// `[out, in]`
-    pub weight: Weight,
+    pub weight: SourceWeight,
     /// `[out]`
-    pub bias: Option<Weight>,
+    pub bias: Option<SourceWeight>,
 }
 
 impl Linear {

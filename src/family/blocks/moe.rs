@@ -14,7 +14,7 @@ use crate::table::Activation;
 use anec_base::Result;
 use anec_manifest::{Layout, Role};
 use anec_mil::{Constant, DataType, TensorType, ValueId};
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Added to the sum that weights are divided by.
 const SUM_EPS: f32 = 1e-6;
@@ -30,7 +30,7 @@ pub struct Moe {
     /// What becomes of its outputs.
     pub scores: Scores,
     /// Added to the scores for choosing only, `[num_experts]`.
-    pub selection_bias: Option<Weight>,
+    pub selection_bias: Option<SourceWeight>,
     /// Experts.
     pub experts: Experts,
     /// Experts that a token is given.

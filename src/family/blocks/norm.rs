@@ -9,7 +9,7 @@ use super::Graph;
 use crate::error::FamilyError;
 use anec_manifest::{NormForm, Role};
 use anec_mil::{Constant, ValueId};
-use anec_source::Weight;
+use anec_source::SourceWeight;
 use half::f16;
 
 /// Smallest normal fp16.
@@ -26,7 +26,7 @@ pub struct Norm {
     /// Name within the layer.
     pub name: &'static str,
     /// `[width]`
-    pub weight: Weight,
+    pub weight: SourceWeight,
     /// What is added to the weight to make the gain: 1 for a zero-centred weight, else 0; times the factor of the
     /// residual stream where the norm writes to it.
     pub offset: f32,

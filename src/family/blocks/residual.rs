@@ -5,7 +5,7 @@ use super::Graph;
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_mil::ValueId;
-use anec_source::Weight;
+use anec_source::SourceWeight;
 
 /// Its weights.
 #[derive(Clone, Debug)]
@@ -22,9 +22,9 @@ pub struct ResidualScaling {
 #[derive(Clone, Debug)]
 pub struct BiasAndScale {
     /// Added first, `[hidden]`.
-    pub bias: Weight,
+    pub bias: SourceWeight,
     /// Multiplied then, `[hidden]`.
-    pub scale: Weight,
+    pub scale: SourceWeight,
 }
 
 /// The residual stream `x` with what a block gave.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::Graph;
-use anec_bundle::{Extent, Port, PortRole, StatePort, StateRole, state_id};
+use anec_bundle::{Port, PortDim, PortRole, StatePort, StateRole, state_id};
 use anec_manifest::{RecurrentForm, StateForm};
 use anec_mil::{DataType, TensorType, ValueId};
 
@@ -237,7 +237,7 @@ impl States {
         }
         let input = g.ops.input(&name, ty);
         let role = PortRole::State { id, holds: role };
-        self.inputs.push(Port { name, role, shape: shape.map(Extent::Fixed).to_vec() });
+        self.inputs.push(Port { name, role, shape: shape.map(PortDim::Fixed).to_vec() });
         self.outputs.push(Vec::new());
         Holder::Input(input, self.outputs.len() - 1)
     }

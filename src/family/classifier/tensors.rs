@@ -9,7 +9,7 @@ use crate::blocks::norm::Norm;
 use crate::tensors::take;
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::{Ledger, RowOrder, Weight};
+use anec_source::{Ledger, RowOrder, SourceWeight};
 
 /// The weights of a source, taken from its ledger.
 pub(super) struct Tensors<'a, 'b> {
@@ -118,7 +118,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             Ok(Linear { name, role: Role::Expert, weight, bias: Some(bias) })
         };
         let down = self.take(&format!("{prefix}.experts.down_proj"), &[experts, width, hidden], because)?;
-        let down: Weight = down.reshape(&[experts * width, hidden])?.transpose()?;
+        let down: SourceWeight = down.reshape(&[experts * width, hidden])?.transpose()?;
         let down_bias = self.take(&format!("{prefix}.experts.down_proj_bias"), &[experts, hidden], because)?;
         let experts = Experts {
             gate: half("gate_proj", 0)?,
@@ -145,7 +145,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
         })
     }
 
-    fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<Weight> {
+    fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
         take(self.ledger, name, shape, because)
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::error::FamilyError;
 use anec_base::Result;
-use anec_source::gguf::{Array, Metadata, Value};
+use anec_source::gguf::{GgufArray, GgufMetadata, GgufValue};
 
 /// Keys below `{architecture}.` and what they are called in `config.json`.
 const NAMES: &[(&str, &str)] = &[
@@ -87,7 +87,7 @@ pub struct FactorTensors {
 /// # Errors
 /// A metadata value that has no counterpart.
 pub fn configuration(
-    metadata: &Metadata,
+    metadata: &GgufMetadata,
     architecture: &str,
     factors: &FactorTensors,
     vocab_size: u64,
@@ -154,7 +154,7 @@ pub fn configuration(
 ///
 /// # Errors
 /// When their number is none.
-pub fn guessing_blocks(metadata: &Metadata, architecture: &str, layers: usize) -> Result<Range<usize>> {
+pub fn guessing_blocks(metadata: &GgufMetadata, architecture: &str, layers: usize) -> Result<Range<usize>> {
     let count = metadata.u64(&format!("{architecture}.{GUESSING}"))?.unwrap_or(0);
     Ok(layers..layers.saturating_add(count as usize))
 }
@@ -195,23 +195,23 @@ fn qwen3_5(config: &mut Map<String, Json>) {
     }
 }
 
-fn json_of(value: &Value) -> Json {
+fn json_of(value: &GgufValue) -> Json {
     match value {
-        Value::U8(v) => json!(v),
-        Value::I8(v) => json!(v),
-        Value::U16(v) => json!(v),
-        Value::I16(v) => json!(v),
-        Value::U32(v) => json!(v),
-        Value::I32(v) => json!(v),
-        Value::U64(v) => json!(v),
-        Value::I64(v) => json!(v),
+        GgufValue::U8(v) => json!(v),
+        GgufValue::I8(v) => json!(v),
+        GgufValue::U16(v) => json!(v),
+        GgufValue::I16(v) => json!(v),
+        GgufValue::U32(v) => json!(v),
+        GgufValue::I32(v) => json!(v),
+        GgufValue::U64(v) => json!(v),
+        GgufValue::I64(v) => json!(v),
         // through text, so that 1e-6 stays 1e-6 and isn't 9.99999997e-7
-        Value::F32(v) => v.to_string().parse::<f64>().map_or(Json::Null, |v| json!(v)),
-        Value::F64(v) => json!(v),
-        Value::Bool(v) => json!(v),
-        Value::String(v) => json!(v),
-        Value::Array(Array::I32(values)) => json!(values),
-        Value::Array(Array::U32(values)) => json!(values),
-        Value::Array(array) => json!(format!("{} elements", Array::len(array))),
+        GgufValue::F32(v) => v.to_string().parse::<f64>().map_or(Json::Null, |v| json!(v)),
+        GgufValue::F64(v) => json!(v),
+        GgufValue::Bool(v) => json!(v),
+        GgufValue::String(v) => json!(v),
+        GgufValue::Array(GgufArray::I32(values)) => json!(values),
+        GgufValue::Array(GgufArray::U32(values)) => json!(values),
+        GgufValue::Array(array) => json!(format!("{} elements", GgufArray::len(array))),
     }
 }

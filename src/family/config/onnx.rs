@@ -11,26 +11,26 @@ use crate::error::FamilyError;
 use crate::rope::RopeConfig;
 use crate::table::{Activation, DecoderFamily, NormPlacement, QkNorm, WindowRule};
 use anec_base::Result;
-use anec_source::onnx::decoder::{self, Decoder, Rope};
-use anec_source::onnx::rope::{Frequencies, RopeTable};
+use anec_source::onnx::decoder::{self, OnnxDecoder, Rope};
+use anec_source::onnx::rope::{Frequencies, OnnxRope};
 
 /// Base of frequencies that are told one by one.
 const ANY_THETA: f64 = 10000.0;
 
 /// The family that computes what a graph does, by its form.
-pub fn family(graph: &Decoder) -> &'static str {
+pub fn family(graph: &OnnxDecoder) -> &'static str {
     let qk_norm = graph.layers.first().and_then(|layer| layer.qk_norm);
     match (graph.norms, qk_norm) {
-        (decoder::NormPlacement::Both, _) => "gemma3_text",
-        (decoder::NormPlacement::Post, _) => "olmo2",
-        (decoder::NormPlacement::Pre, Some(decoder::QkNorm::PerHeadRotated)) => "hunyuan_v1_dense",
-        (decoder::NormPlacement::Pre, Some(_)) => "qwen3",
-        (decoder::NormPlacement::Pre, None) if multiplies(graph) => "granite",
-        (decoder::NormPlacement::Pre, None) => "llama",
+        (decoder::OnnxNormPlacement::Both, _) => "gemma3_text",
+        (decoder::OnnxNormPlacement::Post, _) => "olmo2",
+        (decoder::OnnxNormPlacement::Pre, Some(decoder::OnnxQkNorm::PerHeadRotated)) => "hunyuan_v1_dense",
+        (decoder::OnnxNormPlacement::Pre, Some(_)) => "qwen3",
+        (decoder::OnnxNormPlacement::Pre, None) if multiplies(graph) => "granite",
+        (decoder::OnnxNormPlacement::Pre, None) => "llama",
     }
 }
 
-fn multiplies(graph: &Decoder) -> bool {
+fn multiplies(graph: &OnnxDecoder) -> bool {
     [graph.embedding_multiplier, graph.residual_multiplier, graph.logits_multiplier].iter().any(|factor| *factor != 1.0)
 }
 
@@ -39,7 +39,7 @@ fn multiplies(graph: &Decoder) -> bool {
 /// # Errors
 /// When a rotary table can't be read, or has no frequencies that a configuration could tell.
 pub fn configuration(
-    graph: &Decoder,
+    graph: &OnnxDecoder,
     context_length: Option<u64>,
     family: &DecoderFamily,
 ) -> Result<Map<String, Json>> {
@@ -145,7 +145,7 @@ fn rope_keys(rope: &Rope, config: &mut Map<String, Json>) -> Result<()> {
 ///
 /// # Errors
 /// Naming the first key that doesn't.
-pub fn check(place: &str, config: &DecoderConfig, graph: &Decoder) -> Result<()> {
+pub fn check(place: &str, config: &DecoderConfig, graph: &OnnxDecoder) -> Result<()> {
     let differs = |key: &str, found: &dyn Display, expected: &dyn Display| FamilyError::Value {
         place: place.to_owned(),
         key: key.to_owned(),
@@ -173,9 +173,9 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &Decoder) -> Result<()>
     near("residual_multiplier", config.residual_multiplier, graph.residual_multiplier)?;
     near("logits_scaling", config.logits_scaling, 1.0 / graph.logits_multiplier)?;
     let norms = match graph.norms {
-        decoder::NormPlacement::Pre => NormPlacement::Pre,
-        decoder::NormPlacement::Post => NormPlacement::Post,
-        decoder::NormPlacement::Both => NormPlacement::Both,
+        decoder::OnnxNormPlacement::Pre => NormPlacement::Pre,
+        decoder::OnnxNormPlacement::Post => NormPlacement::Post,
+        decoder::OnnxNormPlacement::Both => NormPlacement::Both,
     };
     alike("model_type (place of norms)", format!("{:?}", config.norms), format!("{norms:?}"))?;
     for (index, (layer, own)) in graph.layers.iter().zip(&config.layers).enumerate() {
@@ -186,15 +186,15 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &Decoder) -> Result<()>
         near("attention scale", config.attention_scale, layer.scale)?;
         let qk_norm = match layer.qk_norm {
             None => QkNorm::None,
-            Some(decoder::QkNorm::PerHead) => QkNorm::PerHead,
-            Some(decoder::QkNorm::PerHeadRotated) => QkNorm::PerHeadRotated,
-            Some(decoder::QkNorm::WholeWidth) => QkNorm::WholeWidth,
+            Some(decoder::OnnxQkNorm::PerHead) => QkNorm::PerHead,
+            Some(decoder::OnnxQkNorm::PerHeadRotated) => QkNorm::PerHeadRotated,
+            Some(decoder::OnnxQkNorm::WholeWidth) => QkNorm::WholeWidth,
         };
         alike("model_type (query-key norm)", format!("{:?}", config.qk_norm), format!("{qk_norm:?}"))?;
         let activation = match layer.activation {
-            decoder::Activation::Silu => Activation::Silu,
-            decoder::Activation::GeluTanh => Activation::GeluTanh,
-            decoder::Activation::Gelu => Activation::Gelu,
+            decoder::OnnxActivation::Silu => Activation::Silu,
+            decoder::OnnxActivation::GeluTanh => Activation::GeluTanh,
+            decoder::OnnxActivation::Gelu => Activation::Gelu,
         };
         alike("hidden_act", format!("{:?}", config.activation), format!("{activation:?}"))?;
         // a window as long as the longest text is none
@@ -208,7 +208,7 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &Decoder) -> Result<()>
         let Some(layer) = graph.layers.iter().position(|layer| layer.rope == Some(used)) else { continue };
         let own = config.rope_of(layer);
         same("rope_dim", own.rope_dim, rope.table.rope_dim())?;
-        let at = |table: &RopeTable, length: u64| deviation(place, own, table, length);
+        let at = |table: &OnnxRope, length: u64| deviation(place, own, table, length);
         match &rope.long {
             Some((limit, long)) => {
                 at(&rope.table, *limit)?;
@@ -224,7 +224,7 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &Decoder) -> Result<()>
 }
 
 /// Refuses a configuration whose rotary embedding of texts of a length isn't a table's.
-fn deviation(place: &str, own: &RopeConfig, table: &RopeTable, length: u64) -> Result<()> {
+fn deviation(place: &str, own: &RopeConfig, table: &OnnxRope, length: u64) -> Result<()> {
     let (radians, factor) = own.frequencies(length);
     let Some((position, pair, found, expected)) = table.deviation(&Frequencies { radians, factor })? else {
         return Ok(());

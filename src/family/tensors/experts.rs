@@ -7,7 +7,7 @@ use crate::blocks::moe::{Experts, Gating, Moe, Scores};
 use crate::config::ExpertsConfig;
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::{RowOrder, Weight};
+use anec_source::{RowOrder, SourceWeight};
 
 impl Tensors<'_, '_> {
     pub(super) fn moe(&mut self, index: usize, config: ExpertsConfig) -> Result<Moe> {
@@ -64,12 +64,12 @@ impl Tensors<'_, '_> {
     }
 
     /// Gates and ups `[experts * width, hidden]` and downs `[experts * hidden, width]` of all experts.
-    fn expert_weights(&mut self, index: usize, config: ExpertsConfig) -> Result<[Weight; 3]> {
+    fn expert_weights(&mut self, index: usize, config: ExpertsConfig) -> Result<[SourceWeight; 3]> {
         let (experts, width, hidden) = (config.num_experts, config.moe_intermediate_size, self.config.hidden_size);
         let because = "num_experts, moe_intermediate_size, hidden_size";
-        let stack = |weight: Weight| weight.reshape(&[weight.rows(), weight.columns()]);
+        let stack = |weight: SourceWeight| weight.reshape(&[weight.rows(), weight.columns()]);
         if self.naming == Naming::Gguf {
-            let mut take = |name: &str, shape: &[u64]| -> Result<Weight> {
+            let mut take = |name: &str, shape: &[u64]| -> Result<SourceWeight> {
                 Ok(stack(self.take(&format!("blk.{index}.{name}.weight"), shape, because)?)?)
             };
             let gate = take("ffn_gate_exps", &[experts, width, hidden])?;
@@ -82,23 +82,23 @@ impl Tensors<'_, '_> {
             // since transformers 5: an expert's gate, then its up
             let both = self.take(&fused, &[experts, 2 * width, hidden], because)?;
             let both = both.reshape(&[experts, 2 * width * hidden])?;
-            let half = |first: u64| -> Result<Weight> {
+            let half = |first: u64| -> Result<SourceWeight> {
                 let range = first * width * hidden..(first + 1) * width * hidden;
                 Ok(both.columns_range(range)?.reshape(&[experts * width, hidden])?)
             };
             let down = self.take(&format!("{prefix}.down_proj"), &[experts, hidden, width], because)?;
             return Ok([half(0)?, half(1)?, stack(down)?]);
         }
-        let mut all = |name: &str, rows: u64, columns: u64| -> Result<Weight> {
+        let mut all = |name: &str, rows: u64, columns: u64| -> Result<SourceWeight> {
             let one = |expert: u64| self.matrix(&format!("{prefix}.{expert}.{name}"), rows, columns, because);
-            Ok(Weight::concatenate((0..experts).map(one).collect::<Result<Vec<_>>>()?)?)
+            Ok(SourceWeight::concatenate((0..experts).map(one).collect::<Result<Vec<_>>>()?)?)
         };
         Ok([all("w1", width, hidden)?, all("w3", width, hidden)?, all("w2", hidden, width)?])
     }
 }
 
 /// Matrices of `rows` rows, one after another, as one of `rows` rows: side by side.
-fn side_by_side(stacked: &Weight, count: u64, rows: u64) -> Result<Weight> {
+fn side_by_side(stacked: &SourceWeight, count: u64, rows: u64) -> Result<SourceWeight> {
     let order: Vec<u64> = (0..rows).flat_map(|row| (0..count).map(move |matrix| matrix * rows + row)).collect();
     let by_row = stacked.reorder(RowOrder::Explicit(order.into()))?;
     Ok(by_row.reshape(&[rows, count * stacked.columns()])?)

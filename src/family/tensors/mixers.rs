@@ -13,7 +13,7 @@ use crate::error::FamilyError;
 use crate::table::QkNorm;
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::{RowOrder, Weight};
+use anec_source::{RowOrder, SourceWeight};
 
 impl Tensors<'_, '_> {
     pub(super) fn attention(&mut self, index: usize) -> Result<Attention> {
@@ -88,7 +88,7 @@ impl Tensors<'_, '_> {
     }
 
     /// Queries and gates of projections that hold a head's queries, then its gates (or of their bias).
-    fn query_and_gate(&self, both: Weight) -> Result<[Weight; 2]> {
+    fn query_and_gate(&self, both: SourceWeight) -> Result<[SourceWeight; 2]> {
         let (heads, rows) = (self.config.num_attention_heads, self.config.query_width());
         let shape: Vec<u64> = [rows].iter().chain(&both.shape()[1..]).copied().collect();
         let half = both.elements() / heads / 2;
@@ -109,7 +109,7 @@ impl Tensors<'_, '_> {
     }
 
     /// Rows of q or k (or of their biases) in the order of half-split rotation.
-    fn half_split(&self, weight: Weight) -> Result<Weight> {
+    fn half_split(&self, weight: SourceWeight) -> Result<SourceWeight> {
         if self.naming != Naming::Gguf || !self.family.gguf_interleaved {
             return Ok(weight);
         }
@@ -139,8 +139,10 @@ impl Tensors<'_, '_> {
         let output = linear("o_proj", "self_attn.o_proj", Role::AttentionOutput, hidden, queries)?;
         // what comes before the first token is the bias: the projection of zeros
         let shift = [1.0, 0.0].repeat(values as usize);
-        let delay =
-            CausalConv { weight: Weight::from_values("delay", &[values, 2], shift)?, bias: delayed_value.bias.take() };
+        let delay = CausalConv {
+            weight: SourceWeight::from_values("delay", &[values, 2], shift)?,
+            bias: delayed_value.bias.take(),
+        };
         let channel_conv = "self_attn.qkv_proj.conv_qk_depthwise";
         let channel_conv = CausalConv {
             weight: self.conv_weight(index, channel_conv, channels, channel_kernel, because)?,
@@ -255,7 +257,14 @@ impl Tensors<'_, '_> {
     }
 
     /// `[channels, kernel]`; transformers has a dimension of 1 between them.
-    fn conv_weight(&mut self, index: usize, name: &str, channels: u64, kernel: u64, because: &str) -> Result<Weight> {
+    fn conv_weight(
+        &mut self,
+        index: usize,
+        name: &str,
+        channels: u64,
+        kernel: u64,
+        because: &str,
+    ) -> Result<SourceWeight> {
         let name = format!("{}.weight", self.layer_name(index, name));
         match self.naming {
             Naming::HuggingFace | Naming::Onnx => {
@@ -287,23 +296,23 @@ impl ValueHeads {
     }
 
     /// A weight whose rows are heads, in the graph's order.
-    fn rows(&self, weight: &Weight) -> Result<Weight> {
+    fn rows(&self, weight: &SourceWeight) -> Result<SourceWeight> {
         let Some(origins) = self.origins() else { return Ok(weight.clone()) };
         let by_head = weight.reshape(&[origins.len() as u64, weight.elements() / origins.len() as u64])?;
         Ok(by_head.reorder(RowOrder::Explicit(origins.into()))?.reshape(weight.shape())?)
     }
 
     /// The same where heads begin after `first` rows.
-    fn after(&self, first: u64, weight: &Weight) -> Result<Weight> {
+    fn after(&self, first: u64, weight: &SourceWeight) -> Result<SourceWeight> {
         if self.origins().is_none() {
             return Ok(weight.clone());
         }
         let values = self.rows(&weight.slice(first..weight.shape()[0])?)?;
-        Ok(Weight::concatenate(vec![weight.slice(0..first)?, values])?)
+        Ok(SourceWeight::concatenate(vec![weight.slice(0..first)?, values])?)
     }
 
     /// The same where the columns are heads.
-    fn columns(&self, weight: &Weight) -> Result<Weight> {
+    fn columns(&self, weight: &SourceWeight) -> Result<SourceWeight> {
         let Some(origins) = self.origins() else { return Ok(weight.clone()) };
         let heads = origins.len() as u64;
         let order: Vec<u64> =

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{FunctionBuilder, Given};
+use super::{FunctionBuilder, OpInput};
 use crate::constant::Constant;
 use crate::ir::ValueId;
 
@@ -10,7 +10,7 @@ use crate::ir::ValueId;
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident)*) => {$(
         $(#[$doc])*
-        pub fn $name(&mut self, x: impl Into<Given>, y: impl Into<Given>) -> ValueId {
+        pub fn $name(&mut self, x: impl Into<OpInput>, y: impl Into<OpInput>) -> ValueId {
             self.op(stringify!($name), stringify!($name), [("x", x.into()), ("y", y.into())])
         }
     )*};
@@ -33,7 +33,7 @@ macro_rules! reduction {
         pub fn $name(&mut self, x: ValueId, axes: &[i32], keep_dims: bool) -> ValueId {
             let axes = Constant::int32s(axes);
             let arguments = [("x", x.into()), ("axes", axes.into()), ("keep_dims", Constant::bool(keep_dims).into())];
-            self.op::<Given>(stringify!($name), stringify!($name), arguments)
+            self.op::<OpInput>(stringify!($name), stringify!($name), arguments)
         }
     )*};
 }
@@ -84,36 +84,36 @@ impl FunctionBuilder {
 
     /// `1 / sqrt(x + epsilon)`
     pub fn rsqrt(&mut self, x: ValueId, epsilon: f32) -> ValueId {
-        self.op::<Given>("rsqrt", "rsqrt", [("x", x.into()), ("epsilon", Constant::fp16(epsilon).into())])
+        self.op::<OpInput>("rsqrt", "rsqrt", [("x", x.into()), ("epsilon", Constant::fp16(epsilon).into())])
     }
 
     /// GELU by the error function.
     pub fn gelu(&mut self, x: ValueId) -> ValueId {
-        self.op::<Given>("gelu", "gelu", [("x", x.into()), ("mode", Constant::string("EXACT").into())])
+        self.op::<OpInput>("gelu", "gelu", [("x", x.into()), ("mode", Constant::string("EXACT").into())])
     }
 
     /// GELU by its approximation with tanh.
     pub fn gelu_tanh(&mut self, x: ValueId) -> ValueId {
         let mode = Constant::string("TANH_APPROXIMATION");
-        self.op::<Given>("gelu", "gelu", [("x", x.into()), ("mode", mode.into())])
+        self.op::<OpInput>("gelu", "gelu", [("x", x.into()), ("mode", mode.into())])
     }
 
     /// Softmax along an axis.
     pub fn softmax(&mut self, x: ValueId, axis: i32) -> ValueId {
-        self.op::<Given>("softmax", "softmax", [("x", x.into()), ("axis", Constant::int32(axis).into())])
+        self.op::<OpInput>("softmax", "softmax", [("x", x.into()), ("axis", Constant::int32(axis).into())])
     }
 
     /// Index of the largest along an axis, int32.
     pub fn reduce_argmax(&mut self, x: ValueId, axis: i32, keep_dims: bool) -> ValueId {
         let keep_dims = Constant::bool(keep_dims).into();
         let arguments = [("x", x.into()), ("axis", Constant::int32(axis).into()), ("keep_dims", keep_dims)];
-        self.op::<Given>("reduce_argmax", "reduce_argmax", arguments)
+        self.op::<OpInput>("reduce_argmax", "reduce_argmax", arguments)
     }
 
     /// Indices of the `count` largest along an axis, largest first, int32.
     pub fn top_indices(&mut self, x: ValueId, count: u64, axis: i32) -> ValueId {
         let (count, axis) = (Constant::int32(count as i32), Constant::int32(axis));
-        let outputs = self.op_with_outputs::<Given>(
+        let outputs = self.op_with_outputs::<OpInput>(
             "topk",
             "topk",
             [("x", x.into()), ("k", count.into()), ("axis", axis.into())],
@@ -123,7 +123,7 @@ impl FunctionBuilder {
 
     /// The same numbers in fp16; a bool becomes 0 or 1.
     pub fn to_fp16(&mut self, x: ValueId) -> ValueId {
-        self.op::<Given>("cast", "cast", [("x", x.into()), ("dtype", Constant::string("fp16").into())])
+        self.op::<OpInput>("cast", "cast", [("x", x.into()), ("dtype", Constant::string("fp16").into())])
     }
 
     /// The product of matrices in the last two dimensions, the others broadcast.
@@ -134,12 +134,12 @@ impl FunctionBuilder {
             ("transpose_x", Constant::bool(transpose_x).into()),
             ("transpose_y", Constant::bool(transpose_y).into()),
         ];
-        self.op::<Given>("matmul", "matmul", arguments)
+        self.op::<OpInput>("matmul", "matmul", arguments)
     }
 
     /// Convolution without padding, of stride 1, in one group.
     pub fn conv(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
-        self.op::<Given>("conv", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
+        self.op::<OpInput>("conv", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
     }
 
     /// Convolution without padding, of stride 1, of each channel by itself: `weight` is `[channels, 1, …]`.
@@ -160,45 +160,45 @@ impl FunctionBuilder {
     ) -> ValueId {
         let groups = Constant::int32(groups as i32);
         let arguments = [("x", x.into()), ("weight", weight.into()), ("bias", bias.into()), ("groups", groups.into())];
-        self.op::<Given>("conv", name, arguments)
+        self.op::<OpInput>("conv", name, arguments)
     }
 
     /// `x weight^T + bias` on the last dimension.
     pub fn linear(&mut self, name: &str, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> ValueId {
-        self.op::<Given>("linear", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
+        self.op::<OpInput>("linear", name, [("x", x.into()), ("weight", weight.into()), ("bias", bias.into())])
     }
 
     /// Layer norm along axes, without gain.
     pub fn layer_norm(&mut self, x: ValueId, axes: &[i32], epsilon: f32) -> ValueId {
         let axes = Constant::int32s(axes).into();
         let arguments = [("x", x.into()), ("axes", axes), ("epsilon", Constant::fp16(epsilon).into())];
-        self.op::<Given>("layer_norm", "layer_norm", arguments)
+        self.op::<OpInput>("layer_norm", "layer_norm", arguments)
     }
 
     /// The same elements in another shape; one size may be -1.
     pub fn reshape(&mut self, x: ValueId, shape: &[i32]) -> ValueId {
-        self.op::<Given>("reshape", "reshape", [("x", x.into()), ("shape", Constant::int32s(shape).into())])
+        self.op::<OpInput>("reshape", "reshape", [("x", x.into()), ("shape", Constant::int32s(shape).into())])
     }
 
     /// Axes in another order.
     pub fn transpose(&mut self, x: ValueId, perm: &[i32]) -> ValueId {
-        self.op::<Given>("transpose", "transpose", [("x", x.into()), ("perm", Constant::int32s(perm).into())])
+        self.op::<OpInput>("transpose", "transpose", [("x", x.into()), ("perm", Constant::int32s(perm).into())])
     }
 
     /// Without axes of size 1.
     pub fn squeeze(&mut self, x: ValueId, axes: &[i32]) -> ValueId {
-        self.op::<Given>("squeeze", "squeeze", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
+        self.op::<OpInput>("squeeze", "squeeze", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
     }
 
     /// With new axes of size 1.
     pub fn expand_dims(&mut self, x: ValueId, axes: &[i32]) -> ValueId {
-        self.op::<Given>("expand_dims", "expand_dims", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
+        self.op::<OpInput>("expand_dims", "expand_dims", [("x", x.into()), ("axes", Constant::int32s(axes).into())])
     }
 
     /// Tensors one after another along an axis.
     pub fn concat(&mut self, values: &[ValueId], axis: i32) -> ValueId {
-        let values = Given::Values(values.to_vec());
-        self.op::<Given>("concat", "concat", [("values", values), ("axis", Constant::int32(axis).into())])
+        let values = OpInput::Values(values.to_vec());
+        self.op::<OpInput>("concat", "concat", [("values", values), ("axis", Constant::int32(axis).into())])
     }
 
     /// Elements `range` of one axis.
@@ -213,7 +213,7 @@ impl FunctionBuilder {
             ("begin_mask", Constant::bools(&whole).into()),
             ("end_mask", Constant::bools(&whole).into()),
         ];
-        self.op::<Given>("slice_by_index", "slice", arguments)
+        self.op::<OpInput>("slice_by_index", "slice", arguments)
     }
 
     /// The last `count` elements of one axis.
@@ -228,7 +228,7 @@ impl FunctionBuilder {
             ("begin_mask", Constant::bools(&others).into()),
             ("end_mask", Constant::bools(&vec![true; rank]).into()),
         ];
-        let last = self.op::<Given>("slice_by_index", "last", arguments);
+        let last = self.op::<OpInput>("slice_by_index", "last", arguments);
         if self.ty(x).shape[axis].fixed().is_some() {
             return last;
         }

@@ -6,7 +6,7 @@ use coreml_proto::mil_spec as proto;
 
 use super::{BlobPlace, BlobSource, Dimensions, encoding, types, values};
 use crate::constant::Constant;
-use crate::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, Value, ValueId};
+use crate::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, Value, ValueId};
 use crate::types::{Dim, Opset, Symbol, ValueType};
 use anec_base::Result;
 
@@ -197,12 +197,12 @@ impl<'a> Decoder<'a> {
 }
 
 /// A symbol of its own for a dimension that nothing is known of.
-fn fresh(input: &str, axis: usize, lengths: &mut BTreeMap<Symbol, Lengths>) -> Dim {
+fn fresh(input: &str, axis: usize, lengths: &mut BTreeMap<Symbol, SymbolRange>) -> Dim {
     let mut name = format!("{input}_{axis}");
     while lengths.contains_key(&Symbol::new(&name)) {
         name.push('_');
     }
     let symbol = Symbol::new(&name);
-    lengths.insert(symbol.clone(), Lengths::Range { lower: 1, upper: None, default: 1 });
+    lengths.insert(symbol.clone(), SymbolRange::Range { lower: 1, upper: None, default: 1 });
     Dim::symbol(&symbol)
 }

@@ -180,7 +180,7 @@ fn program(bits: Vec<u32>) -> Program {
             inputs.push(maker.define(ValueType::State(ty), None));
             let block = maker.block(&mut inputs.clone(), 0);
             let opset = Opset::ALL[maker.draw.below(5)];
-            let lengths = BTreeMap::from([(t, Lengths::Enumerated(vec![4, 1]))]);
+            let lengths = BTreeMap::from([(t, SymbolRange::Enumerated(vec![4, 1]))]);
             let name = if i == 0 { "main".to_owned() } else { format!("other{i}") };
             draw = Draw(maker.draw.0);
             Function { name, opset, inputs, values: maker.values, block, lengths }
@@ -350,7 +350,7 @@ fn an_unknown_input_dimension_is_a_symbol_of_its_own() {
     let function = &decoded.functions[0];
     assert_eq!(function.value(ValueId(0)).ty.to_string(), "tensor<fp16, [x_0, 2, x_2]>");
     let lengths = &function.lengths[&Symbol::new("x_2")];
-    assert_eq!(*lengths, Lengths::Range { lower: 1, upper: None, default: 1 });
+    assert_eq!(*lengths, SymbolRange::Range { lower: 1, upper: None, default: 1 });
 }
 
 #[test]

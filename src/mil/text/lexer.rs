@@ -2,7 +2,7 @@
 
 /// One token.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Token {
+pub enum Lexeme {
     /// A name or keyword.
     Word(String),
     /// A number with its sign, as it is written; bytes as `0x…`.
@@ -19,7 +19,7 @@ pub enum Token {
 
 /// Where a token starts, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TextPosition {
     /// Line.
     pub line: usize,
     /// Column, in characters.
@@ -30,7 +30,7 @@ pub struct Place {
 ///
 /// # Errors
 /// The place of a quote that doesn't end, or of an escape that isn't one.
-pub fn tokens(text: &str) -> Result<Vec<(Token, Place)>, (Place, String)> {
+pub fn tokens(text: &str) -> Result<Vec<(Lexeme, TextPosition)>, (TextPosition, String)> {
     let mut out = Vec::new();
     let mut line = 0;
     let mut rest = text;
@@ -41,16 +41,20 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, Place)>, (Place, String)> {
         rest = next;
     }
     let column = text.lines().last().map_or(0, |last| last.chars().count()) + 1;
-    out.push((Token::End, Place { line: line.max(1), column }));
+    out.push((Lexeme::End, TextPosition { line: line.max(1), column }));
     Ok(out)
 }
 
-fn tokens_of_line(text: &str, line: usize, out: &mut Vec<(Token, Place)>) -> Result<(), (Place, String)> {
+fn tokens_of_line(
+    text: &str,
+    line: usize,
+    out: &mut Vec<(Lexeme, TextPosition)>,
+) -> Result<(), (TextPosition, String)> {
     let chars: Vec<char> = text.chars().collect();
     let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
     let mut i = 0;
     while i < chars.len() {
-        let place = Place { line, column: i + 1 };
+        let place = TextPosition { line, column: i + 1 };
         let c = at(i);
         let start = i;
         let token = if c.is_whitespace() {
@@ -61,10 +65,10 @@ fn tokens_of_line(text: &str, line: usize, out: &mut Vec<(Token, Place)>) -> Res
         } else if c == '"' {
             let (quoted, end) = quoted(&chars, i + 1).map_err(|problem| (place, problem))?;
             i = end;
-            Token::Quoted(quoted)
+            Lexeme::Quoted(quoted)
         } else if c == '-' && at(i + 1) == '>' {
             i += 2;
-            Token::Arrow
+            Lexeme::Arrow
         } else if c.is_ascii_digit() || (matches!(c, '-' | '+') && (at(i + 1).is_ascii_digit() || at(i + 1) == 'i')) {
             i += 1;
             // an exponent brings its own sign
@@ -74,15 +78,15 @@ fn tokens_of_line(text: &str, line: usize, out: &mut Vec<(Token, Place)>) -> Res
             {
                 i += 1;
             }
-            Token::Number(chars[start..i].iter().collect())
+            Lexeme::Number(chars[start..i].iter().collect())
         } else if c.is_ascii_alphabetic() || c == '_' {
             while at(i).is_ascii_alphanumeric() || matches!(at(i), '_' | '@') {
                 i += 1;
             }
-            Token::Word(chars[start..i].iter().collect())
+            Lexeme::Word(chars[start..i].iter().collect())
         } else {
             i += 1;
-            Token::Mark(c)
+            Lexeme::Mark(c)
         };
         out.push((token, place));
     }

@@ -8,10 +8,10 @@ mod value;
 
 use std::collections::BTreeMap;
 
-use super::lexer::{Place, Token, tokens};
+use super::lexer::{Lexeme, TextPosition, tokens};
 use crate::constant::Constant;
 use crate::error::MilError;
-use crate::ir::{Argument, Binding, Block, Function, Lengths, Op, Program, ValueId};
+use crate::ir::{Argument, Binding, Block, Function, Op, Program, SymbolRange, ValueId};
 use crate::types::{Opset, Symbol};
 use cursor::Parser;
 use scope::Scope;
@@ -24,7 +24,7 @@ const DEPTH: usize = 64;
 /// # Errors
 /// The place, what stands there and what was expected.
 pub fn parse(text: &str) -> Result<Program, MilError> {
-    let error = |place: Place, problem| MilError::Text { line: place.line, column: place.column, problem };
+    let error = |place: TextPosition, problem| MilError::Text { line: place.line, column: place.column, problem };
     let tokens = tokens(text).map_err(|(place, problem)| error(place, problem))?;
     let mut parser = Parser::new(tokens);
     parser.program().map_err(|problem| error(parser.place(), problem))
@@ -50,7 +50,7 @@ impl Parser {
         while !self.take('}') {
             functions.push(self.function()?);
         }
-        if *self.peek() != Token::End {
+        if *self.peek() != Lexeme::End {
             return self.wanted("nothing after the program");
         }
         let first = functions.first().map(|f| f.name.clone());
@@ -83,18 +83,18 @@ impl Parser {
     }
 
     /// `T = range(lower = 1, upper = 4, default = 1)` or `T = enumerated(1, 64)`
-    fn length(&mut self) -> Parsed<(Symbol, Lengths)> {
+    fn length(&mut self) -> Parsed<(Symbol, SymbolRange)> {
         let symbol = Symbol::new(&self.key()?);
         if self.take_word("enumerated") {
             self.mark('(')?;
-            return Ok((symbol, Lengths::Enumerated(self.list(')', Parser::number)?)));
+            return Ok((symbol, SymbolRange::Enumerated(self.list(')', Parser::number)?)));
         }
         self.word("range")?;
         self.mark('(')?;
         let entries: BTreeMap<String, u64> = unique(self.list(')', |p| Ok((p.key()?, p.number()?)))?)?;
         let entry = |key: &str| entries.get(key).copied();
         match (entry("lower"), entry("upper"), entry("default")) {
-            (Some(lower), upper, Some(default)) => Ok((symbol, Lengths::Range { lower, upper, default })),
+            (Some(lower), upper, Some(default)) => Ok((symbol, SymbolRange::Range { lower, upper, default })),
             _ => Err("a range needs `lower` and `default`".into()),
         }
     }
@@ -126,7 +126,7 @@ impl Parser {
     fn op(&mut self, scope: &mut Scope, depth: usize) -> Parsed<Op> {
         let mut definitions = Vec::new();
         // an op without results starts with its operator
-        let results = !matches!(self.peek_second(), Token::Mark('(')) || self.is_word("opaque");
+        let results = !matches!(self.peek_second(), Lexeme::Mark('(')) || self.is_word("opaque");
         if results {
             definitions.push((self.value_type()?, self.name()?));
             while self.take(',') {
@@ -178,7 +178,7 @@ impl Parser {
     fn binding(&mut self, scope: &mut Scope) -> Parsed<Binding> {
         // a type is followed by `<` or `(`, a name is not
         match self.peek_second() {
-            Token::Mark('<' | '(') => Ok(Binding::Constant(self.constant()?)),
+            Lexeme::Mark('<' | '(') => Ok(Binding::Constant(self.constant()?)),
             _ => Ok(Binding::Value(scope.refer(self.name()?))),
         }
     }

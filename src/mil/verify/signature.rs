@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::Findings;
-use crate::ir::{Function, Lengths, Value};
+use crate::ir::{Function, SymbolRange, Value};
 use crate::types::{DataType, Dim, Opset, TensorType, ValueType};
 
 pub(super) fn check(function: &Function, findings: &mut Findings<'_>) {
@@ -38,15 +38,15 @@ pub(super) fn check(function: &Function, findings: &mut Findings<'_>) {
     }
 }
 
-fn lengths_problem(lengths: &Lengths) -> Option<String> {
+fn lengths_problem(lengths: &SymbolRange) -> Option<String> {
     match lengths {
-        Lengths::Range { lower, upper, default } => {
+        SymbolRange::Range { lower, upper, default } => {
             let fits = *lower >= 1 && upper.is_none_or(|upper| upper >= *lower) && lengths.contains(*default);
             let upper = upper.map_or("any".to_owned(), |upper| upper.to_string());
             (!fits)
                 .then(|| format!("{lower} to {upper} with default {default}; expected 1 <= lower <= default <= upper"))
         }
-        Lengths::Enumerated(sizes) => {
+        SymbolRange::Enumerated(sizes) => {
             let distinct: HashSet<&u64> = sizes.iter().collect();
             let fits = !sizes.is_empty() && distinct.len() == sizes.len() && !sizes.contains(&0);
             (!fits).then(|| format!("sizes {sizes:?}; expected at least one, all different, none 0"))

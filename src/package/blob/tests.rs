@@ -12,7 +12,7 @@ use anec_mil::codec::BlobSink;
 use anec_mil::constant::Data;
 use anec_mil::{Constant, Content, TensorType};
 
-fn quiet(_: Progress) {}
+fn quiet(_: WriteProgress) {}
 
 fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
@@ -134,9 +134,9 @@ fn many_threads_write_what_one_does_in_bounded_memory() {
         }
         let path = room.path().join(format!("{threads}.bin"));
         let written = AtomicU64::new(0);
-        let progress = |p: Progress| match p {
-            Progress::Written(bytes) => drop(written.fetch_add(bytes, Ordering::Relaxed)),
-            Progress::Prepared(_) => panic!("nothing is prepared here"),
+        let progress = |p: WriteProgress| match p {
+            WriteProgress::Written(bytes) => drop(written.fetch_add(bytes, Ordering::Relaxed)),
+            WriteProgress::Prepared(_) => panic!("nothing is prepared here"),
         };
         let digest = pool(threads).install(|| plan.write(&path, &progress)).unwrap();
         assert_eq!(written.into_inner(), plan.records().map(|r| r.length).sum::<u64>());

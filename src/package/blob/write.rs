@@ -8,14 +8,14 @@ use std::sync::Arc;
 use super::plan::{Planned, address};
 use super::{ALIGNMENT, WeightPlan, header};
 use crate::PackageError;
-use crate::stream::{NotWritten, Part, write_parts};
+use crate::stream::{FilePart, NotWritten, write_parts};
 use anec_base::Result;
 use anec_mil::Content;
 use anec_mil::constant::Data;
 
 /// How far writing has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum WriteProgress {
     /// So many more bytes of contents are ready to be read.
     Prepared(u64),
     /// So many more bytes are written.
@@ -46,10 +46,10 @@ impl Preparation {
     ///
     /// # Errors
     /// The first content that can't be produced, with its constant's name.
-    pub(crate) fn prepare(&self, progress: &(dyn Fn(Progress) + Sync)) -> Result<()> {
+    pub(crate) fn prepare(&self, progress: &(dyn Fn(WriteProgress) + Sync)) -> Result<()> {
         self.contents.iter().try_for_each(|(content, owner)| {
             content.prepare().map_err(|cause| PackageError::Constant { owner: format!("op `{owner}`"), cause })?;
-            progress(Progress::Prepared(content.length()));
+            progress(WriteProgress::Prepared(content.length()));
             Ok(())
         })
     }
@@ -62,30 +62,30 @@ impl WeightPlan {
     /// # Errors
     /// When the system refuses (a full disk is found before the first constant where the system can reserve room), or
     /// a content can't be produced.
-    pub fn write(&self, path: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<[u8; 32]> {
+    pub fn write(&self, path: &Path, progress: &(dyn Fn(WriteProgress) + Sync)) -> Result<[u8; 32]> {
         let refused = |action, source| PackageError::write(path, action, source);
         let file = File::options().read(true).write(true).create_new(true).open(path);
         let file = file.map_err(|e| refused("create the weight file", e))?;
         let count = u32::try_from(self.blobs.len())
             .map_err(|_| PackageError::Program { problem: format!("{} blobs in a weight file", self.blobs.len()) })?;
         // the header, then of each blob its record and its data
-        let mut parts = vec![Part::Bytes(header(count).to_vec().into())];
+        let mut parts = vec![FilePart::Bytes(header(count).to_vec().into())];
         let mut end = ALIGNMENT;
         for Planned { record, data, .. } in &self.blobs {
             let mut aligned = vec![0; (record.offset - end) as usize];
             aligned.extend(record.to_bytes());
-            parts.push(Part::Bytes(aligned.into()));
+            parts.push(FilePart::Bytes(aligned.into()));
             parts.push(match data {
-                Data::Literal(bytes) => Part::Bytes(bytes[..].into()),
-                Data::Content(content) => Part::Content(&**content),
-                Data::Strings(_) => Part::Bytes([][..].into()),
+                Data::Literal(bytes) => FilePart::Bytes(bytes[..].into()),
+                Data::Content(content) => FilePart::Content(&**content),
+                Data::Strings(_) => FilePart::Bytes([][..].into()),
             });
             end = record.data + record.length;
         }
         let is_data = |part: usize| part > 0 && part.is_multiple_of(2);
         let written = |part, bytes| {
             if is_data(part) {
-                progress(Progress::Written(bytes));
+                progress(WriteProgress::Written(bytes));
             }
         };
         match write_parts(&file, &parts, &written) {

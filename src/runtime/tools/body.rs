@@ -3,7 +3,7 @@
 use serde_json::{Deserializer, Map, Value as Json};
 
 use super::python;
-use super::{Call, Function};
+use super::{Call, ToolFunction};
 
 /// How calls are spelt.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +23,7 @@ pub(super) enum Body {
 
 impl Body {
     /// The calls, or nothing if it isn't all calls. What types elements have, the `functions` say.
-    pub(super) fn read(self, text: &str, functions: &[Function]) -> Option<Vec<Call>> {
+    pub(super) fn read(self, text: &str, functions: &[ToolFunction]) -> Option<Vec<Call>> {
         match self {
             Body::Json { .. } => json(text),
             Body::Elements => elements(text, functions),
@@ -54,7 +54,7 @@ fn json(text: &str) -> Option<Vec<Call>> {
     single.map(call).collect()
 }
 
-fn elements(text: &str, functions: &[Function]) -> Option<Vec<Call>> {
+fn elements(text: &str, functions: &[ToolFunction]) -> Option<Vec<Call>> {
     let mut calls = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {

@@ -5,13 +5,13 @@ use std::fmt::Write;
 use serde_json::{Map, Value as Json, json};
 
 use super::body::Body;
-use super::{CallSyntax, Function};
+use super::{CallSyntax, ToolFunction};
 use crate::constraint::Grammar;
 use crate::tokenizer::Tokenizer;
 
 impl CallSyntax {
     /// What a text has to be that calls one of `functions`, or `several` times.
-    pub fn grammar(&self, functions: &[Function], several: bool, tokenizer: &Tokenizer) -> Grammar {
+    pub fn grammar(&self, functions: &[ToolFunction], several: bool, tokenizer: &Tokenizer) -> Grammar {
         let mark = |mark: Option<&str>| match mark {
             None => String::new(),
             // a special token is no text
@@ -54,7 +54,7 @@ fn quoted(text: &str) -> String {
 
 /// `%json` with a schema, written as templates write JSON. Definitions that the schema refers to are those of the
 /// function.
-fn json_rule(mut schema: Map<String, Json>, function: &Function) -> String {
+fn json_rule(mut schema: Map<String, Json>, function: &ToolFunction) -> String {
     for key in ["$defs", "definitions"] {
         if let Some(definitions) = function.parameters.get(key) {
             schema.insert(key.into(), definitions.clone());
@@ -65,7 +65,7 @@ fn json_rule(mut schema: Map<String, Json>, function: &Function) -> String {
     format!("%json {}", Json::Object(schema))
 }
 
-fn json_call(lark: &mut String, rule: &str, function: &Function, arguments: &str) {
+fn json_call(lark: &mut String, rule: &str, function: &ToolFunction, arguments: &str) {
     let mut parameters = function.parameters.clone();
     if let Some(fields) = parameters.as_object_mut() {
         fields.retain(|key, _| !matches!(key.as_str(), "$defs" | "definitions" | "$schema"));
@@ -82,7 +82,7 @@ fn json_call(lark: &mut String, rule: &str, function: &Function, arguments: &str
 }
 
 /// The properties of a function's arguments: name, schema, whether it has to be there.
-fn properties(function: &Function) -> Vec<(&str, Map<String, Json>, bool)> {
+fn properties(function: &ToolFunction) -> Vec<(&str, Map<String, Json>, bool)> {
     let required = |key: &str| {
         let names = function.parameters["required"].as_array();
         names.is_some_and(|names| names.iter().any(|name| name == key))
@@ -92,7 +92,7 @@ fn properties(function: &Function) -> Vec<(&str, Map<String, Json>, bool)> {
     fields.into_iter().flatten().map(|(key, value)| (key.as_str(), schema(value), required(key))).collect()
 }
 
-fn element_call(lark: &mut String, rule: &str, function: &Function) {
+fn element_call(lark: &mut String, rule: &str, function: &ToolFunction) {
     let (mut sequence, mut rules) = (String::new(), String::new());
     for (index, (key, schema, required)) in properties(function).into_iter().enumerate() {
         let field = format!("{rule}_{index}");
@@ -124,7 +124,7 @@ fn element_call(lark: &mut String, rule: &str, function: &Function) {
     let _ = write!(lark, "{rule}: {open}{sequence} \"</function>\"\n{rules}");
 }
 
-fn python_call(lark: &mut String, rule: &str, function: &Function) {
+fn python_call(lark: &mut String, rule: &str, function: &ToolFunction) {
     let properties = properties(function);
     let open = quoted(&format!("{}(", function.name));
     let arguments = if properties.is_empty() { String::new() } else { format!(" {rule}_first_0") };

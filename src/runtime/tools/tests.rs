@@ -7,7 +7,7 @@ use super::*;
 use crate::constraint::Grammars;
 use crate::sampling::{Sampler, Sampling};
 
-fn functions() -> Vec<Function> {
+fn functions() -> Vec<ToolFunction> {
     let weather = json!({"type": "function", "function": {"name": "weather", "parameters": {
         "type": "object",
         "properties": {
@@ -21,28 +21,28 @@ fn functions() -> Vec<Function> {
         "$defs": {"place": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false}},
     }}});
     let now = json!({"type": "function", "function": {"name": "now"}});
-    [weather, now].iter().map(|tool| Function::of(tool).unwrap()).collect()
+    [weather, now].iter().map(|tool| ToolFunction::of(tool).unwrap()).collect()
 }
 
-fn call(name: &str, arguments: Json) -> Part {
+fn call(name: &str, arguments: Json) -> ToolTextPart {
     let Json::Object(arguments) = arguments else { panic!("arguments are an object") };
-    Part::Call(Call { name: name.into(), arguments })
+    ToolTextPart::Call(Call { name: name.into(), arguments })
 }
 
-fn said(text: &str) -> Part {
-    Part::Text(text.into())
+fn said(text: &str) -> ToolTextPart {
+    ToolTextPart::Text(text.into())
 }
 
 /// What comes out of a text that comes in pieces of `size` characters, with neighbouring texts joined.
-fn read(syntax: &'static CallSyntax, whole: &str, size: usize) -> Vec<Part> {
+fn read(syntax: &'static CallSyntax, whole: &str, size: usize) -> Vec<ToolTextPart> {
     let mut reader = CallReader::new(syntax, &functions());
     let letters: Vec<char> = whole.chars().collect();
     let mut parts = Vec::new();
     let pieces = letters.chunks(size).map(|piece| reader.push(&piece.iter().collect::<String>()));
-    let pieces: Vec<Part> = pieces.flatten().collect();
+    let pieces: Vec<ToolTextPart> = pieces.flatten().collect();
     for part in pieces.into_iter().chain(reader.finish()) {
         match part {
-            Part::Text(new) => text(new, &mut parts),
+            ToolTextPart::Text(new) => text(new, &mut parts),
             part => parts.push(part),
         }
     }
@@ -158,7 +158,7 @@ fn the_template_tells_the_syntax_before_the_vocabulary() {
 
 #[test]
 fn tools_are_read_as_the_api_has_them() {
-    let error = |tool: Json| Function::of(&tool).unwrap_err();
+    let error = |tool: Json| ToolFunction::of(&tool).unwrap_err();
     assert!(error(json!({"type": "retrieval"})).contains("only functions"));
     assert!(error(json!({"type": "function", "function": {}})).contains("function.name"));
     assert!(error(json!({"type": "function", "function": {"name": "f", "parameters": 3}})).contains("\"f\""));
@@ -201,8 +201,10 @@ fn whatever_is_written_under_the_form_is_a_call() {
             }
             let written = String::from_utf8_lossy(&bytes).into_owned();
             let parts = read(syntax, &written, 5);
-            let calls: Vec<&Call> =
-                parts.iter().filter_map(|part| if let Part::Call(call) = part { Some(call) } else { None }).collect();
+            let calls: Vec<&Call> = parts
+                .iter()
+                .filter_map(|part| if let ToolTextPart::Call(call) = part { Some(call) } else { None })
+                .collect();
             assert!(!calls.is_empty() && calls.len() == parts.len(), "{syntax:?}: {written}");
             assert!(several || calls.len() == 1, "{syntax:?}: {written}");
             for call in calls {
@@ -226,7 +228,7 @@ proptest! {
     fn text_without_marks_comes_out_whole(text in "[a-z<>{}\\[\\]\"=_ \n|/]{0,60}", size in 1_usize..9) {
         for syntax in &SYNTAXES {
             let parts = read(syntax, &text, size);
-            let out: String = parts.iter().map(|part| match part { Part::Text(text) => text.as_str(), Part::Call(_) => "" }).collect();
+            let out: String = parts.iter().map(|part| match part { ToolTextPart::Text(text) => text.as_str(), ToolTextPart::Call(_) => "" }).collect();
             prop_assert_eq!(&out, &text);
         }
     }

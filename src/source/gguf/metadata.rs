@@ -5,23 +5,23 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 
 use super::cursor::Cursor;
-use super::value::{Array, Value};
+use super::value::{GgufArray, GgufValue};
 use crate::error::{Result, SourceError};
 
 /// The metadata of a file: keys and values, in its order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Metadata {
+pub struct GgufMetadata {
     path: PathBuf,
-    values: IndexMap<String, Value>,
+    values: IndexMap<String, GgufValue>,
 }
 
 /// Nothing nests deeper; a file that does wants to overflow the stack.
 const DEEPEST_ARRAY: u32 = 8;
 
-impl Metadata {
+impl GgufMetadata {
     /// Metadata of the file at `path`, which messages name.
-    pub fn new(path: &Path, values: IndexMap<String, Value>) -> Self {
-        Metadata { path: path.to_owned(), values }
+    pub fn new(path: &Path, values: IndexMap<String, GgufValue>) -> Self {
+        GgufMetadata { path: path.to_owned(), values }
     }
 
     /// The file that it was read from.
@@ -30,12 +30,12 @@ impl Metadata {
     }
 
     /// Keys and values in the file's order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &GgufValue)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// The value of a key.
-    pub fn get(&self, key: &str) -> Option<&Value> {
+    pub fn get(&self, key: &str) -> Option<&GgufValue> {
         self.values.get(key)
     }
 
@@ -44,7 +44,7 @@ impl Metadata {
         &'a self,
         key: &str,
         expected: &str,
-        convert: impl Fn(&'a Value) -> Option<T>,
+        convert: impl Fn(&'a GgufValue) -> Option<T>,
     ) -> Result<Option<T>> {
         self.get(key)
             .map(|value| {
@@ -61,7 +61,7 @@ impl Metadata {
     /// When the value is something else.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "a string", |value| match value {
-            Value::String(text) => Some(text.as_str()),
+            GgufValue::String(text) => Some(text.as_str()),
             _ => None,
         })
     }
@@ -72,7 +72,7 @@ impl Metadata {
     /// When the value is something else.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "a boolean", |value| match value {
-            Value::Bool(value) => Some(*value),
+            GgufValue::Bool(value) => Some(*value),
             _ => None,
         })
     }
@@ -91,8 +91,8 @@ impl Metadata {
     /// When the value is something else.
     pub fn f64(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a floating-point number", |value| match *value {
-            Value::F32(value) => Some(value.into()),
-            Value::F64(value) => Some(value),
+            GgufValue::F32(value) => Some(value.into()),
+            GgufValue::F64(value) => Some(value),
             _ => None,
         })
     }
@@ -103,7 +103,7 @@ impl Metadata {
     /// When the value is something else.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>> {
         self.typed(key, "an array of strings", |value| match value {
-            Value::Array(Array::String(values)) => Some(values.as_slice()),
+            GgufValue::Array(GgufArray::String(values)) => Some(values.as_slice()),
             _ => None,
         })
     }
@@ -114,7 +114,7 @@ impl Metadata {
     /// When the value is something else.
     pub fn f32s(&self, key: &str) -> Result<Option<&[f32]>> {
         self.typed(key, "an array of f32", |value| match value {
-            Value::Array(Array::F32(values)) => Some(values.as_slice()),
+            GgufValue::Array(GgufArray::F32(values)) => Some(values.as_slice()),
             _ => None,
         })
     }
@@ -125,14 +125,14 @@ impl Metadata {
     /// When the value is something else.
     pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>> {
         self.typed(key, "an array of integers", |value| match value {
-            Value::Array(array) => array.integers(),
+            GgufValue::Array(array) => array.integers(),
             value => Some(vec![i64::try_from(value.integer()?).ok()?]),
         })
     }
 }
 
 /// Reads `count` keys and values.
-pub(super) fn parse(cursor: &mut Cursor, count: u64) -> Result<Metadata> {
+pub(super) fn parse(cursor: &mut Cursor, count: u64) -> Result<GgufMetadata> {
     // Length of the key, type, and a value of one byte.
     const SMALLEST_PAIR: u64 = 8 + 4 + 1;
     cursor.check_count(count, SMALLEST_PAIR, format_args!("metadata keys"))?;
@@ -145,51 +145,51 @@ pub(super) fn parse(cursor: &mut Cursor, count: u64) -> Result<Metadata> {
         }
         values.insert(key, value);
     }
-    Ok(Metadata::new(cursor.path(), values))
+    Ok(GgufMetadata::new(cursor.path(), values))
 }
 
-fn parse_value(cursor: &mut Cursor, key: &str) -> Result<Value> {
+fn parse_value(cursor: &mut Cursor, key: &str) -> Result<GgufValue> {
     let number = cursor.u32(format_args!("the type of key `{key}`"))?;
     let what = format_args!("the value of key `{key}`");
     Ok(match number {
-        0 => Value::U8(u8::from_le_bytes(cursor.array(what)?)),
-        1 => Value::I8(i8::from_le_bytes(cursor.array(what)?)),
-        2 => Value::U16(u16::from_le_bytes(cursor.array(what)?)),
-        3 => Value::I16(i16::from_le_bytes(cursor.array(what)?)),
-        4 => Value::U32(u32::from_le_bytes(cursor.array(what)?)),
-        5 => Value::I32(i32::from_le_bytes(cursor.array(what)?)),
-        6 => Value::F32(f32::from_le_bytes(cursor.array(what)?)),
-        7 => Value::Bool(boolean(cursor.path(), key, cursor.array(what)?)?),
-        8 => Value::String(cursor.string(what)?.to_owned()),
-        9 => Value::Array(parse_array(cursor, key, DEEPEST_ARRAY)?),
-        10 => Value::U64(u64::from_le_bytes(cursor.array(what)?)),
-        11 => Value::I64(i64::from_le_bytes(cursor.array(what)?)),
-        12 => Value::F64(f64::from_le_bytes(cursor.array(what)?)),
+        0 => GgufValue::U8(u8::from_le_bytes(cursor.array(what)?)),
+        1 => GgufValue::I8(i8::from_le_bytes(cursor.array(what)?)),
+        2 => GgufValue::U16(u16::from_le_bytes(cursor.array(what)?)),
+        3 => GgufValue::I16(i16::from_le_bytes(cursor.array(what)?)),
+        4 => GgufValue::U32(u32::from_le_bytes(cursor.array(what)?)),
+        5 => GgufValue::I32(i32::from_le_bytes(cursor.array(what)?)),
+        6 => GgufValue::F32(f32::from_le_bytes(cursor.array(what)?)),
+        7 => GgufValue::Bool(boolean(cursor.path(), key, cursor.array(what)?)?),
+        8 => GgufValue::String(cursor.string(what)?.to_owned()),
+        9 => GgufValue::Array(parse_array(cursor, key, DEEPEST_ARRAY)?),
+        10 => GgufValue::U64(u64::from_le_bytes(cursor.array(what)?)),
+        11 => GgufValue::I64(i64::from_le_bytes(cursor.array(what)?)),
+        12 => GgufValue::F64(f64::from_le_bytes(cursor.array(what)?)),
         _ => return Err(unknown_type(cursor.path(), key, number)),
     })
 }
 
-fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<Array> {
+fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<GgufArray> {
     let number = cursor.u32(format_args!("the type of the array of key `{key}`"))?;
     let count = cursor.u64(format_args!("the length of the array of key `{key}`"))?;
     Ok(match number {
-        0 => Array::U8(elements(cursor, key, count, u8::from_le_bytes)?),
-        1 => Array::I8(elements(cursor, key, count, i8::from_le_bytes)?),
-        2 => Array::U16(elements(cursor, key, count, u16::from_le_bytes)?),
-        3 => Array::I16(elements(cursor, key, count, i16::from_le_bytes)?),
-        4 => Array::U32(elements(cursor, key, count, u32::from_le_bytes)?),
-        5 => Array::I32(elements(cursor, key, count, i32::from_le_bytes)?),
-        6 => Array::F32(elements(cursor, key, count, f32::from_le_bytes)?),
+        0 => GgufArray::U8(elements(cursor, key, count, u8::from_le_bytes)?),
+        1 => GgufArray::I8(elements(cursor, key, count, i8::from_le_bytes)?),
+        2 => GgufArray::U16(elements(cursor, key, count, u16::from_le_bytes)?),
+        3 => GgufArray::I16(elements(cursor, key, count, i16::from_le_bytes)?),
+        4 => GgufArray::U32(elements(cursor, key, count, u32::from_le_bytes)?),
+        5 => GgufArray::I32(elements(cursor, key, count, i32::from_le_bytes)?),
+        6 => GgufArray::F32(elements(cursor, key, count, f32::from_le_bytes)?),
         7 => {
             let path = cursor.path();
             let bytes: Vec<[u8; 1]> = elements(cursor, key, count, |byte| byte)?;
-            Array::Bool(bytes.into_iter().map(|byte| boolean(path, key, byte)).collect::<Result<_>>()?)
+            GgufArray::Bool(bytes.into_iter().map(|byte| boolean(path, key, byte)).collect::<Result<_>>()?)
         }
         8 => {
             cursor.check_count(count, 8, format_args!("strings of key `{key}`"))?;
             let string =
                 |index| cursor.string(format_args!("string {index} of {count} of key `{key}`")).map(str::to_owned);
-            Array::String((0..count).map(string).collect::<Result<_>>()?)
+            GgufArray::String((0..count).map(string).collect::<Result<_>>()?)
         }
         9 => {
             if depth == 0 {
@@ -197,11 +197,11 @@ fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<Array> {
                 return Err(SourceError::key(cursor.path(), key, problem));
             }
             cursor.check_count(count, 4 + 8, format_args!("arrays of key `{key}`"))?;
-            Array::Array((0..count).map(|_| parse_array(cursor, key, depth - 1)).collect::<Result<_>>()?)
+            GgufArray::Array((0..count).map(|_| parse_array(cursor, key, depth - 1)).collect::<Result<_>>()?)
         }
-        10 => Array::U64(elements(cursor, key, count, u64::from_le_bytes)?),
-        11 => Array::I64(elements(cursor, key, count, i64::from_le_bytes)?),
-        12 => Array::F64(elements(cursor, key, count, f64::from_le_bytes)?),
+        10 => GgufArray::U64(elements(cursor, key, count, u64::from_le_bytes)?),
+        11 => GgufArray::I64(elements(cursor, key, count, i64::from_le_bytes)?),
+        12 => GgufArray::F64(elements(cursor, key, count, f64::from_le_bytes)?),
         _ => return Err(unknown_type(cursor.path(), key, number)),
     })
 }

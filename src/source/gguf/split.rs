@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::{Header, Metadata};
+use super::{GgufMetadata, Header};
 use crate::error::{Result, SourceError};
 
 /// Key of a file's index among the files, from 0.
@@ -72,7 +72,7 @@ pub fn check(headers: &[&Header]) -> Result<()> {
 }
 
 /// Checks that `key` has the value `expected`, or is absent while `default` has it.
-fn expect(metadata: &Metadata, key: &str, expected: u64, default: Option<u64>) -> Result<()> {
+fn expect(metadata: &GgufMetadata, key: &str, expected: u64, default: Option<u64>) -> Result<()> {
     let problem = match metadata.u64(key)?.or(default) {
         Some(found) if found == expected => return Ok(()),
         Some(found) => {

@@ -13,20 +13,23 @@ fn small_model() -> Vec<u8> {
     let mut writer = Writer::new();
     writer
         .key("general.architecture", "llama")
-        .key("u8", Value::U8(200))
-        .key("i8", Value::I8(-7))
+        .key("u8", GgufValue::U8(200))
+        .key("i8", GgufValue::I8(-7))
         .key("u16", 60_000u16)
-        .key("i16", Value::I16(-300))
+        .key("i16", GgufValue::I16(-300))
         .key("u32", 4_000_000_000u32)
         .key("i32", -5)
         .key("f32", 0.5f32)
         .key("bool", true)
         .key("u64", u64::MAX)
-        .key("i64", Value::I64(i64::MIN))
-        .key("f64", Value::F64(1e300))
+        .key("i64", GgufValue::I64(i64::MIN))
+        .key("f64", GgufValue::F64(1e300))
         .key("tokens", vec!["a".to_owned(), "ü".to_owned(), String::new()])
         .key("scores", vec![0.5f32, -1.0])
-        .key("nested", Value::Array(Array::Array(vec![Array::I32(vec![1, 2]), Array::Bool(vec![true])])))
+        .key(
+            "nested",
+            GgufValue::Array(GgufArray::Array(vec![GgufArray::I32(vec![1, 2]), GgufArray::Bool(vec![true])])),
+        )
         .tensor("token_embd.weight", SourceDtype::Q8_0, &[3, 32])
         .tensor("norm.weight", SourceDtype::F32, &[5])
         .tensor("blk.0.ffn.weight", SourceDtype::F16, &[2, 2, 3]);
@@ -82,8 +85,8 @@ fn keys_and_tensors_come_back_as_they_were_written() {
     assert_eq!(metadata.f32s("scores").unwrap().unwrap(), [0.5, -1.0]);
     assert_eq!(metadata.i64s("i64").unwrap().unwrap(), [i64::MIN]);
     assert_eq!(metadata.u64("absent").unwrap(), None);
-    let nested = Array::Array(vec![Array::I32(vec![1, 2]), Array::Bool(vec![true])]);
-    assert_eq!(metadata.get("nested"), Some(&Value::Array(nested)));
+    let nested = GgufArray::Array(vec![GgufArray::I32(vec![1, 2]), GgufArray::Bool(vec![true])]);
+    assert_eq!(metadata.get("nested"), Some(&GgufValue::Array(nested)));
     assert_eq!(serde_json::to_value(metadata.get("nested")).unwrap(), serde_json::json!([[1, 2], [true]]));
 
     let tensors: Vec<_> = header.tensors.iter().map(|t| (t.name.as_str(), t.dtype, t.shape.as_slice())).collect();
@@ -212,7 +215,7 @@ fn names_and_keys_are_unique_and_text() {
 
 #[test]
 fn the_alignment_key_moves_the_data() {
-    let with_alignment = |alignment: Value| {
+    let with_alignment = |alignment: GgufValue| {
         let mut writer = Writer::new();
         writer.key(ALIGNMENT_KEY, alignment);
         writer.tensor("a", SourceDtype::I8, &[3]).tensor("b", SourceDtype::I8, &[3]);
@@ -224,7 +227,7 @@ fn the_alignment_key_moves_the_data() {
         assert_eq!(starts[0] % u64::from(alignment), 0);
         assert_eq!(starts[1] - starts[0], 3u64.next_multiple_of(alignment.into()));
     }
-    for wrong in [Value::U32(0), Value::U32(24), Value::U32(1 << 21), Value::U64(32)] {
+    for wrong in [GgufValue::U32(0), GgufValue::U32(24), GgufValue::U32(1 << 21), GgufValue::U64(32)] {
         assert!(refusal(&with_alignment(wrong)).contains("expected a power of two as u32"));
     }
 }
@@ -232,9 +235,9 @@ fn the_alignment_key_moves_the_data() {
 #[test]
 fn arrays_that_nest_to_overflow_the_stack_are_refused() {
     let nested = |depth| {
-        let array = (0..depth).fold(Array::U8(vec![1]), |inner, _| Array::Array(vec![inner]));
+        let array = (0..depth).fold(GgufArray::U8(vec![1]), |inner, _| GgufArray::Array(vec![inner]));
         let mut writer = Writer::new();
-        writer.key("deep", Value::Array(array));
+        writer.key("deep", GgufValue::Array(array));
         written(&writer)
     };
     assert!(read(&nested(8)).is_ok());
@@ -295,42 +298,42 @@ fn mutated_files_never_panic() {
     assert!(read_anyway > 1000 && refused > 1000, "{read_anyway} {refused}");
 }
 
-fn any_array(depth: u32) -> BoxedStrategy<Array> {
+fn any_array(depth: u32) -> BoxedStrategy<GgufArray> {
     let flat = prop_oneof![
-        prop::collection::vec(any::<u8>(), 0..5).prop_map(Array::U8),
-        prop::collection::vec(any::<i8>(), 0..5).prop_map(Array::I8),
-        prop::collection::vec(any::<u16>(), 0..5).prop_map(Array::U16),
-        prop::collection::vec(any::<i16>(), 0..5).prop_map(Array::I16),
-        prop::collection::vec(any::<u32>(), 0..5).prop_map(Array::U32),
-        prop::collection::vec(any::<i32>(), 0..5).prop_map(Array::I32),
-        prop::collection::vec(any::<f32>(), 0..5).prop_map(Array::F32),
-        prop::collection::vec(any::<bool>(), 0..5).prop_map(Array::Bool),
-        prop::collection::vec(any::<String>(), 0..5).prop_map(Array::String),
-        prop::collection::vec(any::<u64>(), 0..5).prop_map(Array::U64),
-        prop::collection::vec(any::<i64>(), 0..5).prop_map(Array::I64),
-        prop::collection::vec(any::<f64>(), 0..5).prop_map(Array::F64),
+        prop::collection::vec(any::<u8>(), 0..5).prop_map(GgufArray::U8),
+        prop::collection::vec(any::<i8>(), 0..5).prop_map(GgufArray::I8),
+        prop::collection::vec(any::<u16>(), 0..5).prop_map(GgufArray::U16),
+        prop::collection::vec(any::<i16>(), 0..5).prop_map(GgufArray::I16),
+        prop::collection::vec(any::<u32>(), 0..5).prop_map(GgufArray::U32),
+        prop::collection::vec(any::<i32>(), 0..5).prop_map(GgufArray::I32),
+        prop::collection::vec(any::<f32>(), 0..5).prop_map(GgufArray::F32),
+        prop::collection::vec(any::<bool>(), 0..5).prop_map(GgufArray::Bool),
+        prop::collection::vec(any::<String>(), 0..5).prop_map(GgufArray::String),
+        prop::collection::vec(any::<u64>(), 0..5).prop_map(GgufArray::U64),
+        prop::collection::vec(any::<i64>(), 0..5).prop_map(GgufArray::I64),
+        prop::collection::vec(any::<f64>(), 0..5).prop_map(GgufArray::F64),
     ];
     if depth == 0 {
         return flat.boxed();
     }
-    prop_oneof![4 => flat, 1 => prop::collection::vec(any_array(depth - 1), 0..4).prop_map(Array::Array)].boxed()
+    prop_oneof![4 => flat, 1 => prop::collection::vec(any_array(depth - 1), 0..4).prop_map(GgufArray::Array)].boxed()
 }
 
-fn any_value() -> impl Strategy<Value = Value> {
+fn any_value() -> impl Strategy<Value = GgufValue> {
     prop_oneof![
-        any::<u8>().prop_map(Value::U8),
-        any::<i8>().prop_map(Value::I8),
-        any::<u16>().prop_map(Value::U16),
-        any::<i16>().prop_map(Value::I16),
-        any::<u32>().prop_map(Value::U32),
-        any::<i32>().prop_map(Value::I32),
-        any::<f32>().prop_map(Value::F32),
-        any::<bool>().prop_map(Value::Bool),
-        any::<String>().prop_map(Value::String),
-        any_array(3).prop_map(Value::Array),
-        any::<u64>().prop_map(Value::U64),
-        any::<i64>().prop_map(Value::I64),
-        any::<f64>().prop_map(Value::F64),
+        any::<u8>().prop_map(GgufValue::U8),
+        any::<i8>().prop_map(GgufValue::I8),
+        any::<u16>().prop_map(GgufValue::U16),
+        any::<i16>().prop_map(GgufValue::I16),
+        any::<u32>().prop_map(GgufValue::U32),
+        any::<i32>().prop_map(GgufValue::I32),
+        any::<f32>().prop_map(GgufValue::F32),
+        any::<bool>().prop_map(GgufValue::Bool),
+        any::<String>().prop_map(GgufValue::String),
+        any_array(3).prop_map(GgufValue::Array),
+        any::<u64>().prop_map(GgufValue::U64),
+        any::<i64>().prop_map(GgufValue::I64),
+        any::<f64>().prop_map(GgufValue::F64),
     ]
 }
 
@@ -340,7 +343,7 @@ proptest! {
         values in prop::collection::hash_map(any::<String>(), any_value(), 0..8),
         shapes in prop::collection::vec((prop::collection::vec(0u64..5, 0..4), 0usize..4), 0..6),
     ) {
-        let values: IndexMap<String, Value> = values.into_iter().filter(|(key, _)| key != ALIGNMENT_KEY).collect();
+        let values: IndexMap<String, GgufValue> = values.into_iter().filter(|(key, _)| key != ALIGNMENT_KEY).collect();
         let mut writer = Writer::new();
         for (key, value) in &values {
             writer.key(key, value.clone());
@@ -354,7 +357,7 @@ proptest! {
             expected.push((format!("t{index}"), dtype, shape));
         }
         let header = read(&written(&writer)).unwrap();
-        prop_assert_eq!(header.metadata, Metadata::new(Path::new("model.gguf"), values));
+        prop_assert_eq!(header.metadata, GgufMetadata::new(Path::new("model.gguf"), values));
         let found: Vec<_> = header.tensors.into_iter().map(|t| (t.name, t.dtype, t.shape)).collect();
         prop_assert_eq!(found, expected);
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Value {
+pub enum GgufValue {
     U8(u8),
     I8(i8),
     U16(u16),
@@ -18,7 +18,7 @@ pub enum Value {
     F32(f32),
     Bool(bool),
     String(String),
-    Array(Array),
+    Array(GgufArray),
     U64(u64),
     I64(i64),
     F64(f64),
@@ -28,7 +28,7 @@ pub enum Value {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Array {
+pub enum GgufArray {
     U8(Vec<u8>),
     I8(Vec<i8>),
     U16(Vec<u16>),
@@ -38,23 +38,23 @@ pub enum Array {
     F32(Vec<f32>),
     Bool(Vec<bool>),
     String(Vec<String>),
-    Array(Vec<Array>),
+    Array(Vec<GgufArray>),
     U64(Vec<u64>),
     I64(Vec<i64>),
     F64(Vec<f64>),
 }
 
-impl Value {
+impl GgufValue {
     pub(super) fn integer(&self) -> Option<i128> {
         Some(match *self {
-            Value::U8(value) => value.into(),
-            Value::I8(value) => value.into(),
-            Value::U16(value) => value.into(),
-            Value::I16(value) => value.into(),
-            Value::U32(value) => value.into(),
-            Value::I32(value) => value.into(),
-            Value::U64(value) => value.into(),
-            Value::I64(value) => value.into(),
+            GgufValue::U8(value) => value.into(),
+            GgufValue::I8(value) => value.into(),
+            GgufValue::U16(value) => value.into(),
+            GgufValue::I16(value) => value.into(),
+            GgufValue::U32(value) => value.into(),
+            GgufValue::I32(value) => value.into(),
+            GgufValue::U64(value) => value.into(),
+            GgufValue::I64(value) => value.into(),
             _ => return None,
         })
     }
@@ -62,40 +62,40 @@ impl Value {
     /// Number of the type in the format.
     pub(super) fn type_number(&self) -> u32 {
         match self {
-            Value::U8(_) => 0,
-            Value::I8(_) => 1,
-            Value::U16(_) => 2,
-            Value::I16(_) => 3,
-            Value::U32(_) => 4,
-            Value::I32(_) => 5,
-            Value::F32(_) => 6,
-            Value::Bool(_) => 7,
-            Value::String(_) => 8,
-            Value::Array(_) => 9,
-            Value::U64(_) => 10,
-            Value::I64(_) => 11,
-            Value::F64(_) => 12,
+            GgufValue::U8(_) => 0,
+            GgufValue::I8(_) => 1,
+            GgufValue::U16(_) => 2,
+            GgufValue::I16(_) => 3,
+            GgufValue::U32(_) => 4,
+            GgufValue::I32(_) => 5,
+            GgufValue::F32(_) => 6,
+            GgufValue::Bool(_) => 7,
+            GgufValue::String(_) => 8,
+            GgufValue::Array(_) => 9,
+            GgufValue::U64(_) => 10,
+            GgufValue::I64(_) => 11,
+            GgufValue::F64(_) => 12,
         }
     }
 }
 
-impl Array {
+impl GgufArray {
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
-            Array::U8(values) => values.len(),
-            Array::I8(values) => values.len(),
-            Array::U16(values) => values.len(),
-            Array::I16(values) => values.len(),
-            Array::U32(values) => values.len(),
-            Array::I32(values) => values.len(),
-            Array::F32(values) => values.len(),
-            Array::Bool(values) => values.len(),
-            Array::String(values) => values.len(),
-            Array::Array(values) => values.len(),
-            Array::U64(values) => values.len(),
-            Array::I64(values) => values.len(),
-            Array::F64(values) => values.len(),
+            GgufArray::U8(values) => values.len(),
+            GgufArray::I8(values) => values.len(),
+            GgufArray::U16(values) => values.len(),
+            GgufArray::I16(values) => values.len(),
+            GgufArray::U32(values) => values.len(),
+            GgufArray::I32(values) => values.len(),
+            GgufArray::F32(values) => values.len(),
+            GgufArray::Bool(values) => values.len(),
+            GgufArray::String(values) => values.len(),
+            GgufArray::Array(values) => values.len(),
+            GgufArray::U64(values) => values.len(),
+            GgufArray::I64(values) => values.len(),
+            GgufArray::F64(values) => values.len(),
         }
     }
 
@@ -109,15 +109,15 @@ impl Array {
             values.iter().map(|&value| value.into()).collect()
         }
         Some(match self {
-            Array::U8(values) => widen(values),
-            Array::I8(values) => widen(values),
-            Array::U16(values) => widen(values),
-            Array::I16(values) => widen(values),
-            Array::U32(values) => widen(values),
-            Array::I32(values) => widen(values),
-            Array::I64(values) => values.clone(),
-            Array::U64(values) => values.iter().map(|&value| value.try_into().ok()).collect::<Option<_>>()?,
-            Array::Bool(values) => widen(values),
+            GgufArray::U8(values) => widen(values),
+            GgufArray::I8(values) => widen(values),
+            GgufArray::U16(values) => widen(values),
+            GgufArray::I16(values) => widen(values),
+            GgufArray::U32(values) => widen(values),
+            GgufArray::I32(values) => widen(values),
+            GgufArray::I64(values) => values.clone(),
+            GgufArray::U64(values) => values.iter().map(|&value| value.try_into().ok()).collect::<Option<_>>()?,
+            GgufArray::Bool(values) => widen(values),
             _ => return None,
         })
     }
@@ -125,52 +125,52 @@ impl Array {
     /// Number of the elements' type in the format.
     pub(super) fn type_number(&self) -> u32 {
         match self {
-            Array::U8(_) => 0,
-            Array::I8(_) => 1,
-            Array::U16(_) => 2,
-            Array::I16(_) => 3,
-            Array::U32(_) => 4,
-            Array::I32(_) => 5,
-            Array::F32(_) => 6,
-            Array::Bool(_) => 7,
-            Array::String(_) => 8,
-            Array::Array(_) => 9,
-            Array::U64(_) => 10,
-            Array::I64(_) => 11,
-            Array::F64(_) => 12,
+            GgufArray::U8(_) => 0,
+            GgufArray::I8(_) => 1,
+            GgufArray::U16(_) => 2,
+            GgufArray::I16(_) => 3,
+            GgufArray::U32(_) => 4,
+            GgufArray::I32(_) => 5,
+            GgufArray::F32(_) => 6,
+            GgufArray::Bool(_) => 7,
+            GgufArray::String(_) => 8,
+            GgufArray::Array(_) => 9,
+            GgufArray::U64(_) => 10,
+            GgufArray::I64(_) => 11,
+            GgufArray::F64(_) => 12,
         }
     }
 }
 
 /// Short enough for a line: of an array, its length and type.
-impl fmt::Display for Value {
+impl fmt::Display for GgufValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const TYPES: [&str; 13] =
             ["u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"];
         match self {
-            Value::U8(value) => write!(f, "{value}"),
-            Value::I8(value) => write!(f, "{value}"),
-            Value::U16(value) => write!(f, "{value}"),
-            Value::I16(value) => write!(f, "{value}"),
-            Value::U32(value) => write!(f, "{value}"),
-            Value::I32(value) => write!(f, "{value}"),
-            Value::F32(value) => write!(f, "{value:?}"),
-            Value::Bool(value) => write!(f, "{value}"),
-            Value::String(text) => match text.char_indices().nth(60) {
+            GgufValue::U8(value) => write!(f, "{value}"),
+            GgufValue::I8(value) => write!(f, "{value}"),
+            GgufValue::U16(value) => write!(f, "{value}"),
+            GgufValue::I16(value) => write!(f, "{value}"),
+            GgufValue::U32(value) => write!(f, "{value}"),
+            GgufValue::I32(value) => write!(f, "{value}"),
+            GgufValue::F32(value) => write!(f, "{value:?}"),
+            GgufValue::Bool(value) => write!(f, "{value}"),
+            GgufValue::String(text) => match text.char_indices().nth(60) {
                 Some((end, _)) => write!(f, "{:?}…", &text[..end]),
                 None => write!(f, "{text:?}"),
             },
-            Value::Array(array) => write!(f, "array of {} {}", array.len(), TYPES[array.type_number() as usize]),
-            Value::U64(value) => write!(f, "{value}"),
-            Value::I64(value) => write!(f, "{value}"),
-            Value::F64(value) => write!(f, "{value:?}"),
+            GgufValue::Array(array) => write!(f, "array of {} {}", array.len(), TYPES[array.type_number() as usize]),
+            GgufValue::U64(value) => write!(f, "{value}"),
+            GgufValue::I64(value) => write!(f, "{value}"),
+            GgufValue::F64(value) => write!(f, "{value:?}"),
         }
     }
 }
 
 macro_rules! value_from {
     ($($from:ty => |$value:ident| $to:expr;)*) => {
-        $(impl From<$from> for Value {
+        $(impl From<$from> for GgufValue {
             fn from($value: $from) -> Self {
                 $to
             }
@@ -179,16 +179,16 @@ macro_rules! value_from {
 }
 
 value_from! {
-    u16 => |value| Value::U16(value);
-    u32 => |value| Value::U32(value);
-    i32 => |value| Value::I32(value);
-    u64 => |value| Value::U64(value);
-    f32 => |value| Value::F32(value);
-    bool => |value| Value::Bool(value);
-    &str => |value| Value::String(value.to_owned());
-    String => |value| Value::String(value);
-    Vec<String> => |values| Value::Array(Array::String(values));
-    Vec<f32> => |values| Value::Array(Array::F32(values));
-    Vec<i32> => |values| Value::Array(Array::I32(values));
-    Vec<u32> => |values| Value::Array(Array::U32(values));
+    u16 => |value| GgufValue::U16(value);
+    u32 => |value| GgufValue::U32(value);
+    i32 => |value| GgufValue::I32(value);
+    u64 => |value| GgufValue::U64(value);
+    f32 => |value| GgufValue::F32(value);
+    bool => |value| GgufValue::Bool(value);
+    &str => |value| GgufValue::String(value.to_owned());
+    String => |value| GgufValue::String(value);
+    Vec<String> => |values| GgufValue::Array(GgufArray::String(values));
+    Vec<f32> => |values| GgufValue::Array(GgufArray::F32(values));
+    Vec<i32> => |values| GgufValue::Array(GgufArray::I32(values));
+    Vec<u32> => |values| GgufValue::Array(GgufArray::U32(values));
 }

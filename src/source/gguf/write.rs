@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::value::{Array, Value};
+use super::value::{GgufArray, GgufValue};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 use crate::dtype::SourceDtype;
 use half::f16;
@@ -10,7 +10,7 @@ use half::f16;
 /// A model to write: metadata and the tensors' names, types and shapes. Their data is asked for when it is written.
 #[derive(Clone, Debug, Default)]
 pub struct Writer {
-    metadata: Vec<(String, Value)>,
+    metadata: Vec<(String, GgufValue)>,
     tensors: Vec<Declared>,
 }
 
@@ -28,7 +28,7 @@ impl Writer {
     }
 
     /// Adds a key.
-    pub fn key(&mut self, key: &str, value: impl Into<Value>) -> &mut Self {
+    pub fn key(&mut self, key: &str, value: impl Into<GgufValue>) -> &mut Self {
         self.metadata.push((key.to_owned(), value.into()));
         self
     }
@@ -47,7 +47,7 @@ impl Writer {
     fn alignment(&self) -> u64 {
         let key = self.metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY);
         match key {
-            Some((_, Value::U32(alignment))) => u64::from(*alignment).max(1),
+            Some((_, GgufValue::U32(alignment))) => u64::from(*alignment).max(1),
             _ => DEFAULT_ALIGNMENT,
         }
     }
@@ -136,41 +136,41 @@ fn write_string(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())
 }
 
-fn write_value(out: &mut impl Write, value: &Value) -> io::Result<()> {
+fn write_value(out: &mut impl Write, value: &GgufValue) -> io::Result<()> {
     match value {
-        Value::U8(value) => out.write_all(&value.to_le_bytes()),
-        Value::I8(value) => out.write_all(&value.to_le_bytes()),
-        Value::U16(value) => out.write_all(&value.to_le_bytes()),
-        Value::I16(value) => out.write_all(&value.to_le_bytes()),
-        Value::U32(value) => out.write_all(&value.to_le_bytes()),
-        Value::I32(value) => out.write_all(&value.to_le_bytes()),
-        Value::F32(value) => out.write_all(&value.to_le_bytes()),
-        Value::Bool(value) => out.write_all(&[u8::from(*value)]),
-        Value::String(text) => write_string(out, text),
-        Value::Array(array) => write_array(out, array),
-        Value::U64(value) => out.write_all(&value.to_le_bytes()),
-        Value::I64(value) => out.write_all(&value.to_le_bytes()),
-        Value::F64(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::U8(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::I8(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::U16(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::I16(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::U32(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::I32(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::F32(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::Bool(value) => out.write_all(&[u8::from(*value)]),
+        GgufValue::String(text) => write_string(out, text),
+        GgufValue::Array(array) => write_array(out, array),
+        GgufValue::U64(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::I64(value) => out.write_all(&value.to_le_bytes()),
+        GgufValue::F64(value) => out.write_all(&value.to_le_bytes()),
     }
 }
 
-fn write_array(out: &mut impl Write, array: &Array) -> io::Result<()> {
+fn write_array(out: &mut impl Write, array: &GgufArray) -> io::Result<()> {
     out.write_all(&array.type_number().to_le_bytes())?;
     out.write_all(&(array.len() as u64).to_le_bytes())?;
     match array {
-        Array::U8(values) => out.write_all(values),
-        Array::I8(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::U16(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::I16(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::U32(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::I32(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::F32(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::Bool(values) => values.iter().try_for_each(|value| out.write_all(&[u8::from(*value)])),
-        Array::String(values) => values.iter().try_for_each(|text| write_string(out, text)),
-        Array::Array(values) => values.iter().try_for_each(|array| write_array(out, array)),
-        Array::U64(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::I64(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
-        Array::F64(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::U8(values) => out.write_all(values),
+        GgufArray::I8(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::U16(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::I16(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::U32(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::I32(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::F32(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::Bool(values) => values.iter().try_for_each(|value| out.write_all(&[u8::from(*value)])),
+        GgufArray::String(values) => values.iter().try_for_each(|text| write_string(out, text)),
+        GgufArray::Array(values) => values.iter().try_for_each(|array| write_array(out, array)),
+        GgufArray::U64(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::I64(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
+        GgufArray::F64(values) => values.iter().try_for_each(|value| out.write_all(&value.to_le_bytes())),
     }
 }
 

@@ -1,13 +1,13 @@
 //! The parts of a decoder put together: weights under the names of transformers, and what holds for all layers.
 
-use super::decoder::{Decoder, Layer, NormPlacement};
-use super::follow::{Block, Branch, Mlp, Weights};
+use super::decoder::{OnnxDecoder, OnnxLayer, OnnxNormPlacement};
+use super::follow::{BlockLayout, Branch, Mlp, Weights};
 use super::network::{Constant, Network};
 use super::norm::Norm;
 use super::projection::Projection;
 use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
-use crate::weight::Weight;
+use crate::weight::SourceWeight;
 
 impl Network {
     /// Puts together what was found.
@@ -18,12 +18,12 @@ impl Network {
         branches: Vec<Branch<'a>>,
         embedding: Constant,
         [embedding_multiplier, logits_multiplier]: [f64; 2],
-    ) -> Result<(Decoder, Weights)> {
+    ) -> Result<(OnnxDecoder, Weights)> {
         let whole = |problem: &str| SourceError::file(self.path(), problem);
         let &[vocab_size, hidden_size] = embedding.weight.shape() else {
             return Err(whole("the embedding isn't a matrix"));
         };
-        let mut decoder = Decoder {
+        let mut decoder = OnnxDecoder {
             hidden_size,
             vocab_size,
             tied: head.weight.origin == embedding.origin && head.weight.weight.shape() == embedding.weight.shape(),
@@ -31,7 +31,7 @@ impl Network {
             embedding_multiplier,
             residual_multiplier: branches.first().map_or(1.0, |branch| branch.multiplier),
             logits_multiplier,
-            norms: branches.first().and_then(Branch::placement).unwrap_or(NormPlacement::Pre),
+            norms: branches.first().and_then(Branch::placement).unwrap_or(OnnxNormPlacement::Pre),
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
@@ -47,7 +47,7 @@ impl Network {
             return Err(whole("its blocks aren't pairs of attention and feed-forward network"));
         }
         let (before_mlp, after_attention) = match decoder.norms {
-            NormPlacement::Both => ("pre_feedforward_layernorm", "post_attention_layernorm"),
+            OnnxNormPlacement::Both => ("pre_feedforward_layernorm", "post_attention_layernorm"),
             _ => ("post_attention_layernorm", "post_attention_layernorm"),
         };
         let mut epsilons = Vec::new();
@@ -62,7 +62,7 @@ impl Network {
                 }
                 epsilons.extend([&branch.before, &branch.after].into_iter().flatten().map(|(_, epsilon)| *epsilon));
             }
-            let (Block::Attention(attention), Block::Mlp(mlp)) = (mixer.block, feed_forward.block) else {
+            let (BlockLayout::Attention(attention), BlockLayout::Mlp(mlp)) = (mixer.block, feed_forward.block) else {
                 return Err(self.refuse_stream(mixer.from, "attention doesn't alternate with feed-forward networks"));
             };
             let Mlp { gate, up, activation } = *mlp;
@@ -88,7 +88,7 @@ impl Network {
                     }
                 },
             };
-            decoder.layers.push(Layer {
+            decoder.layers.push(OnnxLayer {
                 heads: attention.heads,
                 key_value_heads: attention.key_value_heads,
                 head_dim: attention.head_dim,
@@ -135,7 +135,7 @@ impl Network {
 }
 
 /// Layers may leave out biases that are all zero: if one layer has some, all get them.
-fn add_missing_biases(decoder: &Decoder, weights: &mut Weights) -> Result<()> {
+fn add_missing_biases(decoder: &OnnxDecoder, weights: &mut Weights) -> Result<()> {
     const PARTS: [(&str, &[&str]); 3] = [
         ("qkv", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
         ("output", &["self_attn.o_proj"]),
@@ -155,7 +155,7 @@ fn add_missing_biases(decoder: &Decoder, weights: &mut Weights) -> Result<()> {
                 let (rows, _) = have[&format!("{name}.weight")];
                 let bias = format!("{name}.bias");
                 if !have.contains_key(&bias) {
-                    let weight = Weight::from_values(&bias, &[rows], vec![0.0; rows as usize])?;
+                    let weight = SourceWeight::from_values(&bias, &[rows], vec![0.0; rows as usize])?;
                     let dtype = SourceDtype::F32;
                     weights.push((bias.clone(), Constant { weight, dtype, is_float: true, bytes: 0, origin: bias }));
                 }

@@ -1,6 +1,6 @@
 //! Attention, as graphs write it: ONNX Runtime's `GroupQueryAttention`.
 
-use super::decoder::QkNorm;
+use super::decoder::OnnxQkNorm;
 use super::follow::{RopeUse, Stream};
 use super::model::Node;
 use super::network::{Constant, Network};
@@ -29,7 +29,7 @@ pub(super) struct Attention<'a> {
     /// The rotary tables, if it rotates: names of cosines and sines.
     pub rope: Option<[&'a str; 2]>,
     /// The norms of queries and keys.
-    pub qk_norm: Option<(QkNorm, [Constant; 2], f64)>,
+    pub qk_norm: Option<(OnnxQkNorm, [Constant; 2], f64)>,
 }
 
 /// What lies between attention and a projection.
@@ -132,13 +132,13 @@ impl Network {
             scale => f64::from(scale),
         };
         let fused = [node.input(14), node.input(15)];
-        let place = if queries.rotated_first { QkNorm::PerHeadRotated } else { QkNorm::PerHead };
+        let place = if queries.rotated_first { OnnxQkNorm::PerHeadRotated } else { OnnxQkNorm::PerHead };
         let qk_norm = match (queries.norm, keys.norm) {
             (None, None) if fused == ["", ""] => None,
             (None, None) => {
                 let weight = |value: &str| self.constant(value)?.ok_or_else(no_projection);
                 let epsilon = decimal(node.float("qk_norm_epsilon").unwrap_or(1e-6));
-                Some((QkNorm::PerHead, [weight(fused[0])?, weight(fused[1])?], epsilon))
+                Some((OnnxQkNorm::PerHead, [weight(fused[0])?, weight(fused[1])?], epsilon))
             }
             (Some((q, epsilon)), Some((k, other))) if epsilon == other && fused == ["", ""] => {
                 Some((place, [q, k], epsilon))
@@ -150,8 +150,8 @@ impl Network {
                 let widths = [&q, &k].map(|of| of.weight.elements());
                 let place = if widths == [head_dim; 2] {
                     place
-                } else if widths == [heads * head_dim, key_value_heads * head_dim] && place == QkNorm::PerHead {
-                    QkNorm::WholeWidth
+                } else if widths == [heads * head_dim, key_value_heads * head_dim] && place == OnnxQkNorm::PerHead {
+                    OnnxQkNorm::WholeWidth
                 } else {
                     return Err(refuse(format!("the norms of its queries and keys have widths {widths:?}")));
                 };

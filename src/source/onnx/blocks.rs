@@ -4,7 +4,7 @@ use super::model::Node;
 use super::network::{Constant, Network};
 use crate::dtype::SourceDtype;
 use crate::error::Result;
-use crate::weight::{Weight, ZeroPoints};
+use crate::weight::{SourceWeight, ZeroPoints};
 
 impl Network {
     /// What `DequantizeLinear` gives: `(code - zero point) * scale` by blocks along an axis, by entries of an axis, or all
@@ -45,7 +45,8 @@ impl Network {
                 ZeroPoints::Each(zero_points.weight.reshape(&shape)?)
             }
         };
-        let weight = Weight::from_blocks(codes.weight.clone(), scales.weight.reshape(&shape)?, zero_points, block)?;
+        let weight =
+            SourceWeight::from_blocks(codes.weight.clone(), scales.weight.reshape(&shape)?, zero_points, block)?;
         Ok(Constant { weight, bytes, is_float: true, ..codes })
     }
 
@@ -103,7 +104,7 @@ impl Network {
                     }
                 };
                 bytes += tensor.byte_length();
-                ZeroPoints::Each(Weight::from(tensor).columns_range(0..blocks)?)
+                ZeroPoints::Each(SourceWeight::from(tensor).columns_range(0..blocks)?)
             }
         };
         let (dtype, origin) = (codes.dtype(), name.to_owned());
@@ -111,7 +112,8 @@ impl Network {
             .weight
             .reshape(&[rows, blocks])
             .map_err(|_| wrong(format!("it has {} scales, expected {rows} x {blocks}", scales.weight.elements())))?;
-        let weight = Weight::from_blocks(codes.into(), scales, zero_points, [1, size])?.columns_range(0..columns)?;
+        let weight =
+            SourceWeight::from_blocks(codes.into(), scales, zero_points, [1, size])?.columns_range(0..columns)?;
         Ok(Constant { weight, dtype, is_float: true, bytes, origin })
     }
 }

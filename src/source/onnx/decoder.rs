@@ -1,10 +1,10 @@
 //! What a graph says of its decoder, beside the weights.
 
-use super::rope::RopeTable;
+use super::rope::OnnxRope;
 
 /// Where query-key norms sit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNorm {
+pub enum OnnxQkNorm {
     /// On each head, before the rotation.
     PerHead,
     /// On each head, after the rotation.
@@ -15,7 +15,7 @@ pub enum QkNorm {
 
 /// Where the norms of a layer sit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormPlacement {
+pub enum OnnxNormPlacement {
     /// `x + f(norm(x))`
     Pre,
     /// `x + norm(f(x))`
@@ -26,7 +26,7 @@ pub enum NormPlacement {
 
 /// Activation of the gate in a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
+pub enum OnnxActivation {
     /// `x / (1 + exp(-x))`
     Silu,
     /// GELU by its approximation with tanh.
@@ -37,7 +37,7 @@ pub enum Activation {
 
 /// What a graph says about its decoder, beside the weights.
 #[derive(Clone, Debug)]
-pub struct Decoder {
+pub struct OnnxDecoder {
     /// Width of the hidden states.
     pub hidden_size: u64,
     /// Rows of the embedding.
@@ -53,7 +53,7 @@ pub struct Decoder {
     /// Multiplied to the logits.
     pub logits_multiplier: f64,
     /// Place of the norms.
-    pub norms: NormPlacement,
+    pub norms: OnnxNormPlacement,
     /// Biases on query, key and value projections.
     pub qkv_bias: bool,
     /// Biases on attention's output projections.
@@ -61,14 +61,14 @@ pub struct Decoder {
     /// Biases on the feed-forward projections.
     pub mlp_bias: bool,
     /// The layers, which differ in these only.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<OnnxLayer>,
     /// The rotary tables that layers use. A table for long texts follows its own for short ones.
     pub ropes: Vec<Rope>,
 }
 
 /// What a graph says about a layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Layer {
+pub struct OnnxLayer {
     /// Query heads.
     pub heads: u64,
     /// Key-value heads.
@@ -82,18 +82,18 @@ pub struct Layer {
     /// Which of the rotary embeddings it uses, if any.
     pub rope: Option<usize>,
     /// Query-key norms.
-    pub qk_norm: Option<QkNorm>,
+    pub qk_norm: Option<OnnxQkNorm>,
     /// Width of the feed-forward network.
     pub intermediate_size: u64,
     /// Activation of its gate.
-    pub activation: Activation,
+    pub activation: OnnxActivation,
 }
 
 /// A rotary embedding.
 #[derive(Clone, Debug)]
 pub struct Rope {
     /// The table, of short texts where there is another.
-    pub table: RopeTable,
+    pub table: OnnxRope,
     /// The table of texts longer than so many tokens.
-    pub long: Option<(u64, RopeTable)>,
+    pub long: Option<(u64, OnnxRope)>,
 }

@@ -3,7 +3,7 @@
 use super::decoder::Rope;
 use super::model::Node;
 use super::network::{Constant, Network};
-use super::rope::RopeTable;
+use super::rope::OnnxRope;
 use crate::dtype::SourceDtype;
 use crate::error::Result;
 
@@ -73,11 +73,11 @@ impl Network {
     /// The rotary embedding of two tables. Where the graph chooses between two pairs of tables by the length of the text,
     /// both.
     pub fn rope(&self, names: [&str; 2]) -> Result<Rope> {
-        let table = |network: &Network, [cos, sin]: [Option<Constant>; 2]| -> Result<RopeTable> {
+        let table = |network: &Network, [cos, sin]: [Option<Constant>; 2]| -> Result<OnnxRope> {
             let (Some(cos), Some(sin)) = (cos, sin) else {
                 return Err(network.refuse_value(names[0], "the rotary tables aren't constant"));
             };
-            RopeTable::new(cos.weight, sin.weight, cos.dtype).map_err(|problem| network.refuse_value(names[0], problem))
+            OnnxRope::new(cos.weight, sin.weight, cos.dtype).map_err(|problem| network.refuse_value(names[0], problem))
         };
         let [cos, sin] = names.map(|name| self.constant(name));
         let (cos, sin) = (cos?, sin?);

@@ -4,7 +4,7 @@
 //! exporter. Every operation on the way must be understood, or the graph is refused: nothing of its maths gets lost.
 
 use super::attention::Attention;
-use super::decoder::{Activation, Decoder, NormPlacement};
+use super::decoder::{OnnxActivation, OnnxDecoder, OnnxNormPlacement};
 use super::model::Node;
 use super::network::{Constant, Network};
 use super::projection::Projection;
@@ -29,7 +29,7 @@ pub(super) enum Stream<'a> {
 pub(super) type Weights = Vec<(String, Constant)>;
 
 /// What a block of a layer is.
-pub(super) enum Block<'a> {
+pub(super) enum BlockLayout<'a> {
     Attention(Box<Attention<'a>>),
     Mlp(Box<Mlp<'a>>),
 }
@@ -38,7 +38,7 @@ pub(super) enum Block<'a> {
 pub(super) struct Mlp<'a> {
     pub gate: Projection<'a>,
     pub up: Projection<'a>,
-    pub activation: Activation,
+    pub activation: OnnxActivation,
 }
 
 /// What a block adds to the residual stream, from its end to its beginning.
@@ -46,7 +46,7 @@ pub(super) struct Branch<'a> {
     pub multiplier: f64,
     pub after: Option<(Constant, f64)>,
     pub output: Projection<'a>,
-    pub block: Block<'a>,
+    pub block: BlockLayout<'a>,
     pub before: Option<(Constant, f64)>,
     /// The residual stream that it begins with, which it is added to.
     pub from: Stream<'a>,
@@ -54,11 +54,11 @@ pub(super) struct Branch<'a> {
 
 impl<'a> Branch<'a> {
     /// Where its norms are; nothing if it has none.
-    pub fn placement(&self) -> Option<NormPlacement> {
+    pub fn placement(&self) -> Option<OnnxNormPlacement> {
         match (&self.before, &self.after) {
-            (Some(_), None) => Some(NormPlacement::Pre),
-            (None, Some(_)) => Some(NormPlacement::Post),
-            (Some(_), Some(_)) => Some(NormPlacement::Both),
+            (Some(_), None) => Some(OnnxNormPlacement::Pre),
+            (None, Some(_)) => Some(OnnxNormPlacement::Post),
+            (Some(_), Some(_)) => Some(OnnxNormPlacement::Both),
             (None, None) => None,
         }
     }
@@ -104,7 +104,7 @@ impl Network {
     ///
     /// # Errors
     /// When something on the way isn't understood: the error names the operation.
-    pub fn decoder(&self, logits: &str, input_ids: &str) -> Result<(Decoder, Weights)> {
+    pub fn decoder(&self, logits: &str, input_ids: &str) -> Result<(OnnxDecoder, Weights)> {
         if !self.graph().outputs.iter().any(|output| output == logits) {
             let problem = format!("the graph has no output `{logits}`; it has {}", self.graph().outputs.join(", "));
             return Err(SourceError::file(self.path(), problem).advise("give the model's decoder, with its LM head"));
@@ -191,14 +191,14 @@ impl Network {
             if query != key || query != value {
                 return Err(self.refuse(node, "queries, keys and values come from different values"));
             }
-            (Block::Attention(Box::new(attention)), query)
+            (BlockLayout::Attention(Box::new(attention)), query)
         } else if node.is("Mul") {
             let (gate, up, activation) = self.gated(node)?;
             let (input, other) = (self.behind_casts(gate.input), self.behind_casts(up.input));
             if input != other {
                 return Err(self.refuse(node, "gate and up projection come from different values"));
             }
-            (Block::Mlp(Box::new(Mlp { gate, up, activation })), input)
+            (BlockLayout::Mlp(Box::new(Mlp { gate, up, activation })), input)
         } else if node.is_contrib("MultiHeadAttention") {
             let problem = "its mask is computed in the graph, which isn't read; the model builder writes GroupQueryAttention \
                            for int4 and fp32 on CPUs, and for fp16 on GPUs";
@@ -222,7 +222,7 @@ impl Network {
     }
 
     /// The projections of a gated feed-forward network, from its product on.
-    fn gated<'a>(&'a self, node: &'a Node) -> Result<(Projection<'a>, Projection<'a>, Activation)> {
+    fn gated<'a>(&'a self, node: &'a Node) -> Result<(Projection<'a>, Projection<'a>, OnnxActivation)> {
         for (gate, up) in [(0, 1), (1, 0)] {
             let Some((gate, activation)) = self.activated(node.input(gate))? else { continue };
             let (gate, up) = (self.projection(gate)?, self.projection(node.input(up))?);
@@ -234,7 +234,7 @@ impl Network {
     }
 
     /// The value that an activation takes.
-    fn activated<'a>(&'a self, value: &'a str) -> Result<Option<(&'a str, Activation)>> {
+    fn activated<'a>(&'a self, value: &'a str) -> Result<Option<(&'a str, OnnxActivation)>> {
         let Some((node, ..)) = self.producer(self.behind_casts(value)) else { return Ok(None) };
         let input = node.input(0);
         let ours = node.domain == "com.microsoft";
@@ -248,20 +248,20 @@ impl Network {
                 let place = [(0, 1), (1, 0)]
                     .into_iter()
                     .find(|&(x, other)| sigmoid(other) == Some(self.behind_casts(node.input(x))));
-                place.map(|(x, _)| (node.input(x), Activation::Silu))
+                place.map(|(x, _)| (node.input(x), OnnxActivation::Silu))
             }
             "Swish" if node.domain.is_empty() && node.float("alpha").unwrap_or(1.0) == 1.0 => {
-                Some((input, Activation::Silu))
+                Some((input, OnnxActivation::Silu))
             }
             // its factor is 1.702 unless it is given
-            "QuickGelu" if ours && node.float("alpha") == Some(1.0) => Some((input, Activation::Silu)),
-            "Gelu" if ours => Some((input, Activation::Gelu)),
+            "QuickGelu" if ours && node.float("alpha") == Some(1.0) => Some((input, OnnxActivation::Silu)),
+            "Gelu" if ours => Some((input, OnnxActivation::Gelu)),
             "Gelu" if node.domain.is_empty() => match node.text("approximate").unwrap_or("none") {
-                "none" => Some((input, Activation::Gelu)),
-                "tanh" => Some((input, Activation::GeluTanh)),
+                "none" => Some((input, OnnxActivation::Gelu)),
+                "tanh" => Some((input, OnnxActivation::GeluTanh)),
                 _ => None,
             },
-            "FastGelu" if ours && node.input(1).is_empty() => Some((input, Activation::GeluTanh)),
+            "FastGelu" if ours && node.input(1).is_empty() => Some((input, OnnxActivation::GeluTanh)),
             _ => None,
         })
     }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::model::{Attribute, Data, Graph, Initializer, Model, Node};
 use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
-use crate::tensor::{Tensor, byte_length};
-use crate::weight::Weight;
+use crate::tensor::{SourceTensor, byte_length};
+use crate::weight::SourceWeight;
 use anec_base::MappedFile;
 
 /// Steps from a value back to what it is made of that are followed, where they don't lead through a layer.
@@ -30,7 +30,7 @@ pub(super) struct Network {
 #[derive(Clone, Debug)]
 pub(super) struct Constant {
     /// Its elements.
-    pub weight: Weight,
+    pub weight: SourceWeight,
     /// Type of what is stored.
     pub dtype: SourceDtype,
     /// Whether its elements may have fractions: they are stored so, or were dequantized.
@@ -163,7 +163,12 @@ impl Network {
     ///
     /// # Errors
     /// When its type isn't known, or its data isn't there or has another size.
-    pub fn tensor(&self, name: &str, stored: &Initializer, other: Option<(SourceDtype, Vec<u64>)>) -> Result<Tensor> {
+    pub fn tensor(
+        &self,
+        name: &str,
+        stored: &Initializer,
+        other: Option<(SourceDtype, Vec<u64>)>,
+    ) -> Result<SourceTensor> {
         let wrong = |problem: String| SourceError::tensor(&self.path, name, problem);
         let dtype = SourceDtype::from_onnx(stored.data_type)
             .ok_or_else(|| wrong(format!("its type is number {}, which no weight is stored in", stored.data_type)))?;
@@ -173,7 +178,7 @@ impl Network {
         };
         let bytes = byte_length(dtype, &shape).map_err(wrong)?;
         let (file, range) = self.bytes(name, stored, bytes)?;
-        Tensor::in_file(name.to_owned(), dtype, shape, &file, range)
+        SourceTensor::in_file(name.to_owned(), dtype, shape, &file, range)
     }
 
     /// Dimensions of a stored constant.
@@ -279,7 +284,7 @@ impl Network {
         if let Some((name, stored)) = self.stored(value) {
             let tensor = self.tensor(name, stored, None)?;
             let (dtype, bytes, origin) = (tensor.dtype(), tensor.byte_length(), name.to_owned());
-            let (weight, is_float) = (Weight::from(tensor), dtype.is_float());
+            let (weight, is_float) = (SourceWeight::from(tensor), dtype.is_float());
             return Ok(Some(Constant { weight, dtype, is_float, bytes, origin }));
         }
         let Some((node, ..)) = self.producer(value).filter(|_| steps > 0) else { return Ok(None) };

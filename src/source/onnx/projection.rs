@@ -3,7 +3,7 @@
 use super::model::Node;
 use super::network::{Constant, Network};
 use crate::error::Result;
-use crate::weight::Weight;
+use crate::weight::SourceWeight;
 
 /// Parts of a projection that are followed through each other.
 const DEEPEST: usize = 8;
@@ -204,7 +204,7 @@ impl Network {
 fn turned(matrix: &Constant) -> Result<Constant> {
     let weight = match matrix.weight.shape().len() {
         2 => matrix.weight.transpose()?,
-        _ => Weight::clone(&matrix.weight), // refused by who asked, with the node's name
+        _ => SourceWeight::clone(&matrix.weight), // refused by who asked, with the node's name
     };
     Ok(Constant { weight, ..matrix.clone() })
 }

@@ -4,16 +4,16 @@ use std::f64::consts::TAU;
 
 use crate::dtype::SourceDtype;
 use crate::error::Result;
-use crate::weight::Weight;
+use crate::weight::SourceWeight;
 
 /// Positions from the first on that are compared one by one; of the rest, as many spread over the table.
 const COMPARED: u64 = 512;
 
 /// The cosines and sines of a rotary embedding: for each position, one of each for a rotated pair of dimensions.
 #[derive(Clone, Debug)]
-pub struct RopeTable {
-    cos: Weight,
-    sin: Weight,
+pub struct OnnxRope {
+    cos: SourceWeight,
+    sin: SourceWeight,
     /// What a number of the table may be off by rounding.
     rounding: f64,
 }
@@ -27,9 +27,9 @@ pub struct Frequencies {
     pub factor: f64,
 }
 
-impl RopeTable {
+impl OnnxRope {
     /// A table of two matrices of the same shape, `[positions, pairs]`, stored as `dtype`; or what is wrong with it.
-    pub(super) fn new(cos: Weight, sin: Weight, dtype: SourceDtype) -> Result<Self, String> {
+    pub(super) fn new(cos: SourceWeight, sin: SourceWeight, dtype: SourceDtype) -> Result<Self, String> {
         match *cos.shape() {
             [positions, pairs] if sin.shape() == cos.shape() && positions > 1 && pairs > 0 => {
                 let rounding = match dtype {
@@ -37,7 +37,7 @@ impl RopeTable {
                     SourceDtype::BF16 => 8e-3,
                     _ => 4e-6,
                 };
-                Ok(RopeTable { cos, sin, rounding })
+                Ok(OnnxRope { cos, sin, rounding })
             }
             _ => Err(format!("its rotary tables have shapes {:?} and {:?}", cos.shape(), sin.shape())),
         }
@@ -152,15 +152,15 @@ fn geometric(theta: f64, dim: f64) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn table(radians: &[f64], factor: f64, positions: u64, dtype: SourceDtype) -> RopeTable {
+    fn table(radians: &[f64], factor: f64, positions: u64, dtype: SourceDtype) -> OnnxRope {
         let part = |f: fn(f64) -> f64| {
             let values: Vec<f32> = (0..positions)
                 .flat_map(|p| radians.iter().map(move |r| (f(f64::from(p as f32 * *r as f32)) * factor) as f32))
                 .map(|value| if dtype == SourceDtype::F16 { half::f16::from_f32(value).to_f32() } else { value })
                 .collect();
-            Weight::from_values("table", &[positions, radians.len() as u64], values).unwrap()
+            SourceWeight::from_values("table", &[positions, radians.len() as u64], values).unwrap()
         };
-        RopeTable::new(part(f64::cos), part(f64::sin), dtype).unwrap()
+        OnnxRope::new(part(f64::cos), part(f64::sin), dtype).unwrap()
     }
 
     #[test]

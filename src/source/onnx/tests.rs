@@ -9,7 +9,7 @@ use crate::SourceDtype;
 use crate::dtype::SourceDtype::U4;
 use crate::random::mix;
 use crate::tests::mutated;
-use crate::weight::{Weight, ZeroPoints};
+use crate::weight::{SourceWeight, ZeroPoints};
 use anec_base::{Diagnostic, Fault};
 
 fn path() -> PathBuf {
@@ -20,7 +20,7 @@ fn bytes() -> Vec<u8> {
     std::fs::read(path()).unwrap()
 }
 
-fn parsed(bytes: Vec<u8>) -> Result<(Decoder, Vec<Tensor>)> {
+fn parsed(bytes: Vec<u8>) -> Result<(OnnxDecoder, Vec<SourceTensor>)> {
     parse(MappedFile::from_bytes(&path(), bytes))
 }
 
@@ -172,7 +172,7 @@ fn a_graph_is_read_whole() {
     assert_eq!(decoder.ropes[0].table.theta().unwrap(), Some(500_000.0));
     let layer = &decoder.layers[1];
     assert_eq!((layer.heads, layer.key_value_heads, layer.head_dim), (4, 2, 32));
-    assert_eq!(layer.qk_norm, Some(decoder::QkNorm::PerHead));
+    assert_eq!(layer.qk_norm, Some(decoder::OnnxQkNorm::PerHead));
     let down = tensors.iter().find(|t| t.name() == "model.layers.0.mlp.down_proj.weight").unwrap();
     assert_eq!((down.dtype(), down.shape()), (U4, &[64, 96][..]));
     let k = tensors.iter().find(|t| t.name() == "model.layers.0.self_attn.k_proj.weight").unwrap();
@@ -352,13 +352,13 @@ proptest! {
         let codes = numbers(0, rows * columns);
         let (scales, points) = (numbers(1000, shape[0] * shape[1]), numbers(2000, shape[0] * shape[1]));
         let weight = |name: &str, shape: &[u64], values: &[f32]| {
-            Weight::from_values(name, shape, values.to_vec()).unwrap()
+            SourceWeight::from_values(name, shape, values.to_vec()).unwrap()
         };
         let zero_points = match zeros {
             true => ZeroPoints::Each(weight("zeros", &shape, &points)),
             false => ZeroPoints::All(8.0),
         };
-        let matrix = Weight::from_blocks(
+        let matrix = SourceWeight::from_blocks(
             weight("codes", &[rows, columns], &codes), weight("scales", &shape, &scales), zero_points,
             [block_rows, block_columns],
         ).unwrap();
@@ -379,16 +379,16 @@ proptest! {
 fn a_scale_that_is_no_number_is_named() {
     let one = |name: &str, shape: &[u64], value: f32| {
         let count = shape.iter().product::<u64>() as usize;
-        Weight::from_values(name, shape, vec![value; count]).unwrap()
+        SourceWeight::from_values(name, shape, vec![value; count]).unwrap()
     };
     let mut scales = vec![1.0; 4];
     scales[3] = f32::INFINITY;
-    let scales = Weight::from_values("scales", &[2, 2], scales).unwrap();
+    let scales = SourceWeight::from_values("scales", &[2, 2], scales).unwrap();
     let codes = one("codes", &[2, 8], 3.0);
-    let matrix = Weight::from_blocks(codes, scales.clone(), ZeroPoints::All(0.0), [1, 4]).unwrap();
+    let matrix = SourceWeight::from_blocks(codes, scales.clone(), ZeroPoints::All(0.0), [1, 4]).unwrap();
     let mut row = vec![0.0; 8];
     matrix.read_rows(1, &mut row).unwrap();
     let message = matrix.check_finite(1, &row).unwrap_err().to_string();
     assert!(message.contains("tensor `scales`, row 1, column 1"), "{message}");
-    assert!(Weight::from_blocks(one("codes", &[2, 9], 1.0), scales, ZeroPoints::All(0.0), [1, 4]).is_err());
+    assert!(SourceWeight::from_blocks(one("codes", &[2, 9], 1.0), scales, ZeroPoints::All(0.0), [1, 4]).is_err());
 }

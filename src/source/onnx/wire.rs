@@ -20,7 +20,7 @@ pub(super) struct Message<'a> {
 
 /// A field's content.
 #[derive(Clone, Debug)]
-pub(super) enum Value {
+pub(super) enum GgufValue {
     /// A number of variable length.
     Varint(u64),
     /// Eight bytes, which no field that is read has.
@@ -38,42 +38,42 @@ impl<'a> Message<'a> {
     }
 
     /// The message within this one that a field holds.
-    pub fn message(&self, what: &'static str, value: &Value) -> Result<Message<'a>> {
+    pub fn message(&self, what: &'static str, value: &GgufValue) -> Result<Message<'a>> {
         Ok(Message { what, range: self.range_of(value)?, ..self.clone() })
     }
 
     /// Where the bytes of a field lie in the file.
-    pub fn range_of(&self, value: &Value) -> Result<Range<usize>> {
+    pub fn range_of(&self, value: &GgufValue) -> Result<Range<usize>> {
         match value {
-            Value::Bytes(range) => Ok(range.clone()),
+            GgufValue::Bytes(range) => Ok(range.clone()),
             _ => Err(self.damaged("a number stands where bytes should")),
         }
     }
 
     /// A field that holds text.
-    pub fn text(&self, value: &Value) -> Result<&'a str> {
+    pub fn text(&self, value: &GgufValue) -> Result<&'a str> {
         std::str::from_utf8(&self.file[self.range_of(value)?]).map_err(|_| self.damaged("a text isn't UTF-8"))
     }
 
     /// A field that holds a whole number; negative ones are stored in two's complement.
-    pub fn integer(&self, value: &Value) -> Result<i64> {
+    pub fn integer(&self, value: &GgufValue) -> Result<i64> {
         match value {
-            Value::Varint(number) => Ok(*number as i64),
+            GgufValue::Varint(number) => Ok(*number as i64),
             _ => Err(self.damaged("something else stands where a whole number should")),
         }
     }
 
     /// A field that holds a single-precision number.
-    pub fn float(&self, value: &Value) -> Result<f32> {
+    pub fn float(&self, value: &GgufValue) -> Result<f32> {
         match value {
-            Value::Fixed32(bits) => Ok(f32::from_bits(*bits)),
+            GgufValue::Fixed32(bits) => Ok(f32::from_bits(*bits)),
             _ => Err(self.damaged("something else stands where a number should")),
         }
     }
 
     /// Adds what a repeated field of whole numbers holds: one, or a packed list.
-    pub fn integers(&self, value: &Value, into: &mut Vec<i64>) -> Result<()> {
-        let Value::Bytes(range) = value else {
+    pub fn integers(&self, value: &GgufValue, into: &mut Vec<i64>) -> Result<()> {
+        let GgufValue::Bytes(range) = value else {
             into.push(self.integer(value)?);
             return Ok(());
         };
@@ -85,8 +85,8 @@ impl<'a> Message<'a> {
     }
 
     /// Adds what a repeated field of single-precision numbers holds: one, or a packed list.
-    pub fn floats(&self, value: &Value, into: &mut Vec<f32>) -> Result<()> {
-        let Value::Bytes(range) = value else {
+    pub fn floats(&self, value: &GgufValue, into: &mut Vec<f32>) -> Result<()> {
+        let GgufValue::Bytes(range) = value else {
             into.push(self.float(value)?);
             return Ok(());
         };
@@ -148,21 +148,21 @@ impl Fields<'_, '_> {
         Err(self.message.damaged("a number has more than 64 bits"))
     }
 
-    fn field(&mut self) -> Result<(u64, Value)> {
+    fn field(&mut self) -> Result<(u64, GgufValue)> {
         let key = self.varint()?;
         let value = match key & 7 {
-            0 => Value::Varint(self.varint()?),
+            0 => GgufValue::Varint(self.varint()?),
             1 => {
                 self.bytes(8)?;
-                Value::Fixed64
+                GgufValue::Fixed64
             }
             2 => {
                 let length = self.varint()?;
-                Value::Bytes(self.bytes(length)?)
+                GgufValue::Bytes(self.bytes(length)?)
             }
             5 => {
                 let range = self.bytes(4)?;
-                Value::Fixed32(u32::from_le_bytes(*self.message.file[range].first_chunk().expect("4 bytes")))
+                GgufValue::Fixed32(u32::from_le_bytes(*self.message.file[range].first_chunk().expect("4 bytes")))
             }
             kind => {
                 return Err(self.message.damaged(&format!("a field has wire type {kind}, which doesn't exist here")));
@@ -173,7 +173,7 @@ impl Fields<'_, '_> {
 }
 
 impl Iterator for Fields<'_, '_> {
-    type Item = Result<(u64, Value)>;
+    type Item = Result<(u64, GgufValue)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.end {

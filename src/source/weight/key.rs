@@ -4,17 +4,17 @@ use std::fmt::{self, Write};
 
 use sha2::{Digest, Sha256};
 
-use super::{Function, Node, Operation, RowOrder, Weight, ZeroPoints};
-use crate::tensor::Tensor;
+use super::{Function, Node, Operation, RowOrder, SourceWeight, ZeroPoints};
+use crate::tensor::SourceTensor;
 use anec_base::hexadecimal;
 
-impl Weight {
+impl SourceWeight {
     /// The tensors that it is made of, each once.
-    pub fn tensors(&self) -> Vec<Tensor> {
+    pub fn tensors(&self) -> Vec<SourceTensor> {
         let mut tensors = Vec::new();
         self.visit(&mut |weight| {
             if let Node::Tensor(tensor) = &*weight.node
-                && !tensors.iter().any(|other: &Tensor| other.name() == tensor.name())
+                && !tensors.iter().any(|other: &SourceTensor| other.name() == tensor.name())
             {
                 tensors.push(tensor.clone());
             }
@@ -28,7 +28,7 @@ impl Weight {
     }
 
     /// Calls `visitor` for this weight and all that it is made of.
-    fn visit(&self, visitor: &mut impl FnMut(&Weight)) {
+    fn visit(&self, visitor: &mut impl FnMut(&SourceWeight)) {
         visitor(self);
         match &*self.node {
             Node::Tensor(_) | Node::Values { .. } => {}
@@ -132,7 +132,7 @@ impl Weight {
     }
 }
 
-impl fmt::Debug for Weight {
+impl fmt::Debug for SourceWeight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Weight({} {:?})", self.key(), self.shape)
     }

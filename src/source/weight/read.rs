@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use super::{Function, Node, Operation, Weight, ZeroPoints};
+use super::{Function, Node, Operation, SourceWeight, ZeroPoints};
 use crate::error::{Result, SourceError};
 use crate::tensor::{check_elements, check_rows};
 
-impl Weight {
+impl SourceWeight {
     /// Computes rows `first_row ..` until `out` is full.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Weight {
 
     /// Where the elements from `at` are found: in which weight, from which of its elements, and how many of at most
     /// `length` follow each other there. At least one does: `at` is inside this weight.
-    fn piece(&self, at: u64, length: u64) -> (&Weight, u64, u64) {
+    fn piece(&self, at: u64, length: u64) -> (&SourceWeight, u64, u64) {
         match &*self.node {
             Node::Slice { of, first } => (of, first + at, length),
             Node::Concatenation(parts) => {
@@ -106,7 +106,7 @@ impl Weight {
         }
     }
 
-    /// Gives back the memory that reading elements `range` took (see `Tensor::release`).
+    /// Gives back the memory that reading elements `range` took (see `SourceTensor::release`).
     pub fn release(&self, range: Range<u64>) {
         match &*self.node {
             Node::Tensor(tensor) => tensor.release(range),
@@ -163,7 +163,7 @@ impl Weight {
 
 /// Computes elements `first ..` of transposed matrices. Rows of the result are columns of `of`: each row of `of` is read
 /// once, as far as it is needed, and dealt out.
-fn read_transposed(of: &Weight, first: u64, out: &mut [f32]) -> Result<()> {
+fn read_transposed(of: &SourceWeight, first: u64, out: &mut [f32]) -> Result<()> {
     let (rows, columns) = (of.shape[of.shape.len() - 2], of.columns());
     let matrix = rows * columns;
     let (mut at, mut rest) = (first, out);
@@ -191,8 +191,8 @@ fn read_transposed(of: &Weight, first: u64, out: &mut [f32]) -> Result<()> {
 
 /// Decodes elements `first ..` of a matrix in blocks.
 fn read_blocks(
-    codes: &Weight,
-    scales: &Weight,
+    codes: &SourceWeight,
+    scales: &SourceWeight,
     zero_points: &ZeroPoints,
     [block_rows, block_columns]: [u64; 2],
     first: u64,

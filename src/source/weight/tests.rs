@@ -6,19 +6,19 @@ use super::*;
 use anec_base::Diagnostic;
 
 /// Rows 0, 1, 2 … with columns .0, .1 …: row 3, column 2 is 3.02.
-fn numbered(name: &str, rows: u64, columns: u64) -> Weight {
+fn numbered(name: &str, rows: u64, columns: u64) -> SourceWeight {
     let values = (0..rows * columns).map(|i| (i / columns) as f32 + (i % columns) as f32 / 100.0).collect();
-    Weight::from_values(name, &[rows, columns], values).unwrap()
+    SourceWeight::from_values(name, &[rows, columns], values).unwrap()
 }
 
-fn all(weight: &Weight) -> Vec<f32> {
+fn all(weight: &SourceWeight) -> Vec<f32> {
     let mut values = vec![f32::NAN; weight.elements() as usize];
     weight.read(0, &mut values).unwrap();
     values
 }
 
 /// Whole part of the first column: which row of `numbered` each row came from.
-fn row_numbers(weight: &Weight) -> Vec<u64> {
+fn row_numbers(weight: &SourceWeight) -> Vec<u64> {
     all(weight).chunks(weight.columns() as usize).map(|row| row[0] as u64).collect()
 }
 
@@ -28,7 +28,7 @@ fn rows_of_a_fused_projection_are_split_and_joined() {
     let (q, k, v) = (fused.slice(0..6).unwrap(), fused.slice(6..9).unwrap(), fused.slice(9..12).unwrap());
     assert_eq!(k.shape(), [3, 4]);
     assert_eq!(row_numbers(&k), [6, 7, 8]);
-    let joined = Weight::concatenate(vec![v, q.clone(), k]).unwrap();
+    let joined = SourceWeight::concatenate(vec![v, q.clone(), k]).unwrap();
     assert_eq!(joined.shape(), [12, 4]);
     assert_eq!(row_numbers(&joined), [9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
     let mut two_rows = [0.0; 8];
@@ -39,18 +39,18 @@ fn rows_of_a_fused_projection_are_split_and_joined() {
 
 #[test]
 fn a_vector_is_split_and_joined_by_elements() {
-    let bias = Weight::from_values("b", &[6], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+    let bias = SourceWeight::from_values("b", &[6], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
     let tail = bias.slice(4..6).unwrap();
     assert_eq!((tail.shape(), all(&tail)), (&[2][..], vec![4.0, 5.0]));
-    let zeros = Weight::from_values("zeros", &[2], vec![0.0; 2]).unwrap();
-    let joined = Weight::concatenate(vec![tail, zeros, bias.slice(0..1).unwrap()]).unwrap();
+    let zeros = SourceWeight::from_values("zeros", &[2], vec![0.0; 2]).unwrap();
+    let joined = SourceWeight::concatenate(vec![tail, zeros, bias.slice(0..1).unwrap()]).unwrap();
     assert_eq!(all(&joined), [4.0, 5.0, 0.0, 0.0, 0.0]);
     assert_eq!((bias.rows(), bias.columns()), (1, 6));
 }
 
 #[test]
 fn columns_have_a_bias_and_a_scale_of_their_own() {
-    let vector = |name: &str, values: [f32; 3]| Weight::from_values(name, &[3], values.to_vec()).unwrap();
+    let vector = |name: &str, values: [f32; 3]| SourceWeight::from_values(name, &[3], values.to_vec()).unwrap();
     let (bias, scale) = (vector("b", [0.5, 0.0, -1.0]), vector("s", [2.0, 1.0, -4.0]));
     let numbers = numbered("w", 4, 3);
     let scaled = numbers.add_to_rows(&bias).unwrap().multiply_rows(&scale).unwrap();
@@ -87,7 +87,7 @@ fn llama_cpps_neighbouring_rotary_pairs_become_halves() {
     assert_eq!(all(&back), all(&original));
     let partial = original.reorder(RowOrder::InterleavedToHalves { head_dim: 8, rotary_dim: 4 }).unwrap();
     assert_eq!(row_numbers(&partial)[..8], [0, 2, 1, 3, 4, 5, 6, 7]);
-    let bias = Weight::from_values("b", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
+    let bias = SourceWeight::from_values("b", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
     let bias = bias.reorder(RowOrder::InterleavedToHalves { head_dim: 4, rotary_dim: 4 }).unwrap();
     assert_eq!(all(&bias), [0.0, 2.0, 1.0, 3.0]);
 }
@@ -106,7 +106,7 @@ fn columns_are_cut_from_every_row() {
     // Under another shape they are the same elements.
     assert_eq!(all(&middle.reshape(&[6]).unwrap()), all(&middle));
     assert_eq!(all(&middle.reshape(&[6]).unwrap().slice(2..4).unwrap()), [1.01, 1.02]);
-    let vector = Weight::from_values("v", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
+    let vector = SourceWeight::from_values("v", &[4], vec![0.0, 1.0, 2.0, 3.0]).unwrap();
     assert_eq!(all(&vector.columns_range(2..4).unwrap()), [2.0, 3.0]);
 }
 
@@ -118,19 +118,19 @@ fn each_matrix_of_a_stack_is_transposed() {
     let mut part = [0.0; 5];
     stack.read(4, &mut part).unwrap();
     assert_eq!(part, [0.02, 1.02, 2.0, 3.0, 2.01]);
-    assert!(Weight::from_values("v", &[2], vec![0.0; 2]).unwrap().transpose().is_err());
+    assert!(SourceWeight::from_values("v", &[2], vec![0.0; 2]).unwrap().transpose().is_err());
 }
 
 #[test]
 fn elements_are_scaled_shifted_and_raised() {
-    let weight = Weight::from_values("w", &[2], vec![0.5, -1.0]).unwrap();
+    let weight = SourceWeight::from_values("w", &[2], vec![0.5, -1.0]).unwrap();
     assert_eq!(all(&weight.add(1.0).scale(2.0)), [3.0, 0.0]);
     assert_eq!(all(&weight.exp().scale(-1.0)), [-(0.5f32.exp()), -(-1.0f32).exp()]);
 }
 
 #[test]
 fn equal_keys_mean_equal_elements_and_neutral_steps_leave_no_trace() {
-    let tensor = |name| Weight::from(Tensor::random(name, &[8, 4], 1, 0.0, 1.0).unwrap());
+    let tensor = |name| SourceWeight::from(SourceTensor::random(name, &[8, 4], 1, 0.0, 1.0).unwrap());
     let a = tensor("a");
     assert_eq!(a.key(), "\"a\"");
     assert_eq!(a.scale(1.0).add(0.0).slice(0..8).unwrap().reshape(&[4, 8]).unwrap().key(), a.key());
@@ -151,20 +151,20 @@ fn equal_keys_mean_equal_elements_and_neutral_steps_leave_no_trace() {
         a.reshape(&[4, 8]).unwrap().reorder(order()).unwrap(),
         a.reorder(RowOrder::Explicit([1, 0].into())).unwrap(),
         a.reorder(RowOrder::Explicit([0, 1].into())).unwrap(),
-        Weight::concatenate(vec![a.clone(), tensor("b")]).unwrap(),
-        Weight::concatenate(vec![tensor("b"), a.clone()]).unwrap(),
+        SourceWeight::concatenate(vec![a.clone(), tensor("b")]).unwrap(),
+        SourceWeight::concatenate(vec![tensor("b"), a.clone()]).unwrap(),
         numbered("n", 2, 2),
         numbered("n", 2, 3),
     ];
-    let keys: std::collections::HashSet<String> = different.iter().map(Weight::key).collect();
+    let keys: std::collections::HashSet<String> = different.iter().map(SourceWeight::key).collect();
     assert_eq!(keys.len(), different.len(), "{keys:#?}");
-    let joined = Weight::concatenate(vec![a.clone(), tensor("b"), a.scale(2.0)]).unwrap();
+    let joined = SourceWeight::concatenate(vec![a.clone(), tensor("b"), a.scale(2.0)]).unwrap();
     assert_eq!(joined.names(), ["a", "b"]);
 }
 
 #[test]
 fn what_does_not_fit_is_refused_with_the_weight_named() {
-    let weight = Weight::from(Tensor::random("w", &[4, 6], 1, 0.0, 1.0).unwrap());
+    let weight = SourceWeight::from(SourceTensor::random("w", &[4, 6], 1, 0.0, 1.0).unwrap());
     let mut row_and_a_half = [0.0; 9];
     let mut two_rows = [0.0; 12];
     for (error, expected) in [
@@ -184,24 +184,24 @@ fn what_does_not_fit_is_refused_with_the_weight_named() {
             "3 rotated dimensions aren't pairs",
         ),
         (
-            Weight::concatenate(vec![numbered("a", 2, 3), weight.clone()]).unwrap_err(),
+            SourceWeight::concatenate(vec![numbered("a", 2, 3), weight.clone()]).unwrap_err(),
             "shape [4, 6] can't follow [2, 3]",
         ),
     ] {
         let message = error.to_string();
         assert!(message.contains("weight `\"w\"") && message.contains(expected), "{message}");
     }
-    assert!(Weight::concatenate(vec![]).is_err());
-    assert!(Weight::from_values("v", &[0, 1 << 40, 1 << 40], vec![]).is_err());
-    assert!(Weight::from_values("v", &[3], vec![0.0]).is_err());
+    assert!(SourceWeight::concatenate(vec![]).is_err());
+    assert!(SourceWeight::from_values("v", &[0, 1 << 40, 1 << 40], vec![]).is_err());
+    assert!(SourceWeight::from_values("v", &[3], vec![0.0]).is_err());
 }
 
 #[test]
 fn a_number_that_is_not_finite_is_traced_to_its_tensor() {
     let mut values = vec![1.0; 40];
     values[7 * 4 + 2] = f32::NAN;
-    let bad = Weight::from_values("bad", &[10, 4], values).unwrap();
-    let weight = Weight::concatenate(vec![numbered("good", 3, 4), bad.slice(6..10).unwrap()]).unwrap().scale(2.0);
+    let bad = SourceWeight::from_values("bad", &[10, 4], values).unwrap();
+    let weight = SourceWeight::concatenate(vec![numbered("good", 3, 4), bad.slice(6..10).unwrap()]).unwrap().scale(2.0);
     let mut rows = vec![0.0; 12];
     weight.read_rows(2, &mut rows).unwrap();
     let error = weight.check_finite(2, &rows).unwrap_err();
@@ -239,7 +239,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 /// Applies a step to the weight and, by plain loops, to its elements as `[rows][columns]`.
-fn apply(step: Step, weight: Weight, rows: Vec<Vec<f32>>) -> (Weight, Vec<Vec<f32>>) {
+fn apply(step: Step, weight: SourceWeight, rows: Vec<Vec<f32>>) -> (SourceWeight, Vec<Vec<f32>>) {
     let (height, width) = (rows.len() as u64, rows[0].len() as u64);
     let range = |a: u64, b: u64, n: u64| {
         let start = a % n;
@@ -262,7 +262,7 @@ fn apply(step: Step, weight: Weight, rows: Vec<Vec<f32>>) -> (Weight, Vec<Vec<f3
             (weight.reorder(RowOrder::Explicit(order.into())).unwrap(), picked)
         }
         Step::Repeat(times) => {
-            let joined = Weight::concatenate(vec![weight; times as usize]).unwrap();
+            let joined = SourceWeight::concatenate(vec![weight; times as usize]).unwrap();
             (joined, rows.iter().cycle().take(rows.len() * times as usize).cloned().collect())
         }
         Step::Scale(factor) => {

@@ -20,7 +20,7 @@ use anec_mil::{Function, Program};
 use anec_package::WriteOptions;
 
 /// Says how a package fails that holds one function.
-pub trait Ask {
+pub trait ExternalPredicate {
     /// The ways in which it fails.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ pub struct Outside<A> {
 /// Name of the packages; programs that look at a name see the same every time.
 const PACKAGE: &str = "piece.mlpackage";
 
-impl<A: Ask> Outside<A> {
+impl<A: ExternalPredicate> Outside<A> {
     /// Asks about packages in a temporary folder.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ pub fn program(function: &Function) -> Program {
     Program::single(Function { name: "main".to_owned(), ..function.clone() })
 }
 
-impl<A: Ask> Predicate for Outside<A> {
+impl<A: ExternalPredicate> Predicate for Outside<A> {
     fn failures(&mut self, function: &Function) -> Result<Vec<Failure>> {
         let findings: BTreeSet<String> = verify_function(function).iter().map(ToString::to_string).collect();
         let path = self.room.path().join(PACKAGE);
@@ -91,7 +91,7 @@ impl UserCommand {
     }
 }
 
-impl Ask for UserCommand {
+impl ExternalPredicate for UserCommand {
     fn ask(&mut self, _: &Function, package: &Path) -> Result<Vec<Failure>> {
         let [shell, flag] = if cfg!(windows) { ["cmd", "/C"] } else { ["/bin/sh", "-c"] };
         let command = self.command.replace("{}", &package.display().to_string());
@@ -110,7 +110,7 @@ impl Ask for UserCommand {
 /// Core ML's compiler.
 pub struct Compile(pub Arc<Compiler>);
 
-impl Ask for Compile {
+impl ExternalPredicate for Compile {
     fn ask(&mut self, _: &Function, package: &Path) -> Result<Vec<Failure>> {
         let folder = package.parent().unwrap_or(Path::new("."));
         match self.0.compile(folder, PACKAGE) {
@@ -127,7 +127,7 @@ impl Ask for Compile {
 /// one that is found is where the whole function's trouble can be seen, not its proof.
 pub struct Residency<E>(pub Arc<E>);
 
-impl<E: Engine> Ask for Residency<E> {
+impl<E: Engine> ExternalPredicate for Residency<E> {
     fn ask(&mut self, function: &Function, package: &Path) -> Result<Vec<Failure>> {
         let compiled = package.with_extension("mlmodelc");
         let planned = self.0.compile(package, &compiled).and_then(|()| self.0.plan(&compiled, UNITS));
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::bisect::bisect;
     use anec_coreml::plan::Device;
-    use anec_testing::double::{DoubleEngine, convert_demo};
+    use anec_testing::fake::{DoubleEngine, convert_demo};
 
     /// A shard of the demo's model.
     fn shard(room: &Path) -> Function {

@@ -2,11 +2,11 @@
 //! before, nor hide behind it.
 
 use super::{Comparison, Way, Whole, measured};
-use crate::measure::{self, Measures};
+use crate::measure::{self, LogitMeasures};
 use crate::verdict::{Check, Verdict};
 use anec_base::Result;
 use anec_runtime::plan::Step;
-use anec_runtime::{Hidden, Session};
+use anec_runtime::{Hidden, TokenSession};
 
 /// Measure of a layer's check.
 const ADDED: &str = "added_cosine";
@@ -18,14 +18,14 @@ const ROUNDING: f64 = 1e-6;
 
 impl Comparison<'_> {
     /// What single functions give in the run of the whole: the hidden states that leave a shard, a piece of the logits.
-    pub(super) fn functions(&self, whole: &Whole, session: &Session, checks: &mut Vec<Check>) {
+    pub(super) fn functions(&self, whole: &Whole, session: &TokenSession, checks: &mut Vec<Check>) {
         let golden = self.golden;
         let route = session.route();
         let hidden_size = self.candidate.model.bundle().model.hidden_size as usize;
         for step in &route.layers {
             let end = step.part.end as usize;
             let (Some(reference), Some(found)) = (golden.hidden.get(&end), whole.hidden.get(end)) else { continue };
-            let measures = Measures::of(found, reference, hidden_size);
+            let measures = LogitMeasures::of(found, reference, hidden_size);
             let subject = self.subject(&format!("layers {}..{end}", step.part.start));
             checks.push(self.function_check(subject, "hidden states agree with the golden", &measures));
         }
@@ -37,7 +37,7 @@ impl Comparison<'_> {
                     rows.chunks_exact(golden.vocab_size).flat_map(|row| &row[part.clone()]).copied().collect()
                 };
                 let rows = (step.part.end - step.part.start) as usize;
-                let measures = Measures::of(&piece(&logits), &piece(&golden.logits), rows);
+                let measures = LogitMeasures::of(&piece(&logits), &piece(&golden.logits), rows);
                 let subject = self.subject(&format!("head {}..{}", step.part.start, step.part.end));
                 checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
             }
@@ -45,7 +45,7 @@ impl Comparison<'_> {
     }
 
     /// Each function on what the golden gives it, in every way of calling; then its layers, and the head.
-    pub(super) fn forced(&self, ways: &[Way], session: &mut Session, checks: &mut Vec<Check>) -> Result<()> {
+    pub(super) fn forced(&self, ways: &[Way], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<()> {
         let golden = self.golden;
         let model = &self.candidate.model;
         let steps = session.route().layers.clone();
@@ -64,7 +64,7 @@ impl Comparison<'_> {
                 self.attempt(&what, session, checks, |session, checks| {
                     session.reset()?;
                     let found = session.force_layers(index, given, wanted, &way.chunking)?;
-                    let measures = Measures::of(&found[end], reference, model.bundle().model.hidden_size as usize);
+                    let measures = LogitMeasures::of(&found[end], reference, model.bundle().model.hidden_size as usize);
                     let subject = self.subject(&what);
                     checks.push(self.function_check(subject, "its hidden states agree with the golden", &measures));
                     if inside {
@@ -79,7 +79,7 @@ impl Comparison<'_> {
         if let Some(given) = golden.hidden.get(&last) {
             self.attempt("head forced", session, checks, |session, checks| {
                 let logits = self.rows(&session.force_head(given)?);
-                let measures = Measures::of(&logits, &golden.logits, golden.vocab_size);
+                let measures = LogitMeasures::of(&logits, &golden.logits, golden.vocab_size);
                 let subject = self.subject("head forced");
                 checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
                 Ok(())
@@ -88,7 +88,7 @@ impl Comparison<'_> {
         session.reset()
     }
 
-    fn function_check(&self, subject: String, claim: &str, measures: &Measures) -> Check {
+    fn function_check(&self, subject: String, claim: &str, measures: &LogitMeasures) -> Check {
         let limit = self.thresholds.function_cosine;
         let low = !(measures.cosine >= limit);
         let problem = low.then(|| format!("cosine {:.5}, expected at least {limit}", measures.cosine));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Comparison;
-use crate::measure::Measures;
+use crate::measure::LogitMeasures;
 use crate::trial::not_run;
 use crate::verdict::Check;
 use anec_base::Result;
@@ -21,7 +21,7 @@ impl Comparison<'_> {
             match answer {
                 Ok(answer) => {
                     let measures =
-                        Measures::of(&self.rows(&answer.logits), &self.golden.logits, self.golden.vocab_size);
+                        LogitMeasures::of(&self.rows(&answer.logits), &self.golden.logits, self.golden.vocab_size);
                     checks.push(self.logits_check(&name, &measures));
                     first.get_or_insert(answer.logits);
                 }

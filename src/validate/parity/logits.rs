@@ -1,7 +1,7 @@
 //! Logits against a golden's: as a whole, place by place, token by token, and by what they make of the text.
 
 use super::{Comparison, measured};
-use crate::measure::{self, Measures};
+use crate::measure::{self, LogitMeasures};
 use crate::perplexity::loss;
 use crate::verdict::Check;
 
@@ -17,7 +17,7 @@ impl Comparison<'_> {
         rows
     }
 
-    pub(super) fn logits_check(&self, name: &str, measures: &Measures) -> Check {
+    pub(super) fn logits_check(&self, name: &str, measures: &LogitMeasures) -> Check {
         let limits = self.thresholds;
         let [low, high] = measures.norm_ratio;
         let mut problems = Vec::new();

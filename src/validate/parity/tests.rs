@@ -2,17 +2,17 @@ use super::*;
 use crate::{Greedy, Thresholds};
 use anec_bundle::TokenCount;
 use anec_manifest::Gates;
-use anec_runtime::double::{self, Form};
+use anec_runtime::fake::{self, Form};
 
 const TEXT: [u32; 9] = [3, 1, 4, 1, 5, 2, 6, 5, 3];
 
 fn golden() -> Golden {
-    let (hidden, logits) = double::reference(&TEXT, TEXT.len() as u64);
+    let (hidden, logits) = fake::reference(&TEXT, TEXT.len() as u64);
     Golden {
         tokens: TEXT.to_vec(),
         positions: (0..TEXT.len()).collect(),
         logits,
-        vocab_size: double::VOCAB,
+        vocab_size: fake::VOCAB,
         hidden: hidden.into_iter().enumerate().collect(),
         losses: None,
         greedy: Some(greedy(&[1, 2], 3)),
@@ -26,14 +26,14 @@ fn greedy(prompt: &[u32], count: usize) -> Greedy {
     // the last token is no input; the length of the whole text decides which rotary table is used
     let length = (prompt.len() + count).saturating_sub(1) as u64;
     for _ in 0..count {
-        let (_, logits) = double::reference(&text, length);
-        text.push(sampling::argmax(&logits[logits.len() - double::VOCAB..]));
+        let (_, logits) = fake::reference(&text, length);
+        text.push(sampling::argmax(&logits[logits.len() - fake::VOCAB..]));
     }
     Greedy { prompt: prompt.to_vec(), ids: text.split_off(prompt.len()) }
 }
 
 fn gate(form: &Form, golden: &Golden) -> GateReport {
-    let candidate = Candidate { name: "double".into(), model: double::model(form).0, layers: true };
+    let candidate = Candidate { name: "double".into(), model: fake::model(form).0, layers: true };
     parity(&[candidate], golden, &Thresholds::of(&Gates::default()).parity).unwrap()
 }
 
@@ -91,7 +91,7 @@ fn a_single_size_is_tried_with_filled_up_calls() {
 #[test]
 fn a_wrong_position_fails_the_gate() {
     let mut golden = golden();
-    let row = &mut golden.logits[5 * double::VOCAB..6 * double::VOCAB];
+    let row = &mut golden.logits[5 * fake::VOCAB..6 * fake::VOCAB];
     row.reverse();
     let report = gate(&Form::default(), &golden);
     assert_eq!(report.verdict, Verdict::Failed);
@@ -138,7 +138,7 @@ fn a_layer_that_adds_something_else_is_named() {
 /// The golden's text, long enough for a perplexity.
 fn long_text() -> Golden {
     let tokens: Vec<u32> = TEXT.into_iter().cycle().take(16).collect();
-    let (_, logits) = double::reference(&tokens, tokens.len() as u64);
+    let (_, logits) = fake::reference(&tokens, tokens.len() as u64);
     let positions = (0..tokens.len()).collect();
     Golden { tokens, positions, logits, hidden: Default::default(), greedy: None, ..golden() }
 }
@@ -157,7 +157,7 @@ fn a_text_that_is_less_or_more_likely_than_for_the_golden_fails() {
     let listed = |change: f32| Golden {
         losses: Some(golden.losses().iter().map(|(_, loss)| *loss as f32 + change).collect()),
         positions: vec![3],
-        logits: golden.logits[3 * double::VOCAB..4 * double::VOCAB].to_vec(),
+        logits: golden.logits[3 * fake::VOCAB..4 * fake::VOCAB].to_vec(),
         ..golden.clone()
     };
     assert_eq!(check(&listed(0.0)).unwrap().verdict, Verdict::Passed);
@@ -175,7 +175,7 @@ fn a_continuation_may_differ_in_a_few_places_and_no_more() {
     let check = |change: &[usize], count: usize| {
         let mut golden = golden();
         let greedy = golden.greedy.insert(greedy(&[1, 2], count));
-        change.iter().for_each(|at| greedy.ids[*at] = (greedy.ids[*at] + 1) % double::VOCAB as u32);
+        change.iter().for_each(|at| greedy.ids[*at] = (greedy.ids[*at] + 1) % fake::VOCAB as u32);
         let report = gate(&Form::default(), &golden);
         report.checks.into_iter().find(|check| check.claim == "greedy continuation").unwrap()
     };
@@ -194,7 +194,7 @@ fn a_text_of_a_few_tokens_proves_little() {
     let mut golden = Golden { hidden: Default::default(), greedy: None, ..golden() };
     golden.tokens.truncate(3);
     golden.positions.truncate(3);
-    golden.logits = double::reference(&golden.tokens, 3).1;
+    golden.logits = fake::reference(&golden.tokens, 3).1;
     assert_eq!(gate(&Form::default(), &golden).verdict, Verdict::Unproven);
 }
 
@@ -209,18 +209,18 @@ fn comparing_nothing_is_no_success() {
 fn some_positions_are_enough() {
     let mut golden = golden();
     golden.positions = vec![0, 8];
-    golden.logits = [&golden.logits[..double::VOCAB], &golden.logits[8 * double::VOCAB..]].concat();
+    golden.logits = [&golden.logits[..fake::VOCAB], &golden.logits[8 * fake::VOCAB..]].concat();
     let report = gate(&Form::default(), &golden);
     assert_eq!((report.verdict, report.checks[0].measured["positions"]), (Verdict::Passed, 2.0));
 }
 
 #[test]
 fn a_golden_of_another_model_is_refused() {
-    let candidate = || Candidate { name: "double".into(), model: double::model(&Form::default()).0, layers: true };
+    let candidate = || Candidate { name: "double".into(), model: fake::model(&Form::default()).0, layers: true };
     let thresholds = Thresholds::of(&Gates::default()).parity;
     let other = Golden { vocab_size: 9, ..golden() };
     assert!(parity(&[candidate()], &other, &thresholds).is_err());
-    let other = Golden { tokens: vec![double::VOCAB as u32; golden().tokens.len()], ..golden() };
+    let other = Golden { tokens: vec![fake::VOCAB as u32; golden().tokens.len()], ..golden() };
     assert!(parity(&[candidate()], &other, &thresholds).is_err());
     let other = Golden { hidden: [(4, Vec::new())].into(), ..golden() };
     assert!(parity(&[candidate()], &other, &thresholds).is_err());

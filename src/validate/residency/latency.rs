@@ -10,7 +10,7 @@ use anec_coreml::plan::{FunctionPlan, Timing};
 use anec_exec::{Tensor, TensorData};
 use anec_runtime::Sequence;
 use anec_runtime::coreml::element;
-use anec_runtime::feed::shape_of;
+use anec_runtime::inputs::shape_of;
 
 use super::UNITS;
 

@@ -134,8 +134,8 @@ pub(super) fn digest(package: &Package) -> Result<String, CoreMlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_testing::double::DoubleEngine;
-    use anec_testing::double::convert_demo;
+    use anec_testing::fake::DoubleEngine;
+    use anec_testing::fake::convert_demo;
 
     #[test]
     fn every_function_is_planned_at_every_length() {

@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn bytes_are_those_that_are_stored() {
         let room = tempfile::tempdir().unwrap();
-        anec_testing::double::convert_demo(room.path(), &["quant.granularity=per_channel"]);
+        anec_testing::fake::convert_demo(room.path(), &["quant.granularity=per_channel"]);
         let program = anec_package::open(&room.path().join("layers_0_3.mlpackage")).unwrap().program;
         let function = &program.functions[0];
         let weights = WeightBytes::of(function);

@@ -1,38 +1,38 @@
 //! Tokens one after another.
 
 use super::Parsed;
-use crate::text::lexer::{Place, Token};
+use crate::text::lexer::{Lexeme, TextPosition};
 
 /// Reads tokens; the rules of the grammar are methods of it, by file.
 pub(super) struct Parser {
-    tokens: Vec<(Token, Place)>,
+    tokens: Vec<(Lexeme, TextPosition)>,
     at: usize,
 }
 
 impl Parser {
-    pub(super) fn new(tokens: Vec<(Token, Place)>) -> Self {
+    pub(super) fn new(tokens: Vec<(Lexeme, TextPosition)>) -> Self {
         Parser { tokens, at: 0 }
     }
 
-    pub(super) fn peek(&self) -> &Token {
+    pub(super) fn peek(&self) -> &Lexeme {
         self.token(self.at)
     }
 
     /// The token after the next.
-    pub(super) fn peek_second(&self) -> &Token {
+    pub(super) fn peek_second(&self) -> &Lexeme {
         self.token(self.at + 1)
     }
 
-    fn token(&self, at: usize) -> &Token {
-        self.tokens.get(at).map_or(&Token::End, |(token, _)| token)
+    fn token(&self, at: usize) -> &Lexeme {
+        self.tokens.get(at).map_or(&Lexeme::End, |(token, _)| token)
     }
 
     /// Where the next token stands.
-    pub(super) fn place(&self) -> Place {
-        self.tokens.get(self.at).or(self.tokens.last()).map_or(Place { line: 1, column: 1 }, |(_, place)| *place)
+    pub(super) fn place(&self) -> TextPosition {
+        self.tokens.get(self.at).or(self.tokens.last()).map_or(TextPosition { line: 1, column: 1 }, |(_, place)| *place)
     }
 
-    pub(super) fn next(&mut self) -> Token {
+    pub(super) fn next(&mut self) -> Lexeme {
         let token = self.peek().clone();
         self.at += 1;
         token
@@ -41,17 +41,17 @@ impl Parser {
     /// That something else stands here.
     pub(super) fn wanted<T>(&self, wanted: &str) -> Parsed<T> {
         let found = match self.peek() {
-            Token::Word(text) | Token::Number(text) => format!("`{text}`"),
-            Token::Quoted(text) => format!("{text:?}"),
-            Token::Arrow => "`->`".into(),
-            Token::Mark(c) => format!("`{c}`"),
-            Token::End => "the end".into(),
+            Lexeme::Word(text) | Lexeme::Number(text) => format!("`{text}`"),
+            Lexeme::Quoted(text) => format!("{text:?}"),
+            Lexeme::Arrow => "`->`".into(),
+            Lexeme::Mark(c) => format!("`{c}`"),
+            Lexeme::End => "the end".into(),
         };
         Err(format!("found {found}, expected {wanted}"))
     }
 
     /// Takes a token if it is the next.
-    fn take_token(&mut self, token: &Token) -> bool {
+    fn take_token(&mut self, token: &Lexeme) -> bool {
         let is = self.peek() == token;
         self.at += usize::from(is);
         is
@@ -59,7 +59,7 @@ impl Parser {
 
     /// Takes a mark if it is the next token.
     pub(super) fn take(&mut self, mark: char) -> bool {
-        self.take_token(&Token::Mark(mark))
+        self.take_token(&Lexeme::Mark(mark))
     }
 
     pub(super) fn mark(&mut self, mark: char) -> Parsed<()> {
@@ -68,11 +68,11 @@ impl Parser {
 
     /// `->`
     pub(super) fn arrow(&mut self) -> Parsed<()> {
-        if self.take_token(&Token::Arrow) { Ok(()) } else { self.wanted("`->`") }
+        if self.take_token(&Lexeme::Arrow) { Ok(()) } else { self.wanted("`->`") }
     }
 
     pub(super) fn is_word(&self, word: &str) -> bool {
-        matches!(self.peek(), Token::Word(text) if text == word)
+        matches!(self.peek(), Lexeme::Word(text) if text == word)
     }
 
     /// Takes a word if it is the next token.
@@ -88,7 +88,7 @@ impl Parser {
 
     pub(super) fn name(&mut self) -> Parsed<String> {
         match self.peek() {
-            Token::Word(name) | Token::Quoted(name) => {
+            Lexeme::Word(name) | Lexeme::Quoted(name) => {
                 let name = name.clone();
                 self.at += 1;
                 Ok(name)
@@ -98,7 +98,7 @@ impl Parser {
     }
 
     pub(super) fn number<T: std::str::FromStr>(&mut self) -> Parsed<T> {
-        if let Token::Number(text) = self.peek()
+        if let Lexeme::Number(text) = self.peek()
             && let Ok(number) = text.trim_start_matches('+').parse()
         {
             self.at += 1;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{DEPTH, Parsed, Parser};
 use crate::constant::{Constant, Content, Data};
-use crate::text::lexer::Token;
+use crate::text::lexer::Lexeme;
 use crate::text::literal::pack;
 use crate::types::{DataType, Dim, Symbol, TensorType, ValueType};
 use anec_base::{Diagnostic, Error, Fault, Result as OwnResult};
@@ -73,7 +73,7 @@ impl Parser {
 
     fn data_type(&mut self) -> Parsed<DataType> {
         let dtype = match self.peek() {
-            Token::Word(name) => DataType::from_name(name),
+            Lexeme::Word(name) => DataType::from_name(name),
             _ => None,
         };
         match dtype {
@@ -91,7 +91,7 @@ impl Parser {
             return Ok(Dim::Unknown);
         }
         let mut factor = 1;
-        if let Token::Number(text) = self.peek() {
+        if let Lexeme::Number(text) = self.peek() {
             if text.parse().is_ok_and(|size: u64| size > Dim::MAX) {
                 return self.wanted(&format!("at most {}", Dim::MAX));
             }
@@ -102,7 +102,7 @@ impl Parser {
         }
         let symbol = Symbol::new(&self.name()?);
         let offset = match self.peek() {
-            Token::Number(text) if text.starts_with(['+', '-']) => self.number()?,
+            Lexeme::Number(text) if text.starts_with(['+', '-']) => self.number()?,
             _ => 0,
         };
         if factor == 0 { Ok(Dim::Fixed(0)) } else { Ok(Dim::Symbolic { factor, symbol, offset }) }
@@ -125,7 +125,7 @@ impl Parser {
             self.mark('>')?;
             return Ok(Data::Content(Arc::new(Elided { length })));
         }
-        if let Token::Number(text) = self.peek()
+        if let Lexeme::Number(text) = self.peek()
             && let Some(digits) = text.strip_prefix("0x")
         {
             let bytes = hexadecimal(digits).ok_or_else(|| format!("`{text}` has no two digits for each byte"))?;
@@ -134,12 +134,12 @@ impl Parser {
         }
         let mut texts = Vec::new();
         self.elements(0, &mut |token| match (token, dtype) {
-            (Token::Quoted(text), DataType::String) => {
+            (Lexeme::Quoted(text), DataType::String) => {
                 texts.push(text);
                 Ok(())
             }
             (_, DataType::String) => Err("expected text in quotes".to_owned()),
-            (Token::Number(text) | Token::Word(text), _) => {
+            (Lexeme::Number(text) | Lexeme::Word(text), _) => {
                 texts.push(text);
                 Ok(())
             }
@@ -152,7 +152,7 @@ impl Parser {
     }
 
     /// One element, or lists of elements; the type tells how they are nested.
-    fn elements(&mut self, depth: usize, element: &mut dyn FnMut(Token) -> Parsed<()>) -> Parsed<()> {
+    fn elements(&mut self, depth: usize, element: &mut dyn FnMut(Lexeme) -> Parsed<()>) -> Parsed<()> {
         if depth > DEPTH {
             return Err(format!("lists nest deeper than {DEPTH}"));
         }

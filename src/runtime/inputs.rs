@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::error::RuntimeError;
-use super::host::{Host, RopeChoice, Wave};
+use super::host::{HostTables, RopeChoice, RotaryPart};
 use super::plan::Chunk;
-use anec_bundle::{Extent, MASKED, Port, PortRole};
+use anec_bundle::{MASKED, Port, PortDim, PortRole};
 use anec_exec::Tensor;
 
 /// The inputs of all functions for one chunk of tokens. Equal inputs are made once.
-pub struct Feed<'a> {
-    host: &'a Host,
+pub struct InputBuilder<'a> {
+    host: &'a HostTables,
     rope: &'a RopeChoice,
     /// Position of the first token.
     position: u64,
@@ -19,10 +19,10 @@ pub struct Feed<'a> {
     made: Vec<(PortRole, Arc<Tensor>)>,
 }
 
-impl<'a> Feed<'a> {
+impl<'a> InputBuilder<'a> {
     /// The inputs for `chunk` at `position` of a cache of `context` slots.
-    pub fn new(host: &'a Host, rope: &'a RopeChoice, position: u64, chunk: Chunk, context: u64) -> Self {
-        Feed { host, rope, position, chunk, context, made: Vec::new() }
+    pub fn new(host: &'a HostTables, rope: &'a RopeChoice, position: u64, chunk: Chunk, context: u64) -> Self {
+        InputBuilder { host, rope, position, chunk, context, made: Vec::new() }
     }
 
     /// The tensor of an input other than the hidden states.
@@ -35,8 +35,8 @@ impl<'a> Feed<'a> {
             return Ok(tensor.clone());
         }
         let tensor = match &port.role {
-            PortRole::RopeCos { table } => shaped(port, shape, self.rope(table, Wave::Cos)?)?,
-            PortRole::RopeSin { table } => shaped(port, shape, self.rope(table, Wave::Sin)?)?,
+            PortRole::RopeCos { table } => shaped(port, shape, self.rope(table, RotaryPart::Cos)?)?,
+            PortRole::RopeSin { table } => shaped(port, shape, self.rope(table, RotaryPart::Sin)?)?,
             PortRole::AttentionMask { window } => {
                 let mask = self.attention_mask(slots(port, 3)?, *window);
                 shaped(port, shape, mask)?
@@ -67,7 +67,7 @@ impl<'a> Feed<'a> {
         Ok(tensor)
     }
 
-    fn rope(&self, table: &str, wave: Wave) -> Result<Vec<f32>, RuntimeError> {
+    fn rope(&self, table: &str, wave: RotaryPart) -> Result<Vec<f32>, RuntimeError> {
         let Chunk { real, size } = self.chunk;
         self.host.rope(self.rope, table, wave, self.position, real as usize, size as usize)
     }
@@ -130,7 +130,7 @@ fn token_order(size: u64, levels: u64) -> Vec<f32> {
 /// The size of one of a port's dimensions, such as the slots of the cache that a mask is for.
 fn slots(port: &Port, axis: usize) -> Result<u64, RuntimeError> {
     match port.shape.get(axis) {
-        Some(Extent::Fixed(slots)) if *slots > 0 => Ok(*slots),
+        Some(PortDim::Fixed(slots)) if *slots > 0 => Ok(*slots),
         _ => {
             let problem =
                 format!("port `{}` has shape {:?}, expected a number in dimension {axis}", port.name, port.shape);

@@ -44,7 +44,7 @@ impl Chunking {
 
 /// What is wanted of a run over tokens.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct ForwardOptions {
     /// Positions with logits.
     pub logits: Positions,
     /// Hidden states beside them.
@@ -53,26 +53,26 @@ pub struct Ask {
     pub chunking: Chunking,
 }
 
-impl Ask {
+impl ForwardOptions {
     /// No logits: only the states are of interest.
     pub fn none() -> Self {
-        Ask { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
+        ForwardOptions { logits: Positions::None, hidden: Hidden::No, chunking: Chunking::Largest }
     }
 
     /// Logits of the last token, in the largest calls.
     pub fn last() -> Self {
-        Ask { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
+        ForwardOptions { logits: Positions::Last, hidden: Hidden::No, chunking: Chunking::Largest }
     }
 
     /// Logits of all tokens, in calls by `chunking`.
     pub fn all(chunking: Chunking) -> Self {
-        Ask { logits: Positions::All, hidden: Hidden::No, chunking }
+        ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking }
     }
 }
 
 /// What a run over tokens gave.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
+pub struct ForwardOutput {
     /// Logits, row-major `[positions, vocab_size]`.
     pub logits: Vec<f32>,
     /// Where wanted, `num_layers + 1` matrices `[tokens, hidden_size]`: what enters layer 0, then what leaves each layer.

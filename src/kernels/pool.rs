@@ -22,7 +22,7 @@ use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
-use protocol::Team;
+use protocol::ThreadPool;
 
 /// Elements beyond which a step that does little with each is worth dividing.
 pub const LARGE: usize = 1 << 15;
@@ -54,19 +54,19 @@ pub fn set_threads(threads: NonZeroUsize) -> Result<(), usize> {
 }
 
 /// The threads of this process. There is one less than there are to be, for the calling thread works, too.
-fn team() -> &'static Team {
-    static TEAM: OnceLock<&Team> = OnceLock::new();
-    TEAM.get_or_init(|| {
-        let team: &Team = Box::leak(Box::new(Team::new()));
+fn pool() -> &'static ThreadPool {
+    static POOL: OnceLock<&ThreadPool> = OnceLock::new();
+    POOL.get_or_init(|| {
+        let pool: &ThreadPool = Box::leak(Box::new(ThreadPool::new()));
         for i in 1..threads() {
             let help = move || {
                 let _engaged = Engaged::new();
-                team.help();
+                pool.help();
             };
             // without them the work is done all the same
             let _ = std::thread::Builder::new().name(format!("executor {i}")).spawn(help);
         }
-        team
+        pool
     })
 }
 
@@ -77,7 +77,7 @@ pub fn for_each(count: usize, part: impl Fn(usize) + Sync) {
         return (0..count).for_each(part);
     }
     let _engaged = Engaged::new();
-    team().divide(&part, count, threads());
+    pool().divide(&part, count, threads());
 }
 
 /// Does `part` for every `size` elements of `values` (at the end there may be fewer) and the number of the piece, as

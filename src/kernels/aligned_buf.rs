@@ -23,12 +23,12 @@ thread_local! {
 }
 
 /// Words of 32 bits that begin with a cache line. Their contents are unspecified at first.
-pub struct Lines {
+pub struct AlignedBuf {
     lines: Vec<Line>,
     words: usize,
 }
 
-impl Lines {
+impl AlignedBuf {
     /// Room for so many words.
     pub fn new(words: usize) -> Self {
         let mut spare = SPARE.take();
@@ -38,7 +38,7 @@ impl Lines {
         SPARE.set(spare);
         // never fewer than there were: what is added is filled with zeros, which takes a while
         lines.resize(words.div_ceil(WORDS).max(lines.len()), Line([0; WORDS]));
-        Lines { lines, words }
+        AlignedBuf { lines, words }
     }
 
     /// All of them.
@@ -60,7 +60,7 @@ impl Lines {
     }
 }
 
-impl Drop for Lines {
+impl Drop for AlignedBuf {
     fn drop(&mut self) {
         let lines = std::mem::take(&mut self.lines);
         if lines.len() <= MOST_KEPT {
@@ -91,14 +91,14 @@ mod tests {
         // a thread that nothing else has run on
         let thread = std::thread::spawn(|| {
             {
-                let (mut outer, mut inner) = (Lines::new(1000), Lines::new(100));
+                let (mut outer, mut inner) = (AlignedBuf::new(1000), AlignedBuf::new(100));
                 assert_eq!((outer.floats().len(), inner.words().len()), (1000, 100));
                 assert_eq!(outer.pointer().addr() % align_of::<Line>(), 0);
             }
             assert_eq!(kept(), [63, 7, 0]);
-            drop(Lines::new(10));
+            drop(AlignedBuf::new(10));
             assert_eq!(kept(), [63, 7, 0], "the largest is there for the next, and comes back");
-            drop(Lines::new(MOST_KEPT * WORDS + 1));
+            drop(AlignedBuf::new(MOST_KEPT * WORDS + 1));
             assert_eq!(kept(), [7, 0, 0], "what it grew to is freed");
         });
         thread.join().unwrap();

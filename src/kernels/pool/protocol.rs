@@ -93,7 +93,7 @@ struct Place(*const Work<'static>);
 unsafe impl Send for Place {}
 
 /// The work that helpers may take part in.
-pub struct Team {
+pub struct ThreadPool {
     offers: Mutex<Offers>,
     /// How often work has been offered.
     news: AtomicUsize,
@@ -111,15 +111,15 @@ struct Offers {
 
 /// Work that is listed until this is dropped.
 struct Offer<'a> {
-    team: &'a Team,
+    pool: &'a ThreadPool,
     work: &'a Work<'a>,
 }
 
-impl Team {
-    /// A team without helpers yet.
+impl ThreadPool {
+    /// A pool without helpers yet.
     pub fn new() -> Self {
         let offers = Offers { work: Vec::new(), asleep: 0, closed: false };
-        Team { offers: Mutex::new(offers), news: AtomicUsize::new(0), bell: Condvar::new() }
+        ThreadPool { offers: Mutex::new(offers), news: AtomicUsize::new(0), bell: Condvar::new() }
     }
 
     /// Does `part` for every number below `count`, which is not 0, together with helpers: so many threads are expected. A
@@ -135,7 +135,7 @@ impl Team {
         }
     }
 
-    /// A helper's life, which ends when the team is closed.
+    /// A helper's life, which ends when the pool is closed.
     pub fn help(&self) {
         let mut seen = 0;
         while let Some(news) = self.wait(seen) {
@@ -166,7 +166,7 @@ impl Team {
         if asleep {
             self.bell.notify_all();
         }
-        Offer { team: self, work }
+        Offer { pool: self, work }
     }
 
     /// Work that has parts left, with this helper counted.
@@ -179,7 +179,7 @@ impl Team {
         Some(place)
     }
 
-    /// Waits for work that was offered after the first `seen`, and gives how much has been; `None` when the team is
+    /// Waits for work that was offered after the first `seen`, and gives how much has been; `None` when the pool is
     /// closed.
     fn wait(&self, seen: usize) -> Option<usize> {
         let start = Instant::now();
@@ -221,7 +221,7 @@ impl Drop for Offer<'_> {
         // there are parts left if one has panicked
         self.work.end();
         let place = Place::of(self.work);
-        locked(&self.team.offers).work.retain(|other| *other != place);
+        locked(&self.pool.offers).work.retain(|other| *other != place);
         let mut looks = 0;
         while self.work.helpers.load(Ordering::Acquire) > 0 {
             spin_loop();
@@ -244,19 +244,19 @@ mod tests {
 
     #[test]
     fn helpers_take_part_until_the_team_is_closed() {
-        let team = Team::new();
+        let pool = ThreadPool::new();
         std::thread::scope(|threads| {
             for _ in 0..3 {
-                threads.spawn(|| team.help());
+                threads.spawn(|| pool.help());
             }
             for count in 1..100 {
                 let done: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
-                team.divide(&|i| _ = done[i].fetch_add(1, Ordering::Relaxed), count, 4);
+                pool.divide(&|i| _ = done[i].fetch_add(1, Ordering::Relaxed), count, 4);
                 assert!(done.iter().all(|times| times.load(Ordering::Relaxed) == 1));
             }
-            team.close();
+            pool.close();
         });
-        assert!(locked(&team.offers).work.is_empty());
+        assert!(locked(&pool.offers).work.is_empty());
     }
 }
 
@@ -275,11 +275,11 @@ mod loom_tests {
     unsafe impl Sync for Places {}
 
     /// Divides work of so many parts, and checks that each was done once when `divide` is back.
-    fn divide(team: &Team, parts: usize) {
+    fn divide(pool: &ThreadPool, parts: usize) {
         let places = Places((0..parts).map(|_| UnsafeCell::new(0)).collect());
         let all = &places;
         // SAFETY: each part has its own place.
-        team.divide(&|i| all.0[i].with_mut(|place| unsafe { *place += 1 }), parts, 2);
+        pool.divide(&|i| all.0[i].with_mut(|place| unsafe { *place += 1 }), parts, 2);
         // SAFETY: nobody writes any more.
         assert!(places.0.iter().all(|place| place.with(|place| unsafe { *place }) == 1));
     }
@@ -293,14 +293,14 @@ mod loom_tests {
     #[test]
     fn loom_parts_are_done_once_and_seen_by_the_caller() {
         model(|| {
-            let team = Arc::new(Team::new());
+            let pool = Arc::new(ThreadPool::new());
             let helper = thread::spawn({
-                let team = team.clone();
-                move || team.help()
+                let pool = pool.clone();
+                move || pool.help()
             });
-            divide(&team, 2);
-            divide(&team, 1);
-            team.close();
+            divide(&pool, 2);
+            divide(&pool, 1);
+            pool.close();
             helper.join().unwrap();
         });
     }
@@ -308,15 +308,15 @@ mod loom_tests {
     #[test]
     fn loom_two_threads_have_work_at_a_time() {
         model(|| {
-            let team = Arc::new(Team::new());
-            let spawn = |run: fn(&Team)| {
-                let team = team.clone();
-                thread::spawn(move || run(&team))
+            let pool = Arc::new(ThreadPool::new());
+            let spawn = |run: fn(&ThreadPool)| {
+                let pool = pool.clone();
+                thread::spawn(move || run(&pool))
             };
-            let (helper, other) = (spawn(|team| team.help()), spawn(|team| divide(team, 2)));
-            divide(&team, 2);
+            let (helper, other) = (spawn(|pool| pool.help()), spawn(|pool| divide(pool, 2)));
+            divide(&pool, 2);
             other.join().unwrap();
-            team.close();
+            pool.close();
             helper.join().unwrap();
         });
     }

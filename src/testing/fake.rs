@@ -7,11 +7,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use anec_base::progress::Progress;
-use anec_convert::{Options as ConvertOptions, convert};
-use anec_coreml::array::{self, Array, Element, OwnedValues, Values};
+use anec_convert::{ConvertOptions, convert};
+use anec_coreml::array::{self, Element, OwnedValues, StridedArray, Values};
 use anec_coreml::plan::{ComputeUnits, Device, Machine, Operation};
 use anec_coreml::{CoreMlError, Engine, LoadedFunction};
-use anec_exec::{Executable, Options, Precision, State, Tensor, TensorData, WeightCache};
+use anec_exec::{ExecOptions, Executable, Precision, State, Tensor, TensorData, WeightCache};
 use anec_manifest::Manifest;
 use anec_mil::{Block, Function, Op};
 
@@ -176,7 +176,7 @@ impl Engine for DoubleEngine {
             _ => None,
         };
         let function = function.ok_or_else(|| refused(model, "no such function"))?;
-        let options = Options { precision: Precision::F16 };
+        let options = ExecOptions { precision: Precision::F16 };
         let executable = Executable::compile(function, options, &self.weights).map_err(|e| refused(model, e))?;
         let names = function.states().map(|state| state.name.clone()).collect();
         let meeting = self.meeting.clone();
@@ -198,8 +198,8 @@ pub struct DoubleState {
 }
 
 pub struct DoubleCall {
-    inputs: Vec<(Array, Vec<u8>)>,
-    outputs: Vec<Array>,
+    inputs: Vec<(StridedArray, Vec<u8>)>,
+    outputs: Vec<StridedArray>,
 }
 
 impl LoadedFunction for DoubleFunction {
@@ -219,9 +219,9 @@ impl LoadedFunction for DoubleFunction {
         Ok(DoubleState { state: Mutex::new(copy), path: self.path.clone() })
     }
 
-    fn call(&self, inputs: &[Array], outputs: &[Array]) -> Result<DoubleCall, CoreMlError> {
+    fn call(&self, inputs: &[StridedArray], outputs: &[StridedArray]) -> Result<DoubleCall, CoreMlError> {
         // aligned for every element type
-        let memory = |array: &Array| (array.clone(), vec![0; array.count() * array.element.size()]);
+        let memory = |array: &StridedArray| (array.clone(), vec![0; array.count() * array.element.size()]);
         Ok(DoubleCall { inputs: inputs.iter().map(memory).collect(), outputs: outputs.to_vec() })
     }
 
@@ -258,7 +258,7 @@ impl LoadedFunction for DoubleFunction {
             None => self.executable.run(&tensors, &mut none),
         };
         let given = given.map_err(|e| wrong(e.to_string()))?;
-        let output = |array: &Array| {
+        let output = |array: &StridedArray| {
             let (_, tensor) =
                 given.iter().find(|(name, _)| *name == array.name).ok_or_else(|| wrong(array.name.clone()))?;
             assert_eq!(tensor.shape, array.shape, "{}", array.name);
@@ -276,7 +276,7 @@ fn tensor(shape: Vec<usize>, values: OwnedValues) -> Tensor {
 }
 
 /// The elements, out of memory whose last axis is padded as the Neural Engine does it.
-fn padded(array: &Array, data: &TensorData) -> Result<OwnedValues, String> {
+fn padded(array: &StridedArray, data: &TensorData) -> Result<OwnedValues, String> {
     const PADDED: usize = 32;
     let mut wide = array.clone();
     if let Some(last) = wide.shape.last_mut() {
@@ -285,7 +285,7 @@ fn padded(array: &Array, data: &TensorData) -> Result<OwnedValues, String> {
     let strides = wide.strides();
     let mut memory = vec![0xff; wide.count() * array.element.size()];
     let row = array.shape.last().copied().unwrap_or(1);
-    let one = Array { name: array.name.clone(), element: array.element, shape: vec![row] };
+    let one = StridedArray { name: array.name.clone(), element: array.element, shape: vec![row] };
     let rows = memory.chunks_exact_mut(wide.shape.last().copied().unwrap_or(1) * array.element.size());
     for (index, place) in rows.enumerate() {
         let values = match data {

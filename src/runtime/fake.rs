@@ -10,8 +10,8 @@ use safetensors::tensor::TensorView;
 
 use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
-use super::host::Host;
-use super::model::Model;
+use super::host::HostTables;
+use super::model::LoadedModel;
 use anec_base::MappedFile;
 use anec_base::Result;
 use anec_bundle::*;
@@ -73,13 +73,13 @@ impl Default for Form {
 /// A call that the backend saw: the function's name and its number of tokens, none where it was only made ready.
 pub type Calls = Arc<Mutex<Vec<(String, usize)>>>;
 
-pub fn model(form: &Form) -> (Arc<Model>, Calls) {
+pub fn model(form: &Form) -> (Arc<LoadedModel>, Calls) {
     let bundle = bundle(form);
     let host =
-        Host::from_file(&bundle, MappedFile::from_bytes(Path::new("host.safetensors"), host_file(form))).unwrap();
+        HostTables::from_file(&bundle, MappedFile::from_bytes(Path::new("host.safetensors"), host_file(form))).unwrap();
     let calls = Calls::default();
     let backend = Double { bundle: Arc::new(bundle.clone()), calls: calls.clone(), form: form.clone() };
-    let mut model = Model::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap();
+    let mut model = LoadedModel::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap();
     if form.recurrent {
         Arc::get_mut(&mut model).unwrap().forget_positions();
     }
@@ -92,9 +92,9 @@ fn size(all: &[TokenCount], one: &TokenCount) -> String {
 }
 
 pub fn bundle(form: &Form) -> Bundle {
-    let t = || Extent::Tokens("T".into());
-    let fixed = Extent::Fixed;
-    let port = |name: &str, role: PortRole, shape: Vec<Extent>| Port { name: name.into(), role, shape };
+    let t = || PortDim::Tokens("T".into());
+    let fixed = PortDim::Fixed;
+    let port = |name: &str, role: PortRole, shape: Vec<PortDim>| Port { name: name.into(), role, shape };
     let hidden = || vec![fixed(1), fixed(HIDDEN as u64), t(), fixed(1)];
     let mut functions = Vec::new();
     let mut contexts = form.contexts.clone();

@@ -10,18 +10,21 @@ use indexmap::IndexMap;
 use super::{Failure, Predicate};
 use crate::foreign::{made_up_inputs, sizes};
 use crate::lint::lint;
-use crate::measure::Measures;
+use crate::measure::LogitMeasures;
 use crate::numerics::check;
 use crate::thresholds::NumericsThresholds;
 use crate::verdict::Verdict;
-use crate::watch::Extent;
+use crate::watch::ValueRange;
 use anec_base::Result;
 use anec_bundle::Bundle;
-use anec_exec::{ExecError, Executable, Options, Precision, Tensor, WeightCache};
+use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec_mil::verify::infer_what_can_be;
 use anec_mil::{Function, Program};
 use anec_package::Package;
-use anec_runtime::{Ask, Backend, Chunking, CpuBackend, Hidden, Host, Model, Programs, Sequence, Watch, Windows};
+use anec_runtime::{
+    Backend, Chunking, CpuBackend, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Sequence, Watch,
+    Windows,
+};
 
 /// A function of fixed shapes with what it is called with.
 pub struct Call {
@@ -49,17 +52,18 @@ pub fn calls_of_package(name: &str, package: &Package) -> Vec<Call> {
 /// # Errors
 /// When the bundle can't be run in f32.
 pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<Vec<Call>> {
-    let host = Arc::new(Host::open(bundle, folder)?);
-    let programs = Programs::of(bundle, folder);
+    let host = Arc::new(HostTables::open(bundle, folder)?);
+    let programs = PackageStore::of(bundle, folder);
     let inputs = Inputs::default();
     let backend = Recording { inner: CpuBackend::new(programs, Precision::F32), bundle: bundle.clone(), inputs };
     let seen = backend.inputs.clone();
-    let model = Model::new(bundle.clone(), folder, host, Box::new(backend))?;
+    let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;
     if model.bundle().model.classification().is_some() {
         Windows::new(&model, None, Hidden::No)?.label(tokens)?;
     } else {
         let mut session = model.start(model.context())?;
-        session.forward(&tokens[..tokens.len().min(session.limit() as usize)], &Ask::all(Chunking::Largest))?;
+        session
+            .forward(&tokens[..tokens.len().min(session.limit() as usize)], &ForwardOptions::all(Chunking::Largest))?;
     }
     let seen = std::mem::take(&mut *seen.0.lock().unwrap_or_else(PoisonError::into_inner));
     let mut calls = Vec::new();
@@ -133,14 +137,14 @@ impl Sequence for Recorded {
 }
 
 /// Fails where fp16 doesn't hold a constant, or doesn't compute what f32 computes.
-pub struct Numerics {
+pub struct Fp16Predicate {
     /// What the whole function computes in f32, by name.
     values: BTreeMap<String, Tensor>,
     thresholds: NumericsThresholds,
     cache: WeightCache,
 }
 
-impl Numerics {
+impl Fp16Predicate {
     /// Runs the whole function in f32.
     ///
     /// # Errors
@@ -152,7 +156,7 @@ impl Numerics {
             values.insert(name.to_owned(), tensor.clone());
         };
         run(&call.function, Precision::F32, &call.inputs, &cache, &mut note)?;
-        Ok(Numerics { values, thresholds: thresholds.clone(), cache })
+        Ok(Fp16Predicate { values, thresholds: thresholds.clone(), cache })
     }
 
     /// What a piece computes: how large its values get, and its results.
@@ -160,7 +164,7 @@ impl Numerics {
         let given = function.tensor_inputs();
         let inputs: Vec<(String, Tensor)> =
             given.filter_map(|v| Some((v.name.clone(), self.values.get(&v.name)?.clone()))).collect();
-        let mut seen: IndexMap<String, Extent> = IndexMap::new();
+        let mut seen: IndexMap<String, ValueRange> = IndexMap::new();
         let mut note = |name: &str, tensor: &Tensor| {
             if let Some(values) = tensor.floats() {
                 seen.entry(name.to_owned()).or_default().add(values);
@@ -172,7 +176,7 @@ impl Numerics {
 }
 
 struct Trace {
-    seen: IndexMap<String, Extent>,
+    seen: IndexMap<String, ValueRange>,
     outputs: Vec<(String, Tensor)>,
 }
 
@@ -183,7 +187,7 @@ fn run(
     cache: &WeightCache,
     note: &mut dyn FnMut(&str, &Tensor),
 ) -> Result<Vec<(String, Tensor)>, ExecError> {
-    let executable = Executable::compile_as_written(function, Options { precision }, cache)?;
+    let executable = Executable::compile_as_written(function, ExecOptions { precision }, cache)?;
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     executable.run_with(&inputs, &mut executable.new_state(), note)
 }
@@ -191,7 +195,7 @@ fn run(
 /// What overflowed is another failure than what only differs.
 const OVERFLOW: &str = "overflow";
 
-impl Predicate for Numerics {
+impl Predicate for Fp16Predicate {
     fn failures(&mut self, function: &Function) -> Result<Vec<Failure>> {
         let program = Program { functions: vec![function.clone()], default_function: function.name.clone() };
         let mut failures = Vec::new();
@@ -209,7 +213,7 @@ impl Predicate for Numerics {
         let overflows = half.seen.values().any(|extent| !extent.is_finite());
         for (half_output, single_output) in half.outputs.iter().zip(&single.outputs) {
             let (Some(found), Some(reference)) = (half_output.1.floats(), single_output.1.floats()) else { continue };
-            let measures = Measures::of(found, reference, reference.len());
+            let measures = LogitMeasures::of(found, reference, reference.len());
             let name = half_output.0.clone();
             let check = check(name.clone(), &half.seen, &single.seen, &BTreeSet::new(), &measures, &self.thresholds);
             if let Some(detail) = check.detail {

@@ -12,7 +12,7 @@ use super::error::ServeError;
 use super::fields::names;
 use super::openai::finish_reason;
 use super::parameters::Parameters;
-use super::service::{Prompt, Service, Submission, Text, TextCollector, Times, next_event, whole};
+use super::service::{RequestPrompt, Service, Submission, Text, TextCollector, Times, next_event, whole};
 use anec_runtime::chat::{Chat, Message};
 
 /// Name of the form of the lines.
@@ -102,7 +102,7 @@ fn short_form(line: &[u8]) -> Option<(Vec<u32>, u64)> {
 }
 
 async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> String {
-    let submission = submission(Prompt::Ids(ids), Parameters::greedy(most));
+    let submission = submission(RequestPrompt::Ids(ids), Parameters::greedy(most));
     let text = match service.ask(move |_| Ok((submission, ()))).await.map(|(mut answer, ())| answer.receivers.pop()) {
         Ok(Some(receiver)) => whole(receiver).await,
         Ok(None) => Err(ServeError::Stopping),
@@ -123,7 +123,7 @@ async fn short_answer(service: &Arc<Service>, ids: Vec<u32>, most: u64) -> Strin
     }
 }
 
-fn submission(prompt: Prompt, parameters: Parameters) -> Submission {
+fn submission(prompt: RequestPrompt, parameters: Parameters) -> Submission {
     Submission { prompt, parameters, logprobs: None, tools: None }
 }
 
@@ -179,23 +179,23 @@ async fn long_answer(
     })
 }
 
-fn prompt(line: Line, history: &[u32]) -> Result<(Prompt, Parameters), ServeError> {
+fn prompt(line: Line, history: &[u32]) -> Result<(RequestPrompt, Parameters), ServeError> {
     let Line { own: request, parameters } = line;
     if parameters.n.is_some_and(|n| n != 1) {
         return Err(ServeError::field("n", "a line has one answer: `n` can only be 1"));
     }
     let system = request.system.map(|system| Message::new("system", &system));
     let prompt = match (request.messages, request.prompt, request.tokens) {
-        (Some(messages), None, None) => Prompt::Chat(Chat::new(system.into_iter().chain(messages).collect())),
+        (Some(messages), None, None) => RequestPrompt::Chat(Chat::new(system.into_iter().chain(messages).collect())),
         (None, Some(text), None) if system.is_some() => {
-            Prompt::Chat(Chat::new(system.into_iter().chain([Message::new("user", &text)]).collect()))
+            RequestPrompt::Chat(Chat::new(system.into_iter().chain([Message::new("user", &text)]).collect()))
         }
-        (None, Some(text), None) => Prompt::Text { text, special: false },
+        (None, Some(text), None) => RequestPrompt::Text { text, special: false },
         (None, None, Some(tokens)) if tokens.is_empty() => {
             return Err(ServeError::field("tokens", "`tokens` has no tokens"));
         }
-        (None, None, Some(tokens)) if request.reset == Some(false) => Prompt::Ids([history, &tokens].concat()),
-        (None, None, Some(tokens)) => Prompt::Ids(tokens),
+        (None, None, Some(tokens)) if request.reset == Some(false) => RequestPrompt::Ids([history, &tokens].concat()),
+        (None, None, Some(tokens)) => RequestPrompt::Ids(tokens),
         _ => {
             let problem = "give one of `messages`, `prompt` and `tokens`".to_owned();
             return Err(ServeError::Invalid { problem, field: None });
@@ -261,10 +261,12 @@ mod tests {
     #[test]
     fn a_line_has_one_prompt() {
         let read = |json: Json| prompt(serde_json::from_value(json).unwrap(), &[1, 2]).map(|(prompt, _)| prompt);
-        assert!(matches!(read(json!({"prompt_ids": [3], "reset": false})), Ok(Prompt::Ids(ids)) if ids == [1, 2, 3]));
-        assert!(matches!(read(json!({"tokens": [3]})), Ok(Prompt::Ids(ids)) if ids == [3]));
         assert!(
-            matches!(read(json!({"prompt": "x", "system": "s"})), Ok(Prompt::Chat(chat)) if chat.messages.len() == 2)
+            matches!(read(json!({"prompt_ids": [3], "reset": false})), Ok(RequestPrompt::Ids(ids)) if ids == [1, 2, 3])
+        );
+        assert!(matches!(read(json!({"tokens": [3]})), Ok(RequestPrompt::Ids(ids)) if ids == [3]));
+        assert!(
+            matches!(read(json!({"prompt": "x", "system": "s"})), Ok(RequestPrompt::Chat(chat)) if chat.messages.len() == 2)
         );
         assert!(read(json!({"tokens": []})).is_err());
         assert!(read(json!({"prompt": "x", "tokens": [1]})).is_err());

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anec::base::progress::Progress;
 use anec::bundle::Bundle;
-use anec::convert::{Options, Outcome, convert};
+use anec::convert::{ConvertOptions, Outcome, convert};
 use anec::family::table::DECODERS;
 use anec::manifest::Manifest;
 use safetensors::SafeTensors;
@@ -17,7 +17,7 @@ use serde_json::Value as Json;
 fn converted(source: &Path, sets: &[&str], folder: &Path) -> (Bundle, BTreeMap<String, Vec<u8>>) {
     let source = format!("source={}", serde_json::to_string(source).unwrap());
     let sets: Vec<String> = ["name=twin", "context=32", &source].iter().chain(sets).map(|s| s.to_string()).collect();
-    let options = Options {
+    let options = ConvertOptions {
         manifest: Manifest::from_yaml("", "test", &sets).unwrap(),
         out: Some(folder.to_owned()),
         force: false,
