@@ -1,6 +1,8 @@
 //! A decoding step allocates nothing in the executor, on any thread. This test is alone in its program, for it counts what
 //! the whole process allocates.
 
+#[path = "common/fp16_literals.rs"]
+mod fp16_literals;
 #[path = "common/layers.rs"]
 mod layers;
 

@@ -19,8 +19,8 @@ fn config(name: &str) -> Json {
     serde_json::from_slice(&std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
 }
 
-/// Layers of the package that is written; SmolLM3's fourth has no RoPE.
-const LAYERS: usize = 2;
+/// Layers of the package that is written: the least that has weights of every role.
+const LAYERS: usize = 1;
 
 fn converts(name: &str) {
     let found = builtin::find(name).unwrap();

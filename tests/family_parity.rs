@@ -1,18 +1,19 @@
 //! Every dense family agrees with transformers: the emitted graph, run by the executor, gives the reference's logits and
 //! hidden states at every position, whatever the chunks that the tokens come in, from either kind of source.
 
+use crate::common::covering::covering;
+use crate::common::fp16_literals::Fp16Literals;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anec::bundle::{PortDim, PortRole, Stage, TokenCount};
 use anec::error::Result;
 use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
-use anec::family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
-use anec::manifest::{
-    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
-};
-use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
-use anec::source::{Ledger, Source, SourceWeight};
+use anec::family::{FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
+use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
+use anec::mil::Opset;
+use anec::source::{Ledger, Source};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 
@@ -20,6 +21,7 @@ use safetensors::SafeTensors;
 type Rows = Vec<Vec<f32>>;
 
 const CONTEXT: u64 = 64;
+const NORMS: [NormForm; 4] = [NormForm::Accurate, NormForm::Naive, NormForm::LayerNormConcat, NormForm::Prescale];
 const FORM: LoweringOptions = LoweringOptions {
     opset: Opset::CoreMl8,
     layout: Layout::Bcs1,
@@ -31,24 +33,6 @@ const FORM: LoweringOptions = LoweringOptions {
     recurrent_states: RecurrentForm::State,
     experts: ExpertsForm::Packed,
 };
-
-/// Weights as fp16 literals.
-struct Fp16;
-
-impl EmitWeight for Fp16 {
-    fn emit(
-        &mut self,
-        b: &mut FunctionBuilder,
-        name: &str,
-        _: Role,
-        w: &SourceWeight,
-        shape: &[u64],
-    ) -> Result<ValueId> {
-        let mut values = vec![0f32; w.elements() as usize];
-        w.read(0, &mut values)?;
-        Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
-    }
-}
 
 /// A model's two functions, and what the host does for them.
 struct Runner {
@@ -72,7 +56,7 @@ impl Runner {
         let build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
             let (name, most_tokens, default_tokens) = ("main".into(), tokens.most(), tokens.least());
             let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
-            let graph = model.build(&form, &request, &mut Fp16)?;
+            let graph = model.build(&form, &request, &mut Fp16Literals)?;
             let executable = Executable::compile(&graph.function, ExecOptions { precision }, &cache)?;
             Ok((graph, executable))
         };
@@ -350,31 +334,26 @@ fn every_form_gives_the_same_logits() {
     cases.par_iter().filter(|c| names.iter().any(|n| c["name"] == *n)).for_each(|case| {
         with_model(&root, case, "hugging_face", |model| {
             let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
-            for layout in [Layout::Bcs1, Layout::Bc1s] {
-                for linear in [LinearForm::Conv, LinearForm::Linear, LinearForm::Matmul] {
-                    for norm in [NormForm::Accurate, NormForm::Naive, NormForm::LayerNormConcat, NormForm::Prescale] {
-                        for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
-                            for state in [StateForm::PerLayer, StateForm::Unified] {
-                                for (kv_write, tokens, chunk) in [
-                                    (KvWrite::Mask, TokenCount::Range(1, 4), 3),
-                                    (KvWrite::Slice, TokenCount::Fixed(1), 1),
-                                ] {
-                                    let form =
-                                        LoweringOptions { layout, linear, norm, attention, state, kv_write, ..FORM };
-                                    // layer norm takes its epsilon as it is, and fp16 doesn't hold that of a scaled stream
-                                    if norm == NormForm::LayerNormConcat && model.facts().hidden_scale != 1.0 {
-                                        continue;
-                                    }
-                                    let runner = Runner::new(model, form, tokens, CONTEXT, Precision::F32);
-                                    let (logits, _) =
-                                        runner.expect("compiles").run(&golden.tokens, &[chunk]).expect("runs");
-                                    let (cosine, _) = distance(&logits, &golden.logits);
-                                    assert!(cosine > 0.99999, "{} {form:?}: {cosine}", case["name"]);
-                                }
-                            }
-                        }
-                    }
+            for choice in covering(&[2, 3, 4, 2, 2, 2], 3) {
+                let (kv_write, tokens, chunk) =
+                    [(KvWrite::Mask, TokenCount::Range(1, 4), 3), (KvWrite::Slice, TokenCount::Fixed(1), 1)][choice[5]];
+                let form = LoweringOptions {
+                    layout: [Layout::Bcs1, Layout::Bc1s][choice[0]],
+                    linear: [LinearForm::Conv, LinearForm::Linear, LinearForm::Matmul][choice[1]],
+                    norm: NORMS[choice[2]],
+                    attention: [AttentionForm::PerHead, AttentionForm::Grouped][choice[3]],
+                    state: [StateForm::PerLayer, StateForm::Unified][choice[4]],
+                    kv_write,
+                    ..FORM
+                };
+                // layer norm takes its epsilon as it is, and fp16 doesn't hold that of a scaled stream
+                if form.norm == NormForm::LayerNormConcat && model.facts().hidden_scale != 1.0 {
+                    continue;
                 }
+                let runner = Runner::new(model, form, tokens, CONTEXT, Precision::F32);
+                let (logits, _) = runner.expect("compiles").run(&golden.tokens, &[chunk]).expect("runs");
+                let (cosine, _) = distance(&logits, &golden.logits);
+                assert!(cosine > 0.99999, "{} {form:?}: {cosine}", case["name"]);
             }
         });
     });

@@ -35,7 +35,7 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision) {
     let graph = layers(case, form, tokens);
     let cache = WeightCache::new();
     let fused = Executable::compile(&graph.function, ExecOptions { precision }, &cache).unwrap();
-    let plain = Executable::compile_as_written(&graph.function, ExecOptions { precision }, &cache).unwrap();
+    let plain = Executable::compile_unfused(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let softmaxes = graph.function.ops().filter(|op| op.operator == "softmax").count();
     // rings are written through masks in every form
     let masked = |op: &&Op| op.operator == "write_state" && (form.kv_write == KvWrite::Mask || is_ring(&graph, op));

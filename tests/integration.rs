@@ -3,9 +3,11 @@
 mod common {
     pub mod client;
     pub mod coremltools;
+    pub mod covering;
     pub mod defect;
     pub mod emitted;
     pub mod folder;
+    pub mod fp16_literals;
     pub mod gguf;
     pub mod http;
     #[cfg(target_os = "linux")]

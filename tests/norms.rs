@@ -1,36 +1,18 @@
 //! Norms compute `x / sqrt(mean(x^2) + eps) * gain` in every form, for rows that the epsilon decides as for those that it
 //! doesn't, and a form that can't hold an epsilon is refused.
 
+use crate::common::fp16_literals::Fp16Literals;
+
 use anec::error::{Fault, Result};
 use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+use anec::family::LoweringOptions;
 use anec::family::blocks::Graph;
 use anec::family::blocks::norm::{Norm, rms_norm};
-use anec::family::{EmitWeight, LoweringOptions};
-use anec::manifest::{
-    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
-};
-use anec::mil::{Constant, DataType, Dim, FunctionBuilder, Opset, TensorType, ValueId};
+use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
+use anec::mil::{DataType, Dim, FunctionBuilder, Opset, TensorType};
 use anec::source::SourceWeight;
 
 const WIDTH: usize = 64;
-
-/// Weights as fp16 literals.
-struct Fp16;
-
-impl EmitWeight for Fp16 {
-    fn emit(
-        &mut self,
-        b: &mut FunctionBuilder,
-        name: &str,
-        _: Role,
-        w: &SourceWeight,
-        shape: &[u64],
-    ) -> Result<ValueId> {
-        let mut values = vec![0f32; w.elements() as usize];
-        w.read(0, &mut values)?;
-        Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
-    }
-}
 
 /// Rows whose root mean squares go from far below the root of the epsilon to where squares are near fp16's end.
 fn rows(scale: f64) -> Vec<Vec<f32>> {
@@ -57,7 +39,7 @@ fn by_graph(form: NormForm, norm: &Norm, rows: &[Vec<f32>]) -> Result<Vec<Vec<f3
     let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
     let (width, tokens) = (WIDTH as u64, rows.len() as u64);
     let x = ops.input("x", TensorType::new(DataType::Fp16, [1, width, tokens, 1]));
-    let mut weights = Fp16;
+    let mut weights = Fp16Literals;
     let mut graph = Graph::new(ops, form, Dim::Fixed(tokens), &mut weights);
     let y = rms_norm(&mut graph, x, norm, 1);
     let mut ops = graph.into_ops()?;

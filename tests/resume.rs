@@ -103,7 +103,7 @@ fn a_run_killed_at_any_step_goes_on_and_ends_with_the_same_bytes() {
                 return;
             }
             Err(error) => {
-                eprintln!("skipped: this system doesn't let a process watch another ({error})");
+                anec::base::skipped(&format!("this system doesn't let a process watch another ({error})"));
                 return;
             }
         }
@@ -139,7 +139,7 @@ fn a_bundle_is_replaced_in_one_step() {
                 return;
             }
             Err(error) => {
-                eprintln!("skipped: this system doesn't let a process watch another ({error})");
+                anec::base::skipped(&format!("this system doesn't let a process watch another ({error})"));
                 return;
             }
         }

@@ -2,6 +2,7 @@
 //! crate is on, and the book's page shows the same table.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
@@ -52,4 +53,45 @@ fn crates_depend_on_lower_tiers_only() {
 fn the_book_shows_the_same_tiers() {
     let read = |path: &str| std::fs::read_to_string(repository(path)).unwrap();
     assert_eq!(tiers(&read("book/src/internals.md")), tiers(&read("src/lib.rs")));
+}
+
+/// Rust files below a folder.
+fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, out);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// A reader who meets a type's name in one crate must not mistake it for another's.
+#[test]
+fn public_types_have_names_of_their_own() {
+    // two forms of one type, of which a build has one
+    let alternatives = ["constraint.rs", "no_constraint.rs", "elsewhere.rs", "macos.rs"];
+    let mut files = Vec::new();
+    rust_files(&repository("src"), &mut files);
+    let mut places = BTreeMap::<String, Vec<String>>::new();
+    for path in &files {
+        let name = path.strip_prefix(repository("src")).unwrap().display().to_string();
+        let apart = ["testing/", "cli/", "coreml/macos/"].iter().any(|prefix| name.starts_with(prefix));
+        if apart || alternatives.iter().any(|file| name.ends_with(file)) {
+            continue;
+        }
+        for line in std::fs::read_to_string(path).unwrap().lines() {
+            let mut words = line.trim_start().split([' ', '<', '(', '{', ';', ':', '=']);
+            let kinds = ["struct", "enum", "trait", "type", "union"];
+            if words.next() == Some("pub") && words.next().is_some_and(|kind| kinds.contains(&kind)) {
+                places.entry(words.next().unwrap().to_owned()).or_default().push(name.clone());
+            }
+        }
+    }
+    assert!(places.len() > 300, "{} types were found", places.len());
+    // every crate that fails has a `Result` of its own
+    places.remove("Result");
+    places.retain(|_, places| places.len() > 1);
+    assert!(places.is_empty(), "{places:#?}");
 }

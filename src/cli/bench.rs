@@ -30,7 +30,7 @@ pub struct BenchArgs {
     /// Lengths of texts
     #[arg(long, value_delimiter = ',', value_name = "N,N,…", default_values_t = [32])]
     decode: Vec<u64>,
-    /// Tokens that are there already when a text begins
+    /// Tokens already in the cache when measuring begins (depth)
     #[arg(long, value_delimiter = ',', value_name = "N,N,…", default_values_t = [1])]
     depth: Vec<u64>,
     /// Runs that count
@@ -168,7 +168,7 @@ impl BenchArgs {
         let profile = profile.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let all: f64 = profile.values().map(|calls| calls.time.as_secs_f64()).sum();
         let bundle = model.bundle();
-        let function = |(index, calls): (&usize, &anec::runtime::profile::Calls)| FunctionTime {
+        let function = |(index, calls): (&usize, &anec::runtime::profile::CallTime)| FunctionTime {
             package: bundle.functions[*index].package.clone(),
             function: bundle.functions[*index].function.clone(),
             calls: calls.count,

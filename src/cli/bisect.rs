@@ -16,7 +16,7 @@ use anec::mil::Function;
 use anec::package::{self, Package, WriteOptions};
 use anec::report;
 use anec::validate::bisect::form::Structure;
-use anec::validate::bisect::fp16_predicate::{Call, Fp16Predicate, calls_of_bundle, calls_of_package};
+use anec::validate::bisect::fp16_predicate::{Fp16Predicate, RecordedCall, calls_of_bundle, calls_of_package};
 use anec::validate::bisect::outside::{self, Compile, Outside, Residency, UserCommand};
 use anec::validate::bisect::{MinimalRepro, Predicate, bisect};
 use anec::validate::{Thresholds, prompts};
@@ -170,7 +170,7 @@ impl BisectArgs {
         }
     }
 
-    fn calls(&self) -> Result<(Vec<Call>, Thresholds)> {
+    fn calls(&self) -> Result<(Vec<RecordedCall>, Thresholds)> {
         if self.path.join(FILE_NAME).exists() {
             let bundle = Bundle::read(&self.path)?;
             let tokens = prompts::tokens(&bundle, &self.path, usize::from(self.positions))?;

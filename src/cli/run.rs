@@ -197,8 +197,8 @@ fn result(request: &GenerationRequest, generation: &GenerationOutput, text: Opti
 pub(super) fn summary(prompt: usize, generation: &GenerationOutput) -> String {
     let timings = generation.timings;
     let speculation = match generation.speculation {
-        guesses if guesses.drafted == 0 => String::new(),
-        guesses => format!(", {} of {} guesses right", guesses.accepted, guesses.drafted),
+        drafts if drafts.drafted == 0 => String::new(),
+        drafts => format!(", {} of {} draft tokens accepted", drafts.accepted, drafts.drafted),
     };
     let cached = match timings.cached_tokens {
         0 => String::new(),

@@ -71,7 +71,7 @@ impl Executable {
     ///
     /// # Errors
     /// As [`compile`](Executable::compile).
-    pub fn compile_as_written(
+    pub fn compile_unfused(
         function: &Function,
         options: ExecOptions,
         cache: &WeightCache,

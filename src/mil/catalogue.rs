@@ -98,7 +98,7 @@ pub struct OpSpec {
 
 impl OpSpec {
     /// The form that a row and element types give.
-    fn new((name, _, parameters, infer): Row, since: Opset, elements: Option<&element_types::Form>) -> OpSpec {
+    fn new((name, _, parameters, infer): Row, since: Opset, elements: Option<&element_types::ElementForm>) -> OpSpec {
         let mut parameters: Vec<Parameter> = parameters.split_whitespace().map(parameter).collect();
         for parameter in &mut parameters {
             parameter.elements = elements.and_then(|form| form.get(parameter.name)).cloned().unwrap_or_default();

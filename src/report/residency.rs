@@ -77,14 +77,14 @@ mod tests {
     use anec_base::{Error, Fault};
     use anec_bundle::{Bundle, PackageEntry, TokenCount};
     use anec_coreml::ComputePlan;
-    use anec_runtime::fake::{self, Form};
+    use anec_runtime::fake::{self, FakeOptions};
     use anec_validate::residency::judge;
     use anec_validate::thresholds::ResidencyThresholds;
     use anec_validate::{GateReport, GatesReport, Verdict};
 
     /// A bundle of the one package that the hand-made plan is of.
     fn bundle() -> Bundle {
-        let mut bundle = fake::bundle(&Form::default());
+        let mut bundle = fake::bundle(&FakeOptions::default());
         let package = "model.mlpackage".to_owned();
         bundle.functions.truncate(1);
         bundle.functions[0].package = package.clone();

@@ -7,7 +7,7 @@ use anec_exec::Tensor;
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);
 
 /// A call of a function.
-pub struct Call<'a> {
+pub struct FunctionCall<'a> {
     /// The function: its index in `bundle.json`.
     pub function: usize,
     /// Tensors, in the order of its inputs.
@@ -46,7 +46,7 @@ pub trait Sequence: Send {
     ///
     /// # Errors
     /// As [`run`](Sequence::run).
-    fn run_together(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Tensor>>> {
+    fn run_together(&mut self, calls: &[FunctionCall<'_>]) -> Result<Vec<Vec<Tensor>>> {
         calls.iter().map(|call| self.run(call.function, &call.inputs, None)).collect()
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::backend::Call;
+use super::backend::FunctionCall;
 use super::error::RuntimeError;
 use super::hidden::{Columns, Flow};
 use super::inputs::{InputBuilder, shape_of, shaped};
@@ -20,8 +20,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    pub(super) fn call(&self) -> Call<'_> {
-        Call { function: self.function, inputs: self.inputs.iter().map(Arc::as_ref).collect() }
+    pub(super) fn call(&self) -> FunctionCall<'_> {
+        FunctionCall { function: self.function, inputs: self.inputs.iter().map(Arc::as_ref).collect() }
     }
 }
 

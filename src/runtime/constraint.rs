@@ -104,7 +104,7 @@ impl Constraint {
     ///
     /// # Errors
     /// When the grammar became too complex.
-    pub fn close(&mut self, logits: &mut [f32]) -> Result<(), RuntimeError> {
+    pub fn mask_logits(&mut self, logits: &mut [f32]) -> Result<(), RuntimeError> {
         let allowed: SimpleVob =
             self.matcher.compute_mask_or_eos().map_err(|error| grammar(for_clients(&error.to_string())))?;
         for (token, logit) in logits.iter_mut().enumerate() {
@@ -119,7 +119,7 @@ impl Constraint {
     ///
     /// # Errors
     /// When it doesn't fit.
-    pub fn see(&mut self, token: u32) -> Result<(), RuntimeError> {
+    pub fn accept_token(&mut self, token: u32) -> Result<(), RuntimeError> {
         self.matcher.consume_token(token).map_err(|error| grammar(for_clients(&error.to_string())))
     }
 
@@ -178,10 +178,10 @@ mod tests {
             for id in ["\"", "}", "]", "\"}"].iter().filter_map(|token| tokenizer.id(token)) {
                 logits[id as usize] = 6.0;
             }
-            constraint.close(&mut logits).unwrap();
+            constraint.mask_logits(&mut logits).unwrap();
             let id = sampler.next(&logits);
             assert!(logits[id as usize] > f32::NEG_INFINITY, "some token is always open");
-            constraint.see(id).unwrap();
+            constraint.accept_token(id).unwrap();
             if id == 0 {
                 break;
             }

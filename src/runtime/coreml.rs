@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::backend::{Backend, Call, Sequence, Watch};
+use super::backend::{Backend, FunctionCall, Sequence, Watch};
 use super::error::RuntimeError;
 use super::host::HostTables;
 use super::inputs::shape_of;
@@ -194,7 +194,7 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
         arrays.run(&loaded, state.map(|held| &held.state), inputs)
     }
 
-    fn run_together(&mut self, calls: &[Call<'_>]) -> Result<Vec<Vec<Tensor>>> {
+    fn run_together(&mut self, calls: &[FunctionCall<'_>]) -> Result<Vec<Vec<Tensor>>> {
         // each call has its arrays to itself while it runs
         let prepared = calls.iter().map(|call| {
             let loaded = self.shared.function(call.function)?;

@@ -69,7 +69,7 @@ impl PackageStore {
             .ok_or_else(|| RuntimeError::bundle(self.folder.join(FILE_NAME), format!("there is no function {index}")))
     }
 
-    fn compile(&self, index: usize, precision: Precision, as_written: bool) -> Result<Executable> {
+    fn compile(&self, index: usize, precision: Precision, unfused: bool) -> Result<Executable> {
         let signature = self.signature(index)?;
         let program = self.program(&signature.package)?;
         let error = |problem: String| RuntimeError::bundle(self.folder.join(&signature.package), problem);
@@ -77,7 +77,7 @@ impl PackageStore {
             return Err(error(format!("the package has no function `{}`", signature.function)).into());
         };
         signature.check(function).map_err(error)?;
-        let compile = if as_written { Executable::compile_as_written } else { Executable::compile };
+        let compile = if unfused { Executable::compile_unfused } else { Executable::compile };
         let function = signature.with_ids(function);
         Ok(compile(&function, ExecOptions { precision }, &self.weights).map_err(|error| signature.failed(error))?)
     }
@@ -136,7 +136,7 @@ struct Compiled {
     programs: Arc<PackageStore>,
     precision: Precision,
     /// Every op is carried out as it stands, and seen.
-    as_written: bool,
+    unfused: bool,
     executables: Mutex<BTreeMap<usize, Arc<Executable>>>,
 }
 
@@ -147,12 +147,12 @@ impl CpuBackend {
     }
 
     /// As [`new`](CpuBackend::new), but every op is carried out as it stands, and who watches sees all of them.
-    pub fn as_written(programs: Arc<PackageStore>, precision: Precision) -> Self {
+    pub fn unfused(programs: Arc<PackageStore>, precision: Precision) -> Self {
         Self::with(programs, precision, true)
     }
 
-    fn with(programs: Arc<PackageStore>, precision: Precision, as_written: bool) -> Self {
-        CpuBackend { shared: Arc::new(Compiled { programs, precision, as_written, executables: Mutex::default() }) }
+    fn with(programs: Arc<PackageStore>, precision: Precision, unfused: bool) -> Self {
+        CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused, executables: Mutex::default() }) }
     }
 }
 
@@ -162,7 +162,7 @@ impl Compiled {
         if let Some(executable) = executables.get(&index) {
             return Ok(executable.clone());
         }
-        let executable = Arc::new(self.programs.compile(index, self.precision, self.as_written)?);
+        let executable = Arc::new(self.programs.compile(index, self.precision, self.unfused)?);
         executables.insert(index, executable.clone());
         Ok(executable)
     }

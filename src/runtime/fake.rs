@@ -30,7 +30,7 @@ pub const EOS: u64 = 7;
 
 /// How the double is made.
 #[derive(Clone)]
-pub struct Form {
+pub struct FakeOptions {
     pub contexts: Vec<u64>,
     pub layer_tokens: Vec<TokenCount>,
     pub head_tokens: Vec<TokenCount>,
@@ -55,10 +55,10 @@ pub enum Mishap {
     Short,
 }
 
-impl Default for Form {
+impl Default for FakeOptions {
     fn default() -> Self {
         let range = vec![TokenCount::Range(1, 4)];
-        Form {
+        FakeOptions {
             contexts: vec![16],
             layer_tokens: range.clone(),
             head_tokens: range,
@@ -71,13 +71,13 @@ impl Default for Form {
 }
 
 /// A call that the backend saw: the function's name and its number of tokens, none where it was only made ready.
-pub type Calls = Arc<Mutex<Vec<(String, usize)>>>;
+pub type FakeCalls = Arc<Mutex<Vec<(String, usize)>>>;
 
-pub fn model(form: &Form) -> (Arc<LoadedModel>, Calls) {
+pub fn model(form: &FakeOptions) -> (Arc<LoadedModel>, FakeCalls) {
     let bundle = bundle(form);
     let host =
         HostTables::from_file(&bundle, MappedFile::from_bytes(Path::new("host.safetensors"), host_file(form))).unwrap();
-    let calls = Calls::default();
+    let calls = FakeCalls::default();
     let backend = Double { bundle: Arc::new(bundle.clone()), calls: calls.clone(), form: form.clone() };
     let mut model = LoadedModel::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap();
     if form.recurrent {
@@ -91,7 +91,7 @@ fn size(all: &[TokenCount], one: &TokenCount) -> String {
     if all.len() > 1 { format!("_at_{}", one.most()) } else { String::new() }
 }
 
-pub fn bundle(form: &Form) -> Bundle {
+pub fn bundle(form: &FakeOptions) -> Bundle {
     let t = || PortDim::Tokens("T".into());
     let fixed = PortDim::Fixed;
     let port = |name: &str, role: PortRole, shape: Vec<PortDim>| Port { name: name.into(), role, shape };
@@ -211,7 +211,7 @@ fn wave(position: usize, long: bool) -> (f32, f32) {
     (angle.cos(), angle.sin())
 }
 
-fn host_file(form: &Form) -> Vec<u8> {
+fn host_file(form: &FakeOptions) -> Vec<u8> {
     let embedding: Vec<u8> = (0..VOCAB)
         .flat_map(|token| (0..HIDDEN).map(move |channel| half::f16::from_f32(embedding(token, channel))))
         .flat_map(half::f16::to_le_bytes)
@@ -273,12 +273,12 @@ pub fn reference(tokens: &[u32], length: u64) -> (Vec<Vec<f32>>, Vec<f32>) {
 
 struct Double {
     bundle: Arc<Bundle>,
-    calls: Calls,
-    form: Form,
+    calls: FakeCalls,
+    form: FakeOptions,
 }
 
 /// Counts a call, and lets happen what the script says of it.
-fn note(calls: &Calls, form: &Form, function: &str, tokens: usize) -> Result<Option<Mishap>> {
+fn note(calls: &FakeCalls, form: &FakeOptions, function: &str, tokens: usize) -> Result<Option<Mishap>> {
     let number = {
         let mut calls = calls.lock().unwrap();
         calls.push((function.to_owned(), tokens));
@@ -314,8 +314,8 @@ impl Backend for Double {
 #[derive(Clone)]
 struct Text {
     bundle: Arc<Bundle>,
-    calls: Calls,
-    form: Form,
+    calls: FakeCalls,
+    form: FakeOptions,
     /// `[S, HIDDEN]` by layer.
     caches: BTreeMap<usize, Vec<f32>>,
     memory: f32,

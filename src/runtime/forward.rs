@@ -1,13 +1,13 @@
-//! What is asked of a run over tokens, and what it gives.
+//! Inputs and outputs of one forward pass.
 
-/// For which positions logits are wanted.
+/// The positions whose logits are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
-    /// For none.
+    /// None.
     None,
-    /// For the last token only.
+    /// The last token.
     Last,
-    /// For every token.
+    /// Every token.
     All,
 }
 
@@ -42,7 +42,7 @@ impl Chunking {
     }
 }
 
-/// What is wanted of a run over tokens.
+/// Options of a forward pass.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
     /// Positions with logits.

@@ -314,7 +314,7 @@ impl Generation {
                 self.session.rewind(position)?;
                 self.speculation.accepted += i;
                 if let Some(lookup) = self.lookup.as_mut().filter(|_| call.len() > 1) {
-                    lookup.judge(i);
+                    lookup.record(i);
                 }
                 break;
             }
@@ -349,21 +349,21 @@ impl Generation {
             }
         }
         if let Some(constraint) = &mut self.constraint {
-            constraint.close(logits)?;
+            constraint.mask_logits(logits)?;
         }
         let id = self.sampler.next(logits);
         if self.request.stops.contains(&id) {
             return Ok(Some(Finish::Stop));
         }
         let logprobs = known.zip(self.request.logprobs).map(|(logits, count)| Logprobs::of(&logits, id, count));
-        self.sampler.see(id);
+        self.sampler.accept_token(id);
         if let Some(lookup) = &mut self.lookup {
-            lookup.see(id);
+            lookup.accept_token(id);
         }
         self.ids.push(id);
         self.ready.push_back(GeneratedToken { id, logprobs });
         if let Some(constraint) = &mut self.constraint {
-            constraint.see(id)?;
+            constraint.accept_token(id)?;
             if constraint.is_finished() {
                 return Ok(Some(Finish::Stop));
             }
@@ -414,7 +414,7 @@ fn rate(count: usize, time: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{self, Form};
+    use super::super::fake::{self, FakeOptions};
     use super::super::sampling::argmax;
     use super::*;
 
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn a_greedy_continuation_is_that_of_whole_texts() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let request = request(&[3, 1, 4, 1, 5], 8);
         let mut generation = request.clone().start(&model).unwrap();
         let streamed: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn a_stop_token_ends_the_text_and_is_no_part_of_it() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let whole = expected(&[3, 1, 4], 8);
         let mut request = request(&[3, 1, 4], 8);
         request.stops = vec![whole[2]];
@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_full_context_ends_the_text() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let request = request(&[2; 14], 100);
         let generation = run(&model, &request);
         // slots 14 and 15 take two of the tokens; the third is known, but nothing can follow it
@@ -468,7 +468,7 @@ mod tests {
 
     #[test]
     fn the_receiver_can_stop() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let request = request(&[2], 10);
         let mut generation = request.start(&model).unwrap();
         assert!(generation.next().is_some());
@@ -487,7 +487,7 @@ mod tests {
     fn guesses_change_calls_and_nothing_else() {
         for recurrent in [false, true] {
             for forks in [false, true] {
-                let form = Form { contexts: vec![200], recurrent, forks, ..Form::default() };
+                let form = FakeOptions { contexts: vec![200], recurrent, forks, ..FakeOptions::default() };
                 let (model, calls) = fake::model(&form);
                 let count = || std::mem::take(&mut *calls.lock().unwrap()).len();
                 for (temperature, repetition_penalty) in [(0.0, 1.0), (0.3, 1.0), (0.0, 1.2)] {
@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn a_session_that_holds_a_beginning_of_the_prompt_goes_on_from_there() {
         for recurrent in [false, true] {
-            let (model, calls) = fake::model(&Form { recurrent, ..Form::default() });
+            let (model, calls) = fake::model(&FakeOptions { recurrent, ..FakeOptions::default() });
             let mut kept = Some(model.start(16).unwrap());
             let mut ask = |prompt: &[u32]| {
                 calls.lock().unwrap().clear();
@@ -536,7 +536,7 @@ mod tests {
 
     #[test]
     fn parts_of_a_prompt_make_the_whole() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let request = request(&[3, 1, 4, 1, 5, 2, 6], 4);
         let mut generation = request.clone().start(&model).unwrap().with_prompt_chunk(2);
         let mut parts = 0;
@@ -550,7 +550,7 @@ mod tests {
     #[test]
     fn a_failure_ends_the_tokens() {
         let script = vec![(20, fake::Mishap::Error)];
-        let (model, _) = fake::model(&Form { script, ..Form::default() });
+        let (model, _) = fake::model(&FakeOptions { script, ..FakeOptions::default() });
         let tokens: Vec<_> = request(&[3, 1, 4], 8).start(&model).unwrap().collect();
         let (last, before) = tokens.split_last().unwrap();
         assert!(last.is_err() && !before.is_empty() && before.iter().all(Result::is_ok));
@@ -558,7 +558,7 @@ mod tests {
 
     #[test]
     fn sampling_parameters_are_checked() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let sampling = Sampling { min_p: 2.0, ..Sampling::default() };
         let refused = GenerationRequest { sampling, ..request(&[3], 8) }.start(&model).err().unwrap();
         assert_eq!(refused.to_string(), "`min_p` is 2, but has to be from 0 to 1");
@@ -568,7 +568,7 @@ mod tests {
     fn a_text_that_repeats_itself_ends() {
         assert!(repeats(&[1, 2, 3, 1, 2], 2) && repeats(&[1, 1], 1) && repeats(&[1, 1, 1], 2));
         assert!(!repeats(&[1, 2, 3, 2, 1], 2) && !repeats(&[1, 2], 2) && !repeats(&[1, 1, 1], 0));
-        let (model, _) = fake::model(&Form { contexts: vec![200], ..Form::default() });
+        let (model, _) = fake::model(&FakeOptions { contexts: vec![200], ..FakeOptions::default() });
         let whole = run(&model, &request(&[3, 1, 4], 150)).ids;
         let end = (1..=150).find(|end| repeats(&whole[..*end], 6)).expect("the double's texts go round in circles");
         let generation = run(&model, &GenerationRequest { stop_repeat_ngram: 6, ..request(&[3, 1, 4], 150) });
@@ -577,7 +577,7 @@ mod tests {
 
     #[test]
     fn biases_open_and_close_tokens() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let forced = run(&model, &GenerationRequest { logit_bias: vec![(6, 1e6)], ..request(&[3, 1], 4) });
         assert_eq!(forced.ids, [6; 4]);
         let closed = run(&model, &GenerationRequest { logit_bias: vec![(forced.ids[0], -1e6)], ..request(&[3, 1], 8) });

@@ -105,7 +105,7 @@ impl Record {
     }
 
     /// A value inside a function, which may be one of its `probes`.
-    pub(super) fn see(
+    pub(super) fn record(
         &mut self,
         name: &str,
         tensor: &Tensor,

@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn tensors_of_another_type_than_the_bundles_are_refused() {
-        let bundle = fake::bundle(&fake::Form::default());
+        let bundle = fake::bundle(&fake::FakeOptions::default());
         let bytes = vec![0; 4 * fake::VOCAB * fake::HIDDEN];
         let embedding = TensorView::new(Dtype::F32, vec![fake::VOCAB, fake::HIDDEN], &bytes).unwrap();
         let file = safetensors::serialize([("embedding", embedding)], None).unwrap();

@@ -73,7 +73,7 @@ impl<'a> InputBuilder<'a> {
     }
 
     /// `[T, S]`: a token sees the slots of the positions up to its own, within its window; position p has the slot p mod
-    /// S. Tokens that only fill the call see what the last real one sees; nobody reads what they give.
+    /// S. Padding tokens attend like the last real token; their outputs are discarded.
     fn attention_mask(&self, slots: u64, window: Option<u64>) -> Vec<f32> {
         let mut mask = vec![MASKED; (self.chunk.size * slots) as usize];
         for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
@@ -84,8 +84,8 @@ impl<'a> InputBuilder<'a> {
         mask
     }
 
-    /// `[T, T]`: a token sees those at most `band` away on both sides. Nobody looks at tokens that only fill the call, or
-    /// at what they see.
+    /// `[T, T]`: a token sees those at most `band` away on both sides. No real token attends to padding tokens, and
+    /// their outputs are discarded.
     fn band_mask(&self, band: u64) -> Vec<f32> {
         let Chunk { real, size } = self.chunk;
         let mut mask = vec![MASKED; (size * size) as usize];
@@ -96,7 +96,7 @@ impl<'a> InputBuilder<'a> {
         mask
     }
 
-    /// `[S, T]`: token t goes to the slot of its position. Tokens that only fill the call are written nowhere.
+    /// `[S, T]`: token t goes to the slot of its position. Padding tokens are written nowhere.
     fn kv_write_mask(&self, slots: u64) -> Vec<f32> {
         let size = self.chunk.size as usize;
         let mut mask = vec![0.0; slots as usize * size];

@@ -1,40 +1,40 @@
-//! Guesses how a text goes on by what followed the same tokens before (prompt lookup; Saxena 2023). The guesses cost no
-//! model; a model checks several of them in one call.
+//! Prompt lookup (Saxena 2023): draft tokens are those that followed the same tokens earlier in the text. Drafting needs no
+//! model; the model verifies several draft tokens in one call.
 
-/// Guesses from a text's own past.
+/// Drafts tokens from a text's own past.
 #[derive(Clone, Debug)]
 pub struct PromptLookup {
-    /// Least number of last tokens that must have stood together before.
+    /// Minimum n-gram length: the last tokens that must have occurred together before.
     min: usize,
-    /// How many of them are looked at; more that agree make a better guess.
+    /// Maximum n-gram length; a longer match makes a better draft.
     max: usize,
     text: Vec<u32>,
-    /// Guesses in a row of which nothing was right.
+    /// Consecutive drafts of which no token was accepted.
     misses: u32,
-    /// Turns without a guess.
+    /// Steps left without a draft.
     pause: u32,
 }
 
-/// What guesses were worth.
+/// How many draft tokens were proposed and accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Speculation {
-    /// Tokens that were guessed.
+    /// Draft tokens proposed.
     pub drafted: usize,
-    /// Guesses that were right.
+    /// Draft tokens accepted.
     pub accepted: usize,
 }
 
-/// Turns without a guess after a wrong one: twice as many each time, up to this.
+/// Steps without a draft after a rejected one: doubled each time, up to this.
 const LONGEST_PAUSE: u32 = 16;
 
 impl PromptLookup {
-    /// Guesses for the continuation of `prompt`, where between `min` and `max` last tokens stood together before.
+    /// Drafts for the continuation of `prompt`, by matches of `min` to `max` tokens.
     pub fn new(prompt: &[u32], min: usize, max: usize) -> Self {
         PromptLookup { min: min.max(1), max: max.max(1), text: prompt.to_vec(), misses: 0, pause: 0 }
     }
 
-    /// Tells that `token` is now part of the text.
-    pub fn see(&mut self, token: u32) {
+    /// Appends an accepted token to the text.
+    pub fn accept_token(&mut self, token: u32) {
         self.text.push(token);
     }
 
@@ -60,9 +60,9 @@ impl PromptLookup {
         &self.text[start..end.min(start.saturating_add(most))]
     }
 
-    /// Tells how many tokens of the last draft were right. After bad luck, guessing pauses: a wrong guess makes a call
-    /// longer for nothing.
-    pub fn judge(&mut self, accepted: usize) {
+    /// Records how many tokens of the last draft were accepted. After a rejected draft, drafting pauses: a wrong draft makes
+    /// a call longer for nothing.
+    pub fn record(&mut self, accepted: usize) {
         self.misses = if accepted > 0 { 0 } else { (self.misses + 1).min(LONGEST_PAUSE.ilog2()) };
         self.pause = if accepted > 0 { 0 } else { 1 << self.misses };
     }
@@ -95,11 +95,11 @@ mod tests {
             |lookup: &mut PromptLookup| (0..100).take_while(|_| lookup.draft(1).is_empty()).count();
         let mut pauses = Vec::new();
         for _ in 0..6 {
-            lookup.judge(0);
+            lookup.record(0);
             pauses.push(turns_until_a_guess(&mut lookup));
         }
         assert_eq!(pauses, [2, 4, 8, 16, 16, 16]);
-        lookup.judge(1);
+        lookup.record(1);
         assert_eq!(turns_until_a_guess(&mut lookup), 0);
     }
 }

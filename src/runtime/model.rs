@@ -23,7 +23,7 @@ pub struct LoadedModel {
     pub(super) backend: Arc<dyn Backend>,
     /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
     /// after it is closed by the masks, and overwritten before they open it.
-    pub(super) positional: bool,
+    pub(super) rewindable: bool,
 }
 
 impl LoadedModel {
@@ -59,12 +59,12 @@ impl LoadedModel {
     /// When the bundle's functions don't make a model.
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<HostTables>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         let plan = CallPlan::new(&bundle, folder)?;
-        let positional = |entry: &FunctionEntry| {
+        let rewindable = |entry: &FunctionEntry| {
             let kept_by_host = |port: &Port| matches!(port.role, PortRole::State { .. });
             entry.states.iter().all(|state| by_position(state, entry.context)) && !entry.inputs.iter().any(kept_by_host)
         };
-        let positional = bundle.functions.iter().all(positional);
-        Ok(Arc::new(LoadedModel { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), positional }))
+        let rewindable = bundle.functions.iter().all(rewindable);
+        Ok(Arc::new(LoadedModel { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), rewindable }))
     }
 
     /// The same model, measuring how long its functions take.
@@ -94,7 +94,7 @@ impl LoadedModel {
     /// As a model whose states aren't written by position.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget_positions(&mut self) {
-        self.positional = false;
+        self.rewindable = false;
     }
 
     /// Tokens that end a text.

@@ -34,7 +34,7 @@ impl Constraint {
     ///
     /// # Errors
     /// Never called.
-    pub fn close(&mut self, _logits: &mut [f32]) -> Result<(), RuntimeError> {
+    pub fn mask_logits(&mut self, _logits: &mut [f32]) -> Result<(), RuntimeError> {
         match *self {}
     }
 
@@ -42,7 +42,7 @@ impl Constraint {
     ///
     /// # Errors
     /// Never called.
-    pub fn see(&mut self, _token: u32) -> Result<(), RuntimeError> {
+    pub fn accept_token(&mut self, _token: u32) -> Result<(), RuntimeError> {
         match *self {}
     }
 

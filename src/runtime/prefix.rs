@@ -27,7 +27,7 @@ impl PrefixCache {
     /// # Errors
     /// When the text doesn't fit, or the backend has no room.
     pub fn take(&mut self, prompt: &[u32], length: u64) -> Result<TokenSession> {
-        let candidates = self.sessions.iter().enumerate().filter(|(_, session)| session.suits(length));
+        let candidates = self.sessions.iter().enumerate().filter(|(_, session)| session.is_compatible_with(length));
         let best = candidates.map(|(i, session)| (common(session.tokens(), prompt), i)).max();
         if let Some((shared, i)) = best.filter(|(shared, _)| *shared > 0) {
             let own = self.sessions[i].tokens().len();
@@ -73,12 +73,12 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{self, Form};
+    use super::super::fake::{self, FakeOptions};
     use super::super::forward::ForwardOptions;
     use super::*;
 
     fn cache(capacity: usize) -> PrefixCache {
-        PrefixCache::new(fake::model(&Form::default()).0, capacity)
+        PrefixCache::new(fake::model(&FakeOptions::default()).0, capacity)
     }
 
     /// Takes a session for a prompt, computes it as a generator would, and gives it back; gives what was there before.

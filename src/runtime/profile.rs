@@ -10,7 +10,7 @@ use anec_exec::Tensor;
 
 /// Calls of a function and the time that they took together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Calls {
+pub struct CallTime {
     /// How many.
     pub count: u64,
     /// Time of all.
@@ -18,7 +18,7 @@ pub struct Calls {
 }
 
 /// Times of calls by function: its index in `bundle.json`.
-pub type FunctionProfile = Arc<Mutex<BTreeMap<usize, Calls>>>;
+pub type FunctionProfile = Arc<Mutex<BTreeMap<usize, CallTime>>>;
 
 /// A backend whose calls are measured.
 pub struct Profiled {
@@ -73,12 +73,12 @@ impl Sequence for Measured {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{self, Form};
+    use super::super::fake::{self, FakeOptions};
     use super::super::forward::ForwardOptions;
 
     #[test]
     fn every_call_is_counted_under_its_function() {
-        let (model, calls) = fake::model(&Form::default());
+        let (model, calls) = fake::model(&FakeOptions::default());
         let (measured, profile) = model.profiled().unwrap();
         let mut session = measured.start(16).unwrap();
         session.forward(&[1, 2, 3, 4, 5], &ForwardOptions::last()).unwrap();

@@ -105,7 +105,7 @@ impl Sampler {
     }
 
     /// Tells that `token` is now part of the text.
-    pub fn see(&mut self, token: u32) {
+    pub fn accept_token(&mut self, token: u32) {
         if self.sampling.penalises() {
             *self.seen.entry(token).or_insert(0) += 1;
         }
@@ -236,8 +236,8 @@ mod tests {
             Sampling { repetition_penalty: 2.0, presence_penalty: 0.25, frequency_penalty: 0.5, ..Default::default() };
         // the prompt has tokens 1 and 3, the text has 2 twice
         let mut sampler = Sampler::new(sampling, &[1, 1, 3]);
-        sampler.see(2);
-        sampler.see(2);
+        sampler.accept_token(2);
+        sampler.accept_token(2);
         let mut logits = LOGITS;
         sampler.penalise(&mut logits);
         assert_eq!(logits, [1.0, 3.0 / 2.0, 2.0 / 2.0 - 0.25 - 2.0 * 0.5, -2.0]);

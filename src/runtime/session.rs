@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::backend::{Call, Watch};
+use super::backend::{FunctionCall, Watch};
 use super::call::{Prepared, is_carried, prepare, result};
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
@@ -27,8 +27,8 @@ pub struct TokenSession {
     limit: u64,
     /// Ascending; only for models whose states aren't all written by position.
     checkpoints: Vec<Checkpoint>,
-    /// A call failed halfway: some states are those after its tokens, which aren't among `tokens`.
-    torn: bool,
+    /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
+    poisoned: bool,
 }
 
 /// States after a number of tokens.
@@ -60,7 +60,7 @@ impl LoadedModel {
         let limit = self.plan.routes[route].context.min(rope.rows);
         let states = States::new(self.backend.sequence()?);
         let (tokens, checkpoints) = (Vec::new(), Vec::new());
-        Ok(TokenSession { states, model: self.clone(), route, rope, tokens, limit, checkpoints, torn: false })
+        Ok(TokenSession { states, model: self.clone(), route, rope, tokens, limit, checkpoints, poisoned: false })
     }
 }
 
@@ -101,7 +101,7 @@ impl TokenSession {
     /// When the backend can't reset its states.
     pub fn reset(&mut self) -> Result<()> {
         self.states.reset()?;
-        self.torn = false;
+        self.poisoned = false;
         self.tokens.clear();
         self.checkpoints.clear();
         Ok(())
@@ -109,7 +109,7 @@ impl TokenSession {
 
     /// Whether a text of `length` tokens would run as this one does: through the same functions, with the same rotary
     /// tables. Only then is what was computed of one of use for the other.
-    pub fn suits(&self, length: u64) -> bool {
+    pub fn is_compatible_with(&self, length: u64) -> bool {
         self.model.plan.route(length).is_ok_and(|route| route == self.route)
             && self.model.host.choose_rope(length).is_ok_and(|rope| rope == self.rope)
     }
@@ -127,7 +127,7 @@ impl TokenSession {
             tokens: self.tokens.clone(),
             limit: self.limit,
             checkpoints: Vec::new(),
-            torn: self.torn,
+            poisoned: self.poisoned,
         }))
     }
 
@@ -139,10 +139,10 @@ impl TokenSession {
     pub fn checkpoint(&mut self) -> Result<bool> {
         let position = self.tokens.len();
         let known = self.checkpoints.last().is_some_and(|last| last.position == position);
-        if self.model.positional || known {
+        if self.model.rewindable || known {
             return Ok(true);
         }
-        if self.torn {
+        if self.poisoned {
             return Ok(false);
         }
         let Some(states) = self.states.fork()? else { return Ok(false) };
@@ -162,7 +162,7 @@ impl TokenSession {
         if position >= self.tokens.len() {
             return Ok(());
         }
-        if self.model.positional {
+        if self.model.rewindable {
             self.tokens.truncate(position);
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl TokenSession {
         };
         match copy {
             Some((start, states)) => {
-                (self.states, self.torn) = (states, false);
+                (self.states, self.poisoned) = (states, false);
                 self.tokens = again[..start].to_vec();
             }
             None => self.reset()?,
@@ -202,7 +202,7 @@ impl TokenSession {
         if end > self.limit {
             return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
         }
-        if self.torn {
+        if self.poisoned {
             self.restore(self.tokens.len())?;
         }
         let model = self.model.clone();
@@ -217,9 +217,9 @@ impl TokenSession {
             let chunk = plan::chunk(&route.layers, rest.len() as u64, ask.chunking.wish(turn))?;
             let (now, later) = rest.split_at(chunk.real as usize);
             // what is written by position is written again
-            self.torn = !model.positional;
+            self.poisoned = !model.rewindable;
             let hidden = self.layers(&model, route, now, chunk, record.as_mut())?;
-            self.torn = false;
+            self.poisoned = false;
             self.tokens.extend(now);
             let real = chunk.real as usize;
             let wanted = match ask.logits {
@@ -357,7 +357,8 @@ impl TokenSession {
             let channels = flow.hidden.channels;
             let function = step.function(flow.hidden.count as u64);
             let probes = function.map_or(&[][..], |function| &model.bundle.functions[function].probes);
-            let mut watch = |name: &str, tensor: &Tensor| record.see(name, tensor, channels, counted.clone(), probes);
+            let mut watch =
+                |name: &str, tensor: &Tensor| record.record(name, tensor, channels, counted.clone(), probes);
             self.layer(model, step, flow, feed, Some(&mut watch))?
         } else {
             self.layer(model, step, flow, feed, None)?
@@ -425,7 +426,7 @@ impl TokenSession {
             let (real, size) = (chunk.real as usize, chunk.size as usize);
             let prepared = |step| prepare(model, step, &mut hidden.range(done..done + real, size).into(), None);
             let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
-            let calls: Vec<Call<'_>> = prepared.iter().map(Prepared::call).collect();
+            let calls: Vec<FunctionCall<'_>> = prepared.iter().map(Prepared::call).collect();
             let given = self.states.sequence.run_together(&calls)?;
             for ((step, prepared), outputs) in route.head.iter().zip(&prepared).zip(given) {
                 let rows = step.part.start as usize..step.part.end as usize;
@@ -444,7 +445,7 @@ impl TokenSession {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::{self, Form, Mishap};
+    use super::super::fake::{self, FakeOptions, Mishap};
     use super::super::plan::CallPlan;
     use super::*;
     use anec_bundle::{Stage, TokenCount};
@@ -456,7 +457,7 @@ mod tests {
     }
 
     /// The double computes in one fixed order, so every way through it gives the same bits.
-    fn assert_same_as_reference(form: &Form, tokens: &[u32], chunking: Chunking) {
+    fn assert_same_as_reference(form: &FakeOptions, tokens: &[u32], chunking: Chunking) {
         let (model, _) = fake::model(form);
         let mut session = model.start(tokens.len() as u64).unwrap();
         let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::BetweenLayers, chunking };
@@ -473,14 +474,14 @@ mod tests {
     #[test]
     fn every_chunking_gives_the_same_logits() {
         for sizes in [vec![1], vec![2], vec![3], vec![4], vec![3, 1, 2, 4]] {
-            assert_same_as_reference(&Form::default(), &TEXT, Chunking::Pattern(sizes));
+            assert_same_as_reference(&FakeOptions::default(), &TEXT, Chunking::Pattern(sizes));
         }
-        assert_same_as_reference(&Form::default(), &TEXT, Chunking::Largest);
+        assert_same_as_reference(&FakeOptions::default(), &TEXT, Chunking::Largest);
     }
 
     #[test]
     fn hidden_states_between_functions_need_no_look_inside() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let ask = ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(Chunking::Largest) };
         let found = model.start(TEXT.len() as u64).unwrap().forward(&TEXT, &ask).unwrap().hidden;
         let mut expected = fake::reference(&TEXT, TEXT.len() as u64).0;
@@ -491,21 +492,27 @@ mod tests {
 
     #[test]
     fn fixed_sizes_write_at_a_position() {
-        let form = Form { layer_tokens: fixed(&[1, 4]), head_tokens: fixed(&[1]), slice: true, ..Form::default() };
+        let form = FakeOptions {
+            layer_tokens: fixed(&[1, 4]),
+            head_tokens: fixed(&[1]),
+            slice: true,
+            ..FakeOptions::default()
+        };
         assert_same_as_reference(&form, &TEXT, Chunking::Largest);
     }
 
     #[test]
     fn a_call_that_is_filled_up_leaves_no_trace() {
         for slice in [false, true] {
-            let form = Form { layer_tokens: fixed(&[8]), head_tokens: fixed(&[8]), slice, ..Form::default() };
+            let form =
+                FakeOptions { layer_tokens: fixed(&[8]), head_tokens: fixed(&[8]), slice, ..FakeOptions::default() };
             assert_same_as_reference(&form, &TEXT, Chunking::Largest);
         }
     }
 
     #[test]
     fn a_filled_up_call_that_writes_at_a_position_must_fit_the_cache() {
-        let form = Form { layer_tokens: fixed(&[8]), contexts: vec![12], slice: true, ..Form::default() };
+        let form = FakeOptions { layer_tokens: fixed(&[8]), contexts: vec![12], slice: true, ..FakeOptions::default() };
         let error = fake::model(&form).0.start(11).unwrap().forward(&TEXT, &ForwardOptions::last()).unwrap_err();
         assert_eq!(error.to_string(), "the text needs 16 tokens, but the bundle's largest context has 12");
     }
@@ -513,9 +520,9 @@ mod tests {
     #[test]
     fn rotary_rows_are_those_of_the_texts_length() {
         let short = &TEXT[..fake::SHORT as usize];
-        assert_same_as_reference(&Form::default(), short, Chunking::Largest);
+        assert_same_as_reference(&FakeOptions::default(), short, Chunking::Largest);
         // the same tokens as the beginning of a longer text are rotated otherwise
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let long = model.start(10).unwrap().forward(short, &ForwardOptions::all(Chunking::Largest)).unwrap();
         assert_eq!(long.logits, fake::reference(short, 10).1);
         assert_ne!(long.logits, fake::reference(short, short.len() as u64).1);
@@ -523,7 +530,7 @@ mod tests {
 
     #[test]
     fn generation_asks_the_head_for_the_last_token_only() {
-        let (model, calls) = fake::model(&Form::default());
+        let (model, calls) = fake::model(&FakeOptions::default());
         let answer = model.start(16).unwrap().forward(&TEXT[..6], &ForwardOptions::last()).unwrap();
         assert_eq!(answer.logits, fake::reference(&TEXT[..6], 16).1[5 * fake::VOCAB..]);
         let calls = calls.lock().unwrap();
@@ -540,7 +547,7 @@ mod tests {
 
     #[test]
     fn the_smallest_context_that_fits_is_used() {
-        let form = Form { contexts: vec![16, 8], ..Form::default() };
+        let form = FakeOptions { contexts: vec![16, 8], ..FakeOptions::default() };
         let (model, calls) = fake::model(&form);
         for (length, name) in [(5, "layers_0_2_of_8"), (8, "layers_0_2_of_8"), (9, "layers_0_2_of_16")] {
             calls.lock().unwrap().clear();
@@ -552,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_full_context_is_an_error_that_says_so() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let error = model.start(17).err().unwrap();
         assert_eq!(error.to_string(), "the text needs 17 tokens, but the bundle's largest context has 16");
         let mut session = model.start(16).unwrap();
@@ -562,7 +569,7 @@ mod tests {
     }
 
     /// Goes on with tokens that are then taken back, again and again, and compares with a text that never had them.
-    fn assert_rewinds(form: &Form) {
+    fn assert_rewinds(form: &FakeOptions) {
         let (model, _) = fake::model(form);
         let fresh = |tokens: &[u32]| model.start(16).unwrap().forward(tokens, &ForwardOptions::last()).unwrap().logits;
         let mut session = model.start(16).unwrap();
@@ -599,7 +606,7 @@ mod tests {
         for (slice, recurrent, forks) in
             [(false, false, true), (true, false, false), (false, true, true), (false, true, false)]
         {
-            assert_rewinds(&Form { slice, recurrent, forks, ..Form::default() });
+            assert_rewinds(&FakeOptions { slice, recurrent, forks, ..FakeOptions::default() });
         }
     }
 
@@ -614,7 +621,12 @@ mod tests {
         ] {
             // calls of a text of eleven tokens: two shards for each of 4, 4 and 3 tokens, then two pieces of the head
             for at in 0..8 {
-                let (model, _) = fake::model(&Form { script: vec![(at, mishap)], recurrent, forks, ..Form::default() });
+                let (model, _) = fake::model(&FakeOptions {
+                    script: vec![(at, mishap)],
+                    recurrent,
+                    forks,
+                    ..FakeOptions::default()
+                });
                 let mut session = model.start(TEXT.len() as u64).unwrap();
                 let error = session.forward(&TEXT, &ForwardOptions::last()).unwrap_err().to_string();
                 let expected = match mishap {
@@ -627,7 +639,7 @@ mod tests {
                 let rest = known.min(10);
                 session.rewind(rest).unwrap();
                 let logits = session.forward(&TEXT[rest as usize..], &ForwardOptions::last()).unwrap().logits;
-                let (unharmed, _) = fake::model(&Form { recurrent, ..Form::default() });
+                let (unharmed, _) = fake::model(&FakeOptions { recurrent, ..FakeOptions::default() });
                 assert_eq!(logits, unharmed.start(11).unwrap().forward(&TEXT, &ForwardOptions::last()).unwrap().logits);
             }
         }
@@ -635,7 +647,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_saves_computing() {
-        let form = Form { recurrent: true, ..Form::default() };
+        let form = FakeOptions { recurrent: true, ..FakeOptions::default() };
         let (model, calls) = fake::model(&form);
         let mut session = model.start(16).unwrap();
         session.forward(&TEXT[..8], &ForwardOptions::none()).unwrap();
@@ -650,7 +662,7 @@ mod tests {
 
     #[test]
     fn a_token_outside_the_vocabulary_is_refused() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let error = model.start(4).unwrap().forward(&[8], &ForwardOptions::last()).unwrap_err();
         assert_eq!(error.to_string(), "token 8 doesn't exist: the vocabulary has 8 tokens, 0 to 7");
         assert!(model.start(4).unwrap().forward(&[], &ForwardOptions::last()).is_err());
@@ -658,7 +670,7 @@ mod tests {
 
     #[test]
     fn a_bundle_with_a_gap_is_refused() {
-        let mut bundle = fake::bundle(&Form::default());
+        let mut bundle = fake::bundle(&FakeOptions::default());
         bundle.functions.retain(|f| f.stage != (Stage::Layers { first: 2, end: 3 }));
         bundle.packages.retain(|p| p.package != "layers_2_3.mlpackage");
         let error = CallPlan::new(&bundle, std::path::Path::new("b")).unwrap_err().to_string();

@@ -49,7 +49,7 @@ impl ToolFunction {
 
 /// A call.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call {
+pub struct ToolCall {
     /// The function's name.
     pub name: String,
     /// Its arguments.
@@ -157,7 +157,7 @@ pub enum ToolTextPart {
     /// Text.
     Text(String),
     /// A call.
-    Call(Call),
+    Call(ToolCall),
 }
 
 /// Takes calls out of a text that comes in pieces.
@@ -252,9 +252,9 @@ impl CallReader {
     }
 
     /// The calls of a body, if it has some and all are of functions that were offered.
-    fn calls(&self, body: &str) -> Option<Vec<Call>> {
+    fn calls(&self, body: &str) -> Option<Vec<ToolCall>> {
         let calls = self.syntax.body.read(body, &self.functions)?;
-        let offered = |call: &Call| self.functions.iter().any(|function| function.name == call.name);
+        let offered = |call: &ToolCall| self.functions.iter().any(|function| function.name == call.name);
         (!calls.is_empty() && calls.iter().all(offered)).then_some(calls)
     }
 }

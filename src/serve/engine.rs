@@ -354,7 +354,8 @@ impl Worker {
         let model = self.cache.model().clone();
         let length = job.request.length(&model);
         let of_group = self.active.iter().filter(|text| text.group == group);
-        let sibling = of_group.map(|text| text.text.generation().session()).find(|session| session.suits(length));
+        let sibling =
+            of_group.map(|text| text.text.generation().session()).find(|session| session.is_compatible_with(length));
         let session = match sibling.map(|session| session.fork()).transpose()?.flatten() {
             Some(session) => session,
             None => self.cache.take(&job.request.prompt, length)?,
@@ -432,11 +433,11 @@ mod tests {
 
     use super::*;
     use crate::service::whole;
-    use anec_runtime::fake::{self, Form, Mishap};
+    use anec_runtime::fake::{self, FakeOptions, Mishap};
 
     const LIMITS: ServeLimits = ServeLimits { parallel: 2, queue: 8, kept: 2, timeout: Duration::from_secs(60) };
 
-    fn engine(form: &Form, limits: ServeLimits) -> (Scheduler, Arc<Metrics>) {
+    fn engine(form: &FakeOptions, limits: ServeLimits) -> (Scheduler, Arc<Metrics>) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json");
         let tokenizer = Arc::new(Tokenizer::open(&path).unwrap());
         let metrics = Arc::new(Metrics::default());
@@ -468,9 +469,9 @@ mod tests {
 
     #[test]
     fn a_backend_that_fails_or_panics_costs_one_text() {
-        let expected = write(&engine(&Form::default(), LIMITS).0, &[3, 1, 4], 5).unwrap();
+        let expected = write(&engine(&FakeOptions::default(), LIMITS).0, &[3, 1, 4], 5).unwrap();
         for mishap in [Mishap::Error, Mishap::Panic, Mishap::Short] {
-            let (engine, _) = engine(&Form { script: vec![(6, mishap)], ..Form::default() }, LIMITS);
+            let (engine, _) = engine(&FakeOptions { script: vec![(6, mishap)], ..FakeOptions::default() }, LIMITS);
             let error = write(&engine, &[3, 1, 4], 5).unwrap_err();
             assert!(matches!(error, ServeError::Model { .. }), "{mishap:?}: {error}");
             assert_eq!(write(&engine, &[3, 1, 4], 5).unwrap(), expected, "the next text is right: {mishap:?}");
@@ -480,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_client_that_doesnt_read_stops_its_own_text_only() {
-        let form = Form { contexts: vec![1000], ..Form::default() };
+        let form = FakeOptions { contexts: vec![1000], ..FakeOptions::default() };
         let (engine, _) = engine(&form, LIMITS);
         let mut unread = engine.submit(vec![job(&[3, 1], 900)]).unwrap();
         for _ in 0..5 {
@@ -495,7 +496,7 @@ mod tests {
 
     #[test]
     fn clients_that_dont_read_give_their_places_away() {
-        let form = Form { contexts: vec![1000], ..Form::default() };
+        let form = FakeOptions { contexts: vec![1000], ..FakeOptions::default() };
         let (engine, metrics) = engine(&form, LIMITS);
         // twice as many as there are places, and then some
         let mut unread = engine.submit((0..6).map(|_| job(&[3, 1], 900)).collect()).unwrap();
@@ -514,7 +515,7 @@ mod tests {
 
     #[test]
     fn a_request_with_many_texts_leaves_room_for_others() {
-        let form = Form { contexts: vec![400], ..Form::default() };
+        let form = FakeOptions { contexts: vec![400], ..FakeOptions::default() };
         let (engine, metrics) = engine(&form, LIMITS);
         let mut many = engine.submit((0..6).map(|_| job(&[5, 1, 2], 40)).collect()).unwrap();
         let mut short = engine.submit(vec![job(&[1, 2], 5)]).unwrap().remove(0);
@@ -540,7 +541,7 @@ mod tests {
 
     #[test]
     fn what_stops_says_so() {
-        let (engine, _) = engine(&Form::default(), ServeLimits { queue: 0, ..LIMITS });
+        let (engine, _) = engine(&FakeOptions::default(), ServeLimits { queue: 0, ..LIMITS });
         assert!(matches!(engine.submit((0..3).map(|_| job(&[1], 1)).collect()), Err(ServeError::Busy { waiting: 0 })));
         engine.close();
         assert!(matches!(write(&engine, &[1], 1), Err(ServeError::Stopping)));

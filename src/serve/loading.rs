@@ -72,9 +72,9 @@ impl LoadingStage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_runtime::fake::{self, Form, Mishap};
+    use anec_runtime::fake::{self, FakeOptions, Mishap};
 
-    fn loaded(form: &Form) -> (LoadingStage, Vec<String>) {
+    fn loaded(form: &FakeOptions) -> (LoadingStage, Vec<String>) {
         let (model, calls) = fake::model(form);
         let loading = Loading::start(model);
         while matches!(loading.stage(), LoadingStage::Loading { .. }) {
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn every_function_is_loaded_once_in_the_order_of_a_text() {
-        let (stage, calls) = loaded(&Form { contexts: vec![8, 16], ..Form::default() });
+        let (stage, calls) = loaded(&FakeOptions { contexts: vec![8, 16], ..FakeOptions::default() });
         assert_eq!(stage, LoadingStage::Ready);
         let expected =
             ["layers_0_2_of_8", "layers_2_3_of_8", "head_0_5", "head_5_8", "layers_0_2_of_16", "layers_2_3_of_16"];
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn what_cant_be_loaded_is_said() {
-        let (stage, _) = loaded(&Form { script: vec![(1, Mishap::Error)], ..Form::default() });
+        let (stage, _) = loaded(&FakeOptions { script: vec![(1, Mishap::Error)], ..FakeOptions::default() });
         assert_eq!(stage.health(), json!({"status": "failed", "problem": "backend double: the device is busy"}));
     }
 }

@@ -12,7 +12,7 @@ use super::service::{RequestPrompt, Service, Submission, Times};
 use super::tools::{self, Tools};
 use anec_runtime::chat::{Chat, Message};
 use anec_runtime::sampling::within;
-use anec_runtime::tools::Call;
+use anec_runtime::tools::ToolCall;
 use anec_runtime::{Finish, GeneratedToken};
 
 /// `POST /v1/chat/completions`
@@ -223,7 +223,13 @@ impl Head {
 }
 
 /// A text of a whole answer, with the calls that were in it.
-pub fn choice(head: &Head, index: usize, (text, calls): (String, Vec<Call>), finish: Finish, logprobs: Json) -> Json {
+pub fn choice(
+    head: &Head,
+    index: usize,
+    (text, calls): (String, Vec<ToolCall>),
+    finish: Finish,
+    logprobs: Json,
+) -> Json {
     let finish = finish_reason(finish, !calls.is_empty());
     match head.kind {
         Kind::Chat => {
@@ -248,7 +254,7 @@ pub enum Delta<'a> {
     /// More of it.
     Text(&'a str),
     /// A call, the so many-th of the text.
-    Call(&'a Call, usize),
+    Call(&'a ToolCall, usize),
     /// The reason why it ended.
     End(&'static str),
 }

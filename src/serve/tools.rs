@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::{Value as Json, json};
 
 use super::error::ServeError;
-use anec_runtime::tools::{Call, CallReader, CallSyntax, ToolFunction, ToolTextPart};
+use anec_runtime::tools::{CallReader, CallSyntax, ToolCall, ToolFunction, ToolTextPart};
 use anec_runtime::{Grammar, Tokenizer};
 
 /// What a request offers.
@@ -91,7 +91,7 @@ impl Tools {
 }
 
 /// A call in an answer: the `number`-th of the text with this `index` in the answer `answer`.
-pub fn call(call: &Call, answer: &str, index: usize, number: usize) -> Json {
+pub fn call(call: &ToolCall, answer: &str, index: usize, number: usize) -> Json {
     let mut hasher = DefaultHasher::new();
     (answer, index, number).hash(&mut hasher);
     // nine letters or digits: the chat templates of some models refuse all else
@@ -101,7 +101,7 @@ pub fn call(call: &Call, answer: &str, index: usize, number: usize) -> Json {
 }
 
 /// Text and calls of a whole answer.
-pub fn divide(mut reader: CallReader, text: &str) -> (String, Vec<Call>) {
+pub fn divide(mut reader: CallReader, text: &str) -> (String, Vec<ToolCall>) {
     let (mut content, mut calls) = (String::new(), Vec::new());
     let parts = reader.push(text);
     for part in parts.into_iter().chain(reader.finish()) {
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn names_of_calls_are_nine_letters_and_differ() {
-        let some = Call { name: "f".into(), arguments: serde_json::Map::new() };
+        let some = ToolCall { name: "f".into(), arguments: serde_json::Map::new() };
         let ids: Vec<String> =
             (0..4).map(|i| call(&some, "chatcmpl-1", i / 2, i % 2)["id"].as_str().unwrap().to_owned()).collect();
         assert!(ids.iter().all(|id| id.len() == 9 && id.chars().all(char::is_alphanumeric)), "{ids:?}");

@@ -5,7 +5,6 @@
 #[allow(missing_docs, reason = "for tests of this workspace")]
 pub mod fake;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The root of the repository, which holds `tests/fixtures`, `demo` and `manifests`.
@@ -23,11 +22,7 @@ pub fn real_model(file: &str) -> Option<PathBuf> {
     });
     let path = folder.map(|folder| folder.join(file)).filter(|path| path.exists());
     if path.is_none() {
-        let thread = std::thread::current();
-        let test = thread.name().unwrap_or("a test");
-        let message = format!("\n!!! SKIPPED: {test}: {file} isn't here; `python tests/models.py` fetches it !!!\n");
-        // eprintln! would be captured
-        let _ = std::io::stderr().write_all(message.as_bytes());
+        anec_base::skipped(&format!("{file} isn't here; `python tests/models.py` fetches it"));
     }
     path
 }

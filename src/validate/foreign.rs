@@ -159,7 +159,7 @@ fn trace(
     inputs: &[(String, Tensor)],
     cache: &WeightCache,
 ) -> Result<Trace, ExecError> {
-    let executable = Executable::compile_as_written(function, ExecOptions { precision }, cache)?;
+    let executable = Executable::compile_unfused(function, ExecOptions { precision }, cache)?;
     let mut state = executable.new_state();
     let mut trace = Trace { seen: Default::default(), outputs: Vec::new() };
     let given: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();

@@ -57,7 +57,7 @@ fn log_sum_exp(row: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_runtime::fake::{self, Form};
+    use anec_runtime::fake::{self, FakeOptions};
 
     #[test]
     fn it_is_what_the_reference_gives() {
@@ -70,7 +70,7 @@ mod tests {
                 -(f64::from(row[text[t + 1] as usize]).exp() / total).ln()
             })
             .sum();
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         let found = perplexity(&model, &text, 64).unwrap().unwrap();
         assert_eq!(found.tokens, 8);
         assert!((found.loss - nll / 8.0).abs() < 1e-9, "{found:?}");
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_text_of_one_token_has_none() {
-        let (model, _) = fake::model(&Form::default());
+        let (model, _) = fake::model(&FakeOptions::default());
         assert_eq!(perplexity(&model, &[3], 64).unwrap(), None);
     }
 }

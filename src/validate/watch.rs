@@ -70,7 +70,7 @@ pub struct RecordingBackend {
 impl RecordingBackend {
     /// Runs programs in a precision and notes what it sees in `log`.
     pub fn new(programs: Arc<PackageStore>, precision: Precision, log: Log) -> Self {
-        RecordingBackend { inner: CpuBackend::as_written(programs, precision), log }
+        RecordingBackend { inner: CpuBackend::unfused(programs, precision), log }
     }
 }
 

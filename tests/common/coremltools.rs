@@ -1,6 +1,5 @@
 //! coremltools, which judges packages on any OS.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,11 +15,7 @@ pub struct Verdict {
 pub fn python() -> Option<PathBuf> {
     let python = std::env::var_os("ANEC_PYTHON").map(PathBuf::from);
     if python.is_none() {
-        let thread = std::thread::current();
-        let test = thread.name().unwrap_or("a test");
-        let message = format!("\n!!! NOT CHECKED AGAINST COREMLTOOLS: {test}: ANEC_PYTHON isn't set !!!\n");
-        // eprintln! would be captured
-        let _ = std::io::stderr().write_all(message.as_bytes());
+        anec::base::skipped("not checked against coremltools: ANEC_PYTHON isn't set");
     }
     python
 }

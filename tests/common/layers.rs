@@ -1,15 +1,14 @@
 //! The layers of a small model as a function that runs, and inputs for it.
 
+use super::fp16_literals::Fp16Literals;
+
 use std::path::Path;
 
 use anec::bundle::TokenCount;
 use anec::bundle::{PortRole, Stage};
-use anec::error::Result;
 use anec::exec::{Tensor, TensorData};
-use anec::family::{EmitWeight, FunctionGraph, FunctionRequest, LoweringOptions};
-use anec::manifest::Role;
-use anec::mil::{Constant, FunctionBuilder, ValueId};
-use anec::source::{Ledger, Source, SourceWeight};
+use anec::family::{FunctionGraph, FunctionRequest, LoweringOptions};
+use anec::source::{Ledger, Source};
 
 /// Slots of its caches.
 pub const CONTEXT: usize = 96;
@@ -23,24 +22,6 @@ fn noise(count: usize, mut seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Weights as fp16 literals.
-struct Fp16;
-
-impl EmitWeight for Fp16 {
-    fn emit(
-        &mut self,
-        b: &mut FunctionBuilder,
-        name: &str,
-        _: Role,
-        w: &SourceWeight,
-        shape: &[u64],
-    ) -> Result<ValueId> {
-        let mut values = vec![0f32; w.elements() as usize];
-        w.read(0, &mut values)?;
-        Ok(b.constant(name, Constant::fp16_tensor(shape, &values)))
-    }
-}
-
 /// The layers of a small model.
 pub fn layers(case: &str, form: LoweringOptions, tokens: TokenCount) -> FunctionGraph {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families").join(case);
@@ -52,7 +33,7 @@ pub fn layers(case: &str, form: LoweringOptions, tokens: TokenCount) -> Function
     let context = CONTEXT as u64;
     let request =
         FunctionRequest { name: "main".into(), stage, tokens, default_tokens, context, most_tokens, argmax: false };
-    model.build(&form, &request, &mut Fp16).unwrap()
+    model.build(&form, &request, &mut Fp16Literals).unwrap()
 }
 
 /// The inputs of a call of `count` tokens from position `first`.

@@ -14,11 +14,11 @@ pub struct ElementTypes {
 }
 
 /// The element types of one operator's parameters.
-pub type Form = BTreeMap<&'static str, ElementTypes>;
+pub type ElementForm = BTreeMap<&'static str, ElementTypes>;
 
 /// The forms of every operator, each with the opset it appeared in, oldest first.
-pub fn forms() -> BTreeMap<&'static str, Vec<(Opset, Form)>> {
-    let mut out: BTreeMap<&'static str, Vec<(Opset, Form)>> = BTreeMap::new();
+pub fn forms() -> BTreeMap<&'static str, Vec<(Opset, ElementForm)>> {
+    let mut out: BTreeMap<&'static str, Vec<(Opset, ElementForm)>> = BTreeMap::new();
     for line in include_str!("element_types.txt").lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.split(' ');
         let operator = words.next().unwrap_or_default();

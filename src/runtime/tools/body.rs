@@ -3,7 +3,7 @@
 use serde_json::{Deserializer, Map, Value as Json};
 
 use super::python;
-use super::{Call, ToolFunction};
+use super::{ToolCall, ToolFunction};
 
 /// How calls are spelt.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +23,7 @@ pub(super) enum Body {
 
 impl Body {
     /// The calls, or nothing if it isn't all calls. What types elements have, the `functions` say.
-    pub(super) fn read(self, text: &str, functions: &[ToolFunction]) -> Option<Vec<Call>> {
+    pub(super) fn read(self, text: &str, functions: &[ToolFunction]) -> Option<Vec<ToolCall>> {
         match self {
             Body::Json { .. } => json(text),
             Body::Elements => elements(text, functions),
@@ -32,7 +32,7 @@ impl Body {
     }
 }
 
-fn json(text: &str) -> Option<Vec<Call>> {
+fn json(text: &str) -> Option<Vec<ToolCall>> {
     let values = Deserializer::from_str(text).into_iter::<Json>().collect::<Result<Vec<_>, _>>().ok()?;
     let single = values.into_iter().flat_map(|value| match value {
         Json::Array(items) => items,
@@ -49,12 +49,12 @@ fn json(text: &str) -> Option<Vec<Call>> {
             Some(Json::String(text)) => serde_json::from_str(&text).ok()?,
             Some(_) => return None,
         };
-        Some(Call { name, arguments })
+        Some(ToolCall { name, arguments })
     };
     single.map(call).collect()
 }
 
-fn elements(text: &str, functions: &[ToolFunction]) -> Option<Vec<Call>> {
+fn elements(text: &str, functions: &[ToolFunction]) -> Option<Vec<ToolCall>> {
     let mut calls = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
@@ -70,7 +70,7 @@ fn elements(text: &str, functions: &[ToolFunction]) -> Option<Vec<Call>> {
             arguments.insert(key.to_owned(), typed(unwrapped(value), schema));
             fields = next.trim_start();
         }
-        calls.push(Call { name: name.to_owned(), arguments });
+        calls.push(ToolCall { name: name.to_owned(), arguments });
         rest = after.trim_start();
     }
     Some(calls)

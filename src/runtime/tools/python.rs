@@ -3,13 +3,13 @@
 
 use serde_json::{Map, Number, Value as Json};
 
-use super::Call;
+use super::ToolCall;
 
 /// Depth of values within values.
 const DEPTH: usize = 64;
 
 /// The calls of a list, or a single call.
-pub(super) fn calls(text: &str) -> Option<Vec<Call>> {
+pub(super) fn calls(text: &str) -> Option<Vec<ToolCall>> {
     let mut reader = Reader { rest: text };
     let calls = match reader.take("[") {
         true => reader.list("]", Reader::call)?,
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
         Some(items)
     }
 
-    fn call(&mut self) -> Option<Call> {
+    fn call(&mut self) -> Option<ToolCall> {
         let name = self.name()?.to_owned();
         if !self.take("(") {
             return None;
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
             Some((key, if reader.take("=") { reader.value(DEPTH)? } else { return None }))
         };
         let arguments = self.list(")", argument)?.into_iter().collect::<Map<_, _>>();
-        Some(Call { name, arguments })
+        Some(ToolCall { name, arguments })
     }
 
     fn value(&mut self, depth: usize) -> Option<Json> {

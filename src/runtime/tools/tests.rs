@@ -26,7 +26,7 @@ fn functions() -> Vec<ToolFunction> {
 
 fn call(name: &str, arguments: Json) -> ToolTextPart {
     let Json::Object(arguments) = arguments else { panic!("arguments are an object") };
-    ToolTextPart::Call(Call { name: name.into(), arguments })
+    ToolTextPart::Call(ToolCall { name: name.into(), arguments })
 }
 
 fn said(text: &str) -> ToolTextPart {
@@ -194,14 +194,14 @@ fn whatever_is_written_under_the_form_is_a_call() {
                         *logit = 6.0;
                     }
                 }
-                constraint.close(&mut logits).unwrap();
+                constraint.mask_logits(&mut logits).unwrap();
                 let id = sampler.next(&logits);
-                constraint.see(id).unwrap();
+                constraint.accept_token(id).unwrap();
                 bytes.extend(tokenizer.token_bytes(id));
             }
             let written = String::from_utf8_lossy(&bytes).into_owned();
             let parts = read(syntax, &written, 5);
-            let calls: Vec<&Call> = parts
+            let calls: Vec<&ToolCall> = parts
                 .iter()
                 .filter_map(|part| if let ToolTextPart::Call(call) = part { Some(call) } else { None })
                 .collect();

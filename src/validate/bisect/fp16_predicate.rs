@@ -27,7 +27,7 @@ use anec_runtime::{
 };
 
 /// A function of fixed shapes with what it is called with.
-pub struct Call {
+pub struct RecordedCall {
     /// The package that it is in.
     pub package: String,
     /// The function.
@@ -38,11 +38,11 @@ pub struct Call {
 
 /// The calls of a package's functions at several lengths, on made-up inputs. Those whose inputs can't be made up are
 /// left out.
-pub fn calls_of_package(name: &str, package: &Package) -> Vec<Call> {
+pub fn calls_of_package(name: &str, package: &Package) -> Vec<RecordedCall> {
     let fixed = package.program.functions.iter().flat_map(sizes);
     let call = |function: Function| {
         let inputs = made_up_inputs(&function).ok()?;
-        Some(Call { package: name.to_owned(), function: infer_what_can_be(&function), inputs })
+        Some(RecordedCall { package: name.to_owned(), function: infer_what_can_be(&function), inputs })
     };
     fixed.filter_map(call).collect()
 }
@@ -51,7 +51,7 @@ pub fn calls_of_package(name: &str, package: &Package) -> Vec<Call> {
 ///
 /// # Errors
 /// When the bundle can't be run in f32.
-pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<Vec<Call>> {
+pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<Vec<RecordedCall>> {
     let host = Arc::new(HostTables::open(bundle, folder)?);
     let programs = PackageStore::of(bundle, folder);
     let inputs = Inputs::default();
@@ -72,7 +72,7 @@ pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result
         let program = anec_package::open(&folder.join(&entry.package))?.program;
         let Some(function) = program.function(&entry.function) else { continue };
         let fixed = at_sizes(function, &inputs);
-        calls.push(Call { package: entry.package.clone(), function: infer_what_can_be(&fixed), inputs });
+        calls.push(RecordedCall { package: entry.package.clone(), function: infer_what_can_be(&fixed), inputs });
     }
     Ok(calls)
 }
@@ -149,7 +149,7 @@ impl Fp16Predicate {
     ///
     /// # Errors
     /// When it can't be run.
-    pub fn of(call: &Call, thresholds: &NumericsThresholds) -> Result<Self> {
+    pub fn of(call: &RecordedCall, thresholds: &NumericsThresholds) -> Result<Self> {
         let cache = WeightCache::new();
         let mut values: BTreeMap<String, Tensor> = call.inputs.iter().cloned().collect();
         let mut note = |name: &str, tensor: &Tensor| {
@@ -187,7 +187,7 @@ fn run(
     cache: &WeightCache,
     note: &mut dyn FnMut(&str, &Tensor),
 ) -> Result<Vec<(String, Tensor)>, ExecError> {
-    let executable = Executable::compile_as_written(function, ExecOptions { precision }, cache)?;
+    let executable = Executable::compile_unfused(function, ExecOptions { precision }, cache)?;
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     executable.run_with(&inputs, &mut executable.new_state(), note)
 }

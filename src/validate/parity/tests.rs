@@ -2,7 +2,7 @@ use super::*;
 use crate::{Greedy, Thresholds};
 use anec_bundle::TokenCount;
 use anec_manifest::Gates;
-use anec_runtime::fake::{self, Form};
+use anec_runtime::fake::{self, FakeOptions};
 
 const TEXT: [u32; 9] = [3, 1, 4, 1, 5, 2, 6, 5, 3];
 
@@ -32,14 +32,14 @@ fn greedy(prompt: &[u32], count: usize) -> Greedy {
     Greedy { prompt: prompt.to_vec(), ids: text.split_off(prompt.len()) }
 }
 
-fn gate(form: &Form, golden: &Golden) -> GateReport {
+fn gate(form: &FakeOptions, golden: &Golden) -> GateReport {
     let candidate = Candidate { name: "double".into(), model: fake::model(form).0, layers: true };
     parity(&[candidate], golden, &Thresholds::of(&Gates::default()).parity).unwrap()
 }
 
 #[test]
 fn the_reference_agrees_with_itself_in_every_way_of_calling() {
-    let report = gate(&Form::default(), &golden());
+    let report = gate(&FakeOptions::default(), &golden());
     assert_eq!(report.verdict, Verdict::Passed, "{report:#?}");
     let layers: Vec<usize> = report.checks.iter().filter_map(|check| check.layer).collect();
     assert_eq!(layers, [0, 1, 2]);
@@ -83,7 +83,7 @@ fn the_reference_agrees_with_itself_in_every_way_of_calling() {
 #[test]
 fn a_single_size_is_tried_with_filled_up_calls() {
     let tokens = vec![TokenCount::Fixed(4)];
-    let form = Form { layer_tokens: tokens.clone(), head_tokens: tokens, ..Form::default() };
+    let form = FakeOptions { layer_tokens: tokens.clone(), head_tokens: tokens, ..FakeOptions::default() };
     let report = gate(&form, &golden());
     assert_eq!((report.verdict, report.checks[0].subject.as_str()), (Verdict::Passed, "double, T = 4"));
 }
@@ -93,7 +93,7 @@ fn a_wrong_position_fails_the_gate() {
     let mut golden = golden();
     let row = &mut golden.logits[5 * fake::VOCAB..6 * fake::VOCAB];
     row.reverse();
-    let report = gate(&Form::default(), &golden);
+    let report = gate(&FakeOptions::default(), &golden);
     assert_eq!(report.verdict, Verdict::Failed);
     assert!(report.checks[0].detail.as_deref().unwrap().starts_with("cosine "), "{report:?}");
 }
@@ -102,7 +102,7 @@ fn a_wrong_position_fails_the_gate() {
 fn a_wrong_scale_fails_although_every_cosine_is_one() {
     let mut golden = golden();
     golden.logits.iter_mut().for_each(|v| *v *= 1.2);
-    let report = gate(&Form::default(), &golden);
+    let report = gate(&FakeOptions::default(), &golden);
     assert_eq!(report.checks[0].detail.as_deref(), Some("norm ratio from 0.8333 to 0.8333, expected 0.9 to 1.1"));
 }
 
@@ -110,7 +110,7 @@ fn a_wrong_scale_fails_although_every_cosine_is_one() {
 fn a_wrong_shard_is_named() {
     let mut golden = golden();
     golden.hidden.get_mut(&2).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
-    let report = gate(&Form::default(), &golden);
+    let report = gate(&FakeOptions::default(), &golden);
     let failed = || report.checks.iter().filter(|c| c.verdict == Verdict::Failed);
     // the golden's wrong states are what layer 1 should give
     assert_eq!(failed().find_map(|check| check.layer), Some(1));
@@ -126,7 +126,7 @@ fn a_layer_that_adds_something_else_is_named() {
     let mut golden = golden();
     // layers 0 and 1 are one function: what its first layer gives is seen inside it
     golden.hidden.get_mut(&1).unwrap().iter_mut().step_by(2).for_each(|v| *v = -*v);
-    let report = gate(&Form::default(), &golden);
+    let report = gate(&FakeOptions::default(), &golden);
     let failed: Vec<&Check> = report.checks.iter().filter(|c| c.verdict == Verdict::Failed).collect();
     let layers: Vec<Option<usize>> = failed.iter().map(|check| check.layer).collect();
     // what follows the wrong layer in its function isn't accused, and what comes before and after the function is right
@@ -146,7 +146,7 @@ fn long_text() -> Golden {
 #[test]
 fn a_text_that_is_less_or_more_likely_than_for_the_golden_fails() {
     let check = |golden: &Golden| {
-        let report = gate(&Form::default(), golden);
+        let report = gate(&FakeOptions::default(), golden);
         report.checks.into_iter().find(|check| check.subject == "double, perplexity")
     };
     // from the logits, and from the list of a reference that keeps few of them
@@ -176,7 +176,7 @@ fn a_continuation_may_differ_in_a_few_places_and_no_more() {
         let mut golden = golden();
         let greedy = golden.greedy.insert(greedy(&[1, 2], count));
         change.iter().for_each(|at| greedy.ids[*at] = (greedy.ids[*at] + 1) % fake::VOCAB as u32);
-        let report = gate(&Form::default(), &golden);
+        let report = gate(&FakeOptions::default(), &golden);
         report.checks.into_iter().find(|check| check.claim == "greedy continuation").unwrap()
     };
     assert_eq!(check(&[], 7).verdict, Verdict::Passed);
@@ -195,13 +195,13 @@ fn a_text_of_a_few_tokens_proves_little() {
     golden.tokens.truncate(3);
     golden.positions.truncate(3);
     golden.logits = fake::reference(&golden.tokens, 3).1;
-    assert_eq!(gate(&Form::default(), &golden).verdict, Verdict::Unproven);
+    assert_eq!(gate(&FakeOptions::default(), &golden).verdict, Verdict::Unproven);
 }
 
 #[test]
 fn comparing_nothing_is_no_success() {
     let golden = Golden { positions: Vec::new(), logits: Vec::new(), ..golden() };
-    assert_eq!(gate(&Form::default(), &golden).verdict, Verdict::Failed);
+    assert_eq!(gate(&FakeOptions::default(), &golden).verdict, Verdict::Failed);
     assert_eq!(without_golden().verdict, Verdict::Unproven);
 }
 
@@ -210,13 +210,13 @@ fn some_positions_are_enough() {
     let mut golden = golden();
     golden.positions = vec![0, 8];
     golden.logits = [&golden.logits[..fake::VOCAB], &golden.logits[8 * fake::VOCAB..]].concat();
-    let report = gate(&Form::default(), &golden);
+    let report = gate(&FakeOptions::default(), &golden);
     assert_eq!((report.verdict, report.checks[0].measured["positions"]), (Verdict::Passed, 2.0));
 }
 
 #[test]
 fn a_golden_of_another_model_is_refused() {
-    let candidate = || Candidate { name: "double".into(), model: fake::model(&Form::default()).0, layers: true };
+    let candidate = || Candidate { name: "double".into(), model: fake::model(&FakeOptions::default()).0, layers: true };
     let thresholds = Thresholds::of(&Gates::default()).parity;
     let other = Golden { vocab_size: 9, ..golden() };
     assert!(parity(&[candidate()], &other, &thresholds).is_err());
