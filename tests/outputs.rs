@@ -206,6 +206,29 @@ fn what_has_no_end_is_not_read_to_it() {
 }
 
 #[test]
+fn json_that_is_cut_off_is_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let schema = folder.path().join("schema.json");
+    fs::write(&schema, r#"{"type": "array", "items": {"type": "integer"}, "minItems": 50}"#).unwrap();
+    let arguments = ["run", text(bundle()), "--prompt", "a", "--max-tokens", "4", "--json-schema", text(&schema)];
+    let (code, stdout, stderr) = run(&arguments);
+    assert!(code == 2 && stdout.starts_with('['), "{code} {stdout}");
+    assert!(stderr.contains("the text ends before its JSON does") && stderr.contains("--max-tokens"), "{stderr}");
+}
+
+#[test]
+fn a_conversion_that_is_refused_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.anec");
+    let source = text(&folder::repository("tests/fixtures/families/gemma3-default")).to_owned();
+    let set = ["--set", "context=40", "--set", "norm=layer_norm_concat"];
+    let (code, _, stderr) = run(&[&["convert", "--source", &source, "--out", text(&out)][..], &set].concat());
+    assert!(code != 0 && stderr.contains("which fp16 doesn't hold"), "{code} {stderr}");
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn exit_codes_are_explained_by_their_number() {
     for what in ["5", "exit 5", "exit code 5", "Exit Code 5"] {
         let (code, stdout, stderr) = run(&["explain", what]);

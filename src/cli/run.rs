@@ -15,8 +15,8 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{
-    Constraint, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, LoadedModel, TextGeneration,
-    Tokenizer,
+    Constraint, Finish, Generation, GenerationOutput, GenerationRequest, Grammar, Grammars, LoadedModel,
+    TextGeneration, Tokenizer,
 };
 
 /// Continues a prompt: text in, text out.
@@ -72,6 +72,7 @@ impl RunArgs {
             (Some(file), Some(tokenizer)) => Some(json_schema(file, &model, tokenizer)?),
             _ => None,
         };
+        let constrained = constraint.is_some();
         let generation = request.clone().start(&model)?.with_constraint(constraint);
         let (generation, text) =
             write(generation, tokenizer.as_ref(), self.sampling.stops(), |text| self.json || show(text))?;
@@ -86,6 +87,9 @@ impl RunArgs {
                 print(&ids.join(","));
             }
             eprintln!("{}", summary(request.prompt.len(), &generation));
+        }
+        if constrained && generation.finish != Finish::Stop {
+            return Err(UnfinishedJson.into());
         }
         Ok(0)
     }
@@ -136,6 +140,21 @@ impl Diagnostic for BadSchema {
 
     fn help(&self) -> Option<String> {
         Some("--json-schema takes a file that holds a JSON Schema".into())
+    }
+}
+
+/// A text that was to be JSON and ended before its end.
+#[derive(Debug, thiserror::Error)]
+#[error("the text ends before its JSON does")]
+struct UnfinishedJson;
+
+impl Diagnostic for UnfinishedJson {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("give it more room with --max-tokens, or bound the strings and lists of the schema".into())
     }
 }
 

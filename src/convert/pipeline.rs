@@ -117,7 +117,13 @@ pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outco
 
     // the source is digested beside the conversion: it is read anyway
     let (digests, converted) = rayon::join(|| digests::source_facts(source), || run.write_all(&mut journal, &host));
-    let (packages, host_facts, text) = converted?;
+    let (packages, host_facts, text) = match converted {
+        Ok(converted) => converted,
+        Err(error) => {
+            journal.discard_if_empty(&partial);
+            return Err(error);
+        }
+    };
     let mut entries: Vec<PackageEntry> = packages.iter().map(|p| p.entry.clone()).collect();
     if options.compile {
         run.compile(&mut entries)?;

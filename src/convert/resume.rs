@@ -140,6 +140,14 @@ impl Journal {
         if self.packages.len() < FEW || self.written.is_none_or(due) { self.save() } else { Ok(()) }
     }
 
+    /// Removes the folder of a run that failed before it finished any file: there is nothing to go on with.
+    pub fn discard_if_empty(self, folder: &Path) {
+        if self.packages.is_empty() && self.host.is_none() && is_ours(folder) {
+            // the failure of the run is what is told
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+
     /// Whether a folder holds a journal: a run is, or was, at work there.
     pub fn is_in(folder: &Path) -> bool {
         folder.join(FILE_NAME).is_file()

@@ -27,6 +27,7 @@ use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
+use super::clients::ClientAddresses;
 use super::error::ServeError;
 use super::loading::LoadingStage;
 use super::openai::{self, Head, Kind, Likelihoods};
@@ -48,7 +49,8 @@ pub struct HttpOptions {
     pub read_timeout: Duration,
     /// Time in which a client must take something of what is written to it.
     pub write_timeout: Duration,
-    /// Connections at the same time; further ones wait to be accepted.
+    /// Connections at the same time; further ones wait to be accepted. An address other than this machine's gets half of
+    /// them at most, and is hung up on beyond.
     pub connections: usize,
     /// Time for unfinished answers when the server is to end.
     pub grace: Duration,
@@ -92,6 +94,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) {
     let places = Arc::new(Semaphore::new(options.connections));
+    let addresses = ClientAddresses::new(options.connections.div_ceil(2));
     let graceful = GracefulShutdown::new();
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(options.read_timeout);
@@ -108,10 +111,18 @@ pub async fn serve(
             () = &mut shutdown => break,
             accepted = accepted => accepted,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, address)) = accepted else {
             // out of file descriptors, or the client is gone already
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
+        };
+        // all of this machine's programs have one address
+        let client = match address.ip().to_canonical().is_loopback() {
+            true => None,
+            false => match addresses.connect(address.ip()) {
+                None => continue,
+                counted => counted,
+            },
         };
         // parts of a stream are small, and wanted at once
         let _ = stream.set_nodelay(true);
@@ -122,7 +133,7 @@ pub async fn serve(
         tokio::spawn(async move {
             // a client that breaks off is no matter of ours
             let _ = connection.await;
-            drop(place);
+            drop((place, client));
         });
     }
     drop(listener);

@@ -16,6 +16,7 @@
 //! | [`loading`] | loading the model while the server already answers |
 //! | [`parameters`] | what clients can ask for, under the names that they know |
 //! | [`http`] | connections, routes, limits |
+//! | `clients` | how many connections an address holds |
 //! | `origin` | hosts and origins that requests may name |
 //! | [`openai`] | bodies of requests and answers |
 //! | [`stream`] | answers in parts |
@@ -26,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod clients;
 pub mod engine;
 pub mod error;
 mod fields;
