@@ -27,6 +27,7 @@
 //! | [`stream`] | files of parts that many threads produce, digested on the way |
 //! | [`write()`] | a package from a program: streaming, deterministic, whole or not at all |
 //! | [`open`] | a program from a package, ours or anybody's |
+//! | [`interface`] | the features of a function, as the description has them |
 //! | [`describe`] | what is in a package, and whether its description is that of its program |
 //! | [`archive`] | reproducible zip archives of folders, and their safe extraction |
 
@@ -38,6 +39,7 @@ pub mod describe;
 mod error;
 mod features;
 mod files;
+pub mod interface;
 mod manifest;
 mod open;
 pub mod stream;

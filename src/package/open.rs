@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use coreml_proto::{FeatureDescription, FunctionDescription, ModelDescription, mil_spec, model};
 
 use super::blob::WeightFile;
-use super::describe::Interface;
 use super::features::{self, SYMBOLS_KEY};
+use super::interface::Interface;
 use super::manifest::{Manifest, PackageMetadata, relative};
 use super::{MODEL_PATH, PackageError};
 use anec_base::Result;

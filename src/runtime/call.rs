@@ -2,28 +2,16 @@
 
 use std::sync::Arc;
 
-use super::backend::FunctionCall;
 use super::error::RuntimeError;
 use super::hidden::{Columns, Flow};
 use super::inputs::{InputBuilder, shape_of, shaped};
 use super::model::LoadedModel;
 use super::plan::Step;
+use super::prepared::Prepared;
 use super::states::States;
 use anec_bundle::FILE_NAME;
 use anec_bundle::{Port, PortRole};
 use anec_exec::{Tensor, TensorData};
-
-/// A call with the tensors that it needs.
-pub(super) struct Prepared {
-    pub(super) function: usize,
-    inputs: Vec<Arc<Tensor>>,
-}
-
-impl Prepared {
-    pub(super) fn call(&self) -> FunctionCall<'_> {
-        FunctionCall { function: self.function, inputs: self.inputs.iter().map(Arc::as_ref).collect() }
-    }
-}
 
 /// What goes from function to function beside the hidden states.
 pub(super) fn is_carried(role: &PortRole) -> bool {

@@ -28,6 +28,7 @@
 //! | [`forward`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
 //! | `call` | one call of a function: its inputs, its result |
+//! | `prepared` | a call with its tensors |
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
 //! | [`windows`] | a text of any length on its way through a token classifier |
@@ -74,6 +75,7 @@ pub mod lookup;
 pub mod model;
 pub mod plan;
 pub mod prefix;
+mod prepared;
 pub mod profile;
 pub mod redact;
 pub mod sampling;

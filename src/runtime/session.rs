@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::{FunctionCall, Watch};
-use super::call::{Prepared, is_carried, prepare, result};
+use super::call::{is_carried, prepare, result};
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 use super::hidden::{Columns, Flow, Record};
@@ -12,6 +12,7 @@ use super::host::RopeChoice;
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
+use super::prepared::Prepared;
 use super::states::States;
 use anec_base::Result;
 use anec_bundle::PortRole;

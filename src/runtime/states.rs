@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::backend::{Sequence, Watch};
-use super::call::Prepared;
 use super::inputs::shape_of;
+use super::prepared::Prepared;
 use anec_base::Result;
 use anec_bundle::FunctionEntry;
 use anec_bundle::{Port, PortRole};

@@ -11,6 +11,7 @@
 //! | `network` | a graph with its constants, in files beside it |
 //! | `blocks` | matrices of codes, in blocks with a scale each |
 //! | `projection`, `norm`, `attention`, `embedding` | parts of a decoder, as graphs write them |
+//! | `stream` | what they share |
 //! | `follow`, `assemble` | a whole decoder: its parts found, and put together |
 //! | [`decoder`] | what a graph says of it |
 //! | [`rope`] | rotary tables and the frequencies that they were made of |
@@ -26,6 +27,7 @@ mod network;
 mod norm;
 mod projection;
 pub mod rope;
+mod stream;
 mod wire;
 
 use std::path::{Component, Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The parts of a decoder put together: weights under the names of transformers, and what holds for all layers.
 
 use super::decoder::{OnnxDecoder, OnnxLayer, OnnxNormPlacement};
-use super::follow::{BlockLayout, Branch, Mlp, Weights};
+use super::follow::{Branch, Mlp, OnnxBlock, Weights};
 use super::network::{Constant, Network};
 use super::norm::Norm;
 use super::projection::Projection;
@@ -62,7 +62,7 @@ impl Network {
                 }
                 epsilons.extend([&branch.before, &branch.after].into_iter().flatten().map(|(_, epsilon)| *epsilon));
             }
-            let (BlockLayout::Attention(attention), BlockLayout::Mlp(mlp)) = (mixer.block, feed_forward.block) else {
+            let (OnnxBlock::Attention(attention), OnnxBlock::Mlp(mlp)) = (mixer.block, feed_forward.block) else {
                 return Err(self.refuse_stream(mixer.from, "attention doesn't alternate with feed-forward networks"));
             };
             let Mlp { gate, up, activation } = *mlp;

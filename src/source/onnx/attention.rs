@@ -1,11 +1,11 @@
 //! Attention, as graphs write it: ONNX Runtime's `GroupQueryAttention`.
 
 use super::decoder::OnnxQkNorm;
-use super::follow::{RopeUse, Stream};
 use super::model::Node;
 use super::network::{Constant, Network};
 use super::norm::decimal;
 use super::projection::Projection;
+use super::stream::{RopeUse, Stream};
 use crate::error::Result;
 
 /// Steps from a value of attention to its projection.

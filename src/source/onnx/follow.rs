@@ -8,28 +8,17 @@ use super::decoder::{OnnxActivation, OnnxDecoder, OnnxNormPlacement};
 use super::model::Node;
 use super::network::{Constant, Network};
 use super::projection::Projection;
+use super::stream::Stream;
 use crate::error::{Result, SourceError};
 
 /// Layers that are still followed.
 const MOST_LAYERS: usize = 4096;
 
-/// Names of a rotary embedding's cosines and sines, if there is one.
-pub(super) type RopeUse<'a> = Option<[&'a str; 2]>;
-
-/// The residual stream at one point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream<'a> {
-    /// The sum that a norm with a skip connection makes: that node's place in the graph.
-    Sum(usize),
-    /// A value.
-    Value(&'a str),
-}
-
 /// Weights by their names in transformers.
 pub(super) type Weights = Vec<(String, Constant)>;
 
 /// What a block of a layer is.
-pub(super) enum BlockLayout<'a> {
+pub(super) enum OnnxBlock<'a> {
     Attention(Box<Attention<'a>>),
     Mlp(Box<Mlp<'a>>),
 }
@@ -46,7 +35,7 @@ pub(super) struct Branch<'a> {
     pub multiplier: f64,
     pub after: Option<(Constant, f64)>,
     pub output: Projection<'a>,
-    pub block: BlockLayout<'a>,
+    pub block: OnnxBlock<'a>,
     pub before: Option<(Constant, f64)>,
     /// The residual stream that it begins with, which it is added to.
     pub from: Stream<'a>,
@@ -191,14 +180,14 @@ impl Network {
             if query != key || query != value {
                 return Err(self.refuse(node, "queries, keys and values come from different values"));
             }
-            (BlockLayout::Attention(Box::new(attention)), query)
+            (OnnxBlock::Attention(Box::new(attention)), query)
         } else if node.is("Mul") {
             let (gate, up, activation) = self.gated(node)?;
             let (input, other) = (self.behind_casts(gate.input), self.behind_casts(up.input));
             if input != other {
                 return Err(self.refuse(node, "gate and up projection come from different values"));
             }
-            (BlockLayout::Mlp(Box::new(Mlp { gate, up, activation })), input)
+            (OnnxBlock::Mlp(Box::new(Mlp { gate, up, activation })), input)
         } else if node.is_contrib("MultiHeadAttention") {
             let problem = "its mask is computed in the graph, which isn't read; the model builder writes GroupQueryAttention \
                            for int4 and fp32 on CPUs, and for fp16 on GPUs";

@@ -1,8 +1,8 @@
 //! RMS norms, as graphs write them: one operator, one that adds the residual stream first, or a chain of small ones.
 
-use super::follow::Stream;
 use super::model::Node;
 use super::network::{Constant, LONGEST_CHAIN, Network};
+use super::stream::Stream;
 use crate::error::Result;
 
 /// An RMS norm: `x / sqrt(mean(x^2) + epsilon) * weight`.
