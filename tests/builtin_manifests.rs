@@ -93,6 +93,7 @@ each! {
     llama_3_2_1b: "llama-3.2-1b",
     llama_3_2_3b: "llama-3.2-3b",
     mistral_7b: "mistral-7b",
+    olmo_3_7b: "olmo-3-7b",
     phi4_mini: "phi4-mini",
     privacy_filter: "privacy-filter",
     qwen2_5_0_5b: "qwen2.5-0.5b",

@@ -107,8 +107,8 @@ pub enum WindowRule {
     FromLayer,
     /// Where `use_sliding_window`, the layers without rotation, or as `layer_types` says.
     WithoutRope,
-    /// All but every sixth (or `sliding_window_pattern`th) layer, or as `layer_types` says.
-    Pattern,
+    /// All but every so manieth layer (`sliding_window_pattern`, or this where the key is absent), or as `layer_types` says.
+    Pattern(u64),
     /// As `layer_types` says; none where there is no such key.
     Types,
 }
@@ -169,8 +169,8 @@ pub struct DecoderFamily {
     pub layer_types: [&'static str; 2],
     /// Some layers don't rotate: `no_rope_layers`, or every `no_rope_layer_interval`th.
     pub layers_without_rope: bool,
-    /// Layers with a window rotate by a table of their own, with the base `rope_local_base_freq`.
-    pub local_rope: bool,
+    /// Layers with a window rotate by a table of their own, unscaled: its base where `rope_local_base_freq` is absent.
+    pub local_rope: Option<f64>,
     /// Scores are scaled by the root of `query_pre_attn_scalar` instead of the head's width.
     pub query_pre_attn_scalar: bool,
     /// Embeddings are multiplied by the root of their width.
@@ -225,7 +225,7 @@ const LLAMA: DecoderFamily = DecoderFamily {
     window: WindowRule::None,
     layer_types: ["full_attention", "sliding_attention"],
     layers_without_rope: false,
-    local_rope: false,
+    local_rope: None,
     query_pre_attn_scalar: false,
     scaled_embedding: false,
     multipliers: false,
@@ -364,6 +364,21 @@ pub const DECODERS: &[DecoderFamily] = &[
         default_rms_norm_eps: 1e-5,
         ..LLAMA
     },
+    // only the layers that attend to everything are scaled; the others keep the class's base
+    DecoderFamily {
+        name: "olmo3",
+        gguf: &[],
+        gguf_interleaved: false,
+        qk_norm: QkNorm::WholeWidth,
+        norms: NormPlacement::Post,
+        mlp_bias: Bias::Never,
+        window: WindowRule::Pattern(4),
+        local_rope: Some(500_000.0),
+        default_sizes: &[("sliding_window", 4096)],
+        default_rope_theta: 500_000.0,
+        default_rms_norm_eps: 1e-5,
+        ..LLAMA
+    },
     DecoderFamily {
         name: "gemma3_text",
         wrappers: &["gemma3"],
@@ -384,8 +399,8 @@ pub const DECODERS: &[DecoderFamily] = &[
         norm_plus_one: true,
         mlp_bias: Bias::Never,
         activation: Activation::GeluTanh,
-        window: WindowRule::Pattern,
-        local_rope: true,
+        window: WindowRule::Pattern(6),
+        local_rope: Some(10000.0),
         query_pre_attn_scalar: true,
         scaled_embedding: true,
         default_rope_theta: 1_000_000.0,
@@ -541,7 +556,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         residual_scaling: true,
         window: WindowRule::Types,
         layer_types: ["hybrid", "hybrid_sliding"],
-        local_rope: true,
+        local_rope: Some(10000.0),
         partial_rotary: Some(0.5),
         default_rope_theta: 5_000_000.0,
         default_tie_word_embeddings: true,

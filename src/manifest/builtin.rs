@@ -28,6 +28,7 @@ const ALL: &[Builtin] = builtin![
     "llama-3.2-1b",
     "llama-3.2-3b",
     "mistral-7b",
+    "olmo-3-7b",
     "phi4-mini",
     "privacy-filter",
     "qwen2.5-0.5b",

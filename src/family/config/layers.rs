@@ -30,14 +30,14 @@ pub(super) fn read(
     };
     let uses_window = match family.window {
         WindowRule::None => false,
-        WindowRule::Every(_) | WindowRule::Pattern | WindowRule::Types => true,
+        WindowRule::Every(_) | WindowRule::Pattern(_) | WindowRule::Types => true,
         WindowRule::FromLayer | WindowRule::WithoutRope => keys.bool("use_sliding_window")?.unwrap_or(false),
     };
     let from_layer = keys.u64("max_window_layers")?.unwrap_or(28);
     let width = match family.window {
         WindowRule::None => None,
         WindowRule::Every(default) if !keys.has("sliding_window") => default,
-        WindowRule::Pattern if !keys.has("sliding_window") => default_window,
+        WindowRule::Pattern(_) if !keys.has("sliding_window") => default_window,
         _ => keys.u64("sliding_window")?.filter(|_| uses_window),
     };
     if width == Some(0) {
@@ -56,12 +56,12 @@ pub(super) fn read(
             return Err(keys.value("sliding_window", "a width, for the sliding layers of layer_types"));
         }
     }
-    if width.is_none() && family.window == WindowRule::Pattern {
+    if width.is_none() && matches!(family.window, WindowRule::Pattern(_)) {
         return Err(keys.value("sliding_window", "a width, for the sliding layers"));
     }
     let pattern = match family.window {
-        WindowRule::Pattern => {
-            keys.u64("sliding_window_pattern")?.or(keys.u64("_sliding_window_pattern")?).unwrap_or(6)
+        WindowRule::Pattern(every) => {
+            keys.u64("sliding_window_pattern")?.or(keys.u64("_sliding_window_pattern")?).unwrap_or(every)
         }
         _ => 1,
     };
@@ -69,13 +69,13 @@ pub(super) fn read(
         return Err(keys.value("sliding_window_pattern", "at least 1"));
     }
     let slides = |layer: usize| match (&types, family.window) {
-        (Some(types), WindowRule::FromLayer | WindowRule::WithoutRope | WindowRule::Pattern | WindowRule::Types) => {
+        (Some(types), WindowRule::FromLayer | WindowRule::WithoutRope | WindowRule::Pattern(_) | WindowRule::Types) => {
             types[layer] == sliding
         }
         (_, WindowRule::FromLayer) => layer as u64 >= from_layer,
         (_, WindowRule::WithoutRope) => !rotates[layer],
         (_, WindowRule::Every(_)) => true,
-        (_, WindowRule::Pattern) => !(layer as u64 + 1).is_multiple_of(pattern),
+        (_, WindowRule::Pattern(_)) => !(layer as u64 + 1).is_multiple_of(pattern),
         (_, WindowRule::None | WindowRule::Types) => false,
     };
     Ok((0..count)

@@ -82,7 +82,7 @@ pub fn configuration(
                 set("layer_types", json!(types));
             }
         }
-        WindowRule::Pattern | WindowRule::Types => {
+        WindowRule::Pattern(_) | WindowRule::Types => {
             set("sliding_window", json!(width));
             set("layer_types", json!(types));
         }
@@ -92,14 +92,16 @@ pub fn configuration(
         set("no_rope_layers", json!(rotates));
     }
     let used = |windowed: bool| {
-        let mut layers = graph.layers.iter().filter(|layer| layer.window.is_some() == windowed || !family.local_rope);
+        let mut layers =
+            graph.layers.iter().filter(|layer| layer.window.is_some() == windowed || family.local_rope.is_none());
         layers.find_map(|layer| layer.rope).and_then(|index| graph.ropes.get(index))
     };
     if let Some(rope) = used(false) {
         set("rope_dim", json!(rope.table.rope_dim()));
         rope_keys(rope, &mut config)?;
     }
-    if let Some(theta) = used(true).filter(|_| family.local_rope).map(|rope| rope.table.theta()).transpose()?.flatten()
+    if let Some(theta) =
+        used(true).filter(|_| family.local_rope.is_some()).map(|rope| rope.table.theta()).transpose()?.flatten()
     {
         config.insert("rope_local_base_freq".into(), json!(theta));
     }

@@ -7,9 +7,6 @@ use crate::error::FamilyError;
 use crate::rope::{RopeConfig, RopeScaling};
 use crate::table::DecoderFamily;
 
-/// Base of the rotation of layers with a window, where the class has one of its own.
-const DEFAULT_LOCAL_THETA: f64 = 10000.0;
-
 /// The rotary embedding, and that of the layers with a window where the family has another for them.
 pub(crate) fn read(
     keys: &Keys<'_>,
@@ -21,8 +18,8 @@ pub(crate) fn read(
     let reader = Reader { keys, family, head_dim, max_position_embeddings, acknowledged };
     let theta = keys.f64("rope_theta")?.unwrap_or(family.default_rope_theta);
     let local_theta = match family.local_rope {
-        true => Some(keys.f64("rope_local_base_freq")?.unwrap_or(DEFAULT_LOCAL_THETA)),
-        false => None,
+        Some(base) => Some(keys.f64("rope_local_base_freq")?.unwrap_or(base)),
+        None => None,
     };
     let parameters = keys.object("rope_parameters")?;
     if let (Some(parameters), Some(local_theta)) = (&parameters, local_theta) {
@@ -64,7 +61,7 @@ impl Reader<'_> {
         let top_factor = keys.f64("partial_rotary_factor")?;
         let partial = match (family.partial_rotary, own_factor.or(top_factor)) {
             // parameters by the type of the layer: what stands beside them has no effect
-            (Some(default), _) if family.local_rope => {
+            (Some(default), _) if family.local_rope.is_some() => {
                 let factor = own_factor.unwrap_or(if given { 1.0 } else { default });
                 if top_factor.is_some_and(|top| top != factor) {
                     return Err(keys.value("partial_rotary_factor", &format!("{factor}, as in rope_parameters")));
