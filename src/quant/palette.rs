@@ -1,0 +1,241 @@
+//! Palettes: `weight = levels[q]`, or `weight = scale * levels[q]` with a scale for each row, for indices of 1 to 8 bits.
+//! Rows of a group share the `2^bits` levels, or all rows do.
+//!
+//! The levels are the centres of exact k-means ([`cluster`](super::cluster)) over the weights rounded to fp16, in which
+//! there are no more than 65,536 different ones; those that are nearer to each other than a [`FINENESS`]th of the step of
+//! equally many even levels are one point. Inputs can have a weight each: the mean of their squares, by which a weight's
+//! error counts in the product. Of 256 levels the first and last are the extremes of the weights, since it is the few
+//! largest weights that make a model's largest activations.
+//!
+//! A row's scale makes rows of different size alike. The hardware sums `levels[q] * x` in half precision before the scale
+//! comes to bear, so that the levels are kept a [`HEADROOM`]th of what they would be, and the scales that much larger.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+use super::Blocks;
+use super::cluster::{WeightedPoint, centres};
+use super::fp16::LARGEST;
+use super::layout::WeightLayout;
+use super::reader::RowReader;
+use anec_base::Result;
+
+/// Points by which the step of even levels is divided at least.
+pub const FINENESS: f32 = 32.0;
+/// By what the levels of rows with a scale are divided, for the sum of their products to stay within half precision.
+pub const HEADROOM: f32 = 16.0;
+/// From as many weights on, they are counted by value; fewer are sorted.
+const MANY: u64 = 1 << 18;
+/// The weight of the input that counts most.
+const FULL_WEIGHT: f32 = (1u32 << 30) as f32;
+
+/// The palettes of a weight.
+pub(crate) struct Palettes {
+    pub(crate) entries: usize,
+    /// Rows that share a palette.
+    pub(crate) group: u64,
+    row_scales: bool,
+    pinned: bool,
+    /// How much each column counts.
+    weights: Option<Vec<u32>>,
+    known: OnceLock<KnownPalettes>,
+}
+
+/// Palettes that were made.
+pub(crate) struct KnownPalettes {
+    /// One palette after another.
+    pub(crate) levels: Vec<f32>,
+    /// A scale for each row, where there are some.
+    pub(crate) row_scales: Vec<f16>,
+    /// Largest magnitude of the tensor.
+    pub(crate) largest: f32,
+}
+
+impl Palettes {
+    /// No palettes yet. `moments` are the means of the squares of each column's input.
+    pub(crate) fn new(layout: &WeightLayout, moments: Option<&[f32]>) -> Self {
+        let palettes = layout.palettes.unwrap_or(1).max(1);
+        Palettes {
+            entries: layout.entries() as usize,
+            group: (layout.rows / palettes).max(1),
+            row_scales: layout.row_scales,
+            pinned: layout.entries() == 256,
+            weights: moments.map(column_weights),
+            known: OnceLock::new(),
+        }
+    }
+
+    /// The palettes: made by a pass over all weights where they aren't known yet. Nothing waits for another thread here.
+    pub(crate) fn known(&self, reader: &RowReader, blocks: Blocks) -> Result<&KnownPalettes> {
+        if let Some(known) = self.known.get() {
+            return Ok(known);
+        }
+        let known = self.make(reader, blocks)?;
+        Ok(self.known.get_or_init(|| known))
+    }
+
+    fn make(&self, reader: &RowReader, blocks: Blocks) -> Result<KnownPalettes> {
+        let rows = reader.weight.rows();
+        let scales: Vec<AtomicU16> = (0..if self.row_scales { rows } else { 0 }).map(|_| AtomicU16::new(0)).collect();
+        let largest = AtomicU32::new(0);
+        let groups: Vec<Range<u64>> =
+            (0..rows.div_ceil(self.group)).map(|i| i * self.group..((i + 1) * self.group).min(rows)).collect();
+        let pass = Pass { own: self, reader, scales: &scales, largest: &largest };
+        let levels: Vec<Vec<f32>> = if self.group * reader.weight.columns() > MANY {
+            groups.into_iter().map(|rows| pass.count(rows, blocks)).collect::<Result<_>>()?
+        } else {
+            let sorted = |buffers: &mut (Vec<f32>, Vec<(u16, u32)>), rows| pass.sort(rows, buffers);
+            groups.into_par_iter().map_init(Default::default, sorted).collect::<Result<_>>()?
+        };
+        reader.weight.release(0..reader.weight.elements());
+        Ok(KnownPalettes {
+            levels: levels.concat(),
+            row_scales: scales.into_iter().map(|bits| f16::from_bits(bits.into_inner())).collect(),
+            largest: f32::from_bits(largest.into_inner()),
+        })
+    }
+
+    /// The palette of points, by value.
+    fn levels(&self, counts: impl Iterator<Item = (u16, u64)> + Clone) -> Vec<f32> {
+        let values = || counts.clone().map(|(key, _)| of_key(key));
+        let (Some(first), Some(last)) = (values().next(), values().last()) else { return vec![0.0; self.entries] };
+        let step = first.abs().max(last.abs()) / (self.entries as f32 / 2.0 * FINENESS);
+        let mut points: Vec<WeightedPoint> = Vec::new();
+        let mut cell = f32::NAN;
+        for (key, weight) in counts {
+            let (value, weight) = (of_key(key), weight as f64);
+            let own = if step > 0.0 { (value / step).floor() } else { 0.0 };
+            match points.last_mut() {
+                Some(point) if own == cell => {
+                    point.value += weight * f64::from(value);
+                    point.weight += weight;
+                }
+                _ => points.push(WeightedPoint { value: weight * f64::from(value), weight }),
+            }
+            cell = own;
+        }
+        points.iter_mut().for_each(|point| point.value /= point.weight);
+        let pinned = self.pinned.then_some([first.into(), last.into()]);
+        // fp16 keeps the order
+        centres(&points, self.entries, pinned).into_iter().map(|c| f16::from_f64(c).to_f32()).collect()
+    }
+}
+
+/// One pass over the weights.
+struct Pass<'a> {
+    own: &'a Palettes,
+    reader: &'a RowReader,
+    scales: &'a [AtomicU16],
+    largest: &'a AtomicU32,
+}
+
+impl Pass<'_> {
+    /// Reads rows, divided by their scales, which are kept.
+    fn load(&self, rows: Range<u64>, values: &mut Vec<f32>) -> Result<()> {
+        self.reader.load(rows.clone(), values)?;
+        let largest = self.reader.largest(rows.start, values)?;
+        self.largest.fetch_max(largest.to_bits(), Ordering::Relaxed);
+        saturate(values, largest);
+        if self.own.row_scales {
+            for (row, values) in rows.zip(values.chunks_mut(self.reader.columns().max(1))) {
+                let scale = row_scale(values);
+                self.scales[row as usize].store(scale.to_bits(), Ordering::Relaxed);
+                let scale = scale.to_f32();
+                values.iter_mut().for_each(|value| *value /= scale);
+            }
+        }
+        Ok(())
+    }
+
+    fn weight(&self, column: usize) -> u32 {
+        self.own.weights.as_ref().map_or(1, |weights| weights[column])
+    }
+
+    /// The palette of few rows.
+    fn sort(&self, rows: Range<u64>, (values, keys): &mut (Vec<f32>, Vec<(u16, u32)>)) -> Result<Vec<f32>> {
+        self.load(rows, values)?;
+        keys.clear();
+        let columns = self.reader.columns().max(1);
+        keys.extend(values.iter().enumerate().map(|(i, value)| (key(f16::from_f32(*value)), self.weight(i % columns))));
+        keys.sort_unstable();
+        let counts = keys.chunk_by(|(a, _), (b, _)| a == b);
+        Ok(self.own.levels(counts.map(|same| (same[0].0, same.iter().map(|(_, weight)| u64::from(*weight)).sum()))))
+    }
+
+    /// The palette of many rows: sums of whole numbers, which are the same in any order.
+    fn count(&self, rows: Range<u64>, blocks: Blocks) -> Result<Vec<f32>> {
+        let columns = self.reader.columns().max(1);
+        let at_a_time = (blocks.elements() / columns as u64).max(1) * blocks.at_a_time() as u64;
+        let parts = (rows.end - rows.start).div_ceil(at_a_time);
+        let add = |state: Result<(Vec<u64>, Vec<f32>, Vec<f16>)>, part: u64| {
+            let (mut counts, mut values, mut halves) = state?;
+            let first = rows.start + part * at_a_time;
+            self.load(first..rows.end.min(first + at_a_time), &mut values)?;
+            halves.resize(values.len(), f16::ZERO);
+            halves.convert_from_f32_slice(&values);
+            match &self.own.weights {
+                None => halves.iter().for_each(|half| counts[usize::from(key(*half))] += 1),
+                Some(weights) => {
+                    for row in halves.chunks(columns) {
+                        for (half, weight) in row.iter().zip(weights) {
+                            counts[usize::from(key(*half))] += u64::from(*weight);
+                        }
+                    }
+                }
+            }
+            Ok((counts, values, halves))
+        };
+        let none = || Ok((vec![0; 1 << 16], Vec::new(), Vec::new()));
+        let counts = (0..parts).into_par_iter().fold(none, add).map(|state| Ok(state?.0)).try_reduce(
+            || vec![0; 1 << 16],
+            |mut a: Vec<u64>, b| {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+                Ok(a)
+            },
+        )?;
+        let counts = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        Ok(self.own.levels(counts.map(|(key, count)| (key as u16, *count))))
+    }
+}
+
+/// Holds values at fp16's largest number.
+pub(crate) fn saturate(values: &mut [f32], largest: f32) {
+    if largest > LARGEST {
+        values.iter_mut().for_each(|value| *value = value.clamp(-LARGEST, LARGEST));
+    }
+}
+
+/// What a row is divided by: never zero or subnormal.
+fn row_scale(values: &[f32]) -> f16 {
+    let largest = anec_kernels::quantize::largest_magnitude(values);
+    if largest == 0.0 {
+        return f16::ONE;
+    }
+    f16::from_f32((largest * HEADROOM).min(LARGEST)).max(f16::MIN_POSITIVE)
+}
+
+/// The order of halves, as whole numbers.
+fn key(half: f16) -> u16 {
+    let bits = half.to_bits();
+    if bits & 0x8000 == 0 { bits | 0x8000 } else { !bits }
+}
+
+fn of_key(key: u16) -> f32 {
+    let bits = if key & 0x8000 == 0 { !key } else { key & 0x7fff };
+    f16::from_bits(bits).to_f32()
+}
+
+/// Whole numbers in proportion to moments; every column counts a little.
+fn column_weights(moments: &[f32]) -> Vec<u32> {
+    let largest = moments.iter().copied().filter(|m| m.is_finite()).fold(0f32, f32::max);
+    let weight = |moment: &f32| match *moment / largest {
+        share if share > 0.0 => 1 + (share.min(1.0) * FULL_WEIGHT) as u32,
+        _ => 1,
+    };
+    moments.iter().map(weight).collect()
+}
