@@ -158,14 +158,14 @@ impl EmitWeight for Emitter<'_> {
 
 /// Adds a weight's constants to a function.
 pub(super) fn add(builder: &mut FunctionBuilder, name: &str, shape: &[u64], stored: &Stored) -> ValueId {
-    let ty = |dtype, shape: &[u64]| TensorType::new(dtype, shape.iter().copied());
-    let half = |shape: &[u64], content: &Arc<dyn Content>| Constant::content(ty(DataType::Fp16, shape), content.clone());
-    let data = Constant::content(ty(stored.layout.dtype, shape), stored.data.clone());
+    let data = constant(stored.layout.dtype, shape, &stored.data);
+    let half = |shape: &[u64], content| constant(DataType::Fp16, shape, content);
     let ones = || vec![1; shape.len()];
     if let (Some(scale), Some([rows, columns])) = (&stored.scale, stored.layout.scales) {
         if stored.op == Int8Op::Affine {
             // a scalar, or one for each place along the axis
-            let scale = half(if rows == 1 { &[] } else { &[rows][..] }, scale);
+            let along = [rows];
+            let scale = half(if rows == 1 { &[] } else { &along }, scale);
             let zero = Constant::literal(TensorType::scalar(DataType::Int8), [0]);
             let parts = [("quantized_data", data), ("zero_point", zero), ("scale", scale), ("axis", Constant::int32(0))];
             return builder.op("constexpr_affine_dequantize", name, parts);
@@ -190,5 +190,9 @@ pub(super) fn add_row_scale(
     stored: &Stored,
 ) -> Option<ValueId> {
     let scale = stored.row_scale.clone()?;
-    Some(builder.constant(name, Constant::content(TensorType::new(DataType::Fp16, shape.iter().copied()), scale)))
+    Some(builder.constant(name, constant(DataType::Fp16, shape, &scale)))
+}
+
+fn constant(dtype: DataType, shape: &[u64], content: &Arc<dyn Content>) -> Constant {
+    Constant::content(TensorType::new(dtype, shape.iter().copied()), content.clone())
 }

@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn every_instruction_set_looks_up_the_same_numbers() {
         for bits in [1, 2, 3, 4, 6, 8] {
-            let count = 331;
+            let count = 331usize;
             let bytes: Vec<u8> = (0..(count * bits).div_ceil(8)).map(|i| (i * 197 + i / 7 * 31) as u8).collect();
             let bit = |i: usize| usize::from(bytes[i / 8] >> (i % 8)) & 1;
             let code = |i: usize| (0..bits).map(|b| bit(i * bits + b) << b).sum::<usize>();

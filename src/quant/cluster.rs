@@ -160,8 +160,8 @@ impl Search<'_> {
         (rest[0], rest_of_starts[0]) = (most, best as u32);
         let (gains_after, starts_after) = (&mut rest[1..], &mut rest_of_starts[1..]);
         let many = gains_after.len() > MANY;
-        let before = || self.fill(first, gains_before, starts_before, range.start..best + 1);
-        let after = || self.fill(end + 1, gains_after, starts_after, best..range.end);
+        let mut before = || self.fill(first, gains_before, starts_before, range.start..best + 1);
+        let mut after = || self.fill(end + 1, gains_after, starts_after, best..range.end);
         if many {
             rayon::join(before, after);
         } else {

@@ -7,12 +7,14 @@
 //! error counts in the product. Of 256 levels the first and last are the extremes of the weights, since it is the few
 //! largest weights that make a model's largest activations.
 //!
-//! A row's scale makes rows of different size alike. The hardware sums `levels[q] * x` in half precision before the scale
-//! comes to bear, so that the levels are kept a [`HEADROOM`]th of what they would be, and the scales that much larger.
+//! A row's scale, its largest magnitude, makes rows of different size alike; the square of it is a weight of the row, so that
+//! the error is the least in the weights as they were. The hardware
+//! sums `levels[q] * x` in half precision before the scale comes to bear, so that the levels are kept a [`HEADROOM`]th of
+//! what they would be, and the scales that much larger.
 
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -31,7 +33,7 @@ pub const FINENESS: f32 = 32.0;
 pub const HEADROOM: f32 = 16.0;
 /// From as many weights on, they are counted by value; fewer are sorted.
 const MANY: u64 = 1 << 18;
-/// The weight of the input that counts most.
+/// The weight of the input or row that counts most.
 const FULL_WEIGHT: f32 = (1u32 << 30) as f32;
 
 /// The palettes of a weight.
@@ -81,21 +83,22 @@ impl Palettes {
 
     fn make(&self, reader: &RowReader, blocks: Blocks) -> Result<KnownPalettes> {
         let rows = reader.weight.rows();
-        let scales: Vec<AtomicU16> = (0..if self.row_scales { rows } else { 0 }).map(|_| AtomicU16::new(0)).collect();
+        let scales = if self.row_scales { row_scales(reader, blocks)? } else { Vec::new() };
+        let most = scales.iter().map(|scale| scale.to_f32()).fold(0f32, f32::max);
+        let row_weights: Vec<u32> = scales.iter().map(|scale| whole((scale.to_f32() / most).powi(2))).collect();
         let largest = AtomicU32::new(0);
         let groups: Vec<Range<u64>> =
             (0..rows.div_ceil(self.group)).map(|i| i * self.group..((i + 1) * self.group).min(rows)).collect();
-        let pass = Pass { own: self, reader, scales: &scales, largest: &largest };
+        let pass = Pass { own: self, reader, scales: &scales, row_weights: &row_weights, largest: &largest };
         let levels: Vec<Vec<f32>> = if self.group * reader.weight.columns() > MANY {
             groups.into_iter().map(|rows| pass.count(rows, blocks)).collect::<Result<_>>()?
         } else {
-            let sorted = |buffers: &mut (Vec<f32>, Vec<(u16, u32)>), rows| pass.sort(rows, buffers);
-            groups.into_par_iter().map_init(Default::default, sorted).collect::<Result<_>>()?
+            groups.into_par_iter().map_init(Default::default, |room, rows| pass.sort(rows, room)).collect::<Result<_>>()?
         };
         reader.weight.release(0..reader.weight.elements());
         Ok(KnownPalettes {
             levels: levels.concat(),
-            row_scales: scales.into_iter().map(|bits| f16::from_bits(bits.into_inner())).collect(),
+            row_scales: scales,
             largest: f32::from_bits(largest.into_inner()),
         })
     }
@@ -126,45 +129,70 @@ impl Palettes {
     }
 }
 
+/// The scale of every row: a pass over all weights.
+fn row_scales(reader: &RowReader, blocks: Blocks) -> Result<Vec<f16>> {
+    let of_block = |values: &mut Vec<f32>, block: usize| {
+        let rows = blocks.rows(block);
+        reader.load(rows.clone(), values)?;
+        reader.largest(rows.start, values)?;
+        Ok(values.chunks(reader.columns().max(1)).map(row_scale).collect())
+    };
+    let scales: Result<Vec<Vec<f16>>> = (0..blocks.count()).into_par_iter().map_init(Vec::new, of_block).collect();
+    Ok(scales?.concat())
+}
+
 /// One pass over the weights.
 struct Pass<'a> {
     own: &'a Palettes,
     reader: &'a RowReader,
-    scales: &'a [AtomicU16],
+    /// Of all rows, or of none.
+    scales: &'a [f16],
+    row_weights: &'a [u32],
     largest: &'a AtomicU32,
 }
 
+/// How often each number of fp16 is there, by its key, and room to read.
+type Counts = (Vec<u64>, Vec<f32>, Vec<f16>);
+
 impl Pass<'_> {
-    /// Reads rows, divided by their scales, which are kept.
-    fn load(&self, rows: Range<u64>, values: &mut Vec<f32>) -> Result<()> {
+    /// Reads rows, divided by their scales.
+    fn load(&self, rows: Range<u64>, values: &mut Vec<f32>, halves: &mut Vec<f16>) -> Result<()> {
         self.reader.load(rows.clone(), values)?;
         let largest = self.reader.largest(rows.start, values)?;
         self.largest.fetch_max(largest.to_bits(), Ordering::Relaxed);
         saturate(values, largest);
-        if self.own.row_scales {
-            for (row, values) in rows.zip(values.chunks_mut(self.reader.columns().max(1))) {
-                let scale = row_scale(values);
-                self.scales[row as usize].store(scale.to_bits(), Ordering::Relaxed);
-                let scale = scale.to_f32();
-                values.iter_mut().for_each(|value| *value /= scale);
-            }
+        for (values, scale) in values.chunks_mut(self.reader.columns().max(1)).zip(self.scales.iter().skip(rows.start as usize)) {
+            let scale = scale.to_f32();
+            values.iter_mut().for_each(|value| *value /= scale);
         }
+        halves.resize(values.len(), f16::ZERO);
+        halves.convert_from_f32_slice(values);
         Ok(())
     }
 
-    fn weight(&self, column: usize) -> u32 {
-        self.own.weights.as_ref().map_or(1, |weights| weights[column])
+    /// How much a weight counts.
+    fn weight(&self, row: u64, column: usize) -> u64 {
+        let of_row = self.row_weights.get(row as usize).copied();
+        let of_column = self.own.weights.as_ref().map(|weights| weights[column]);
+        match (of_row, of_column) {
+            (None, None) => 1,
+            (Some(weight), None) | (None, Some(weight)) => weight.into(),
+            (Some(row), Some(column)) => 1 + (u64::from(row) * u64::from(column) >> 30),
+        }
     }
 
     /// The palette of few rows.
-    fn sort(&self, rows: Range<u64>, (values, keys): &mut (Vec<f32>, Vec<(u16, u32)>)) -> Result<Vec<f32>> {
-        self.load(rows, values)?;
+    fn sort(&self, rows: Range<u64>, buffers: &mut (Vec<f32>, Vec<f16>, Vec<(u16, u64)>)) -> Result<Vec<f32>> {
+        let (values, halves, keys) = buffers;
+        self.load(rows.clone(), values, halves)?;
         keys.clear();
         let columns = self.reader.columns().max(1);
-        keys.extend(values.iter().enumerate().map(|(i, value)| (key(f16::from_f32(*value)), self.weight(i % columns))));
+        for (row, halves) in rows.zip(halves.chunks(columns)) {
+            keys.extend(halves.iter().enumerate().map(|(column, half)| (key(*half), self.weight(row, column))));
+        }
         keys.sort_unstable();
-        let counts = keys.chunk_by(|(a, _), (b, _)| a == b);
-        Ok(self.own.levels(counts.map(|same| (same[0].0, same.iter().map(|(_, weight)| u64::from(*weight)).sum()))))
+        let same = keys.chunk_by(|(a, _), (b, _)| a == b);
+        Ok(self.own.levels(same.map(|same| (same[0].0, same.iter().map(|(_, weight)| weight).sum()))))
     }
 
     /// The palette of many rows: sums of whole numbers, which are the same in any order.
@@ -172,32 +200,29 @@ impl Pass<'_> {
         let columns = self.reader.columns().max(1);
         let at_a_time = (blocks.elements() / columns as u64).max(1) * blocks.at_a_time() as u64;
         let parts = (rows.end - rows.start).div_ceil(at_a_time);
-        let add = |state: Result<(Vec<u64>, Vec<f32>, Vec<f16>)>, part: u64| {
+        let add = |state: Result<Counts>, part: u64| {
             let (mut counts, mut values, mut halves) = state?;
             let first = rows.start + part * at_a_time;
-            self.load(first..rows.end.min(first + at_a_time), &mut values)?;
-            halves.resize(values.len(), f16::ZERO);
-            halves.convert_from_f32_slice(&values);
-            match &self.own.weights {
-                None => halves.iter().for_each(|half| counts[usize::from(key(*half))] += 1),
-                Some(weights) => {
-                    for row in halves.chunks(columns) {
-                        for (half, weight) in row.iter().zip(weights) {
-                            counts[usize::from(key(*half))] += u64::from(*weight);
-                        }
+            let part = first..rows.end.min(first + at_a_time);
+            self.load(part.clone(), &mut values, &mut halves)?;
+            if self.row_weights.is_empty() && self.own.weights.is_none() {
+                halves.iter().for_each(|half| counts[usize::from(key(*half))] += 1);
+            } else {
+                for (row, halves) in part.zip(halves.chunks(columns)) {
+                    for (column, half) in halves.iter().enumerate() {
+                        counts[usize::from(key(*half))] += self.weight(row, column);
                     }
                 }
             }
             Ok((counts, values, halves))
         };
         let none = || Ok((vec![0; 1 << 16], Vec::new(), Vec::new()));
-        let counts = (0..parts).into_par_iter().fold(none, add).map(|state| Ok(state?.0)).try_reduce(
-            || vec![0; 1 << 16],
-            |mut a: Vec<u64>, b| {
-                a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
-                Ok(a)
-            },
-        )?;
+        let sum = |a: Result<Counts>, b: Result<Counts>| {
+            let ((mut a, values, halves), (b, ..)) = (a?, b?);
+            a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+            Ok((a, values, halves))
+        };
+        let (counts, ..) = (0..parts).into_par_iter().fold(none, add).reduce(none, sum)?;
         let counts = counts.iter().enumerate().filter(|(_, count)| **count > 0);
         Ok(self.own.levels(counts.map(|(key, count)| (key as u16, *count))))
     }
@@ -230,12 +255,13 @@ fn of_key(key: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }
 
-/// Whole numbers in proportion to moments; every column counts a little.
+/// How much each column counts, by the means of squares of its input.
 fn column_weights(moments: &[f32]) -> Vec<u32> {
     let largest = moments.iter().copied().filter(|m| m.is_finite()).fold(0f32, f32::max);
-    let weight = |moment: &f32| match *moment / largest {
-        share if share > 0.0 => 1 + (share.min(1.0) * FULL_WEIGHT) as u32,
-        _ => 1,
-    };
-    moments.iter().map(weight).collect()
+    moments.iter().map(|moment| whole(moment / largest)).collect()
+}
+
+/// A share as a whole number: never nothing.
+fn whole(share: f32) -> u32 {
+    if share > 0.0 { 1 + (share.min(1.0) * FULL_WEIGHT) as u32 } else { 1 }
 }

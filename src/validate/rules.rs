@@ -134,7 +134,7 @@ pub struct ConstexprPattern {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub blockwise: bool,
     /// Several palettes.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub grouped: bool,
 }
 

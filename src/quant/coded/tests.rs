@@ -96,7 +96,7 @@ fn bytes_of_every_format_stand_for_the_weights() {
         let relative = (error / size).sqrt();
         assert!((loss.relative_rms_error / relative - 1.0).abs() < 1e-3, "{format}: {loss:?} {relative}");
         // even noise: steps of 2 / 2^bits, whose error is a root of 12th of that
-        let steps = (1u32 << layout.dtype.bits()) as f64;
+        let steps = f64::from(1u32 << layout.dtype.bits());
         assert!(relative < 3.4 / steps && relative > 0.2 / steps, "{format}: {relative}");
     }
 }
