@@ -15,18 +15,18 @@ const FORMATS: [(&str, f64, f64); 15] = [
     ("{weights: int8, op: affine}", 0.999, 1.0),
     ("{weights: int8, granularity: per_channel, op: affine}", 0.9993, 1.0),
     ("{weights: int8, granularity: {block: 16}}", 0.9995, 1.0),
-    ("{weights: int4}", 0.7, 0.9999),
-    ("{weights: int4, granularity: per_channel}", 0.75, 0.9999),
-    ("{weights: int4, granularity: {block: 32}}", 0.8, 0.9999),
-    ("{weights: palette8}", 0.999, 1.0),
+    ("{weights: int4}", 0.8, 0.9999),
+    ("{weights: int4, granularity: per_channel}", 0.9, 0.9999),
+    ("{weights: int4, granularity: {block: 32}}", 0.5, 0.9999),
+    ("{weights: palette8}", 0.998, 1.0),
     ("{weights: palette8, row_scale: true}", 0.999, 1.0),
     ("{weights: palette6}", 0.99, 1.0),
     ("{weights: palette6, granularity: {group: 16}, row_scale: true}", 0.99, 1.0),
-    ("{weights: palette4, granularity: {group: 8}}", 0.85, 0.9999),
-    ("{weights: palette4, row_scale: true, overrides: {lm_head: {weights: int8, row_scale: false}}}", 0.85, 0.9999),
-    ("{weights: palette3}", 0.5, 0.999),
-    ("{weights: palette2, row_scale: true}", 0.1, 0.99),
-    ("{weights: palette1, granularity: {group: 4}}", -1.0, 0.98),
+    ("{weights: palette4, granularity: {group: 8}}", 0.9, 0.9999),
+    ("{weights: palette4, row_scale: true, overrides: {lm_head: {weights: int8, row_scale: false}}}", 0.95, 0.9999),
+    ("{weights: palette3}", 0.85, 0.999),
+    ("{weights: palette2, row_scale: true}", 0.5, 0.99),
+    ("{weights: palette1, granularity: {group: 4}}", 0.2, 0.98),
 ];
 
 /// Models of every family, with forms that take part in how a projection is written.
@@ -41,12 +41,12 @@ const MODELS: [(&str, &[&str]); 16] = [
     ("olmo2-default", &["lm_head={split: 3}"]),
     ("gemma3-default", &["attention=grouped"]),
     ("hunyuan-bias", &["linear=matmul"]),
-    ("lfm2-default", &["state=unified"]),
     ("qwen3_5-default", &[]),
+    ("lfm2-default", &["state=unified"]),
     ("lfm2_moe-default", &["experts=split"]),
     ("zaya-sliding", &["experts=routed", "recurrent_states=input_output"]),
     ("zaya-default", &["linear=linear"]),
-    ("privacy_filter-default", &["experts=split"]),
+    ("privacy_filter-default", &["experts=split", "lengths.range=[1, 40]"]),
 ];
 
 /// Logits of a file.

@@ -6,7 +6,8 @@
 //!
 //! `gain(k, i) = max over j of gain(k - 1, j) + (S(i) - S(j))² / (W(i) - W(j))`.
 //!
-//! The best `j` grows with `i`, so that one half's search is bounded by the other's: `k n log n` steps in all.
+//! The best `j` grows with `i`, so that one half's search is bounded by the other's, and with `k`: fewer than `k n log n`
+//! steps in all.
 
 /// A value and how much it counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,7 +107,8 @@ fn clusters(sums: &Sums, count: usize, pinned: Option<[f64; 2]>) -> Vec<usize> {
         // enough points must be left for the clusters that follow
         let ends = round..all - (count - round) + 1;
         let (mut next, mut start) = (vec![f64::NEG_INFINITY; ends.len()], vec![0; ends.len()]);
-        Search { sums, gains: &gains }.fill(ends.start, &mut next, &mut start, round - 1..ends.end - 1);
+        let before = starts.last().map_or(&[][..], |before| &before[1..]);
+        Search { sums, gains: &gains, before, round }.fill(ends.start, &mut next, &mut start, round - 1..ends.end - 1);
         gains[..ends.start].fill(f64::NEG_INFINITY);
         gains[ends.clone()].copy_from_slice(&next);
         gains[ends.end..].fill(f64::NEG_INFINITY);
@@ -137,6 +139,9 @@ struct Search<'a> {
     sums: &'a Sums,
     /// Of every beginning, in one cluster less.
     gains: &'a [f64],
+    /// Where the last cluster of each starts then, from the end `round` on; none for a single cluster.
+    before: &'a [u32],
+    round: usize,
 }
 
 impl Search<'_> {
@@ -148,8 +153,11 @@ impl Search<'_> {
         }
         let middle = gains.len() / 2;
         let end = first + middle;
-        let (mut most, mut best) = (f64::NEG_INFINITY, range.start);
-        for start in range.start..range.end.min(end) {
+        let starts_end = range.end.min(end);
+        // rounding may put one bound before the other where clusters are equally good
+        let before = self.before.get(end - self.round).map(|before| *before as usize).filter(|at| *at < starts_end);
+        let (mut most, mut best) = (f64::NEG_INFINITY, range.start.max(before.unwrap_or(0)));
+        for start in best..starts_end {
             let gain = self.gains[start] + self.sums.gain(start, end);
             if gain > most {
                 (most, best) = (gain, start);

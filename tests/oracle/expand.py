@@ -15,7 +15,7 @@ for package in sorted(Path(sys.argv[1]).glob("*.mlpackage")):
     data = package / "Data/com.apple.CoreML"
     model = Model_pb2.Model()
     model.ParseFromString((data / "model.mlmodel").read_bytes())
-    program = load(model, model.specificationVersion, str(data / "weights/weight.bin"))
+    program = load(model, model.specificationVersion, str(data / "weights"))
     [op] = [op for op in program.functions["main"].operations if op.op_type.startswith("constexpr_")]
     read = Package(package).functions["main"].constants[op.outputs[0].name]
     for kind, values in (("coremltools", op.materialized_val_inference()), ("reader", read)):
