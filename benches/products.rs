@@ -29,7 +29,12 @@ fn main() {
         let coded = |bits: usize| {
             let packed: Vec<u8> = bytes.iter().map(|v| *v as u8).take(rows * columns * bits / 8).collect();
             let tables = CodeTables::new(bits, 1 << bits, &noise(1 << bits, 3), rows);
-            StoredWeight::coded(shape(), Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into()))), tables, scales())
+            StoredWeight::coded(
+                shape(),
+                Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into()))),
+                tables,
+                scales(),
+            )
         };
         let weights = [
             ("palette4", 0.5, coded(4)),

@@ -50,7 +50,10 @@ const OTHERS: [(&str, &[&str]); 11] = [
     ("ios26", &["target=iOS26", "lengths.range=[2, 5]"]),
     ("palettes", &["quant.weights=palette4", "quant.granularity={group: 16}", "quant.row_scale=true"]),
     ("palettes_linear", &["quant.weights=palette6", "quant.row_scale=true", "linear=linear"]),
-    ("integers", &["quant.op=affine", "quant.overrides={mlp_down: {weights: int4, granularity: {block: 32}, op: auto}}"]),
+    (
+        "integers",
+        &["quant.op=affine", "quant.overrides={mlp_down: {weights: int4, granularity: {block: 32}, op: auto}}"],
+    ),
 ];
 
 /// Every number format, with the shares of scales and palettes that it has.
@@ -102,7 +105,8 @@ fn every_number_format_stands_for_the_same_numbers_everywhere() {
                 let executable = Executable::compile(&program.functions[0], options, &WeightCache::new()).unwrap();
                 let zero = Tensor::new(vec![1; rank], vec![0.0f32]);
                 let found = executable.run(&[("x", &zero)], &mut executable.new_state()).unwrap();
-                let bytes: Vec<u8> = found[0].1.floats().unwrap().iter().flat_map(|v| (v + 0.0).to_le_bytes()).collect();
+                let bytes: Vec<u8> =
+                    found[0].1.floats().unwrap().iter().flat_map(|v| (v + 0.0).to_le_bytes()).collect();
                 expected.push((format!("{format} {shape:?}"), path, bytes));
             }
         }
@@ -114,7 +118,8 @@ fn every_number_format_stands_for_the_same_numbers_everywhere() {
         for kind in ["coremltools", "reader"] {
             let found = std::fs::read(path.with_extension(kind)).unwrap();
             // there are two zeros
-            let found: Vec<u8> = found.as_chunks::<4>().0.iter().flat_map(|b| (f32::from_le_bytes(*b) + 0.0).to_le_bytes()).collect();
+            let found: Vec<u8> =
+                found.as_chunks::<4>().0.iter().flat_map(|b| (f32::from_le_bytes(*b) + 0.0).to_le_bytes()).collect();
             assert!(found == expected, "{name}: {kind} expands it to other numbers");
         }
     }

@@ -167,12 +167,17 @@ pub(super) fn add(builder: &mut FunctionBuilder, name: &str, shape: &[u64], stor
             let along = [rows];
             let scale = half(if rows == 1 { &[] } else { &along }, scale);
             let zero = Constant::literal(TensorType::scalar(DataType::Int8), [0]);
-            let parts = [("quantized_data", data), ("zero_point", zero), ("scale", scale), ("axis", Constant::int32(0))];
+            let parts =
+                [("quantized_data", data), ("zero_point", zero), ("scale", scale), ("axis", Constant::int32(0))];
             return builder.op("constexpr_affine_dequantize", name, parts);
         }
         let mut scale_shape = ones();
         scale_shape.iter_mut().zip([rows, columns]).for_each(|(size, count)| *size = count);
-        return builder.op("constexpr_blockwise_shift_scale", name, [("data", data), ("scale", half(&scale_shape, scale))]);
+        return builder.op(
+            "constexpr_blockwise_shift_scale",
+            name,
+            [("data", data), ("scale", half(&scale_shape, scale))],
+        );
     }
     if let (Some(palette), Some(palettes)) = (&stored.palette, stored.layout.palettes) {
         let mut lut_shape = [ones(), vec![stored.layout.entries(), 1]].concat();

@@ -80,7 +80,8 @@ fn has_key(json: &Json, key: &str) -> bool {
 pub fn of_losses(report: &ConvertReport) -> Option<String> {
     let loss = |tensor: &TensorReport| tensor.loss.map_or(0.0, |loss| loss.relative_rms_error);
     let notable = |tensor: &TensorReport| NOTABLE_LOSS * 2f64.powf(4.0 - f64::from(tensor.weights.bits()) / 2.0);
-    let worst: Vec<&TensorReport> = report.worst().into_iter().filter(|tensor| loss(tensor) > notable(tensor)).collect();
+    let worst: Vec<&TensorReport> =
+        report.worst().into_iter().filter(|tensor| loss(tensor) > notable(tensor)).collect();
     let (first, count) = (worst.first()?, worst.len());
     let named: Vec<String> =
         worst.iter().take(NAMED).map(|tensor| format!("{} ({:.0} %)", tensor.name, 100.0 * loss(tensor))).collect();

@@ -207,7 +207,8 @@ fn shift_scale(
 /// The integers that codes of so many bits are.
 fn integer_table(bits: usize, signed: bool, rows: usize) -> CodeTables {
     let count = 1i32 << bits;
-    let numbers: Vec<f32> = (0..count).map(|code| (code - if signed && 2 * code >= count { count } else { 0 }) as f32).collect();
+    let numbers: Vec<f32> =
+        (0..count).map(|code| (code - if signed && 2 * code >= count { count } else { 0 }) as f32).collect();
     CodeTables::new(bits, numbers.len(), &numbers, rows.max(1))
 }
 

@@ -138,7 +138,9 @@ impl WeightCache {
             DataType::Fp32 => Elements::F32(self.read(length, content)?),
             DataType::Fp16 => Elements::F16(self.read(length, content)?),
             DataType::Int8 => Elements::Int8(self.read(length, content)?),
-            _ if is_code(dtype) => Elements::Codes(PackedCodes::new(dtype.bits() as usize, self.read(length, content)?)),
+            _ if is_code(dtype) => {
+                Elements::Codes(PackedCodes::new(dtype.bits() as usize, self.read(length, content)?))
+            }
             // decoded to f32
             _ if dtype.is_float() => {
                 let mut bytes = vec![0u8; length];

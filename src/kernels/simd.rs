@@ -244,8 +244,7 @@ mod x86 {
                     }
                     _ => {
                         let bits = BITS as i64;
-                        let by =
-                            _mm512_setr_epi64(0, bits, 2 * bits, 3 * bits, 4 * bits, 5 * bits, 6 * bits, 7 * bits);
+                        let by = _mm512_setr_epi64(0, bits, 2 * bits, 3 * bits, 4 * bits, 5 * bits, 6 * bits, 7 * bits);
                         let eight = |codes: *const u8| {
                             let word = _mm512_set1_epi64(eight_codes::<BITS>(codes) as i64);
                             _mm512_cvtepi64_epi32(_mm512_srlv_epi64(word, by))

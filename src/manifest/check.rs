@@ -38,7 +38,8 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
 fn formats(quant: &Quant) -> Result<(), ManifestError> {
     for role in Role::iter() {
         let Some((key, problem, remedy)) = quant.of(role).problem() else { continue };
-        let place = if quant.overrides.contains_key(&role) { format!("quant.overrides.{role}") } else { "quant".into() };
+        let place =
+            if quant.overrides.contains_key(&role) { format!("quant.overrides.{role}") } else { "quant".into() };
         return Err(ManifestError::value(&format!("{place}.{key}"), problem).advise(remedy));
     }
     Ok(())
@@ -209,7 +210,11 @@ mod tests {
         ("quant: { row_scale: true }", "quant.row_scale", "int8"),
         ("quant: { granularity: { block: 32 }, op: affine }", "quant.op", "blocks"),
         ("quant: { weights: int4, op: affine }", "quant.op", "bytes only"),
-        ("quant: { overrides: { expert: { weights: palette2, granularity: { block: 2 } } } }", "quant.overrides.expert.granularity", "block of 2"),
+        (
+            "quant: { overrides: { expert: { weights: palette2, granularity: { block: 2 } } } }",
+            "quant.overrides.expert.granularity",
+            "block of 2",
+        ),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
     ];
 

@@ -254,10 +254,7 @@ quant:
 ";
         let m = read(text, &[]).unwrap();
         let formats = [Role::AttentionQkv, Role::MlpDown, Role::LmHead].map(|role| m.quant.of(role).to_string());
-        assert_eq!(
-            formats,
-            ["palette4 per group of 16 with row scales", "int4 per block of 32", "int8 per channel"]
-        );
+        assert_eq!(formats, ["palette4 per group of 16 with row scales", "int4 per block of 32", "int8 per channel"]);
         assert_eq!(m.quant.of(Role::LmHead).op, Int8Op::Affine);
         assert_eq!(read(&m.to_yaml(), &[]).unwrap(), m);
         let set = read("", &["quant.weights=palette6", "quant.granularity={group: 8}"]).unwrap();

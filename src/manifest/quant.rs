@@ -8,7 +8,18 @@ use serde::{Deserialize, Serialize};
 
 /// What a weight does in the model; decides how it may be quantized.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, strum::Display,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
     strum::EnumIter,
 )]
 #[serde(rename_all = "snake_case")]
@@ -137,7 +148,9 @@ impl NumberFormat {
         let wrong = |key, problem: &str, remedy| Some((key, format!("{problem} with `weights: {weights}`"), remedy));
         match self.granularity {
             _ if weights == WeightFormat::None => None,
-            Granularity::Group(0) | Granularity::Block(0) => wrong("granularity", "0, expected at least 1", "use 16 or 32"),
+            Granularity::Group(0) | Granularity::Block(0) => {
+                wrong("granularity", "0, expected at least 1", "use 16 or 32")
+            }
             Granularity::PerChannel | Granularity::Block(_) if palette => {
                 let remedy = "palettes are shared by a tensor or by rows: use `per_tensor`, `{ group: 16 }`, or \
                               `row_scale: true` beside them";
@@ -191,7 +204,18 @@ impl Overflow {
 
 /// Number format of projection weights.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, strum::Display, strum::EnumIter,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::EnumIter,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

@@ -93,14 +93,13 @@ impl Palettes {
         let levels: Vec<Vec<f32>> = if self.group * reader.weight.columns() > MANY {
             groups.into_iter().map(|rows| pass.count(rows, blocks)).collect::<Result<_>>()?
         } else {
-            groups.into_par_iter().map_init(Default::default, |room, rows| pass.sort(rows, room)).collect::<Result<_>>()?
+            groups
+                .into_par_iter()
+                .map_init(Default::default, |room, rows| pass.sort(rows, room))
+                .collect::<Result<_>>()?
         };
         reader.weight.release(0..reader.weight.elements());
-        Ok(KnownPalettes {
-            levels: levels.concat(),
-            row_scales: scales,
-            largest: f32::from_bits(largest.into_inner()),
-        })
+        Ok(KnownPalettes { levels: levels.concat(), row_scales: scales, largest: f32::from_bits(largest.into_inner()) })
     }
 
     /// The palette of points, by value.
@@ -161,7 +160,9 @@ impl Pass<'_> {
         let largest = self.reader.largest(rows.start, values)?;
         self.largest.fetch_max(largest.to_bits(), Ordering::Relaxed);
         saturate(values, largest);
-        for (values, scale) in values.chunks_mut(self.reader.columns().max(1)).zip(self.scales.iter().skip(rows.start as usize)) {
+        for (values, scale) in
+            values.chunks_mut(self.reader.columns().max(1)).zip(self.scales.iter().skip(rows.start as usize))
+        {
             let scale = scale.to_f32();
             values.iter_mut().for_each(|value| *value /= scale);
         }

@@ -98,7 +98,8 @@ mod tests {
     fn codes_of_steps_stand_for_multiples_of_the_scale() {
         let scales = [0.5, 2.0].map(f16::from_f32);
         let grid = Grid::Steps { scales: &scales, block: 2, most: 7 };
-        for (column, value, code, found) in [(0, 1.3, 3, 1.5), (1, -9.0, -7, -3.5), (2, 5.1, 3, 6.0), (3, -0.9, 0, 0.0)] {
+        for (column, value, code, found) in [(0, 1.3, 3, 1.5), (1, -9.0, -7, -3.5), (2, 5.1, 3, 6.0), (3, -0.9, 0, 0.0)]
+        {
             assert_eq!(grid.nearest(column, value) as i8, code);
             assert_eq!(grid.value(column, code as u8), found);
         }

@@ -55,7 +55,9 @@ fn shaped_lut(a: &Arguments<'_>) -> Inferred {
     let bytes = u64::try_from(bytes.div_ceil(8)).unwrap_or(u64::MAX);
     if indices.shape[..] != [Dim::Fixed(bytes)] {
         let shape = shape_text(&indices.shape);
-        return Err(format!("`indices` has shape {shape}; {elements} elements of {entries} entries take {bytes} bytes"));
+        return Err(format!(
+            "`indices` has shape {shape}; {elements} elements of {entries} entries take {bytes} bytes"
+        ));
     }
     Ok(inferred)
 }

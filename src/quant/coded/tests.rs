@@ -58,7 +58,8 @@ fn expanded(coded: &Arc<CodedWeight>) -> Vec<f32> {
     let layout = *coded.layout();
     let (rows, columns, bits) = (layout.rows as usize, layout.columns as usize, layout.dtype.bits() as usize);
     let data = bytes(&*coded.data()).unwrap();
-    let code = |i: usize| (0..bits).map(|b| usize::from(data[(i * bits + b) / 8] >> ((i * bits + b) % 8) & 1) << b).sum();
+    let code =
+        |i: usize| (0..bits).map(|b| usize::from(data[(i * bits + b) / 8] >> ((i * bits + b) % 8) & 1) << b).sum();
     let row_scales = if layout.row_scales { halves(coded.row_scale()) } else { vec![1.0; rows] };
     let number = |i: usize| -> f32 {
         let (row, column, code): (usize, usize, usize) = (i / columns, i % columns, code(i));
@@ -83,7 +84,8 @@ fn bytes_of_every_format_stand_for_the_weights() {
     for format in formats() {
         let coded = coded(source.clone(), format);
         let layout = coded.layout();
-        let lengths = [Some(coded.data()), coded.scale(), coded.palette(), coded.row_scale()].map(|c| c.map_or(0, |c| c.length()));
+        let lengths = [Some(coded.data()), coded.scale(), coded.palette(), coded.row_scale()]
+            .map(|c| c.map_or(0, |c| c.length()));
         assert_eq!(lengths.iter().sum::<u64>(), layout.bytes(), "{format}");
         let found = expanded(&coded);
         let (mut error, mut size) = (0.0, 0.0);
@@ -210,7 +212,8 @@ fn a_bad_number_or_one_too_large_names_its_place() {
 #[test]
 fn the_extremes_are_among_256_levels() {
     let values = |r: u64, c: u64| if (r, c) == (5, 5) { 40.0 } else { noise(r, c) };
-    let palette = halves(coded(weight(64, 64, values), format(WeightFormat::Palette8, Granularity::PerTensor, false)).palette());
+    let palette =
+        halves(coded(weight(64, 64, values), format(WeightFormat::Palette8, Granularity::PerTensor, false)).palette());
     assert_eq!(palette.len(), 256);
     assert!(palette.is_sorted() && palette[255] == 40.0);
     // few different weights are the levels themselves
