@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use half::f16;
 
+use anec_kernels::codes::{CodeTables, PackedCodes};
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::product::multiply;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
@@ -25,10 +26,23 @@ fn main() {
         let halves = values.iter().map(|v| f16::from_f32(*v)).collect();
         let scales = || Scales { values: vec![0.01; rows], blocks: 1 };
         let shape = || vec![rows, columns];
+        let coded = |bits: usize| {
+            let packed: Vec<u8> = bytes.iter().map(|v| *v as u8).take(rows * columns * bits / 8).collect();
+            let tables = CodeTables::new(bits, 1 << bits, &noise(1 << bits, 3), rows);
+            StoredWeight::coded(
+                shape(),
+                Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into()))),
+                tables,
+                scales(),
+            )
+        };
         let weights = [
-            ("int8", 1, StoredWeight::scaled(shape(), Arc::new(Elements::Int8(bytes.into())), scales())),
-            ("fp16", 2, StoredWeight::plain(shape(), Arc::new(Elements::F16(halves)))),
-            ("fp32", 4, StoredWeight::plain(shape(), Arc::new(Elements::F32(values.into())))),
+            ("palette4", 0.5, coded(4)),
+            ("palette6", 0.75, coded(6)),
+            ("palette8", 1.0, coded(8)),
+            ("int8", 1.0, StoredWeight::scaled(shape(), Arc::new(Elements::Int8(bytes.clone().into())), scales())),
+            ("fp16", 2.0, StoredWeight::plain(shape(), Arc::new(Elements::F16(halves)))),
+            ("fp32", 4.0, StoredWeight::plain(shape(), Arc::new(Elements::F32(values.into())))),
         ];
         for (name, width, weight) in &weights {
             for tokens in [1, 2, 4, 8, 16, 64, 256] {
@@ -41,7 +55,7 @@ fn main() {
                     multiply(weight, (&x, layout), tokens, None, (&mut out, layout));
                     best = best.min(start.elapsed().as_secs_f64());
                 }
-                let read = (rows * columns * width) as f64 / best / 1e9;
+                let read = (rows * columns) as f64 * width / best / 1e9;
                 let work = 2.0 * (rows * columns * tokens) as f64 / best / 1e9;
                 println!(
                     "{rows}x{columns} {name} T={tokens:<3} {:8.3} ms {read:6.1} GB/s {work:7.1} GFLOP/s",

@@ -29,6 +29,7 @@ mod experts;
 mod family_graphs;
 mod family_parity;
 mod format_equivalence;
+mod formats;
 mod fused;
 mod generation;
 mod library;

@@ -11,10 +11,15 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use anec::convert::emit::Emitter;
+use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+use anec::family::EmitWeight;
+use anec::manifest::{Manifest, Role};
 use anec::mil::constant::Data;
 use anec::mil::verify::infer_types;
-use anec::mil::{Binding, Block, Constant, Function, Program, text};
+use anec::mil::{Binding, Block, Constant, DataType, Function, FunctionBuilder, Opset, Program, TensorType, text};
 use anec::package::{self, WriteOptions};
+use anec::source::SourceWeight;
 
 /// Graph forms: every two choices of different keys occur together.
 const FORMS: [[&str; 6]; 12] = [
@@ -34,7 +39,7 @@ const FORMS: [[&str; 6]; 12] = [
 const KEYS: [&str; 6] = ["linear", "norm", "layout", "attention", "kv_write", "state"];
 
 /// What else a manifest decides of a graph.
-const OTHERS: [(&str, &[&str]); 8] = [
+const OTHERS: [(&str, &[&str]); 11] = [
     ("defaults", &[]),
     ("argmax", &["lm_head.argmax=true", "lm_head.split=3"]),
     ("per_channel", &["quant.granularity=per_channel"]),
@@ -43,7 +48,82 @@ const OTHERS: [(&str, &[&str]); 8] = [
     ("one_token", &["lengths.fixed=[1]", "kv_write=mask"]),
     ("functions", &["lengths.fixed=[8, 1]", "context=[32, 64]"]),
     ("ios26", &["target=iOS26", "lengths.range=[2, 5]"]),
+    ("palettes", &["quant.weights=palette4", "quant.granularity={group: 16}", "quant.row_scale=true"]),
+    ("palettes_linear", &["quant.weights=palette6", "quant.row_scale=true", "linear=linear"]),
+    (
+        "integers",
+        &["quant.op=affine", "quant.overrides={mlp_down: {weights: int4, granularity: {block: 32}, op: auto}}"],
+    ),
 ];
+
+/// Every number format, with the shares of scales and palettes that it has.
+const FORMATS: [&str; 15] = [
+    "{weights: int8}",
+    "{weights: int8, granularity: per_channel}",
+    "{weights: int8, granularity: {block: 16}}",
+    "{weights: int8, op: affine}",
+    "{weights: int8, op: affine, granularity: per_channel}",
+    "{weights: int4}",
+    "{weights: int4, granularity: per_channel}",
+    "{weights: int4, granularity: {block: 32}}",
+    "{weights: palette8}",
+    "{weights: palette6, granularity: {group: 4}}",
+    "{weights: palette4, row_scale: true}",
+    "{weights: palette4, granularity: {group: 16}}",
+    "{weights: palette3}",
+    "{weights: palette2, granularity: {group: 8}}",
+    "{weights: palette1}",
+];
+
+#[test]
+fn every_number_format_stands_for_the_same_numbers_everywhere() {
+    let Some(python) = coremltools::python() else { return };
+    let room = tempfile::tempdir().unwrap();
+    let mut expected = Vec::new();
+    // rows that end within bytes, and rows that don't; kernels take only large ones
+    for (name, rows, columns) in [("odd", 48, 35), ("even", 40, 64)] {
+        for rank in [2, 4] {
+            for format in FORMATS {
+                let name = format!("{name}-{rank}-{}", expected.len());
+                let quant = Manifest::from_yaml(&format!("quant: {format}"), "test", &[]).unwrap().quant;
+                let value = |i: u64| ((i * 7919 % 2003) as f32 / 1000.0 - 1.0).powi(3) * (1.0 + (i / columns) as f32);
+                let values = (0..rows * columns).map(value).collect();
+                let weight = SourceWeight::from_values("w", &[rows, columns], values).unwrap();
+                let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+                let shape = [rows, columns, 1, 1][..rank].to_vec();
+                let x = ops.input("x", TensorType::new(DataType::Fp16, vec![1; rank]));
+                let mut emitter = Emitter::new(&quant);
+                let weight = emitter.emit(&mut ops, "w", Role::MlpUp, &weight, &shape).unwrap();
+                let sum = ops.add(weight, x);
+                ops.output("y", sum);
+                let program = Program::single(ops.finish().unwrap());
+                let path = room.path().join(format!("{name}.mlpackage"));
+                package::write(&program, &path, &WriteOptions::default()).unwrap();
+                // as read again, with what the executor makes of it, rounded to half precision as the weight is
+                let program = package::open(&path).unwrap().program;
+                let options = ExecOptions { precision: Precision::F16 };
+                let executable = Executable::compile(&program.functions[0], options, &WeightCache::new()).unwrap();
+                let zero = Tensor::new(vec![1; rank], vec![0.0f32]);
+                let found = executable.run(&[("x", &zero)], &mut executable.new_state()).unwrap();
+                let bytes: Vec<u8> =
+                    found[0].1.floats().unwrap().iter().flat_map(|v| (v + 0.0).to_le_bytes()).collect();
+                expected.push((format!("{format} {shape:?}"), path, bytes));
+            }
+        }
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/expand.py");
+    let output = Command::new(python).arg(script).arg(room.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for (name, path, expected) in expected {
+        for kind in ["coremltools", "reader"] {
+            let found = std::fs::read(path.with_extension(kind)).unwrap();
+            // there are two zeros
+            let found: Vec<u8> =
+                found.as_chunks::<4>().0.iter().flat_map(|b| (f32::from_le_bytes(*b) + 0.0).to_le_bytes()).collect();
+            assert!(found == expected, "{name}: {kind} expands it to other numbers");
+        }
+    }
+}
 
 #[test]
 fn every_two_choices_of_a_form_are_tried_together() {

@@ -7,9 +7,9 @@ use indexmap::IndexMap;
 use super::report::TensorReport;
 use anec_base::Result;
 use anec_family::EmitWeight;
-use anec_manifest::{Granularity, Quant, Role, WeightFormat};
+use anec_manifest::{Int8Op, NumberFormat, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{Fp16, Int8, RoundingError};
+use anec_quant::{Calibrated, CodedWeight, Fp16, RoundingError, WeightLayout};
 use anec_source::SourceWeight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
@@ -24,26 +24,37 @@ pub(super) struct WeightKey {
     weight: String,
     /// Output channels: the first dimension.
     pub(super) channels: u64,
-    pub(super) format: (WeightFormat, Granularity),
+    pub(super) format: NumberFormat,
 }
 
 impl WeightKey {
-    pub(super) fn new(quant: &Quant, role: Role, weight: &SourceWeight, shape: &[u64]) -> Self {
-        let channels = shape.first().copied().unwrap_or(1);
+    pub(super) fn new(quant: &Quant, role: Role, weight: &SourceWeight, channels: u64) -> Self {
         WeightKey { weight: weight.key(), channels, format: quant.of(role) }
+    }
+
+    /// The parts of the weight.
+    pub(super) fn layout(&self, weight: &SourceWeight) -> WeightLayout {
+        WeightLayout::of(self.format, self.channels, weight.elements() / self.channels.max(1))
     }
 }
 
 /// The contents of an emitted weight.
 pub(super) struct Stored {
-    /// Elements.
+    pub(super) layout: WeightLayout,
+    pub(super) op: Int8Op,
+    /// Elements: halves, integers or indices.
     pub(super) data: Arc<dyn Content>,
-    /// Scales and their number, where elements are integers.
-    pub(super) scale: Option<(Arc<dyn Content>, u64)>,
+    /// Scales of integers.
+    pub(super) scale: Option<Arc<dyn Content>>,
+    /// What indices stand for.
+    pub(super) palette: Option<Arc<dyn Content>>,
+    /// What products of rows are multiplied by.
+    pub(super) row_scale: Option<Arc<dyn Content>>,
 }
 
 struct Emitted {
-    value: ValueId,
+    /// None until a function uses it.
+    value: Option<ValueId>,
     name: Option<String>,
     role: Role,
     tensors: Vec<String>,
@@ -61,26 +72,54 @@ impl<'a> Emitter<'a> {
     /// Takes the names of weights that this function, which was just built, is the first to use.
     pub fn name_after(&mut self, function: &Function) {
         for emitted in self.emitted.values_mut().filter(|e| e.name.is_none()) {
-            emitted.name = Some(function.value(emitted.value).name.clone());
+            emitted.name = emitted.value.map(|value| function.value(value).name.clone());
         }
     }
 
     /// What became of each weight; call it once the package is written.
     pub fn reports(&self) -> Vec<TensorReport> {
         let report = |(key, e): (&WeightKey, &Emitted)| {
-            let scale_bytes = e.stored.scale.as_ref().map_or(0, |(_, count)| 2 * count);
+            let (layout, quantized) = (e.stored.layout, key.format.weights != WeightFormat::None);
             TensorReport {
                 name: e.name.clone().unwrap_or_default(),
                 tensors: e.tensors.clone(),
                 role: e.role,
                 shape: e.shape.clone(),
-                weights: key.format.0,
-                granularity: (key.format.0 != WeightFormat::None).then_some(key.format.1),
-                bytes: e.stored.data.length() + scale_bytes,
+                weights: key.format.weights,
+                granularity: quantized.then_some(layout.granularity),
+                row_scale: layout.row_scales,
+                bytes: layout.bytes(),
+                bits_per_weight: 8.0 * layout.bytes() as f64 / (layout.rows * layout.columns).max(1) as f64,
                 loss: e.measures.total(),
             }
         };
         self.emitted.iter().map(report).collect()
+    }
+}
+
+impl Emitter<'_> {
+    /// The weight as it is held; made when it is asked for the first time.
+    fn stored(&mut self, key: WeightKey, role: Role, weight: &SourceWeight, shape: &[u64]) -> Result<&mut Emitted> {
+        let overflow = self.quant.overflow;
+        let new = match self.emitted.get_index_of(&key) {
+            Some(known) => return Ok(&mut self.emitted[known]),
+            None => self.emitted.entry(key),
+        };
+        let (key, layout) = (new.key(), new.key().layout(weight));
+        let (stored, measures) = if key.format.weights == WeightFormat::None {
+            let halves = Fp16::new(weight.clone(), overflow);
+            let measures = halves.measures();
+            let (data, op) = (Arc::new(halves), key.format.op);
+            (Stored { layout, op, data, scale: None, palette: None, row_scale: None }, measures)
+        } else {
+            // rows are output channels
+            let rows = weight.reshape(&[layout.rows, layout.columns])?;
+            let coded = CodedWeight::new(rows, key.format, overflow, &Calibrated::default());
+            let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());
+            (Stored { layout, op: key.format.op, data: coded.data(), scale, palette, row_scale }, coded.measures())
+        };
+        let (shape, tensors) = (shape.to_vec(), weight.names());
+        Ok(new.or_insert(Emitted { value: None, name: None, role, tensors, shape, stored, measures }))
     }
 }
 
@@ -93,45 +132,72 @@ impl EmitWeight for Emitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
-        let key = WeightKey::new(self.quant, role, weight, shape);
-        if let Some(known) = self.emitted.get(&key) {
-            return Ok(add(builder, name, shape, &known.stored));
-        }
-        // rows are output channels
-        let rows = weight.reshape(&[key.channels, weight.elements() / key.channels.max(1)])?;
-        let (stored, measures) = match key.format {
-            (WeightFormat::None, _) => {
-                let halves = Fp16::new(weight.clone(), self.quant.overflow);
-                let measures = halves.measures();
-                (Stored { data: Arc::new(halves), scale: None }, measures)
-            }
-            (WeightFormat::Int8, granularity) => {
-                let int8 = Int8::new(rows, granularity, self.quant.overflow);
-                let scale = Some((int8.scale(), int8.scale_count()));
-                (Stored { data: int8.data(), scale }, int8.measures())
-            }
-        };
-        let value = add(builder, name, shape, &stored);
-        let (shape, tensors) = (shape.to_vec(), weight.names());
-        self.emitted.insert(key, Emitted { value, name: None, role, tensors, shape, stored, measures });
+        let key = WeightKey::new(self.quant, role, weight, shape.first().copied().unwrap_or(1));
+        let emitted = self.stored(key, role, weight, shape)?;
+        let value = add(builder, name, shape, &emitted.stored);
+        emitted.value.get_or_insert(value);
         Ok(value)
+    }
+
+    fn emit_row_scale(
+        &mut self,
+        builder: &mut FunctionBuilder,
+        name: &str,
+        role: Role,
+        weight: &SourceWeight,
+        shape: &[u64],
+    ) -> Result<Option<ValueId>> {
+        let key = WeightKey::new(self.quant, role, weight, shape.iter().product());
+        if !key.format.row_scale {
+            return Ok(None);
+        }
+        let emitted = self.stored(key, role, weight, shape)?;
+        Ok(add_row_scale(builder, name, shape, &emitted.stored))
     }
 }
 
 /// Adds a weight's constants to a function.
 pub(super) fn add(builder: &mut FunctionBuilder, name: &str, shape: &[u64], stored: &Stored) -> ValueId {
-    let Stored { data, scale } = stored;
-    let ty = |dtype, shape: &[u64]| TensorType::new(dtype, shape.iter().copied());
-    match scale {
-        None => builder.constant(name, Constant::content(ty(DataType::Fp16, shape), data.clone())),
-        Some((scale, count)) => {
-            let mut scale_shape = vec![1; shape.len()];
-            if let Some(first) = scale_shape.first_mut() {
-                *first = *count;
-            }
-            let data = Constant::content(ty(DataType::Int8, shape), data.clone());
-            let scale = Constant::content(ty(DataType::Fp16, &scale_shape), scale.clone());
-            builder.op("constexpr_blockwise_shift_scale", name, [("data", data), ("scale", scale)])
+    let data = constant(stored.layout.dtype, shape, &stored.data);
+    let half = |shape: &[u64], content| constant(DataType::Fp16, shape, content);
+    let ones = || vec![1; shape.len()];
+    if let (Some(scale), Some([rows, columns])) = (&stored.scale, stored.layout.scales) {
+        if stored.op == Int8Op::Affine {
+            // a scalar, or one for each place along the axis
+            let along = [rows];
+            let scale = half(if rows == 1 { &[] } else { &along }, scale);
+            let zero = Constant::literal(TensorType::scalar(DataType::Int8), [0]);
+            let parts =
+                [("quantized_data", data), ("zero_point", zero), ("scale", scale), ("axis", Constant::int32(0))];
+            return builder.op("constexpr_affine_dequantize", name, parts);
         }
+        let mut scale_shape = ones();
+        scale_shape.iter_mut().zip([rows, columns]).for_each(|(size, count)| *size = count);
+        return builder.op(
+            "constexpr_blockwise_shift_scale",
+            name,
+            [("data", data), ("scale", half(&scale_shape, scale))],
+        );
     }
+    if let (Some(palette), Some(palettes)) = (&stored.palette, stored.layout.palettes) {
+        let mut lut_shape = [ones(), vec![stored.layout.entries(), 1]].concat();
+        lut_shape[0] = palettes;
+        return builder.op("constexpr_lut_to_dense", name, [("indices", data), ("lut", half(&lut_shape, palette))]);
+    }
+    builder.constant(name, data)
+}
+
+/// Adds the constant that the product of a weight's rows is multiplied by, if there is one.
+pub(super) fn add_row_scale(
+    builder: &mut FunctionBuilder,
+    name: &str,
+    shape: &[u64],
+    stored: &Stored,
+) -> Option<ValueId> {
+    let scale = stored.row_scale.clone()?;
+    Some(builder.constant(name, constant(DataType::Fp16, shape, &scale)))
+}
+
+fn constant(dtype: DataType, shape: &[u64], content: &Arc<dyn Content>) -> Constant {
+    Constant::content(TensorType::new(dtype, shape.iter().copied()), content.clone())
 }

@@ -4,12 +4,13 @@ use super::plan::ConvertPlan;
 use super::report::{ConvertReport, TensorReport};
 use anec_bundle::Bundle;
 use anec_family::FamilyModel;
-use anec_manifest::{Granularity, Manifest, Role};
+use anec_manifest::{Granularity, Manifest, Role, WeightFormat};
 use anec_source::{Description, Source};
 use serde_json::Value as Json;
 
-/// Relative rms error from which a quantized weight is worth a note. Eight bits lose about 1 % of weights without
-/// outliers, whatever their granularity; ten times that means that outliers have taken the scale for themselves.
+/// Relative rms error from which a weight quantized to eight bits is worth a note. Eight bits lose about 1 % of weights
+/// without outliers, whatever their granularity; ten times that means that outliers have taken the scale for themselves.
+/// Every two bits less double it.
 pub const NOTABLE_LOSS: f64 = 0.1;
 
 /// How many weights a note names.
@@ -78,14 +79,21 @@ fn has_key(json: &Json, key: &str) -> bool {
 /// Quantization that lost much, with the remedy.
 pub fn of_losses(report: &ConvertReport) -> Option<String> {
     let loss = |tensor: &TensorReport| tensor.loss.map_or(0.0, |loss| loss.relative_rms_error);
-    let worst: Vec<&TensorReport> = report.worst().into_iter().filter(|tensor| loss(tensor) > NOTABLE_LOSS).collect();
+    let notable = |tensor: &TensorReport| NOTABLE_LOSS * 2f64.powf(4.0 - f64::from(tensor.weights.bits()) / 2.0);
+    let worst: Vec<&TensorReport> =
+        report.worst().into_iter().filter(|tensor| loss(tensor) > notable(tensor)).collect();
     let (first, count) = (worst.first()?, worst.len());
     let named: Vec<String> =
         worst.iter().take(NAMED).map(|tensor| format!("{} ({:.0} %)", tensor.name, 100.0 * loss(tensor))).collect();
     let more = if count > NAMED { format!(" and {} more", count - NAMED) } else { String::new() };
-    let remedy = match first.granularity {
-        Some(Granularity::PerTensor) => "--set quant.granularity=per_channel",
-        _ => "--set quant.weights=none",
+    let remedy = match (first.weights, first.granularity) {
+        (WeightFormat::Int8, Some(Granularity::PerTensor)) => "--set quant.granularity=per_channel",
+        (WeightFormat::Int8, _) => "--set quant.weights=none",
+        (WeightFormat::Int4, Some(Granularity::Block(_))) => "--set quant.weights=int8",
+        (WeightFormat::Int4, _) => "--set quant.granularity={block: 32}",
+        (_, Some(Granularity::PerTensor)) if !first.row_scale => "--set quant.row_scale=true",
+        (WeightFormat::Palette8, _) => "--set quant.weights=none",
+        _ => "--set quant.weights=palette8",
     };
     let named = named.join(", ");
     Some(format!("quantization lost much (relative rms error) of {named}{more}; `{remedy}` loses less"))
@@ -95,7 +103,6 @@ pub fn of_losses(report: &ConvertReport) -> Option<String> {
 mod tests {
     use super::*;
     use crate::report::{PackageReport, RunReport};
-    use anec_manifest::{Role, WeightFormat};
     use anec_quant::Loss;
 
     fn report(losses: &[f64], granularity: Granularity) -> ConvertReport {
@@ -106,7 +113,9 @@ mod tests {
             shape: vec![],
             weights: WeightFormat::Int8,
             granularity: Some(granularity),
+            row_scale: false,
             bytes: 0,
+            bits_per_weight: 8.0,
             loss: Some(Loss { relative_rms_error: *loss, cosine: 1.0, largest: 1.0, saturated: 0, vanished: 0 }),
         };
         let tensors = losses.iter().enumerate().map(tensor).collect();

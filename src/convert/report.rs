@@ -76,11 +76,17 @@ pub struct TensorReport {
     pub shape: Vec<u64>,
     /// Number format.
     pub weights: WeightFormat,
-    /// How many weights share one scale, if it is quantized.
+    /// How many weights share one scale or palette, if it is quantized.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Granularity>,
-    /// Bytes of elements and scales.
+    /// Whether products of rows are multiplied by a scale.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub row_scale: bool,
+    /// Bytes of elements, scales and palettes.
     pub bytes: u64,
+    /// The same in bits, for each weight.
+    #[serde(default)]
+    pub bits_per_weight: f64,
     /// What the conversion lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<Loss>,

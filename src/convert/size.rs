@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::emit::{Stored, WeightKey, add};
+use super::emit::{Stored, WeightKey, add, add_row_scale};
 use anec_base::Result;
 use anec_family::{EmitWeight, FamilyModel, FunctionRequest, LoweringOptions};
-use anec_manifest::{Granularity, Quant, Role, WeightFormat};
+use anec_manifest::{Quant, Role};
 use anec_mil::{Content, FunctionBuilder, Program, ValueId, codec};
 use anec_package::blob::WeightPlan;
 use anec_source::SourceWeight;
@@ -48,6 +48,20 @@ struct DryEmitter<'a> {
     emitted: HashMap<WeightKey, Stored>,
 }
 
+impl DryEmitter<'_> {
+    fn stored(&mut self, key: WeightKey, weight: &SourceWeight) -> &Stored {
+        let (layout, op) = (key.layout(weight), key.format.op);
+        self.emitted.entry(key).or_insert_with(|| Stored {
+            layout,
+            op,
+            data: Unread::content(layout.data_bytes()),
+            scale: layout.scales.map(|_| Unread::content(layout.scale_bytes())),
+            palette: layout.palettes.map(|_| Unread::content(layout.palette_bytes())),
+            row_scale: layout.row_scales.then(|| Unread::content(layout.row_scale_bytes())),
+        })
+    }
+}
+
 impl EmitWeight for DryEmitter<'_> {
     fn emit(
         &mut self,
@@ -57,19 +71,20 @@ impl EmitWeight for DryEmitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
-        let key = WeightKey::new(self.quant, role, weight, shape);
-        let (format, elements, channels) = (key.format, weight.elements(), key.channels);
-        let stored = self.emitted.entry(key).or_insert_with(|| match format {
-            (WeightFormat::None, _) => Stored { data: Unread::content(2 * elements), scale: None },
-            (WeightFormat::Int8, granularity) => {
-                let scales = match granularity {
-                    Granularity::PerTensor => 1,
-                    Granularity::PerChannel => channels,
-                };
-                Stored { data: Unread::content(elements), scale: Some((Unread::content(2 * scales), scales)) }
-            }
-        });
-        Ok(add(builder, name, shape, stored))
+        let key = WeightKey::new(self.quant, role, weight, shape.first().copied().unwrap_or(1));
+        Ok(add(builder, name, shape, self.stored(key, weight)))
+    }
+
+    fn emit_row_scale(
+        &mut self,
+        builder: &mut FunctionBuilder,
+        name: &str,
+        role: Role,
+        weight: &SourceWeight,
+        shape: &[u64],
+    ) -> Result<Option<ValueId>> {
+        let key = WeightKey::new(self.quant, role, weight, shape.iter().product());
+        Ok(add_row_scale(builder, name, shape, self.stored(key, weight)))
     }
 }
 

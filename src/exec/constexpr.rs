@@ -10,6 +10,7 @@ use super::constants::{ConstantError, load};
 use super::tensor::{Dims, Tensor, TensorData, broadcast_strides, for_each_index, strides};
 use super::value::Value;
 use super::weight::{LoadedWeight, SMALL, WeightCache, constant_shape, constant_tensor, decode_integers};
+use anec_kernels::codes::CodeTables;
 use anec_kernels::weight::{Elements, Scales};
 use anec_mil::{Constant, DataType, TensorType};
 
@@ -56,7 +57,7 @@ pub(super) fn evaluate(
         "constexpr_sparse_to_dense" => sparse_to_dense(dtype, parts)?,
         "constexpr_blockwise_shift_scale" => blockwise_shift_scale(dtype, parts, cache)?,
         "constexpr_affine_dequantize" => affine_dequantize(dtype, parts, cache)?,
-        "constexpr_lut_to_dense" => lut_to_dense(dtype, parts)?,
+        "constexpr_lut_to_dense" => lut_to_dense(dtype, parts, cache)?,
         "constexpr_cast" => pack(dtype, number_tensor(parts, "source_val")?),
         _ => return Err(format!("{operator} is not supported").into()),
     };
@@ -179,7 +180,14 @@ fn shift_scale(
         };
         if let Some(elements) = bytes {
             let scales = row_scales(&shape, &scale_shape, scale);
-            return Ok(Value::Weight(Arc::new(LoadedWeight::scaled(shape, elements, scales))));
+            let weight = match (&*elements, data) {
+                (Elements::Codes(codes), Part::Stored(constant)) => {
+                    let tables = integer_table(codes.bits(), constant.ty.dtype == DataType::Int4, shape[0]);
+                    LoadedWeight::coded(shape, elements, tables, scales)
+                }
+                _ => LoadedWeight::scaled(shape, elements, scales),
+            };
+            return Ok(Value::Weight(Arc::new(weight)));
         }
     }
     let mut values = match data {
@@ -194,6 +202,14 @@ fn shift_scale(
     };
     apply(&shape, &mut values, &(scale_shape, scale), offset.as_ref());
     Ok(pack(dtype, (shape, values)))
+}
+
+/// The integers that codes of so many bits are.
+fn integer_table(bits: usize, signed: bool, rows: usize) -> CodeTables {
+    let count = 1i32 << bits;
+    let numbers: Vec<f32> =
+        (0..count).map(|code| (code - if signed && 2 * code >= count { count } else { 0 }) as f32).collect();
+    CodeTables::new(bits, numbers.len(), &numbers, rows.max(1))
 }
 
 /// Whether scale and offset divide the data into equal blocks.
@@ -262,7 +278,7 @@ fn for_each_block(shape: &[usize], blocks: &[usize], mut visit: impl FnMut(usize
 
 /// Values looked up in tables. The older form has a vector of indices packed into bytes and one table; the newer has
 /// indices of a narrow type and tables `[groups…, entries, vector]` that repeat over blocks.
-fn lut_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, ConstantError> {
+fn lut_to_dense(dtype: DataType, parts: &Parts<'_>, cache: &WeightCache) -> Result<Value, ConstantError> {
     let (lut_shape, lut) = number_tensor(parts, "lut")?;
     if parts.contains_key("shape") {
         let (_, shape) = number_tensor(parts, "shape")?;
@@ -281,6 +297,13 @@ fn lut_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, ConstantErr
         let Part::Stored(indices) = part(parts, "indices")? else {
             return Err("`indices` must be stored".to_owned().into());
         };
+        if count >= SMALL
+            && lut.len().is_power_of_two()
+            && narrow.packed_bytes(count as u64) == indices.ty.bytes().unwrap_or(0)
+            && let Some(weight) = looked_up(cache, (indices, narrow), &shape, &lut, 1)?
+        {
+            return Ok(weight);
+        }
         let bytes = indices.bytes()?;
         if narrow.packed_bytes(count as u64) > bytes.len() as u64 {
             return Err(format!("{} bytes of indices are too few for the shape {shape:?}", bytes.len()).into());
@@ -291,10 +314,45 @@ fn lut_to_dense(dtype: DataType, parts: &Parts<'_>) -> Result<Value, ConstantErr
         let values = values.ok_or_else(|| format!("an index is beyond the table of {} entries", lut.len()))?;
         return Ok(pack(dtype, (shape, values)));
     }
+    // tables for equally many rows, of numbers: what the kernels take
+    if let Part::Stored(indices) = part(parts, "indices")?
+        && indices.is_consistent()
+        && let [groups, rest @ .., entries, 1] = &lut_shape[..]
+        && rest.iter().all(|n| *n == 1)
+        && lut_shape.len() == indices.ty.rank() + 2
+        && dtype.is_float()
+        && indices.ty.dtype != DataType::Int4
+        && *entries as u64 == 1u64.checked_shl(indices.ty.dtype.bits() as u32).unwrap_or(0)
+    {
+        let shape = constant_shape(indices);
+        if shape.iter().product::<usize>() >= SMALL
+            && *groups > 0
+            && shape[0].is_multiple_of(*groups)
+            && let Some(weight) = looked_up(cache, (indices, indices.ty.dtype), &shape, &lut, *groups)?
+        {
+            return Ok(weight);
+        }
+    }
     let indices = tensor(parts, "indices")?;
     let index = indices.integers().ok_or_else(|| "`indices` are not integers".to_owned())?;
     let axis = vector_axis(parts, indices.rank())?;
     Ok(pack(dtype, look_up(&indices.shape, index, (&lut_shape, &lut), axis)?))
+}
+
+/// A weight that stays packed: indices whose bytes hold elements of a type, and tables of a number for each index, one
+/// after another.
+fn looked_up(
+    cache: &WeightCache,
+    (indices, dtype): (&Constant, DataType),
+    shape: &[usize],
+    lut: &[f32],
+    groups: usize,
+) -> Result<Option<Value>, ConstantError> {
+    let Some(elements) = cache.elements_as(indices, dtype)? else { return Ok(None) };
+    let Elements::Codes(codes) = &*elements else { return Ok(None) };
+    let tables = CodeTables::new(codes.bits(), lut.len() / groups, lut, (shape[0] / groups).max(1));
+    let scales = Scales { values: vec![1.0], blocks: 1 };
+    Ok(Some(Value::Weight(Arc::new(LoadedWeight::coded(shape.to_vec(), elements, tables, scales)))))
 }
 
 /// Along which axis the vectors of a table run.

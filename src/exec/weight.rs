@@ -12,6 +12,7 @@ use rayon::prelude::*;
 
 use super::tensor::{Tensor, TensorData};
 use anec_base::Result;
+use anec_kernels::codes::{CodeTables, PackedCodes};
 use anec_kernels::memory::{Arena, ArenaVec};
 use anec_kernels::pool;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
@@ -43,6 +44,11 @@ impl LoadedWeight {
     /// A weight of bytes and scales.
     pub(crate) fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
         LoadedWeight { stored: StoredWeight::scaled(shape, elements, scales), dense: OnceLock::new() }
+    }
+
+    /// A weight of codes, tables and scales.
+    pub(crate) fn coded(shape: Vec<usize>, elements: Arc<Elements>, tables: CodeTables, scales: Scales) -> Self {
+        LoadedWeight { stored: StoredWeight::coded(shape, elements, tables, scales), dense: OnceLock::new() }
     }
 
     /// The whole of it as a tensor; made once and kept.
@@ -86,21 +92,28 @@ impl WeightCache {
             Elements::F32(v) => 4 * v.len(),
             Elements::F16(v) => 2 * v.len(),
             Elements::Int8(v) => v.len(),
+            Elements::Codes(v) => v.bytes().len(),
         };
         held.values().map(|(_, elements)| size(elements)).sum()
     }
 
-    /// The elements of a floating-point constant, or of one of integers that fit a signed byte; `None` for other types.
-    /// Bits that pad the last byte of packed integers may come as further elements.
+    /// The elements of a floating-point constant, or of one of integers of no more than eight bits, of which only signed
+    /// bytes aren't codes; `None` for other types.
     pub(crate) fn elements(&self, constant: &Constant) -> Result<Option<Arc<Elements>>> {
+        self.elements_as(constant, constant.ty.dtype)
+    }
+
+    /// The same, of a constant whose bytes hold packed elements of a type. Bits that pad the last byte may come as further
+    /// elements.
+    pub(crate) fn elements_as(&self, constant: &Constant, dtype: DataType) -> Result<Option<Arc<Elements>>> {
         let Data::Content(content) = &constant.data else {
-            return Ok(decode_elements(constant.ty.dtype, &constant.bytes()?).map(Arc::new));
+            return Ok(decode_elements(dtype, &constant.bytes()?).map(Arc::new));
         };
-        let key = (Arc::as_ptr(content).cast::<()>() as usize, constant.ty.dtype);
+        let key = (Arc::as_ptr(content).cast::<()>() as usize, dtype);
         if let Some((_, elements)) = self.held.lock().unwrap_or_else(|e| e.into_inner()).get(&key) {
             return Ok(Some(elements.clone()));
         }
-        let Some(elements) = self.load(constant.ty.dtype, content.as_ref())?.map(Arc::new) else { return Ok(None) };
+        let Some(elements) = self.load(dtype, content.as_ref())?.map(Arc::new) else { return Ok(None) };
         let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
         Ok(Some(held.entry(key).or_insert((content.clone(), elements)).1.clone()))
     }
@@ -125,8 +138,11 @@ impl WeightCache {
             DataType::Fp32 => Elements::F32(self.read(length, content)?),
             DataType::Fp16 => Elements::F16(self.read(length, content)?),
             DataType::Int8 => Elements::Int8(self.read(length, content)?),
-            // decoded: packed integers to bytes, which hold each of them, other floats to f32
-            _ if dtype.is_float() || dtype.is_integer() && dtype.bits() < 8 => {
+            _ if is_code(dtype) => {
+                Elements::Codes(PackedCodes::new(dtype.bits() as usize, self.read(length, content)?))
+            }
+            // decoded to f32
+            _ if dtype.is_float() => {
                 let mut bytes = vec![0u8; length];
                 read_all(content, &mut bytes)?;
                 return Ok(decode_elements(dtype, &bytes).map(|elements| self.keep(elements)));
@@ -146,6 +162,7 @@ impl WeightCache {
             Elements::F32(values) => Elements::F32(self.copied(&values)),
             Elements::F16(values) => Elements::F16(self.copied(&values)),
             Elements::Int8(values) => Elements::Int8(self.copied(&values)),
+            Elements::Codes(codes) => Elements::Codes(PackedCodes::new(codes.bits(), self.copied(codes.bytes()))),
         }
     }
 
@@ -163,12 +180,14 @@ fn decode_elements(dtype: DataType, bytes: &[u8]) -> Option<Elements> {
         DataType::Fp16 => Elements::F16(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()),
         DataType::Int8 => Elements::Int8(bytes.iter().map(|b| *b as i8).collect()),
         d if d.is_float() => Elements::F32(decode_floats(d, bytes)?.into()),
-        d if d.is_integer() && d.bits() < 8 => {
-            let count = bytes.len() * 8 / d.bits() as usize;
-            Elements::Int8(decode_integers(d, bytes, count)?.into_iter().map(|v| v as i8).collect())
-        }
+        d if is_code(d) => Elements::Codes(PackedCodes::new(d.bits() as usize, bytes.to_vec().into())),
         _ => return None,
     })
+}
+
+/// Whether elements of a type are few enough to be looked up in a table.
+fn is_code(dtype: DataType) -> bool {
+    dtype.is_integer() && dtype.bits() <= 8
 }
 
 fn decode_floats(dtype: DataType, bytes: &[u8]) -> Option<Vec<f32>> {

@@ -71,6 +71,18 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// What the product of a projection's weight is to be multiplied by, seen as a tensor of `shape`, if its number format
+    /// has a scale for each row.
+    pub fn row_scale(&mut self, name: &str, role: Role, weight: &SourceWeight, shape: &[u64]) -> Option<ValueId> {
+        match self.weights.emit_row_scale(&mut self.ops, name, role, weight, shape) {
+            Ok(value) => value,
+            Err(error) => {
+                self.error.get_or_insert(error);
+                None
+            }
+        }
+    }
+
     /// Records why the function can't be built; the first reason counts.
     pub fn refuse(&mut self, error: impl Into<Error>) {
         self.error.get_or_insert(error.into());

@@ -142,6 +142,22 @@ pub trait EmitWeight {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId>;
+
+    /// Adds what the product of a weight is to be multiplied by, row by row, seen as a tensor of `shape` with as many
+    /// elements as the weight has rows; nothing where the number format has no such scale.
+    ///
+    /// # Errors
+    /// When the weight can't be represented.
+    fn emit_row_scale(
+        &mut self,
+        _builder: &mut FunctionBuilder,
+        _name: &str,
+        _role: Role,
+        _weight: &SourceWeight,
+        _shape: &[u64],
+    ) -> Result<Option<ValueId>> {
+        Ok(None)
+    }
 }
 
 /// A rotary table for the host, f32.

@@ -13,6 +13,7 @@
 pub mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
+pub mod codes;
 pub mod dispatch;
 pub mod dot;
 

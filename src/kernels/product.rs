@@ -1,10 +1,11 @@
 //! Products of a stored weight `[O, K]` with activations of `T` tokens.
 
 use super::aligned_buf::AlignedBuf;
+use super::codes::{CodeTables, PackedCodes};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 use super::layout::MatrixLayout;
 use super::pool;
-use super::simd::{CACHE_LINE, Lanes, Widest};
+use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, DEPTH, Widen};
 use super::weight::{Elements, Scales, StoredWeight};
 
@@ -72,8 +73,106 @@ fn by_dots(weight: &StoredWeight, inputs: &[&[f32]], start: impl Fn(usize) -> f3
             Elements::F32(values) => dots(values, weight.scales(), columns, first, inputs, out),
             Elements::F16(values) => dots(values, weight.scales(), columns, first, inputs, out),
             Elements::Int8(values) => dots(values, weight.scales(), columns, first, inputs, out),
+            Elements::Codes(codes) => coded_dots(weight, codes, first, inputs, out),
         }
     });
+}
+
+/// Elements of a row that are looked up at a time.
+const LOOKED_UP: usize = 2048;
+
+/// Dot products of rows that are looked up, a few rows at a time, in the first-level cache.
+fn coded_dots(weight: &StoredWeight, codes: &PackedCodes, first: usize, inputs: &[&[f32]], out: &mut [f32]) {
+    let Some(tables) = weight.tables() else { return };
+    let (tokens, columns, scales) = (inputs.len(), weight.columns(), weight.scales());
+    let of_token = if tokens == 1 { 1 } else { 4 };
+    let mut near = AlignedBuf::new(of_token * LOOKED_UP);
+    let near = near.floats();
+    let widened = Coded { codes, tables, scales, size: (weight.rows(), columns) };
+    for from in (0..columns).step_by(LOOKED_UP) {
+        let length = LOOKED_UP.min(columns - from);
+        let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+        parts.iter_mut().zip(inputs).for_each(|(part, input)| *part = &input[from..from + length]);
+        for (i, out) in out.chunks_mut(of_token * tokens).enumerate() {
+            let (row, count) = (first + i * of_token, out.len() / tokens);
+            Widest.run(LookUp { of: &widened, row, from, length, out: &mut near[..count * length] });
+            let factors = match scales {
+                Scales { values, blocks: 1 } if values.len() > 1 => Factors { values: &values[row..], row: 1 },
+                Scales { values, blocks: 1 } => Factors { values, row: 0 },
+                _ => Factors { values: &[1.0], row: 0 },
+            };
+            let rows = Rows { values: &*near, stride: length, count };
+            add_dots(rows, &parts[..tokens], factors, Sums { values: out, row: tokens, column: 1 });
+        }
+    }
+}
+
+/// Rows that are looked up, each block times its scale; a row's only scale is left for the finished sum.
+struct Coded<'a> {
+    codes: &'a PackedCodes,
+    tables: &'a CodeTables,
+    scales: &'a Scales,
+    size: (usize, usize),
+}
+
+// SAFETY: `StoredWeight::coded` has checked that there are codes and tables for all rows.
+unsafe impl Widen for Coded<'_> {
+    fn size(&self) -> (usize, usize) {
+        self.size
+    }
+
+    #[inline(always)]
+    unsafe fn widen<L: Lanes>(&self, row: usize, from: usize, count: usize, out: *mut f32) {
+        let columns = self.size.1;
+        let table = self.tables.of_row(row);
+        let scales = if self.scales.blocks > 1 { self.scales.of_row(row) } else { &[1.0] };
+        let block = (columns / scales.len()).max(1);
+        let mut at = from;
+        while at < from + count {
+            let which = (at / block).min(scales.len() - 1);
+            let end = if which + 1 == scales.len() { from + count } else { ((which + 1) * block).min(from + count) };
+            // SAFETY: the row has these codes, and `out` has room, as promised.
+            unsafe {
+                let place = row * columns + at;
+                self.codes.expand_at::<L>(place, &table, scales[which], end - at, out.add(at - from));
+            }
+            at = end;
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, row: usize, from: usize) {
+        let (bits, bytes) = (self.codes.bits(), self.codes.bytes().as_ptr());
+        let place = bytes.wrapping_add((row * self.size.1 + from) * bits / 8).cast::<i8>();
+        for line in 0..(DEPTH * bits / 8).div_ceil(CACHE_LINE) {
+            // SAFETY: as promised; the address need not be one that can be read.
+            unsafe { L::prefetch(place.wrapping_add(line * CACHE_LINE)) };
+        }
+    }
+}
+
+/// Parts of rows, looked up one after another.
+struct LookUp<'a> {
+    of: &'a Coded<'a>,
+    row: usize,
+    from: usize,
+    length: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for LookUp<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        let (rows, columns) = self.of.size();
+        let count = self.out.len() / self.length.max(1);
+        assert!(self.row + count <= rows && self.from + self.length <= columns);
+        for (i, out) in self.out.chunks_exact_mut(self.length.max(1)).enumerate() {
+            // SAFETY: as promised; the rows have these elements.
+            unsafe { self.of.widen::<L>(self.row + i, self.from, self.length, out.as_mut_ptr()) };
+        }
+    }
 }
 
 /// Floats of all columns together that are multiplied with every row before the next are: half of a first-level cache.
@@ -185,6 +284,12 @@ fn by_tiles(
     bias: Option<&[f32]>,
     out: (&mut [f32], MatrixLayout),
 ) {
+    /// What a row's sum is multiplied by, and what is added to it.
+    fn finish(scales: &Scales, bias: Option<&[f32]>, row: usize) -> (f32, f32) {
+        let scale = if scales.blocks > 1 { 1.0 } else { scales.of_row(row)[0] };
+        (scale, bias.map_or(0.0, |bias| bias[row]))
+    }
+
     fn go<S: Stored>(
         (values, weight): (&[S], &StoredWeight),
         x: (&[f32], MatrixLayout),
@@ -194,10 +299,7 @@ fn by_tiles(
     ) {
         let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
         let stored = Scaled::new(values, (rows, columns), scales);
-        let finish = |row: usize| {
-            let scale = if scales.blocks > 1 { 1.0 } else { scales.of_row(row)[0] };
-            (scale, bias.map_or(0.0, |bias| bias[row]))
-        };
+        let finish = |row: usize| finish(scales, bias, row);
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if let Some(bytes) = S::bytes(values)
             && scales.blocks == 1
@@ -212,6 +314,13 @@ fn by_tiles(
         Elements::F32(values) => go((values, weight), x, tokens, bias, out),
         Elements::F16(values) => go((values, weight), x, tokens, bias, out),
         Elements::Int8(values) => go((values, weight), x, tokens, bias, out),
+        Elements::Codes(codes) => {
+            let Some(tables) = weight.tables() else { return };
+            let (size, scales) = ((weight.rows(), weight.columns()), weight.scales());
+            let rows = Coded { codes, tables, scales, size };
+            let finish = |row: usize| finish(scales, bias, row);
+            tiles::multiply(Widest, (size.0, size.1, tokens), &rows, x, finish, out);
+        }
     }
 }
 
@@ -232,7 +341,20 @@ mod tests {
         let bytes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
         let row_scales = Scales { values: (0..rows).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 1 };
         let block_scales = Scales { values: (0..rows * 3).map(|r| 0.01 + r as f32 * 1e-4).collect(), blocks: 3 };
+        let coded = |bits: usize, scales: Scales| {
+            let packed: Vec<u8> = bytes.iter().map(|v| *v as u8).take(rows * columns * bits / 8).collect();
+            let table = noise((1 << bits) * 2, 5);
+            let tables = CodeTables::new(bits, 1 << bits, &table, rows.div_ceil(2));
+            let codes = Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into())));
+            StoredWeight::coded(vec![rows, columns], codes, tables, scales)
+        };
+        let by_row = Scales { values: (0..rows).map(|r| 0.5 + r as f32 * 1e-3).collect(), blocks: 1 };
+        let by_block = Scales { values: (0..rows * 3).map(|r| 0.5 + r as f32 * 1e-3).collect(), blocks: 3 };
         let weights = [
+            coded(4, by_block),
+            coded(6, by_row),
+            coded(8, Scales { values: vec![0.5], blocks: 1 }),
+            coded(3, Scales { values: vec![0.5], blocks: 1 }),
             StoredWeight::plain(vec![rows, columns], Arc::new(Elements::F32(values.clone().into()))),
             StoredWeight::plain(
                 vec![rows, columns],

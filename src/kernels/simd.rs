@@ -27,6 +27,23 @@ pub trait Lanes: Copy {
     unsafe fn load_f16(at: *const f16) -> Self;
     /// Signed bytes from memory.
     unsafe fn load_i8(at: *const i8) -> Self;
+    /// The numbers of a table at codes of `BITS` bits, packed least significant bit first from a whole byte on. The
+    /// table has a number for each code, and no fewer than 16.
+    #[inline(always)]
+    unsafe fn look_up<const BITS: usize>(codes: *const u8, table: *const f32) -> Self {
+        let mut found = [0.0; 16];
+        for (eight, found) in found.chunks_exact_mut(8).take(Self::COUNT / 8).enumerate() {
+            // SAFETY: eight codes are as many bytes as a code has bits; every code has a number.
+            unsafe {
+                let word = eight_codes::<BITS>(codes.add(eight * BITS));
+                for (i, found) in found.iter_mut().enumerate() {
+                    *found = *table.add((word >> (i * BITS)) as usize & ((1 << BITS) - 1));
+                }
+            }
+        }
+        // SAFETY: there are 16.
+        unsafe { Self::load(found.as_ptr()) }
+    }
     /// To memory.
     unsafe fn store(self, at: *mut f32);
     /// `self * factor + sum`, rounded once where the processor can.
@@ -37,6 +54,18 @@ pub trait Lanes: Copy {
     unsafe fn sum(self) -> f32;
     /// Asks for the cache line at an address, which need not be one that can be read.
     unsafe fn prefetch(at: *const i8);
+}
+
+/// Eight codes of `BITS` bits, the first in the lowest bits.
+///
+/// # Safety
+/// `BITS` bytes can be read.
+#[inline(always)]
+unsafe fn eight_codes<const BITS: usize>(codes: *const u8) -> u64 {
+    let mut bytes = [0; 8];
+    // SAFETY: as promised.
+    unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(codes, BITS) };
+    u64::from_le_bytes(bytes)
 }
 
 /// Work that is done with vectors of some width.
@@ -202,6 +231,44 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn look_up<const BITS: usize>(codes: *const u8, table: *const f32) -> Self {
+            unsafe {
+                let indices = match BITS {
+                    8 => _mm512_cvtepu8_epi32(_mm_loadu_si128(codes.cast())),
+                    // the words of the first eight codes and of the others, shifted
+                    4 => {
+                        let both = _mm512_set1_epi64(codes.cast::<i64>().read_unaligned());
+                        let each = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+                        let by = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+                        _mm512_srlv_epi32(_mm512_permutexvar_epi32(each, both), by)
+                    }
+                    _ => {
+                        let bits = BITS as i64;
+                        let by = _mm512_setr_epi64(0, bits, 2 * bits, 3 * bits, 4 * bits, 5 * bits, 6 * bits, 7 * bits);
+                        let eight = |codes: *const u8| {
+                            let word = _mm512_set1_epi64(eight_codes::<BITS>(codes) as i64);
+                            _mm512_cvtepi64_epi32(_mm512_srlv_epi64(word, by))
+                        };
+                        let first = _mm512_castsi256_si512(eight(codes));
+                        let all = _mm512_inserti64x4::<1>(first, eight(codes.add(BITS)));
+                        _mm512_and_si512(all, _mm512_set1_epi32((1 << BITS) - 1))
+                    }
+                };
+                let part = |i: usize| _mm512_loadu_ps(table.add(16 * i));
+                Avx512(match BITS {
+                    // of an index that is too long, the lowest four bits count
+                    1..=4 => _mm512_permutexvar_ps(indices, part(0)),
+                    6 => {
+                        let low = _mm512_permutex2var_ps(part(0), indices, part(1));
+                        let high = _mm512_permutex2var_ps(part(2), indices, part(3));
+                        _mm512_mask_blend_ps(_mm512_test_epi32_mask(indices, _mm512_set1_epi32(32)), low, high)
+                    }
+                    _ => _mm512_i32gather_ps::<4>(indices, table),
+                })
+            }
+        }
+
+        #[inline(always)]
         unsafe fn store(self, at: *mut f32) {
             unsafe { _mm512_storeu_ps(at, self.0) }
         }
@@ -253,6 +320,38 @@ mod x86 {
         #[inline(always)]
         unsafe fn load_i8(at: *const i8) -> Self {
             unsafe { Avx2(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast())))) }
+        }
+
+        #[inline(always)]
+        unsafe fn look_up<const BITS: usize>(codes: *const u8, table: *const f32) -> Self {
+            unsafe {
+                let bits = BITS as i32;
+                let indices = match BITS {
+                    8 => _mm256_cvtepu8_epi32(_mm_loadl_epi64(codes.cast())),
+                    6 => {
+                        let word = _mm256_set1_epi64x(eight_codes::<BITS>(codes) as i64);
+                        let even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+                        let four = |by| _mm256_permutevar8x32_epi32(_mm256_srlv_epi64(word, by), even);
+                        let first = four(_mm256_setr_epi64x(0, 6, 12, 18));
+                        _mm256_blend_epi32::<0xf0>(first, four(_mm256_setr_epi64x(24, 30, 36, 42)))
+                    }
+                    _ => {
+                        let by = _mm256_setr_epi32(0, bits, 2 * bits, 3 * bits, 4 * bits, 5 * bits, 6 * bits, 7 * bits);
+                        _mm256_srlv_epi32(_mm256_set1_epi32(eight_codes::<BITS>(codes) as i32), by)
+                    }
+                };
+                let indices = _mm256_and_si256(indices, _mm256_set1_epi32((1 << bits) - 1));
+                let part = |i: usize| _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.add(8 * i)), indices);
+                Avx2(match BITS {
+                    1..=3 => part(0),
+                    // the fourth bit of an index becomes the sign, which chooses
+                    4 => {
+                        let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(indices));
+                        _mm256_blendv_ps(part(0), part(1), upper)
+                    }
+                    _ => _mm256_i32gather_ps::<4>(table, indices),
+                })
+            }
         }
 
         #[inline(always)]

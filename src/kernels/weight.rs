@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use half::{f16, slice::HalfFloatSliceExt};
 
+use super::codes::{CodeTables, PackedCodes};
 use super::memory::ArenaVec;
 use super::widen::scale_bytes;
 
@@ -16,6 +17,8 @@ pub enum Elements {
     F16(ArenaVec<f16>),
     /// Signed bytes, to be multiplied by a scale.
     Int8(ArenaVec<i8>),
+    /// Codes, to be looked up in a table.
+    Codes(PackedCodes),
 }
 
 impl Elements {
@@ -25,11 +28,12 @@ impl Elements {
             Elements::F32(v) => v.len(),
             Elements::F16(v) => v.len(),
             Elements::Int8(v) => v.len(),
+            Elements::Codes(v) => v.len(),
         }
     }
 }
 
-/// The scales of [`Elements::Int8`], by row (first axis) and by block within a row.
+/// What [`Elements::Int8`], or the numbers of codes, are multiplied by: by row (first axis) and by block within a row.
 #[derive(Debug)]
 pub struct Scales {
     /// One for all, or `rows * blocks` of them.
@@ -51,6 +55,7 @@ pub struct StoredWeight {
     shape: Vec<usize>,
     elements: Arc<Elements>,
     scales: Scales,
+    tables: Option<CodeTables>,
 }
 
 impl StoredWeight {
@@ -62,15 +67,31 @@ impl StoredWeight {
     /// A weight of bytes and scales.
     ///
     /// # Panics
-    /// If there are fewer elements or scales than the shape says.
+    /// If there are fewer elements or scales than the shape says, or the elements are codes.
     pub fn scaled(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales) -> Self {
+        assert!(!matches!(&*elements, Elements::Codes(_)), "codes need tables");
+        StoredWeight::new(shape, elements, scales, None)
+    }
+
+    /// A weight of codes, tables for equally many rows each, and scales.
+    ///
+    /// # Panics
+    /// If there are fewer codes, tables or scales than the shape says, or the tables are for codes of other bits.
+    pub fn coded(shape: Vec<usize>, elements: Arc<Elements>, tables: CodeTables, scales: Scales) -> Self {
+        let bits = if let Elements::Codes(codes) = &*elements { Some(codes.bits()) } else { None };
+        let rows = shape.first().copied().unwrap_or(1);
+        assert!(bits == Some(tables.bits()) && tables.rows() >= rows, "a weight lacks codes or tables");
+        StoredWeight::new(shape, elements, scales, Some(tables))
+    }
+
+    fn new(shape: Vec<usize>, elements: Arc<Elements>, scales: Scales, tables: Option<CodeTables>) -> Self {
         let count = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
         assert!(count.is_some_and(|count| count <= elements.len()), "a weight has fewer elements than its shape says");
         let rows = shape.first().copied().unwrap_or(1);
         let enough = scales.values.len() == 1 && scales.blocks == 1
             || scales.blocks > 0 && scales.values.len() >= rows.saturating_mul(scales.blocks);
         assert!(enough, "a weight has fewer scales than rows and blocks");
-        StoredWeight { shape, elements, scales }
+        StoredWeight { shape, elements, scales, tables }
     }
 
     /// Its shape; the first axis counts the rows.
@@ -83,7 +104,12 @@ impl StoredWeight {
         &self.elements
     }
 
-    /// What elements of [`Elements::Int8`] are multiplied by.
+    /// What [`Elements::Codes`] stand for.
+    pub(super) fn tables(&self) -> Option<&CodeTables> {
+        self.tables.as_ref()
+    }
+
+    /// What elements of [`Elements::Int8`], or the numbers of codes, are multiplied by.
     pub fn scales(&self) -> &Scales {
         &self.scales
     }
@@ -112,6 +138,13 @@ impl StoredWeight {
                     scale_bytes(values, *scale, out);
                 }
             }
+            Elements::Codes(codes) => {
+                let (Some(tables), scales) = (&self.tables, self.scales.of_row(row)) else { return };
+                let block = (columns / scales.len()).max(1);
+                for (i, (out, scale)) in out.chunks_mut(block).zip(scales).enumerate() {
+                    codes.expand(range.start + i * block, &tables.of_row(row), *scale, out);
+                }
+            }
         }
     }
 }
@@ -121,6 +154,19 @@ mod tests {
     use std::panic::catch_unwind;
 
     use super::*;
+
+    #[test]
+    fn codes_are_looked_up_in_the_table_of_their_row() {
+        // rows of three codes of four bits: they begin within bytes
+        let codes = PackedCodes::new(4, vec![0x10, 0x32, 0x54, 0x76, 0x98, 0xba].into());
+        let values: Vec<f32> = (0..32).map(|i| i as f32).collect();
+        let tables = CodeTables::new(4, 16, &values, 2);
+        let scales = Scales { values: vec![1.0, 10.0, 100.0, 1000.0], blocks: 1 };
+        let weight = StoredWeight::coded(vec![4, 3], Arc::new(Elements::Codes(codes)), tables, scales);
+        let mut out = [0.0; 12];
+        out.chunks_mut(3).enumerate().for_each(|(row, out)| weight.expand_row(row, out));
+        assert_eq!(out, [0., 1., 2., 30., 40., 50., 2200., 2300., 2400., 25000., 26000., 27000.]);
+    }
 
     #[test]
     fn a_weight_that_lacks_elements_or_scales_is_refused() {

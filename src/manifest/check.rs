@@ -1,8 +1,10 @@
 //! What a manifest's values must be among themselves. What depends on the model (number of layers, longest text) is
 //! checked when the conversion is planned.
 
+use strum::IntoEnumIterator;
+
 use super::error::ManifestError;
-use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, ResidualScale, WeightFormat};
+use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, ResidualScale, Role, WeightFormat};
 
 /// Largest context that can be asked for: more than any published dense model has.
 pub const MAX_CONTEXT: u64 = 1 << 21;
@@ -25,10 +27,22 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
                 .advise("remove the override"));
         }
     }
+    formats(&manifest.quant)?;
     residual_scale(manifest.numerics.scale)?;
     share("gates.parity.cosine", manifest.gates.parity.cosine)?;
     share("gates.parity.perplexity", manifest.gates.parity.perplexity)?;
     share("gates.parity.top1", manifest.gates.parity.top1)
+}
+
+/// Every role's weights can be held as is asked for.
+fn formats(quant: &Quant) -> Result<(), ManifestError> {
+    for role in Role::iter() {
+        let Some((key, problem, remedy)) = quant.of(role).problem() else { continue };
+        let place =
+            if quant.overrides.contains_key(&role) { format!("quant.overrides.{role}") } else { "quant".into() };
+        return Err(ManifestError::value(&format!("{place}.{key}"), problem).advise(remedy));
+    }
+    Ok(())
 }
 
 /// Other factors than powers of two would round every weight anew, and larger ones only take range away.
@@ -190,6 +204,17 @@ mod tests {
         ("shards: { max_experts: 4 }", "shards.max_experts", "not divided"),
         ("lm_head: { split: 0 }", "lm_head.split", "at least 1"),
         ("quant: { overrides: { norm: { weights: int8 } } }", "quant.overrides.norm", "never"),
+        ("quant: { weights: palette4, granularity: per_channel }", "quant.granularity", "palette4"),
+        ("quant: { weights: palette4, granularity: { group: 0 } }", "quant.granularity", "at least 1"),
+        ("quant: { granularity: { group: 16 } }", "quant.granularity", "share a palette"),
+        ("quant: { row_scale: true }", "quant.row_scale", "int8"),
+        ("quant: { granularity: { block: 32 }, op: affine }", "quant.op", "blocks"),
+        ("quant: { weights: int4, op: affine }", "quant.op", "bytes only"),
+        (
+            "quant: { overrides: { expert: { weights: palette2, granularity: { block: 2 } } } }",
+            "quant.overrides.expert.granularity",
+            "block of 2",
+        ),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
     ];
 

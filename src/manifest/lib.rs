@@ -43,7 +43,7 @@ pub use form::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm
 pub use gates::{Gates, ParityGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
-pub use quant::{Granularity, Overflow, Quant, QuantOverride, Role, WeightFormat};
+pub use quant::{Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantOverride, Role, WeightFormat};
 pub use sizes::{Contexts, HeadSplit, Lengths, LmHead, Shards};
 
 /// A conversion, as the user describes it.

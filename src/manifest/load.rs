@@ -200,7 +200,7 @@ impl MessageFormatter for Words {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Contexts, Granularity, HeadSplit, Lengths, Role, WeightFormat};
+    use crate::{Contexts, Granularity, HeadSplit, Int8Op, Lengths, NumberFormat, Role, WeightFormat};
     use anec_base::Diagnostic;
 
     fn read(text: &str, sets: &[&str]) -> Result<Manifest, ManifestError> {
@@ -232,12 +232,33 @@ lm_head: { split: 3 }
         let m = read(text, &[]).unwrap();
         assert_eq!(m.context.all(), [128, 512]);
         assert_eq!(m.lengths, Lengths::Fixed(vec![1, 64]));
-        assert_eq!(m.quant.of(Role::LmHead), (WeightFormat::Int8, Granularity::PerChannel));
-        assert_eq!(m.quant.of(Role::MlpUp), (WeightFormat::Int8, Granularity::PerTensor));
-        assert_eq!(m.quant.of(Role::Norm).0, WeightFormat::None);
+        let of = |role| (m.quant.of(role).weights, m.quant.of(role).granularity);
+        assert_eq!(of(Role::LmHead), (WeightFormat::Int8, Granularity::PerChannel));
+        assert_eq!(of(Role::MlpUp), (WeightFormat::Int8, Granularity::PerTensor));
+        assert_eq!(m.quant.of(Role::Norm), NumberFormat::FP16);
         assert_eq!(m.shards.layers, Some(vec![[0, 2], [2, 5]]));
         assert_eq!(m.lm_head.split, HeadSplit::Pieces(3));
         assert_eq!(read("lm_head: { split: auto }", &[]).unwrap().lm_head.split, HeadSplit::Auto);
+    }
+
+    #[test]
+    fn every_number_format_has_a_name() {
+        let text = "
+quant:
+  weights: palette4
+  granularity: { group: 16 }
+  row_scale: true
+  overrides:
+    mlp_down: { weights: int4, granularity: { block: 32 }, row_scale: false }
+    lm_head: { weights: int8, granularity: per_channel, row_scale: false, op: affine }
+";
+        let m = read(text, &[]).unwrap();
+        let formats = [Role::AttentionQkv, Role::MlpDown, Role::LmHead].map(|role| m.quant.of(role).to_string());
+        assert_eq!(formats, ["palette4 per group of 16 with row scales", "int4 per block of 32", "int8 per channel"]);
+        assert_eq!(m.quant.of(Role::LmHead).op, Int8Op::Affine);
+        assert_eq!(read(&m.to_yaml(), &[]).unwrap(), m);
+        let set = read("", &["quant.weights=palette6", "quant.granularity={group: 8}"]).unwrap();
+        assert_eq!(set.quant.of(Role::Expert).granularity, Granularity::Group(8));
     }
 
     #[test]
@@ -259,7 +280,7 @@ lm_head: { split: 3 }
     fn overrides_apply_in_order_and_make_their_parents() {
         let m = read("context: 64", &["quant.overrides.lm_head.weights=none", "context=128", "context=256"]);
         let m = m.unwrap();
-        assert_eq!(m.quant.of(Role::LmHead).0, WeightFormat::None);
+        assert_eq!(m.quant.of(Role::LmHead).weights, WeightFormat::None);
         assert_eq!(m.context, Contexts::One(256));
     }
 

@@ -1,13 +1,26 @@
 //! Which weights are quantized, and how.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a weight does in the model; decides how it may be quantized.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, strum::Display,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::EnumIter,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -52,8 +65,14 @@ impl Role {
 pub struct Quant {
     /// Number format of projection weights.
     pub weights: WeightFormat,
-    /// How many weights share one scale.
+    /// How many weights share one scale, or one palette.
     pub granularity: Granularity,
+    /// Rows are divided by a scale of their own before a palette is made for them; the product is multiplied by it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub row_scale: bool,
+    /// The op that int8 weights are expanded by.
+    #[serde(skip_serializing_if = "Int8Op::is_default")]
+    pub op: Int8Op,
     /// What happens to weights beyond fp16's largest number.
     #[serde(skip_serializing_if = "Overflow::is_default")]
     pub overflow: Overflow,
@@ -63,16 +82,22 @@ pub struct Quant {
 }
 
 impl Quant {
-    /// Format and granularity for a role.
-    pub fn of(&self, role: Role) -> (WeightFormat, Granularity) {
+    /// The number format of a role's weights.
+    pub fn of(&self, role: Role) -> NumberFormat {
         if !role.is_projection() {
-            return (WeightFormat::None, Granularity::PerTensor);
+            return NumberFormat::FP16;
         }
-        let own = self.overrides.get(&role);
-        (
-            own.and_then(|o| o.weights).unwrap_or(self.weights),
-            own.and_then(|o| o.granularity).unwrap_or(self.granularity),
-        )
+        let own = self.overrides.get(&role).copied().unwrap_or_default();
+        let weights = own.weights.unwrap_or(self.weights);
+        if weights == WeightFormat::None {
+            return NumberFormat::FP16;
+        }
+        NumberFormat {
+            weights,
+            granularity: own.granularity.unwrap_or(self.granularity),
+            row_scale: own.row_scale.unwrap_or(self.row_scale),
+            op: own.op.unwrap_or(self.op),
+        }
     }
 }
 
@@ -83,9 +108,81 @@ pub struct QuantOverride {
     /// Number format.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightFormat>,
-    /// How many weights share one scale.
+    /// How many weights share one scale, or one palette.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Granularity>,
+    /// Whether rows have a scale beside their palette.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub row_scale: Option<bool>,
+    /// The op that int8 weights are expanded by.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub op: Option<Int8Op>,
+}
+
+/// How weights of one role are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NumberFormat {
+    /// Number format.
+    pub weights: WeightFormat,
+    /// How many weights share one scale, or one palette.
+    pub granularity: Granularity,
+    /// Whether rows have a scale beside their palette.
+    pub row_scale: bool,
+    /// The op that int8 weights are expanded by.
+    pub op: Int8Op,
+}
+
+impl NumberFormat {
+    /// Not quantized.
+    pub const FP16: NumberFormat = NumberFormat {
+        weights: WeightFormat::None,
+        granularity: Granularity::PerTensor,
+        row_scale: false,
+        op: Int8Op::Auto,
+    };
+
+    /// What can't be held so and what to do, if it can't.
+    pub(crate) fn problem(&self) -> Option<(&'static str, String, &'static str)> {
+        let weights = self.weights;
+        let palette = weights.palette_bits().is_some();
+        let wrong = |key, problem: &str, remedy| Some((key, format!("{problem} with `weights: {weights}`"), remedy));
+        match self.granularity {
+            _ if weights == WeightFormat::None => None,
+            Granularity::Group(0) | Granularity::Block(0) => {
+                wrong("granularity", "0, expected at least 1", "use 16 or 32")
+            }
+            Granularity::PerChannel | Granularity::Block(_) if palette => {
+                let remedy = "palettes are shared by a tensor or by rows: use `per_tensor`, `{ group: 16 }`, or \
+                              `row_scale: true` beside them";
+                wrong("granularity", &format!("{} can't be", self.granularity), remedy)
+            }
+            Granularity::Group(_) if !palette => {
+                let remedy = "scales are shared by a tensor, a channel or a block: use `per_tensor`, `per_channel` or \
+                              `{ block: 32 }`";
+                wrong("granularity", "rows that share a palette can't be", remedy)
+            }
+            _ if self.row_scale && !palette => {
+                wrong("row_scale", "scales of rows can't be", "use `granularity: per_channel`, or `row_scale: false`")
+            }
+            Granularity::Block(_) if self.op == Int8Op::Affine => {
+                wrong("op", "`affine` has no scales of blocks and can't be", "use `op: blockwise`, or `per_channel`")
+            }
+            _ if self.op == Int8Op::Affine && weights == WeightFormat::Int4 => {
+                wrong("op", "`affine` takes bytes only and can't be", "use `op: blockwise`, or `weights: int8`")
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for NumberFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.weights == WeightFormat::None {
+            return f.write_str("fp16");
+        }
+        write!(f, "{} {}", self.weights, self.granularity)?;
+        f.write_str(if self.row_scale { " with row scales" } else { "" })
+    }
 }
 
 /// What happens to weights beyond fp16's largest number, 65504.
@@ -106,17 +203,70 @@ impl Overflow {
 }
 
 /// Number format of projection weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::EnumIter,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum WeightFormat {
     /// 8-bit integers, symmetric around zero.
     #[default]
     Int8,
+    /// 4-bit integers, symmetric around zero.
+    Int4,
+    /// Indices of 8 bits into a palette of 256 numbers.
+    Palette8,
+    /// Indices of 6 bits into a palette of 64 numbers.
+    Palette6,
+    /// Indices of 4 bits into a palette of 16 numbers.
+    Palette4,
+    /// Indices of 3 bits into a palette of 8 numbers.
+    Palette3,
+    /// Indices of 2 bits into a palette of 4 numbers.
+    Palette2,
+    /// Indices of 1 bit into a palette of 2 numbers.
+    Palette1,
     /// Not quantized: fp16.
     None,
 }
 
-/// How many weights share one scale.
+impl WeightFormat {
+    /// Bits of one element.
+    pub fn bits(self) -> u32 {
+        match self {
+            WeightFormat::None => 16,
+            WeightFormat::Int8 => 8,
+            WeightFormat::Int4 => 4,
+            palette => palette.palette_bits().unwrap_or(16),
+        }
+    }
+
+    /// Bits of an index, if elements are indices into palettes.
+    pub fn palette_bits(self) -> Option<u32> {
+        match self {
+            WeightFormat::Palette8 => Some(8),
+            WeightFormat::Palette6 => Some(6),
+            WeightFormat::Palette4 => Some(4),
+            WeightFormat::Palette3 => Some(3),
+            WeightFormat::Palette2 => Some(2),
+            WeightFormat::Palette1 => Some(1),
+            WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::None => None,
+        }
+    }
+}
+
+/// How many weights share one scale, or one palette.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Granularity {
@@ -125,4 +275,39 @@ pub enum Granularity {
     PerTensor,
     /// One output channel.
     PerChannel,
+    /// So many output channels share a palette: of a tensor whose channels this doesn't divide, the largest number below
+    /// that does.
+    Group(u64),
+    /// So many input channels of one output channel share a scale, likewise.
+    Block(u64),
+}
+
+impl fmt::Display for Granularity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Granularity::PerTensor => f.write_str("per tensor"),
+            Granularity::PerChannel => f.write_str("per channel"),
+            Granularity::Group(rows) => write!(f, "per group of {rows}"),
+            Granularity::Block(columns) => write!(f, "per block of {columns}"),
+        }
+    }
+}
+
+/// The op that int8 weights are expanded by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Int8Op {
+    /// anec's choice; `blockwise` at present.
+    #[default]
+    Auto,
+    /// `constexpr_affine_dequantize`, which is older and known by more chips.
+    Affine,
+    /// `constexpr_blockwise_shift_scale`.
+    Blockwise,
+}
+
+impl Int8Op {
+    fn is_default(&self) -> bool {
+        *self == Int8Op::default()
+    }
 }

@@ -144,7 +144,7 @@ impl FunctionBuilder {
                 break;
             }
         }
-        // constexpr ops hold their constants themselves; all others refer to `const` ops
+        // constexpr ops hold their constants themselves, the older ones as attributes; all others refer to `const` ops
         let inline = operator.starts_with("constexpr_");
         for (parameter, argument) in given {
             let argument = match argument {
@@ -174,7 +174,15 @@ impl FunctionBuilder {
             let problem = format!("there is no parameter `{unknown}`");
             self.fail(&name, operator, problem);
         }
-        let attributes = BTreeMap::new();
+        let mut attributes = BTreeMap::new();
+        if inline && spec.since < Opset::CoreMl8 {
+            for (parameter, argument) in std::mem::take(&mut arguments) {
+                match <[Binding; 1]>::try_from(argument) {
+                    Ok([Binding::Constant(constant)]) => _ = attributes.insert(parameter, constant),
+                    _ => self.fail(&name, operator, format!("`{parameter}` must be a constant")),
+                }
+            }
+        }
         let given = Arguments { function: &self.function, inputs: &arguments, attributes: &attributes };
         let types = match spec.results(&given) {
             Ok(types) => types,

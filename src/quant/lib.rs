@@ -5,37 +5,53 @@
 //! (see [`Quant`](anec_manifest::Quant)), never by its size.
 //!
 //! ```
-//! use anec_manifest::{Granularity, Overflow};
-//! use anec_quant::Int8;
+//! use anec_manifest::{Granularity, NumberFormat, Overflow, WeightFormat};
+//! use anec_quant::{Calibrated, CodedWeight};
 //! use anec_source::SourceWeight;
 //!
 //! let weight = SourceWeight::from_values("w", &[2, 2], vec![127.0, -1.0, 0.5, 0.25])?;
-//! let int8 = Int8::new(weight, Granularity::PerChannel, Overflow::Error);
+//! let granularity = Granularity::PerChannel;
+//! let format = NumberFormat { weights: WeightFormat::Int8, granularity, ..NumberFormat::FP16 };
+//! let int8 = CodedWeight::new(weight, format, Overflow::Error, &Calibrated::default());
 //! let mut bytes = [0; 4];
 //! int8.data().read(0, &mut bytes)?;
 //! assert_eq!(bytes.map(|byte| byte as i8), [127, -1, 127, 64]);
-//! assert_eq!(int8.scale_count(), 2);
+//! assert_eq!(int8.layout().scales, Some([2, 1]));
 //! assert!(int8.measures().total().unwrap().cosine > 0.9999);
 //! # Ok::<(), anec_base::Error>(())
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`int8`] | symmetric 8-bit integers with a scale for each tensor or each output channel |
+//! | [`coded`] | weights as codes: integers and indices, as they are read |
+//! | [`layout`] | the parts of a weight in each number format, and their sizes |
+//! | [`scales`] | symmetric integers with a scale for a tensor, a channel or a block |
+//! | [`palette`] | palettes for a tensor or for groups of rows |
+//! | [`cluster`] | exact one-dimensional k-means |
+//! | [`rounding`] | which code a value becomes |
 //! | [`fp16`] | half precision, for all that isn't quantized |
 //! | [`measure`] | what the conversion lost, summed the same whatever the order of reads |
 
 #![forbid(unsafe_code)]
 
+pub mod cluster;
+pub mod coded;
 pub mod error;
 pub mod fp16;
-pub mod int8;
+pub mod layout;
 pub mod measure;
+mod pack;
+pub mod palette;
+mod reader;
+pub mod rounding;
+pub mod scales;
 
+pub use coded::{Calibrated, CodedWeight};
 pub use error::QuantError;
 pub use fp16::Fp16;
-pub use int8::Int8;
+pub use layout::WeightLayout;
 pub use measure::{Loss, RoundingError};
+pub use rounding::{Grid, Rounding};
 
 use std::ops::Range;
 
@@ -58,6 +74,15 @@ impl Blocks {
     pub fn of(weight: &SourceWeight) -> Self {
         let (rows, columns) = (weight.rows(), weight.columns());
         Blocks { rows, columns, rows_per_block: (Self::ELEMENTS / columns.max(1)).max(1) }
+    }
+
+    /// Blocks of at least so many rows, each of whole bytes where elements have so many bits.
+    pub fn packed(weight: &SourceWeight, bits: u64, rows: u64) -> Self {
+        let blocks = Self::of(weight);
+        // as many rows as make up whole bytes: a power of two
+        let together = 8 >> (blocks.columns * bits).trailing_zeros().min(3);
+        let rows_per_block = blocks.rows_per_block.max(rows).next_multiple_of(together);
+        Blocks { rows_per_block, ..blocks }
     }
 
     /// Number of blocks.

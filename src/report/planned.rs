@@ -8,7 +8,7 @@ use super::{bytes, counted};
 use anec_bundle::TokenCount;
 use anec_convert::{ConvertPlan, Estimate, FormEstimate};
 use anec_family::{FamilyFacts, FunctionRequest};
-use anec_manifest::{Granularity, Manifest, WeightFormat};
+use anec_manifest::{Manifest, Quant, WeightFormat};
 
 /// The result of `anec plan`; `forms` are the estimates of all forms of experts.
 pub fn plan(
@@ -19,10 +19,11 @@ pub fn plan(
     forms: &[FormEstimate],
 ) -> String {
     let name = manifest.name.as_deref().unwrap_or("model");
-    let quant = match (manifest.quant.weights, manifest.quant.granularity) {
-        (WeightFormat::None, _) => "fp16 weights",
-        (WeightFormat::Int8, Granularity::PerTensor) => "int8 weights per tensor",
-        (WeightFormat::Int8, Granularity::PerChannel) => "int8 weights per channel",
+    let Quant { weights, granularity, row_scale, .. } = manifest.quant;
+    let quant = match (weights, row_scale) {
+        (WeightFormat::None, _) => "fp16 weights".to_owned(),
+        (weights, false) => format!("{weights} weights {granularity}"),
+        (weights, true) => format!("{weights} weights {granularity} with row scales"),
     };
     let mut text = format!(
         "{name}: {}, {} layers of {}, vocabulary {}; {quant}, context {}\n\n",

@@ -176,6 +176,11 @@ fn matches_constexpr(pattern: &ConstexprPattern, function: &Function, op: &Op) -
         && (pattern.dtypes.is_empty() || data.is_some_and(|ty| one_of(&pattern.dtypes, ty.dtype.name())))
         && (!pattern.blockwise
             || part("scale").is_some_and(|ty| ty.shape.iter().skip(1).any(|dim| dim.fixed().is_some_and(|n| n > 1))))
+        && (!pattern.grouped
+            || part("lut").is_some_and(|ty| {
+                // the last two axes are entries and vectors
+                ty.shape.iter().rev().skip(2).any(|dim| dim.fixed().is_some_and(|n| n > 1))
+            }))
 }
 
 fn states(pattern: &StatePattern, function: &Function) -> Vec<String> {
@@ -247,6 +252,16 @@ mod tests {
         assert!(found(DataType::Int8, [8, 1, 1, 1]).is_empty());
         assert_eq!(found(DataType::Int8, [8, 2, 1, 1]), ["blockwise-scales"]);
         assert_eq!(found(DataType::Int4, [8, 1, 1, 1]), ["four-bit-integers"]);
+        let palettes = |groups: u64| {
+            rules_of(&[1, 8, 1, 32], MIDDLE, move |ops, x| {
+                let indices = Constant::literal(TensorType::new(DataType::Uint1, [8u64, 8, 1, 1]), vec![5; 8]);
+                let lut = Constant::fp16_tensor(&[groups, 1, 1, 1, 2, 1], &vec![0.5; 2 * groups as usize]);
+                let weight = ops.op("constexpr_lut_to_dense", "w", [("indices", indices), ("lut", lut)]);
+                ops.conv("c", x, weight, None)
+            })
+        };
+        assert!(palettes(1).is_empty());
+        assert_eq!(palettes(4), ["grouped-palettes"]);
     }
 
     #[test]

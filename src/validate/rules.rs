@@ -133,6 +133,9 @@ pub struct ConstexprPattern {
     /// Several scales along another axis than the first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub blockwise: bool,
+    /// Several palettes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub grouped: bool,
 }
 
 /// States of a function; every key that is given must hold.

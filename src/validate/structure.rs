@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `description` | `bundle.json` against itself and the folder |
 //! | `host` | the host's tensors |
+//! | `weights` | scales and palettes of weights |
 
 mod description;
 mod host;
+mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -139,6 +141,14 @@ fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Ch
         Check::of(name, "types inferred anew at every T are the declared ones", listed(&types(&functions, &package))),
         Check::of(name, "it has all its files, and no others", listed(&contents(entry, &package))),
         Check::of(name, "its weights are under the limit of a package", size),
+        Check::of(
+            name,
+            "scales and palettes of its weights are normal numbers",
+            match weights::unusable(&package.program) {
+                Ok(problems) => listed(&problems),
+                Err(error) => Some(text(error)),
+            },
+        ),
         Check::of(
             name,
             "it has as many bytes of weights as the bundle says",

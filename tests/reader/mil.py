@@ -12,9 +12,21 @@ DTYPES = {
     MIL_pb2.FLOAT16: np.float16,
     MIL_pb2.FLOAT32: np.float32,
     MIL_pb2.INT8: np.int8,
+    MIL_pb2.UINT8: np.uint8,
     MIL_pb2.INT32: np.int32,
     MIL_pb2.BOOL: np.bool_,
     MIL_pb2.STRING: str,
+}
+
+
+# integers of fewer bits than a byte: how many, and whether they have a sign
+PACKED = {
+    MIL_pb2.INT4: (4, True),
+    MIL_pb2.UINT1: (1, False),
+    MIL_pb2.UINT2: (2, False),
+    MIL_pb2.UINT3: (3, False),
+    MIL_pb2.UINT4: (4, False),
+    MIL_pb2.UINT6: (6, False),
 }
 
 
@@ -53,6 +65,9 @@ class Function:
             if op.type == "const":
                 self.constants[names[0]] = constant(op.attributes["val"], weights)
             elif op.type.startswith("constexpr"):
+                # the older ops hold what they expand as attributes
+                held = {p: constant(v, weights) for p, v in op.attributes.items() if p != "name"}
+                sources.update(held)
                 known = {p: self.constants[s] if isinstance(s, Name) else s for p, s in sources.items()}
                 self.constants[names[0]] = OPS[op.type](**known)
             else:
@@ -88,8 +103,10 @@ class Name(str):
 def constant(value, weights):
     """A constant in f32, or in whole numbers."""
     tensor = value.type.tensorType
-    dtype = DTYPES[tensor.dataType]
     shape = [dimension.constant.size for dimension in tensor.dimensions]
+    if tensor.dataType in PACKED:
+        return packed(value, weights, shape, *PACKED[tensor.dataType])
+    dtype = DTYPES[tensor.dataType]
     if value.WhichOneof("value") == "blobFileValue":
         sentinel, _, size, offset = struct.unpack_from("<IIQQ", weights, value.blobFileValue.offset)
         assert sentinel == 0xDEADBEEF
@@ -106,6 +123,22 @@ def constant(value, weights):
             array = np.array(getattr(held, kind).values, dtype)
     array = array.reshape(shape)
     return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def packed(value, weights, shape, bits, signed):
+    """Elements of so many bits, the least significant bit first, across byte borders."""
+    count = int(np.prod(shape))
+    if value.WhichOneof("value") == "blobFileValue":
+        sentinel, _, size, offset, padding = struct.unpack_from("<IIQQQ", weights, value.blobFileValue.offset)
+        assert sentinel == 0xDEADBEEF and size * 8 - padding == count * bits
+        raw = np.frombuffer(weights, np.uint8, size, offset)
+    else:
+        raw = np.frombuffer(value.immediateValue.tensor.bytes.values, np.uint8)
+    digits = np.unpackbits(raw, bitorder="little")[: count * bits].reshape(count, bits)
+    numbers = digits.astype(np.int32) @ (1 << np.arange(bits))
+    if signed:
+        numbers = np.where(digits[:, -1] == 1, numbers - (1 << bits), numbers)
+    return numbers.reshape(shape)
 
 
 def windows(x, begin, end, begin_mask, end_mask, squeeze_mask, stride):
@@ -196,12 +229,33 @@ def dequantize(data, scale):
     return (data.astype(np.float32) * scale).astype(np.float16).astype(np.float32)
 
 
+def affine_dequantize(quantized_data, zero_point, scale, axis):
+    """A scale for all, or for each place along an axis."""
+    shape = [1] * quantized_data.ndim
+    if scale.ndim == 1:
+        shape[int(axis)] = -1
+    assert np.all(zero_point == 0)
+    return dequantize(quantized_data, scale.reshape(shape))
+
+
+def look_up(indices, lut):
+    """Tables of numbers, each for a block of indices along every axis."""
+    *groups, entries, width = lut.shape
+    assert width == 1 and indices.max() < entries
+    table = np.arange(np.prod(groups)).reshape(groups)
+    for axis, (many, few) in enumerate(zip(indices.shape, groups)):
+        table = np.repeat(table, many // few, axis)
+    return lut.reshape(-1, entries)[table, indices]
+
+
 OPS = {
     "abs": np.abs,
     "add": np.add,
     "cast": lambda x, dtype: x.astype({"fp16": np.float32, "fp32": np.float32, "int32": np.int32, "bool": bool}[dtype]),
     "concat": lambda values, axis, interleave: np.concatenate(values, int(axis)),
+    "constexpr_affine_dequantize": affine_dequantize,
     "constexpr_blockwise_shift_scale": dequantize,
+    "constexpr_lut_to_dense": look_up,
     "conv": conv,
     "equal": np.equal,
     "exp": np.exp,

@@ -1,4 +1,5 @@
-//! A projection: `W x + b` on the channels of hidden states.
+//! A projection: `W x + b` on the channels of hidden states, or `s ⊙ (W x) + b` where the weight's number format has a
+//! scale for each row.
 
 use super::Graph;
 use anec_manifest::{Layout, LinearForm, Role};
@@ -35,34 +36,65 @@ pub fn linear(g: &mut Graph<'_>, x: ValueId, linear: &Linear) -> ValueId {
         Layout::Bc1s => 3,
     };
     let unit_axis = 5 - token_axis;
+    let scale_name = format!("{name}_row_scale");
+    let scale = |g: &mut Graph<'_>, shape: &[u64]| g.row_scale(&scale_name, linear.role, &linear.weight, shape);
     match g.form.linear {
         LinearForm::Conv => {
             let weight = g.weight(&format!("{name}_weight"), linear.role, &linear.weight, &[rows, columns, 1, 1]);
-            let bias = linear.bias.as_ref().map(|b| g.weight(&bias_name, Role::Bias, b, &[rows]));
-            g.ops.conv(name, x, weight, bias)
+            let by_row = [1, rows, 1, 1];
+            let Some(scale) = scale(g, &by_row) else {
+                let bias = linear.bias.as_ref().map(|b| g.weight(&bias_name, Role::Bias, b, &[rows]));
+                return g.ops.conv(name, x, weight, bias);
+            };
+            let y = g.ops.conv(name, x, weight, None);
+            scaled(g, y, scale, linear.bias.as_ref().map(|bias| (bias_name.as_str(), bias, &by_row[..])))
         }
         LinearForm::Linear => {
             let weight = g.weight(&format!("{name}_weight"), linear.role, &linear.weight, &[rows, columns]);
+            let by_row = [1, 1, rows];
+            let scale = scale(g, &by_row);
             // Core ML has no default for the op's bias
             let bias = match &linear.bias {
-                Some(bias) => g.weight(&bias_name, Role::Bias, bias, &[rows]),
-                None => g.ops.constant(&bias_name, Constant::fp16_tensor(&[rows], &vec![0.0; rows as usize])),
+                Some(bias) if scale.is_none() => g.weight(&bias_name, Role::Bias, bias, &[rows]),
+                _ => {
+                    let name = if scale.is_none() { bias_name.clone() } else { format!("{name}_no_bias") };
+                    g.ops.constant(&name, Constant::fp16_tensor(&[rows], &vec![0.0; rows as usize]))
+                }
             };
             let x = g.ops.squeeze(x, &[unit_axis]);
             let x = g.ops.transpose(x, &[0, 2, 1]);
-            let y = g.ops.linear(name, x, weight, Some(bias));
+            let mut y = g.ops.linear(name, x, weight, Some(bias));
+            if let Some(scale) = scale {
+                y = scaled(g, y, scale, linear.bias.as_ref().map(|bias| (bias_name.as_str(), bias, &by_row[..])));
+            }
             let y = g.ops.transpose(y, &[0, 2, 1]);
             g.ops.expand_dims(y, &[unit_axis])
         }
         LinearForm::Matmul => {
             let weight = g.weight(&format!("{name}_weight"), linear.role, &linear.weight, &[rows, columns]);
+            let scale = scale(g, &[1, rows, 1]);
             let x = g.ops.squeeze(x, &[unit_axis]);
             let mut y = g.ops.matmul(weight, x, false, false);
+            if let Some(scale) = scale {
+                y = scaled(g, y, scale, None);
+            }
             if let Some(bias) = &linear.bias {
                 let bias = g.weight(&bias_name, Role::Bias, bias, &[rows, 1]);
                 y = g.ops.add(y, bias);
             }
             g.ops.expand_dims(y, &[unit_axis])
+        }
+    }
+}
+
+/// `scale ⊙ y`, plus a bias (its name, its values and its shape).
+fn scaled(g: &mut Graph<'_>, y: ValueId, scale: ValueId, bias: Option<(&str, &SourceWeight, &[u64])>) -> ValueId {
+    let y = g.ops.mul(y, scale);
+    match bias {
+        None => y,
+        Some((name, bias, shape)) => {
+            let bias = g.weight(name, Role::Bias, bias, shape);
+            g.ops.add(y, bias)
         }
     }
 }

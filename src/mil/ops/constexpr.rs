@@ -20,7 +20,16 @@ pub const ROWS: &[Row] = &[
 ];
 
 fn affine_dequantize(a: &Arguments<'_>) -> Inferred {
-    one(a.tensor("scale")?.dtype, a.tensor("quantized_data")?.shape.clone())
+    let (data, scale) = (a.tensor("quantized_data")?, a.tensor("scale")?);
+    let along = a.integers("axis")?.first().copied().unwrap_or(0);
+    let size = &data.shape[super::rules::axis(along, data.rank())?];
+    for (parameter, ty) in [("scale", scale), ("zero_point", a.tensor("zero_point")?)] {
+        if !matches!(&ty.shape[..], [] | [_]) || ty.shape.first().is_some_and(|count| count != size) {
+            let shape = shape_text(&ty.shape);
+            return Err(format!("`{parameter}` has shape {shape}; expected a scalar, or {size} along axis {along}"));
+        }
+    }
+    one(scale.dtype, data.shape.clone())
 }
 
 fn cast(a: &Arguments<'_>) -> Inferred {
@@ -35,7 +44,22 @@ fn given_shape(a: &Arguments<'_>, dtype: DataType) -> Inferred {
 }
 
 fn shaped_lut(a: &Arguments<'_>) -> Inferred {
-    given_shape(a, a.tensor("lut")?.dtype)
+    let (indices, lut) = (a.tensor("indices")?, a.tensor("lut")?);
+    let entries = lut.shape.first().and_then(Dim::fixed).unwrap_or(0);
+    if lut.rank() != 1 || ![2, 4, 16, 64, 256].contains(&entries) {
+        return Err(format!("`lut` has shape {}; expected 2, 4, 16, 64 or 256 entries", shape_text(&lut.shape)));
+    }
+    let inferred = given_shape(a, lut.dtype)?;
+    let elements = inferred.first().and_then(ValueType::tensor).and_then(|ty| ty.elements()).unwrap_or(0);
+    let bytes = u128::from(elements) * u128::from(entries.trailing_zeros());
+    let bytes = u64::try_from(bytes.div_ceil(8)).unwrap_or(u64::MAX);
+    if indices.shape[..] != [Dim::Fixed(bytes)] {
+        let shape = shape_text(&indices.shape);
+        return Err(format!(
+            "`indices` has shape {shape}; {elements} elements of {entries} entries take {bytes} bytes"
+        ));
+    }
+    Ok(inferred)
 }
 
 fn shaped_sparse(a: &Arguments<'_>) -> Inferred {
@@ -73,7 +97,11 @@ fn looked_up(a: &Arguments<'_>, indices: &[Dim]) -> Result<Vec<Dim>, String> {
     if lut.rank() != indices.len() + 2 {
         return Err(format!("`lut` has rank {}; {} is needed", lut.rank(), indices.len() + 2));
     }
-    let width = lut.shape[lut.rank() - 1].clone();
+    let (entries, width) = (&lut.shape[lut.rank() - 2], lut.shape[lut.rank() - 1].clone());
+    let dtype = a.optional_tensor("indices")?.or(a.optional_tensor("indices_nonzero_data")?).map(|ty| ty.dtype);
+    if let Some(dtype) = dtype.filter(|dtype| *entries != Dim::Fixed(1 << dtype.bits())) {
+        return Err(format!("`lut` has {entries} entries; indices of {dtype} need {}", 1u64 << dtype.bits()));
+    }
     check_blocks(indices, &lut.shape[..indices.len()], "lut")?;
     let mut dims = indices.to_vec();
     if let Some(along) = a.optional_integers("vector_axis").and_then(|v| v.first().copied()) {

@@ -1,0 +1,282 @@
+//! A weight as codes of a grid: integers and their scales, or indices and their palettes.
+
+use std::sync::Arc;
+
+use half::f16;
+use rayon::prelude::*;
+
+use super::fp16::{LARGEST, first_block};
+use super::layout::WeightLayout;
+use super::measure::{BlockLoss, RoundingError};
+use super::pack::pack;
+use super::palette::{KnownPalettes, Palettes, saturate};
+use super::reader::RowReader;
+use super::rounding::{Grid, Rounding, nearest_level};
+use super::scales::BlockScales;
+use super::{Blocks, QuantError};
+use anec_base::Result;
+use anec_kernels::quantize;
+use anec_manifest::{NumberFormat, Overflow};
+use anec_mil::Content;
+use anec_source::SourceWeight;
+
+/// What is known of the activations that a weight is multiplied by, and how its codes are chosen.
+#[derive(Clone, Default)]
+pub struct Calibrated {
+    /// The mean of the squares of each column's input: what palettes are weighted by.
+    pub moments: Option<Arc<[f32]>>,
+    /// Chooses the codes; without it each is the nearest.
+    pub rounding: Option<Arc<dyn Rounding>>,
+}
+
+/// A weight converted to codes as it is read. Output channels are rows.
+pub struct CodedWeight {
+    reader: RowReader,
+    layout: WeightLayout,
+    blocks: Blocks,
+    grids: Grids,
+    rounding: Option<Arc<dyn Rounding>>,
+    measures: Arc<RoundingError>,
+}
+
+enum Grids {
+    Steps(BlockScales),
+    Levels(Palettes),
+}
+
+impl CodedWeight {
+    /// The form of a weight in a number format other than fp16.
+    pub fn new(weight: SourceWeight, format: NumberFormat, overflow: Overflow, calibrated: &Calibrated) -> Arc<Self> {
+        let layout = WeightLayout::of(format, weight.rows(), weight.columns());
+        let rounding = calibrated.rounding.clone();
+        let bits = layout.dtype.bits();
+        let blocks = Blocks::packed(&weight, bits, rounding.as_ref().map_or(1, |r| r.rows_at_a_time()));
+        let grids = match layout.palettes {
+            Some(_) => Grids::Levels(Palettes::new(&layout, calibrated.moments.as_deref())),
+            None => Grids::Steps(BlockScales::new(&layout)),
+        };
+        let measures = Arc::new(RoundingError::new(blocks.count()));
+        let reader = RowReader::new(weight, overflow);
+        Arc::new(CodedWeight { reader, layout, blocks, grids, rounding, measures })
+    }
+
+    /// Its parts and their sizes.
+    pub fn layout(&self) -> &WeightLayout {
+        &self.layout
+    }
+
+    /// The codes, as the content of a constant of the weight's shape.
+    pub fn data(self: &Arc<Self>) -> Arc<dyn Content> {
+        Arc::new(Codes(self.clone()))
+    }
+
+    /// The scales of integers, by rows and blocks, as the content of an fp16 constant.
+    pub fn scale(self: &Arc<Self>) -> Option<Arc<dyn Content>> {
+        self.layout.scales.map(|_| self.part(Part::Scales))
+    }
+
+    /// The palettes, one after another, as the content of an fp16 constant.
+    pub fn palette(self: &Arc<Self>) -> Option<Arc<dyn Content>> {
+        self.layout.palettes.map(|_| self.part(Part::Palettes))
+    }
+
+    /// What the product of each row is to be multiplied by, as the content of an fp16 constant.
+    pub fn row_scale(self: &Arc<Self>) -> Option<Arc<dyn Content>> {
+        self.layout.row_scales.then(|| self.part(Part::RowScales))
+    }
+
+    fn part(self: &Arc<Self>, part: Part) -> Arc<dyn Content> {
+        Arc::new(PartContent(self.clone(), part))
+    }
+
+    /// What the conversion loses; complete once all codes were read.
+    pub fn measures(&self) -> Arc<RoundingError> {
+        self.measures.clone()
+    }
+
+    fn prepare(&self) -> Result<()> {
+        match &self.grids {
+            Grids::Steps(scales) => scales.prepare(&self.reader, self.blocks),
+            Grids::Levels(palettes) => palettes.known(&self.reader, self.blocks).map(|_| ()),
+        }
+    }
+
+    fn convert(&self, block: usize, buffers: &mut Buffers, out: &mut [u8]) -> Result<()> {
+        let rows = self.blocks.rows(block);
+        let Buffers { values, scales, codes, back } = buffers;
+        self.reader.load(rows.clone(), values)?;
+        codes.resize(values.len(), 0);
+        let mut loss = BlockLoss::default();
+        match &self.grids {
+            Grids::Steps(of) => {
+                loss.largest = of.of_rows(&self.reader, rows.start, values, scales)?;
+                loss.saturated = saturated(loss.largest, values);
+                if self.rounding.is_none() {
+                    let run = if of.is_one() { values.len() } else { of.block };
+                    let runs = values.chunks(run.max(1)).zip(codes.chunks_mut(run.max(1)));
+                    for ((values, codes), scale) in runs.zip(&*scales) {
+                        let (squares, vanished) = quantize::quantize(values, scale.to_f32(), of.most.into(), codes);
+                        loss.squares += squares;
+                        loss.vanished += vanished;
+                    }
+                } else {
+                    let of_row = if of.is_one() { 0 } else { self.reader.columns() / of.block };
+                    let grid = |row: usize| {
+                        let scales = if of_row == 0 { &scales[..] } else { &scales[row * of_row..][..of_row] };
+                        Grid::Steps { scales, block: of.block, most: of.most }
+                    };
+                    self.round(rows.start, values, grid, codes, back, &mut loss)?;
+                }
+            }
+            Grids::Levels(palettes) => {
+                let known = palettes.known(&self.reader, self.blocks)?;
+                (loss.largest, loss.saturated) = (known.largest, saturated(known.largest, values));
+                saturate(values, known.largest);
+                let grid = |row: usize| grid_of(palettes, known, rows.start + row as u64);
+                self.round(rows.start, values, grid, codes, back, &mut loss)?;
+            }
+        }
+        self.measures.set(block, loss);
+        pack(codes, self.layout.dtype.bits() as u32, out);
+        Ok(())
+    }
+
+    /// Chooses codes of rows by their grids, and sums what that loses.
+    fn round<'g>(
+        &self,
+        first_row: u64,
+        values: &[f32],
+        grid: impl Fn(usize) -> Grid<'g>,
+        codes: &mut [u8],
+        back: &mut Vec<f32>,
+        loss: &mut BlockLoss,
+    ) -> Result<()> {
+        let columns = self.reader.columns().max(1);
+        if let Some(rounding) = &self.rounding {
+            let grids: Vec<Grid<'_>> = (0..values.len() / columns).map(&grid).collect();
+            rounding.round(first_row, values, &grids, codes)?;
+        }
+        back.resize(columns, 0.0);
+        for (row, (values, codes)) in values.chunks(columns).zip(codes.chunks_mut(columns)).enumerate() {
+            let grid = grid(row);
+            match grid {
+                Grid::Levels { levels, scale } if self.rounding.is_none() => {
+                    for ((value, code), back) in values.iter().zip(codes).zip(&mut *back) {
+                        *code = nearest_level(levels, value / scale);
+                        *back = scale * levels[usize::from(*code)];
+                    }
+                }
+                grid => {
+                    let numbers = codes.iter().enumerate().map(|(column, code)| grid.value(column, *code));
+                    back.iter_mut().zip(numbers).for_each(|(back, number)| *back = number);
+                }
+            }
+            let (squares, vanished) = quantize::compare(values, &back[..values.len()]);
+            loss.squares += squares;
+            loss.vanished += vanished;
+        }
+        Ok(())
+    }
+}
+
+/// How many values are beyond fp16, the largest of them and others being known.
+fn saturated(largest: f32, values: &[f32]) -> u64 {
+    if largest > LARGEST { quantize::count_above(values, LARGEST) } else { 0 }
+}
+
+/// The grid of a row.
+fn grid_of<'a>(palettes: &Palettes, known: &'a KnownPalettes, row: u64) -> Grid<'a> {
+    let palette = (row / palettes.group) as usize;
+    let scale = known.row_scales.get(row as usize).map_or(1.0, |scale| scale.to_f32());
+    Grid::Levels { levels: &known.levels[palette * palettes.entries..][..palettes.entries], scale }
+}
+
+#[derive(Default)]
+struct Buffers {
+    values: Vec<f32>,
+    scales: Vec<f16>,
+    codes: Vec<u8>,
+    back: Vec<f32>,
+}
+
+struct Codes(Arc<CodedWeight>);
+
+impl Content for Codes {
+    fn length(&self) -> u64 {
+        self.0.layout.data_bytes()
+    }
+
+    fn granule(&self) -> u64 {
+        self.0.layout.dtype.packed_bytes(self.0.blocks.elements())
+    }
+
+    fn prepare(&self) -> Result<()> {
+        self.0.prepare()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let own = &self.0;
+        let weight = &own.reader.weight;
+        let first = first_block(weight, self.length(), self.granule(), offset, out.len())?;
+        own.prepare()?;
+        out.par_chunks_mut(self.granule().max(1) as usize)
+            .enumerate()
+            .with_min_len(own.blocks.at_a_time())
+            .try_for_each_init(Buffers::default, |buffers, (i, out)| own.convert(first + i, buffers, out))?;
+        let elements = |bytes: u64| (bytes * 8 / own.layout.dtype.bits()).min(weight.elements());
+        weight.release(elements(offset)..elements(offset + out.len() as u64));
+        Ok(())
+    }
+}
+
+/// What there is beside the codes: numbers in fp16.
+#[derive(Clone, Copy)]
+enum Part {
+    Scales,
+    Palettes,
+    RowScales,
+}
+
+struct PartContent(Arc<CodedWeight>, Part);
+
+impl Content for PartContent {
+    fn length(&self) -> u64 {
+        let layout = &self.0.layout;
+        match self.1 {
+            Part::Scales => layout.scale_bytes(),
+            Part::Palettes => layout.palette_bytes(),
+            Part::RowScales => layout.row_scale_bytes(),
+        }
+    }
+
+    fn granule(&self) -> u64 {
+        2
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let PartContent(own, part) = self;
+        let end = offset.saturating_add(out.len() as u64);
+        if end > self.length() || !offset.is_multiple_of(2) || !end.is_multiple_of(2) {
+            let weight = format!("scale of {}", own.reader.weight.key());
+            return Err(QuantError::Granule { weight, offset, end, granule: 2 }.into());
+        }
+        let first = offset as usize / 2;
+        let mut put = |numbers: &mut dyn Iterator<Item = f16>| {
+            out.chunks_exact_mut(2).zip(numbers).for_each(|(out, half)| out.copy_from_slice(&half.to_le_bytes()));
+        };
+        match (&own.grids, part) {
+            (Grids::Steps(scales), _) => return scales.read(&own.reader, own.blocks, first, out),
+            (Grids::Levels(palettes), Part::RowScales) => {
+                put(&mut palettes.known(&own.reader, own.blocks)?.row_scales[first..].iter().copied());
+            }
+            (Grids::Levels(palettes), _) => {
+                let levels = &palettes.known(&own.reader, own.blocks)?.levels;
+                put(&mut levels[first..].iter().map(|level| f16::from_f32(*level)));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

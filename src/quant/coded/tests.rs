@@ -1,0 +1,282 @@
+use super::*;
+use anec_manifest::{Granularity, Int8Op, WeightFormat};
+use anec_mil::DataType;
+
+fn weight(rows: u64, columns: u64, value: impl Fn(u64, u64) -> f32) -> SourceWeight {
+    let values = (0..rows * columns).map(|i| value(i / columns, i % columns)).collect();
+    SourceWeight::from_values("w", &[rows, columns], values).unwrap()
+}
+
+fn noise(row: u64, column: u64) -> f32 {
+    let x = (row * 7919 + column + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    ((x >> 40) as f32 / (1u64 << 24) as f32 - 0.5) * (1.0 + row as f32 * 0.1)
+}
+
+fn bytes(content: &dyn Content) -> Result<Vec<u8>> {
+    let mut out = vec![0; content.length() as usize];
+    content.prepare()?;
+    content.read(0, &mut out)?;
+    Ok(out)
+}
+
+fn halves(content: Option<Arc<dyn Content>>) -> Vec<f32> {
+    let bytes = bytes(&*content.unwrap()).unwrap();
+    bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+}
+
+fn format(weights: WeightFormat, granularity: Granularity, row_scale: bool) -> NumberFormat {
+    NumberFormat { weights, granularity, row_scale, op: Int8Op::Auto }
+}
+
+fn coded(weight: SourceWeight, format: NumberFormat) -> Arc<CodedWeight> {
+    CodedWeight::new(weight, format, Overflow::Error, &Calibrated::default())
+}
+
+fn int8(weight: SourceWeight, granularity: Granularity) -> Arc<CodedWeight> {
+    coded(weight, format(WeightFormat::Int8, granularity, false))
+}
+
+/// Every format with every granularity that it has.
+fn formats() -> Vec<NumberFormat> {
+    use WeightFormat::*;
+    let mut all = Vec::new();
+    for weights in [Int8, Int4] {
+        for granularity in [Granularity::PerTensor, Granularity::PerChannel, Granularity::Block(32)] {
+            all.push(format(weights, granularity, false));
+        }
+    }
+    for weights in [Palette8, Palette6, Palette4, Palette3, Palette2, Palette1] {
+        for granularity in [Granularity::PerTensor, Granularity::Group(16)] {
+            all.extend([false, true].map(|row_scale| format(weights, granularity, row_scale)));
+        }
+    }
+    all
+}
+
+/// The numbers that a coded weight stands for, from its bytes alone.
+fn expanded(coded: &Arc<CodedWeight>) -> Vec<f32> {
+    let layout = *coded.layout();
+    let (rows, columns, bits) = (layout.rows as usize, layout.columns as usize, layout.dtype.bits() as usize);
+    let data = bytes(&*coded.data()).unwrap();
+    let code =
+        |i: usize| (0..bits).map(|b| usize::from(data[(i * bits + b) / 8] >> ((i * bits + b) % 8) & 1) << b).sum();
+    let row_scales = if layout.row_scales { halves(coded.row_scale()) } else { vec![1.0; rows] };
+    let number = |i: usize| -> f32 {
+        let (row, column, code): (usize, usize, usize) = (i / columns, i % columns, code(i));
+        if let Some([_, blocks]) = layout.scales {
+            let scales = halves(coded.scale());
+            let blocks = blocks as usize;
+            let scale = if scales.len() == 1 { scales[0] } else { scales[row * blocks + column * blocks / columns] };
+            let signed = code as i32 - if code >> (bits - 1) == 1 { 1 << bits } else { 0 };
+            return scale * signed as f32;
+        }
+        let palettes = halves(coded.palette());
+        let group = rows / layout.palettes.unwrap() as usize;
+        row_scales[row] * palettes[(row / group << bits) + code]
+    };
+    (0..rows * columns).map(number).collect()
+}
+
+#[test]
+fn bytes_of_every_format_stand_for_the_weights() {
+    // 33 columns: rows end within bytes
+    let source = weight(48, 33, noise);
+    for format in formats() {
+        let coded = coded(source.clone(), format);
+        let layout = coded.layout();
+        let lengths = [Some(coded.data()), coded.scale(), coded.palette(), coded.row_scale()]
+            .map(|c| c.map_or(0, |c| c.length()));
+        assert_eq!(lengths.iter().sum::<u64>(), layout.bytes(), "{format}");
+        let found = expanded(&coded);
+        let (mut error, mut size) = (0.0, 0.0);
+        for (i, found) in found.iter().enumerate() {
+            let value = noise(i as u64 / 33, i as u64 % 33);
+            error += f64::from(value - found).powi(2);
+            size += f64::from(value).powi(2);
+        }
+        let loss = coded.measures().total().unwrap();
+        let relative = (error / size).sqrt();
+        assert!((loss.relative_rms_error / relative - 1.0).abs() < 1e-3, "{format}: {loss:?} {relative}");
+        // even noise: steps of 2 / 2^bits, whose error is a root of 12th of that
+        let steps = f64::from(1u32 << layout.dtype.bits());
+        assert!(relative < 3.4 / steps && relative > 0.1 / steps, "{format}: {relative}");
+    }
+}
+
+#[test]
+fn parts_read_in_any_order_are_the_whole_and_measure_the_same() {
+    for format in formats() {
+        let make = || coded(weight(400, 77, noise), format);
+        let (a, b) = (make(), make());
+        let whole = bytes(&*a.data()).unwrap();
+        let data = b.data();
+        let mut parts = vec![0; whole.len()];
+        for (i, part) in parts.chunks_mut(data.granule() as usize).enumerate().rev() {
+            data.read(i as u64 * data.granule(), part).unwrap();
+        }
+        assert!(parts == whole, "{format}");
+        assert_eq!(a.measures().total(), b.measures().total(), "{format}");
+        // what lies beside the codes is the same whether it is read before or after them
+        let c = make();
+        for part in [CodedWeight::scale, CodedWeight::palette, CodedWeight::row_scale] {
+            let of = |coded: &Arc<CodedWeight>| part(coded).map(|content| bytes(&*content).unwrap());
+            assert!(of(&c) == of(&a), "{format}");
+        }
+    }
+}
+
+#[test]
+fn threads_change_nothing() {
+    // more than are sorted
+    let source = weight(900, 600, |r, c| noise(r, c) * noise(c, r));
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let moments: Arc<[f32]> = (0..600).map(|c| noise(c, 3).abs()).collect();
+    for moments in [None, Some(moments)] {
+        let calibrated = Calibrated { moments, rounding: None };
+        let format = format(WeightFormat::Palette4, Granularity::PerTensor, true);
+        let make = || {
+            let coded = CodedWeight::new(source.clone(), format, Overflow::Error, &calibrated);
+            (bytes(&*coded.data()).unwrap(), halves(coded.palette()), halves(coded.row_scale()))
+        };
+        assert!(make() == alone.install(make));
+    }
+}
+
+#[test]
+fn each_channel_has_the_scale_of_its_largest_value() {
+    let int8 = int8(weight(300, 333, noise), Granularity::PerChannel);
+    let data = bytes(&*int8.data()).unwrap();
+    let scales = halves(int8.scale());
+    assert_eq!(scales.len(), 300);
+    for (row, scale) in scales.iter().enumerate() {
+        let values: Vec<f32> = (0..333).map(|c| noise(row as u64, c)).collect();
+        let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+        assert_eq!(*scale, f16::from_f32(largest / 127.0).to_f32());
+        let q = &data[row * 333..][..333];
+        assert_eq!(q.iter().map(|q| (*q as i8).unsigned_abs()).max(), Some(127));
+        for (x, q) in values.iter().zip(q) {
+            assert!((x - f32::from(*q as i8) * scale).abs() <= 0.501 * scale + 0.06 * scale, "{x} {q} {scale}");
+        }
+    }
+}
+
+#[test]
+fn a_tensor_has_one_scale() {
+    let one = int8(weight(300, 333, noise), Granularity::PerTensor);
+    let data = bytes(&*one.data()).unwrap();
+    assert_eq!(halves(one.scale()).len(), 1);
+    assert_eq!(data.iter().map(|q| (*q as i8).unsigned_abs()).max(), Some(127));
+    let per_tensor = one.measures().total().unwrap();
+    let finer = int8(weight(300, 333, noise), Granularity::PerChannel);
+    bytes(&*finer.data()).unwrap();
+    let per_channel = finer.measures().total().unwrap();
+    assert!(per_channel.relative_rms_error < per_tensor.relative_rms_error);
+    assert!(per_channel.cosine > per_tensor.cosine && per_tensor.cosine > 0.999);
+}
+
+#[test]
+fn zeros_and_tiny_channels_have_safe_scales() {
+    let tiny = || weight(3, 64, |row, c| [0.0, 1e-5, 1.0][row as usize] * if c % 2 == 0 { 1.0 } else { -1.0 });
+    let int8 = int8(tiny(), Granularity::PerChannel);
+    let data = bytes(&*int8.data()).unwrap();
+    assert_eq!(halves(int8.scale())[..2], [1.0, 2f32.powi(-14)]);
+    assert!(data[..64].iter().all(|q| *q == 0));
+    assert_eq!(data[128..130], [127, 129]);
+    let scaled = coded(tiny(), format(WeightFormat::Palette4, Granularity::PerTensor, true));
+    assert_eq!(halves(scaled.row_scale()), [1.0, f16::from_f32(1.6e-4).to_f32(), 16.0]);
+    for format in formats() {
+        let zeros = coded(weight(4, 4, |_, _| 0.0), format);
+        assert!(expanded(&zeros).iter().all(|value| *value == 0.0), "{format}");
+        for scales in [zeros.scale(), zeros.row_scale()].into_iter().flatten() {
+            assert!(halves(Some(scales)).iter().all(|scale| *scale == 1.0), "{format}");
+        }
+        assert_eq!(zeros.measures().total().unwrap().cosine, 1.0);
+    }
+}
+
+#[test]
+fn a_bad_number_or_one_too_large_names_its_place() {
+    let bad = |value: f32| move |r: u64, c: u64| if (r, c) == (70, 3) { value } else { 0.1 };
+    for format in formats() {
+        let error = bytes(&*coded(weight(99, 600, bad(f32::NAN)), format).data());
+        assert!(error.unwrap_err().to_string().contains("`w`, row 70, column 3"), "{format}");
+        let error = bytes(&*coded(weight(99, 600, bad(1e6)), format).data());
+        assert!(error.unwrap_err().to_string().contains("row 70, column 3: 1000000 doesn't fit"), "{format}");
+        let weight = weight(99, 600, bad(1e6));
+        let coded = CodedWeight::new(weight, format, Overflow::Saturate, &Calibrated::default());
+        bytes(&*coded.data()).unwrap();
+        assert_eq!(coded.measures().total().unwrap().saturated, 1, "{format}");
+    }
+}
+
+#[test]
+fn the_extremes_are_among_256_levels() {
+    let values = |r: u64, c: u64| if (r, c) == (5, 5) { 40.0 } else { noise(r, c) };
+    let palette =
+        halves(coded(weight(64, 64, values), format(WeightFormat::Palette8, Granularity::PerTensor, false)).palette());
+    assert_eq!(palette.len(), 256);
+    assert!(palette.is_sorted() && palette[255] == 40.0);
+    // few different weights are the levels themselves
+    let few = coded(weight(8, 8, |r, _| r as f32), format(WeightFormat::Palette3, Granularity::PerTensor, false));
+    assert_eq!(halves(few.palette()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+    let two = coded(weight(8, 8, |r, _| (r % 2) as f32), format(WeightFormat::Palette2, Granularity::PerTensor, false));
+    assert_eq!(halves(two.palette()), [0.0, 1.0, 1.0, 1.0]);
+}
+
+#[test]
+fn inputs_that_count_more_lose_less() {
+    // one column in ten counts a thousandfold, and its weights lie elsewhere
+    let source = || weight(64, 50, |r, c| if c % 10 == 0 { noise(c, r) * 0.01 } else { noise(c + 9, r) });
+    let moments: Arc<[f32]> = (0..50).map(|c| if c % 10 == 0 { 1000.0 } else { 1.0 }).collect();
+    let error = |moments: Option<Arc<[f32]>>| -> f64 {
+        let format = format(WeightFormat::Palette3, Granularity::PerTensor, false);
+        let coded = CodedWeight::new(source(), format, Overflow::Error, &Calibrated { moments, rounding: None });
+        let found = expanded(&coded);
+        let of = |i: usize| f64::from(noise((i % 50) as u64, (i / 50) as u64) * 0.01 - found[i]).powi(2);
+        (0..found.len()).filter(|i| i % 10 == 0).map(of).sum()
+    };
+    assert!(error(Some(moments)) < 0.1 * error(None));
+}
+
+#[test]
+fn codes_can_be_chosen_by_another() {
+    /// Rounds down.
+    struct Floor;
+
+    impl Rounding for Floor {
+        fn rows_at_a_time(&self) -> u64 {
+            5
+        }
+
+        fn round(&self, _: u64, values: &[f32], grids: &[Grid<'_>], codes: &mut [u8]) -> Result<()> {
+            let columns = values.len() / grids.len();
+            for (i, (value, code)) in values.iter().zip(codes).enumerate() {
+                let (grid, column) = (&grids[i / columns], i % columns);
+                *code = grid.nearest(column, *value);
+                if grid.value(column, *code) > *value && *code != 0x81 && *code != 0xf9 {
+                    let lower = code.wrapping_sub(1);
+                    *code = if matches!(grid, Grid::Levels { .. }) && *code == 0 { 0 } else { lower };
+                }
+            }
+            Ok(())
+        }
+    }
+
+    for format in formats() {
+        let floor = Calibrated { moments: None, rounding: Some(Arc::new(Floor)) };
+        let chosen = CodedWeight::new(weight(20, 64, noise), format, Overflow::Error, &floor);
+        let found = expanded(&chosen);
+        let lowest = found.iter().copied().fold(f32::INFINITY, f32::min);
+        let above = found.iter().enumerate().filter(|(i, found)| {
+            let value = noise(*i as u64 / 64, *i as u64 % 64);
+            **found > value * (1.0 + 1e-6 * value.signum()) && **found > lowest
+        });
+        // below the lowest number of its row's grid there is none
+        assert!(above.count() <= 20 * 16, "{format}");
+        let loss = chosen.measures().total().unwrap();
+        let nearest = coded(weight(20, 64, noise), format);
+        bytes(&*nearest.data()).unwrap();
+        assert!(loss.relative_rms_error > nearest.measures().total().unwrap().relative_rms_error, "{format}");
+    }
+    assert_eq!(WeightLayout::of(formats()[3], 2, 2).dtype, DataType::Int4);
+}

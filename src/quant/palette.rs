@@ -1,0 +1,268 @@
+//! Palettes: `weight = levels[q]`, or `weight = scale * levels[q]` with a scale for each row, for indices of 1 to 8 bits.
+//! Rows of a group share the `2^bits` levels, or all rows do.
+//!
+//! The levels are the centres of exact k-means ([`cluster`](super::cluster)) over the weights rounded to fp16, in which
+//! there are no more than 65,536 different ones; those that are nearer to each other than a [`FINENESS`]th of the step of
+//! equally many even levels are one point. Inputs can have a weight each: the mean of their squares, by which a weight's
+//! error counts in the product. Of 256 levels the first and last are the extremes of the weights, since it is the few
+//! largest weights that make a model's largest activations.
+//!
+//! A row's scale, its largest magnitude, makes rows of different size alike; the square of it is a weight of the row, so that
+//! the error is the least in the weights as they were. The hardware
+//! sums `levels[q] * x` in half precision before the scale comes to bear, so that the levels are kept a [`HEADROOM`]th of
+//! what they would be, and the scales that much larger.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+use super::Blocks;
+use super::cluster::{WeightedPoint, centres};
+use super::fp16::LARGEST;
+use super::layout::WeightLayout;
+use super::reader::RowReader;
+use anec_base::Result;
+
+/// Points by which the step of even levels is divided at least.
+pub const FINENESS: f32 = 32.0;
+/// By what the levels of rows with a scale are divided, for the sum of their products to stay within half precision.
+pub const HEADROOM: f32 = 16.0;
+/// From as many weights on, they are counted by value; fewer are sorted.
+const MANY: u64 = 1 << 18;
+/// The weight of the input or row that counts most.
+const FULL_WEIGHT: f32 = (1u32 << 30) as f32;
+
+/// The palettes of a weight.
+pub(crate) struct Palettes {
+    pub(crate) entries: usize,
+    /// Rows that share a palette.
+    pub(crate) group: u64,
+    row_scales: bool,
+    pinned: bool,
+    /// How much each column counts.
+    weights: Option<Vec<u32>>,
+    known: OnceLock<KnownPalettes>,
+}
+
+/// Palettes that were made.
+pub(crate) struct KnownPalettes {
+    /// One palette after another.
+    pub(crate) levels: Vec<f32>,
+    /// A scale for each row, where there are some.
+    pub(crate) row_scales: Vec<f16>,
+    /// Largest magnitude of the tensor.
+    pub(crate) largest: f32,
+}
+
+impl Palettes {
+    /// No palettes yet. `moments` are the means of the squares of each column's input.
+    pub(crate) fn new(layout: &WeightLayout, moments: Option<&[f32]>) -> Self {
+        let palettes = layout.palettes.unwrap_or(1).max(1);
+        Palettes {
+            entries: layout.entries() as usize,
+            group: (layout.rows / palettes).max(1),
+            row_scales: layout.row_scales,
+            pinned: layout.entries() == 256,
+            weights: moments.map(column_weights),
+            known: OnceLock::new(),
+        }
+    }
+
+    /// The palettes: made by a pass over all weights where they aren't known yet. Nothing waits for another thread here.
+    pub(crate) fn known(&self, reader: &RowReader, blocks: Blocks) -> Result<&KnownPalettes> {
+        if let Some(known) = self.known.get() {
+            return Ok(known);
+        }
+        let known = self.make(reader, blocks)?;
+        Ok(self.known.get_or_init(|| known))
+    }
+
+    fn make(&self, reader: &RowReader, blocks: Blocks) -> Result<KnownPalettes> {
+        let rows = reader.weight.rows();
+        let scales = if self.row_scales { row_scales(reader, blocks)? } else { Vec::new() };
+        let most = scales.iter().map(|scale| scale.to_f32()).fold(0f32, f32::max);
+        let row_weights: Vec<u32> = scales.iter().map(|scale| whole((scale.to_f32() / most).powi(2))).collect();
+        let largest = AtomicU32::new(0);
+        let groups: Vec<Range<u64>> =
+            (0..rows.div_ceil(self.group)).map(|i| i * self.group..((i + 1) * self.group).min(rows)).collect();
+        let pass = Pass { own: self, reader, scales: &scales, row_weights: &row_weights, largest: &largest };
+        let levels: Vec<Vec<f32>> = if self.group * reader.weight.columns() > MANY {
+            groups.into_iter().map(|rows| pass.count(rows, blocks)).collect::<Result<_>>()?
+        } else {
+            groups
+                .into_par_iter()
+                .map_init(Default::default, |room, rows| pass.sort(rows, room))
+                .collect::<Result<_>>()?
+        };
+        reader.weight.release(0..reader.weight.elements());
+        Ok(KnownPalettes { levels: levels.concat(), row_scales: scales, largest: f32::from_bits(largest.into_inner()) })
+    }
+
+    /// The palette of points, by value.
+    fn levels(&self, counts: impl Iterator<Item = (u16, u64)> + Clone) -> Vec<f32> {
+        let values = || counts.clone().map(|(key, _)| of_key(key));
+        let (Some(first), Some(last)) = (values().next(), values().last()) else { return vec![0.0; self.entries] };
+        let step = first.abs().max(last.abs()) / (self.entries as f32 / 2.0 * FINENESS);
+        let mut points: Vec<WeightedPoint> = Vec::new();
+        let mut cell = f32::NAN;
+        for (key, weight) in counts {
+            let (value, weight) = (of_key(key), weight as f64);
+            let own = if step > 0.0 { (value / step).floor() } else { 0.0 };
+            match points.last_mut() {
+                Some(point) if own == cell => {
+                    point.value += weight * f64::from(value);
+                    point.weight += weight;
+                }
+                _ => points.push(WeightedPoint { value: weight * f64::from(value), weight }),
+            }
+            cell = own;
+        }
+        points.iter_mut().for_each(|point| point.value /= point.weight);
+        let pinned = self.pinned.then_some([first.into(), last.into()]);
+        // fp16 keeps the order
+        centres(&points, self.entries, pinned).into_iter().map(|c| f16::from_f64(c).to_f32()).collect()
+    }
+}
+
+/// The scale of every row: a pass over all weights.
+fn row_scales(reader: &RowReader, blocks: Blocks) -> Result<Vec<f16>> {
+    let of_block = |values: &mut Vec<f32>, block: usize| {
+        let rows = blocks.rows(block);
+        reader.load(rows.clone(), values)?;
+        reader.largest(rows.start, values)?;
+        Ok(values.chunks(reader.columns().max(1)).map(row_scale).collect())
+    };
+    let scales: Result<Vec<Vec<f16>>> = (0..blocks.count()).into_par_iter().map_init(Vec::new, of_block).collect();
+    Ok(scales?.concat())
+}
+
+/// One pass over the weights.
+struct Pass<'a> {
+    own: &'a Palettes,
+    reader: &'a RowReader,
+    /// Of all rows, or of none.
+    scales: &'a [f16],
+    row_weights: &'a [u32],
+    largest: &'a AtomicU32,
+}
+
+/// How often each number of fp16 is there, by its key, and room to read.
+type Counts = (Vec<u64>, Vec<f32>, Vec<f16>);
+
+impl Pass<'_> {
+    /// Reads rows, divided by their scales.
+    fn load(&self, rows: Range<u64>, values: &mut Vec<f32>, halves: &mut Vec<f16>) -> Result<()> {
+        self.reader.load(rows.clone(), values)?;
+        let largest = self.reader.largest(rows.start, values)?;
+        self.largest.fetch_max(largest.to_bits(), Ordering::Relaxed);
+        saturate(values, largest);
+        for (values, scale) in
+            values.chunks_mut(self.reader.columns().max(1)).zip(self.scales.iter().skip(rows.start as usize))
+        {
+            let scale = scale.to_f32();
+            values.iter_mut().for_each(|value| *value /= scale);
+        }
+        halves.resize(values.len(), f16::ZERO);
+        halves.convert_from_f32_slice(values);
+        Ok(())
+    }
+
+    /// How much a weight counts.
+    fn weight(&self, row: u64, column: usize) -> u64 {
+        let of_row = self.row_weights.get(row as usize).copied();
+        let of_column = self.own.weights.as_ref().map(|weights| weights[column]);
+        match (of_row, of_column) {
+            (None, None) => 1,
+            (Some(weight), None) | (None, Some(weight)) => weight.into(),
+            (Some(row), Some(column)) => 1 + (u64::from(row) * u64::from(column) >> 30),
+        }
+    }
+
+    /// The palette of few rows.
+    fn sort(&self, rows: Range<u64>, buffers: &mut (Vec<f32>, Vec<f16>, Vec<(u16, u64)>)) -> Result<Vec<f32>> {
+        let (values, halves, keys) = buffers;
+        self.load(rows.clone(), values, halves)?;
+        keys.clear();
+        let columns = self.reader.columns().max(1);
+        for (row, halves) in rows.zip(halves.chunks(columns)) {
+            keys.extend(halves.iter().enumerate().map(|(column, half)| (key(*half), self.weight(row, column))));
+        }
+        keys.sort_unstable();
+        let same = keys.chunk_by(|(a, _), (b, _)| a == b);
+        Ok(self.own.levels(same.map(|same| (same[0].0, same.iter().map(|(_, weight)| weight).sum()))))
+    }
+
+    /// The palette of many rows: sums of whole numbers, which are the same in any order.
+    fn count(&self, rows: Range<u64>, blocks: Blocks) -> Result<Vec<f32>> {
+        let columns = self.reader.columns().max(1);
+        let at_a_time = (blocks.elements() / columns as u64).max(1) * blocks.at_a_time() as u64;
+        let parts = (rows.end - rows.start).div_ceil(at_a_time);
+        let add = |state: Result<Counts>, part: u64| {
+            let (mut counts, mut values, mut halves) = state?;
+            let first = rows.start + part * at_a_time;
+            let part = first..rows.end.min(first + at_a_time);
+            self.load(part.clone(), &mut values, &mut halves)?;
+            if self.row_weights.is_empty() && self.own.weights.is_none() {
+                halves.iter().for_each(|half| counts[usize::from(key(*half))] += 1);
+            } else {
+                for (row, halves) in part.zip(halves.chunks(columns)) {
+                    for (column, half) in halves.iter().enumerate() {
+                        counts[usize::from(key(*half))] += self.weight(row, column);
+                    }
+                }
+            }
+            Ok((counts, values, halves))
+        };
+        let none = || Ok((vec![0; 1 << 16], Vec::new(), Vec::new()));
+        let sum = |a: Result<Counts>, b: Result<Counts>| {
+            let ((mut a, values, halves), (b, ..)) = (a?, b?);
+            a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+            Ok((a, values, halves))
+        };
+        let (counts, ..) = (0..parts).into_par_iter().fold(none, add).reduce(none, sum)?;
+        let counts = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        Ok(self.own.levels(counts.map(|(key, count)| (key as u16, *count))))
+    }
+}
+
+/// Holds values at fp16's largest number.
+pub(crate) fn saturate(values: &mut [f32], largest: f32) {
+    if largest > LARGEST {
+        values.iter_mut().for_each(|value| *value = value.clamp(-LARGEST, LARGEST));
+    }
+}
+
+/// What a row is divided by: never zero or subnormal.
+fn row_scale(values: &[f32]) -> f16 {
+    let largest = anec_kernels::quantize::largest_magnitude(values);
+    if largest == 0.0 {
+        return f16::ONE;
+    }
+    f16::from_f32((largest * HEADROOM).min(LARGEST)).max(f16::MIN_POSITIVE)
+}
+
+/// The order of halves, as whole numbers.
+fn key(half: f16) -> u16 {
+    let bits = half.to_bits();
+    if bits & 0x8000 == 0 { bits | 0x8000 } else { !bits }
+}
+
+fn of_key(key: u16) -> f32 {
+    let bits = if key & 0x8000 == 0 { !key } else { key & 0x7fff };
+    f16::from_bits(bits).to_f32()
+}
+
+/// How much each column counts, by the means of squares of its input.
+fn column_weights(moments: &[f32]) -> Vec<u32> {
+    let largest = moments.iter().copied().filter(|m| m.is_finite()).fold(0f32, f32::max);
+    moments.iter().map(|moment| whole(moment / largest)).collect()
+}
+
+/// A share as a whole number: never nothing.
+fn whole(share: f32) -> u32 {
+    if share > 0.0 { 1 + (share.min(1.0) * FULL_WEIGHT) as u32 } else { 1 }
+}

@@ -1,0 +1,87 @@
+//! Compressed weights: their scales and palettes must be numbers that every processor takes for the same.
+
+use half::f16;
+
+use anec_base::Result;
+use anec_mil::{Binding, Constant, DataType, Op, Program};
+
+/// What is wrong with the scales and palettes of a program's weights.
+///
+/// # Errors
+/// When a constant can't be read.
+pub(super) fn unusable(program: &Program) -> Result<Vec<String>> {
+    let mut problems = Vec::new();
+    for function in &program.functions {
+        for op in function.ops().filter(|op| op.is_constexpr()) {
+            for (parameter, constant) in constants(op) {
+                let problem = match parameter {
+                    "scale" => first_wrong(constant, |scale| scale.is_finite() && scale >= f16::MIN_POSITIVE.to_f32())?,
+                    "lut" => first_wrong(constant, f32::is_finite)?,
+                    _ => None,
+                };
+                let name = &op.name;
+                problems.extend(problem.map(|(place, value)| match parameter {
+                    "scale" => format!("`{name}`: scale {place} is {value}, expected a positive, normal number"),
+                    _ => format!("`{name}`: entry {place} of its palettes is {value}, expected a number"),
+                }));
+            }
+        }
+    }
+    Ok(problems)
+}
+
+fn constants(op: &Op) -> impl Iterator<Item = (&str, &Constant)> {
+    let inputs = op.inputs.iter().flat_map(|(name, bindings)| {
+        bindings.iter().filter_map(move |binding| match binding {
+            Binding::Constant(constant) => Some((name.as_str(), constant)),
+            Binding::Value(_) => None,
+        })
+    });
+    op.attributes.iter().map(|(name, constant)| (name.as_str(), constant)).chain(inputs)
+}
+
+/// The first number that isn't as it must be, and its place.
+fn first_wrong(constant: &Constant, right: impl Fn(f32) -> bool) -> Result<Option<(usize, f32)>> {
+    let bytes = constant.bytes()?;
+    let wrong = |value: &(usize, f32)| !right(value.1);
+    Ok(match constant.ty.dtype {
+        DataType::Fp16 => {
+            let values = bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32());
+            values.enumerate().find(wrong)
+        }
+        DataType::Fp32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).enumerate().find(wrong),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anec_mil::{FunctionBuilder, Opset, TensorType};
+
+    #[test]
+    fn scales_and_palettes_that_are_no_numbers_are_found() {
+        let found = |values: [f32; 2], palette: bool| {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let x = ops.input("x", TensorType::new(DataType::Fp16, [2u64, 2]));
+            let numbers = |shape: &[u64]| Constant::fp16_tensor(shape, &values);
+            let literal = |dtype, bytes: &[u8]| Constant::literal(TensorType::new(dtype, [2u64, 2]), bytes.to_vec());
+            let w = if palette {
+                let parts = [("indices", literal(DataType::Uint1, &[6])), ("lut", numbers(&[1, 1, 2, 1]))];
+                ops.op("constexpr_lut_to_dense", "w", parts)
+            } else {
+                let parts = [("data", literal(DataType::Int8, &[1, 2, 3, 4])), ("scale", numbers(&[2, 1]))];
+                ops.op("constexpr_blockwise_shift_scale", "w", parts)
+            };
+            let y = ops.add(x, w);
+            ops.output("y", y);
+            unusable(&Program::single(ops.finish().unwrap())).unwrap()
+        };
+        assert!(found([1.0, 0.5], false).is_empty() && found([0.0, -3.0], true).is_empty());
+        for wrong in [0.0, -1.0, 1e-6, f32::NAN, f32::INFINITY] {
+            let problems = found([1.0, wrong], false);
+            assert!(problems.len() == 1 && problems[0].contains("`w`: scale 1 is"), "{problems:?}");
+        }
+        assert_eq!(found([f32::NAN, 1.0], true), ["`w`: entry 0 of its palettes is NaN, expected a number"]);
+    }
+}
