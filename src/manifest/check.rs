@@ -2,7 +2,9 @@
 //! checked when the conversion is planned.
 
 use super::error::ManifestError;
-use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, ResidualScale, WeightFormat};
+use super::{
+    Contexts, HeadSplit, KvWrite, Lengths, Manifest, ResidualScale, Transform, Transforms, WeightFormat,
+};
 
 /// Largest context that can be asked for: more than any published dense model has.
 pub const MAX_CONTEXT: u64 = 1 << 21;
@@ -25,10 +27,25 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
                 .advise("remove the override"));
         }
     }
+    transforms(&manifest.transforms)?;
     residual_scale(manifest.numerics.scale)?;
     share("gates.parity.cosine", manifest.gates.parity.cosine)?;
     share("gates.parity.perplexity", manifest.gates.parity.perplexity)?;
     share("gates.parity.top1", manifest.gates.parity.top1)
+}
+
+/// Each is done once.
+fn transforms(transforms: &Transforms) -> Result<(), ManifestError> {
+    let Transforms::List(list) = transforms else { return Ok(()) };
+    let twice = |(index, transform): &(usize, &Transform)| {
+        list[..*index].iter().any(|before| before.name() == transform.name())
+    };
+    match list.iter().enumerate().find(twice) {
+        Some((_, transform)) => {
+            Err(ManifestError::value("transforms", format!("`{}` is listed twice", transform.name())))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Other factors than powers of two would round every weight anew, and larger ones only take range away.
@@ -190,6 +207,7 @@ mod tests {
         ("shards: { max_experts: 4 }", "shards.max_experts", "not divided"),
         ("lm_head: { split: 0 }", "lm_head.split", "at least 1"),
         ("quant: { overrides: { norm: { weights: int8 } } }", "quant.overrides.norm", "never"),
+        ("transforms: [rotate, { rotate: { seed: 7 } }]", "transforms", "twice"),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
     ];
 
@@ -211,6 +229,10 @@ mod tests {
             "shards: { layers: [[0, 20], [20, 24]] }",
             "quant: { overrides: { norm: { weights: none } } }",
             "{ lengths: { fixed: [8] }, kv_write: mask }",
+            "transforms: auto",
+            "transforms: none",
+            "transforms: []",
+            "transforms: [fold, { rotate: { seed: 7 } }, equalize]",
         ] {
             Manifest::from_yaml(text, "test.yaml", &[]).expect(text);
         }

@@ -65,7 +65,7 @@ pub use file::SourceFile;
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
 pub use tensor::SourceTensor;
-pub use weight::{RowOrder, SourceWeight, ZeroPoints};
+pub use weight::{RowOrder, SourceWeight, SquareMatrix, ZeroPoints};
 
 /// The format of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
