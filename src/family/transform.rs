@@ -8,6 +8,7 @@
 //! | [`permit`] | what a family permits, and what it is given by default |
 //! | [`fold`] | gains of norms into their readers |
 //! | [`rotate`] | the residual stream by an orthogonal matrix |
+//! | [`hadamard`], [`learn`] | such matrices: random ones, and learned ones |
 //! | [`gains`] | gains shared anew between norms and their readers |
 //! | [`equalize`] | channels between two projections in other units |
 //! | [`kernels`] | the same between projections and depthwise convolutions |
@@ -20,10 +21,12 @@ mod equalize;
 mod extent;
 mod fold;
 mod gains;
+pub mod hadamard;
 mod kernels;
+mod learn;
 pub mod moments;
 pub mod permit;
-pub mod rotate;
+mod rotate;
 
 use std::sync::Arc;
 
@@ -77,6 +80,3 @@ impl Decoder {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

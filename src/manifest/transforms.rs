@@ -77,10 +77,12 @@ pub struct RotateBy {
 pub struct RotationOptions {
     /// What its random numbers come from.
     pub seed: u64,
+    /// It is turned further, in blocks of channels, so that the largest weights become smaller.
+    pub learned: bool,
 }
 
 impl Default for RotationOptions {
     fn default() -> Self {
-        RotationOptions { seed: 1 }
+        RotationOptions { seed: 1, learned: false }
     }
 }
