@@ -416,7 +416,7 @@ fn turned_back(rows: &[Vec<f32>], matrix: Option<&SourceWeight>) -> Rows {
 #[test]
 fn transforms_keep_the_function() {
     let (root, cases) = cases();
-    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions { seed: 7 } });
+    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions { seed: 7, learned: false } });
     let all = [Transform::Fold, rotate, Transform::Gains, Transform::Equalize];
     let alone = all.iter().map(|transform| vec![*transform]);
     let lists: Vec<Vec<Transform>> = alone.chain([all.to_vec(), vec![Transform::Gains, Transform::Equalize]]).collect();

@@ -8,22 +8,17 @@
 //! | [`permit`] | what a family permits, and what it is given by default |
 //! | [`fold`] | gains of norms into their readers |
 //! | [`rotate`] | the residual stream by an orthogonal matrix |
-//! | [`hadamard`], [`learn`] | such matrices: random ones, and learned ones |
 //! | [`gains`] | gains shared anew between norms and their readers |
 //! | [`equalize`] | channels between two projections in other units |
 //! | [`kernels`] | the same between projections and depthwise convolutions |
 //! | [`balance`] | which units are best |
-//! | [`extent`] | maxima and squares of rows and columns |
 //! | [`moments`] | how large activations are: measured, or assumed |
 
 mod balance;
 mod equalize;
-mod extent;
 mod fold;
 mod gains;
-pub mod hadamard;
 mod kernels;
-mod learn;
 pub mod moments;
 pub mod permit;
 mod rotate;
@@ -45,6 +40,14 @@ pub struct Transformed {
     pub left_out: Vec<String>,
     /// Vectors that weights depend on and that take long to compute; each is computed when it is first read.
     pub deferred: Vec<SourceWeight>,
+}
+
+/// The elements of a vector, in f64; zeros where there is none.
+fn vector(weight: Option<&SourceWeight>, length: usize) -> anec_source::Result<Vec<f64>> {
+    let Some(weight) = weight else { return Ok(vec![0.0; length]) };
+    let mut values = vec![0f32; weight.elements() as usize];
+    weight.read(0, &mut values)?;
+    Ok(values.into_iter().map(f64::from).collect())
 }
 
 impl Decoder {

@@ -9,8 +9,10 @@
 //! | `order` | new orders of rows |
 //! | `read` | the elements, and where they come from |
 //! | `key` | what the elements are, in words |
+//! | `extent` | maxima and squares of rows and columns |
 //! | `lazy` | vectors computed from other weights; products with a square matrix |
 
+mod extent;
 mod key;
 mod lazy;
 mod order;
@@ -21,6 +23,7 @@ use std::sync::Arc;
 
 use super::error::{Result, SourceError};
 use super::tensor::{SourceTensor, rows_and_columns};
+pub use extent::WeightExtent;
 pub use lazy::SquareMatrix;
 pub use order::RowOrder;
 

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use super::balance::{Channels, largest};
-use super::extent::{Extent, vector};
+use super::vector;
 use super::moments::{LayerMoments, Moments, activated};
 use crate::blocks::attention::Attention;
 use crate::blocks::cca::Cca;
@@ -24,7 +24,7 @@ use crate::layer::{FeedForward, Mixer};
 use crate::table::{Activation, QkNorm};
 use anec_base::Result;
 use anec_source::error::Result as SourceResult;
-use anec_source::{RowOrder, SourceWeight};
+use anec_source::{RowOrder, SourceWeight, WeightExtent};
 
 /// Heads aren't made larger by more than this: one without weights has nothing to be made larger.
 const MOST_FOR_HEAD: f64 = 64.0;
@@ -87,12 +87,12 @@ impl Place {
     /// `|a|^2` and, for a projection, `E[(W a + b)^2]` of each row, with the largest magnitude of the row.
     fn outputs(&self, projection: &Linear) -> SourceResult<(f64, Outputs)> {
         let weight = &projection.weight;
-        let maxima = Extent::of(weight)?;
+        let maxima = WeightExtent::of(weight)?;
         let (input, squares) = match &self.gain {
             None => (weight.columns() as f64, maxima.row_squares),
             Some(gain) => {
                 let input = vector(Some(gain), 0)?.iter().map(|gain| gain * gain).sum();
-                (input, Extent::of(&weight.multiply_rows(gain)?)?.row_squares)
+                (input, WeightExtent::of(&weight.multiply_rows(gain)?)?.row_squares)
             }
         };
         let bias = vector(projection.bias.as_ref(), squares.len())?;
@@ -124,7 +124,7 @@ fn up_and_down(
     let units = SourceWeight::computed(&name, producer.rows(), move || {
         let (_, gates) = place.outputs(&gate)?;
         let (input, ups) = place.outputs(&producer)?;
-        let columns = Extent::of(&consumer)?;
+        let columns = WeightExtent::of(&consumer)?;
         let count = ups.squares.len();
         let opened = LayerMoments::measured(&place.measured.gates, count).unwrap_or_else(|| {
             let of = |(square, mean): (&f64, &f64)| activated(activation, *mean, (square - mean * mean).max(0.0).sqrt());
@@ -169,7 +169,7 @@ fn value_and_output(
             produced.extend(outputs.largest);
             squares.extend(outputs.squares);
         }
-        let columns = Extent::of(&consumer)?;
+        let columns = WeightExtent::of(&consumer)?;
         let measured = LayerMoments::measured(&at.measured.attended, heads.queries() as usize);
         let attended = measured.map_or_else(
             || squares.iter().map(|square| heads.group as f64 * square).collect(),
@@ -258,7 +258,7 @@ fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Re
 fn level_heads(projection: &mut Linear, width: usize, name: &str) -> Result<SourceWeight> {
     let weight = projection.weight.clone();
     let units = SourceWeight::computed(name, weight.rows(), move || {
-        let rows = Extent::of(&weight)?.row_max;
+        let rows = WeightExtent::of(&weight)?.row_max;
         let most = largest(&rows);
         let of_head = |head: &[f64]| {
             let unit = most / largest(head);

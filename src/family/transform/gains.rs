@@ -6,14 +6,14 @@
 use half::f16;
 
 use super::balance::largest;
-use super::extent::{Extent, vector};
+use super::vector;
 use super::fold::take_gain;
 use crate::blocks::linear::Linear;
 use crate::blocks::norm::Norm;
 use crate::decoder::Decoder;
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::SourceWeight;
+use anec_source::{SourceWeight, WeightExtent};
 
 /// The smallest gain, beside the largest: fp16 holds it as a normal number.
 const LEAST: f64 = 1.0 / 4096.0;
@@ -48,7 +48,7 @@ fn share(norm: &mut Norm, readers: Vec<&mut Linear>, place: &str) -> Result<Opti
         let old = vector(Some(&old), 0)?;
         let mut new = vec![0.0; old.len()];
         for weight in &weights {
-            let columns = Extent::of(weight)?.column_max;
+            let columns = WeightExtent::of(weight)?.column_max;
             let reach: Vec<f64> = columns.iter().zip(&old).map(|(column, gain)| column * gain.abs()).collect();
             let size = root_mean_square(&reach);
             if size > 0.0 {

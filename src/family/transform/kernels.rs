@@ -3,11 +3,10 @@
 
 use super::balance::largest;
 use super::equalize::{narrow, scale_rows};
-use super::extent::Extent;
 use crate::blocks::delta_net::DeltaNet;
 use crate::blocks::short_conv::ShortConv;
 use anec_base::Result;
-use anec_source::SourceWeight;
+use anec_source::{SourceWeight, WeightExtent};
 
 /// Units stay within this and its inverse, for the sake of the kernels' range.
 const MOST: f64 = 256.0;
@@ -42,7 +41,7 @@ pub(super) fn short_conv(conv: &mut ShortConv, layer: usize) -> Result<SourceWei
 fn level_rows(weight: &SourceWeight, name: &str) -> SourceWeight {
     let weight = weight.clone();
     SourceWeight::computed(name, weight.rows(), move || {
-        let rows = Extent::of(&weight)?.row_max;
+        let rows = WeightExtent::of(&weight)?.row_max;
         let alive: Vec<f64> = rows.iter().copied().filter(|row| *row > 0.0).collect();
         let mean = (alive.iter().map(|row| row.ln()).sum::<f64>() / alive.len().max(1) as f64).exp();
         let unit = |row: &f64| if *row > 0.0 { (mean / row).clamp(1.0 / MOST, MOST) } else { 1.0 };
@@ -54,7 +53,7 @@ fn level_rows(weight: &SourceWeight, name: &str) -> SourceWeight {
 fn level_columns(weight: &SourceWeight, name: &str) -> SourceWeight {
     let weight = weight.clone();
     SourceWeight::computed(name, weight.columns(), move || {
-        let columns = Extent::of(&weight)?.column_max;
+        let columns = WeightExtent::of(&weight)?.column_max;
         let most = largest(&columns);
         let unit = |column: &f64| if most > 0.0 { (column / most).max(1.0 / MOST) } else { 1.0 };
         Ok(narrow(columns.iter().map(unit).collect()))

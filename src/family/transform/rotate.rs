@@ -7,16 +7,16 @@
 //! A norm without gain divides by the root of the mean square, which a rotation doesn't change: `norm(x Q) = norm(x) Q`.
 //! So gains are folded first. Sums and scalar factors commute with `Q`.
 //!
-//! `Q` is a randomised [Hadamard](super::hadamard) matrix, and, if it is learned, that times a block-diagonal orthogonal
-//! matrix under which the largest weights become [smaller](super::learn).
+//! `Q` is a randomised [Hadamard](HadamardRotation) matrix, and, if it is [learned](LearnedRotation), that times a
+//! block-diagonal orthogonal matrix under which the largest weights become smaller.
 
 use std::sync::Arc;
 
-use super::hadamard::HadamardRotation;
-use super::learn::LearnedRotation;
+use crate::blocks::linear::Linear;
 use crate::decoder::Decoder;
 use anec_base::Result;
 use anec_manifest::RotationOptions;
+use anec_source::orthogonal::{HadamardRotation, LearnedRotation};
 use anec_source::{SourceWeight, SquareMatrix};
 
 impl Decoder {
@@ -27,11 +27,14 @@ impl Decoder {
         let q: Arc<dyn SquareMatrix> = match learned {
             None => Arc::new(random),
             Some(width) => {
-                let quantized = |linear: &&mut crate::blocks::linear::Linear| linear.role.is_projection();
+                let quantized = |linears: Vec<&mut Linear>| -> Vec<SourceWeight> {
+                    let quantized = linears.into_iter().filter(|linear| linear.role.is_projection());
+                    quantized.map(|linear| linear.weight.clone()).collect()
+                };
                 let (mut readers, mut writers) = (vec![self.head.clone()], Vec::new());
                 for block in self.layers.iter_mut().flat_map(|layer| layer.blocks()) {
-                    readers.extend(block.readers.iter().filter(quantized).map(|reader| reader.weight.clone()));
-                    writers.extend(block.writers.iter().filter(quantized).map(|writer| writer.weight.clone()));
+                    readers.extend(quantized(block.readers));
+                    writers.extend(quantized(block.writers));
                 }
                 let learned = LearnedRotation::new(random, width, readers, writers);
                 self.transformed.deferred.push(learned.deferred());

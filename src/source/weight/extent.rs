@@ -1,27 +1,32 @@
 //! Maxima and squares of the rows and columns of a weight, in one pass over it.
 
-use anec_source::error::Result;
-use anec_source::SourceWeight;
+use super::SourceWeight;
+use crate::error::Result;
 
 /// Elements that are read at a time, about.
 const ELEMENTS: u64 = 1 << 16;
 
 /// How far a matrix reaches.
-pub(super) struct Extent {
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightExtent {
     /// Largest magnitude of each row.
-    pub(super) row_max: Vec<f64>,
+    pub row_max: Vec<f64>,
     /// Sum of the squares of each row.
-    pub(super) row_squares: Vec<f64>,
+    pub row_squares: Vec<f64>,
     /// Largest magnitude of each column.
-    pub(super) column_max: Vec<f64>,
+    pub column_max: Vec<f64>,
     /// Sum of the squares of each column.
-    pub(super) column_squares: Vec<f64>,
+    pub column_squares: Vec<f64>,
 }
 
-impl Extent {
-    pub(super) fn of(weight: &SourceWeight) -> Result<Extent> {
+impl WeightExtent {
+    /// Reads all of a weight, one block of rows after another, on this thread.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn of(weight: &SourceWeight) -> Result<WeightExtent> {
         let (rows, columns) = (weight.rows() as usize, weight.columns() as usize);
-        let mut extent = Extent {
+        let mut extent = WeightExtent {
             row_max: Vec::with_capacity(rows),
             row_squares: Vec::with_capacity(rows),
             column_max: vec![0.0; columns],
@@ -57,10 +62,21 @@ impl Extent {
     }
 }
 
-/// The elements of a vector, in f64; zeros where there is none.
-pub(super) fn vector(weight: Option<&SourceWeight>, length: usize) -> Result<Vec<f64>> {
-    let Some(weight) = weight else { return Ok(vec![0.0; length]) };
-    let mut values = vec![0f32; weight.elements() as usize];
-    weight.read(0, &mut values)?;
-    Ok(values.into_iter().map(f64::from).collect())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_columns_are_looked_through_in_one_pass() {
+        let weight = SourceWeight::from_values("w", &[2, 3], vec![1.0, -4.0, 0.5, 2.0, 3.0, 0.0]).unwrap();
+        let extent = WeightExtent::of(&weight).unwrap();
+        assert_eq!((extent.row_max, extent.row_squares), (vec![4.0, 3.0], vec![17.25, 13.0]));
+        assert_eq!((extent.column_max, extent.column_squares), (vec![2.0, 4.0, 0.5], vec![5.0, 25.0, 0.25]));
+        // more rows than are read at a time
+        let tensor = crate::tensor::SourceTensor::random("t", &[300, 500], 1, 0.0, 1.0).unwrap();
+        let extent = WeightExtent::of(&SourceWeight::from(tensor)).unwrap();
+        assert_eq!((extent.row_max.len(), extent.column_max.len()), (300, 500));
+        let [rows, columns] = [&extent.row_squares, &extent.column_squares].map(|squares| squares.iter().sum::<f64>());
+        assert!((rows / columns - 1.0).abs() < 1e-5 && (rows / 150_000.0 - 1.0).abs() < 0.02, "{rows} {columns}");
+    }
 }

@@ -4,9 +4,9 @@
 
 use ndarray::{Array1, Array2, Axis};
 
-use anec_base::Result;
-use anec_source::error::Result as SourceResult;
-use anec_source::{SourceTensor, SquareMatrix};
+use crate::error::Result;
+use crate::tensor::SourceTensor;
+use crate::weight::SquareMatrix;
 
 /// A randomised Hadamard matrix of any size.
 pub struct HadamardRotation {
@@ -62,13 +62,13 @@ impl SquareMatrix for HadamardRotation {
         format!("hadamard {} of seed {}", self.size(), self.seed)
     }
 
-    fn multiply_rows(&self, rows: &mut [f32]) -> SourceResult<()> {
+    fn multiply_rows(&self, rows: &mut [f32]) -> Result<()> {
         let mut mixed = Vec::new();
         rows.chunks_exact_mut(self.signs.len()).for_each(|row| self.multiply(row, 1, &mut mixed));
         Ok(())
     }
 
-    fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> SourceResult<()> {
+    fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> Result<()> {
         let (mut strip, mut mixed) = (Vec::new(), Vec::new());
         for first in (0..columns).step_by(COLUMNS) {
             let count = COLUMNS.min(columns - first);

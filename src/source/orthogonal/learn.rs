@@ -11,10 +11,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ndarray::{Array2, ArrayViewMut2, Axis, Slice, Zip};
 
-use super::extent::Extent;
 use super::hadamard::HadamardRotation;
-use anec_source::error::Result;
-use anec_source::{SourceWeight, SquareMatrix};
+use crate::error::Result;
+use crate::weight::{SourceWeight, SquareMatrix, WeightExtent};
 
 /// Channels of a block, at most and at least.
 const WIDEST: u64 = 128;
@@ -33,7 +32,7 @@ const SQUARES: f64 = 0.99;
 const PARTS: usize = 8;
 
 /// A learned rotation; what it is is found when it is first needed.
-pub(super) struct LearnedRotation(Arc<Inner>);
+pub struct LearnedRotation(Arc<Inner>);
 
 struct Inner {
     random: HadamardRotation,
@@ -46,13 +45,13 @@ struct Inner {
 
 impl LearnedRotation {
     /// The width of blocks that divide the channels, unless it is too small to learn anything.
-    pub(super) fn blocks(random: &HadamardRotation) -> Option<u64> {
+    pub fn blocks(random: &HadamardRotation) -> Option<u64> {
         let width = WIDEST.min(1 << random.size().trailing_zeros());
         (width >= NARROWEST).then_some(width)
     }
 
     /// For the weights that read and write the stream, before rotation.
-    pub(super) fn new(
+    pub fn new(
         random: HadamardRotation,
         width: u64,
         readers: Vec<SourceWeight>,
@@ -63,7 +62,7 @@ impl LearnedRotation {
     }
 
     /// Something that is read once the rotation is known.
-    pub(super) fn deferred(&self) -> SourceWeight {
+    pub fn deferred(&self) -> SourceWeight {
         let inner = self.0.clone();
         SourceWeight::computed("learned rotation", 0, move || inner.blocks().map(|_| Vec::new()))
     }
@@ -141,7 +140,7 @@ impl SquareMatrix for LearnedRotation {
 
 /// The rows of largest norm.
 fn largest_rows(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
-    let chosen = largest(&Extent::of(weight)?.row_squares, count);
+    let chosen = largest(&WeightExtent::of(weight)?.row_squares, count);
     let columns = weight.columns() as usize;
     let mut rows = Array2::zeros((chosen.len(), columns));
     for (mut row, index) in rows.outer_iter_mut().zip(chosen) {
@@ -154,7 +153,7 @@ fn largest_rows(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
 
 /// The columns of largest norm, as rows.
 fn largest_columns(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
-    let chosen = largest(&Extent::of(weight)?.column_squares, count);
+    let chosen = largest(&WeightExtent::of(weight)?.column_squares, count);
     let mut rows = Array2::zeros((chosen.len(), weight.rows() as usize));
     let mut row = vec![0.0; weight.columns() as usize];
     for (index, mut column) in rows.axis_iter_mut(Axis(1)).enumerate() {
@@ -258,7 +257,7 @@ fn gradient(sample: &Array2<f32>, blocks: &[Array2<f32>]) -> (f64, Vec<Array2<f3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_source::SourceTensor;
+    use crate::tensor::SourceTensor;
 
     fn random(name: &str, rows: u64, columns: u64, seed: u64) -> SourceWeight {
         SourceWeight::from(SourceTensor::random(name, &[rows, columns], seed, 0.0, 1.0).unwrap())
