@@ -4,9 +4,7 @@ use super::error::ConvertError;
 use anec_base::Result;
 use anec_bundle::LedgerTotals;
 use anec_family::FamilyModel;
-use anec_manifest::{
-    Granularity, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat,
-};
+use anec_manifest::{Granularity, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat};
 use anec_source::{Ledger, Source};
 
 /// A source with the model that was found in it.

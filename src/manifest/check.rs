@@ -2,9 +2,7 @@
 //! checked when the conversion is planned.
 
 use super::error::ManifestError;
-use super::{
-    Contexts, HeadSplit, KvWrite, Lengths, Manifest, ResidualScale, Transform, Transforms, WeightFormat,
-};
+use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, ResidualScale, Transform, Transforms, WeightFormat};
 
 /// Largest context that can be asked for: more than any published dense model has.
 pub const MAX_CONTEXT: u64 = 1 << 21;

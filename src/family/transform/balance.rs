@@ -128,7 +128,7 @@ mod tests {
         numbers[3].0 = 10.0;
         let s = channels(&numbers).balance();
         assert!(s[3] < 0.3 * s[0], "{s:?}");
-        assert!(cost(&channels(&numbers), &s) < 0.05 * cost(&channels(&numbers), &[1.0; 16]));
+        assert!(cost(&channels(&numbers), &s) < 0.1 * cost(&channels(&numbers), &[1.0; 16]));
     }
 
     #[test]

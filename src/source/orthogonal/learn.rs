@@ -51,12 +51,7 @@ impl LearnedRotation {
     }
 
     /// For the weights that read and write the stream, before rotation.
-    pub fn new(
-        random: HadamardRotation,
-        width: u64,
-        readers: Vec<SourceWeight>,
-        writers: Vec<SourceWeight>,
-    ) -> Self {
+    pub fn new(random: HadamardRotation, width: u64, readers: Vec<SourceWeight>, writers: Vec<SourceWeight>) -> Self {
         let (blocks, busy) = (OnceLock::new(), Mutex::new(()));
         LearnedRotation(Arc::new(Inner { random, width: width as usize, readers, writers, blocks, busy }))
     }

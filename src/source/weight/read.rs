@@ -139,10 +139,9 @@ impl SourceWeight {
             Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Transposed(of) => {
                 of.release(0..of.elements())
             }
-            Node::Map { of, .. }
-            | Node::ByColumn { of, .. }
-            | Node::ByRow { of, .. }
-            | Node::Times { of, .. } => of.release(range),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } | Node::ByRow { of, .. } | Node::Times { of, .. } => {
+                of.release(range)
+            }
             Node::TransposedTimes(product) => product.release(range),
             Node::Blocks { codes, scales, zero_points, block } => {
                 let rows = range.start / codes.columns().max(1) / block[0]

@@ -248,7 +248,8 @@ impl SquareMatrix for Two {
 #[test]
 fn a_square_matrix_multiplies_rows_and_columns() {
     let two: std::sync::Arc<dyn SquareMatrix> = std::sync::Arc::new(Two);
-    let values = |values: &[f32]| SourceWeight::from_values("w", &[values.len() as u64 / 2, 2], values.to_vec()).unwrap();
+    let values =
+        |values: &[f32]| SourceWeight::from_values("w", &[values.len() as u64 / 2, 2], values.to_vec()).unwrap();
     let rows = values(&[1.0, 0.0, 0.0, 1.0, 1.0, -1.0]).times(&two).unwrap();
     assert_eq!(all(&rows), [1.0, 2.0, 3.0, 5.0, -2.0, -3.0]);
     // from the middle of a row to the middle of another
