@@ -10,10 +10,13 @@ use std::path::{Path, PathBuf};
 use anec::bundle::{PortDim, PortRole, Stage, TokenCount};
 use anec::error::Result;
 use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
-use anec::family::{FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
-use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
-use anec::mil::Opset;
-use anec::source::{Ledger, Source};
+use anec::family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
+use anec::manifest::{
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RotateBy, RotationOptions,
+    StateForm, Transform,
+};
+use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
+use anec::source::{Ledger, Source, SourceWeight};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
 
@@ -34,6 +37,33 @@ const FORM: LoweringOptions = LoweringOptions {
     experts: ExpertsForm::Packed,
 };
 
+/// Weights as sums of two fp16 literals, which in f32 are all but the weights themselves.
+struct TwoHalves;
+
+impl EmitWeight for TwoHalves {
+    fn emit(
+        &mut self,
+        b: &mut FunctionBuilder,
+        name: &str,
+        role: Role,
+        w: &SourceWeight,
+        shape: &[u64],
+    ) -> Result<ValueId> {
+        // the bias of a convolution must be a constant
+        if role == Role::Bias {
+            return Fp16Literals.emit(b, name, role, w, shape);
+        }
+        const SMALLER: f32 = 1.0 / 2048.0;
+        let mut values = vec![0f32; w.elements() as usize];
+        w.read(0, &mut values)?;
+        let rest: Vec<f32> = values.iter().map(|v| (v - half::f16::from_f32(*v).to_f32()) / SMALLER).collect();
+        let first = b.constant(&format!("{name}_first"), Constant::fp16_tensor(shape, &values));
+        let rest = b.constant(&format!("{name}_rest"), Constant::fp16_tensor(shape, &rest));
+        let rest = b.mul(rest, Constant::fp16(SMALLER));
+        Ok(b.add(first, rest))
+    }
+}
+
 /// A model's two functions, and what the host does for them.
 struct Runner {
     layers: (FunctionGraph, Executable),
@@ -51,12 +81,23 @@ impl Runner {
         context: u64,
         precision: Precision,
     ) -> Result<Runner> {
+        Runner::with(model, form, tokens, context, precision, &mut Fp16Literals)
+    }
+
+    fn with(
+        model: &dyn FamilyModel,
+        form: LoweringOptions,
+        tokens: TokenCount,
+        context: u64,
+        precision: Precision,
+        weights: &mut dyn EmitWeight,
+    ) -> Result<Runner> {
         let facts = model.facts();
         let cache = WeightCache::new();
-        let build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
+        let mut build = |stage: Stage| -> Result<(FunctionGraph, Executable)> {
             let (name, most_tokens, default_tokens) = ("main".into(), tokens.most(), tokens.least());
             let request = FunctionRequest { name, stage, tokens, default_tokens, context, most_tokens, argmax: false };
-            let graph = model.build(&form, &request, &mut Fp16Literals)?;
+            let graph = model.build(&form, &request, weights)?;
             let executable = Executable::compile(&graph.function, ExecOptions { precision }, &cache)?;
             Ok((graph, executable))
         };
@@ -380,6 +421,63 @@ fn norms_of_a_scaled_stream_keep_their_epsilon() {
             assert!(cosine > 0.99999, "{} {norm}: {cosine}", case["name"]);
         }
     });
+}
+
+/// Rows times the transpose of a square matrix.
+fn turned_back(rows: &[Vec<f32>], matrix: Option<&SourceWeight>) -> Rows {
+    let Some(matrix) = matrix else { return rows.to_vec() };
+    let mut values = vec![0f32; matrix.elements() as usize];
+    matrix.read(0, &mut values).expect("a matrix");
+    let product = |row: &[f32], other: &[f32]| row.iter().zip(other).map(|(a, b)| a * b).sum();
+    rows.iter().map(|row| values.chunks(row.len()).map(|other| product(row, other)).collect()).collect()
+}
+
+#[test]
+fn transforms_keep_the_function() {
+    let (root, cases) = cases();
+    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions { seed: 7, learned: false } });
+    let all = [Transform::Fold, rotate, Transform::Gains, Transform::Equalize];
+    let alone = all.iter().map(|transform| vec![*transform]);
+    let lists: Vec<Vec<Transform>> = alone.chain([all.to_vec(), vec![Transform::Gains, Transform::Equalize]]).collect();
+    let count = cases.par_iter().map(|case| {
+        let Some(path) = case["hugging_face"].as_str() else { return 0 };
+        let source = Source::open_path(&root.join(path)).expect(path);
+        let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
+        let open = || anec::family::open(&mut Ledger::new(&source), case["family"].as_str(), &[]).expect(path);
+        let run = |model: &dyn FamilyModel| {
+            let dynamic = model.facts().config["rope"]["scaling"]["rope_type"] == "dynamic";
+            let context = if dynamic { golden.tokens.len() as u64 } else { CONTEXT };
+            let range = TokenCount::Range(1, 4);
+            let runner = Runner::with(model, FORM, range, context, Precision::F32, &mut TwoHalves).expect("compiles");
+            let (logits, hidden) = runner.run(&golden.tokens, &[4, 1]).expect("runs");
+            (logits, hidden, runner.host.rotation)
+        };
+        let plain = open();
+        if plain.facts().label_set.is_some() {
+            assert!(all.iter().all(|transform| plain.permits(*transform).is_err()) && plain.recipe().is_empty());
+            return 0;
+        }
+        let (logits, hidden, _) = run(&*plain);
+        for list in &lists {
+            let name = format!("{} {list:?}", case["name"]);
+            let mut model = open();
+            model.transform(list, None).expect("transforms");
+            let done: Vec<Transform> = model.transformed().done;
+            for transform in list {
+                assert_eq!(done.contains(transform), model.permits(*transform).is_ok(), "{name}: {done:?}");
+            }
+            let (found, found_hidden, rotation) = run(&*model);
+            assert_eq!(rotation.is_some(), done.contains(&rotate), "{name}");
+            let (cosine, difference) = distance(&found, &logits);
+            assert!(cosine > 0.999_999, "{name}: {cosine} {difference}");
+            for (layer, expected) in &hidden {
+                let (cosine, _) = distance(&turned_back(&found_hidden[layer], rotation.as_ref()), expected);
+                assert!(cosine > 0.999_999, "{name}: hidden {layer}: {cosine}");
+            }
+        }
+        lists.len()
+    });
+    assert!(count.sum::<usize>() >= 30 * lists.len());
 }
 
 #[test]

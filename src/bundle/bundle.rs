@@ -11,7 +11,7 @@ use crate::{
     SCHEMA_VERSION, SourceFacts,
 };
 use anec_base::FileError;
-use anec_manifest::Manifest;
+use anec_manifest::{Manifest, Transform};
 
 /// A converted model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -30,6 +30,9 @@ pub struct Bundle {
     pub config: serde_json::Value,
     /// The manifest with every default filled in.
     pub manifest: Manifest,
+    /// What was done to the weights before they were quantized, in this order. None of it changes what the model computes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transforms: Vec<Transform>,
     /// Where the weights came from.
     pub source: SourceFacts,
     /// Packages, in the order of their functions.

@@ -13,6 +13,11 @@ pub struct HostFacts {
     pub embedding: String,
     /// Rotary tables.
     pub rope: Vec<RopeTable>,
+    /// Name of the orthogonal matrix `Q` by which hidden states are rotated, f32 `[hidden_size, hidden_size]`, if they
+    /// are. What functions and the embedding have is a row of the model's hidden states times `Q`, so that its product with
+    /// `Q`'s transpose gives them back. Nothing but a look at hidden states needs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotation: Option<String>,
 }
 
 /// A rotary table: host tensors of cosines and sines, f32 `[rows, rope_dim / 2]`, with the attention factor multiplied in.

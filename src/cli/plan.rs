@@ -5,6 +5,7 @@ use super::{print, print_json};
 use anec::base::Result;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
+use anec::convert::notes::of_transforms;
 use anec::convert::open::{open, resolve};
 use anec::convert::{ConvertPlan, Estimate, FormEstimate};
 use anec::report;
@@ -23,11 +24,13 @@ pub struct PlanArgs {
 
 impl PlanArgs {
     pub(super) fn run(self) -> Result<u8> {
-        let manifest = self.input.manifest()?;
-        let opened = open(&manifest)?;
-        let manifest = resolve(&manifest, &opened.source, &*opened.model);
+        let asked = self.input.manifest()?;
+        let opened = open(&asked)?;
+        let manifest = resolve(&asked, &opened.source, &*opened.model);
         let plan = ConvertPlan::new(&manifest, &*opened.model)?;
         let estimate = Estimate::of(&plan);
+        let transforms = opened.model.transformed().done;
+        let notes = of_transforms(&asked, &manifest, &*opened.model);
         let forms = FormEstimate::of(&manifest, &*opened.model);
         let mut findings = Vec::new();
         for package in &plan.packages {
@@ -38,10 +41,13 @@ impl PlanArgs {
         }
         if self.json {
             let mut json = report::plan_json(&manifest, opened.model.facts(), &plan, &estimate, &forms);
+            json["transforms"] = serde_json::json!(transforms);
+            json["notes"] = serde_json::json!(notes);
             json["forecast"] = serde_json::json!(findings);
             print_json(&json);
         } else {
             print(&report::plan(&manifest, opened.model.facts(), &plan, &estimate, &forms));
+            print(&report::transforms(&transforms, &notes));
             print(&report::forecast(&findings));
         }
         Ok(0)

@@ -1,5 +1,5 @@
-//! `host.safetensors`: what the host computes with, streamed. Rotary tables (f32) come first, so that they are aligned;
-//! then the embedding (fp16).
+//! `host.safetensors`: what the host computes with, streamed. What is f32 (rotary tables, a rotation of hidden states)
+//! comes first, so that it is aligned; then the embedding (fp16).
 
 use std::path::Path;
 
@@ -18,11 +18,14 @@ use anec_quant::Fp16;
 pub const FILE_NAME: &str = "host.safetensors";
 /// Name of the embedding table.
 const EMBEDDING: &str = "embedding";
+/// Name of the matrix by which hidden states are rotated.
+const ROTATION: &str = "rotation";
 
 /// Bytes that the file takes, apart from its header.
 pub fn bytes(host: &HostTensors) -> u64 {
     let tables = host.rope.iter().flat_map(|t| &t.variants).map(|v| 4 * (v.cos.len() + v.sin.len()) as u64);
-    tables.sum::<u64>() + 2 * host.embedding.elements()
+    let rotation = host.rotation.as_ref().map_or(0, |rotation| 4 * rotation.elements());
+    tables.sum::<u64>() + rotation + 2 * host.embedding.elements()
 }
 
 /// Writes the file.
@@ -53,6 +56,13 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
         }
         rope.push(RopeTable { table: table.table.clone(), variants });
     }
+    let mut rotation = Vec::new();
+    if let Some(matrix) = &host.rotation {
+        rotation.resize(matrix.elements() as usize, 0.0);
+        matrix.read(0, &mut rotation)?;
+        declare(ROTATION, "F32", matrix.shape(), 4 * matrix.elements());
+        tables.push(&rotation);
+    }
     declare(EMBEDDING, "F16", host.embedding.shape(), 2 * host.embedding.elements());
 
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
@@ -65,7 +75,8 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     // what comes before the tables is no part of the bytes that were announced
     let written = |part, bytes| progress.add(if part < 2 { 0 } else { bytes });
     let file = files::write_parts(path, &parts, &written)?;
-    Ok(HostFacts { file, embedding: EMBEDDING.into(), rope })
+    let rotation = host.rotation.as_ref().map(|_| ROTATION.into());
+    Ok(HostFacts { file, embedding: EMBEDDING.into(), rope, rotation })
 }
 
 fn little_endian(values: &[f32]) -> Vec<u8> {
@@ -85,6 +96,7 @@ mod tests {
         let host = HostTensors {
             embedding: SourceWeight::from_values("e", &[50, 3], values(150)).unwrap(),
             rope: vec![RopeTables { table: "rope".into(), columns: 2, variants: vec![variant(64), variant(128)] }],
+            rotation: Some(SourceWeight::from_values("q", &[3, 3], values(9)).unwrap()),
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE_NAME);
@@ -99,6 +111,9 @@ mod tests {
         assert_eq!((cos.dtype(), cos.shape()), (safetensors::Dtype::F32, &[3, 2][..]));
         assert_eq!(&cos.data()[4..8], &0.5f32.to_le_bytes());
         assert_eq!(facts.rope[0].variants[1].cos, "rope.cos.128");
+        let rotation = read.tensor(&facts.rotation.unwrap()).unwrap();
+        assert_eq!((rotation.dtype(), rotation.shape()), (safetensors::Dtype::F32, &[3, 3][..]));
+        assert_eq!(&rotation.data()[4..8], &0.5f32.to_le_bytes());
     }
 
     #[test]
@@ -106,6 +121,7 @@ mod tests {
         let host = HostTensors {
             embedding: SourceWeight::from_values("e", &[2, 1], vec![1.0, f32::NAN]).unwrap(),
             rope: vec![],
+            rotation: None,
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE_NAME);

@@ -4,7 +4,7 @@ use super::plan::ConvertPlan;
 use super::report::{ConvertReport, TensorReport};
 use anec_bundle::Bundle;
 use anec_family::FamilyModel;
-use anec_manifest::{Granularity, Manifest, Role, WeightFormat};
+use anec_manifest::{Granularity, Manifest, Role, Transform, Transforms, WeightFormat};
 use anec_source::{Description, Source};
 use serde_json::Value as Json;
 
@@ -23,6 +23,29 @@ pub fn of_plan(plan: &ConvertPlan, model: &dyn FamilyModel) -> Vec<String> {
     let over = over
         .map(|context| format!("context {context} is longer than the {longest} tokens that the model was made for"));
     over.chain(short_windows(plan, model)).collect()
+}
+
+/// Which transforms of the weights were asked for and not done; and which roles got another granularity than `asked` says.
+pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyModel) -> Vec<String> {
+    let wanted = match &asked.transforms {
+        Transforms::List(list) => list.clone(),
+        // what most families are given
+        Transforms::Auto if !model.transformed().done.is_empty() => vec![Transform::Rotate],
+        Transforms::Auto | Transforms::None => Vec::new(),
+    };
+    let refused = |transform: &Transform| Some((transform.name(), model.permits(*transform).err()?));
+    let refused = wanted.iter().filter_map(refused).map(|(name, reason)| format!("`{name}` isn't done: {reason}"));
+    let mut notes: Vec<String> = refused.chain(model.transformed().left_out).collect();
+    let other = |role: &&Role| asked.quant.of(**role) != resolved.quant.of(**role);
+    let roles: Vec<String> = Role::PROJECTIONS.iter().filter(other).map(|role| format!("`{role}`")).collect();
+    if !roles.is_empty() {
+        notes.push(format!(
+            "{} got a scale for each channel: their rows feed norms, which no transform can get around; \
+             `--set transforms=none`, or `quant.overrides`, says otherwise",
+            roles.join(" and ")
+        ));
+    }
+    notes
 }
 
 /// A token classifier takes long texts in windows, which must be more than what their layers see on both sides.

@@ -4,7 +4,7 @@ use super::error::ConvertError;
 use anec_base::Result;
 use anec_bundle::LedgerTotals;
 use anec_family::FamilyModel;
-use anec_manifest::{Manifest, ResidualScale};
+use anec_manifest::{Granularity, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat};
 use anec_source::{Ledger, Source};
 
 /// A source with the model that was found in it.
@@ -38,7 +38,36 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
     if let Some(ResidualScale::Factor(factor)) = manifest.numerics.scale {
         model.set_hidden_scale(f64::from(factor));
     }
+    let transforms = match &manifest.transforms {
+        Transforms::Auto if needs_transforms(manifest) => model.recipe(),
+        Transforms::Auto | Transforms::None => Vec::new(),
+        Transforms::List(list) => list.clone(),
+    };
+    model.transform(&transforms, None)?;
     Ok((model, ledger.finish()?))
+}
+
+/// Whether weights of some projection share one scale: a few large ones take it for themselves.
+fn needs_transforms(manifest: &Manifest) -> bool {
+    Role::PROJECTIONS.iter().any(|role| {
+        let format = manifest.quant.of(*role);
+        format.weights != WeightFormat::None && format.granularity == Granularity::PerTensor
+    })
+}
+
+/// The roles whose rows feed a norm, where families have norms behind the blocks: no unit of such a row can be undone.
+const FEEDS_NORM: [Role; 2] = [Role::AttentionOutput, Role::MlpDown];
+
+/// Gives those roles a scale for each channel where nothing else is said.
+fn per_channel_before_norms(quant: &mut Quant) {
+    for role in FEEDS_NORM {
+        let own = quant.overrides.get(&role).copied().unwrap_or_default();
+        let format = quant.of(role);
+        let is_default = format.weights == WeightFormat::Int8 && format.granularity == Granularity::PerTensor;
+        if own.granularity.is_none() && is_default {
+            quant.overrides.insert(role, QuantOverride { granularity: Some(Granularity::PerChannel), ..own });
+        }
+    }
 }
 
 /// The manifest with what the source decides and all defaults filled in.
@@ -48,6 +77,9 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) ->
     manifest.family = Some(model.facts().family.clone());
     manifest.source = Some(source.name().to_owned());
     manifest.name.get_or_insert_with(|| name_of(source.name()));
+    if manifest.transforms == Transforms::Auto && model.norms_behind_blocks() {
+        per_channel_before_norms(&mut manifest.quant);
+    }
     manifest
 }
 

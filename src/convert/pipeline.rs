@@ -25,7 +25,8 @@ use anec_bundle::{Bundle, Classification, FileDigest, HostFacts, ModelFacts, Pac
 use anec_family::{FamilyFacts, FamilyModel, HostTensors};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_package::WriteOptions;
-use anec_source::Source;
+use anec_source::{Source, SourceWeight};
+use rayon::prelude::*;
 
 /// What to convert, and how.
 pub struct ConvertOptions {
@@ -112,8 +113,10 @@ pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outco
         progress: &options.progress,
         notes: notes::of_plan(&plan, model),
     };
+    run.notes.extend(notes::of_transforms(&options.manifest, &manifest, model));
     run.check_space(&journal, &host)?;
     let resumed_packages = journal.packages.len();
+    run.compute_deferred()?;
 
     // the source is digested beside the conversion: it is read anyway
     let (digests, converted) = rayon::join(|| digests::source_facts(source), || run.write_all(&mut journal, &host));
@@ -146,6 +149,7 @@ pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outco
         },
         config: facts.config.clone(),
         manifest: manifest.clone(),
+        transforms: model.transformed().done,
         source: digests?,
         packages: entries,
         functions: packages.iter().flat_map(|p| p.functions.clone()).collect(),
@@ -223,6 +227,16 @@ impl Run<'_> {
         // graphs, tokenizer and bundle.json take a few megabytes
         let needed = needed + (16 << 20);
         Ok(anec_package::check_space(self.folder, needed)?)
+    }
+
+    /// Computes what weights depend on, several vectors at a time: whoever needs one later would compute it alone.
+    fn compute_deferred(&self) -> Result<()> {
+        let deferred = self.model.transformed().deferred;
+        if !deferred.is_empty() {
+            self.progress.stage("transforms");
+        }
+        let compute = |vector: &SourceWeight| vector.read(0, &mut vec![0.0; vector.elements() as usize]);
+        Ok(deferred.par_iter().try_for_each(compute)?)
     }
 
     /// Writes all files but `bundle.json` and the report, several at a time: only so do threads that write files and

@@ -180,7 +180,11 @@ impl FamilyModel for Classifier {
     }
 
     fn host(&self, context: u64) -> Result<HostTensors> {
-        Ok(HostTensors { embedding: self.embedding.clone(), rope: vec![self.config.rope.tables(ROPE_TABLE, context)] })
+        Ok(HostTensors {
+            embedding: self.embedding.clone(),
+            rope: vec![self.config.rope.tables(ROPE_TABLE, context)],
+            rotation: None,
+        })
     }
 
     fn set_hidden_scale(&mut self, scale: f64) {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::blocks::Graph;
 use super::blocks::attention::AttentionInputs;
@@ -18,13 +19,15 @@ use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
-use super::table::MixerKind;
+use super::table::{MixerKind, NormPlacement};
+use super::transform::moments::Moments;
+use super::transform::{Transformed, permit};
 use super::{
     EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
 };
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, Port, PortDim, PortRole, Stage, StatePort, TokenCount, layer_scope};
-use anec_manifest::{KvWrite, Role};
+use anec_manifest::{KvWrite, Role, Transform};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::SourceWeight;
 
@@ -47,6 +50,10 @@ pub struct Decoder {
     pub final_norm: Norm,
     /// LM head `[vocab_size, hidden_size]`; the embedding where they are tied.
     pub head: SourceWeight,
+    /// The matrix by which the residual stream is rotated, if it is, `[hidden_size, hidden_size]`.
+    pub rotation: Option<SourceWeight>,
+    /// What was done to the weights.
+    pub transformed: Transformed,
 }
 
 impl Decoder {
@@ -257,7 +264,28 @@ impl FamilyModel for Decoder {
         let rope = Some(&config.rope).filter(|_| rotates(false)).map(|rope| rope.tables(ROPE_TABLE, context));
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
-        Ok(HostTensors { embedding, rope: rope.into_iter().chain(local).collect() })
+        let rotation = self.rotation.clone();
+        Ok(HostTensors { embedding, rope: rope.into_iter().chain(local).collect(), rotation })
+    }
+
+    fn recipe(&self) -> Vec<Transform> {
+        permit::recipe(&self.config)
+    }
+
+    fn permits(&self, transform: Transform) -> Result<(), &'static str> {
+        permit::permits(&self.config, transform)
+    }
+
+    fn transform(&mut self, transforms: &[Transform], moments: Option<&Arc<Moments>>) -> Result<()> {
+        self.apply_transforms(transforms, moments)
+    }
+
+    fn transformed(&self) -> Transformed {
+        self.transformed.clone()
+    }
+
+    fn norms_behind_blocks(&self) -> bool {
+        self.config.norms == NormPlacement::Both
     }
 
     fn set_hidden_scale(&mut self, scale: f64) {

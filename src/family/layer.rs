@@ -16,6 +16,7 @@ use super::blocks::attention::{Attention, AttentionInputs, attention};
 use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
 use super::blocks::depth_router::{DepthMoe, depth_moe, depth_shares};
+use super::blocks::linear::Linear;
 use super::blocks::mlp::{Mlp, mlp};
 use super::blocks::moe::{Experts, Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
@@ -24,6 +25,7 @@ use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
 use anec_base::Result;
 use anec_mil::{Constant, ValueId};
+use anec_source::SourceWeight;
 
 /// The weights of one layer.
 #[derive(Clone, Debug)]
@@ -47,6 +49,17 @@ pub struct Norms {
     pub after: Option<Norm>,
     /// Scales of the sum.
     pub scaling: Option<ResidualScaling>,
+}
+
+/// A block between the residual stream and itself, by the projections that touch the stream.
+#[derive(Debug)]
+pub struct Block<'a> {
+    /// What is around it.
+    pub norms: &'a mut Norms,
+    /// What reads the stream, through the norm before, if there is one.
+    pub readers: Vec<&'a mut Linear>,
+    /// What writes to it, through the norm after, if there is one.
+    pub writers: Vec<&'a mut Linear>,
 }
 
 /// What mixes the tokens of a layer.
@@ -103,6 +116,32 @@ pub struct MixerInputs<'a> {
 }
 
 impl Layer {
+    /// Its two blocks.
+    pub fn blocks(&mut self) -> [Block<'_>; 2] {
+        let (readers, writers) = match &mut self.mixer {
+            Mixer::Attention(attention) => {
+                let Attention { query, key, value, gate, output, .. } = &mut **attention;
+                ([query, key, value].into_iter().chain(gate).collect(), vec![output])
+            }
+            Mixer::Cca(cca) => {
+                let Attention { query, key, value, output, .. } = &mut cca.attention;
+                (vec![query, key, value, &mut cca.delayed_value], vec![output])
+            }
+            Mixer::ShortConv(conv) => (vec![&mut conv.input], vec![&mut conv.output]),
+            Mixer::DeltaNet(net) => {
+                let DeltaNet { query_key_value, gate, step, decay, output, .. } = &mut **net;
+                (vec![query_key_value, gate, step, decay], vec![output])
+            }
+        };
+        let mixer = Block { norms: &mut self.mixer_norms, readers, writers };
+        let (readers, writers) = match &mut self.feed_forward {
+            FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down]),
+            FeedForward::Moe(moe) => of_experts(&mut moe.router, &mut moe.experts),
+            FeedForward::DepthMoe(moe) => of_experts(&mut moe.router.down, &mut moe.experts),
+        };
+        [mixer, Block { norms: &mut self.feed_forward_norms, readers, writers }]
+    }
+
     /// What the layer carries from call to call; `slots` for keys and values.
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         match &self.mixer {
@@ -237,7 +276,19 @@ impl Layer {
     }
 }
 
+/// What reads and what writes the stream, of experts with a router.
+fn of_experts<'a>(router: &'a mut Linear, experts: &'a mut Experts) -> (Vec<&'a mut Linear>, Vec<&'a mut Linear>) {
+    let Experts { gate, up, down, down_bias, .. } = experts;
+    (vec![router, gate, up], [down].into_iter().chain(down_bias).collect())
+}
+
 impl Norms {
+    /// The gain of the norm before, if there is one that has one.
+    pub fn gain(&self) -> Option<SourceWeight> {
+        let norm = self.before.as_ref()?;
+        Some(norm.weight.as_ref()?.add(norm.offset))
+    }
+
     /// `x + r * norm(f(norm(x)))`
     fn residual(
         &self,

@@ -24,6 +24,7 @@
 //! | `classifier` | token classifiers |
 //! | `layer` | a layer: a mixer of tokens and a feed-forward network |
 //! | `scale` | the residual stream in another unit |
+//! | [`transform`] | transforms of the weights that keep the function |
 //! | `blocks` | equations in ops |
 
 #![forbid(unsafe_code)]
@@ -41,13 +42,16 @@ pub mod rope;
 mod scale;
 pub mod table;
 mod tensors;
+pub mod transform;
+
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, LabelSet, Port, Stage, StatePort, TokenCount};
 use anec_manifest::{
-    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm, Transform,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
@@ -55,6 +59,8 @@ use blocks::Graph;
 
 pub use error::FamilyError;
 pub use open::open;
+pub use transform::Transformed;
+pub use transform::moments::{LayerMoments, Moments};
 
 /// The op forms that a function is built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +195,9 @@ pub struct HostTensors {
     pub embedding: SourceWeight,
     /// Rotary tables.
     pub rope: Vec<RopeTables>,
+    /// The matrix `Q` by which hidden states are rotated, if they are, `[hidden_size, hidden_size]`: a row of hidden
+    /// states is the model's times `Q`.
+    pub rotation: Option<SourceWeight>,
 }
 
 /// Experts of a layer.
@@ -262,4 +271,37 @@ pub trait FamilyModel: Send + Sync {
 
     /// Puts all hidden states into another unit, a power of two, instead of the family's own; the logits stay as they are.
     fn set_hidden_scale(&mut self, scale: f64);
+
+    /// The transforms that suit it where projections are quantized with one scale for the whole tensor.
+    fn recipe(&self) -> Vec<Transform> {
+        Vec::new()
+    }
+
+    /// Whether a transform keeps what this model computes.
+    ///
+    /// # Errors
+    /// Why it doesn't, as a part of a sentence.
+    fn permits(&self, _transform: Transform) -> Result<(), &'static str> {
+        Err("the weights of token classifiers are not transformed")
+    }
+
+    /// Applies those transforms that the model permits, once; `moments` are of its activations as it is now, if they
+    /// were measured. The logits stay as they are.
+    ///
+    /// # Errors
+    /// When a weight hasn't the shape that a transform needs.
+    fn transform(&mut self, _transforms: &[Transform], _moments: Option<&Arc<Moments>>) -> Result<()> {
+        Ok(())
+    }
+
+    /// What was done to the weights, and what wasn't.
+    fn transformed(&self) -> Transformed {
+        Transformed::default()
+    }
+
+    /// Whether norms stand behind the blocks and before them: the rows of a block's last projection go through a norm,
+    /// where no unit of theirs can be undone.
+    fn norms_behind_blocks(&self) -> bool {
+        false
+    }
 }

@@ -8,6 +8,7 @@ use super::decoder::Decoder;
 use super::error::FamilyError;
 use super::table::{self, DECODERS, DecoderFamily};
 use super::tensors::{Naming, Tensors};
+use super::transform::Transformed;
 use super::{FamilyFacts, FamilyModel, classifier};
 use anec_base::Result;
 use anec_source::gguf::GgufMetadata;
@@ -196,7 +197,16 @@ fn assemble(
         config: serde_json::to_value(&config).unwrap_or(Json::Null),
     };
     let hidden_scale = config.hidden_scale;
-    let mut decoder = Decoder { config, facts, layers, embedding, final_norm, head };
+    let mut decoder = Decoder {
+        config,
+        facts,
+        layers,
+        embedding,
+        final_norm,
+        head,
+        rotation: None,
+        transformed: Transformed::default(),
+    };
     decoder.set_hidden_scale(hidden_scale);
     Ok(Box::new(decoder))
 }

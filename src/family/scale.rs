@@ -5,10 +5,8 @@
 //! the norm's epsilon, which is scaled along: `s x / sqrt(mean((s x)^2) + s^2 eps) = x / sqrt(mean(x^2) + eps)`.
 //! A power of two changes no digit of a weight that stays in the normal range of its number format.
 
-use super::blocks::linear::Linear;
-use super::blocks::moe::Experts;
 use super::decoder::Decoder;
-use super::layer::{FeedForward, Mixer, Norms};
+use super::layer::Block;
 
 impl Decoder {
     /// Multiplies the residual stream by `factor`, a power of two, and leaves the logits as they are.
@@ -18,46 +16,14 @@ impl Decoder {
         }
         self.embedding = self.embedding.scale(factor as f32);
         self.final_norm.eps *= factor * factor;
-        for layer in &mut self.layers {
-            let mixer = match &mut layer.mixer {
-                Mixer::Attention(attention) => {
-                    let gate = attention.gate.as_mut();
-                    let readers = [&mut attention.query, &mut attention.key, &mut attention.value];
-                    (readers.into_iter().chain(gate).collect::<Vec<_>>(), &mut attention.output)
-                }
-                Mixer::Cca(cca) => {
-                    let attention = &mut cca.attention;
-                    let readers =
-                        vec![&mut attention.query, &mut attention.key, &mut attention.value, &mut cca.delayed_value];
-                    (readers, &mut attention.output)
-                }
-                Mixer::ShortConv(conv) => (vec![&mut conv.input], &mut conv.output),
-                Mixer::DeltaNet(net) => {
-                    let readers = vec![&mut net.query_key_value, &mut net.gate, &mut net.step, &mut net.decay];
-                    (readers, &mut net.output)
-                }
-            };
-            scale_block(&mut layer.mixer_norms, mixer, factor);
-            let feed_forward = match &mut layer.feed_forward {
-                FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], &mut mlp.down),
-                FeedForward::Moe(moe) => {
-                    let Experts { gate, up, down, .. } = &mut moe.experts;
-                    (vec![&mut moe.router, gate, up], down)
-                }
-                FeedForward::DepthMoe(moe) => {
-                    let Experts { gate, up, down, .. } = &mut moe.experts;
-                    (vec![&mut moe.router.down, gate, up], down)
-                }
-            };
-            scale_block(&mut layer.feed_forward_norms, feed_forward, factor);
-        }
+        self.layers.iter_mut().flat_map(|layer| layer.blocks()).for_each(|block| scale_block(block, factor));
     }
 }
 
 /// A block between the stream and itself. What reads the stream is a norm, whose epsilon goes along, or projections,
 /// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in. Biases of the sum go
 /// along.
-fn scale_block(norms: &mut Norms, (readers, writer): (Vec<&mut Linear>, &mut Linear), factor: f64) {
+fn scale_block(Block { norms, readers, writers }: Block<'_>, factor: f64) {
     match &mut norms.before {
         Some(norm) => norm.eps *= factor * factor,
         // a bias is added after the product, which is what it was
@@ -65,12 +31,14 @@ fn scale_block(norms: &mut Norms, (readers, writer): (Vec<&mut Linear>, &mut Lin
     }
     match &mut norms.after {
         Some(norm) => {
-            norm.weight = norm.weight.scale(factor as f32);
+            norm.weight = norm.weight.as_ref().map(|weight| weight.scale(factor as f32));
             norm.offset *= factor as f32;
         }
         None => {
-            writer.weight = writer.weight.scale(factor as f32);
-            writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
+            for writer in writers {
+                writer.weight = writer.weight.scale(factor as f32);
+                writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
+            }
         }
     }
     for part in norms.scaling.iter_mut().flat_map(|scaling| [&mut scaling.block, &mut scaling.residual]) {

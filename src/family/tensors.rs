@@ -233,7 +233,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             weight = weight.add(-1.0);
         }
         let offset = if self.family.norm_plus_one { 1.0 } else { 0.0 };
-        Ok(Norm { name, weight, offset, eps: self.config.rms_norm_eps })
+        Ok(Norm { name, weight: Some(weight), offset, eps: self.config.rms_norm_eps })
     }
 
     /// GGUF has no key for biases: there the tensor decides, unless the family always has one. An ONNX graph decides for

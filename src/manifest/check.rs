@@ -4,7 +4,9 @@
 use strum::IntoEnumIterator;
 
 use super::error::ManifestError;
-use super::{Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, ResidualScale, Role, WeightFormat};
+use super::{
+    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, ResidualScale, Role, Transform, Transforms, WeightFormat,
+};
 
 /// Largest context that can be asked for: more than any published dense model has.
 pub const MAX_CONTEXT: u64 = 1 << 21;
@@ -28,6 +30,7 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
         }
     }
     formats(&manifest.quant)?;
+    transforms(&manifest.transforms)?;
     residual_scale(manifest.numerics.scale)?;
     share("gates.parity.cosine", manifest.gates.parity.cosine)?;
     share("gates.parity.perplexity", manifest.gates.parity.perplexity)?;
@@ -43,6 +46,20 @@ fn formats(quant: &Quant) -> Result<(), ManifestError> {
         return Err(ManifestError::value(&format!("{place}.{key}"), problem).advise(remedy));
     }
     Ok(())
+}
+
+/// Each is done once.
+fn transforms(transforms: &Transforms) -> Result<(), ManifestError> {
+    let Transforms::List(list) = transforms else { return Ok(()) };
+    let twice = |(index, transform): &(usize, &Transform)| {
+        list[..*index].iter().any(|before| before.name() == transform.name())
+    };
+    match list.iter().enumerate().find(twice) {
+        Some((_, transform)) => {
+            Err(ManifestError::value("transforms", format!("`{}` is listed twice", transform.name())))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Other factors than powers of two would round every weight anew, and larger ones only take range away.
@@ -215,6 +232,7 @@ mod tests {
             "quant.overrides.expert.granularity",
             "block of 2",
         ),
+        ("transforms: [rotate, { rotate: { seed: 7 } }]", "transforms", "twice"),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
     ];
 
@@ -236,6 +254,10 @@ mod tests {
             "shards: { layers: [[0, 20], [20, 24]] }",
             "quant: { overrides: { norm: { weights: none } } }",
             "{ lengths: { fixed: [8] }, kv_write: mask }",
+            "transforms: auto",
+            "transforms: none",
+            "transforms: []",
+            "transforms: [fold, { rotate: { seed: 7 } }, equalize]",
         ] {
             Manifest::from_yaml(text, "test.yaml", &[]).expect(text);
         }

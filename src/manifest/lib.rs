@@ -18,7 +18,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`form`], [`sizes`], [`quant`], [`numerics`], [`gates`] | the types of the keys |
+//! | [`form`], [`sizes`], [`quant`], [`transforms`], [`numerics`], [`gates`] | the types of the keys |
 //! | [`load`] | reading: YAML text, files, built-in names, `--set` overrides; the JSON Schema |
 //! | [`check`] | what values must be among themselves |
 //! | [`builtin`] | the manifests of `manifests/`, built in |
@@ -34,6 +34,7 @@ pub mod load;
 pub mod numerics;
 pub mod quant;
 pub mod sizes;
+pub mod transforms;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,7 @@ pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
 pub use quant::{Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantOverride, Role, WeightFormat};
 pub use sizes::{Contexts, HeadSplit, Lengths, LmHead, Shards};
+pub use transforms::{RotateBy, RotationOptions, Transform, Transforms};
 
 /// A conversion, as the user describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -87,6 +89,9 @@ pub struct Manifest {
     pub experts: ExpertsForm,
     /// Weight quantization.
     pub quant: Quant,
+    /// What is done to weights before they are quantized.
+    #[serde(skip_serializing_if = "Transforms::is_default")]
+    pub transforms: Transforms,
     /// Division of the layers into packages.
     pub shards: Shards,
     /// The LM head.
@@ -119,6 +124,7 @@ impl Default for Manifest {
             recurrent_states: RecurrentForm::default(),
             experts: ExpertsForm::default(),
             quant: Quant::default(),
+            transforms: Transforms::default(),
             shards: Shards::default(),
             lm_head: LmHead::default(),
             target: Target::default(),

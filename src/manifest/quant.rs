@@ -50,12 +50,13 @@ pub enum Role {
 }
 
 impl Role {
+    /// The roles of projections.
+    pub const PROJECTIONS: [Role; 6] =
+        [Role::AttentionQkv, Role::AttentionOutput, Role::MlpUp, Role::MlpDown, Role::Expert, Role::LmHead];
+
     /// Whether weights of this role are projections, which alone may be quantized.
     pub fn is_projection(self) -> bool {
-        matches!(
-            self,
-            Role::AttentionQkv | Role::AttentionOutput | Role::MlpUp | Role::MlpDown | Role::Expert | Role::LmHead
-        )
+        Role::PROJECTIONS.contains(&self)
     }
 }
 

@@ -31,7 +31,7 @@ pub use gates::gates;
 pub use html::html;
 pub use junit::junit;
 pub use markdown::markdown;
-pub use planned::{manifests, plan, plan_json};
+pub use planned::{manifests, plan, plan_json, transforms};
 
 /// Bytes in the unit that suits them: `2.0 kB`, `250.0 MB` (powers of 1000).
 pub fn bytes(count: u64) -> String {

@@ -8,7 +8,7 @@ use super::{bytes, counted};
 use anec_bundle::TokenCount;
 use anec_convert::{ConvertPlan, Estimate, FormEstimate};
 use anec_family::{FamilyFacts, FunctionRequest};
-use anec_manifest::{Manifest, Quant, WeightFormat};
+use anec_manifest::{Manifest, Quant, Transform, WeightFormat};
 
 /// The result of `anec plan`; `forms` are the estimates of all forms of experts.
 pub fn plan(
@@ -62,6 +62,19 @@ pub fn plan(
         text.push('\n');
         text.push_str(&table(&["experts", ">streamed per token", ">calls", ">tokens per second"], rows));
     }
+    text
+}
+
+/// What is done to weights before they are quantized, and what of it isn't.
+pub fn transforms(done: &[Transform], notes: &[String]) -> String {
+    let name = |transform: &Transform| match transform.rotation() {
+        Some(rotation) => format!("{} (seed {})", transform.name(), rotation.seed),
+        None => transform.name().to_owned(),
+    };
+    let names: Vec<String> = done.iter().map(name).collect();
+    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let mut text = format!("\ntransforms of the weights: {names}\n");
+    notes.iter().for_each(|note| text.push_str(&format!("  {note}\n")));
     text
 }
 

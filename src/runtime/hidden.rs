@@ -5,10 +5,52 @@ use std::sync::Arc;
 
 use super::error::RuntimeError;
 use super::forward::Hidden;
+use super::model::LoadedModel;
 use super::plan::{Route, Step};
 use anec_bundle::PortRole;
 use anec_bundle::{Bundle, FILE_NAME, HiddenProbe, ModelFacts};
 use anec_exec::Tensor;
+use ndarray::{Array2, ArrayView2};
+
+/// How functions have hidden states: a row of the model's times an orthogonal matrix, if there is one, and a factor.
+pub(super) struct HiddenFrame {
+    scale: f32,
+    /// `[channels, channels]`
+    rotation: Option<Array2<f32>>,
+}
+
+impl HiddenFrame {
+    pub(super) fn of(model: &LoadedModel) -> Self {
+        HiddenFrame { scale: model.bundle.model.hidden_scale as f32, rotation: model.host.rotation() }
+    }
+
+    /// From the model's, a row for each token.
+    pub(super) fn enter(&self, rows: &[f32]) -> Vec<f32> {
+        self.turned(rows, |rotation| rotation.view(), self.scale)
+    }
+
+    /// To the model's.
+    fn leave(&self, rows: &[f32]) -> Vec<f32> {
+        // the inverse of an orthogonal matrix is its transpose; the factor is a power of two
+        self.turned(rows, |rotation| rotation.t(), 1.0 / self.scale)
+    }
+
+    fn turned<'a>(
+        &'a self,
+        rows: &[f32],
+        matrix: impl Fn(&'a Array2<f32>) -> ArrayView2<'a, f32>,
+        factor: f32,
+    ) -> Vec<f32> {
+        let turned = self.rotation.as_ref().and_then(|rotation| {
+            let channels = rotation.nrows();
+            let rows = ArrayView2::from_shape((rows.len() / channels, channels), rows).ok()?;
+            Some(rows.dot(&matrix(rotation)).as_standard_layout().into_owned().into_raw_vec_and_offset().0)
+        });
+        let mut rows = turned.unwrap_or_else(|| rows.to_vec());
+        rows.iter_mut().for_each(|value| *value *= factor);
+        rows
+    }
+}
 
 /// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
 pub(super) struct Columns {
@@ -22,12 +64,12 @@ impl Columns {
         Columns { channels, count, values: vec![0.0; channels * count] }
     }
 
-    /// From one row of channels for each token, in the source's unit.
-    pub(super) fn of_rows(rows: &[f32], channels: usize, scale: f32) -> Self {
+    /// From one row of channels for each token.
+    pub(super) fn of_rows(rows: &[f32], channels: usize) -> Self {
         let count = rows.len() / channels.max(1);
         let mut columns = Columns::zeros(channels, count);
         for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
-            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value * scale);
+            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value);
         }
         columns
     }
@@ -121,17 +163,17 @@ impl Record {
         }
     }
 
-    /// The matrices, in the source's unit, if all came by.
-    pub(super) fn finish(mut self, tokens: usize, facts: &ModelFacts) -> Result<Vec<Vec<f32>>, RuntimeError> {
+    /// The matrices as the model has them, if all came by.
+    pub(super) fn finish(
+        self,
+        tokens: usize,
+        facts: &ModelFacts,
+        frame: &HiddenFrame,
+    ) -> Result<Vec<Vec<f32>>, RuntimeError> {
         let expected = tokens * facts.hidden_size as usize;
         let missing = |(values, wanted): (&Vec<f32>, &bool)| *wanted && values.len() != expected;
         match self.hidden.iter().zip(&self.wanted).position(missing) {
-            None => {
-                // a power of two: nothing is lost
-                let unscaled = 1.0 / facts.hidden_scale as f32;
-                self.hidden.iter_mut().flatten().for_each(|value| *value *= unscaled);
-                Ok(self.hidden)
-            }
+            None => Ok(self.hidden.iter().map(|rows| frame.leave(rows)).collect()),
             Some(index) => {
                 let problem = format!("the functions don't show the hidden states `hidden.{index}`");
                 Err(RuntimeError::bundle(FILE_NAME, problem))

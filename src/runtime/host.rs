@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::slice::HalfFloatSliceExt;
+use ndarray::Array2;
 use safetensors::{Dtype, SafeTensors};
 
 use super::error::RuntimeError;
@@ -19,6 +20,7 @@ pub struct HostTables {
     embedding: Matrix,
     vocab_size: u64,
     rope: BTreeMap<String, Vec<Variant>>,
+    rotation: Option<Matrix>,
 }
 
 /// A rotary table for texts up to a length.
@@ -99,8 +101,25 @@ impl HostTables {
             }
             rope.insert(table.table.clone(), variants);
         }
+        let rotation = bundle.host.rotation.as_ref().map(|name| tensors.matrix(name, Dtype::F32)).transpose()?;
+        let size = bundle.model.hidden_size;
+        if let Some(matrix) = rotation.as_ref().filter(|q| [q.rows, q.columns as u64] != [size, size]) {
+            let (rows, columns) = (matrix.rows, matrix.columns);
+            let problem = format!("the rotation of hidden states has {rows} x {columns}, expected {size} x {size}");
+            return Err(RuntimeError::bundle(file.path(), problem).into());
+        }
         drop(tensors);
-        Ok(HostTables { embedding, vocab_size: bundle.model.vocab_size, rope, file })
+        Ok(HostTables { embedding, vocab_size: bundle.model.vocab_size, rope, rotation, file })
+    }
+
+    /// The matrix by which hidden states are rotated, if they are.
+    pub(super) fn rotation(&self) -> Option<Array2<f32>> {
+        let matrix = self.rotation.as_ref()?;
+        let mut rotation = Array2::zeros((matrix.rows as usize, matrix.columns));
+        for (index, mut row) in rotation.outer_iter_mut().enumerate() {
+            self.read_row(matrix, index as u64, row.as_slice_mut()?);
+        }
+        Some(rotation)
     }
 
     /// Writes the embeddings of `tokens` as columns: `out` is `[hidden_size, size]`, and columns past the tokens stay

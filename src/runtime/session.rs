@@ -7,7 +7,7 @@ use super::backend::{FunctionCall, Watch};
 use super::call::{is_carried, prepare, result};
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
-use super::hidden::{Columns, Flow, Record};
+use super::hidden::{Columns, Flow, HiddenFrame, Record};
 use super::host::RopeChoice;
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
@@ -235,7 +235,7 @@ impl TokenSession {
             rest = later;
         }
         if let Some(record) = record {
-            answer.hidden = record.finish(tokens.len(), &model.bundle.model)?;
+            answer.hidden = record.finish(tokens.len(), &model.bundle.model, &HiddenFrame::of(&model))?;
         }
         Ok(answer)
     }
@@ -277,7 +277,7 @@ impl TokenSession {
         if position + count as u64 > self.limit {
             return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
         }
-        let given = Columns::of_rows(hidden, width, model.bundle.model.hidden_scale as f32);
+        let given = Columns::of_rows(&HiddenFrame::of(&model).enter(hidden), width);
         let rope = self.rope.clone();
         let mut record = Record::new(&model.bundle, route, wanted);
         record.only(step);
@@ -295,7 +295,7 @@ impl TokenSession {
             done += real;
         }
         self.tokens.resize(position as usize, 0);
-        Ok(record.finish(count, &model.bundle.model)?)
+        Ok(record.finish(count, &model.bundle.model, &HiddenFrame::of(&model))?)
     }
 
     /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
@@ -312,8 +312,7 @@ impl TokenSession {
     pub fn force_head(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
-        let given =
-            Columns::of_rows(hidden, model.bundle.model.hidden_size as usize, model.bundle.model.hidden_scale as f32);
+        let given = Columns::of_rows(&HiddenFrame::of(&model).enter(hidden), model.bundle.model.hidden_size as usize);
         let mut logits = Vec::new();
         self.head(&model, route, &given, &mut logits)?;
         Ok(logits)

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::error::RuntimeError;
 use super::forward::{ForwardOutput, Hidden};
-use super::hidden::{Columns, Record};
+use super::hidden::{Columns, HiddenFrame, Record};
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
 use super::plan::{Chunk, Step};
@@ -76,8 +76,8 @@ impl Windows {
         let mut logits = Vec::new();
         self.push(tokens, &mut logits)?;
         self.finish(&mut logits)?;
-        let facts = &self.model.bundle().model;
-        let hidden = self.record.map_or_else(|| Ok(Vec::new()), |record| record.finish(tokens.len(), facts))?;
+        let (facts, frame) = (&self.model.bundle().model, HiddenFrame::of(&self.model));
+        let hidden = self.record.map_or_else(|| Ok(Vec::new()), |record| record.finish(tokens.len(), facts, &frame))?;
         Ok(ForwardOutput { logits, hidden })
     }
 
@@ -129,7 +129,7 @@ impl Windows {
         let last = self.waiting.last_mut().map(|waiting| std::mem::take(&mut waiting.rows)).unwrap_or_default();
         if !last.is_empty() {
             // the rows are in the functions' unit already
-            let columns = Columns::of_rows(&last, self.width(), 1.0);
+            let columns = Columns::of_rows(&last, self.width());
             self.session.head(&model, &route, &columns, logits)?;
         }
         Ok(())
@@ -158,7 +158,7 @@ impl Windows {
         let from = (start - waiting.first) as usize * width;
         let rows = &waiting.rows[from..from + count as usize * width];
         let size = step.smallest_at_least(count).unwrap_or(count);
-        let columns = Columns::of_rows(rows, width, 1.0).range(0..count as usize, size as usize);
+        let columns = Columns::of_rows(rows, width).range(0..count as usize, size as usize);
         let counted = (waiting.next - start) as usize..(end - start) as usize;
 
         let rope = self.session.rope().clone();

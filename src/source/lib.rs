@@ -44,6 +44,7 @@ pub mod hub;
 pub mod hugging_face;
 pub mod ledger;
 pub mod onnx;
+pub mod orthogonal;
 mod random;
 pub mod safetensors;
 pub mod tensor;
@@ -65,7 +66,7 @@ pub use file::SourceFile;
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
 pub use tensor::SourceTensor;
-pub use weight::{RowOrder, SourceWeight, ZeroPoints};
+pub use weight::{RowOrder, SourceWeight, SquareMatrix, WeightExtent, ZeroPoints};
 
 /// The format of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

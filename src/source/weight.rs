@@ -9,8 +9,12 @@
 //! | `order` | new orders of rows |
 //! | `read` | the elements, and where they come from |
 //! | `key` | what the elements are, in words |
+//! | `extent` | maxima and squares of rows and columns |
+//! | `lazy` | vectors computed from other weights; products with a square matrix |
 
+mod extent;
 mod key;
+mod lazy;
 mod order;
 mod read;
 
@@ -19,6 +23,8 @@ use std::sync::Arc;
 
 use super::error::{Result, SourceError};
 use super::tensor::{SourceTensor, rows_and_columns};
+pub use extent::WeightExtent;
+pub use lazy::SquareMatrix;
 pub use order::RowOrder;
 
 /// A matrix, vector or higher tensor of f32, made of tensors of a source. Clones are cheap.
@@ -67,6 +73,20 @@ enum Node {
         operation: Operation,
         vector: SourceWeight,
     },
+    /// Every row, of `columns` elements, times its element of a vector.
+    ByRow {
+        of: SourceWeight,
+        columns: u64,
+        vector: SourceWeight,
+    },
+    Computed(lazy::Computed),
+    /// `of Q`
+    Times {
+        of: SourceWeight,
+        matrix: Arc<dyn SquareMatrix>,
+    },
+    /// `Q^T of`
+    TransposedTimes(lazy::Product),
     /// `(codes - zero points) * scales`: each block of so many rows and columns has a scale, and a zero point.
     Blocks {
         codes: SourceWeight,
@@ -90,6 +110,7 @@ enum Function {
     Scale(f32),
     Add(f32),
     Exp,
+    Reciprocal,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +238,17 @@ impl SourceWeight {
         if outer.iter().product::<u64>() <= 1 || range == (0..columns) {
             return Ok(self.sliced(range.start, shape));
         }
+        // a part of the columns is cut before what is done to each of them, so that no more is held than is asked for
+        match &*self.node {
+            Node::TransposedTimes(product) if product.of.shape == self.shape => {
+                return product.of.columns_range(range)?.transposed_times(&product.matrix);
+            }
+            Node::ByColumn { of, operation, vector } if of.shape == self.shape => {
+                let vector = vector.reshape(&[vector.elements()])?.slice(range.clone())?;
+                return of.columns_range(range)?.by_column(*operation, &vector);
+            }
+            _ => {}
+        }
         let (first, columns) = (range.start, range.end - range.start);
         Ok(SourceWeight { node: Arc::new(Node::Columns { of: self.clone(), first, columns }), shape })
     }
@@ -246,6 +278,24 @@ impl SourceWeight {
     /// e to the power of every element: decay rates that are stored as logarithms.
     pub fn exp(&self) -> Self {
         self.map(Function::Exp)
+    }
+
+    /// One over every element: what undoes a scale.
+    pub fn reciprocal(&self) -> Self {
+        self.map(Function::Reciprocal)
+    }
+
+    /// Every row times its element of `vector`: output channels of a projection in other units.
+    ///
+    /// # Errors
+    /// When the vector hasn't as many elements as there are rows.
+    pub fn scale_rows(&self, vector: &SourceWeight) -> Result<Self> {
+        if vector.elements() != self.rows() {
+            let (found, rows) = (vector.elements(), self.rows());
+            return Err(vector.wrong(format!("it has {found} elements for {rows} rows")));
+        }
+        let node = Node::ByRow { of: self.clone(), columns: self.columns(), vector: vector.clone() };
+        Ok(SourceWeight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
     /// Every row plus `vector`: embeddings with a learned bias.

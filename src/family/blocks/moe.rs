@@ -59,6 +59,14 @@ pub struct Experts {
 }
 
 impl Experts {
+    /// Gate, up, down and activation, where what the gate lets through is proportional to the up.
+    pub fn up_and_down(&mut self) -> Option<(&Linear, &mut Linear, &mut Linear, Activation)> {
+        match self.gating {
+            Gating::Activation(activation) => Some((&self.gate, &mut self.up, &mut self.down, activation)),
+            Gating::ClampedSwiGlu { .. } => None,
+        }
+    }
+
     /// Some of them.
     ///
     /// # Errors

@@ -25,8 +25,8 @@ const PRESCALE: f32 = 1.0 / 16.0;
 pub struct Norm {
     /// Name within the layer.
     pub name: &'static str,
-    /// `[width]`
-    pub weight: SourceWeight,
+    /// `[width]`; none where there is no gain.
+    pub weight: Option<SourceWeight>,
     /// What is added to the weight to make the gain: 1 for a zero-centred weight, else 0; times the factor of the
     /// residual stream where the norm writes to it.
     pub offset: f32,
@@ -39,12 +39,14 @@ pub struct Norm {
 /// The gain of a zero-centred weight is `1 + w`, and it isn't formed: fp16 holds `1 + w` to 2^-11, but `w`, which is
 /// small, to 2^-11 of itself (a published bf16 weight exactly), so `x w + x` loses nothing but what its ops round.
 pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> ValueId {
-    let width = norm.weight.rows() * norm.weight.columns();
+    // a norm's channels are a fixed number
+    let width = g.ops.ty(x).shape[axis].fixed().unwrap_or(1);
     let mut shape = [1u64; 4];
     shape[axis] = width;
     g.scope(norm.name, |g| {
         let normal = normalize(g, x, axis, width, norm.eps);
-        let weight = g.weight("weight", Role::Norm, &norm.weight, &shape);
+        let Some(weight) = &norm.weight else { return normal };
+        let weight = g.weight("weight", Role::Norm, weight, &shape);
         let product = g.ops.mul(normal, weight);
         match norm.offset {
             0.0 => product,

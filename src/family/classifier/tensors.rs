@@ -55,7 +55,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
         let weight = self.take(&format!("{tensor}.weight"), &[self.config.hidden_size], "hidden_size")?;
-        Ok(Norm { name, weight, offset: 0.0, eps: self.config.rms_norm_eps })
+        Ok(Norm { name, weight: Some(weight), offset: 0.0, eps: self.config.rms_norm_eps })
     }
 
     fn attention(&mut self, prefix: &str) -> Result<BandedAttention> {

@@ -31,14 +31,18 @@ impl SourceWeight {
     fn visit(&self, visitor: &mut impl FnMut(&SourceWeight)) {
         visitor(self);
         match &*self.node {
-            Node::Tensor(_) | Node::Values { .. } => {}
+            Node::Tensor(_) | Node::Values { .. } | Node::Computed(_) => {}
             Node::Slice { of, .. }
             | Node::Reordered { of, .. }
             | Node::Columns { of, .. }
             | Node::Transposed(of)
+            | Node::Times { of, .. }
             | Node::Map { of, .. } => of.visit(visitor),
+            Node::TransposedTimes(product) => product.of.visit(visitor),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
-            Node::ByColumn { of, vector, .. } => [of, vector].into_iter().for_each(|w| w.visit(visitor)),
+            Node::ByColumn { of, vector, .. } | Node::ByRow { of, vector, .. } => {
+                [of, vector].into_iter().for_each(|w| w.visit(visitor));
+            }
             Node::Blocks { codes, scales, zero_points, .. } => {
                 [codes, scales].into_iter().for_each(|w| w.visit(visitor));
                 if let ZeroPoints::Each(each) = zero_points {
@@ -105,6 +109,7 @@ impl SourceWeight {
                     Function::Scale(factor) => write!(key, "*{factor:?}"),
                     Function::Add(addend) => write!(key, "+{addend:?}"),
                     Function::Exp => write!(key, ".exp"),
+                    Function::Reciprocal => write!(key, ".reciprocal"),
                 }
             }
             Node::ByColumn { of, operation, vector } => {
@@ -115,6 +120,21 @@ impl SourceWeight {
                 });
                 vector.write_key(key);
                 write!(key, ")")
+            }
+            Node::ByRow { of, columns, vector } => {
+                of.write_key(key);
+                key.push_str(&format!(".each({columns})*("));
+                vector.write_key(key);
+                write!(key, ")")
+            }
+            Node::Computed(computed) => write!(key, "computed({:?})", computed.name),
+            Node::Times { of, matrix } => {
+                of.write_key(key);
+                write!(key, ".times({:?})", matrix.name())
+            }
+            Node::TransposedTimes(product) => {
+                product.of.write_key(key);
+                write!(key, ".transposed_times({:?}; {})", product.matrix.name(), product.of.columns())
             }
             Node::Blocks { codes, scales, zero_points, block: [rows, columns] } => {
                 key.push('(');

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Function, Node, Operation, SourceWeight, ZeroPoints};
+use super::{Function, Node, Operation, SourceWeight, ZeroPoints, lazy};
 use crate::error::{Result, SourceError};
 use crate::tensor::{check_elements, check_rows};
 
@@ -51,6 +51,7 @@ impl SourceWeight {
                     Function::Scale(factor) => out.iter_mut().for_each(|value| *value *= factor),
                     Function::Add(addend) => out.iter_mut().for_each(|value| *value += addend),
                     Function::Exp => out.iter_mut().for_each(|value| *value = value.exp()),
+                    Function::Reciprocal => out.iter_mut().for_each(|value| *value = value.recip()),
                 }
             }
             Node::ByColumn { of, operation, vector } => {
@@ -63,6 +64,13 @@ impl SourceWeight {
                     Operation::Multiply => out.iter_mut().zip(row).for_each(|(value, factor)| *value *= factor),
                 }
             }
+            Node::ByRow { of, columns, vector } => {
+                of.read(first, out)?;
+                multiply_by_row(vector, *columns, first, out)?;
+            }
+            Node::Computed(computed) => computed.read(self.elements(), first, out)?,
+            Node::Times { of, matrix } => lazy::read_times(of, &**matrix, first, out)?,
+            Node::TransposedTimes(product) => product.read(first, out)?,
             Node::Blocks { codes, scales, zero_points, block } => {
                 read_blocks(codes, scales, zero_points, *block, first, out)?;
             }
@@ -96,13 +104,17 @@ impl SourceWeight {
                 let (matrix, place) = (at / (rows * columns), at % (rows * columns));
                 (of, matrix * rows * columns + place % rows * columns + place / rows, 1)
             }
-            Node::Map { of, .. } | Node::ByColumn { of, .. } => (of, at, length),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } | Node::ByRow { of, .. } => (of, at, length),
             // a code is finite, so a number that isn't comes from its scale
             Node::Blocks { codes, scales, block: [rows, columns], .. } => {
                 let (row, column) = (at / codes.columns(), at % codes.columns());
                 (scales, row / rows * scales.columns() + column / columns, 1)
             }
-            Node::Tensor(_) | Node::Values { .. } => (self, at, length),
+            Node::Tensor(_)
+            | Node::Values { .. }
+            | Node::Computed(_)
+            | Node::Times { .. }
+            | Node::TransposedTimes(_) => (self, at, length),
         }
     }
 
@@ -110,7 +122,7 @@ impl SourceWeight {
     pub fn release(&self, range: Range<u64>) {
         match &*self.node {
             Node::Tensor(tensor) => tensor.release(range),
-            Node::Values { .. } => {}
+            Node::Values { .. } | Node::Computed(_) => {}
             Node::Slice { of, first } => of.release(first + range.start..first + range.end),
             Node::Concatenation(parts) => {
                 let mut start = 0;
@@ -127,7 +139,10 @@ impl SourceWeight {
             Node::Reordered { of, .. } | Node::Columns { of, .. } | Node::Transposed(of) => {
                 of.release(0..of.elements())
             }
-            Node::Map { of, .. } | Node::ByColumn { of, .. } => of.release(range),
+            Node::Map { of, .. } | Node::ByColumn { of, .. } | Node::ByRow { of, .. } | Node::Times { of, .. } => {
+                of.release(range)
+            }
+            Node::TransposedTimes(product) => product.release(range),
             Node::Blocks { codes, scales, zero_points, block } => {
                 let rows = range.start / codes.columns().max(1) / block[0]
                     ..range.end.div_ceil(codes.columns().max(1) * block[0]);
@@ -153,12 +168,51 @@ impl SourceWeight {
                 // A weight can have another shape than its tensor.
                 Node::Tensor(tensor) => break (tensor.name().to_owned(), tensor.columns()),
                 Node::Values { name, .. } => break (name.clone(), weight.columns()),
+                Node::Computed(computed) => break (computed.name.clone(), weight.columns()),
+                // one number that isn't finite spoils all that it is mixed with
+                Node::Times { of, matrix } => {
+                    let row = element / matrix.size();
+                    of.check_rows_finite(row..row + 1)?;
+                    break (weight.key(), matrix.size());
+                }
+                Node::TransposedTimes(product) => {
+                    product.of.check_rows_finite(0..product.of.rows())?;
+                    break (weight.key(), product.of.columns());
+                }
                 _ => (weight, element, _) = weight.piece(element, 1),
             }
         };
         let (row, column) = (element / columns, element % columns);
         Err(SourceError::NotFinite { tensor: name, row, column, value: values[index] })
     }
+
+    /// Reads rows and checks them.
+    fn check_rows_finite(&self, rows: Range<u64>) -> Result<()> {
+        let mut values = vec![0.0; self.columns() as usize];
+        for row in rows {
+            self.read_rows(row, &mut values)?;
+            self.check_finite(row, &values)?;
+        }
+        Ok(())
+    }
+}
+
+/// Multiplies what was read from element `first` on by the factors of its rows.
+fn multiply_by_row(vector: &SourceWeight, columns: u64, first: u64, out: &mut [f32]) -> Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    let rows = first / columns..(first + out.len() as u64).div_ceil(columns);
+    let mut factors = vec![0.0; (rows.end - rows.start) as usize];
+    vector.read(rows.start, &mut factors)?;
+    let mut rest = out;
+    let mut length = (columns - first % columns) as usize;
+    for factor in factors {
+        let (row, after) = rest.split_at_mut(length.min(rest.len()));
+        row.iter_mut().for_each(|value| *value *= factor);
+        (rest, length) = (after, columns as usize);
+    }
+    Ok(())
 }
 
 /// Computes elements `first ..` of transposed matrices. Rows of the result are columns of `of`: each row of `of` is read

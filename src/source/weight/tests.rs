@@ -214,6 +214,99 @@ fn a_number_that_is_not_finite_is_traced_to_its_tensor() {
     assert_eq!(weight.transpose().unwrap().check_finite(0, &turned).unwrap_err().to_string(), expected);
 }
 
+/// `Q` of two by two, not symmetric.
+struct Two;
+
+const TWO: [[f32; 2]; 2] = [[1.0, 2.0], [3.0, 5.0]];
+
+impl SquareMatrix for Two {
+    fn size(&self) -> u64 {
+        2
+    }
+
+    fn name(&self) -> String {
+        "two".into()
+    }
+
+    fn multiply_rows(&self, rows: &mut [f32]) -> Result<()> {
+        for row in rows.chunks_exact_mut(2) {
+            let [a, b] = [row[0], row[1]];
+            row.copy_from_slice(&[0, 1].map(|j| a * TWO[0][j] + b * TWO[1][j]));
+        }
+        Ok(())
+    }
+
+    fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> Result<()> {
+        for column in 0..columns {
+            let [a, b] = [matrix[column], matrix[columns + column]];
+            (0..2).for_each(|j| matrix[j * columns + column] = a * TWO[0][j] + b * TWO[1][j]);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_square_matrix_multiplies_rows_and_columns() {
+    let two: std::sync::Arc<dyn SquareMatrix> = std::sync::Arc::new(Two);
+    let values =
+        |values: &[f32]| SourceWeight::from_values("w", &[values.len() as u64 / 2, 2], values.to_vec()).unwrap();
+    let rows = values(&[1.0, 0.0, 0.0, 1.0, 1.0, -1.0]).times(&two).unwrap();
+    assert_eq!(all(&rows), [1.0, 2.0, 3.0, 5.0, -2.0, -3.0]);
+    // from the middle of a row to the middle of another
+    let mut middle = [0.0; 3];
+    rows.read(1, &mut middle).unwrap();
+    assert_eq!(middle, [2.0, 3.0, 5.0]);
+    assert_eq!(all(&rows.slice(2..3).unwrap()), [-2.0, -3.0]);
+    // a bias is a row
+    assert_eq!(all(&SourceWeight::from_values("b", &[2], vec![1.0, 1.0]).unwrap().times(&two).unwrap()), [4.0, 7.0]);
+    let wide = SourceWeight::from_values("w", &[2, 3], vec![1.0, 0.0, 2.0, 0.0, 1.0, -1.0]).unwrap();
+    let columns = wide.transposed_times(&two).unwrap();
+    assert_eq!(all(&columns), [1.0, 3.0, -1.0, 2.0, 5.0, -1.0]);
+    columns.release(0..6);
+    assert_eq!(all(&columns.columns_range(1..2).unwrap()), [3.0, 5.0]);
+    let scaled = columns.multiply_rows(&SourceWeight::from_values("s", &[3], vec![1.0, 2.0, 3.0]).unwrap()).unwrap();
+    assert_eq!(all(&scaled.columns_range(1..3).unwrap()), [6.0, -3.0, 10.0, -3.0]);
+    assert!(wide.times(&two).is_err() && values(&[0.0; 6]).transposed_times(&two).is_err());
+    let keys = [rows.key(), columns.key(), wide.key(), wide.transpose().unwrap().times(&two).unwrap().key()];
+    assert_eq!(keys.iter().collect::<std::collections::HashSet<_>>().len(), 4, "{keys:?}");
+}
+
+#[test]
+fn what_a_matrix_mixes_is_traced_to_the_number_that_is_none() {
+    let two: std::sync::Arc<dyn SquareMatrix> = std::sync::Arc::new(Two);
+    let bad = SourceWeight::from_values("bad", &[3, 2], vec![1.0, 1.0, 1.0, f32::INFINITY, 1.0, 1.0]).unwrap();
+    let rows = bad.times(&two).unwrap();
+    let error = rows.check_finite(0, &all(&rows)).unwrap_err().to_string();
+    assert!(error.contains("tensor `bad`, row 1, column 1"), "{error}");
+    let columns = bad.transpose().unwrap().transposed_times(&two).unwrap();
+    let error = columns.check_finite(0, &all(&columns)).unwrap_err().to_string();
+    assert!(error.contains("tensor `bad`, row 1, column 1"), "{error}");
+}
+
+#[test]
+fn rows_have_a_scale_of_their_own_that_may_be_computed() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    let scale = SourceWeight::computed("scale", 4, move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(vec![1.0, 10.0, 100.0, 0.0])
+    });
+    let scaled = numbered("w", 4, 3).scale_rows(&scale).unwrap();
+    assert_eq!(count.load(Ordering::Relaxed), 0, "nothing is computed before it is read");
+    let mut middle = [0.0; 5];
+    scaled.read(5, &mut middle).unwrap();
+    assert_eq!(middle, [1.02 * 10.0, 200.0, 2.01 * 100.0, 2.02 * 100.0, 0.0]);
+    assert_eq!(all(&scaled).len(), 12);
+    assert_eq!(all(&scale.slice(1..3).unwrap().reciprocal()), [0.1, 0.01]);
+    assert_eq!(count.load(Ordering::Relaxed), 1);
+    assert!(numbered("w", 3, 3).scale_rows(&scale).is_err());
+    assert_ne!(scaled.key(), numbered("w", 4, 3).key());
+    let short = SourceWeight::computed("short", 4, || Ok(vec![1.0]));
+    assert!(short.read(0, &mut [0.0; 4]).unwrap_err().to_string().contains("expected 4"));
+}
+
 /// A step of building an expression, with numbers that are fitted to the shape at hand.
 #[derive(Clone, Debug)]
 enum Step {

@@ -1,0 +1,336 @@
+//! Channels between two projections in other units (cross-layer equalization, arXiv:1906.04721; SmoothQuant,
+//! arXiv:2211.10438): the producer's row and bias times `s_j`, the consumer's column over it.
+//!
+//! | between | a unit for | the same for |
+//! |---|---|---|
+//! | up and down: `W_d (act(g) * u)` | each channel | |
+//! | value and output, through softmax and a gate | each channel of a key-value head | the query heads of its group |
+//! | query and key: `q . k` | each pair of rotated dimensions, each other dimension | the query heads of the group; keys take `1 / s` |
+//! | a head and its norm | each head of queries, each of keys | |
+//!
+//! Which units are best is what [`balance`](super::balance) says. With an input `a` of the layer, its terms are, for up and
+//! down, `G_j = E[act(g_j)^2] |a|^2 |down_j|^2` and `H_j = rows(down) E[h_j^2]`, and likewise for the others.
+
+use std::sync::Arc;
+
+use super::balance::{Channels, largest};
+use super::moments::{LayerMoments, Moments, activated};
+use super::vector;
+use crate::blocks::attention::Attention;
+use crate::blocks::cca::Cca;
+use crate::blocks::linear::Linear;
+use crate::decoder::Decoder;
+use crate::layer::{FeedForward, Mixer};
+use crate::table::{Activation, QkNorm};
+use anec_base::Result;
+use anec_source::error::Result as SourceResult;
+use anec_source::{RowOrder, SourceWeight, WeightExtent};
+
+/// Heads aren't made larger by more than this: one without weights has nothing to be made larger.
+const MOST_FOR_HEAD: f64 = 64.0;
+
+impl Decoder {
+    /// Equalizes the channels of every layer, by measured moments where there are some.
+    pub(super) fn equalize(&mut self, moments: Option<&Arc<Moments>>) -> Result<()> {
+        let mut deferred = Vec::new();
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            let measured = moments.and_then(|moments| moments.layers.get(index).cloned()).unwrap_or_default();
+            let measured = Arc::new(measured);
+            let of_layer = |gain| Place { layer: index, gain, measured: measured.clone() };
+            let place = of_layer(layer.mixer_norms.gain());
+            match &mut layer.mixer {
+                Mixer::Attention(attention) => {
+                    deferred.push(value_and_output(attention, None, &place)?);
+                    let rotated = self.config.layers[index].rope;
+                    deferred.extend(query_and_key(attention, rotated, &place)?);
+                }
+                Mixer::Cca(cca) => {
+                    let Cca { attention, delayed_value, delay, .. } = &mut **cca;
+                    deferred.push(value_and_output(attention, Some((delayed_value, &mut delay.bias)), &place)?);
+                }
+                Mixer::ShortConv(conv) => deferred.push(super::kernels::short_conv(conv, index)?),
+                Mixer::DeltaNet(net) => deferred.push(super::kernels::delta_net(net, index)?),
+            }
+            let place = of_layer(layer.feed_forward_norms.gain());
+            let (gate, up, down, activation) = match &mut layer.feed_forward {
+                FeedForward::Mlp(mlp) => (&mlp.gate, &mut mlp.up, &mut mlp.down, mlp.activation),
+                FeedForward::Moe(moe) => match moe.experts.up_and_down() {
+                    Some(parts) => parts,
+                    None => continue,
+                },
+                FeedForward::DepthMoe(moe) => match moe.experts.up_and_down() {
+                    Some(parts) => parts,
+                    None => continue,
+                },
+            };
+            deferred.push(up_and_down(gate, up, down, activation, &place)?);
+        }
+        self.transformed.deferred.extend(deferred);
+        Ok(())
+    }
+}
+
+/// Where a block is, and what is known of what goes in.
+#[derive(Clone)]
+struct Place {
+    layer: usize,
+    /// Gain of the norm before it, unless it was folded.
+    gain: Option<SourceWeight>,
+    measured: Arc<LayerMoments>,
+}
+
+impl Place {
+    fn name(&self, of: &str) -> String {
+        format!("units of {of}, layer {}", self.layer)
+    }
+
+    /// `|a|^2` and, for a projection, `E[(W a + b)^2]` of each row, with the largest magnitude of the row.
+    fn outputs(&self, projection: &Linear) -> SourceResult<(f64, Outputs)> {
+        let weight = &projection.weight;
+        let maxima = WeightExtent::of(weight)?;
+        let (input, squares) = match &self.gain {
+            None => (weight.columns() as f64, maxima.row_squares),
+            Some(gain) => {
+                let input = vector(Some(gain), 0)?.iter().map(|gain| gain * gain).sum();
+                (input, WeightExtent::of(&weight.multiply_rows(gain)?)?.row_squares)
+            }
+        };
+        let bias = vector(projection.bias.as_ref(), squares.len())?;
+        let squares = squares.iter().zip(&bias).map(|(square, bias)| square + bias * bias).collect();
+        Ok((input, Outputs { largest: maxima.row_max, squares, bias }))
+    }
+}
+
+/// What is known of a projection's rows.
+struct Outputs {
+    /// Largest magnitude of a weight.
+    largest: Vec<f64>,
+    /// Second moment of the output.
+    squares: Vec<f64>,
+    /// Its mean.
+    bias: Vec<f64>,
+}
+
+/// `W_d (act(g) * s u)`, with the columns of `W_d` over `s`.
+fn up_and_down(
+    gate: &Linear,
+    up: &mut Linear,
+    down: &mut Linear,
+    activation: Activation,
+    place: &Place,
+) -> Result<SourceWeight> {
+    let (gate, producer, consumer) = (gate.clone(), up.clone(), down.weight.clone());
+    let (name, place) = (place.name("up and down"), place.clone());
+    let units = SourceWeight::computed(&name, producer.rows(), move || {
+        let (_, gates) = place.outputs(&gate)?;
+        let (input, ups) = place.outputs(&producer)?;
+        let columns = WeightExtent::of(&consumer)?;
+        let count = ups.squares.len();
+        let opened = LayerMoments::measured(&place.measured.gates, count).unwrap_or_else(|| {
+            let of =
+                |(square, mean): (&f64, &f64)| activated(activation, *mean, (square - mean * mean).max(0.0).sqrt());
+            gates.squares.iter().zip(&gates.bias).map(of).collect()
+        });
+        let hidden = LayerMoments::measured(&place.measured.hidden, count)
+            .unwrap_or_else(|| opened.iter().zip(&ups.squares).map(|(gate, up)| gate * up).collect());
+        let rows = consumer.rows() as f64;
+        let channels = Channels {
+            produced: ups.largest,
+            consumed: columns.column_max,
+            of_producer: opened.iter().zip(&columns.column_squares).map(|(gate, down)| gate * input * down).collect(),
+            of_consumer: hidden.iter().map(|square| rows * square).collect(),
+            magnitude: hidden.iter().map(|square| square.sqrt()).collect(),
+        };
+        Ok(narrow(channels.balance()))
+    });
+    scale_rows(up, &units)?;
+    down.weight = down.weight.multiply_rows(&units.reciprocal())?;
+    Ok(units)
+}
+
+/// `W_o softmax(..) (s v)`, with the columns of `W_o` over `s`. Values may come from two projections, of which the second
+/// has its bias elsewhere.
+fn value_and_output(
+    attention: &mut Attention,
+    second: Option<(&mut Linear, &mut Option<SourceWeight>)>,
+    place: &Place,
+) -> Result<SourceWeight> {
+    let heads = Heads::of(attention);
+    let mut values = vec![attention.value.clone()];
+    if let Some((second, bias)) = &second {
+        values.push(Linear { bias: (*bias).clone(), ..(*second).clone() });
+    }
+    let consumer = attention.output.weight.clone();
+    let (name, at) = (place.name("value and output"), place.clone());
+    let units = SourceWeight::computed(&name, heads.keys(), move || {
+        let (mut input, mut produced, mut squares) = (0.0, Vec::new(), Vec::new());
+        for value in &values {
+            let (of_input, outputs) = at.outputs(value)?;
+            input = of_input;
+            produced.extend(outputs.largest);
+            squares.extend(outputs.squares);
+        }
+        let columns = WeightExtent::of(&consumer)?;
+        let measured = LayerMoments::measured(&at.measured.attended, heads.queries() as usize);
+        let attended = measured.map_or_else(
+            || squares.iter().map(|square| heads.group as f64 * square).collect(),
+            |measured| heads.gather(&measured, |a, b| a + b),
+        );
+        let rows = consumer.rows() as f64;
+        let of_output = heads.gather(&columns.column_squares, |a, b| a + b);
+        let channels = Channels {
+            produced,
+            consumed: heads.gather(&columns.column_max, f64::max),
+            of_producer: of_output.iter().map(|square| input * square).collect(),
+            of_consumer: attended.iter().map(|square| rows * square).collect(),
+            magnitude: squares.iter().map(|square| square.sqrt()).collect(),
+        };
+        Ok(narrow(channels.balance()))
+    });
+    match second {
+        None => scale_rows(&mut attention.value, &units)?,
+        Some((second, bias)) => {
+            let first = attention.value.rows();
+            scale_rows(&mut attention.value, &units.slice(0..first)?)?;
+            let of_second = units.slice(first..units.elements())?;
+            scale_rows(second, &of_second)?;
+            *bias = bias.as_ref().map(|bias| bias.multiply_rows(&of_second)).transpose()?;
+        }
+    }
+    let of_queries = units.reorder(heads.spread())?;
+    attention.output.weight = attention.output.weight.multiply_rows(&of_queries.reciprocal())?;
+    Ok(units)
+}
+
+/// `(s q) . (k / s)`: dimensions that are rotated together have one unit. Behind a norm of each head there is nothing but
+/// a factor for the head, which the norm takes away again.
+fn query_and_key(attention: &mut Attention, rotated: bool, place: &Place) -> Result<Vec<SourceWeight>> {
+    match attention.qk_norm.as_ref().map(|_| attention.qk_norm_place) {
+        None | Some(QkNorm::None) => Ok(vec![units_of_pairs(attention, rotated, place)?]),
+        Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => {
+            let width = attention.head_dim as usize;
+            let query = level_heads(&mut attention.query, width, &place.name("query heads"))?;
+            Ok(vec![query, level_heads(&mut attention.key, width, &place.name("key heads"))?])
+        }
+        Some(QkNorm::WholeWidth) => Ok(Vec::new()),
+    }
+}
+
+fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Result<SourceWeight> {
+    let heads = Heads::of(attention);
+    let rotated = if rotated { attention.rope_dim as usize } else { 0 };
+    let (query, key) = (attention.query.clone(), attention.key.clone());
+    let (name, at) = (place.name("query and key"), place.clone());
+    let units = SourceWeight::computed(&name, heads.keys(), move || {
+        let (_, queries) = at.outputs(&query)?;
+        let (input, keys) = at.outputs(&key)?;
+        let q = LayerMoments::measured(&at.measured.queries, queries.squares.len()).unwrap_or(queries.squares);
+        let q = heads.gather(&q, |a, b| a + b);
+        let k = LayerMoments::measured(&at.measured.keys, keys.squares.len()).unwrap_or(keys.squares);
+        // the two dimensions of a pair as one channel
+        let both = |values: &[f64], join: fn(f64, f64) -> f64| heads.join_pairs(values, rotated, join);
+        let (q, k) = (both(&q, |a, b| a + b), both(&k, |a, b| a + b));
+        let channels = Channels {
+            produced: both(&heads.gather(&queries.largest, f64::max), f64::max),
+            consumed: both(&keys.largest, f64::max),
+            of_producer: k.iter().map(|square| heads.group as f64 * input * square).collect(),
+            of_consumer: q.iter().map(|square| input * square).collect(),
+            magnitude: q.iter().map(|square| square.sqrt()).collect(),
+        };
+        let mut units = channels.balance();
+        // neither queries nor keys grow more than the others
+        let grown = |scaled: &dyn Fn(usize) -> f64, plain: &[f64]| {
+            let roots: Vec<f64> = plain.iter().map(|square| square.sqrt()).collect();
+            let after = roots.iter().enumerate().map(|(j, root)| scaled(j) * root).fold(0.0, f64::max);
+            after / largest(&roots)
+        };
+        let constant = (grown(&|j| 1.0 / units[j], &k) / grown(&|j| units[j], &q)).sqrt();
+        if constant.is_finite() && constant > 0.0 {
+            units.iter_mut().for_each(|unit| *unit *= constant);
+        }
+        Ok(narrow(units))
+    });
+    scale_rows(&mut attention.query, &units.reorder(heads.spread())?)?;
+    scale_rows(&mut attention.key, &units.reciprocal())?;
+    Ok(units)
+}
+
+/// Every head as large as the largest.
+fn level_heads(projection: &mut Linear, width: usize, name: &str) -> Result<SourceWeight> {
+    let weight = projection.weight.clone();
+    let units = SourceWeight::computed(name, weight.rows(), move || {
+        let rows = WeightExtent::of(&weight)?.row_max;
+        let most = largest(&rows);
+        let of_head = |head: &[f64]| {
+            let unit = most / largest(head);
+            vec![if unit.is_finite() { unit.min(MOST_FOR_HEAD) } else { 1.0 }; head.len()]
+        };
+        Ok(narrow(rows.chunks(width).flat_map(of_head).collect()))
+    });
+    scale_rows(projection, &units)?;
+    Ok(units)
+}
+
+/// The heads of attention: those of keys and values are shared by groups of queries.
+#[derive(Clone, Copy)]
+struct Heads {
+    count: u64,
+    group: u64,
+    width: u64,
+}
+
+impl Heads {
+    fn of(attention: &Attention) -> Heads {
+        let count = attention.num_key_value_heads;
+        Heads { count, group: attention.num_attention_heads / count, width: attention.head_dim }
+    }
+
+    fn keys(self) -> u64 {
+        self.count * self.width
+    }
+
+    fn queries(self) -> u64 {
+        self.keys() * self.group
+    }
+
+    /// For every channel of query heads, the channel of its key-value head.
+    fn spread(self) -> RowOrder {
+        let origin = |channel: u64| channel / (self.group * self.width) * self.width + channel % self.width;
+        RowOrder::Explicit((0..self.queries()).map(origin).collect())
+    }
+
+    /// Of every channel of key-value heads, what the group's query heads have together.
+    fn gather(self, values: &[f64], join: fn(f64, f64) -> f64) -> Vec<f64> {
+        let (group, width) = (self.group as usize, self.width as usize);
+        let of_group = |group: &[f64]| {
+            let mut heads = group.chunks(width);
+            let mut joined = heads.next().unwrap_or_default().to_vec();
+            heads.for_each(|head| joined.iter_mut().zip(head).for_each(|(a, b)| *a = join(*a, *b)));
+            joined
+        };
+        values.chunks(group * width).flat_map(of_group).collect()
+    }
+
+    /// In each head, dimensions `i` and `i + rotated / 2` are one pair: what they have together, in both places.
+    fn join_pairs(self, values: &[f64], rotated: usize, join: fn(f64, f64) -> f64) -> Vec<f64> {
+        let mut values = values.to_vec();
+        for head in values.chunks_mut(self.width as usize) {
+            for i in 0..rotated / 2 {
+                let both = join(head[i], head[i + rotated / 2]);
+                (head[i], head[i + rotated / 2]) = (both, both);
+            }
+        }
+        values
+    }
+}
+
+/// The rows and the bias of a projection times `units`.
+pub(super) fn scale_rows(projection: &mut Linear, units: &SourceWeight) -> Result<()> {
+    projection.weight = projection.weight.scale_rows(units)?;
+    projection.bias = projection.bias.as_ref().map(|bias| bias.multiply_rows(units)).transpose()?;
+    Ok(())
+}
+
+pub(super) fn narrow(values: Vec<f64>) -> Vec<f32> {
+    values.into_iter().map(|value| value as f32).collect()
+}

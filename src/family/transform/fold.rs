@@ -1,0 +1,39 @@
+//! Gains into their readers: `W (g * n) = (W diag(g)) n`, for a norm's output `g * n` and every projection `W` that reads
+//! it. The norm is left without a gain. So is that of a DeltaNet, whose heads share it and whose gate, which is multiplied
+//! element by element, doesn't mind.
+
+use crate::blocks::norm::Norm;
+use crate::decoder::Decoder;
+use crate::layer::Mixer;
+use anec_base::Result;
+use anec_source::SourceWeight;
+
+impl Decoder {
+    /// Folds the gains of all norms that projections read.
+    pub(super) fn fold(&mut self) -> Result<()> {
+        for layer in &mut self.layers {
+            for block in layer.blocks() {
+                let Some(gain) = block.norms.before.as_mut().and_then(take_gain) else { continue };
+                for reader in block.readers {
+                    reader.weight = reader.weight.multiply_rows(&gain)?;
+                }
+            }
+            if let Mixer::DeltaNet(net) = &mut layer.mixer
+                && let Some(gain) = take_gain(&mut net.norm)
+            {
+                let of_heads = SourceWeight::concatenate(vec![gain; net.num_value_heads as usize])?;
+                net.output.weight = net.output.weight.multiply_rows(&of_heads)?;
+            }
+        }
+        if let Some(gain) = take_gain(&mut self.final_norm) {
+            self.head = self.head.multiply_rows(&gain)?;
+        }
+        Ok(())
+    }
+}
+
+/// A norm's gain, which it loses.
+pub(super) fn take_gain(norm: &mut Norm) -> Option<SourceWeight> {
+    let weight = norm.weight.take()?;
+    Some(weight.add(std::mem::replace(&mut norm.offset, 0.0)))
+}

@@ -1,0 +1,51 @@
+//! What a family permits. What it doesn't is not done, and said.
+
+use crate::config::DecoderConfig;
+use crate::table::{MixerKind, NormPlacement, QkNorm};
+use anec_manifest::{RotateBy, RotationOptions, Transform};
+
+/// Whether a transform keeps what this model computes, or why it doesn't.
+///
+/// # Errors
+/// The reason, as a part of a sentence.
+pub fn permits(config: &DecoderConfig, transform: Transform) -> Result<(), &'static str> {
+    match transform {
+        Transform::Fold | Transform::Equalize => Ok(()),
+        Transform::Gains => Ok(()),
+        Transform::Rotate | Transform::RotateBy(_) => match config.norms {
+            NormPlacement::Pre if config.residual_scaling => {
+                Err("sums with the residual stream have a scale for each channel, and a rotation mixes channels")
+            }
+            NormPlacement::Pre => Ok(()),
+            NormPlacement::Post | NormPlacement::Both => {
+                Err("norms behind the blocks have a gain for each channel of what enters the residual stream, and a \
+                     rotation mixes channels")
+            }
+        },
+    }
+}
+
+/// What a model is given where nothing is said: rotation does the work of new gains, and more.
+pub fn recipe(config: &DecoderConfig) -> Vec<Transform> {
+    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions::default() });
+    match permits(config, rotate) {
+        Ok(()) => vec![Transform::Fold, rotate, Transform::Equalize],
+        Err(_) => vec![Transform::Gains, Transform::Equalize],
+    }
+}
+
+/// What equalization leaves as it is.
+pub(super) fn not_equalized(config: &DecoderConfig) -> Vec<String> {
+    let has = |kind: MixerKind| config.layers.iter().any(|layer| layer.mixer == kind);
+    let reasons = [
+        (
+            config.qk_norm == QkNorm::WholeWidth && has(MixerKind::Attention),
+            "queries and keys keep their units: one norm goes over all their heads",
+        ),
+        (
+            has(MixerKind::Cca),
+            "queries and keys keep their units: each is averaged with the other in front of the convolutions",
+        ),
+    ];
+    reasons.into_iter().filter(|(applies, _)| *applies).map(|(_, reason)| reason.to_owned()).collect()
+}

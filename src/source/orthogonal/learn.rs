@@ -1,0 +1,309 @@
+//! A rotation under which the largest weights are small, learned from the weights alone (SpinQuant, arXiv:2405.16406,
+//! without data): `Q = Q_0 diag(R_1, R_2, ..)` with a randomised Hadamard matrix `Q_0` and orthogonal blocks `R_i`, so that
+//! an element costs no more than a product with a row of its block.
+//!
+//! A tensor's scale is its largest magnitude, for which the 24-norm stands: descent on `sum_t log |X_t R|_24`, where `X_t`
+//! are the rows of largest norm of tensor `t` (the columns of what writes to the stream), in steps of Adam along skew
+//! matrices `S`, with `R <- R (I + S)^-1 (I - S)` (Cayley), for which `R (I - 2 S + 2 S^2 - 2 S^3)` and one step of Newton
+//! and Schulz towards an orthogonal matrix are taken.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use ndarray::{Array2, ArrayViewMut2, Axis, Slice, Zip};
+
+use super::hadamard::HadamardRotation;
+use crate::error::Result;
+use crate::weight::{SourceWeight, SquareMatrix, WeightExtent};
+
+/// Channels of a block, at most and at least.
+const WIDEST: u64 = 128;
+const NARROWEST: u64 = 8;
+/// Rows of a tensor that are looked at.
+const ROWS: usize = 128;
+/// Elements of all those rows, at most.
+const ELEMENTS: usize = 1 << 24;
+/// Steps, and the size of the first; they become smaller down to nothing.
+const STEPS: usize = 100;
+const RATE: f64 = 0.01;
+/// Memory of Adam's averages.
+const MOMENTUM: f64 = 0.9;
+const SQUARES: f64 = 0.99;
+/// Threads, and parts of the gradient, which are summed in their order.
+const PARTS: usize = 8;
+
+/// A learned rotation; what it is is found when it is first needed.
+pub struct LearnedRotation(Arc<Inner>);
+
+struct Inner {
+    random: HadamardRotation,
+    width: usize,
+    readers: Vec<SourceWeight>,
+    writers: Vec<SourceWeight>,
+    blocks: OnceLock<Vec<Array2<f32>>>,
+    busy: Mutex<()>,
+}
+
+impl LearnedRotation {
+    /// The width of blocks that divide the channels, unless it is too small to learn anything.
+    pub fn blocks(random: &HadamardRotation) -> Option<u64> {
+        let width = WIDEST.min(1 << random.size().trailing_zeros());
+        (width >= NARROWEST).then_some(width)
+    }
+
+    /// For the weights that read and write the stream, before rotation.
+    pub fn new(random: HadamardRotation, width: u64, readers: Vec<SourceWeight>, writers: Vec<SourceWeight>) -> Self {
+        let (blocks, busy) = (OnceLock::new(), Mutex::new(()));
+        LearnedRotation(Arc::new(Inner { random, width: width as usize, readers, writers, blocks, busy }))
+    }
+
+    /// Something that is read once the rotation is known.
+    pub fn deferred(&self) -> SourceWeight {
+        let inner = self.0.clone();
+        SourceWeight::computed("learned rotation", 0, move || inner.blocks().map(|_| Vec::new()))
+    }
+}
+
+impl Inner {
+    fn blocks(&self) -> Result<&[Array2<f32>]> {
+        if let Some(blocks) = self.blocks.get() {
+            return Ok(blocks);
+        }
+        let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(blocks) = self.blocks.get() {
+            return Ok(blocks);
+        }
+        let learned = learn(&self.samples()?, self.random.size() as usize, self.width);
+        Ok(self.blocks.get_or_init(|| learned.into_iter().map(|block| block.mapv(|value| value as f32)).collect()))
+    }
+
+    /// Of every tensor the rows of largest norm, rotated by the random matrix. It doesn't change norms, so the rows are
+    /// chosen before.
+    fn samples(&self) -> Result<Vec<Array2<f32>>> {
+        let size = self.random.size() as usize;
+        let tensors = self.readers.len() + self.writers.len();
+        let count = (ELEMENTS / (size * tensors.max(1))).clamp(1, ROWS);
+        let sample = |index: usize| {
+            let mut rows = match self.writers.get(index) {
+                Some(writer) => largest_columns(writer, count)?,
+                None => largest_rows(&self.readers[index - self.writers.len()], count)?,
+            };
+            if let Some(rows) = rows.as_slice_mut() {
+                self.random.multiply_rows(rows)?;
+            }
+            Ok(rows)
+        };
+        let indices: Vec<usize> = (0..tensors).collect();
+        in_parts(&indices, |part| part.iter().map(|index| sample(*index)).collect::<Result<Vec<_>>>())
+            .into_iter()
+            .collect::<Result<Vec<_>>>()
+            .map(|parts| parts.into_iter().flatten().collect())
+    }
+}
+
+impl SquareMatrix for LearnedRotation {
+    fn size(&self) -> u64 {
+        self.0.random.size()
+    }
+
+    fn name(&self) -> String {
+        format!("learned from {}", self.0.random.name())
+    }
+
+    fn multiply_rows(&self, rows: &mut [f32]) -> Result<()> {
+        self.0.random.multiply_rows(rows)?;
+        let size = self.size() as usize;
+        if let Ok(mut rows) = ArrayViewMut2::from_shape((rows.len() / size, size), rows) {
+            for (mut part, block) in rows.axis_chunks_iter_mut(Axis(1), self.0.width).zip(self.0.blocks()?) {
+                let product = part.dot(block);
+                part.assign(&product);
+            }
+        }
+        Ok(())
+    }
+
+    fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> Result<()> {
+        self.0.random.multiply_columns(matrix, columns)?;
+        if let Ok(mut matrix) = ArrayViewMut2::from_shape((self.size() as usize, columns), matrix) {
+            for (mut part, block) in matrix.axis_chunks_iter_mut(Axis(0), self.0.width).zip(self.0.blocks()?) {
+                let product = block.t().dot(&part);
+                part.assign(&product);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows of largest norm.
+fn largest_rows(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
+    let chosen = largest(&WeightExtent::of(weight)?.row_squares, count);
+    let columns = weight.columns() as usize;
+    let mut rows = Array2::zeros((chosen.len(), columns));
+    for (mut row, index) in rows.outer_iter_mut().zip(chosen) {
+        if let Some(row) = row.as_slice_mut() {
+            weight.read_rows(index as u64, row)?;
+        }
+    }
+    Ok(rows)
+}
+
+/// The columns of largest norm, as rows.
+fn largest_columns(weight: &SourceWeight, count: usize) -> Result<Array2<f32>> {
+    let chosen = largest(&WeightExtent::of(weight)?.column_squares, count);
+    let mut rows = Array2::zeros((chosen.len(), weight.rows() as usize));
+    let mut row = vec![0.0; weight.columns() as usize];
+    for (index, mut column) in rows.axis_iter_mut(Axis(1)).enumerate() {
+        weight.read_rows(index as u64, &mut row)?;
+        column.iter_mut().zip(&chosen).for_each(|(to, from)| *to = row[*from]);
+    }
+    weight.release(0..weight.elements());
+    Ok(rows)
+}
+
+/// Where the largest of some numbers are.
+fn largest(values: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+    order.truncate(count);
+    order
+}
+
+/// Works on parts of a list beside each other, always the same ones, and gives what comes out in their order. These are
+/// threads of their own: who waits here for one of the pool could keep it from what it waits for.
+fn in_parts<T: Sync, R: Send>(items: &[T], work: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
+    let (length, work) = (items.len().div_ceil(PARTS).max(1), &work);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = items.chunks(length).map(|part| scope.spawn(move || work(part))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// The blocks under which the samples' largest elements are smallest.
+fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f64>> {
+    let count = size / width;
+    let zeros = || vec![Array2::<f64>::zeros((width, width)); count];
+    let mut blocks = vec![Array2::<f64>::eye(width); count];
+    let (mut means, mut squares) = (zeros(), zeros());
+    for step in 0..STEPS {
+        let narrow: Vec<Array2<f32>> = blocks.iter().map(|block| block.mapv(|value| value as f32)).collect();
+        let parts = in_parts(samples, |part| {
+            let mut sum = zeros();
+            for sample in part {
+                for (sum, own) in sum.iter_mut().zip(gradient(sample, &narrow).1) {
+                    *sum += &own.mapv(f64::from);
+                }
+            }
+            sum
+        });
+        let rate = RATE * (1.0 - step as f64 / STEPS as f64);
+        let age = step as i32 + 1;
+        let (mean_age, square_age) = (1.0 - MOMENTUM.powi(age), 1.0 - SQUARES.powi(age));
+        for (index, block) in blocks.iter_mut().enumerate() {
+            let gradient = parts.iter().fold(Array2::zeros((width, width)), |sum, part| sum + &part[index]);
+            let tangent = block.t().dot(&gradient);
+            let tangent = (&tangent - &tangent.t()) / 2.0;
+            means[index] = &means[index] * MOMENTUM + &tangent * (1.0 - MOMENTUM);
+            squares[index] = &squares[index] * SQUARES + &(&tangent * &tangent) * (1.0 - SQUARES);
+            let mut skew = Array2::zeros((width, width));
+            Zip::from(&mut skew).and(&means[index]).and(&squares[index]).for_each(|skew, mean, square| {
+                *skew = rate / 2.0 * (mean / mean_age) / ((square / square_age).sqrt() + 1e-12);
+            });
+            *block = turned(block, &skew);
+        }
+    }
+    blocks
+}
+
+/// `R (I + S)^-1 (I - S)` for a small skew `S`.
+fn turned(block: &Array2<f64>, skew: &Array2<f64>) -> Array2<f64> {
+    let square = skew.dot(skew);
+    let cayley = Array2::eye(skew.nrows()) - skew * 2.0 + &square * 2.0 - square.dot(skew) * 2.0;
+    orthogonal(&orthogonal(&block.dot(&cayley)))
+}
+
+/// A step of Newton and Schulz: nearer to orthogonal.
+fn orthogonal(block: &Array2<f64>) -> Array2<f64> {
+    block * 1.5 - block.dot(&block.t().dot(block)) * 0.5
+}
+
+/// `log |X R|_24` and its gradient by the blocks of `R`.
+fn gradient(sample: &Array2<f32>, blocks: &[Array2<f32>]) -> (f64, Vec<Array2<f32>>) {
+    let width = blocks.first().map_or(1, |block| block.nrows());
+    let part = |index: usize| sample.slice_axis(Axis(1), Slice::from(index * width..(index + 1) * width));
+    let products: Vec<Array2<f32>> = blocks.iter().enumerate().map(|(index, block)| part(index).dot(block)).collect();
+    let most = products.iter().flatten().fold(0f32, |most, value| most.max(value.abs()));
+    if most == 0.0 {
+        return (0.0, blocks.iter().map(|block| Array2::zeros(block.raw_dim())).collect());
+    }
+    let power = |value: f32| {
+        let square = (value / most).powi(2);
+        let fourth = square * square;
+        fourth * fourth * fourth * fourth * fourth * fourth
+    };
+    let sum: f64 = products.iter().flatten().map(|value| f64::from(power(*value))).sum();
+    let scale = 1.0 / sum as f32;
+    let of_block = |(index, product): (usize, &Array2<f32>)| {
+        let slope = product.mapv(|value| if value == 0.0 { 0.0 } else { scale * power(value) / value });
+        part(index).t().dot(&slope)
+    };
+    (f64::from(most).ln() + sum.ln() / 24.0, products.iter().enumerate().map(of_block).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::SourceTensor;
+
+    fn random(name: &str, rows: u64, columns: u64, seed: u64) -> SourceWeight {
+        SourceWeight::from(SourceTensor::random(name, &[rows, columns], seed, 0.0, 1.0).unwrap())
+    }
+
+    #[test]
+    fn the_gradient_is_that_of_small_differences() {
+        let mut sample = Array2::<f32>::zeros((5, 16));
+        random("x", 5, 16, 3).read(0, sample.as_slice_mut().unwrap()).unwrap();
+        let blocks = vec![Array2::<f32>::eye(8); 2];
+        let (_, gradient_of) = gradient(&sample, &blocks);
+        for (block, row, column) in [(0, 0, 0), (0, 3, 5), (1, 7, 2)] {
+            let moved = |by: f32| {
+                let mut blocks = blocks.clone();
+                blocks[block][[row, column]] += by;
+                gradient(&sample, &blocks).0
+            };
+            let difference = (moved(1e-2) - moved(-1e-2)) / 2e-2;
+            let found = f64::from(gradient_of[block][[row, column]]);
+            assert!((found - difference).abs() < 0.02 * difference.abs().max(0.01), "{found} {difference}");
+        }
+    }
+
+    #[test]
+    fn a_learned_rotation_is_orthogonal_and_makes_the_largest_weights_smaller() {
+        let readers: Vec<SourceWeight> = (0..3).map(|i| random("r", 40, 48, i)).collect();
+        let writers = vec![random("w", 48, 30, 9)];
+        let plain = HadamardRotation::new(48, 1).unwrap();
+        let width = LearnedRotation::blocks(&plain).unwrap();
+        assert_eq!(width, 16);
+        let learned = LearnedRotation::new(HadamardRotation::new(48, 1).unwrap(), width, readers.clone(), writers);
+        let mut rows: Vec<f32> = Array2::<f32>::eye(48).into_raw_vec_and_offset().0;
+        learned.multiply_rows(&mut rows).unwrap();
+        let dense = Array2::from_shape_vec((48, 48), rows).unwrap();
+        let away = (dense.t().dot(&dense) - Array2::<f32>::eye(48)).mapv(f32::abs);
+        assert!(away.iter().all(|value| *value < 1e-5), "{away}");
+        let logs = |q: &dyn SquareMatrix| -> f64 {
+            let most = |weight: &SourceWeight| {
+                let mut rows = vec![0.0; weight.elements() as usize];
+                weight.read(0, &mut rows).unwrap();
+                q.multiply_rows(&mut rows).unwrap();
+                f64::from(rows.iter().fold(0f32, |most, value| most.max(value.abs()))).ln()
+            };
+            readers.iter().map(most).sum()
+        };
+        assert!(logs(&learned) < logs(&plain) - 0.3, "{} {}", logs(&learned), logs(&plain));
+        // columns as the transpose says
+        let mut matrix = vec![0.0; 48 * 5];
+        random("m", 48, 5, 4).read(0, &mut matrix).unwrap();
+        let expected = dense.t().dot(&Array2::from_shape_vec((48, 5), matrix.clone()).unwrap());
+        learned.multiply_columns(&mut matrix, 5).unwrap();
+        assert!(matrix.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() < 1e-4));
+    }
+}

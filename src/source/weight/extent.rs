@@ -1,0 +1,82 @@
+//! Maxima and squares of the rows and columns of a weight, in one pass over it.
+
+use super::SourceWeight;
+use crate::error::Result;
+
+/// Elements that are read at a time, about.
+const ELEMENTS: u64 = 1 << 16;
+
+/// How far a matrix reaches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightExtent {
+    /// Largest magnitude of each row.
+    pub row_max: Vec<f64>,
+    /// Sum of the squares of each row.
+    pub row_squares: Vec<f64>,
+    /// Largest magnitude of each column.
+    pub column_max: Vec<f64>,
+    /// Sum of the squares of each column.
+    pub column_squares: Vec<f64>,
+}
+
+impl WeightExtent {
+    /// Reads all of a weight, one block of rows after another, on this thread.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn of(weight: &SourceWeight) -> Result<WeightExtent> {
+        let (rows, columns) = (weight.rows() as usize, weight.columns() as usize);
+        let mut extent = WeightExtent {
+            row_max: Vec::with_capacity(rows),
+            row_squares: Vec::with_capacity(rows),
+            column_max: vec![0.0; columns],
+            column_squares: vec![0.0; columns],
+        };
+        // in f32 over the few rows of a block, in f64 over blocks
+        let mut maxima = vec![0f32; columns];
+        let (mut values, mut squares) = (Vec::new(), vec![0f32; columns]);
+        let at_a_time = (ELEMENTS / columns.max(1) as u64).max(1);
+        for first in (0..rows as u64).step_by(at_a_time as usize) {
+            let count = at_a_time.min(rows as u64 - first);
+            values.resize(count as usize * columns, 0f32);
+            weight.read_rows(first, &mut values)?;
+            squares.fill(0.0);
+            for row in values.chunks_exact(columns) {
+                let (mut largest, mut sum) = (0f32, 0f64);
+                for ((value, maximum), square) in row.iter().zip(&mut maxima).zip(&mut squares) {
+                    *maximum = maximum.max(value.abs());
+                    *square += value * value;
+                }
+                for part in row.chunks(256) {
+                    largest = part.iter().fold(largest, |largest, value| largest.max(value.abs()));
+                    sum += f64::from(part.iter().map(|value| value * value).sum::<f32>());
+                }
+                extent.row_max.push(f64::from(largest));
+                extent.row_squares.push(sum);
+            }
+            extent.column_squares.iter_mut().zip(&squares).for_each(|(sum, part)| *sum += f64::from(*part));
+        }
+        extent.column_max.iter_mut().zip(&maxima).for_each(|(to, from)| *to = f64::from(*from));
+        weight.release(0..weight.elements());
+        Ok(extent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_columns_are_looked_through_in_one_pass() {
+        let weight = SourceWeight::from_values("w", &[2, 3], vec![1.0, -4.0, 0.5, 2.0, 3.0, 0.0]).unwrap();
+        let extent = WeightExtent::of(&weight).unwrap();
+        assert_eq!((extent.row_max, extent.row_squares), (vec![4.0, 3.0], vec![17.25, 13.0]));
+        assert_eq!((extent.column_max, extent.column_squares), (vec![2.0, 4.0, 0.5], vec![5.0, 25.0, 0.25]));
+        // more rows than are read at a time
+        let tensor = crate::tensor::SourceTensor::random("t", &[300, 500], 1, 0.0, 1.0).unwrap();
+        let extent = WeightExtent::of(&SourceWeight::from(tensor)).unwrap();
+        assert_eq!((extent.row_max.len(), extent.column_max.len()), (300, 500));
+        let [rows, columns] = [&extent.row_squares, &extent.column_squares].map(|squares| squares.iter().sum::<f64>());
+        assert!((rows / columns - 1.0).abs() < 1e-5 && (rows / 150_000.0 - 1.0).abs() < 0.02, "{rows} {columns}");
+    }
+}

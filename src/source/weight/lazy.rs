@@ -1,0 +1,158 @@
+//! Parts of expressions that aren't computed element by element: vectors that come out of other weights, and products
+//! with a square matrix.
+//!
+//! What is computed here is computed under a lock by one thread alone and without the thread pool: a thread of the pool
+//! that waits inside a lock could be waiting for work of its own.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::SourceWeight;
+use crate::error::{Result, SourceError};
+
+/// A square matrix `Q` by which weights are multiplied in place.
+pub trait SquareMatrix: Send + Sync {
+    /// Rows, and columns.
+    fn size(&self) -> u64;
+
+    /// What it is, in words: matrices with equal names are equal.
+    fn name(&self) -> String;
+
+    /// `rows <- rows Q`, for rows of [`size`](SquareMatrix::size) elements one after another.
+    ///
+    /// # Errors
+    /// When the matrix can't be computed.
+    fn multiply_rows(&self, rows: &mut [f32]) -> Result<()>;
+
+    /// `matrix <- Q^T matrix`, for a matrix of [`size`](SquareMatrix::size) rows and `columns` columns.
+    ///
+    /// # Errors
+    /// When the matrix can't be computed.
+    fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> Result<()>;
+}
+
+/// Computes a vector.
+type Compute = Box<dyn Fn() -> Result<Vec<f32>> + Send + Sync>;
+
+/// A vector that is computed when it is read for the first time, and then kept.
+pub(super) struct Computed {
+    pub(super) name: String,
+    compute: Compute,
+    values: OnceLock<Vec<f32>>,
+    busy: Mutex<()>,
+}
+
+impl Computed {
+    fn values(&self, length: u64) -> Result<&[f32]> {
+        if let Some(values) = self.values.get() {
+            return Ok(values);
+        }
+        let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(values) = self.values.get() {
+            return Ok(values);
+        }
+        let values = (self.compute)()?;
+        if values.len() as u64 != length {
+            let problem = format!("{} values were computed, expected {length}", values.len());
+            return Err(SourceError::Weight { weight: self.name.clone(), problem });
+        }
+        Ok(self.values.get_or_init(|| values))
+    }
+
+    /// Elements `first ..` of `length`.
+    pub(super) fn read(&self, length: u64, first: u64, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.values(length)?[first as usize..][..out.len()]);
+        Ok(())
+    }
+}
+
+/// `Q^T W`: each element depends on a whole column, so all of it is held from the first read to the release of the last
+/// element.
+pub(super) struct Product {
+    pub(super) of: SourceWeight,
+    pub(super) matrix: Arc<dyn SquareMatrix>,
+    held: Mutex<Option<Arc<Vec<f32>>>>,
+}
+
+impl Product {
+    fn held(&self) -> Result<Arc<Vec<f32>>> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(values) = &*held {
+            return Ok(values.clone());
+        }
+        let mut values = vec![0.0; self.of.elements() as usize];
+        self.of.read(0, &mut values)?;
+        self.of.release(0..self.of.elements());
+        self.matrix.multiply_columns(&mut values, self.of.columns() as usize)?;
+        Ok(held.insert(Arc::new(values)).clone())
+    }
+
+    pub(super) fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
+        out.copy_from_slice(&self.held()?[first as usize..][..out.len()]);
+        Ok(())
+    }
+
+    pub(super) fn release(&self, range: Range<u64>) {
+        if range.end >= self.of.elements() {
+            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
+impl SourceWeight {
+    /// A vector that `compute` gives when it is first read; `name` says what it is, and vectors of one name are equal.
+    /// `compute` must not use the thread pool.
+    pub fn computed(
+        name: &str,
+        length: u64,
+        compute: impl Fn() -> Result<Vec<f32>> + Send + Sync + 'static,
+    ) -> SourceWeight {
+        let computed = Computed {
+            name: name.to_owned(),
+            compute: Box::new(compute),
+            values: OnceLock::new(),
+            busy: Mutex::new(()),
+        };
+        SourceWeight { node: Arc::new(super::Node::Computed(computed)), shape: [length].into() }
+    }
+
+    /// `W Q`: every row times a square matrix.
+    ///
+    /// # Errors
+    /// When rows aren't as long as those of the matrix.
+    pub fn times(&self, matrix: &Arc<dyn SquareMatrix>) -> Result<SourceWeight> {
+        if self.columns() != matrix.size() {
+            return Err(self.wrong(format!("{} columns times a matrix of {}", self.columns(), matrix.size())));
+        }
+        let node = super::Node::Times { of: self.clone(), matrix: matrix.clone() };
+        Ok(SourceWeight { node: Arc::new(node), shape: self.shape.clone() })
+    }
+
+    /// `Q^T W`: every column of a matrix times a square matrix. It is held in memory while it is read.
+    ///
+    /// # Errors
+    /// When it isn't a matrix with as many rows as the square one.
+    pub fn transposed_times(&self, matrix: &Arc<dyn SquareMatrix>) -> Result<SourceWeight> {
+        if self.shape.len() != 2 || self.shape[0] != matrix.size() {
+            return Err(self.wrong(format!("a matrix of {} times shape {:?}", matrix.size(), self.shape)));
+        }
+        let product = Product { of: self.clone(), matrix: matrix.clone(), held: Mutex::new(None) };
+        Ok(SourceWeight { node: Arc::new(super::Node::TransposedTimes(product)), shape: self.shape.clone() })
+    }
+}
+
+/// Reads elements `first ..` of `W Q`: rows that are only wanted in part are computed as a whole.
+pub(super) fn read_times(of: &SourceWeight, matrix: &dyn SquareMatrix, first: u64, out: &mut [f32]) -> Result<()> {
+    let width = matrix.size();
+    let end = first + out.len() as u64;
+    let (start, stop) = (first - first % width, end.next_multiple_of(width));
+    if (start, stop) == (first, end) {
+        of.read(first, out)?;
+        return matrix.multiply_rows(out);
+    }
+    let mut rows = vec![0.0; (stop - start) as usize];
+    of.read(start, &mut rows)?;
+    matrix.multiply_rows(&mut rows)?;
+    out.copy_from_slice(&rows[(first - start) as usize..][..out.len()]);
+    Ok(())
+}
