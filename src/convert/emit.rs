@@ -5,16 +5,17 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use super::report::TensorReport;
-use anec_base::Result;
+use anec_base::{MappedFile, Result};
 use anec_family::EmitWeight;
 use anec_manifest::{Granularity, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{Fp16, Int8, RoundingError};
+use anec_quant::{ChosenCodes, Fp16, Int8, RoundingError};
 use anec_source::SourceWeight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
 pub struct Emitter<'a> {
     quant: &'a Quant,
+    chosen: Option<&'a dyn ChosenCodes>,
     emitted: IndexMap<WeightKey, Emitted>,
 }
 
@@ -55,7 +56,17 @@ struct Emitted {
 impl<'a> Emitter<'a> {
     /// An emitter for a new package.
     pub fn new(quant: &'a Quant) -> Self {
-        Emitter { quant, emitted: IndexMap::new() }
+        Emitter { quant, chosen: None, emitted: IndexMap::new() }
+    }
+
+    /// With codes that were chosen before.
+    pub fn chosen(self, chosen: Option<&'a dyn ChosenCodes>) -> Self {
+        Emitter { chosen, ..self }
+    }
+
+    /// The codes that were chosen for a weight, if any were.
+    fn codes(&self, weight: &SourceWeight, channels: u64) -> Result<Option<Arc<MappedFile>>> {
+        self.chosen.map_or(Ok(None), |chosen| chosen.codes(&weight.key(), channels))
     }
 
     /// Takes the names of weights that this function, which was just built, is the first to use.
@@ -106,7 +117,8 @@ impl EmitWeight for Emitter<'_> {
                 (Stored { data: Arc::new(halves), scale: None }, measures)
             }
             (WeightFormat::Int8, granularity) => {
-                let int8 = Int8::new(rows, granularity, self.quant.overflow);
+                let codes = self.codes(weight, key.channels)?;
+                let int8 = Int8::chosen(rows, granularity, self.quant.overflow, codes);
                 let scale = Some((int8.scale(), int8.scale_count()));
                 (Stored { data: int8.data(), scale }, int8.measures())
             }

@@ -25,8 +25,13 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
                 .advise("remove the override"));
         }
     }
+    if manifest.calibration.tokens == 0 {
+        return Err(ManifestError::value("calibration.tokens", "0 tokens, expected at least 1"));
+    }
     residual_scale(manifest.numerics.scale)?;
     share("gates.parity.cosine", manifest.gates.parity.cosine)?;
+    share("gates.parity.p1", manifest.gates.parity.p1)?;
+    share("gates.parity.kl", manifest.gates.parity.kl)?;
     share("gates.parity.perplexity", manifest.gates.parity.perplexity)?;
     share("gates.parity.top1", manifest.gates.parity.top1)
 }
@@ -190,6 +195,7 @@ mod tests {
         ("shards: { max_experts: 4 }", "shards.max_experts", "not divided"),
         ("lm_head: { split: 0 }", "lm_head.split", "at least 1"),
         ("quant: { overrides: { norm: { weights: int8 } } }", "quant.overrides.norm", "never"),
+        ("calibration: { tokens: 0 }", "calibration.tokens", "at least 1"),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
     ];
 

@@ -54,6 +54,9 @@ pub struct Quant {
     pub weights: WeightFormat,
     /// How many weights share one scale.
     pub granularity: Granularity,
+    /// How the codes of quantized weights are chosen.
+    #[serde(skip_serializing_if = "Feedback::is_default")]
+    pub feedback: Feedback,
     /// What happens to weights beyond fp16's largest number.
     #[serde(skip_serializing_if = "Overflow::is_default")]
     pub overflow: Overflow,
@@ -63,6 +66,13 @@ pub struct Quant {
 }
 
 impl Quant {
+    /// Whether codes are chosen by a calibration text.
+    pub fn is_calibrated(&self) -> bool {
+        let quantized = self.weights != WeightFormat::None
+            || self.overrides.values().any(|own| own.weights.is_some_and(|weights| weights != WeightFormat::None));
+        self.feedback == Feedback::Gptq && quantized
+    }
+
     /// Format and granularity for a role.
     pub fn of(&self, role: Role) -> (WeightFormat, Granularity) {
         if !role.is_projection() {
@@ -73,6 +83,24 @@ impl Quant {
             own.and_then(|o| o.weights).unwrap_or(self.weights),
             own.and_then(|o| o.granularity).unwrap_or(self.granularity),
         )
+    }
+}
+
+/// How the codes of quantized weights are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Feedback {
+    /// Each weight is rounded to the nearest number.
+    #[default]
+    None,
+    /// The error of each weight is made up for in those of the same row that are yet to be rounded (GPTQ): the products
+    /// with the inputs that a calibration text brings are what has to be right.
+    Gptq,
+}
+
+impl Feedback {
+    fn is_default(&self) -> bool {
+        *self == Feedback::default()
     }
 }
 

@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::fp16::{LARGEST, first_block, overflow};
 use super::measure::{BlockLoss, RoundingError};
 use super::{Blocks, QuantError};
-use anec_base::Result;
+use anec_base::{MappedFile, Result};
 use anec_kernels::quantize;
 use anec_manifest::{Granularity, Overflow};
 use anec_mil::Content;
@@ -29,6 +29,8 @@ pub struct Int8 {
     overflow: Overflow,
     scales: Scales,
     measures: Arc<RoundingError>,
+    /// Integers that were chosen before; the nearest ones if there are none.
+    chosen: Option<Arc<MappedFile>>,
 }
 
 enum Scales {
@@ -47,12 +49,24 @@ struct TensorScale {
 impl Int8 {
     /// The int8 form of a weight.
     pub fn new(weight: SourceWeight, granularity: Granularity, overflow: Overflow) -> Arc<Self> {
+        Self::chosen(weight, granularity, overflow, None)
+    }
+
+    /// The int8 form of a weight with integers that were chosen for its scales before: a byte for each element,
+    /// row-major.
+    pub fn chosen(
+        weight: SourceWeight,
+        granularity: Granularity,
+        overflow: Overflow,
+        chosen: Option<Arc<MappedFile>>,
+    ) -> Arc<Self> {
         let blocks = Blocks::of(&weight);
         let scales = match granularity {
             Granularity::PerTensor => Scales::Tensor(OnceLock::new()),
             Granularity::PerChannel => Scales::Channel((0..weight.rows()).map(|_| AtomicU16::new(0)).collect()),
         };
-        Arc::new(Int8 { weight, blocks, overflow, scales, measures: Arc::new(RoundingError::new(blocks.count())) })
+        let measures = Arc::new(RoundingError::new(blocks.count()));
+        Arc::new(Int8 { weight, blocks, overflow, scales, measures, chosen })
     }
 
     /// The integers, as the content of a constant of the weight's shape.
@@ -129,8 +143,23 @@ impl Int8 {
     fn convert(&self, block: usize, values: &mut Vec<f32>, out: &mut [u8]) -> Result<()> {
         self.load(block, values)?;
         let mut loss = BlockLoss::default();
+        let first = (self.blocks.rows(block).start * self.blocks.columns()) as usize;
+        let chosen = match &self.chosen {
+            None => None,
+            Some(file) => Some(file.bytes().get(first..first + values.len()).ok_or_else(|| self.too_few(file))?),
+        };
+        let (mut at, mut results) = (0, Vec::new());
         let mut quantize = |values: &[f32], scale: f16, out: &mut [u8]| {
-            let (squares, vanished) = quantize::quantize(values, scale.to_f32(), out);
+            let (squares, vanished) = match chosen {
+                None => quantize::quantize(values, scale.to_f32(), out),
+                Some(codes) => {
+                    out.copy_from_slice(&codes[at..at + values.len()]);
+                    at += values.len();
+                    results.clear();
+                    results.extend(out.iter().map(|code| f32::from(*code as i8) * scale.to_f32()));
+                    quantize::compare(values, &results)
+                }
+            };
             loss.squares += squares;
             loss.vanished += vanished;
         };
@@ -155,6 +184,11 @@ impl Int8 {
         loss.saturated = if largest > LARGEST { quantize::count_above(values, LARGEST) } else { 0 };
         self.measures.set(block, loss);
         Ok(())
+    }
+
+    fn too_few(&self, codes: &MappedFile) -> QuantError {
+        let (found, expected) = (codes.bytes().len() as u64, self.weight.elements());
+        QuantError::Codes { weight: self.weight.key(), found, expected }
     }
 
     /// Scales of channels `first ..` into `out`; those that no read of the integers has found yet are found now.
@@ -341,6 +375,29 @@ mod tests {
         }
         assert_eq!(parts, whole);
         assert_eq!(a.measures().total(), b.measures().total());
+    }
+
+    #[test]
+    fn chosen_integers_are_taken_as_they_are_and_measured() {
+        for granularity in [Granularity::PerChannel, Granularity::PerTensor] {
+            let nearest = Int8::new(weight(90, 700, noise), granularity, Overflow::Error);
+            let mut codes = bytes(&*nearest.data()).unwrap();
+            let with = |codes: &[u8]| {
+                let file = Arc::new(MappedFile::from_bytes("codes".as_ref(), codes.to_vec()));
+                Int8::chosen(weight(90, 700, noise), granularity, Overflow::Error, Some(file))
+            };
+            let same = with(&codes);
+            assert_eq!(bytes(&*same.data()).unwrap(), codes);
+            assert_eq!(bytes(&*same.scale()).unwrap(), bytes(&*nearest.scale()).unwrap());
+            let loss = |int8: &Arc<Int8>| int8.measures().total().unwrap().relative_rms_error;
+            assert!((loss(&same) - loss(&nearest)).abs() < 1e-6);
+            codes[700 * 80 + 3] ^= 1;
+            let other = with(&codes);
+            assert_eq!(bytes(&*other.data()).unwrap(), codes);
+            assert!(loss(&other) > loss(&nearest));
+            let error = bytes(&*with(&codes[..codes.len() - 1]).data()).unwrap_err().to_string();
+            assert_eq!(error, "weight `w`: 62999 codes were chosen for 63000 elements");
+        }
     }
 
     #[test]

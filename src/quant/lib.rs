@@ -22,17 +22,23 @@
 //! | module | holds |
 //! |---|---|
 //! | [`int8`] | symmetric 8-bit integers with a scale for each tensor or each output channel |
+//! | [`chosen`] | codes that were chosen before |
+//! | [`feedback`] | codes that make up for each other's errors, by the second moments of the inputs |
 //! | [`fp16`] | half precision, for all that isn't quantized |
 //! | [`measure`] | what the conversion lost, summed the same whatever the order of reads |
 
 #![forbid(unsafe_code)]
 
+pub mod chosen;
 pub mod error;
+pub mod feedback;
 pub mod fp16;
 pub mod int8;
 pub mod measure;
 
+pub use chosen::ChosenCodes;
 pub use error::QuantError;
+pub use feedback::{ErrorFeedback, Grid, Integers, PaletteGrid};
 pub use fp16::Fp16;
 pub use int8::Int8;
 pub use measure::{Loss, RoundingError};
