@@ -23,7 +23,7 @@ use std::cmp::Reverse;
 use faer::dyn_stack::{MemBuffer, MemStack};
 use faer::linalg::cholesky::llt::factor::{LltParams, cholesky_in_place, cholesky_in_place_scratch};
 use faer::linalg::matmul::matmul;
-use faer::{Accum, Auto, Mat, MatMut, MatRef, Par};
+use faer::{Accum, Mat, MatMut, MatRef, Par, Spec};
 use ndarray::{Array2, ArrayView2, Axis};
 use rayon::prelude::*;
 
@@ -175,7 +175,7 @@ impl ErrorFeedback {
             // what the columns of the blocks before add to these
             let known = MatRef::from_column_major_slice(known, rows, start);
             let sum = MatMut::from_column_major_slice_mut(wanted, rows, end - start);
-            matmul(sum, Accum::Add, known, factor.as_ref().get(0..start, start..end), 1.0, Par::Seq);
+            matmul(sum, Accum::Add, known, factor.as_ref().submatrix(0, start, start, end - start), 1.0, Par::Seq);
             for (j, error) in (start..end).zip(new.chunks_exact_mut(rows)) {
                 let column = self.order[j];
                 let (own, later) = wanted[rows * (j - start)..].split_at_mut(rows);
@@ -195,10 +195,10 @@ impl ErrorFeedback {
 
 /// Puts the Cholesky factor of a symmetric matrix into its lower triangle; false if it isn't positive definite.
 fn lower_factor(matrix: &mut Mat<f64>) -> bool {
-    let (n, parallel, params) = (matrix.nrows(), Par::rayon(0), <LltParams as Auto<f64>>::auto());
-    let mut memory = MemBuffer::new(cholesky_in_place_scratch::<f64>(n, parallel, params.into()));
+    let (n, parallel, params) = (matrix.nrows(), Par::rayon(0), Spec::<LltParams, f64>::default());
+    let mut memory = MemBuffer::new(cholesky_in_place_scratch::<f64>(n, parallel, params));
     let stack = MemStack::new(&mut memory);
-    cholesky_in_place(matrix.as_mut(), Default::default(), parallel, stack, params.into()).is_ok()
+    cholesky_in_place(matrix.as_mut(), Default::default(), parallel, stack, params).is_ok()
 }
 
 #[cfg(test)]
@@ -428,9 +428,9 @@ mod tests {
         let whole = feedback.codes(weight.view(), &grid);
         assert_eq!(ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grid), whole);
         let part = |rows: std::ops::Range<usize>| {
-            let scales = scales.slice(ndarray::s![rows.clone(), ..]);
+            let scales = scales.slice_axis(Axis(0), rows.clone().into());
             let grid = Integers { scales, block: 200, largest: 127 };
-            feedback.codes(weight.slice(ndarray::s![rows, ..]), &grid)
+            feedback.codes(weight.slice_axis(Axis(0), rows.into()), &grid)
         };
         assert_eq!(ndarray::concatenate![Axis(0), part(0..250), part(250..600)], whole);
     }
