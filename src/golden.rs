@@ -76,7 +76,10 @@ impl GoldenBuilder {
     ///
     /// # Errors
     /// As [`GoldenBuilder::compute`].
-    pub fn compute_texts(&self, texts: impl IntoIterator<Item = (impl Into<String>, impl Into<Prompt>)>) -> Result<Golden> {
+    pub fn compute_texts(
+        &self,
+        texts: impl IntoIterator<Item = (impl Into<String>, impl Into<Prompt>)>,
+    ) -> Result<Golden> {
         let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
         let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
         let mut all: Option<Golden> = None;

@@ -78,8 +78,8 @@ pub use {
 };
 #[cfg(feature = "convert")]
 pub use {
-    anec_calibrate as calibrate, anec_convert as convert, anec_family as family, anec_quant as quant, anec_report as report, anec_source as source,
-    anec_validate as validate,
+    anec_calibrate as calibrate, anec_convert as convert, anec_family as family, anec_quant as quant,
+    anec_report as report, anec_source as source, anec_validate as validate,
 };
 #[cfg(feature = "convert")]
 pub use {

@@ -113,10 +113,7 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
         hidden_bytes: 4 * tokens * bundle.model.hidden_size,
         scratch_bytes: weights + bundle.host.file.bytes + run.codes.bytes(),
     };
-    progress.note(&format!(
-        "{tokens} tokens chose the codes of {} weights in {:.0} s",
-        report.weights, report.seconds
-    ));
+    progress.note(&format!("{tokens} tokens chose the codes of {} weights in {:.0} s", report.weights, report.seconds));
     Ok(Chosen { codes: Box::new(run.codes), report })
 }
 

@@ -26,8 +26,6 @@ pub struct Target {
     pub role: Role,
     /// How many weights share one scale.
     pub granularity: Granularity,
-    /// What becomes of numbers beyond fp16.
-    pub overflow: Overflow,
 }
 
 /// A value that weights take, and these weights.
@@ -140,9 +138,9 @@ pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<Targe
             if format != WeightFormat::Int8 {
                 continue;
             }
-            let (key, overflow) = (weight.key(), manifest.quant.overflow);
+            let key = weight.key();
             let weight = weight.reshape(&[channels, weight.elements() / channels.max(1)])?;
-            let target = Target { key: key.clone(), channels, weight, role, granularity, overflow };
+            let target = Target { key: key.clone(), channels, weight, role, granularity };
             targets.insert((key, channels), target);
         }
     }
@@ -188,7 +186,8 @@ pub fn taps<'a>(
 fn by_expert(taps: &mut Vec<Tap<'_>>, experts: usize) {
     let expert = |tap: &Tap<'_>| tap.targets.iter().all(|target| target.role == Role::Expert);
     // what leaves the experts has as many channels as the weights before it give
-    let rows: Vec<u64> = taps.iter().filter(|tap| expert(tap)).flat_map(|tap| &tap.targets).map(|t| t.channels).collect();
+    let rows: Vec<u64> =
+        taps.iter().filter(|tap| expert(tap)).flat_map(|tap| &tap.targets).map(|t| t.channels).collect();
     let leaves = |tap: &Tap<'_>| rows.contains(&(tap.channels as u64)) && tap.channels.is_multiple_of(experts);
     let inside = taps.iter().find(|tap| expert(tap) && leaves(tap)).map(|tap| (tap.value.clone(), tap.channels));
     taps.retain_mut(|tap| {

@@ -21,8 +21,8 @@ struct GoldenInput {
     /// Text
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Texts of anec's own: a short one, or many of 2,800 tokens, by which the quality of a quantized model is judged; the
-    /// logits of a vocabulary of 150,000 tokens then take 1.7 GB
+    /// Texts of anec's own: a short one, or many of 2,500 tokens, by which the quality of a quantized model is judged; the
+    /// logits of a vocabulary of 150,000 tokens then take 1.5 GB
     #[arg(long, value_enum, value_name = "NAME")]
     texts: Option<TextsName>,
 }

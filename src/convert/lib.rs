@@ -60,5 +60,5 @@ pub mod tokenizer;
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
 pub use pipeline::{Chosen, ConvertOptions, Outcome, convert, convert_chosen};
-pub use report::CalibrationReport;
 pub use plan::ConvertPlan;
+pub use report::CalibrationReport;

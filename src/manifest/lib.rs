@@ -26,10 +26,10 @@
 #![forbid(unsafe_code)]
 
 pub mod builtin;
+pub mod calibration;
 pub mod check;
 pub mod error;
 pub mod form;
-pub mod calibration;
 pub mod gates;
 pub mod load;
 pub mod numerics;
@@ -39,9 +39,9 @@ pub mod sizes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
 pub use form::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm, Target};
-pub use calibration::{Calibration, CalibrationText};
 pub use gates::{Gates, ParityGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};

@@ -65,7 +65,9 @@ impl Diagnostic for QuantError {
             QuantError::Moments { .. } => {
                 Some("the calibration text makes the model overflow: choose another, or `quant.feedback: none`".into())
             }
-            QuantError::Granule { .. } | QuantError::Codes { .. } => Some("this is a defect of anec; please report it with the manifest".into()),
+            QuantError::Granule { .. } | QuantError::Codes { .. } => {
+                Some("this is a defect of anec; please report it with the manifest".into())
+            }
         }
     }
 }

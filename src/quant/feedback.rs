@@ -232,7 +232,9 @@ mod tests {
     }
 
     fn scales_of_rows(weight: &Array2<f32>, largest: f32) -> Array2<f32> {
-        weight.map_axis(Axis(1), |row| row.iter().fold(0f32, |m, v| m.max(v.abs())).max(1e-6) / largest).insert_axis(Axis(1))
+        weight
+            .map_axis(Axis(1), |row| row.iter().fold(0f32, |m, v| m.max(v.abs())).max(1e-6) / largest)
+            .insert_axis(Axis(1))
     }
 
     fn values(weight: &Array2<f32>, codes: &Array2<u8>, grid: &dyn Fn(usize, usize, u8) -> f32) -> Array2<f32> {
@@ -352,9 +354,8 @@ mod tests {
             let grid = Integers { scales: scales.view(), block, largest };
             let costs = both.map(|how| {
                 let codes = how.codes(weight.view(), &grid);
-                let scale = |r: usize, c: usize| {
-                    scales[[r.min(scales.nrows() - 1), (c / block).min(scales.ncols() - 1)]]
-                };
+                let scale =
+                    |r: usize, c: usize| scales[[r.min(scales.nrows() - 1), (c / block).min(scales.ncols() - 1)]];
                 let values = values(&weight, &codes, &|r, c, code| f32::from(code as i8) * scale(r, c));
                 cost(&weight, &values, &moments)
             });

@@ -96,7 +96,8 @@ impl LogitMeasures {
         let mut cosines: Vec<f64> = rows.iter().map(|row| row.cosine).collect();
         cosines.sort_by(|a, b| below(*a, *b));
         let spoilt = cosines.first().is_some_and(|cosine| cosine.is_nan());
-        let nearest_rank = |share: f64| match (spoilt, cosines.get(((share * count).ceil() as usize).saturating_sub(1))) {
+        let nearest_rank = |share: f64| match (spoilt, cosines.get(((share * count).ceil() as usize).saturating_sub(1)))
+        {
             (true, _) => f64::NAN,
             (false, found) => found.copied().unwrap_or(f64::INFINITY),
         };

@@ -15,7 +15,7 @@ pub fn text() -> &'static str {
 }
 
 /// Texts of many kinds, each for itself, by which the quality of a quantized model is judged: prose, code, data, other
-/// languages, talk, and starts after a lone blank, where models are most sensitive. Some 2,800 tokens.
+/// languages, talk, and starts after a lone blank, where models are most sensitive. Some 2,500 tokens.
 const TEXTS: &str = include_str!("validators/texts.txt");
 
 /// Which texts of anec's own.

@@ -22,7 +22,8 @@ impl Comparison<'_> {
             problems.push(format!("cosine {:.5}, expected at least {}", measures.cosine, limits.cosine));
         } else if !(measures.p1 >= limits.p1) {
             let (found, limit) = (measures.p1, limits.p1);
-            problems.push(format!("cosine {found:.5} at ninety-nine of a hundred positions, expected at least {limit}"));
+            problems
+                .push(format!("cosine {found:.5} at ninety-nine of a hundred positions, expected at least {limit}"));
         }
         if !(measures.kl <= limits.kl) {
             problems.push(format!("divergence {:.5} nats, expected at most {}", measures.kl, limits.kl));

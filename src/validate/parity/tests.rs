@@ -121,7 +121,10 @@ fn a_lone_position_is_named_and_hides_nothing() {
     let positions = find(&little, "double, positions");
     assert_eq!(positions.verdict, Verdict::Passed, "{positions:#?}");
     let detail = positions.detail.unwrap();
-    assert!(detail.starts_with("1 of 208 positions are below 0.995: text 2, position 5, token 2: cosine 0.9"), "{detail}");
+    assert!(
+        detail.starts_with("1 of 208 positions are below 0.995: text 2, position 5, token 2: cosine 0.9"),
+        "{detail}"
+    );
     let all = find(&little, "double, 13 texts");
     assert!(all.measured["cosine"] < 0.99 && all.measured["p1"] > 0.999999, "{all:#?}");
     assert_eq!(all.verdict, Verdict::Passed, "{all:#?}");
@@ -146,13 +149,8 @@ fn each_of_several_texts_begins_anew() {
 
 /// What the double makes of several texts.
 fn several(texts: &[Vec<u32>]) -> Golden {
-    let mut golden = Golden {
-        tokens: Vec::new(),
-        logits: Vec::new(),
-        hidden: Default::default(),
-        greedy: None,
-        ..golden()
-    };
+    let mut golden =
+        Golden { tokens: Vec::new(), logits: Vec::new(), hidden: Default::default(), greedy: None, ..golden() };
     for (index, text) in texts.iter().enumerate() {
         golden.texts.push(crate::GoldenText { name: format!("text {index}"), start: golden.tokens.len() });
         golden.tokens.extend(text);

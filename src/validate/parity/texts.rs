@@ -68,7 +68,12 @@ impl Comparison<'_> {
 
     /// Every position by itself: what is wrong in one place drowns in a mean, and the worst of all places doesn't say
     /// where. One that is far from the golden is named, and hides nothing of the others.
-    pub(super) fn positions(&self, rows: &[RowMeasures], measures: &LogitMeasures, tokenizer: Option<&Tokenizer>) -> Check {
+    pub(super) fn positions(
+        &self,
+        rows: &[RowMeasures],
+        measures: &LogitMeasures,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Check {
         let golden = self.texts;
         let spans = golden.spans();
         let limits = self.thresholds;
@@ -128,20 +133,19 @@ impl Comparison<'_> {
         // written so that NaN is a problem
         let problem = (!(difference.abs() <= limit)).then(|| {
             let (found, expected) = (100.0 * difference, 100.0 * limit);
-            format!("{perplexity:.4}, the golden's is {golden:.4}: {found:+.2} %, expected at most {expected} % either way")
+            format!(
+                "{perplexity:.4}, the golden's is {golden:.4}: {found:+.2} %, expected at most {expected} % either way"
+            )
         });
         let mut check = Check::of(self.subject("perplexity"), "the text is as likely as it is for the golden", problem);
-        let mut measured: IndexMap<&str, f64> = [
-            ("perplexity", perplexity),
-            ("golden_perplexity", golden),
-            ("difference", difference),
-            ("tokens", count),
-        ]
-        .into();
+        let mut measured: IndexMap<&str, f64> =
+            [("perplexity", perplexity), ("golden_perplexity", golden), ("difference", difference), ("tokens", count)]
+                .into();
         // where not every token is predicted, words can't be counted
         let starts = self.texts.spans().len();
         if let Some(tokenizer) = tokenizer.filter(|_| reference.len() + starts == self.texts.tokens.len()) {
-            let texts = self.texts.spans().into_iter().map(|(_, span)| tokenizer.decode(&self.texts.tokens[span], false));
+            let texts =
+                self.texts.spans().into_iter().map(|(_, span)| tokenizer.decode(&self.texts.tokens[span], false));
             let words: usize = texts.map(|text| Ok(words(&text?))).sum::<Result<_>>()?;
             measured.insert("word_perplexity", word_perplexity(ours, words));
             measured.insert("golden_word_perplexity", word_perplexity(theirs, words));
