@@ -396,7 +396,7 @@ mod tests {
             assert_eq!(bytes(&*other.data()).unwrap(), codes);
             assert!(loss(&other) > loss(&nearest));
             let error = bytes(&*with(&codes[..codes.len() - 1]).data()).unwrap_err().to_string();
-            assert_eq!(error, "weight `w`: 62999 codes were chosen for 63000 elements");
+            assert!(error.ends_with("62999 codes were chosen for 63000 elements"), "{error}");
         }
     }
 
