@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use anec_base::progress::{Progress, ProgressEvent};
 use anec_base::{FileError, Result};
-use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, open};
+use anec_calibrate::calibrate;
+use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, open};
 use anec_exec::Precision;
 use anec_manifest::{Manifest, Numerics, Quant, ResidualScale, WeightFormat};
 use anec_runtime::LoadedModel;
@@ -88,7 +89,8 @@ impl Converter {
     }
 
     /// Converts. An interrupted conversion goes on where it was. Where the manifest says `numerics.scale: auto`, the scale
-    /// of the residual stream is measured first.
+    /// of the residual stream is measured first; where it says `quant.feedback: gptq`, the codes of weights are chosen by
+    /// a calibration text.
     ///
     /// # Errors
     /// Anything that is wrong with the source, the manifest, the output folder or the disk.
@@ -97,13 +99,20 @@ impl Converter {
         if manifest.numerics.scale == Some(ResidualScale::Auto) {
             manifest.numerics.scale = Some(ResidualScale::Factor(self.measured_scale()?));
         }
-        convert(&ConvertOptions {
+        let calibrated = manifest.clone();
+        let options = ConvertOptions {
             manifest,
             out: self.out.clone(),
             force: self.force,
             compile: self.compile,
             progress: self.progress.clone(),
-        })
+        };
+        if !calibrated.quant.is_calibrated() {
+            return convert(&options);
+        }
+        // the codes are read from here until the bundle is there
+        let scratch = scratch_beside(self.out.as_deref(), ".anec-calibration-")?;
+        convert_chosen(&options, &|| calibrate(&calibrated, scratch.path(), &self.progress))
     }
 
     /// The residual scale that the model needs: its weights, not quantized, run in f32 over anec's own text. They go

@@ -8,9 +8,11 @@ use crate::session::Prompt;
 use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_manifest::{Manifest, Numerics};
-use anec_runtime::{Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, Windows};
+use anec_runtime::{
+    Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, RuntimeError, Windows,
+};
 use anec_validate::perplexity::loss;
-use anec_validate::{Golden, Greedy};
+use anec_validate::{Golden, GoldenText, Greedy};
 
 /// Computes a golden from a source's weights, not quantized, in f32.
 ///
@@ -69,6 +71,30 @@ impl GoldenBuilder {
         self.compute_with(&model, tokens)
     }
 
+    /// Computes the golden of several texts, each with a name. The model sees each of them alone; a greedy continuation is
+    /// that of the first.
+    ///
+    /// # Errors
+    /// As [`GoldenBuilder::compute`].
+    pub fn compute_texts(
+        &self,
+        texts: impl IntoIterator<Item = (impl Into<String>, impl Into<Prompt>)>,
+    ) -> Result<Golden> {
+        let scratch = scratch_beside(self.beside.as_deref(), ".anec-golden-")?;
+        let model = unquantized(&self.manifest, scratch.path(), &self.progress)?;
+        let mut all: Option<Golden> = None;
+        for (name, text) in texts {
+            let tokens = text.into().written_tokens(&model)?;
+            let greedy = if all.is_some() { 0 } else { self.greedy };
+            let golden = GoldenBuilder { greedy, ..self.clone() }.compute_with(&model, tokens)?;
+            all = Some(match all {
+                None => Golden { texts: vec![GoldenText { name: name.into(), start: 0 }], ..golden },
+                Some(all) => all.followed_by(name.into(), golden),
+            });
+        }
+        Ok(all.ok_or(RuntimeError::NoTokens)?)
+    }
+
     fn compute_with(&self, model: &Arc<LoadedModel>, tokens: Vec<u32>) -> Result<Golden> {
         let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
         let answer = match model.bundle().model.classification() {
@@ -104,6 +130,7 @@ impl GoldenBuilder {
         Ok(Golden {
             positions: (0..tokens.len()).collect(),
             tokens,
+            texts: Vec::new(),
             logits: answer.logits,
             vocab_size,
             losses,

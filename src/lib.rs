@@ -45,7 +45,7 @@
 //! | tier | crate | holds |
 //! |---|---|---|
 //! | 7 | [`report`] | results as tables, JSON, JUnit, Markdown, HTML |
-//! | 6 | [`validate`] | gates and verdicts: structure, numerics, parity, residency |
+//! | 6 | [`calibrate`], [`validate`] | codes chosen by a text that runs through the model; gates and verdicts: structure, numerics, parity, residency |
 //! | 5 | [`convert`], [`serve`] | the conversion: plan, build, quantize, write, compile; the HTTP server |
 //! | 4 | [`family`], [`quant`], [`runtime`] | model families as graphs; number formats; sessions, sampling, tokenizers over a backend |
 //! | 3 | [`source`], [`exec`], [`coreml`] | weights out of GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac |
@@ -78,8 +78,8 @@ pub use {
 };
 #[cfg(feature = "convert")]
 pub use {
-    anec_convert as convert, anec_family as family, anec_quant as quant, anec_report as report, anec_source as source,
-    anec_validate as validate,
+    anec_calibrate as calibrate, anec_convert as convert, anec_family as family, anec_quant as quant,
+    anec_report as report, anec_source as source, anec_validate as validate,
 };
 #[cfg(feature = "convert")]
 pub use {

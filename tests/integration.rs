@@ -22,6 +22,7 @@ mod bad_input;
 mod bisect;
 mod book;
 mod builtin_manifests;
+mod calibrate;
 mod config_surprises;
 mod convert;
 mod coremltools;

@@ -13,9 +13,13 @@ use anec::bundle::Bundle;
 use anec::candidates;
 use anec::report::table::table;
 use anec::runtime::{RuntimeError, Tokenizer};
-use anec::validate::{Candidate, perplexity, prompts};
+use anec::validate::perplexity::{word_perplexity, words};
+use anec::validate::{Candidate, Perplexity, perplexity, prompts};
 
-/// Measures how well a bundle predicts a text: exp of the mean negative log likelihood of its tokens.
+/// Measures how well a bundle predicts a text: exp of the mean negative log likelihood of its tokens, and by words.
+///
+/// By words, the sum over the tokens is divided by the number of words that white space divides the text into, as lm-eval
+/// does: models with different tokenizers can be compared by it.
 ///
 /// Several precisions, and another bundle of the same model (--against, one without quantization, say), are compared.
 #[derive(Debug, clap::Args)]
@@ -49,7 +53,8 @@ impl PerplexityArgs {
             Some(path) => read_text(path, MOST_TEXT)?,
         };
         // the text is compared, so both get the tokens of the first bundle's tokenizer
-        let mut tokens = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?.encode(&text)?;
+        let tokenizer = Tokenizer::of(&Bundle::read(&self.bundle)?, &self.bundle)?;
+        let mut tokens = tokenizer.encode(&text)?;
         if let Some(other) = &self.against
             && Tokenizer::of(&Bundle::read(other)?, other)?.encode(&text)? != tokens
         {
@@ -57,6 +62,8 @@ impl PerplexityArgs {
             return Err(RuntimeError::UnlikeTokenizers { one, other }.into());
         }
         tokens.truncate(self.positions as usize);
+        let words = words(&tokenizer.decode(&tokens, false)?);
+        let by_words = |found: &Perplexity| word_perplexity(found.loss * found.tokens as f64, words);
         let precisions: Vec<_> = self.precision.iter().map(|precision| precision.precision()).collect();
         let mut measured = Vec::new();
         for folder in [Some(&self.bundle), self.against.as_ref()].into_iter().flatten() {
@@ -68,7 +75,14 @@ impl PerplexityArgs {
         let base = measured.last().map_or(1.0, |(_, last)| last.perplexity);
         if self.json {
             let rows = measured.iter().map(|(name, found)| {
-                json!({"model": name, "perplexity": found.perplexity, "loss": found.loss, "tokens": found.tokens})
+                json!({
+                    "model": name,
+                    "perplexity": found.perplexity,
+                    "loss": found.loss,
+                    "tokens": found.tokens,
+                    "word_perplexity": by_words(found),
+                    "words": words,
+                })
             });
             print_json(&rows.collect::<Vec<_>>());
         } else {
@@ -78,9 +92,12 @@ impl PerplexityArgs {
                     format!("{:.4}", found.perplexity),
                     format!("{:+.2} %", 100.0 * (found.perplexity / base - 1.0)),
                     found.tokens.to_string(),
+                    format!("{:.4}", by_words(found)),
+                    words.to_string(),
                 ]
             });
-            print(&table(&["model", ">perplexity", ">against the last", ">tokens"], rows));
+            let head = ["model", ">perplexity", ">against the last", ">tokens", ">by words", ">words"];
+            print(&table(&head, rows));
         }
         Ok(0)
     }

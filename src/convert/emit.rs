@@ -9,12 +9,13 @@ use anec_base::Result;
 use anec_family::EmitWeight;
 use anec_manifest::{Int8Op, NumberFormat, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{Calibrated, CodedWeight, Fp16, RoundingError, WeightLayout};
+use anec_quant::{Calibrated, ChosenCodes, CodedWeight, Fp16, ReadCodes, RoundingError, WeightLayout};
 use anec_source::SourceWeight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
 pub struct Emitter<'a> {
     quant: &'a Quant,
+    chosen: Option<&'a dyn ChosenCodes>,
     emitted: IndexMap<WeightKey, Emitted>,
 }
 
@@ -66,7 +67,12 @@ struct Emitted {
 impl<'a> Emitter<'a> {
     /// An emitter for a new package.
     pub fn new(quant: &'a Quant) -> Self {
-        Emitter { quant, emitted: IndexMap::new() }
+        Emitter { quant, chosen: None, emitted: IndexMap::new() }
+    }
+
+    /// With codes that were chosen before.
+    pub fn chosen(self, chosen: Option<&'a dyn ChosenCodes>) -> Self {
+        Emitter { chosen, ..self }
     }
 
     /// Takes the names of weights that this function, which was just built, is the first to use.
@@ -114,7 +120,11 @@ impl Emitter<'_> {
         } else {
             // rows are output channels
             let rows = weight.reshape(&[layout.rows, layout.columns])?;
-            let coded = CodedWeight::new(rows, key.format, overflow, &Calibrated::default());
+            let mut calibrated = Calibrated::default();
+            if let Some(file) = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))? {
+                calibrated.rounding = Some(Arc::new(ReadCodes::new(file, &key.weight, layout.rows, layout.columns)?));
+            }
+            let coded = CodedWeight::new(rows, key.format, overflow, &calibrated);
             let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());
             (Stored { layout, op: key.format.op, data: coded.data(), scale, palette, row_scale }, coded.measures())
         };

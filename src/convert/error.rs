@@ -15,6 +15,9 @@ pub enum ConvertError {
     /// The factor of the residual stream has to be measured first.
     #[error("`numerics.scale: auto` needs a run of the model, which has not been made")]
     ScaleNotMeasured,
+    /// Codes have to be chosen by a run of the model first.
+    #[error("`quant.feedback: gptq` needs a calibration, which has not been made")]
+    NotCalibrated,
     /// A layer is larger than a package may be.
     #[error("layer {layer} needs {megabytes:.1} MB of weights, more than the {limit} MB of `shards.max_mb`")]
     LayerTooLarge {
@@ -147,6 +150,7 @@ impl Diagnostic for ConvertError {
         match self {
             ConvertError::NoSource
             | ConvertError::ScaleNotMeasured
+            | ConvertError::NotCalibrated
             | ConvertError::LayerTooLarge { .. }
             | ConvertError::ExpertsInside { .. }
             | ConvertError::HeadTooLarge { .. }
@@ -170,6 +174,9 @@ impl Diagnostic for ConvertError {
     fn help(&self) -> Option<String> {
         Some(match self {
             ConvertError::NoSource => "give --source PATH, or `source:` in the manifest".into(),
+            ConvertError::NotCalibrated => {
+                "`anec convert` makes it; a library caller uses `Converter`, or `quant.feedback: none`".into()
+            }
             ConvertError::ScaleNotMeasured => {
                 "`anec convert` measures it; a library caller gives the factor of `validate::numerics`".into()
             }

@@ -59,5 +59,6 @@ pub mod tokenizer;
 
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
-pub use pipeline::{ConvertOptions, Outcome, convert};
+pub use pipeline::{Chosen, ConvertOptions, Outcome, convert, convert_chosen};
 pub use plan::ConvertPlan;
+pub use report::CalibrationReport;

@@ -144,7 +144,8 @@ mod tests {
         let tensors = losses.iter().enumerate().map(tensor).collect();
         let package = PackageReport { package: "p".into(), weight_bytes: 0, seconds: 0.0, tensors };
         let (run, notes) = (RunReport::default(), vec![]);
-        ConvertReport { anec_version: String::new(), name: String::new(), run, packages: vec![package], notes }
+        let (anec_version, name) = Default::default();
+        ConvertReport { anec_version, name, run, packages: vec![package], notes, calibration: None }
     }
 
     #[test]

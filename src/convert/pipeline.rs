@@ -13,7 +13,7 @@ use super::functions::build_package;
 use super::open::{Opened, open, resolve};
 use super::output::{self, Existing};
 use super::plan::{ConvertPlan, PackagePlan};
-use super::report::{self, ConvertReport, PackageReport, RunReport};
+use super::report::{self, CalibrationReport, ConvertReport, PackageReport, RunReport};
 use super::resume::{self, FinishedPackage, Journal};
 use super::tokenizer::{self, TextFacts};
 use super::{digests, files, host, notes};
@@ -25,6 +25,7 @@ use anec_bundle::{Bundle, Classification, FileDigest, HostFacts, ModelFacts, Pac
 use anec_family::{FamilyFacts, FamilyModel, HostTensors};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_package::WriteOptions;
+use anec_quant::ChosenCodes;
 use anec_source::{Source, SourceWeight};
 use rayon::prelude::*;
 
@@ -78,8 +79,23 @@ pub struct ConvertedBundle {
 /// Anything that is wrong with the source, the manifest, the output folder or the disk. What was finished before stays
 /// in `OUT.partial`, and the next run goes on from there.
 pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
-    let opened = open(&options.manifest)?;
-    convert_opened(options, &opened)
+    convert_opened(options, &open(&options.manifest)?)
+}
+
+/// As [`convert`], with codes that `choose` gives, which is asked if there is something to be written.
+///
+/// # Errors
+/// As [`convert`], and those of `choose`.
+pub fn convert_chosen(options: &ConvertOptions, choose: &dyn Fn() -> Result<Chosen>) -> Result<Outcome> {
+    write(options, &open(&options.manifest)?, Some(choose))
+}
+
+/// Codes that were chosen for a conversion.
+pub struct Chosen {
+    /// The codes.
+    pub codes: Box<dyn ChosenCodes>,
+    /// By what.
+    pub report: CalibrationReport,
 }
 
 /// Converts a source that is open.
@@ -87,6 +103,13 @@ pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
 /// # Errors
 /// As [`convert`].
 pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outcome> {
+    if options.manifest.quant.is_calibrated() {
+        return Err(ConvertError::NotCalibrated.into());
+    }
+    write(options, opened, None)
+}
+
+fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> Result<Chosen>>) -> Result<Outcome> {
     let begin = Instant::now();
     let Opened { source, model, ledger } = opened;
     if options.manifest.numerics.scale == Some(ResidualScale::Auto) {
@@ -104,8 +127,10 @@ pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outco
     let partial = output::partial(&path);
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
     let host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
+    let chosen = choose.map(|choose| choose()).transpose()?;
     let mut run = Run {
         manifest: &manifest,
+        chosen: chosen.as_ref().map(|chosen| &*chosen.codes),
         source,
         model,
         plan: &plan,
@@ -174,6 +199,7 @@ pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outco
         },
         packages: packages.into_iter().map(|p| p.report).collect(),
         notes: run.notes,
+        calibration: chosen.as_ref().map(|chosen| chosen.report.clone()),
     };
     report.notes.extend(notes::of_losses(&report));
     report.notes.extend(notes::of_source(&manifest, source, &bundle));
@@ -207,6 +233,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// A conversion at work.
 struct Run<'a> {
     manifest: &'a Manifest,
+    chosen: Option<&'a dyn ChosenCodes>,
     source: &'a Source,
     model: &'a dyn FamilyModel,
     plan: &'a ConvertPlan,
@@ -301,7 +328,7 @@ impl Run<'_> {
         let begin = Instant::now();
         self.progress.stage(&plan.name);
         let package = format!("{}.mlpackage", plan.name);
-        let mut emitter = Emitter::new(&self.manifest.quant);
+        let mut emitter = Emitter::new(&self.manifest.quant).chosen(self.chosen);
         let (program, functions) = build_package(self.model, &self.plan.form, plan, &mut emitter)?;
         let progress = |step| match step {
             anec_package::WriteProgress::Prepared(_) => {}

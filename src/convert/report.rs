@@ -29,6 +29,30 @@ pub struct ConvertReport {
     /// What the user should know: one sentence each.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// How codes were chosen, if by a calibration text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<CalibrationReport>,
+}
+
+/// How codes were chosen.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CalibrationReport {
+    /// Tokens of the text.
+    pub tokens: u64,
+    /// Weights whose codes were chosen.
+    pub weights: usize,
+    /// Weights that were rounded to the nearest although they are quantized, by the key of their source: nothing was seen
+    /// of their inputs, or they have too many.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rounded: Vec<String>,
+    /// Time to run the text and to choose the codes, in seconds.
+    pub seconds: f64,
+    /// Largest memory of second moments and their factors at any time, in bytes; hidden states of the text beside it.
+    pub moments_bytes: u64,
+    /// Bytes of the hidden states of the text, which are kept from layer to layer.
+    pub hidden_bytes: u64,
+    /// Bytes of the codes and of the weights in fp16, in a folder beside the bundle while it is made.
+    pub scratch_bytes: u64,
 }
 
 /// Time, memory and bytes of a run.

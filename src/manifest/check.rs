@@ -31,8 +31,13 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     }
     formats(&manifest.quant)?;
     transforms(&manifest.transforms)?;
+    if manifest.calibration.tokens == 0 {
+        return Err(ManifestError::value("calibration.tokens", "0 tokens, expected at least 1"));
+    }
     residual_scale(manifest.numerics.scale)?;
     share("gates.parity.cosine", manifest.gates.parity.cosine)?;
+    share("gates.parity.p1", manifest.gates.parity.p1)?;
+    share("gates.parity.kl", manifest.gates.parity.kl)?;
     share("gates.parity.perplexity", manifest.gates.parity.perplexity)?;
     share("gates.parity.top1", manifest.gates.parity.top1)
 }
@@ -233,6 +238,7 @@ mod tests {
             "block of 2",
         ),
         ("transforms: [rotate, { rotate: { seed: 7 } }]", "transforms", "twice"),
+        ("calibration: { tokens: 0 }", "calibration.tokens", "at least 1"),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
     ];
 

@@ -18,7 +18,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`form`], [`sizes`], [`quant`], [`transforms`], [`numerics`], [`gates`] | the types of the keys |
+//! | [`form`], [`sizes`], [`quant`], [`calibration`], [`transforms`], [`numerics`], [`gates`] | the types of the keys |
 //! | [`load`] | reading: YAML text, files, built-in names, `--set` overrides; the JSON Schema |
 //! | [`check`] | what values must be among themselves |
 //! | [`builtin`] | the manifests of `manifests/`, built in |
@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builtin;
+pub mod calibration;
 pub mod check;
 pub mod error;
 pub mod form;
@@ -39,12 +40,13 @@ pub mod transforms;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
 pub use form::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm, Target};
 pub use gates::{Gates, ParityGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
-pub use quant::{Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantOverride, Role, WeightFormat};
+pub use quant::{Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantOverride, Role, WeightFormat};
 pub use sizes::{Contexts, HeadSplit, Lengths, LmHead, Shards};
 pub use transforms::{RotateBy, RotationOptions, Transform, Transforms};
 
@@ -101,6 +103,9 @@ pub struct Manifest {
     /// What keeps the model in half precision's range.
     #[serde(skip_serializing_if = "Numerics::is_default")]
     pub numerics: Numerics,
+    /// The text by which codes are chosen, where `quant.feedback` asks for it.
+    #[serde(skip_serializing_if = "Calibration::is_default")]
+    pub calibration: Calibration,
     /// Gate thresholds; they can only be stricter than the built-in ones.
     #[serde(skip_serializing_if = "Gates::is_default")]
     pub gates: Gates,
@@ -129,6 +134,7 @@ impl Default for Manifest {
             lm_head: LmHead::default(),
             target: Target::default(),
             numerics: Numerics::default(),
+            calibration: Calibration::default(),
             gates: Gates::default(),
         }
     }

@@ -74,6 +74,9 @@ pub struct Quant {
     /// The op that int8 weights are expanded by.
     #[serde(skip_serializing_if = "Int8Op::is_default")]
     pub op: Int8Op,
+    /// How the codes of quantized weights are chosen.
+    #[serde(skip_serializing_if = "Feedback::is_default")]
+    pub feedback: Feedback,
     /// What happens to weights beyond fp16's largest number.
     #[serde(skip_serializing_if = "Overflow::is_default")]
     pub overflow: Overflow,
@@ -83,6 +86,13 @@ pub struct Quant {
 }
 
 impl Quant {
+    /// Whether codes are chosen by a calibration text.
+    pub fn is_calibrated(&self) -> bool {
+        let quantized = self.weights != WeightFormat::None
+            || self.overrides.values().any(|own| own.weights.is_some_and(|weights| weights != WeightFormat::None));
+        self.feedback == Feedback::Gptq && quantized
+    }
+
     /// The number format of a role's weights.
     pub fn of(&self, role: Role) -> NumberFormat {
         if !role.is_projection() {
@@ -99,6 +109,24 @@ impl Quant {
             row_scale: own.row_scale.unwrap_or(self.row_scale),
             op: own.op.unwrap_or(self.op),
         }
+    }
+}
+
+/// How the codes of quantized weights are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Feedback {
+    /// Each weight is rounded to the nearest number.
+    #[default]
+    None,
+    /// The error of each weight is made up for in those of the same row that are yet to be rounded (GPTQ): the products
+    /// with the inputs that a calibration text brings are what has to be right.
+    Gptq,
+}
+
+impl Feedback {
+    fn is_default(&self) -> bool {
+        *self == Feedback::default()
     }
 }
 

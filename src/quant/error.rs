@@ -20,6 +20,24 @@ pub enum QuantError {
         /// What stands there.
         value: f32,
     },
+    /// Second moments of inputs that no inputs have.
+    #[error("the second moment of input channel {channel} is {value}, expected a number from 0 on")]
+    Moments {
+        /// The channel.
+        channel: usize,
+        /// What stands there.
+        value: f32,
+    },
+    /// Codes that don't belong to the weight.
+    #[error("weight `{weight}`: {found} codes were chosen for {expected} elements")]
+    Codes {
+        /// The weight.
+        weight: String,
+        /// Codes.
+        found: u64,
+        /// Elements.
+        expected: u64,
+    },
     /// A read that isn't whole blocks.
     #[error("weight `{weight}`: bytes {offset} to {end} were asked for, which aren't whole granules of {granule}")]
     Granule {
@@ -44,7 +62,12 @@ impl Diagnostic for QuantError {
             QuantError::Overflow { .. } => Some(
                 "`quant.overflow: saturate` holds it at 65504 and reports how many; the model will differ there".into(),
             ),
-            QuantError::Granule { .. } => Some("this is a defect of anec; please report it with the manifest".into()),
+            QuantError::Moments { .. } => {
+                Some("the calibration text makes the model overflow: choose another, or `quant.feedback: none`".into())
+            }
+            QuantError::Granule { .. } | QuantError::Codes { .. } => {
+                Some("this is a defect of anec; please report it with the manifest".into())
+            }
         }
     }
 }

@@ -29,14 +29,18 @@
 //! | [`palette`] | palettes for a tensor or for groups of rows |
 //! | [`cluster`] | exact one-dimensional k-means |
 //! | [`rounding`] | which code a value becomes |
+//! | [`chosen`] | codes that were chosen before |
+//! | [`feedback`] | codes that make up for each other's errors, by the second moments of the inputs |
 //! | [`fp16`] | half precision, for all that isn't quantized |
 //! | [`measure`] | what the conversion lost, summed the same whatever the order of reads |
 
 #![forbid(unsafe_code)]
 
+pub mod chosen;
 pub mod cluster;
 pub mod coded;
 pub mod error;
+pub mod feedback;
 pub mod fp16;
 pub mod layout;
 pub mod measure;
@@ -46,8 +50,10 @@ mod reader;
 pub mod rounding;
 pub mod scales;
 
+pub use chosen::{ChosenCodes, ReadCodes};
 pub use coded::{Calibrated, CodedWeight};
 pub use error::QuantError;
+pub use feedback::{ColumnGrid, ErrorFeedback, Integers, PaletteGrid};
 pub use fp16::Fp16;
 pub use layout::WeightLayout;
 pub use measure::{Loss, RoundingError};

@@ -95,6 +95,8 @@ fn measures(gate: &GateReport) -> Option<String> {
             vec![
                 check.subject.clone(),
                 number("cosine", 6),
+                number("p1", 6),
+                number("median", 6),
                 small("max_abs"),
                 norms,
                 number("top1", 3),
@@ -104,20 +106,34 @@ fn measures(gate: &GateReport) -> Option<String> {
             ]
         })
         .collect();
-    let head = ["", ">cosine", ">max diff", ">norm ratio", ">top-1", ">KL", ">greedy", "verdict"];
+    let head = ["", ">worst", ">p1", ">median", ">max diff", ">norm ratio", ">top-1", ">KL", ">greedy", "verdict"];
     let head: Vec<&str> = [gate.gate.as_str()].into_iter().chain(head.into_iter().skip(1)).collect();
-    (!rows.is_empty()).then(|| table(&head, rows) + &perplexities(gate) + &least_layers(gate))
+    (!rows.is_empty()).then(|| table(&head, rows) + &perplexities(gate) + &positions(gate) + &least_layers(gate))
 }
 
 /// A line for each perplexity.
 fn perplexities(gate: &GateReport) -> String {
     let line = |check: &Check| {
-        let [ours, golden, difference] =
-            ["perplexity", "golden_perplexity", "difference"].map(|name| check.measured.get(name));
-        let (ours, golden, difference) = (ours?, golden?, 100.0 * difference?);
-        Some(format!("  {} {ours:.4}, the golden's {golden:.4}: {difference:+.2} %\n", check.subject))
+        let measured = |name: &str| check.measured.get(name);
+        let (ours, golden) = (measured("perplexity")?, measured("golden_perplexity")?);
+        let difference = 100.0 * measured("difference")?;
+        let words = match (measured("word_perplexity"), measured("golden_word_perplexity"), measured("words")) {
+            (Some(ours), Some(golden), Some(words)) => {
+                let difference = 100.0 * (ours / golden - 1.0);
+                format!("; of {words} words {ours:.4}, {golden:.4}: {difference:+.2} %")
+            }
+            _ => String::new(),
+        };
+        Some(format!("  {} {ours:.4}, the golden's {golden:.4}: {difference:+.2} %{words}\n", check.subject))
     };
     gate.checks.iter().filter_map(line).collect()
+}
+
+/// Positions that passed and are yet to be known of: those that are far from the golden, or the worst.
+fn positions(gate: &GateReport) -> String {
+    let passed = gate.checks.iter().filter(|check| check.verdict == Verdict::Passed && !check.positions.is_empty());
+    let line = |check: &Check| Some(format!("  {}: {}\n", check.subject, check.detail.as_deref()?));
+    passed.filter_map(line).collect()
 }
 
 /// For each way of running, the layer that agrees least.

@@ -8,6 +8,7 @@ use super::plot::Plot;
 use super::{bytes, counted};
 use anec_coreml::ComputePlan;
 use anec_coreml::plan::{Device, Operation};
+use anec_validate::verdict::Position;
 use anec_validate::{Check, GateReport, GatesReport, Verdict, numerics, parity};
 
 const STYLE: &str = include_str!("html.css");
@@ -86,6 +87,18 @@ fn plots(report: &GatesReport) -> String {
             logarithmic: true,
         },
         Plot {
+            title: "1 - cosine of logits and the golden, by position",
+            lines: by_position(report, |at| 1.0 - at.cosine),
+            limits: Vec::new(),
+            logarithmic: true,
+        },
+        Plot {
+            title: "divergence from the golden in nats, by position",
+            lines: by_position(report, |at| at.kl),
+            limits: Vec::new(),
+            logarithmic: true,
+        },
+        Plot {
             title: "1 - cosine of quantized weights, worst of each layer",
             lines: vec![("layer", quantization(report))],
             limits: Vec::new(),
@@ -102,6 +115,18 @@ fn points(report: &GatesReport, gate: &str, value: impl Fn(&Check) -> Option<f64
     let mut points: Vec<(f64, f64)> = checks.filter_map(|check| Some((check.layer? as f64, value(check)?))).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     points
+}
+
+/// A number of each position of the golden's texts, for each way of running.
+fn by_position(report: &GatesReport, value: fn(&Position) -> f64) -> Vec<(&str, Vec<(f64, f64)>)> {
+    let checks = report.gates.iter().filter(|gate| gate.gate == parity::GATE).flat_map(|gate| &gate.checks);
+    let line = |check: &'_ Check| {
+        // no difference at all is drawn at what f32 can tell
+        let points = check.positions.iter().enumerate().map(|(index, at)| (index as f64, value(at).max(1e-8)));
+        points.collect::<Vec<_>>()
+    };
+    let measured = checks.filter(|check| !check.positions.is_empty());
+    measured.filter_map(|check| Some((check.subject.split_once(", ")?.0, line(check)))).collect()
 }
 
 /// How the bundle was run for parity: `f32`, `f16`.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::escape::cell;
-use anec_validate::{GatesReport, Verdict};
+use anec_validate::{Check, GatesReport, Verdict};
 
 /// Most rows of a list; the other formats have all.
 const LISTED: usize = 50;
@@ -24,6 +24,7 @@ pub fn markdown(report: &GatesReport) -> String {
             gate.verdict
         );
     }
+    text.push_str(&quality(report));
     for verdict in [Verdict::Failed, Verdict::Unproven] {
         let open: Vec<String> = report
             .gates
@@ -59,6 +60,36 @@ pub fn markdown(report: &GatesReport) -> String {
     text
 }
 
+/// How far the logits are from the golden's, over all positions, and how likely its texts are.
+fn quality(report: &GatesReport) -> String {
+    let checks = || report.gates.iter().flat_map(|gate| &gate.checks);
+    let mut text = String::new();
+    for check in checks().filter(|check| !check.positions.is_empty()) {
+        let Some((way, _)) = check.subject.split_once(", ") else { continue };
+        let number = |check: &Check, name: &str, digits: usize| {
+            check.measured.get(name).map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        let [worst, p1, median] = ["worst", "p1", "median"].map(|name| number(check, name, 5));
+        let [kl, top1] = [("kl", 5), ("top1", 3)].map(|(name, digits)| number(check, name, digits));
+        let perplexity = checks().find(|other| other.subject == format!("{way}, perplexity"));
+        let of = |name: &str| perplexity.map_or_else(|| "-".to_owned(), |check| number(check, name, 3));
+        let (tokens, words) = (of("perplexity"), of("word_perplexity"));
+        if text.is_empty() {
+            text.push_str(
+                "\n| logits | positions | worst cosine | p1 | median | KL | top-1 | perplexity | by words |\n\
+                 |---|---|---|---|---|---|---|---|---|\n",
+            );
+        }
+        let count = check.positions.len();
+        let _ = writeln!(
+            text,
+            "| {} | {count} | {worst} | {p1} | {median} | {kl} | {top1} | {tokens} | {words} |",
+            cell(way)
+        );
+    }
+    text
+}
+
 fn mark(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "✅",
@@ -70,7 +101,35 @@ fn mark(verdict: Verdict) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_validate::{Check, GateReport};
+    use anec_validate::GateReport;
+    use anec_validate::verdict::Position;
+
+    #[test]
+    fn how_good_logits_are_is_one_row() {
+        let position = Position { text: String::new(), position: 0, token: 3, cosine: 0.99, kl: 0.001, top1: true };
+        let measured = |list: &[(&str, f64)]| list.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let positions = Check {
+            positions: vec![position],
+            measured: measured(&[("worst", 0.99), ("p1", 0.99), ("median", 0.99), ("kl", 0.001), ("top1", 1.0)]),
+            ..Check::of("f32, positions", "no position is far from the golden", None)
+        };
+        let perplexity = Check {
+            measured: measured(&[("perplexity", 12.5), ("word_perplexity", 33.25)]),
+            ..Check::of("f32, perplexity", "the text is as likely", None)
+        };
+        let report = GatesReport::new("m", vec![GateReport::new("parity", vec![positions, perplexity])]);
+        insta::assert_snapshot!(markdown(&report), @r"
+        ## m: passed
+
+        | gate | passed | verdict |
+        |---|---|---|
+        | parity | 2 of 2 | ✅ passed |
+
+        | logits | positions | worst cosine | p1 | median | KL | top-1 | perplexity | by words |
+        |---|---|---|---|---|---|---|---|---|
+        | f32 | 1 | 0.99000 | 0.99000 | 0.99000 | 0.00100 | 1.000 | 12.500 | 33.250 |
+        ");
+    }
 
     #[test]
     fn what_is_open_is_listed() {

@@ -1,6 +1,7 @@
 //! Goldens: what a reference computes for a text, position by position, in a safetensors file.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorView;
@@ -8,16 +9,22 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, json};
 
 use super::perplexity;
-use anec_base::{Diagnostic, Fault, input};
+use anec_base::file::MappedFile;
+use anec_base::{Diagnostic, Fault, FileError, input};
 
 /// Bytes of a golden that comes through a pipe, at most.
 const MOST_STREAMED: u64 = 1 << 28;
 
+/// The entry of a file's metadata with the names of its texts, a line each.
+const TEXT_NAMES: &str = "texts";
+
 /// What a reference computed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Golden {
-    /// The text.
+    /// The text, or several, one after the other.
     pub tokens: Vec<u32>,
+    /// Where each of several texts begins. The model sees each of them alone. Empty for a single one.
+    pub texts: Vec<GoldenText>,
     /// Positions that there are logits of, ascending.
     pub positions: Vec<usize>,
     /// Logits, row-major `[positions, vocab_size]`.
@@ -32,6 +39,15 @@ pub struct Golden {
     pub greedy: Option<Greedy>,
     /// What the file says about itself: `reference`, `version`, `kind`, …
     pub metadata: BTreeMap<String, String>,
+}
+
+/// One of several texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoldenText {
+    /// What it is: `prose`, `rust`, …
+    pub name: String,
+    /// Index of its first token.
+    pub start: usize,
 }
 
 /// A greedy continuation.
@@ -70,9 +86,13 @@ impl Golden {
     /// When the file can't be read, isn't safetensors, lacks tokens or logits, or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, GoldenError> {
         let error = |problem: String| GoldenError { path: path.to_owned(), problem };
-        // the size of a file is known; what has none must not have no end
-        let most = std::fs::metadata(path).map_or(0, |found| if found.is_file() { found.len() } else { MOST_STREAMED });
-        let bytes = input::read(path, most).map_err(|e| error(format!("can't read it: {}", e.error)))?;
+        let unreadable = |e: FileError| error(format!("can't read it: {}", e.error));
+        // logits of a long text take gigabytes: once is enough
+        if std::fs::metadata(path).is_ok_and(|found| found.is_file()) {
+            return Self::from_bytes(path, MappedFile::open(path).map_err(unreadable)?.bytes());
+        }
+        // what has no size must not have no end
+        let bytes = input::read(path, MOST_STREAMED).map_err(|e| error(format!("can't read it: {}", e.error)))?;
         Self::from_bytes(path, &bytes)
     }
 
@@ -130,6 +150,28 @@ impl Golden {
                 Some(values)
             }
         };
+        let metadata: BTreeMap<String, String> =
+            header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let texts: Vec<GoldenText> = match find("texts") {
+            None => Vec::new(),
+            Some(view) => {
+                let mut names = metadata.get(TEXT_NAMES).map(String::as_str).unwrap_or_default().lines();
+                let starts = list("texts", view)?.into_iter().enumerate();
+                starts
+                    .map(|(index, start)| GoldenText {
+                        name: names.next().map_or_else(|| format!("text {index}"), str::to_owned),
+                        start: start as usize,
+                    })
+                    .collect()
+            }
+        };
+        let ends = texts.iter().skip(1).map(|text| text.start).chain([count]);
+        if texts.first().is_some_and(|first| first.start != 0)
+            || texts.iter().zip(ends).any(|(text, end)| text.start >= end)
+        {
+            let starts: Vec<usize> = texts.iter().map(|text| text.start).collect();
+            return Err(error(format!("`texts` begin at {starts:?}, expected 0 and ascending ones below {count}")));
+        }
         let mut hidden = BTreeMap::new();
         for name in file.names() {
             if let Some(number) = name.strip_prefix("hidden.").and_then(|n| n.parse().ok()) {
@@ -152,14 +194,22 @@ impl Golden {
         if let Some(token) = spoken.copied().find(|token| *token as usize >= vocab_size) {
             return Err(error(format!("token {token} is outside its vocabulary of {vocab_size}")));
         }
-        let metadata = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
-        Ok(Golden { tokens, positions, logits, vocab_size, hidden, losses, greedy, metadata })
+        Ok(Golden { tokens, texts, positions, logits, vocab_size, hidden, losses, greedy, metadata })
     }
 
     /// The file's content.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut file = TensorFile::new(self.metadata.clone());
+        let mut metadata = self.metadata.clone();
+        if !self.texts.is_empty() {
+            let names: Vec<&str> = self.texts.iter().map(|text| text.name.as_str()).collect();
+            metadata.insert(TEXT_NAMES.to_owned(), names.join("\n"));
+        }
+        let mut file = TensorFile::new(metadata);
         file.integers("tokens", &self.tokens);
+        if !self.texts.is_empty() {
+            let starts: Vec<u32> = self.texts.iter().map(|text| text.start as u32).collect();
+            file.integers("texts", &starts);
+        }
         if self.positions.len() != self.tokens.len() {
             let positions: Vec<u32> = self.positions.iter().map(|p| *p as u32).collect();
             file.integers("positions", &positions);
@@ -182,9 +232,60 @@ impl Golden {
         file.to_bytes()
     }
 
+    /// The tokens of each text, with its name; a single one has none.
+    pub fn spans(&self) -> Vec<(&str, Range<usize>)> {
+        if self.texts.is_empty() {
+            return vec![("", 0..self.tokens.len())];
+        }
+        let ends = self.texts.iter().skip(1).map(|text| text.start).chain([self.tokens.len()]);
+        self.texts.iter().zip(ends).map(|(text, end)| (text.name.as_str(), text.start..end)).collect()
+    }
+
+    /// The golden of one text more, which the model saw alone.
+    pub fn followed_by(mut self, name: String, next: Golden) -> Self {
+        let start = self.tokens.len();
+        self.texts.push(GoldenText { name, start });
+        self.tokens.extend(next.tokens);
+        self.positions.extend(next.positions.iter().map(|position| start + position));
+        self.logits.extend(next.logits);
+        for (number, values) in next.hidden {
+            self.hidden.entry(number).or_default().extend(values);
+        }
+        if let (Some(losses), Some(more)) = (&mut self.losses, next.losses) {
+            // the first token of a text isn't predicted
+            losses.push(0.0);
+            losses.extend(more);
+        }
+        self
+    }
+
+    /// What the golden says of its first text.
+    pub fn first_text(&self) -> Golden {
+        let count = self.spans()[0].1.end;
+        let rows = self.positions.partition_point(|position| *position < count);
+        let width = |values: &[f32]| values.len() / self.tokens.len().max(1);
+        Golden {
+            tokens: self.tokens[..count].to_vec(),
+            texts: Vec::new(),
+            positions: self.positions[..rows].to_vec(),
+            logits: self.logits[..rows * self.vocab_size].to_vec(),
+            vocab_size: self.vocab_size,
+            hidden: self.hidden.iter().map(|(n, values)| (*n, values[..count * width(values)].to_vec())).collect(),
+            losses: self.losses.as_ref().map(|losses| losses[..count.saturating_sub(1)].to_vec()),
+            greedy: self.greedy.clone(),
+            metadata: self.metadata.clone(),
+        }
+    }
+
     /// How likely each token was: its position, and its negative log likelihood in nats. From the file's own list, or from
-    /// its logits of the position before.
+    /// its logits of the position before. The first token of a text isn't predicted.
     pub fn losses(&self) -> Vec<(usize, f64)> {
+        let mut losses = self.all_losses();
+        losses.retain(|(position, _)| self.texts.iter().all(|text| text.start != *position));
+        losses
+    }
+
+    fn all_losses(&self) -> Vec<(usize, f64)> {
         if let Some(losses) = &self.losses {
             return losses.iter().enumerate().map(|(index, loss)| (index + 1, f64::from(*loss))).collect();
         }
@@ -288,6 +389,7 @@ mod tests {
     fn golden() -> Golden {
         Golden {
             tokens: vec![2, 0, 1],
+            texts: Vec::new(),
             positions: vec![0, 1, 2],
             logits: (0..12).map(|v| v as f32).collect(),
             vocab_size: 4,
@@ -313,6 +415,22 @@ mod tests {
         golden.greedy = Some(Greedy { prompt: golden.tokens.clone(), ids: vec![1] });
         assert_eq!(Golden::from_bytes(Path::new("g"), &golden.to_bytes()).unwrap(), golden);
         assert_eq!(golden.reference(), "by hand (test)");
+    }
+
+    #[test]
+    fn a_golden_of_several_texts_knows_where_each_begins() {
+        let text = |name: &str, start| GoldenText { name: name.into(), start };
+        let mut golden = Golden { texts: vec![text("prose", 0), text("rust", 2)], ..golden() };
+        golden.metadata.insert(TEXT_NAMES.into(), "prose\nrust".into());
+        assert_eq!(Golden::from_bytes(Path::new("g"), &golden.to_bytes()).unwrap(), golden);
+        assert_eq!(golden.spans(), [("prose", 0..2), ("rust", 2..3)]);
+        assert_eq!(golden.losses(), [(1, 0.25)], "nothing comes before the first token of a text");
+        let first = golden.first_text();
+        assert_eq!((first.tokens.as_slice(), first.logits.len(), first.hidden[&1].len()), (&[2, 0][..], 8, 4));
+        let at = |starts: [usize; 2]| refused(|g| g.texts = starts.map(|start| text("t", start)).to_vec());
+        assert!(at([0, 3]).ends_with("`texts` begin at [0, 3], expected 0 and ascending ones below 3"));
+        assert!(at([1, 2]).contains("`texts` begin at [1, 2]"));
+        assert!(at([0, 0]).contains("`texts` begin at [0, 0]"));
     }
 
     #[test]

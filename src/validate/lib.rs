@@ -58,8 +58,8 @@ pub mod verdict;
 pub mod watch;
 
 pub use forecast::forecast;
-pub use golden::{Golden, Greedy};
-pub use measure::LogitMeasures;
+pub use golden::{Golden, GoldenText, Greedy};
+pub use measure::{LogitMeasures, RowMeasures};
 pub use numerics::numerics;
 pub use parity::{Candidate, parity};
 pub use perplexity::{Perplexity, perplexity};

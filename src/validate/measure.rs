@@ -7,6 +7,13 @@ use rayon::prelude::*;
 pub struct LogitMeasures {
     /// Smallest cosine of a row.
     pub cosine: f64,
+    /// Cosine that one row in a hundred stays below, at most: the first percentile by nearest rank. The smallest one of
+    /// up to a hundred rows.
+    pub p1: f64,
+    /// Cosine that half of the rows stay below, at most.
+    pub median: f64,
+    /// The row of the smallest cosine; the first that is NaN, if one is.
+    pub worst: usize,
     /// Largest difference of two numbers.
     pub max_abs: f64,
     /// Smallest and largest quotient of a row's norm and its reference's.
@@ -24,20 +31,26 @@ pub struct LogitMeasures {
     pub rows: usize,
 }
 
-/// What one row gave.
-struct Row {
-    cosine: f64,
+/// What comparing one row with its reference gave.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowMeasures {
+    /// Their cosine.
+    pub cosine: f64,
+    /// Kullback-Leibler divergence of the row's softmax from the reference's, in nats.
+    pub kl: f64,
+    /// Whether the largest number is at the reference's place.
+    pub agrees: bool,
     max_abs: f64,
     norm_ratio: f64,
-    agrees: bool,
     top5: f64,
-    kl: f64,
     peak: f64,
     squares: f64,
+    width: usize,
 }
 
-impl Row {
-    fn of(found: &[f32], reference: &[f32]) -> Self {
+impl RowMeasures {
+    /// Compares two rows of the same length.
+    pub fn of(found: &[f32], reference: &[f32]) -> Self {
         let (mut max_abs, mut peak, mut squares) = (0f64, 0f64, 0f64);
         for (a, b) in found.iter().zip(reference) {
             let difference = (f64::from(*a) - f64::from(*b)).abs();
@@ -45,7 +58,7 @@ impl Row {
             peak = most(peak, f64::from(b.abs()));
             squares += difference.powi(2);
         }
-        Row {
+        RowMeasures {
             cosine: cosine(found, reference),
             max_abs,
             norm_ratio: quotient(norm(found), norm(reference)),
@@ -54,22 +67,45 @@ impl Row {
             kl: divergence(reference, found),
             peak,
             squares,
+            width: reference.len(),
         }
+    }
+
+    /// Compares rows of `width` numbers, all of one with all of the other. The two have the same length.
+    pub fn of_all(found: &[f32], reference: &[f32], width: usize) -> Vec<Self> {
+        let width = width.max(1);
+        let pairs = found.par_chunks_exact(width).zip(reference.par_chunks_exact(width));
+        pairs.map(|(found, reference)| RowMeasures::of(found, reference)).collect()
     }
 }
 
 impl LogitMeasures {
     /// Compares rows of `width` numbers. The two have the same length.
     pub fn of(found: &[f32], reference: &[f32], width: usize) -> Self {
-        let width = width.max(1);
-        let pairs = found.par_chunks_exact(width).zip(reference.par_chunks_exact(width));
-        let rows: Vec<Row> = pairs.map(|(a, b)| Row::of(a, b)).collect();
+        Self::over(&RowMeasures::of_all(found, reference, width))
+    }
+
+    /// What single rows gave, together.
+    pub fn over(rows: &[RowMeasures]) -> Self {
         let count = rows.len() as f64;
-        let sum = |of: fn(&Row) -> f64| rows.iter().map(of).sum::<f64>();
+        let sum = |of: fn(&RowMeasures) -> f64| rows.iter().map(of).sum::<f64>();
         let peak = rows.iter().map(|row| row.peak).fold(0.0, most);
-        let mean_square = sum(|row| row.squares) / (count * width as f64);
+        let mean_square = sum(|row| row.squares) / sum(|row| row.width as f64);
+        // NaN is below everything
+        let below = |a: f64, b: f64| b.is_nan().cmp(&a.is_nan()).then(a.total_cmp(&b));
+        let mut cosines: Vec<f64> = rows.iter().map(|row| row.cosine).collect();
+        cosines.sort_by(|a, b| below(*a, *b));
+        let spoilt = cosines.first().is_some_and(|cosine| cosine.is_nan());
+        let nearest_rank = |share: f64| match (spoilt, cosines.get(((share * count).ceil() as usize).saturating_sub(1)))
+        {
+            (true, _) => f64::NAN,
+            (false, found) => found.copied().unwrap_or(f64::INFINITY),
+        };
         LogitMeasures {
-            cosine: rows.iter().map(|row| row.cosine).fold(f64::INFINITY, least),
+            cosine: nearest_rank(0.0),
+            p1: nearest_rank(0.01),
+            median: nearest_rank(0.5),
+            worst: (0..rows.len()).min_by(|a, b| below(rows[*a].cosine, rows[*b].cosine)).unwrap_or(0),
             max_abs: rows.iter().map(|row| row.max_abs).fold(0.0, most),
             norm_ratio: [
                 rows.iter().map(|row| row.norm_ratio).fold(f64::INFINITY, least),
@@ -172,6 +208,29 @@ mod tests {
         let measures = LogitMeasures::of(&[1.0, 0.0, 0.0, 2.0], &[1.0, 0.0, 1.0, 0.0], 2);
         assert_eq!((measures.cosine, measures.max_abs, measures.norm_ratio), (0.0, 2.0, [1.0, 2.0]));
         assert_eq!(measures.top1, 0.5);
+    }
+
+    #[test]
+    fn one_row_in_a_hundred_may_lie_below_the_first_percentile() {
+        // cosines 0.000, 0.005, …: the row of an angle with cosine c is [c, sqrt(1 - c²)]
+        let rows = |count: usize| -> Vec<RowMeasures> {
+            let row = |i: usize| {
+                let c = (i * 37 % count) as f32 / count as f32;
+                RowMeasures::of(&[c, (1.0 - c * c).sqrt()], &[1.0, 0.0])
+            };
+            (0..count).map(row).collect()
+        };
+        let of = |count| LogitMeasures::over(&rows(count));
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+        let (few, many) = (of(100), of(1000));
+        assert!(near(few.p1, 0.0) && near(few.median, 0.49), "{few:?}");
+        assert!(near(many.p1, 0.009) && near(many.cosine, 0.0) && near(many.median, 0.499), "{many:?}");
+        assert_eq!(many.worst, 0);
+        let mut rows = rows(200);
+        rows[7].cosine = f64::NAN;
+        let spoilt = LogitMeasures::over(&rows);
+        assert!(spoilt.cosine.is_nan() && spoilt.p1.is_nan() && spoilt.median.is_nan());
+        assert_eq!(spoilt.worst, 7);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `logits` | what logits are compared for: rows, places, tokens, perplexity |
+//! | `logits` | what logits are compared for in every way of calling: rows and tokens |
+//! | `texts` | all texts of a golden: each position, and the perplexity |
 //! | `labels` | token classifiers, in windows of every size |
 //! | `alone` | each function, and each layer, on the golden's hidden states |
 
@@ -11,6 +12,7 @@ mod labels;
 mod logits;
 #[cfg(test)]
 mod tests;
+mod texts;
 
 use std::sync::Arc;
 
@@ -43,18 +45,21 @@ pub struct Candidate {
 }
 
 /// Compares candidates with a golden: logits in calls of every size and in mixed ones, each after a reset; single
-/// functions and layers, where the golden has hidden states; the perplexity of its text; the greedy continuation.
+/// functions and layers, where the golden has hidden states; the perplexity of its text; the greedy continuation. Of a
+/// golden of several texts, all ways of calling are tried with the first one, and all texts in the largest calls.
 ///
 /// # Errors
 /// When the golden isn't of this model or its text doesn't fit the context. A function that can't be run fails the gate.
 pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThresholds) -> Result<GateReport> {
     let mut checks = Vec::new();
+    let first_text = (golden.texts.len() > 1).then(|| golden.first_text());
     for candidate in candidates {
         check_golden(&candidate.model, golden)?;
         if golden.positions.is_empty() {
             continue;
         }
-        let comparison = Comparison { candidate, golden, thresholds };
+        let comparison =
+            Comparison { candidate, golden: first_text.as_ref().unwrap_or(golden), texts: golden, thresholds };
         if golden.tokens.len() < SHORTEST {
             let reason = format!("the golden has {} tokens, at least {SHORTEST} are needed", golden.tokens.len());
             checks.push(Check::unproven(&candidate.name, "tokens see those before them as in the golden", reason));
@@ -89,7 +94,10 @@ fn check_golden(model: &LoadedModel, golden: &Golden) -> Result<()> {
 
 struct Comparison<'a> {
     candidate: &'a Candidate,
+    /// The golden's first text.
     golden: &'a Golden,
+    /// All of it.
+    texts: &'a Golden,
     thresholds: &'a ParityThresholds,
 }
 
@@ -102,10 +110,9 @@ impl Comparison<'_> {
                 checks.push(self.reset(&whole, session)?);
                 Ok(())
             })?;
-            checks.extend(self.places(&whole.logits));
             checks.extend(self.vocabulary(&whole.logits));
-            checks.extend(self.perplexity(&whole.logits));
             self.functions(&whole, &session, checks);
+            self.attempt("all texts", &mut session, checks, |_, checks| self.all_texts(&whole.logits, checks))?;
         }
         self.forced(&ways, &mut session, checks)?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
@@ -192,10 +199,9 @@ impl Comparison<'_> {
             let measures = LogitMeasures::of(&found, &reference, width);
             let subject = self.subject(&format!("T = {size}, last slots"));
             let claim = "at the end of the context, calls agree with smaller ones";
-            let low = !(measures.cosine >= self.thresholds.cosine);
-            let problem = low.then(|| {
-                format!("cosine {:.5} to T = {base}, expected at least {}", measures.cosine, self.thresholds.cosine)
-            });
+            let limit = self.thresholds.p1;
+            let problem = (!(measures.p1 >= limit))
+                .then(|| format!("cosine {:.5} to T = {base}, expected at least {limit}", measures.p1));
             let mut measured = measured(&measures);
             measured.retain(|name, _| matches!(name.as_str(), "cosine" | "max_abs" | "positions"));
             checks.push(Check { measured, ..Check::of(subject, claim, problem) });
@@ -240,6 +246,8 @@ fn measured(measures: &LogitMeasures) -> IndexMap<String, f64> {
     let [low, high] = measures.norm_ratio;
     let pairs = [
         ("cosine", measures.cosine),
+        ("p1", measures.p1),
+        ("median", measures.median),
         ("max_abs", measures.max_abs),
         ("norm_ratio_min", low),
         ("norm_ratio_max", high),

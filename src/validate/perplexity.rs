@@ -1,4 +1,7 @@
 //! Perplexity: how well a model predicts a text, `exp(-mean(log p(token | tokens before)))`.
+//!
+//! The mean is over tokens, or over words: `exp(total / words)`, which models with different tokenizers can be compared
+//! by. Words are divided by white space, as by lm-eval's `word_perplexity`.
 
 use std::sync::Arc;
 
@@ -16,6 +19,16 @@ pub struct Perplexity {
     pub loss: f64,
     /// Tokens that were predicted.
     pub tokens: usize,
+}
+
+/// Words of a text: what white space divides.
+pub fn words(text: &str) -> usize {
+    text.split_whitespace().count()
+}
+
+/// Perplexity by words, of the sum of the tokens' negative log likelihoods in nats. Infinite without words.
+pub fn word_perplexity(total: f64, words: usize) -> f64 {
+    (total / words as f64).exp()
 }
 
 /// The perplexity of a model on a text. A text longer than `window` (or the context) is divided into windows; the first

@@ -14,6 +14,35 @@ pub fn text() -> &'static str {
     TEXT
 }
 
+/// Texts of many kinds, each for itself, by which the quality of a quantized model is judged: prose, code, data, other
+/// languages, talk, and starts after a lone blank, where models are most sensitive. Some 2,500 tokens.
+const TEXTS: &str = include_str!("validators/texts.txt");
+
+/// Which texts of anec's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextSet {
+    /// A few hundred tokens in one piece.
+    Short,
+    /// Texts of many kinds.
+    Long,
+}
+
+impl TextSet {
+    /// The texts, with a name for each. They end without a line break.
+    pub fn texts(self) -> Vec<(&'static str, &'static str)> {
+        match self {
+            TextSet::Short => vec![("prompts", TEXT.trim_end())],
+            TextSet::Long => divided(TEXTS),
+        }
+    }
+}
+
+/// The parts of a file, each behind a line `%% name`.
+fn divided(file: &str) -> Vec<(&str, &str)> {
+    let parts = file.split("%% ").skip(1);
+    parts.filter_map(|part| part.split_once('\n')).map(|(name, text)| (name, text.trim_end_matches('\n'))).collect()
+}
+
 /// Up to `count` tokens of the text for a bundle, again and again if it is short, no more than its context holds. A
 /// bundle without a tokenizer gets tokens from all over its vocabulary.
 ///
@@ -31,4 +60,24 @@ pub fn tokens(bundle: &Bundle, folder: &Path, count: usize) -> Result<Vec<u32>> 
     // a multiplicative walk (Knuth's constant) reaches everywhere
     let vocabulary = bundle.model.vocab_size.max(1);
     Ok((0..count as u64).map(|i| (i.wrapping_mul(2_654_435_761) % vocabulary) as u32).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_of_many_kinds() {
+        let texts = TextSet::Long.texts();
+        let names: Vec<&str> = texts.iter().map(|(name, _)| *name).collect();
+        for name in ["prose", "python", "c", "rust", "json", "chinese", "french", "german", "markdown", "chat"] {
+            assert!(names.contains(&name), "{name}");
+        }
+        let blank = texts.iter().filter(|(_, text)| text.starts_with(' '));
+        assert_eq!(blank.count(), 7);
+        assert!(texts.iter().all(|(_, text)| !text.is_empty() && !text.contains("%% ")));
+        let bytes: usize = texts.iter().map(|(_, text)| text.len()).sum();
+        assert!(bytes > 9000, "{bytes}");
+        assert_eq!(TextSet::Short.texts()[0].1, text().trim_end());
+    }
 }

@@ -47,6 +47,10 @@ pub struct ResidencyThresholds {
 pub struct ParityThresholds {
     /// Smallest cosine of the logits at any position.
     pub cosine: f64,
+    /// Smallest cosine at ninety-nine of a hundred positions.
+    pub p1: f64,
+    /// Largest mean divergence of the next token's probabilities, in nats.
+    pub kl: f64,
     /// Smallest cosine of what a single function gives.
     pub function_cosine: f64,
     /// Largest error of the logits of any one token: root mean square over the positions, relative to that of all logits.
@@ -67,6 +71,8 @@ impl Thresholds {
         let mut thresholds = Self::built_in();
         let parity = &mut thresholds.parity;
         parity.cosine = gates.parity.cosine.unwrap_or(0.0).max(parity.cosine);
+        parity.p1 = gates.parity.p1.unwrap_or(0.0).max(parity.p1);
+        parity.kl = gates.parity.kl.unwrap_or(f64::INFINITY).min(parity.kl);
         parity.top1 = gates.parity.top1.unwrap_or(0.0).max(parity.top1);
         parity.perplexity = gates.parity.perplexity.unwrap_or(f64::INFINITY).min(parity.perplexity);
         thresholds
@@ -85,15 +91,18 @@ mod tests {
 
     #[test]
     fn a_manifest_tightens_and_never_loosens() {
-        let with = |cosine, perplexity| {
-            let parity = ParityGate { cosine: Some(cosine), perplexity: Some(perplexity), top1: None };
+        let with = |share, most| {
+            let (share, most) = (Some(share), Some(most));
+            let parity = ParityGate { cosine: share, p1: share, kl: most, perplexity: most, top1: None };
             Thresholds::of(&Gates { parity }).parity
         };
         let built_in = Thresholds::of(&Gates::default()).parity;
         assert_eq!(
             built_in,
             ParityThresholds {
-                cosine: 0.995,
+                cosine: 0.95,
+                p1: 0.995,
+                kl: 0.02,
                 function_cosine: 0.97,
                 row_error: 0.25,
                 layer_cosine: 0.9,
@@ -103,7 +112,7 @@ mod tests {
             }
         );
         let tight = with(0.999, 0.01);
-        assert_eq!((tight.cosine, tight.perplexity), (0.999, 0.01));
+        assert_eq!((tight.cosine, tight.p1, tight.kl, tight.perplexity), (0.999, 0.999, 0.01, 0.01));
         assert_eq!(with(0.5, 0.5), built_in);
     }
 }

@@ -47,6 +47,27 @@ pub struct Check {
     /// Ops that contradict the claim.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ops: Vec<MisplacedOp>,
+    /// What was measured at each position of a text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<Position>,
+}
+
+/// What was measured at one position of a text.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Position {
+    /// The text, where there are several.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// Tokens of the text before this one.
+    pub position: usize,
+    /// The token whose successor is predicted here.
+    pub token: u32,
+    /// Cosine of the logits and the golden's.
+    pub cosine: f64,
+    /// Divergence of the next token's probabilities from the golden's, in nats.
+    pub kl: f64,
+    /// Whether the likeliest token is the golden's.
+    pub top1: bool,
 }
 
 impl Check {
@@ -60,6 +81,7 @@ impl Check {
             measured: IndexMap::new(),
             detail: contradiction,
             ops: Vec::new(),
+            positions: Vec::new(),
         }
     }
 

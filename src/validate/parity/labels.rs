@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Comparison;
-use crate::measure::LogitMeasures;
+use crate::measure::{LogitMeasures, RowMeasures};
 use crate::trial::not_run;
 use crate::verdict::Check;
 use anec_base::Result;
@@ -29,7 +29,9 @@ impl Comparison<'_> {
             }
         }
         if let Some(first) = first {
-            checks.extend(self.places(&first));
+            let golden = self.golden;
+            let rows = RowMeasures::of_all(&self.rows(&first), &golden.logits, golden.vocab_size);
+            checks.push(self.positions(&rows, &LogitMeasures::over(&rows), self.tokenizer()?.as_ref()));
             checks.extend(self.vocabulary(&first));
         }
         Ok(())

@@ -1,12 +1,8 @@
-//! Logits against a golden's: as a whole, place by place, token by token, and by what they make of the text.
+//! Logits against a golden's, as a whole and token by token.
 
 use super::{Comparison, measured};
-use crate::measure::{self, LogitMeasures};
-use crate::perplexity::loss;
+use crate::measure::LogitMeasures;
 use crate::verdict::Check;
-
-/// Predicted tokens from which on a perplexity says something: the loss of single tokens may rightly differ.
-const PREDICTED: usize = 12;
 
 impl Comparison<'_> {
     /// The rows that the golden has logits of.
@@ -24,6 +20,13 @@ impl Comparison<'_> {
         // written so that NaN is a problem
         if !(measures.cosine >= limits.cosine) {
             problems.push(format!("cosine {:.5}, expected at least {}", measures.cosine, limits.cosine));
+        } else if !(measures.p1 >= limits.p1) {
+            let (found, limit) = (measures.p1, limits.p1);
+            problems
+                .push(format!("cosine {found:.5} at ninety-nine of a hundred positions, expected at least {limit}"));
+        }
+        if !(measures.kl <= limits.kl) {
+            problems.push(format!("divergence {:.5} nats, expected at most {}", measures.kl, limits.kl));
         }
         if !(measures.top1 >= limits.top1) {
             problems.push(format!("top-1 agreement {:.3}, expected at least {}", measures.top1, limits.top1));
@@ -35,32 +38,6 @@ impl Comparison<'_> {
         let problem = (!problems.is_empty()).then(|| problems.join("; "));
         let check = Check::of(self.subject(name), "logits agree with the golden", problem);
         Check { measured: measured(measures), ..check }
-    }
-
-    /// The first tokens, one in the middle and the last: what is wrong in one place only drowns in a mean, and the
-    /// worst of all places doesn't say where.
-    pub(super) fn places(&self, logits: &[f32]) -> Option<Check> {
-        let golden = self.golden;
-        let (first, last) = (*golden.positions.first()?, *golden.positions.last()?);
-        let middle = golden.positions[golden.positions.len() / 2];
-        let mut measured = indexmap::IndexMap::new();
-        let mut problems = Vec::new();
-        for position in [first, first + 1, middle, last] {
-            let Ok(row) = golden.positions.binary_search(&position) else { continue };
-            let width = golden.vocab_size;
-            let found = &logits[position * width..(position + 1) * width];
-            let cosine = measure::cosine(found, &golden.logits[row * width..(row + 1) * width]);
-            let new = measured.insert(format!("cosine_at_{position}"), cosine).is_none();
-            if new && !(cosine >= self.thresholds.cosine) {
-                problems.push(format!(
-                    "position {position}: cosine {cosine:.5}, expected at least {}",
-                    self.thresholds.cosine
-                ));
-            }
-        }
-        let problem = (!problems.is_empty()).then(|| problems.join("; "));
-        let check = Check::of(self.subject("places"), "the first, middle and last positions agree", problem);
-        Some(Check { measured, ..check })
     }
 
     /// Every row of the vocabulary over all positions: one row of the LM head that is lost or wrong hardly changes the
@@ -101,37 +78,5 @@ impl Comparison<'_> {
             let entry = &model.bundle().functions[index];
             format!(" ({}, {})", entry.package, entry.function)
         })
-    }
-
-    /// The perplexity of the golden's text: what it is for a user that logits differ. Errors of single positions that
-    /// cancel out leave it alone, a small one that is always to the same side doesn't.
-    pub(super) fn perplexity(&self, logits: &[f32]) -> Option<Check> {
-        let reference = self.golden.losses();
-        if reference.len() < PREDICTED {
-            return None;
-        }
-        let width = self.golden.vocab_size;
-        let ours = reference.iter().map(|(position, _)| {
-            let row = &logits[(position - 1) * width..position * width];
-            loss(row, self.golden.tokens[*position]).unwrap_or(f64::NAN)
-        });
-        let count = reference.len() as f64;
-        let ours = (ours.sum::<f64>() / count).exp();
-        let golden = (reference.iter().map(|(_, loss)| loss).sum::<f64>() / count).exp();
-        let difference = ours / golden - 1.0;
-        let limit = self.thresholds.perplexity;
-        // written so that NaN is a problem
-        let problem = (!(difference.abs() <= limit)).then(|| {
-            let (found, expected) = (100.0 * difference, 100.0 * limit);
-            format!("{ours:.4}, the golden's is {golden:.4}: {found:+.2} %, expected at most {expected} % either way")
-        });
-        let mut check = Check::of(self.subject("perplexity"), "the text is as likely as it is for the golden", problem);
-        check.measured.extend([
-            ("perplexity".to_owned(), ours),
-            ("golden_perplexity".to_owned(), golden),
-            ("difference".to_owned(), difference),
-            ("tokens".to_owned(), count),
-        ]);
-        Some(check)
     }
 }

@@ -10,6 +10,7 @@ fn golden() -> Golden {
     let (hidden, logits) = fake::reference(&TEXT, TEXT.len() as u64);
     Golden {
         tokens: TEXT.to_vec(),
+        texts: Vec::new(),
         positions: (0..TEXT.len()).collect(),
         logits,
         vocab_size: fake::VOCAB,
@@ -52,12 +53,12 @@ fn the_reference_agrees_with_itself_in_every_way_of_calling() {
         "double, T = 4",
         "double, T = 3, 4, 1, 2 …",
         "double",
-        "double, places",
         "double, tokens",
         "double, layers 0..2",
         "double, layers 2..3",
         "double, head 0..5",
         "double, head 5..8",
+        "double, positions",
         "double, layers 0..2 forced, T = 1",
         "double, layers 0..2 forced, T = 2",
         "double, layers 0..2 forced, T = 3",
@@ -75,8 +76,9 @@ fn the_reference_agrees_with_itself_in_every_way_of_calling() {
         "double",
     ];
     assert_eq!(subjects, expected);
-    let places: Vec<&str> = report.checks[6].measured.keys().map(String::as_str).collect();
-    assert_eq!(places, ["cosine_at_0", "cosine_at_1", "cosine_at_4", "cosine_at_8"]);
+    let positions = report.checks.iter().find(|check| check.subject == "double, positions").unwrap();
+    assert_eq!((positions.positions.len(), positions.positions[5].token), (9, 2));
+    assert!(positions.positions.iter().all(|at| at.top1 && at.cosine > 0.999999 && at.kl.abs() < 1e-9));
     assert_eq!(report.checks[0].measured["max_abs"], 0.0);
 }
 
@@ -96,6 +98,66 @@ fn a_wrong_position_fails_the_gate() {
     let report = gate(&FakeOptions::default(), &golden);
     assert_eq!(report.verdict, Verdict::Failed);
     assert!(report.checks[0].detail.as_deref().unwrap().starts_with("cosine "), "{report:?}");
+}
+
+#[test]
+fn a_lone_position_is_named_and_hides_nothing() {
+    // 200 positions, of which one is a little off: less than one in a hundred
+    let text: Vec<u32> = TEXT.into_iter().cycle().take(16).collect();
+    let golden = several(&vec![text.clone(); 13]);
+    assert_eq!(golden.positions.len(), 208);
+    let turned = |by: f32| {
+        let mut golden = golden.clone();
+        // the third text's sixth token
+        let row = &mut golden.logits[37 * fake::VOCAB..38 * fake::VOCAB];
+        let length = row.iter().map(|v| v * v).sum::<f32>().sqrt();
+        row[7] += by * length;
+        gate(&Form::default(), &golden)
+    };
+    let find = |report: &GateReport, subject: &str| {
+        report.checks.iter().find(|check| check.subject == subject).unwrap().clone()
+    };
+    let little = turned(0.2);
+    let positions = find(&little, "double, positions");
+    assert_eq!(positions.verdict, Verdict::Passed, "{positions:#?}");
+    let detail = positions.detail.unwrap();
+    assert!(
+        detail.starts_with("1 of 208 positions are below 0.995: text 2, position 5, token 2: cosine 0.9"),
+        "{detail}"
+    );
+    let all = find(&little, "double, 13 texts");
+    assert!(all.measured["cosine"] < 0.99 && all.measured["p1"] > 0.999999, "{all:#?}");
+    assert_eq!(all.verdict, Verdict::Passed, "{all:#?}");
+    // one that is far away fails, and is named, too
+    let far = find(&turned(2.0), "double, positions");
+    assert_eq!(far.verdict, Verdict::Failed);
+    assert!(far.detail.unwrap().contains("text 2, position 5, token 2: cosine"));
+}
+
+#[test]
+fn each_of_several_texts_begins_anew() {
+    let report = gate(&Form::default(), &several(&[TEXT.to_vec(), vec![7, 7, 1, 2, 3, 4, 5], vec![6]]));
+    assert_eq!(report.verdict, Verdict::Passed, "{report:#?}");
+    let check = |subject: &str| report.checks.iter().find(|check| check.subject == subject).unwrap();
+    assert_eq!(check("double, 3 texts").measured["positions"], 17.0);
+    // the first token of a text isn't predicted
+    assert_eq!(check("double, perplexity").measured["tokens"], 14.0);
+    assert!(check("double, perplexity").measured["difference"].abs() < 1e-9);
+    // all ways of calling are tried with the first text
+    assert_eq!(check("double, T = 2").measured["positions"], 9.0);
+}
+
+/// What the double makes of several texts.
+fn several(texts: &[Vec<u32>]) -> Golden {
+    let mut golden =
+        Golden { tokens: Vec::new(), logits: Vec::new(), hidden: Default::default(), greedy: None, ..golden() };
+    for (index, text) in texts.iter().enumerate() {
+        golden.texts.push(crate::GoldenText { name: format!("text {index}"), start: golden.tokens.len() });
+        golden.tokens.extend(text);
+        golden.logits.extend(fake::reference(text, text.len() as u64).1);
+    }
+    golden.positions = (0..golden.tokens.len()).collect();
+    golden
 }
 
 #[test]

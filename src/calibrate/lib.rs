@@ -1,0 +1,256 @@
+//! Calibration: a text runs through the model, layer by layer, and the codes of its weights are chosen by what their inputs
+//! are ([`anec_quant::feedback`]).
+//!
+//! The model is that of the source, not quantized, in f32, as packages of one layer each. Of every projection the second
+//! moments of its inputs are summed up, `Σ xᵀx` over the tokens; the codes of its weights are chosen at once and written
+//! to a file, and the moments forgotten before the next layer is run. What stays in memory is the hidden states of the
+//! text, and the moments of one layer.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`text`] | the tokens |
+//! | `tap` | which value of a function is the input of which weights |
+//! | `moments` | second moments |
+//! | `watch` | a backend that adds up the moments of what it runs |
+//! | `codes` | the codes, in files |
+
+#![forbid(unsafe_code)]
+
+mod codes;
+mod error;
+mod moments;
+mod tap;
+pub mod text;
+mod watch;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anec_base::{Progress, Result};
+use anec_bundle::{Bundle, Port, Stage};
+use anec_convert::open::{open, resolve};
+use anec_convert::plan::PackagePlan;
+use anec_convert::{CalibrationReport, Chosen, ConvertOptions, ConvertPlan, convert};
+use anec_exec::{ExecOptions, Executable, Precision, WeightCache};
+use anec_family::{FamilyModel, LoweringOptions};
+use anec_manifest::{
+    Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, Quant, Shards, WeightFormat,
+};
+use anec_mil::Function;
+use anec_quant::ErrorFeedback;
+use anec_runtime::inputs::{shape_of, shaped};
+use anec_runtime::{Chunking, CpuBackend, Hidden, HostTables, LoadedModel, PackageStore};
+
+use codes::Codes;
+pub use error::CalibrateError;
+use moments::SecondMoments;
+use tap::{Tap, TapTokens, Target, targets};
+use watch::{Log, TappedBackend};
+
+/// Tokens of one piece of the text: its own text for the model, which sees nothing before it.
+const WINDOW: u64 = 512;
+/// The codes that a manifest's calibration text chooses. `scratch` is an empty folder for the model's weights and the
+/// codes, which are read from there until the conversion is over.
+///
+/// # Errors
+/// When the source can't be converted, the text can't be read, or a function fails.
+pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Chosen> {
+    let begin = Instant::now();
+    let opened = open(manifest)?;
+    let facts = opened.model.facts();
+    if facts.label_set.is_some() {
+        return Err(CalibrateError::LabelsTokens.into());
+    }
+    let plain = unquantized(manifest, facts.num_layers);
+    let folder = scratch.join("bundle");
+    convert(&ConvertOptions {
+        manifest: plain.clone(),
+        out: Some(folder.clone()),
+        force: false,
+        compile: false,
+        progress: progress.clone(),
+    })?;
+    let bundle = Bundle::read(&folder)?;
+    let texts = text::windows(&manifest.calibration, &bundle, &folder, WINDOW as usize)?;
+    let host = Arc::new(HostTables::open(&bundle, &folder)?);
+    let plan = ConvertPlan::new(&resolve(&plain, &opened.source, &*opened.model), &*opened.model)?;
+    let mut run = Run {
+        model: &*opened.model,
+        form: &plan.form,
+        bundle: &bundle,
+        folder: &folder,
+        host,
+        codes: Codes::new(scratch.join("codes"))?,
+        hidden: Vec::new(),
+        most_moments: 0,
+    };
+    run.hidden = texts.iter().map(|tokens| run.embedded(tokens)).collect::<Result<_>>()?;
+    let tokens: u64 = texts.iter().map(|tokens| tokens.len() as u64).sum();
+    let targets = targets(&resolve(manifest, &opened.source, &*opened.model), &*opened.model)?;
+    let jobs = plan.packages.iter().map(|package| run.job(package, &targets, tokens)).collect::<Result<Vec<_>>>()?;
+    let all: f64 = jobs.iter().map(|job| job.cost).sum();
+    let started = Instant::now();
+    let mut done = 0.0;
+    for (part, job) in jobs.iter().enumerate() {
+        let left = (done > 0.0).then(|| started.elapsed().as_secs_f64() * (all - done) / done);
+        let left = left.map_or_else(String::new, |left| format!(", {left:.0} s left"));
+        progress.stage(&format!("calibration, {}{left}", job.package.name));
+        run.part(part, job)?;
+        done += job.cost;
+        progress.set((1000.0 * done / all) as u64, 1000);
+    }
+    progress.finish();
+    let rounded = targets.iter().filter(|target| !run.codes.has(&target.key, target.channels));
+    let rounded: Vec<String> = rounded.map(|target| target.key.clone()).collect();
+    let weights: u64 = bundle.packages.iter().map(|package| package.weight_bytes).sum();
+    let report = CalibrationReport {
+        tokens,
+        weights: run.codes.count(),
+        rounded,
+        seconds: begin.elapsed().as_secs_f64(),
+        moments_bytes: run.most_moments,
+        hidden_bytes: 4 * tokens * bundle.model.hidden_size,
+        scratch_bytes: weights + bundle.host.file.bytes + run.codes.bytes(),
+    };
+    progress.note(&format!("{tokens} tokens chose the codes of {} weights in {:.0} s", report.weights, report.seconds));
+    Ok(Chosen { codes: Box::new(run.codes), report })
+}
+
+/// The manifest of the model that the text runs through: its own weights, a layer in each package, calls of a window.
+fn unquantized(manifest: &Manifest, layers: usize) -> Manifest {
+    let layers = Some((0..layers).map(|layer| [layer, layer + 1]).collect());
+    Manifest {
+        quant: Quant { weights: WeightFormat::None, overflow: manifest.quant.overflow, ..Quant::default() },
+        context: Contexts::One(WINDOW),
+        lengths: Lengths::Range([1, WINDOW]),
+        kv_write: Some(KvWrite::Mask),
+        linear: LinearForm::Conv,
+        experts: ExpertsForm::default(),
+        // no limit: nobody loads these packages but the executor
+        shards: Shards { max_mb: 1e9, layers, max_experts: None },
+        lm_head: LmHead::default(),
+        ..manifest.clone()
+    }
+}
+
+/// A package whose inputs are looked at.
+struct Job<'a> {
+    package: &'a PackagePlan,
+    function: Function,
+    inputs: Vec<Port>,
+    taps: Vec<Tap<'a>>,
+    /// Multiplications, in the order of magnitude: what progress is measured by.
+    cost: f64,
+}
+
+struct Run<'a> {
+    model: &'a dyn FamilyModel,
+    form: &'a LoweringOptions,
+    bundle: &'a Bundle,
+    folder: &'a Path,
+    host: Arc<HostTables>,
+    codes: Codes,
+    /// The hidden states of each window, `[tokens, hidden_size]`, before the layer that comes next.
+    hidden: Vec<Vec<f32>>,
+    most_moments: u64,
+}
+
+impl Run<'_> {
+    /// What enters the first layer, in the source's unit.
+    fn embedded(&self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let (width, count) = (self.bundle.model.hidden_size as usize, tokens.len());
+        let mut columns = vec![0.0; width * count];
+        self.host.embed(tokens, count, &mut columns)?;
+        let scale = 1.0 / self.bundle.model.hidden_scale as f32;
+        Ok((0..width * count).map(|i| columns[i % width * count + i / width] * scale).collect())
+    }
+
+    /// What is to be done for a package: the weights whose inputs are seen in it.
+    fn job<'a>(&self, package: &'a PackagePlan, targets: &'a [Target], tokens: u64) -> Result<Job<'a>> {
+        let (graph, emitted) = tap::built(self.model, self.form, &package.functions[0])?;
+        let (head, experts) = match package.stage {
+            Stage::Layers { first, .. } => (false, self.model.experts(first).map(|experts| experts.count as usize)),
+            Stage::Experts { .. } => (false, None),
+            Stage::Head { .. } => (true, None),
+        };
+        let taps = tap::taps(&graph.function, &emitted, head, experts, targets);
+        let cost = taps.iter().map(|tap| tap.cost(tokens)).sum::<f64>() + 1.0;
+        Ok(Job { package, function: graph.function, inputs: graph.inputs, taps, cost })
+    }
+
+    /// Runs the text through a package and chooses the codes of its weights.
+    fn part(&mut self, part: usize, job: &Job<'_>) -> Result<()> {
+        let log = Log::new(&job.taps);
+        match job.package.stage {
+            Stage::Layers { end, .. } => self.layers(part, end, &log)?,
+            Stage::Experts { .. } => {}
+            Stage::Head { .. } => self.head(job, &log)?,
+        }
+        let all = log.take();
+        let together: u64 = all.iter().flatten().map(SecondMoments::bytes).sum();
+        // the matrix that is factorized is in f64, its factor in f32
+        let largest = all.iter().flatten().map(|moments| 3 * moments.bytes()).max();
+        self.most_moments = self.most_moments.max(together + largest.unwrap_or(0));
+        for (tap, moments) in job.taps.iter().zip(all) {
+            let parts = moments.len() as u64;
+            for (part, moments) in moments.into_iter().enumerate() {
+                let feedback = ErrorFeedback::of(moments.sums()).map_err(|error| CalibrateError::Moments {
+                    package: job.package.name.clone(),
+                    value: tap.value.clone(),
+                    error,
+                })?;
+                drop(moments);
+                let share = |whole: u64| whole / parts * part as u64..whole / parts * (part as u64 + 1);
+                for target in &tap.targets {
+                    let (mut rows, mut columns) = (0..target.channels, 0..target.weight.columns());
+                    match tap.tokens {
+                        TapTokens::All => {}
+                        TapTokens::Before { .. } => rows = share(rows.end),
+                        TapTokens::Inside { .. } => columns = share(columns.end),
+                    }
+                    self.codes.choose(target, rows, columns, &feedback)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The layers of a package, window by window.
+    fn layers(&mut self, part: usize, end: usize, log: &Log) -> Result<()> {
+        // a model of its own, whose weights are given up after it
+        let programs = PackageStore::of(self.bundle, self.folder);
+        let backend = TappedBackend::new(CpuBackend::new(programs, Precision::F32), log.clone());
+        let model = LoadedModel::new(self.bundle.clone(), self.folder, self.host.clone(), Box::new(backend))?;
+        let width = self.bundle.model.hidden_size as usize;
+        for hidden in &mut self.hidden {
+            let mut session = model.start((hidden.len() / width) as u64)?;
+            if !session.stands_alone(part) {
+                return Err(CalibrateError::Router.into());
+            }
+            let mut left = session.force_layers(part, hidden, Hidden::BetweenFunctions, &Chunking::Largest)?;
+            *hidden = std::mem::take(&mut left[end]);
+        }
+        Ok(())
+    }
+
+    /// The head, as far as its projection: logits are nobody's question.
+    fn head(&self, job: &Job<'_>, log: &Log) -> Result<()> {
+        let Some(tap) = job.taps.first() else { return Ok(()) };
+        let head = Executable::compile(
+            &tap::up_to(&job.function, &tap.value),
+            ExecOptions { precision: Precision::F32 },
+            &WeightCache::new(),
+        )?;
+        let input = &job.inputs[0];
+        let (width, scale) = (self.bundle.model.hidden_size as usize, self.bundle.model.hidden_scale as f32);
+        for hidden in &self.hidden {
+            let count = hidden.len() / width;
+            let columns = (0..width * count).map(|i| hidden[i % count * width + i / count] * scale).collect();
+            let tensor = shaped(input, shape_of(input, count as u64), columns)?;
+            let outputs = head.run(&[(&input.name, &tensor)], &mut head.new_state())?;
+            outputs.iter().for_each(|(_, normed)| log.see(&tap.value, normed));
+        }
+        Ok(())
+    }
+}

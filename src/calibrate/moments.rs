@@ -1,0 +1,64 @@
+//! Second moments of a projection's inputs: `Σ xᵀx` over all tokens.
+
+use faer::linalg::matmul::triangular::{BlockStructure, matmul};
+use faer::{Accum, MatMut, MatRef, Par};
+use ndarray::{Array2, ArrayView2};
+
+/// Second moments, in f32; only their lower triangle is kept.
+pub struct SecondMoments {
+    sums: Array2<f32>,
+}
+
+impl SecondMoments {
+    /// Of no token yet.
+    pub fn new(channels: usize) -> Self {
+        SecondMoments { sums: Array2::zeros((channels, channels)) }
+    }
+
+    /// Adds tokens: columns of `[channels, tokens]`, row-major, as the input of a 1x1 convolution has them in either
+    /// layout. What isn't whole rows is left out.
+    pub fn add(&mut self, values: &[f32]) {
+        let channels = self.sums.nrows();
+        let tokens = values.len() / channels.max(1);
+        let Some(sums) = self.sums.as_slice_mut().filter(|_| tokens * channels == values.len()) else { return };
+        let columns = MatRef::from_row_major_slice(values, channels, tokens);
+        let lower = BlockStructure::TriangularLower;
+        let (whole, sums) = (BlockStructure::Rectangular, MatMut::from_row_major_slice_mut(sums, channels, channels));
+        matmul(sums, lower, Accum::Add, columns, whole, columns.transpose(), whole, 1.0, Par::rayon(0));
+    }
+
+    /// The sums, `[channels, channels]`: zeros above the diagonal.
+    pub fn sums(&self) -> ArrayView2<'_, f32> {
+        self.sums.view()
+    }
+
+    /// Bytes that they take.
+    pub fn bytes(&self) -> u64 {
+        4 * self.sums.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_sums_over_tokens() {
+        let mut moments = SecondMoments::new(3);
+        // two tokens, then one more: channels are rows
+        moments.add(&[1.0, 2.0, 0.5, 0.0, -1.0, 3.0]);
+        moments.add(&[2.0, 1.0, 0.0]);
+        let tokens = [[1.0, 0.5, -1.0], [2.0, 0.0, 3.0], [2.0, 1.0, 0.0]];
+        for i in 0..3 {
+            for j in 0..=i {
+                let expected: f32 = tokens.iter().map(|x| x[i] * x[j]).sum();
+                assert_eq!(moments.sums()[[i, j]], expected, "{i} {j}");
+            }
+        }
+        // what isn't of these channels is none of theirs
+        let before = moments.sums().to_owned();
+        moments.add(&[9.0, 9.0]);
+        assert_eq!(moments.sums(), before);
+        assert_eq!(moments.bytes(), 36);
+    }
+}

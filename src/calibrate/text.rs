@@ -1,0 +1,60 @@
+//! The tokens that a model is calibrated on.
+
+use std::path::{Path, PathBuf};
+
+use anec_base::{Result, input};
+use anec_bundle::Bundle;
+use anec_manifest::{Calibration, CalibrationText};
+use anec_runtime::Tokenizer;
+
+use super::CalibrateError;
+
+/// Built into the binary, so that codes don't depend on where they are chosen. Nothing of it is in the texts that models
+/// are judged by.
+const TEXT: &str = include_str!("text.txt");
+
+/// Bytes of a text, at most.
+const MOST: u64 = 1 << 28;
+
+/// The text that anec has, in parts of one kind each.
+pub fn parts() -> Vec<&'static str> {
+    let parts = TEXT.split("%% ").skip(1);
+    parts.filter_map(|part| part.split_once('\n')).map(|(_, text)| text.trim_end_matches('\n')).collect()
+}
+
+/// The tokens of a calibration text, in windows that are texts of their own for the model: each begins as the tokenizer
+/// lets texts begin. A bundle without a tokenizer gets tokens from all over its vocabulary for the text that anec has.
+///
+/// # Errors
+/// When the text can't be read or has no tokens, or one is named and there is no tokenizer.
+pub fn windows(calibration: &Calibration, bundle: &Bundle, folder: &Path, window: usize) -> Result<Vec<Vec<u32>>> {
+    if !bundle.tokenizer.contains_key("tokenizer") && calibration.text == CalibrationText::Builtin {
+        // a multiplicative walk (Knuth's constant) reaches everywhere
+        let vocabulary = bundle.model.vocab_size.max(1);
+        let all: Vec<u32> =
+            (0..calibration.tokens).map(|i| (i.wrapping_mul(2_654_435_761) % vocabulary) as u32).collect();
+        return Ok(all.chunks(window).map(<[u32]>::to_vec).collect());
+    }
+    let tokenizer = Tokenizer::of(bundle, folder)?;
+    let (parts, path) = match &calibration.text {
+        CalibrationText::Builtin => (parts().into_iter().map(str::to_owned).collect(), PathBuf::from("builtin")),
+        CalibrationText::File(path) => (vec![input::read_text(path, MOST)?], path.clone()),
+    };
+    let begin = tokenizer.encode("")?;
+    let (mut windows, mut left) = (Vec::new(), usize::try_from(calibration.tokens).unwrap_or(usize::MAX));
+    for part in parts {
+        let tokens = tokenizer.encode_rest(&part)?;
+        for tokens in tokens.chunks(window.saturating_sub(begin.len()).max(1)) {
+            let mut window = [&begin[..], tokens].concat();
+            window.truncate(left);
+            left -= window.len();
+            if window.len() > begin.len() {
+                windows.push(window);
+            }
+        }
+    }
+    if windows.is_empty() {
+        return Err(CalibrateError::NoTokens(path).into());
+    }
+    Ok(windows)
+}

@@ -1,0 +1,167 @@
+//! A backend that adds up the second moments of what goes into projections, and runs functions on the CPU executor.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anec_base::Result;
+use anec_exec::Tensor;
+use anec_runtime::{Backend, CpuBackend, Sequence, Watch};
+
+use super::moments::SecondMoments;
+use super::tap::{Tap, TapTokens};
+
+/// The moments of the values of one function, by their names.
+#[derive(Clone)]
+pub struct Log(Arc<Mutex<BTreeMap<String, Place>>>);
+
+/// A value that is looked at.
+struct Place {
+    index: usize,
+    channels: usize,
+    tokens: TapTokens,
+    /// Of each expert, or of all; empty before the value was seen.
+    moments: Vec<SecondMoments>,
+    /// What went into experts, until it is known which tokens are whose.
+    waiting: Option<Vec<f32>>,
+}
+
+impl Log {
+    /// Nothing was seen yet.
+    pub fn new(taps: &[Tap<'_>]) -> Self {
+        let place = |(index, tap): (usize, &Tap<'_>)| {
+            let (channels, tokens) = (tap.channels, tap.tokens.clone());
+            (tap.value.clone(), Place { index, channels, tokens, moments: Vec::new(), waiting: None })
+        };
+        Log(Arc::new(Mutex::new(taps.iter().enumerate().map(place).collect())))
+    }
+
+    /// Adds a value, if it is one that is looked at.
+    pub fn see(&self, name: &str, tensor: &Tensor) {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Some(place), Some(values)) = (places.get_mut(name), tensor.floats()) else { return };
+        match place.tokens {
+            TapTokens::All => place.of(1)[0].add(values),
+            TapTokens::Before { .. } => place.waiting = Some(values.to_vec()),
+            TapTokens::Inside { experts } => {
+                let of_each = values.len() / experts.max(1);
+                let tokens = of_each / place.channels.max(1);
+                if tokens == 0 {
+                    return;
+                }
+                let own = values.chunks_exact(of_each);
+                own.clone().zip(place.of(experts)).for_each(|(values, moments)| moments.add(values));
+                let before = places.values_mut().filter(|before| before.waits_for(name));
+                for before in before {
+                    let Some(entered) = before.waiting.take() else { continue };
+                    for (own, moments) in own.clone().zip(before.of(experts)) {
+                        moments.add(&of_tokens(&entered, tokens, &shared(own, tokens)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What was seen of each, in the order of the taps; it is forgotten here.
+    pub fn take(&self) -> Vec<Vec<SecondMoments>> {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<_> = places.values_mut().map(|p| (p.index, std::mem::take(&mut p.moments))).collect();
+        found.sort_by_key(|(index, _)| *index);
+        found.into_iter().map(|(_, moments)| moments).collect()
+    }
+}
+
+impl Place {
+    /// So many moments, those that there are.
+    fn of(&mut self, count: usize) -> &mut [SecondMoments] {
+        if self.moments.is_empty() {
+            self.moments = (0..count).map(|_| SecondMoments::new(self.channels)).collect();
+        }
+        &mut self.moments
+    }
+
+    fn waits_for(&self, name: &str) -> bool {
+        matches!(&self.tokens, TapTokens::Before { inside, .. } if inside == name)
+    }
+}
+
+/// The tokens that an expert has a share in: what leaves it is `[channels, tokens]`.
+fn shared(values: &[f32], tokens: usize) -> Vec<usize> {
+    (0..tokens).filter(|t| values.iter().skip(*t).step_by(tokens).any(|value| *value != 0.0)).collect()
+}
+
+/// Some columns of `[channels, tokens]`.
+fn of_tokens(values: &[f32], tokens: usize, wanted: &[usize]) -> Vec<f32> {
+    values.chunks_exact(tokens).flat_map(|row| wanted.iter().map(|t| row[*t])).collect()
+}
+
+/// The CPU executor, watched.
+pub struct TappedBackend {
+    inner: CpuBackend,
+    log: Log,
+}
+
+impl TappedBackend {
+    /// Runs functions on `inner` and adds what it sees to `log`.
+    pub fn new(inner: CpuBackend, log: Log) -> Self {
+        TappedBackend { inner, log }
+    }
+}
+
+impl Backend for TappedBackend {
+    fn prepare(&self, function: usize) -> Result<()> {
+        self.inner.prepare(function)
+    }
+
+    fn sequence(&self) -> Result<Box<dyn Sequence>> {
+        Ok(Box::new(Tapped { inner: self.inner.sequence()?, log: self.log.clone() }))
+    }
+}
+
+struct Tapped {
+    inner: Box<dyn Sequence>,
+    log: Log,
+}
+
+impl Sequence for Tapped {
+    fn run(&mut self, function: usize, inputs: &[&Tensor], mut watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
+        let mut see = |name: &str, tensor: &Tensor| {
+            self.log.see(name, tensor);
+            if let Some(watch) = watch.as_mut() {
+                watch(name, tensor);
+            }
+        };
+        self.inner.run(function, inputs, Some(&mut see))
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.inner.reset()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tap(value: &str, channels: usize, tokens: TapTokens) -> Tap<'static> {
+        Tap { value: value.into(), channels, tokens, targets: Vec::new() }
+    }
+
+    #[test]
+    fn experts_are_seen_with_the_tokens_that_they_have_a_share_in() {
+        let before = TapTokens::Before { experts: 3, inside: "inner".into() };
+        let taps = [tap("x", 2, before), tap("inner", 1, TapTokens::Inside { experts: 3 })];
+        let log = Log::new(&taps);
+        // three tokens; the first expert has the first and the last, the second the middle one, the third none
+        log.see("x", &Tensor::new(vec![1, 2, 3, 1], vec![1.0, 2.0, 3.0, 10.0, 20.0, 30.0]));
+        log.see("other", &Tensor::new(vec![1, 2, 1, 1], vec![7.0, 7.0]));
+        log.see("inner", &Tensor::new(vec![1, 3, 3, 1], vec![0.5, 0.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0]));
+        let found = log.take();
+        let diagonal = |moments: &SecondMoments| -> Vec<f32> { moments.sums().diag().to_vec() };
+        let entered: Vec<Vec<f32>> = found[0].iter().map(diagonal).collect();
+        assert_eq!(entered, [vec![10.0, 1000.0], vec![4.0, 400.0], vec![0.0, 0.0]]);
+        assert_eq!(found[0][0].sums()[[1, 0]], 100.0);
+        let left: Vec<Vec<f32>> = found[1].iter().map(diagonal).collect();
+        assert_eq!(left, [vec![4.25], vec![16.0], vec![0.0]]);
+        assert!(log.take().iter().all(Vec::is_empty), "it is forgotten");
+    }
+}

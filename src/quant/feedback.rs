@@ -1,0 +1,438 @@
+//! Error feedback: codes that make the products with real inputs right, rather than each weight by itself (GPTQ, Frantar
+//! et al., arXiv 2210.17323).
+//!
+//! A row `w` of a weight meets inputs `x`. With `H = Σ xᵀx` over a text, codes that stand for `ŵ` cost
+//!
+//! ```text
+//! (w - ŵ) H (w - ŵ)ᵀ = Σ_j D_j ((w - ŵ) U)_j²        H = U D Uᵀ, U unit upper triangular
+//! ```
+//!
+//! so each column is rounded after what the columns before it did wrong was added to it:
+//!
+//! ```text
+//! ŵ_j = round(w_j + Σ_{k<j} (w_k - ŵ_k) U_kj)
+//! ```
+//!
+//! These are GPTQ's codes, in the form that needs no inverse (LDLQ: Chee et al., arXiv 2307.13304, theorem 6). Columns come
+//! in the order of descending `H_jj`: what matters most is rounded while there is most left to make up for it. `H` gets a
+//! hundredth of its mean diagonal added to its diagonal (damping), so that few tokens, repeated or dead channels leave it
+//! positive definite. It is factorized in f64; everything else is f32.
+
+use std::cmp::Reverse;
+
+use faer::dyn_stack::{MemBuffer, MemStack};
+use faer::linalg::cholesky::llt::factor::{LltParams, cholesky_in_place, cholesky_in_place_scratch};
+use faer::linalg::matmul::matmul;
+use faer::{Accum, Mat, MatMut, MatRef, Par, Spec};
+use ndarray::{Array2, ArrayView2, Axis};
+use rayon::prelude::*;
+
+use super::QuantError;
+
+/// Share of the mean diagonal that is added to the diagonal.
+const DAMPING: f64 = 0.01;
+/// Columns that are rounded one after the other before the others hear of their errors.
+const BLOCK: usize = 128;
+/// Rows that a thread works on at a time. They don't depend on each other.
+const ROWS: usize = 256;
+
+/// The numbers that weights can become, and their codes.
+pub trait ColumnGrid: Sync {
+    /// The code of the number nearest to `value`, and the number, for a weight in `row` and `column`.
+    fn nearest(&self, row: usize, column: usize, value: f32) -> (u8, f32);
+}
+
+/// `scale * q` with integers from `-largest` to `largest`: symmetric, as [`Int8`](super::Int8) has them. Codes are `q` as
+/// `i8`.
+#[derive(Clone, Copy, Debug)]
+pub struct Integers<'a> {
+    /// Scales, row-major: `[1 or rows, 1 or blocks of columns]`.
+    pub scales: ArrayView2<'a, f32>,
+    /// Columns that share a scale; all of them if there is one for each row.
+    pub block: usize,
+    /// Largest integer: 127, or 7 for four bits.
+    pub largest: i8,
+}
+
+impl ColumnGrid for Integers<'_> {
+    fn nearest(&self, row: usize, column: usize, value: f32) -> (u8, f32) {
+        let at = |index: usize, count: usize| if count == 1 { 0 } else { index };
+        let (rows, blocks) = self.scales.dim();
+        let scale = self.scales[[at(row, rows), at(column / self.block.max(1), blocks)]];
+        let largest = f32::from(self.largest);
+        let q = (value / scale).round_ties_even().clamp(-largest, largest);
+        (q as i8 as u8, q * scale)
+    }
+}
+
+/// A palette: the code is an index into a table of ascending numbers, each times the row's scale if rows have scales.
+#[derive(Clone, Copy, Debug)]
+pub struct PaletteGrid<'a> {
+    /// Up to 256 numbers, ascending.
+    pub palette: &'a [f32],
+    /// One for each row, or none.
+    pub scales: Option<&'a [f32]>,
+}
+
+impl ColumnGrid for PaletteGrid<'_> {
+    fn nearest(&self, row: usize, _column: usize, value: f32) -> (u8, f32) {
+        let scale = self.scales.map_or(1.0, |scales| scales[row]);
+        let (wanted, last) = (value / scale, self.palette.len() - 1);
+        let above = self.palette.partition_point(|entry| *entry < wanted).min(last);
+        let below = above.saturating_sub(1);
+        let near = if wanted - self.palette[below] < self.palette[above] - wanted { below } else { above };
+        (near as u8, self.palette[near] * scale)
+    }
+}
+
+/// How the errors of columns are made up for in others: the factor of a text's second moments.
+pub struct ErrorFeedback {
+    /// Columns in the order in which they are rounded.
+    order: Vec<usize>,
+    /// Unit upper triangular, in that order; nothing where the text said nothing.
+    factor: Option<Mat<f32>>,
+}
+
+impl ErrorFeedback {
+    /// The feedback for inputs with the second moments `Σ xᵀx`, `[columns, columns]`, of which the lower triangle is read.
+    /// Moments of zero make for none: weights are rounded to the nearest.
+    ///
+    /// # Errors
+    /// When a moment is NaN or infinite, or isn't one: smaller than zero.
+    pub fn of(moments: ArrayView2<'_, f32>) -> Result<Self, QuantError> {
+        let n = moments.nrows();
+        let diagonal: Vec<f32> = (0..n).map(|j| moments[[j, j]]).collect();
+        if let Some(channel) = diagonal.iter().position(|value| !value.is_finite() || *value < 0.0) {
+            return Err(QuantError::Moments { channel, value: diagonal[channel] });
+        }
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by_key(|j| (Reverse(diagonal[*j].to_bits()), *j));
+        let mean = diagonal.iter().map(|value| f64::from(*value)).sum::<f64>() / n.max(1) as f64;
+        if mean == 0.0 {
+            return Ok(ErrorFeedback { order, factor: None });
+        }
+        // what rounding of the moments leaves of singular ones can need more
+        for damping in [DAMPING, 10.0 * DAMPING, 100.0 * DAMPING] {
+            // the Cholesky factor of the matrix in reverse order, reversed, is upper triangular
+            let place = |i: usize| order[n - 1 - i];
+            let mut reversed = Mat::<f64>::from_fn(n, n, |i, j| {
+                let (a, b) = (place(i).max(place(j)), place(i).min(place(j)));
+                // the lower triangle is all that is read
+                let damping = if i == j { damping * mean } else { 0.0 };
+                if i < j { 0.0 } else { f64::from(moments[[a, b]]) + damping }
+            });
+            if lower_factor(&mut reversed) {
+                let factor = Mat::from_fn(n, n, |k, j| {
+                    let (row, column) = (n - 1 - k, n - 1 - j);
+                    if k < j { (reversed[(row, column)] / reversed[(column, column)]) as f32 } else { 0.0 }
+                });
+                return Ok(ErrorFeedback { order, factor: Some(factor) });
+            }
+        }
+        Err(QuantError::Moments { channel: 0, value: f32::NAN })
+    }
+
+    /// Columns of the weights that it is for.
+    pub fn columns(&self) -> usize {
+        self.order.len()
+    }
+
+    /// The codes of rows of a weight, `[rows, columns]`. Rows don't depend on each other: a weight can be given in parts.
+    pub fn codes(&self, weight: ArrayView2<'_, f32>, grid: &impl ColumnGrid) -> Array2<u8> {
+        let mut codes = Array2::zeros(weight.dim());
+        let parts = codes.axis_chunks_iter_mut(Axis(0), ROWS).enumerate();
+        let parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).collect();
+        parts.into_par_iter().for_each(|((part, mut codes), weight)| {
+            let first = part * ROWS;
+            let set = |row: usize, column: usize, code| codes[[row, column]] = code;
+            self.round(weight, |row, column, value| grid.nearest(first + row, column, value), set);
+        });
+        codes
+    }
+
+    /// Rounds some rows, block of columns by block of columns.
+    fn round(
+        &self,
+        weight: ArrayView2<'_, f32>,
+        nearest: impl Fn(usize, usize, f32) -> (u8, f32),
+        mut set: impl FnMut(usize, usize, u8),
+    ) {
+        let (rows, columns) = weight.dim();
+        let Some(factor) = &self.factor else {
+            weight.indexed_iter().for_each(|((row, column), value)| set(row, column, nearest(row, column, *value).0));
+            return;
+        };
+        // w - ŵ, column by column
+        let mut errors = vec![0f32; rows * columns];
+        let mut wanted = vec![0f32; rows * BLOCK.min(columns)];
+        for start in (0..columns).step_by(BLOCK) {
+            let end = (start + BLOCK).min(columns);
+            let (known, new) = errors.split_at_mut(rows * start);
+            let wanted = &mut wanted[..rows * (end - start)];
+            for (j, wanted) in (start..end).zip(wanted.chunks_exact_mut(rows)) {
+                wanted.iter_mut().zip(weight.column(self.order[j])).for_each(|(wanted, value)| *wanted = *value);
+            }
+            // what the columns of the blocks before add to these
+            let known = MatRef::from_column_major_slice(known, rows, start);
+            let sum = MatMut::from_column_major_slice_mut(wanted, rows, end - start);
+            matmul(sum, Accum::Add, known, factor.as_ref().submatrix(0, start, start, end - start), 1.0, Par::Seq);
+            for (j, error) in (start..end).zip(new.chunks_exact_mut(rows)) {
+                let column = self.order[j];
+                let (own, later) = wanted[rows * (j - start)..].split_at_mut(rows);
+                for (row, (error, wanted)) in error.iter_mut().zip(own).enumerate() {
+                    let (code, value) = nearest(row, column, *wanted);
+                    set(row, column, code);
+                    *error = weight[[row, column]] - value;
+                }
+                for (k, later) in (j + 1..end).zip(later.chunks_exact_mut(rows)) {
+                    let share = factor[(j, k)];
+                    later.iter_mut().zip(error.iter()).for_each(|(wanted, error)| *wanted += *error * share);
+                }
+            }
+        }
+    }
+}
+
+/// Puts the Cholesky factor of a symmetric matrix into its lower triangle; false if it isn't positive definite.
+fn lower_factor(matrix: &mut Mat<f64>) -> bool {
+    let (n, parallel, params) = (matrix.nrows(), Par::rayon(0), Spec::<LltParams, f64>::default());
+    let mut memory = MemBuffer::new(cholesky_in_place_scratch::<f64>(n, parallel, params));
+    let stack = MemStack::new(&mut memory);
+    cholesky_in_place(matrix.as_mut(), Default::default(), parallel, stack, params).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anec_kernels::quantize;
+
+    /// Numbers from -1 to 1, the same each time.
+    fn noise(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
+        let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        Array2::from_shape_fn((rows, columns), |_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+    }
+
+    /// The second moments of inputs whose channels go together, some much larger than others.
+    fn moments(tokens: usize, channels: usize) -> Array2<f32> {
+        let mix = noise(channels, channels, 5);
+        let mut inputs = noise(tokens, channels, 7).dot(&mix);
+        for (channel, mut column) in inputs.columns_mut().into_iter().enumerate() {
+            column *= 1.0 + (channel * 7 % 11) as f32;
+        }
+        inputs.t().dot(&inputs)
+    }
+
+    fn absmax(weight: &Array2<f32>) -> f32 {
+        weight.iter().fold(0f32, |most, value| most.max(value.abs()))
+    }
+
+    fn scales_of_rows(weight: &Array2<f32>, largest: f32) -> Array2<f32> {
+        weight
+            .map_axis(Axis(1), |row| row.iter().fold(0f32, |m, v| m.max(v.abs())).max(1e-6) / largest)
+            .insert_axis(Axis(1))
+    }
+
+    fn values(weight: &Array2<f32>, codes: &Array2<u8>, grid: &dyn Fn(usize, usize, u8) -> f32) -> Array2<f32> {
+        Array2::from_shape_fn(weight.dim(), |(r, c)| grid(r, c, codes[[r, c]]))
+    }
+
+    /// `Σ (w - ŵ) H (w - ŵ)ᵀ`.
+    fn cost(weight: &Array2<f32>, values: &Array2<f32>, moments: &Array2<f32>) -> f64 {
+        let (error, moments) = ((weight - values).mapv(f64::from), moments.mapv(f64::from));
+        (error.dot(&moments) * &error).sum()
+    }
+
+    /// GPTQ as the paper has it, before any rearrangement (optimal brain quantization in a fixed order): each column is
+    /// rounded, its error spread over the others by the inverse of the moments, and its row taken out of the inverse.
+    fn by_the_paper(weight: &Array2<f32>, moments: &Array2<f32>, scale: f32) -> Array2<u8> {
+        let n = weight.ncols();
+        let mean = (0..n).map(|j| f64::from(moments[[j, j]])).sum::<f64>() / n as f64;
+        let mut damped = moments.mapv(f64::from);
+        (0..n).for_each(|j| damped[[j, j]] += DAMPING * mean);
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|a, b| moments[[*b, *b]].total_cmp(&moments[[*a, *a]]));
+        let mut left = inverse(damped);
+        let mut weight = weight.mapv(f64::from);
+        let mut codes = Array2::zeros(weight.dim());
+        for j in order {
+            for row in 0..weight.nrows() {
+                let q = (weight[[row, j]] / f64::from(scale)).round_ties_even().clamp(-127.0, 127.0);
+                codes[[row, j]] = q as i8 as u8;
+                let error = (weight[[row, j]] - q * f64::from(scale)) / left[[j, j]];
+                (0..n).for_each(|k| weight[[row, k]] -= error * left[[j, k]]);
+            }
+            let (row, pivot) = (left.row(j).to_owned(), left[[j, j]]);
+            for a in 0..n {
+                for b in 0..n {
+                    left[[a, b]] -= row[a] * row[b] / pivot;
+                }
+            }
+        }
+        codes
+    }
+
+    /// Gauss and Jordan.
+    fn inverse(mut matrix: Array2<f64>) -> Array2<f64> {
+        let n = matrix.nrows();
+        let mut out = Array2::eye(n);
+        for j in 0..n {
+            let pivot = matrix[[j, j]];
+            for k in 0..n {
+                matrix[[j, k]] /= pivot;
+                out[[j, k]] /= pivot;
+            }
+            for row in (0..n).filter(|row| *row != j) {
+                let factor = matrix[[row, j]];
+                for k in 0..n {
+                    matrix[[row, k]] -= factor * matrix[[j, k]];
+                    out[[row, k]] -= factor * out[[j, k]];
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn the_codes_are_those_of_the_paper() {
+        for (rows, columns) in [(5, 9), (3, 40), (2, 150)] {
+            let (weight, moments) = (noise(rows, columns, 3), moments(2 * columns, columns));
+            let scale = Array2::from_elem((1, 1), absmax(&weight) / 20.0);
+            let grid = Integers { scales: scale.view(), block: columns, largest: 127 };
+            let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grid);
+            let expected = by_the_paper(&weight, &moments, scale[[0, 0]]);
+            // f32 and f64 can round a number in the middle to different sides; what follows then differs, too
+            let same = codes.iter().zip(&expected).filter(|(a, b)| a == b).count();
+            assert!(same * 50 >= codes.len() * 49, "{same} of {} codes of {rows} x {columns}", codes.len());
+        }
+    }
+
+    #[test]
+    fn every_grid_loses_less_than_by_rounding() {
+        // more rows and columns than a block has, and not a multiple of them
+        let (rows, columns) = (300, 333);
+        let (weight, moments) = (noise(rows, columns, 3), moments(400, columns));
+        let (feedback, rounding) =
+            (ErrorFeedback::of(moments.view()).unwrap(), ErrorFeedback { order: (0..columns).collect(), factor: None });
+        let one = Array2::from_elem((1, 1), absmax(&weight) / 127.0);
+        let each = scales_of_rows(&weight, 127.0);
+        let blocks = Array2::from_shape_fn((rows, columns.div_ceil(32)), |(r, b)| {
+            (32 * b..columns.min(32 * b + 32)).map(|c| weight[[r, c]].abs()).fold(1e-6, f32::max) / 7.0
+        });
+        let palette: Vec<f32> = (0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect();
+        let row_scales: Vec<f32> = (0..rows).map(|r| 1.0 + r as f32 / 300.0).collect();
+        fn compare(
+            weight: &Array2<f32>,
+            moments: &Array2<f32>,
+            [feedback, rounding]: [&ErrorFeedback; 2],
+            grid: &impl ColumnGrid,
+            most: f64,
+        ) {
+            let costs = [feedback, rounding].map(|how| {
+                let codes = how.codes(weight.view(), grid);
+                // the number behind a code is what is nearest to itself
+                let find = |r: usize, c: usize, code: u8| {
+                    let all = (0..=4000).map(|i| i as f32 / 1000.0 - 2.0).map(|value| grid.nearest(r, c, value));
+                    all.filter(|(found, _)| *found == code).map(|(_, value)| value).next().expect("a code of the grid")
+                };
+                let mut known = std::collections::HashMap::new();
+                let values = Array2::from_shape_fn(weight.dim(), |(r, c)| {
+                    *known.entry((r, c / 32, codes[[r, c]])).or_insert_with(|| find(r, c, codes[[r, c]]))
+                });
+                cost(weight, &values, moments)
+            });
+            assert!(costs[0] < most * costs[1], "{costs:?}");
+        }
+        let both = [&feedback, &rounding];
+        compare(&weight, &moments, both, &PaletteGrid { palette: &palette, scales: None }, 0.6);
+        compare(&weight, &moments, both, &PaletteGrid { palette: &palette, scales: Some(&row_scales) }, 0.6);
+        let integers = |scales: &Array2<f32>, block, largest| {
+            let grid = Integers { scales: scales.view(), block, largest };
+            let costs = both.map(|how| {
+                let codes = how.codes(weight.view(), &grid);
+                let scale =
+                    |r: usize, c: usize| scales[[r.min(scales.nrows() - 1), (c / block).min(scales.ncols() - 1)]];
+                let values = values(&weight, &codes, &|r, c, code| f32::from(code as i8) * scale(r, c));
+                cost(&weight, &values, &moments)
+            });
+            assert!(costs[0] < 0.5 * costs[1], "{costs:?}");
+        };
+        integers(&one, columns, 127);
+        integers(&each, columns, 127);
+        integers(&blocks, 32, 7);
+    }
+
+    #[test]
+    fn without_moments_weights_are_rounded_as_ever() {
+        let weight = noise(9, 300, 11);
+        let scale = absmax(&weight) / 127.0;
+        let scales = Array2::from_elem((1, 1), scale);
+        let grid = Integers { scales: scales.view(), block: 300, largest: 127 };
+        let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view()).unwrap();
+        let codes = feedback.codes(weight.view(), &grid);
+        let mut expected = vec![0; weight.len()];
+        quantize::quantize(weight.as_slice().unwrap(), scale, &mut expected);
+        let far = codes.iter().zip(&expected).filter(|(a, b)| a != b).count();
+        assert!(far <= 1, "a reciprocal may round a number in the middle to the other side: {far}");
+    }
+
+    #[test]
+    fn one_token_and_dead_channels_are_moments_too() {
+        let columns = 40;
+        let mut token = noise(1, columns, 13);
+        for dead in [0, 7, 39] {
+            token[[0, dead]] = 0.0;
+        }
+        let moments = token.t().dot(&token);
+        let mut weight = noise(6, columns, 17);
+        weight.row_mut(2).fill(0.25);
+        weight.row_mut(3).fill(0.0);
+        let scales = scales_of_rows(&weight, 7.0);
+        let grid = Integers { scales: scales.view(), block: columns, largest: 7 };
+        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view()).unwrap().codes(weight.view(), &grid);
+        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grid);
+        let value = |codes: &Array2<u8>| values(&weight, codes, &|r, _, code| f32::from(code as i8) * scales[[r, 0]]);
+        // the product with the one token is what counts, and comes out almost exactly
+        let costs = [&codes, &rounding].map(|codes| cost(&weight, &value(codes), &moments));
+        assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
+        for dead in [0, 7, 39] {
+            assert_eq!(codes.column(dead), rounding.column(dead), "a dead channel hears of no error");
+        }
+        assert!(codes.row(3).iter().all(|code| *code == 0));
+    }
+
+    #[test]
+    fn moments_that_are_none_are_refused() {
+        let mut moments = moments(20, 10);
+        moments[[4, 4]] = f32::NAN;
+        let error = ErrorFeedback::of(moments.view()).err().unwrap();
+        assert_eq!(error.to_string(), "the second moment of input channel 4 is NaN, expected a number from 0 on");
+        moments[[4, 4]] = -1.0;
+        assert!(ErrorFeedback::of(moments.view()).is_err());
+        moments[[4, 4]] = f32::INFINITY;
+        assert!(ErrorFeedback::of(moments.view()).is_err());
+        moments[[4, 4]] = 1.0;
+        moments[[9, 3]] = f32::NAN;
+        assert!(ErrorFeedback::of(moments.view()).is_err(), "off the diagonal");
+    }
+
+    #[test]
+    fn codes_are_the_same_from_run_to_run_and_in_parts() {
+        let (weight, moments) = (noise(600, 200, 19), moments(300, 200));
+        let scales = scales_of_rows(&weight, 127.0);
+        let feedback = ErrorFeedback::of(moments.view()).unwrap();
+        let grid = Integers { scales: scales.view(), block: 200, largest: 127 };
+        let whole = feedback.codes(weight.view(), &grid);
+        assert_eq!(ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grid), whole);
+        let part = |rows: std::ops::Range<usize>| {
+            let scales = scales.slice_axis(Axis(0), rows.clone().into());
+            let grid = Integers { scales, block: 200, largest: 127 };
+            feedback.codes(weight.slice_axis(Axis(0), rows.into()), &grid)
+        };
+        assert_eq!(ndarray::concatenate![Axis(0), part(0..250), part(250..600)], whole);
+    }
+}
