@@ -156,8 +156,9 @@ impl Search<'_> {
         let starts_end = range.end.min(end);
         // rounding may put one bound before the other where clusters are equally good
         let before = self.before.get(end - self.round).map(|before| *before as usize).filter(|at| *at < starts_end);
-        let (mut most, mut best) = (f64::NEG_INFINITY, range.start.max(before.unwrap_or(0)));
-        for start in best..starts_end {
+        let least = range.start.max(before.unwrap_or(0));
+        let (mut most, mut best) = (f64::NEG_INFINITY, least);
+        for start in least..starts_end {
             let gain = self.gains[start] + self.sums.gain(start, end);
             if gain > most {
                 (most, best) = (gain, start);

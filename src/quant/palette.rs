@@ -178,7 +178,7 @@ impl Pass<'_> {
         match (of_row, of_column) {
             (None, None) => 1,
             (Some(weight), None) | (None, Some(weight)) => weight.into(),
-            (Some(row), Some(column)) => 1 + (u64::from(row) * u64::from(column) >> 30),
+            (Some(row), Some(column)) => 1 + ((u64::from(row) * u64::from(column)) >> 30),
         }
     }
 

@@ -72,7 +72,7 @@ fn expanded(coded: &Arc<CodedWeight>) -> Vec<f32> {
         }
         let palettes = halves(coded.palette());
         let group = rows / layout.palettes.unwrap() as usize;
-        row_scales[row] * palettes[(row / group << bits) + code]
+        row_scales[row] * palettes[((row / group) << bits) + code]
     };
     (0..rows * columns).map(number).collect()
 }
