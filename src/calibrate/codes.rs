@@ -15,7 +15,7 @@ use anec_source::SourceWeight;
 use ndarray::{Array2, Axis, Slice};
 use rayon::prelude::*;
 
-use super::tap::Target;
+use super::tap::QuantTarget;
 
 /// The largest code of int8.
 const LARGEST_CODE: i8 = 127;
@@ -63,7 +63,7 @@ impl Codes {
     /// When the weight can't be read or the codes not be written.
     pub fn choose(
         &mut self,
-        target: &Target,
+        target: &QuantTarget,
         rows: Range<u64>,
         columns: Range<u64>,
         feedback: &ErrorFeedback,

@@ -45,8 +45,8 @@ use anec_runtime::{Chunking, CpuBackend, Hidden, HostTables, LoadedModel, Packag
 use codes::Codes;
 pub use error::CalibrateError;
 use moments::SecondMoments;
-use tap::{Tap, TapTokens, Target, targets};
-use watch::{Log, TappedBackend};
+use tap::{QuantTarget, Tap, TapTokens, targets};
+use watch::{MomentLog, TappedBackend};
 
 /// Tokens of one piece of the text: its own text for the model, which sees nothing before it.
 const WINDOW: u64 = 512;
@@ -167,7 +167,7 @@ impl Run<'_> {
     }
 
     /// What is to be done for a package: the weights whose inputs are seen in it.
-    fn job<'a>(&self, package: &'a PackagePlan, targets: &'a [Target], tokens: u64) -> Result<Job<'a>> {
+    fn job<'a>(&self, package: &'a PackagePlan, targets: &'a [QuantTarget], tokens: u64) -> Result<Job<'a>> {
         let (graph, emitted) = tap::built(self.model, self.form, &package.functions[0])?;
         let (head, experts) = match package.stage {
             Stage::Layers { first, .. } => (false, self.model.experts(first).map(|experts| experts.count as usize)),
@@ -181,7 +181,7 @@ impl Run<'_> {
 
     /// Runs the text through a package and chooses the codes of its weights.
     fn part(&mut self, part: usize, job: &Job<'_>) -> Result<()> {
-        let log = Log::new(&job.taps);
+        let log = MomentLog::new(&job.taps);
         match job.package.stage {
             Stage::Layers { end, .. } => self.layers(part, end, &log)?,
             Stage::Experts { .. } => {}
@@ -217,7 +217,7 @@ impl Run<'_> {
     }
 
     /// The layers of a package, window by window.
-    fn layers(&mut self, part: usize, end: usize, log: &Log) -> Result<()> {
+    fn layers(&mut self, part: usize, end: usize, log: &MomentLog) -> Result<()> {
         // a model of its own, whose weights are given up after it
         let programs = PackageStore::of(self.bundle, self.folder);
         let backend = TappedBackend::new(CpuBackend::new(programs, Precision::F32), log.clone());
@@ -235,7 +235,7 @@ impl Run<'_> {
     }
 
     /// The head, as far as its projection: logits are nobody's question.
-    fn head(&self, job: &Job<'_>, log: &Log) -> Result<()> {
+    fn head(&self, job: &Job<'_>, log: &MomentLog) -> Result<()> {
         let Some(tap) = job.taps.first() else { return Ok(()) };
         let head = Executable::compile(
             &tap::up_to(&job.function, &tap.value),

@@ -15,7 +15,7 @@ use anec_source::SourceWeight;
 const WIDEST: usize = 16384;
 
 /// A weight whose codes are to be chosen.
-pub struct Target {
+pub struct QuantTarget {
     /// The key of its elements.
     pub key: String,
     /// Output channels.
@@ -37,7 +37,7 @@ pub struct Tap<'a> {
     /// Whose tokens count.
     pub tokens: TapTokens,
     /// The weights.
-    pub targets: Vec<&'a Target>,
+    pub targets: Vec<&'a QuantTarget>,
 }
 
 /// Which tokens of a value count for which weights.
@@ -127,7 +127,7 @@ pub fn built(
 ///
 /// # Errors
 /// When its functions can't be built.
-pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<Target>> {
+pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<QuantTarget>> {
     let plan = ConvertPlan::new(manifest, model)?;
     let mut targets = BTreeMap::new();
     for package in &plan.packages {
@@ -143,7 +143,7 @@ pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<Targe
             }
             let key = weight.key();
             let weight = weight.reshape(&[channels, weight.elements() / channels.max(1)])?;
-            let target = Target { key: key.clone(), channels, weight, role, granularity };
+            let target = QuantTarget { key: key.clone(), channels, weight, role, granularity };
             targets.insert((key, channels), target);
         }
     }
@@ -158,9 +158,9 @@ pub fn taps<'a>(
     weights: &[TappedWeight],
     head: bool,
     experts: Option<usize>,
-    targets: &'a [Target],
+    targets: &'a [QuantTarget],
 ) -> Vec<Tap<'a>> {
-    let mut taps: BTreeMap<ValueId, Vec<&'a Target>> = BTreeMap::new();
+    let mut taps: BTreeMap<ValueId, Vec<&'a QuantTarget>> = BTreeMap::new();
     for op in function.ops() {
         let Some((input, weight)) = projection(op) else { continue };
         let Some(weight) = weights.iter().find(|known| known.value == weight) else { continue };

@@ -12,7 +12,7 @@ use super::tap::{Tap, TapTokens};
 
 /// The moments of the values of one function, by their names.
 #[derive(Clone)]
-pub struct Log(Arc<Mutex<BTreeMap<String, Place>>>);
+pub struct MomentLog(Arc<Mutex<BTreeMap<String, Place>>>);
 
 /// A value that is looked at.
 struct Place {
@@ -25,14 +25,14 @@ struct Place {
     waiting: Option<Vec<f32>>,
 }
 
-impl Log {
+impl MomentLog {
     /// Nothing was seen yet.
     pub fn new(taps: &[Tap<'_>]) -> Self {
         let place = |(index, tap): (usize, &Tap<'_>)| {
             let (channels, tokens) = (tap.channels, tap.tokens.clone());
             (tap.value.clone(), Place { index, channels, tokens, moments: Vec::new(), waiting: None })
         };
-        Log(Arc::new(Mutex::new(taps.iter().enumerate().map(place).collect())))
+        MomentLog(Arc::new(Mutex::new(taps.iter().enumerate().map(place).collect())))
     }
 
     /// Adds a value, if it is one that is looked at.
@@ -97,12 +97,12 @@ fn of_tokens(values: &[f32], tokens: usize, wanted: &[usize]) -> Vec<f32> {
 /// The CPU executor, watched.
 pub struct TappedBackend {
     inner: CpuBackend,
-    log: Log,
+    log: MomentLog,
 }
 
 impl TappedBackend {
     /// Runs functions on `inner` and adds what it sees to `log`.
-    pub fn new(inner: CpuBackend, log: Log) -> Self {
+    pub fn new(inner: CpuBackend, log: MomentLog) -> Self {
         TappedBackend { inner, log }
     }
 }
@@ -119,7 +119,7 @@ impl Backend for TappedBackend {
 
 struct Tapped {
     inner: Box<dyn Sequence>,
-    log: Log,
+    log: MomentLog,
 }
 
 impl Sequence for Tapped {
@@ -150,7 +150,7 @@ mod tests {
     fn experts_are_seen_with_the_tokens_that_they_have_a_share_in() {
         let before = TapTokens::Before { experts: 3, inside: "inner".into() };
         let taps = [tap("x", 2, before), tap("inner", 1, TapTokens::Inside { experts: 3 })];
-        let log = Log::new(&taps);
+        let log = MomentLog::new(&taps);
         // three tokens; the first expert has the first and the last, the second the middle one, the third none
         log.see("x", &Tensor::new(vec![1, 2, 3, 1], vec![1.0, 2.0, 3.0, 10.0, 20.0, 30.0]));
         log.see("other", &Tensor::new(vec![1, 2, 1, 1], vec![7.0, 7.0]));

@@ -53,7 +53,7 @@ pub struct Norms {
 
 /// A block between the residual stream and itself, by the projections that touch the stream.
 #[derive(Debug)]
-pub struct Block<'a> {
+pub struct ResidualBlock<'a> {
     /// What is around it.
     pub norms: &'a mut Norms,
     /// What reads the stream, through the norm before, if there is one.
@@ -117,7 +117,7 @@ pub struct MixerInputs<'a> {
 
 impl Layer {
     /// Its two blocks.
-    pub fn blocks(&mut self) -> [Block<'_>; 2] {
+    pub fn blocks(&mut self) -> [ResidualBlock<'_>; 2] {
         let (readers, writers) = match &mut self.mixer {
             Mixer::Attention(attention) => {
                 let Attention { query, key, value, gate, output, .. } = &mut **attention;
@@ -133,13 +133,13 @@ impl Layer {
                 (vec![query_key_value, gate, step, decay], vec![output])
             }
         };
-        let mixer = Block { norms: &mut self.mixer_norms, readers, writers };
+        let mixer = ResidualBlock { norms: &mut self.mixer_norms, readers, writers };
         let (readers, writers) = match &mut self.feed_forward {
             FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down]),
             FeedForward::Moe(moe) => of_experts(&mut moe.router, &mut moe.experts),
             FeedForward::DepthMoe(moe) => of_experts(&mut moe.router.down, &mut moe.experts),
         };
-        [mixer, Block { norms: &mut self.feed_forward_norms, readers, writers }]
+        [mixer, ResidualBlock { norms: &mut self.feed_forward_norms, readers, writers }]
     }
 
     /// What the layer carries from call to call; `slots` for keys and values.

@@ -6,7 +6,7 @@
 //! A power of two changes no digit of a weight that stays in the normal range of its number format.
 
 use super::decoder::Decoder;
-use super::layer::Block;
+use super::layer::ResidualBlock;
 
 impl Decoder {
     /// Multiplies the residual stream by `factor`, a power of two, and leaves the logits as they are.
@@ -23,7 +23,7 @@ impl Decoder {
 /// A block between the stream and itself. What reads the stream is a norm, whose epsilon goes along, or projections,
 /// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in. Biases of the sum go
 /// along.
-fn scale_block(Block { norms, readers, writers }: Block<'_>, factor: f64) {
+fn scale_block(ResidualBlock { norms, readers, writers }: ResidualBlock<'_>, factor: f64) {
     match &mut norms.before {
         Some(norm) => norm.eps *= factor * factor,
         // a bias is added after the product, which is what it was

@@ -375,7 +375,7 @@ mod tests {
         let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view()).unwrap();
         let codes = feedback.codes(weight.view(), &grid);
         let mut expected = vec![0; weight.len()];
-        quantize::quantize(weight.as_slice().unwrap(), scale, &mut expected);
+        quantize::quantize(weight.as_slice().unwrap(), scale, 127.0, &mut expected);
         let far = codes.iter().zip(&expected).filter(|(a, b)| a != b).count();
         assert!(far <= 1, "a reciprocal may round a number in the middle to the other side: {far}");
     }

@@ -112,7 +112,7 @@ fn a_lone_position_is_named_and_hides_nothing() {
         let row = &mut golden.logits[37 * fake::VOCAB..38 * fake::VOCAB];
         let length = row.iter().map(|v| v * v).sum::<f32>().sqrt();
         row[7] += by * length;
-        gate(&Form::default(), &golden)
+        gate(&FakeOptions::default(), &golden)
     };
     let find = |report: &GateReport, subject: &str| {
         report.checks.iter().find(|check| check.subject == subject).unwrap().clone()
@@ -136,7 +136,7 @@ fn a_lone_position_is_named_and_hides_nothing() {
 
 #[test]
 fn each_of_several_texts_begins_anew() {
-    let report = gate(&Form::default(), &several(&[TEXT.to_vec(), vec![7, 7, 1, 2, 3, 4, 5], vec![6]]));
+    let report = gate(&FakeOptions::default(), &several(&[TEXT.to_vec(), vec![7, 7, 1, 2, 3, 4, 5], vec![6]]));
     assert_eq!(report.verdict, Verdict::Passed, "{report:#?}");
     let check = |subject: &str| report.checks.iter().find(|check| check.subject == subject).unwrap();
     assert_eq!(check("double, 3 texts").measured["positions"], 17.0);
