@@ -41,7 +41,8 @@ impl Transcript {
 
     /// Tries to convert `source`, which lies in `folder`.
     fn refused_source(&mut self, what: &str, folder: &Path, source: &Path) {
-        self.refused(what, folder, convert(folder).arg("--source").arg(source));
+        // the weights as they are, so that errors name them
+        self.refused(what, folder, convert(folder).args(["--set", "transforms=none", "--source"]).arg(source));
     }
 }
 

@@ -35,7 +35,7 @@ use anec_convert::{CalibrationReport, Chosen, ConvertOptions, ConvertPlan, conve
 use anec_exec::{ExecOptions, Executable, Precision, WeightCache};
 use anec_family::{FamilyModel, LoweringOptions};
 use anec_manifest::{
-    Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, Quant, Shards, WeightFormat,
+    Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, Quant, Shards, Transforms, WeightFormat,
 };
 use anec_mil::Function;
 use anec_quant::ErrorFeedback;
@@ -62,7 +62,8 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
     if facts.label_set.is_some() {
         return Err(CalibrateError::LabelsTokens.into());
     }
-    let plain = unquantized(manifest, facts.num_layers);
+    let transforms = Transforms::List(opened.model.transformed().done);
+    let plain = Manifest { transforms, ..unquantized(manifest, facts.num_layers) };
     let folder = scratch.join("bundle");
     convert(&ConvertOptions {
         manifest: plain.clone(),

@@ -11,7 +11,7 @@ pub enum QuantError {
         "tensor `{tensor}`, row {row}, column {column}: {value} doesn't fit into fp16, whose largest number is 65504"
     )]
     Overflow {
-        /// The weight: its tensor, or an expression of several.
+        /// The tensors that the weight is made of.
         tensor: String,
         /// Row of the weight.
         row: u64,

@@ -122,7 +122,7 @@ pub(super) fn overflow(weight: &SourceWeight, first_row: u64, values: &[f32]) ->
     let columns = weight.columns().max(1);
     let names = weight.names();
     QuantError::Overflow {
-        tensor: if names.len() == 1 { names[0].clone() } else { weight.key() },
+        tensor: names.join("`, `"),
         row: first_row + index as u64 / columns,
         column: index as u64 % columns,
         value: values.get(index).copied().unwrap_or(f32::NAN),

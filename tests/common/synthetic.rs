@@ -146,6 +146,10 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
                 "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
                 _ => &[],
             };
+            if family == "olmo3" {
+                add("self_attn.q_norm.weight", &[queries]);
+                add("self_attn.k_norm.weight", &[keys]);
+            }
             for name in qk_norms {
                 add(&format!("self_attn.{name}.weight"), &[head_dim]);
             }
@@ -199,6 +203,7 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
                 "pre_feedforward_layernorm",
                 "post_feedforward_layernorm",
             ],
+            "olmo3" => &["post_attention_layernorm", "post_feedforward_layernorm"],
             _ => &["input_layernorm", "post_attention_layernorm"],
         };
         for name in norms {
