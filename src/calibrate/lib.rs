@@ -40,7 +40,7 @@ use anec_manifest::{
 use anec_mil::Function;
 use anec_quant::ErrorFeedback;
 use anec_runtime::inputs::{shape_of, shaped};
-use anec_runtime::{Chunking, CpuBackend, Hidden, HostTables, LoadedModel, PackageStore};
+use anec_runtime::{Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, LoadedModel, PackageStore};
 
 use codes::Codes;
 pub use error::CalibrateError;
@@ -158,13 +158,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What enters the first layer, in the source's unit.
+    /// What enters the first layer, as the source's model has it.
     fn embedded(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         let (width, count) = (self.bundle.model.hidden_size as usize, tokens.len());
         let mut columns = vec![0.0; width * count];
         self.host.embed(tokens, count, &mut columns)?;
-        let scale = 1.0 / self.bundle.model.hidden_scale as f32;
-        Ok((0..width * count).map(|i| columns[i % width * count + i / width] * scale).collect())
+        let rows: Vec<f32> = (0..width * count).map(|i| columns[i % width * count + i / width]).collect();
+        Ok(HiddenFrame::new(&self.bundle.model, &self.host).leave(&rows))
     }
 
     /// What is to be done for a package: the weights whose inputs are seen in it.
@@ -244,10 +244,11 @@ impl Run<'_> {
             &WeightCache::new(),
         )?;
         let input = &job.inputs[0];
-        let (width, scale) = (self.bundle.model.hidden_size as usize, self.bundle.model.hidden_scale as f32);
+        let width = self.bundle.model.hidden_size as usize;
+        let frame = HiddenFrame::new(&self.bundle.model, &self.host);
         for hidden in &self.hidden {
-            let count = hidden.len() / width;
-            let columns = (0..width * count).map(|i| hidden[i % count * width + i / count] * scale).collect();
+            let (count, rows) = (hidden.len() / width, frame.enter(hidden));
+            let columns = (0..width * count).map(|i| rows[i % count * width + i / count]).collect();
             let tensor = shaped(input, shape_of(input, count as u64), columns)?;
             let outputs = head.run(&[(&input.name, &tensor)], &mut head.new_state())?;
             outputs.iter().for_each(|(_, normed)| log.see(&tap.value, normed));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::error::RuntimeError;
 use super::forward::Hidden;
+use super::host::HostTables;
 use super::model::LoadedModel;
 use super::plan::{Route, Step};
 use anec_bundle::PortRole;
@@ -13,24 +14,29 @@ use anec_exec::Tensor;
 use ndarray::{Array2, ArrayView2};
 
 /// How functions have hidden states: a row of the model's times an orthogonal matrix, if there is one, and a factor.
-pub(super) struct HiddenFrame {
+pub struct HiddenFrame {
     scale: f32,
     /// `[channels, channels]`
     rotation: Option<Array2<f32>>,
 }
 
 impl HiddenFrame {
+    /// That of a bundle with these facts and tables.
+    pub fn new(facts: &ModelFacts, host: &HostTables) -> Self {
+        HiddenFrame { scale: facts.hidden_scale as f32, rotation: host.rotation() }
+    }
+
     pub(super) fn of(model: &LoadedModel) -> Self {
-        HiddenFrame { scale: model.bundle.model.hidden_scale as f32, rotation: model.host.rotation() }
+        Self::new(&model.bundle.model, &model.host)
     }
 
     /// From the model's, a row for each token.
-    pub(super) fn enter(&self, rows: &[f32]) -> Vec<f32> {
+    pub fn enter(&self, rows: &[f32]) -> Vec<f32> {
         self.turned(rows, |rotation| rotation.view(), self.scale)
     }
 
-    /// To the model's.
-    fn leave(&self, rows: &[f32]) -> Vec<f32> {
+    /// To the model's, a row for each token.
+    pub fn leave(&self, rows: &[f32]) -> Vec<f32> {
         // the inverse of an orthogonal matrix is its transpose; the factor is a power of two
         self.turned(rows, |rotation| rotation.t(), 1.0 / self.scale)
     }

@@ -93,6 +93,7 @@ pub use cpu::{CpuBackend, PackageStore};
 pub use error::RuntimeError;
 pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, GenerationRequest, Timings};
+pub use hidden::HiddenFrame;
 pub use host::HostTables;
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;

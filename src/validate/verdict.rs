@@ -56,7 +56,7 @@ pub struct Check {
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Position {
     /// The text, where there are several.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
     /// Tokens of the text before this one.
     pub position: usize,
