@@ -40,7 +40,7 @@ fn a_calibrated_model_is_closer_to_its_source_and_the_same_every_time() {
         positions["measured"]["kl"].as_f64().unwrap()
     };
     let (nearest, chosen) = (divergence("nearest"), divergence("chosen"));
-    assert!(chosen < 0.8 * nearest, "{chosen} against {nearest}");
+    assert!(chosen < 0.9 * nearest, "{chosen} against {nearest}");
 
     // the same bytes again; nothing is left beside the bundles; only integers differ from the nearest ones
     convert(&DEMO, &out("again"), &GPTQ);

@@ -228,7 +228,7 @@ fn int8_keeps_gemma_close_per_channel() {
     assert!(per_tensor > 0.998, "per_tensor: {per_tensor}");
 }
 
-/// Least cosines of the logits with transformers', over all ways of dividing the text into calls: for one scale for each tensor, and one for
+/// Least cosines of the logits with transformers', over two ways of dividing the text into calls: for one scale for each tensor, and one for
 /// each channel.
 fn int8(real: &Real, source: &Path) -> [f64; 2] {
     let room = tempfile::tempdir().unwrap();
@@ -240,7 +240,7 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
         let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
         let first = logits(&model, &reference.tokens, CHUNKINGS[0]);
         let mut cosines = Vec::new();
-        for chunking in CHUNKINGS {
+        for chunking in [CHUNKINGS[0], CHUNKINGS[4]] {
             let found = logits(&model, &reference.tokens, chunking);
             let measures = reference.measure(&found);
             let rows = found.chunks_exact(width).zip(&reference.best);

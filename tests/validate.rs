@@ -609,7 +609,11 @@ fn reports_come_in_every_form() {
     assert!(read("r.xml").contains("<testsuite name=\"parity\""));
     assert!(read("r.md").contains("| numerics |"));
     let page = read("r.html");
-    assert_eq!(page.matches("<svg").count(), 5, "plots of cosine, magnitude, norm ratio, parity, quantization");
+    assert_eq!(
+        page.matches("<svg").count(),
+        7,
+        "plots of cosine, magnitude, norm ratio, positions, parity, quantization"
+    );
     assert!(!page.contains("http://") && !page.contains("https://"), "the page loads something");
 }
 

@@ -5,14 +5,14 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`permit`] | what a family permits, and what it is given by default |
-//! | [`fold`] | gains of norms into their readers |
-//! | [`rotate`] | the residual stream by an orthogonal matrix |
-//! | [`gains`] | gains shared anew between norms and their readers |
-//! | [`equalize`] | channels between two projections in other units |
-//! | [`kernels`] | the same between projections and depthwise convolutions |
-//! | [`balance`] | which units are best |
-//! | [`moments`] | how large activations are: measured, or assumed |
+//! | `permit` | what a family permits, and what it is given by default |
+//! | `fold` | gains of norms into their readers |
+//! | `rotate` | the residual stream by an orthogonal matrix |
+//! | `gains` | gains shared anew between norms and their readers |
+//! | `equalize` | channels between two projections in other units |
+//! | `kernels` | the same between projections and depthwise convolutions |
+//! | `balance` | which units are best |
+//! | `moments` | how large activations are: measured, or assumed |
 
 mod balance;
 mod equalize;

@@ -42,7 +42,7 @@ pub trait ColumnGrid: Sync {
     fn nearest(&self, row: usize, column: usize, value: f32) -> (u8, f32);
 }
 
-/// `scale * q` with integers from `-largest` to `largest`: symmetric, as [`Int8`](super::Int8) has them. Codes are `q` as
+/// `scale * q` with integers from `-largest` to `largest`: symmetric, as [`CodedWeight`](super::CodedWeight) has them. Codes are `q` as
 /// `i8`.
 #[derive(Clone, Copy, Debug)]
 pub struct Integers<'a> {

@@ -30,7 +30,7 @@ pub use order::RowOrder;
 /// A matrix, vector or higher tensor of f32, made of tensors of a source. Clones are cheap.
 ///
 /// Operations work along the outermost dimension: the rows of a matrix, the elements of a vector, the experts of a
-/// stack of matrices. *Rows* of [`read_rows`](Weight::read_rows) are runs of the last dimension.
+/// stack of matrices. *Rows* of [`read_rows`](SourceWeight::read_rows) are runs of the last dimension.
 #[derive(Clone)]
 pub struct SourceWeight {
     node: Arc<Node>,

@@ -1,6 +1,6 @@
 """Judges .mlpackage folders with coremltools' own parser, weight reader and type inference, on any OS.
 
-    python tests/oracle/check_package.py [--lengths 1,2,3,4|all] [--strict] PACKAGE_OR_FOLDER...
+    python tests/oracle/check_package.py [--lengths 1,2,3,4|ends] [--strict] PACKAGE_OR_FOLDER...
 
 For each package it checks
   * Manifest.json, by hand and through libmodelpackage;
@@ -22,7 +22,6 @@ Exit code: 0 all sound, 1 some error (with --strict, also some warning), 2 usage
 
 import argparse
 import contextlib
-import itertools
 import json
 import logging
 import re
@@ -55,8 +54,8 @@ VERBOSE = False
 SPECIFICATION_OF_OPSET = {opset: version for version, opset in _OPSET.items()}
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_@]*")
 WEIGHTS_PREFIX = "@model_path/"
-# `--lengths all`: lengths up to this one are tried, and so many of them.
-ALL, MAX_LENGTH, MAX_LENGTHS = "all", 1024, 16
+# `--lengths ends`: the smallest and the largest length of those up to this one.
+ENDS, MAX_LENGTH = "ends", 1024
 
 # MILBlob's dtype codes, beside the bits of an element.
 BLOB_DTYPES = {
@@ -556,12 +555,13 @@ def allows(feature, declared, length):
 
 
 def allowed_lengths(function, described):
-    """The smallest lengths that every flexible input of a function allows."""
+    """The smallest and the largest length that every flexible input of a function allows."""
     features = {feature.name: feature for feature in described.input} if described else {}
     shapes = [(features.get(v.name), dimensions(tensor_of(v.type))) for v in function.inputs if tensor_of(v.type)]
     flexible = [(feature, shape) for feature, shape in shapes if None in shape]
     candidates = (n for n in range(1, MAX_LENGTH + 1) if all(allows(feature, shape, n) for feature, shape in flexible))
-    return list(itertools.islice(candidates, MAX_LENGTHS))
+    lengths = list(candidates)
+    return [] if not lengths else sorted({lengths[0], lengths[-1]})
 
 
 def check_features(report, where, description, function):
@@ -736,7 +736,7 @@ def inspect_package(report, package, lengths, result):
         flexible = any(None in dimensions(tensor_of(v.type)) for v in function.inputs if tensor_of(v.type))
         if loaded is not None and lengths and flexible:
             promised = promises(typing, loaded)
-            tried = allowed_lengths(function, described.get(name)) if lengths == ALL else lengths
+            tried = allowed_lengths(function, described.get(name)) if lengths == ENDS else lengths
             entry["lengths"] = {
                 str(length): check_length(report, name, function, described.get(name), weights, length, promised)
                 for length in tried
@@ -761,13 +761,13 @@ def main():
     global VERBOSE
     parser = argparse.ArgumentParser(description="Judges .mlpackage folders with coremltools.")
     parser.add_argument("paths", nargs="+", type=Path, metavar="PACKAGE_OR_FOLDER")
-    parser.add_argument("--lengths", default="", help="lengths to type flexible functions at, or `all`")
+    parser.add_argument("--lengths", default="", help="lengths to type flexible functions at, or `ends`")
     parser.add_argument("--strict", action="store_true", help="warnings fail, too")
     parser.add_argument("-v", "--verbose", action="store_true", help="show coremltools' tracebacks on stderr")
     arguments = parser.parse_args()
     VERBOSE = arguments.verbose
     try:
-        lengths = ALL if arguments.lengths == ALL else [int(p) for p in arguments.lengths.split(",") if p.strip()]
+        lengths = ENDS if arguments.lengths == ENDS else [int(p) for p in arguments.lengths.split(",") if p.strip()]
     except ValueError:
         parser.error(f"--lengths {arguments.lengths}: expected numbers")
     failed = False
