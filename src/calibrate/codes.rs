@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anec_base::{FileError, MappedFile, Result};
-use anec_manifest::Granularity;
-use anec_quant::scales::scale_for;
-use anec_quant::{Blocks, ChosenCodes, ErrorFeedback, Integers};
+use anec_manifest::{Granularity, Overflow};
+use anec_quant::scales::{scale_for, tensor_scale};
+use anec_quant::{Blocks, ChosenCodes, ErrorFeedback, Grid};
 use anec_source::SourceWeight;
-use ndarray::{Array2, Axis, Slice};
+use half::f16;
+use ndarray::{Array2, ArrayView1, Axis, Slice};
 use rayon::prelude::*;
 
 use super::tap::QuantTarget;
@@ -27,7 +28,7 @@ pub struct Codes {
     folder: PathBuf,
     files: BTreeMap<(String, u64), PathBuf>,
     /// The scales of weights that have one.
-    scales: BTreeMap<(String, u64), f32>,
+    scales: BTreeMap<(String, u64), f16>,
     bytes: u64,
 }
 
@@ -74,14 +75,13 @@ impl Codes {
         let whole = match (target.granularity, self.scales.get(&key)) {
             (_, Some(scale)) => Some(*scale),
             (Granularity::PerTensor, None) => {
-                let scale = scale_for(largest(weight)?, LARGEST_CODE).to_f32();
+                let scale = tensor_scale(weight, LARGEST_CODE, Overflow::Saturate)?;
                 self.scales.insert(key.clone(), scale);
                 Some(scale)
             }
             // a scale for each row
             _ => None,
         };
-        let whole = whole.map(|scale| Array2::from_elem((1, 1), scale));
         let path = self.files.entry(key).or_insert_with(|| self.folder.join(format!("{next}.bin")));
         let mut options = OpenOptions::new();
         let file = options.write(true).create(true).truncate(false).open(&*path);
@@ -92,13 +92,14 @@ impl Codes {
             let count = at_a_time.min(rows.end - first);
             let mut part = Array2::zeros((count as usize, width as usize));
             read(weight, first, part.as_slice_mut().unwrap_or_default())?;
-            let own = || {
-                part.map_axis(Axis(1), |row| scale_for(row.fold(0f32, |m, v| m.max(v.abs())), LARGEST_CODE).to_f32())
-            };
-            let scales = whole.clone().unwrap_or_else(|| own().insert_axis(Axis(1)));
-            let grid = Integers { scales: scales.view(), block: width as usize, largest: LARGEST_CODE };
+            let own = |row: ArrayView1<'_, f32>| row.iter().fold(0f32, |most, value| most.max(value.abs()));
+            let scale = |row| whole.unwrap_or_else(|| scale_for(own(row), LARGEST_CODE));
+            let scales: Vec<f16> = part.rows().into_iter().map(scale).collect();
+            let grid =
+                |scale| Grid::Steps { scales: std::slice::from_ref(scale), block: width as usize, most: LARGEST_CODE };
+            let grids: Vec<Grid<'_>> = scales.iter().map(grid).collect();
             let part = part.slice_axis(Axis(1), Slice::from(columns.start as usize..columns.end as usize));
-            let codes = feedback.codes(part, &grid);
+            let codes = feedback.codes(part, &grids);
             for (row, codes) in (first..).zip(codes.rows()) {
                 // rows that are whole follow each other
                 if row == first || columns != (0..width) {
@@ -127,17 +128,4 @@ fn read(weight: &SourceWeight, first: u64, out: &mut [f32]) -> Result<()> {
     let rows = Blocks::of(weight).elements() / columns.max(1);
     let parts = out.par_chunks_mut((rows * columns).max(1) as usize).enumerate();
     parts.try_for_each(|(part, out)| Ok(weight.read_rows(first + part as u64 * rows, out)?))
-}
-
-/// The largest magnitude of a weight.
-fn largest(weight: &SourceWeight) -> Result<f32> {
-    let blocks = Blocks::of(weight);
-    let of_block = |values: &mut Vec<f32>, block| -> Result<f32> {
-        let rows = blocks.rows(block);
-        values.resize(((rows.end - rows.start) * blocks.columns()) as usize, 0.0);
-        weight.read_rows(rows.start, values)?;
-        Ok(values.iter().fold(0f32, |most, value| most.max(value.abs())))
-    };
-    let all = (0..blocks.count()).into_par_iter().map_init(Vec::new, of_block);
-    all.try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
 }

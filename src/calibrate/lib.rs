@@ -32,7 +32,7 @@ use anec_bundle::{Bundle, Port, Stage};
 use anec_convert::open::{open, resolve};
 use anec_convert::plan::PackagePlan;
 use anec_convert::{CalibrationReport, Chosen, ConvertOptions, ConvertPlan, convert};
-use anec_exec::{ExecOptions, Executable, Precision, WeightCache};
+use anec_exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec_family::{FamilyModel, LoweringOptions};
 use anec_manifest::{
     Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, Quant, Shards, Transforms, WeightFormat,
@@ -40,13 +40,13 @@ use anec_manifest::{
 use anec_mil::Function;
 use anec_quant::ErrorFeedback;
 use anec_runtime::inputs::{shape_of, shaped};
-use anec_runtime::{Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, LoadedModel, PackageStore};
+use anec_runtime::{Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, LoadedModel, ObservedBackend, PackageStore};
 
 use codes::Codes;
 pub use error::CalibrateError;
 use moments::SecondMoments;
 use tap::{QuantTarget, Tap, TapTokens, targets};
-use watch::{MomentLog, TappedBackend};
+use watch::MomentLog;
 
 /// Tokens of one piece of the text: its own text for the model, which sees nothing before it.
 const WINDOW: u64 = 512;
@@ -221,7 +221,9 @@ impl Run<'_> {
     fn layers(&mut self, part: usize, end: usize, log: &MomentLog) -> Result<()> {
         // a model of its own, whose weights are given up after it
         let programs = PackageStore::of(self.bundle, self.folder);
-        let backend = TappedBackend::new(CpuBackend::new(programs, Precision::F32), log.clone());
+        let log = log.clone();
+        let observer = Arc::new(move |_, name: &str, tensor: &Tensor| log.see(name, tensor));
+        let backend = ObservedBackend::new(CpuBackend::new(programs, Precision::F32), observer);
         let model = LoadedModel::new(self.bundle.clone(), self.folder, self.host.clone(), Box::new(backend))?;
         let width = self.bundle.model.hidden_size as usize;
         for hidden in &mut self.hidden {

@@ -1,11 +1,9 @@
-//! A backend that adds up the second moments of what goes into projections, and runs functions on the CPU executor.
+//! The second moments of what goes into projections, added up as functions run.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anec_base::Result;
 use anec_exec::Tensor;
-use anec_runtime::{Backend, CpuBackend, Sequence, Watch};
 
 use super::moments::SecondMoments;
 use super::tap::{Tap, TapTokens};
@@ -92,50 +90,6 @@ fn shared(values: &[f32], tokens: usize) -> Vec<usize> {
 /// Some columns of `[channels, tokens]`.
 fn of_tokens(values: &[f32], tokens: usize, wanted: &[usize]) -> Vec<f32> {
     values.chunks_exact(tokens).flat_map(|row| wanted.iter().map(|t| row[*t])).collect()
-}
-
-/// The CPU executor, watched.
-pub struct TappedBackend {
-    inner: CpuBackend,
-    log: MomentLog,
-}
-
-impl TappedBackend {
-    /// Runs functions on `inner` and adds what it sees to `log`.
-    pub fn new(inner: CpuBackend, log: MomentLog) -> Self {
-        TappedBackend { inner, log }
-    }
-}
-
-impl Backend for TappedBackend {
-    fn prepare(&self, function: usize) -> Result<()> {
-        self.inner.prepare(function)
-    }
-
-    fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(Tapped { inner: self.inner.sequence()?, log: self.log.clone() }))
-    }
-}
-
-struct Tapped {
-    inner: Box<dyn Sequence>,
-    log: MomentLog,
-}
-
-impl Sequence for Tapped {
-    fn run(&mut self, function: usize, inputs: &[&Tensor], mut watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
-        let mut see = |name: &str, tensor: &Tensor| {
-            self.log.see(name, tensor);
-            if let Some(watch) = watch.as_mut() {
-                watch(name, tensor);
-            }
-        };
-        self.inner.run(function, inputs, Some(&mut see))
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.inner.reset()
-    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ use ndarray::{Array2, ArrayView2, Axis};
 use rayon::prelude::*;
 
 use super::QuantError;
+use super::rounding::Grid;
 
 /// Share of the mean diagonal that is added to the diagonal.
 const DAMPING: f64 = 0.01;
@@ -35,55 +36,6 @@ const DAMPING: f64 = 0.01;
 const BLOCK: usize = 128;
 /// Rows that a thread works on at a time. They don't depend on each other.
 const ROWS: usize = 256;
-
-/// The numbers that weights can become, and their codes.
-pub trait ColumnGrid: Sync {
-    /// The code of the number nearest to `value`, and the number, for a weight in `row` and `column`.
-    fn nearest(&self, row: usize, column: usize, value: f32) -> (u8, f32);
-}
-
-/// `scale * q` with integers from `-largest` to `largest`: symmetric, as [`CodedWeight`](super::CodedWeight) has them. Codes are `q` as
-/// `i8`.
-#[derive(Clone, Copy, Debug)]
-pub struct Integers<'a> {
-    /// Scales, row-major: `[1 or rows, 1 or blocks of columns]`.
-    pub scales: ArrayView2<'a, f32>,
-    /// Columns that share a scale; all of them if there is one for each row.
-    pub block: usize,
-    /// Largest integer: 127, or 7 for four bits.
-    pub largest: i8,
-}
-
-impl ColumnGrid for Integers<'_> {
-    fn nearest(&self, row: usize, column: usize, value: f32) -> (u8, f32) {
-        let at = |index: usize, count: usize| if count == 1 { 0 } else { index };
-        let (rows, blocks) = self.scales.dim();
-        let scale = self.scales[[at(row, rows), at(column / self.block.max(1), blocks)]];
-        let largest = f32::from(self.largest);
-        let q = (value / scale).round_ties_even().clamp(-largest, largest);
-        (q as i8 as u8, q * scale)
-    }
-}
-
-/// A palette: the code is an index into a table of ascending numbers, each times the row's scale if rows have scales.
-#[derive(Clone, Copy, Debug)]
-pub struct PaletteGrid<'a> {
-    /// Up to 256 numbers, ascending.
-    pub palette: &'a [f32],
-    /// One for each row, or none.
-    pub scales: Option<&'a [f32]>,
-}
-
-impl ColumnGrid for PaletteGrid<'_> {
-    fn nearest(&self, row: usize, _column: usize, value: f32) -> (u8, f32) {
-        let scale = self.scales.map_or(1.0, |scales| scales[row]);
-        let (wanted, last) = (value / scale, self.palette.len() - 1);
-        let above = self.palette.partition_point(|entry| *entry < wanted).min(last);
-        let below = above.saturating_sub(1);
-        let near = if wanted - self.palette[below] < self.palette[above] - wanted { below } else { above };
-        (near as u8, self.palette[near] * scale)
-    }
-}
 
 /// How the errors of columns are made up for in others: the factor of a text's second moments.
 pub struct ErrorFeedback {
@@ -137,15 +89,18 @@ impl ErrorFeedback {
         self.order.len()
     }
 
-    /// The codes of rows of a weight, `[rows, columns]`. Rows don't depend on each other: a weight can be given in parts.
-    pub fn codes(&self, weight: ArrayView2<'_, f32>, grid: &impl ColumnGrid) -> Array2<u8> {
+    /// The codes of rows of a weight, `[rows, columns]`, each with its grid. Rows don't depend on each other: a weight can
+    /// be given in parts.
+    pub fn codes(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>]) -> Array2<u8> {
         let mut codes = Array2::zeros(weight.dim());
-        let parts = codes.axis_chunks_iter_mut(Axis(0), ROWS).enumerate();
-        let parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).collect();
-        parts.into_par_iter().for_each(|((part, mut codes), weight)| {
-            let first = part * ROWS;
-            let set = |row: usize, column: usize, code| codes[[row, column]] = code;
-            self.round(weight, |row, column, value| grid.nearest(first + row, column, value), set);
+        let parts = codes.axis_chunks_iter_mut(Axis(0), ROWS);
+        let parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).zip(grids.chunks(ROWS)).collect();
+        parts.into_par_iter().for_each(|((mut codes, weight), grids)| {
+            let nearest = |row: usize, column, value| {
+                let code = grids[row].nearest(column, value);
+                (code, grids[row].value(column, code))
+            };
+            self.round(weight, nearest, |row, column, code| codes[[row, column]] = code);
         });
         codes
     }
@@ -205,6 +160,8 @@ fn lower_factor(matrix: &mut Mat<f64>) -> bool {
 mod tests {
     use super::*;
     use anec_kernels::quantize;
+    use half::f16;
+    use ndarray::ArrayView1;
 
     /// Numbers from -1 to 1, the same each time.
     fn noise(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
@@ -231,14 +188,19 @@ mod tests {
         weight.iter().fold(0f32, |most, value| most.max(value.abs()))
     }
 
-    fn scales_of_rows(weight: &Array2<f32>, largest: f32) -> Array2<f32> {
-        weight
-            .map_axis(Axis(1), |row| row.iter().fold(0f32, |m, v| m.max(v.abs())).max(1e-6) / largest)
-            .insert_axis(Axis(1))
+    /// A scale for each row.
+    fn scales_of_rows(weight: &Array2<f32>, most: f32) -> Vec<Vec<f16>> {
+        let largest = |row: ArrayView1<'_, f32>| row.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
+        weight.rows().into_iter().map(|row| vec![f16::from_f32(largest(row) / most)]).collect()
     }
 
-    fn values(weight: &Array2<f32>, codes: &Array2<u8>, grid: &dyn Fn(usize, usize, u8) -> f32) -> Array2<f32> {
-        Array2::from_shape_fn(weight.dim(), |(r, c)| grid(r, c, codes[[r, c]]))
+    /// Integers: the grid of each row, out of its scales.
+    fn integers(scales: &[Vec<f16>], block: usize, most: i8) -> Vec<Grid<'_>> {
+        scales.iter().map(|scales| Grid::Steps { scales, block, most }).collect()
+    }
+
+    fn values(grids: &[Grid<'_>], codes: &Array2<u8>) -> Array2<f32> {
+        Array2::from_shape_fn(codes.dim(), |(row, column)| grids[row].value(column, codes[[row, column]]))
     }
 
     /// `Σ (w - ŵ) H (w - ŵ)ᵀ`.
@@ -301,10 +263,10 @@ mod tests {
     fn the_codes_are_those_of_the_paper() {
         for (rows, columns) in [(5, 9), (3, 40), (2, 150)] {
             let (weight, moments) = (noise(rows, columns, 3), moments(2 * columns, columns));
-            let scale = Array2::from_elem((1, 1), absmax(&weight) / 20.0);
-            let grid = Integers { scales: scale.view(), block: columns, largest: 127 };
-            let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grid);
-            let expected = by_the_paper(&weight, &moments, scale[[0, 0]]);
+            let scales = vec![vec![f16::from_f32(absmax(&weight) / 20.0)]; rows];
+            let codes =
+                ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &integers(&scales, columns, 127));
+            let expected = by_the_paper(&weight, &moments, scales[0][0].to_f32());
             // f32 and f64 can round a number in the middle to different sides; what follows then differs, too
             let same = codes.iter().zip(&expected).filter(|(a, b)| a == b).count();
             assert!(same * 50 >= codes.len() * 49, "{same} of {} codes of {rows} x {columns}", codes.len());
@@ -318,66 +280,37 @@ mod tests {
         let (weight, moments) = (noise(rows, columns, 3), moments(400, columns));
         let (feedback, rounding) =
             (ErrorFeedback::of(moments.view()).unwrap(), ErrorFeedback { order: (0..columns).collect(), factor: None });
-        let one = Array2::from_elem((1, 1), absmax(&weight) / 127.0);
-        let each = scales_of_rows(&weight, 127.0);
-        let blocks = Array2::from_shape_fn((rows, columns.div_ceil(32)), |(r, b)| {
-            (32 * b..columns.min(32 * b + 32)).map(|c| weight[[r, c]].abs()).fold(1e-6, f32::max) / 7.0
-        });
-        let palette: Vec<f32> = (0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect();
-        let row_scales: Vec<f32> = (0..rows).map(|r| 1.0 + r as f32 / 300.0).collect();
-        fn compare(
-            weight: &Array2<f32>,
-            moments: &Array2<f32>,
-            [feedback, rounding]: [&ErrorFeedback; 2],
-            grid: &impl ColumnGrid,
-            most: f64,
-        ) {
-            let costs = [feedback, rounding].map(|how| {
-                let codes = how.codes(weight.view(), grid);
-                // the number behind a code is what is nearest to itself
-                let find = |r: usize, c: usize, code: u8| {
-                    let all = (0..=4000).map(|i| i as f32 / 1000.0 - 2.0).map(|value| grid.nearest(r, c, value));
-                    all.filter(|(found, _)| *found == code).map(|(_, value)| value).next().expect("a code of the grid")
-                };
-                let mut known = std::collections::HashMap::new();
-                let values = Array2::from_shape_fn(weight.dim(), |(r, c)| {
-                    *known.entry((r, c / 32, codes[[r, c]])).or_insert_with(|| find(r, c, codes[[r, c]]))
-                });
-                cost(weight, &values, moments)
-            });
+        let compare = |grids: &[Grid<'_>], most: f64| {
+            let costs = [&feedback, &rounding]
+                .map(|how| cost(&weight, &values(grids, &how.codes(weight.view(), grids)), &moments));
             assert!(costs[0] < most * costs[1], "{costs:?}");
-        }
-        let both = [&feedback, &rounding];
-        compare(&weight, &moments, both, &PaletteGrid { palette: &palette, scales: None }, 0.6);
-        compare(&weight, &moments, both, &PaletteGrid { palette: &palette, scales: Some(&row_scales) }, 0.6);
-        let integers = |scales: &Array2<f32>, block, largest| {
-            let grid = Integers { scales: scales.view(), block, largest };
-            let costs = both.map(|how| {
-                let codes = how.codes(weight.view(), &grid);
-                let scale =
-                    |r: usize, c: usize| scales[[r.min(scales.nrows() - 1), (c / block).min(scales.ncols() - 1)]];
-                let values = values(&weight, &codes, &|r, c, code| f32::from(code as i8) * scale(r, c));
-                cost(&weight, &values, &moments)
-            });
-            assert!(costs[0] < 0.5 * costs[1], "{costs:?}");
         };
-        integers(&one, columns, 127);
-        integers(&each, columns, 127);
-        integers(&blocks, 32, 7);
+        let palette: Vec<f32> = (0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect();
+        let levels = |scale: &dyn Fn(usize) -> f32| -> Vec<Grid<'_>> {
+            (0..rows).map(|row| Grid::Levels { levels: &palette, scale: scale(row) }).collect()
+        };
+        compare(&levels(&|_| 1.0), 0.6);
+        compare(&levels(&|row| 1.0 + row as f32 / 300.0), 0.6);
+        let one = vec![vec![f16::from_f32(absmax(&weight) / 127.0)]; rows];
+        compare(&integers(&one, columns, 127), 0.5);
+        compare(&integers(&scales_of_rows(&weight, 127.0), columns, 127), 0.5);
+        let largest = |part: ArrayView1<'_, f32>| part.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
+        let of_row = |row: ArrayView1<'_, f32>| -> Vec<f16> {
+            row.axis_chunks_iter(Axis(0), 32).map(|part| f16::from_f32(largest(part) / 7.0)).collect()
+        };
+        let blocks: Vec<Vec<f16>> = weight.rows().into_iter().map(of_row).collect();
+        compare(&integers(&blocks, 32, 7), 0.5);
     }
 
     #[test]
     fn without_moments_weights_are_rounded_as_ever() {
         let weight = noise(9, 300, 11);
-        let scale = absmax(&weight) / 127.0;
-        let scales = Array2::from_elem((1, 1), scale);
-        let grid = Integers { scales: scales.view(), block: 300, largest: 127 };
+        let scale = f16::from_f32(absmax(&weight) / 127.0);
         let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view()).unwrap();
-        let codes = feedback.codes(weight.view(), &grid);
+        let codes = feedback.codes(weight.view(), &integers(&vec![vec![scale]; 9], 300, 127));
         let mut expected = vec![0; weight.len()];
-        quantize::quantize(weight.as_slice().unwrap(), scale, 127.0, &mut expected);
-        let far = codes.iter().zip(&expected).filter(|(a, b)| a != b).count();
-        assert!(far <= 1, "a reciprocal may round a number in the middle to the other side: {far}");
+        quantize::quantize(weight.as_slice().unwrap(), scale.to_f32(), 127.0, &mut expected);
+        assert_eq!(codes.as_slice().unwrap(), expected);
     }
 
     #[test]
@@ -392,12 +325,11 @@ mod tests {
         weight.row_mut(2).fill(0.25);
         weight.row_mut(3).fill(0.0);
         let scales = scales_of_rows(&weight, 7.0);
-        let grid = Integers { scales: scales.view(), block: columns, largest: 7 };
-        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view()).unwrap().codes(weight.view(), &grid);
-        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grid);
-        let value = |codes: &Array2<u8>| values(&weight, codes, &|r, _, code| f32::from(code as i8) * scales[[r, 0]]);
+        let grids = integers(&scales, columns, 7);
+        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view()).unwrap().codes(weight.view(), &grids);
+        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids);
         // the product with the one token is what counts, and comes out almost exactly
-        let costs = [&codes, &rounding].map(|codes| cost(&weight, &value(codes), &moments));
+        let costs = [&codes, &rounding].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
         for dead in [0, 7, 39] {
             assert_eq!(codes.column(dead), rounding.column(dead), "a dead channel hears of no error");
@@ -425,13 +357,11 @@ mod tests {
         let (weight, moments) = (noise(600, 200, 19), moments(300, 200));
         let scales = scales_of_rows(&weight, 127.0);
         let feedback = ErrorFeedback::of(moments.view()).unwrap();
-        let grid = Integers { scales: scales.view(), block: 200, largest: 127 };
-        let whole = feedback.codes(weight.view(), &grid);
-        assert_eq!(ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grid), whole);
+        let grids = integers(&scales, 200, 127);
+        let whole = feedback.codes(weight.view(), &grids);
+        assert_eq!(ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids), whole);
         let part = |rows: std::ops::Range<usize>| {
-            let scales = scales.slice_axis(Axis(0), rows.clone().into());
-            let grid = Integers { scales, block: 200, largest: 127 };
-            feedback.codes(weight.slice_axis(Axis(0), rows.into()), &grid)
+            feedback.codes(weight.slice_axis(Axis(0), rows.clone().into()), &grids[rows])
         };
         assert_eq!(ndarray::concatenate![Axis(0), part(0..250), part(250..600)], whole);
     }

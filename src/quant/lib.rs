@@ -53,7 +53,7 @@ pub mod scales;
 pub use chosen::{ChosenCodes, ReadCodes};
 pub use coded::{Calibrated, CodedWeight};
 pub use error::QuantError;
-pub use feedback::{ColumnGrid, ErrorFeedback, Integers, PaletteGrid};
+pub use feedback::ErrorFeedback;
 pub use fp16::Fp16;
 pub use layout::WeightLayout;
 pub use measure::{Loss, RoundingError};

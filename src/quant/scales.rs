@@ -19,8 +19,9 @@ use super::layout::WeightLayout;
 use super::reader::RowReader;
 use anec_base::Result;
 use anec_kernels::quantize;
-use anec_manifest::Granularity;
+use anec_manifest::{Granularity, Overflow};
 use anec_mil::DataType;
+use anec_source::SourceWeight;
 
 /// The scales of a weight, which are found as it is read.
 pub(crate) struct BlockScales {
@@ -70,14 +71,7 @@ impl BlockScales {
         if known.get().is_some() {
             return Ok(());
         }
-        let largest = (0..blocks.count())
-            .into_par_iter()
-            .map_init(Vec::new, |values, block| {
-                reader.load(blocks.rows(block), values)?;
-                reader.largest(blocks.rows(block).start, values)
-            })
-            .try_reduce(|| 0.0, |a, b| Ok(a.max(b)))?;
-        reader.weight.release(0..reader.weight.elements());
+        let largest = largest(reader, blocks)?;
         known.get_or_init(|| TensorScale { scale: scale_for(largest, self.most), largest });
         Ok(())
     }
@@ -144,6 +138,27 @@ impl BlockScales {
         }
         Ok(())
     }
+}
+
+/// The scale of a weight that has one for all its values: a pass over them.
+///
+/// # Errors
+/// When the weight can't be read, or holds what `overflow` refuses.
+pub fn tensor_scale(weight: &SourceWeight, most: i8, overflow: Overflow) -> Result<f16> {
+    Ok(scale_for(largest(&RowReader::new(weight.clone(), overflow), Blocks::of(weight))?, most))
+}
+
+/// The largest magnitude of a weight, which is released.
+fn largest(reader: &RowReader, blocks: Blocks) -> Result<f32> {
+    let largest = (0..blocks.count())
+        .into_par_iter()
+        .map_init(Vec::new, |values, block| {
+            reader.load(blocks.rows(block), values)?;
+            reader.largest(blocks.rows(block).start, values)
+        })
+        .try_reduce(|| 0.0, |a, b| Ok(a.max(b)))?;
+    reader.weight.release(0..reader.weight.elements());
+    Ok(largest)
 }
 
 /// The scale for a largest magnitude and a largest integer (see the module).

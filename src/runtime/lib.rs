@@ -28,6 +28,7 @@
 //! | [`forward`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
 //! | `call` | one call of a function: its inputs, its result |
+//! | `observed` | a backend that shows the values inside functions |
 //! | `prepared` | a call with its tensors |
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
@@ -73,6 +74,7 @@ pub mod inputs;
 pub mod logprobs;
 pub mod lookup;
 pub mod model;
+mod observed;
 pub mod plan;
 pub mod prefix;
 mod prepared;
@@ -98,6 +100,7 @@ pub use host::HostTables;
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
 pub use model::LoadedModel;
+pub use observed::ObservedBackend;
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
 pub use session::TokenSession;

@@ -13,7 +13,7 @@ use super::measure::LogitMeasures;
 use super::thresholds::{NumericsThresholds, Thresholds};
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, listed};
-use super::watch::{Log, RecordingBackend, Seen, ValueRange};
+use super::watch::{Log, Seen, ValueRange};
 use anec_base::Result;
 use anec_bundle::{Bundle, PortRole, Stage, layer_of};
 use anec_exec::Precision;
@@ -165,7 +165,7 @@ impl Traces {
         let programs = PackageStore::of(bundle, folder);
         let run = |precision| -> Result<Trace> {
             let log = Log::default();
-            let backend = RecordingBackend::new(programs.clone(), precision, log.clone());
+            let backend = log.backend(programs.clone(), precision);
             let model = LoadedModel::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
             trace(&model, &log, context, tokens)
         };
@@ -332,7 +332,7 @@ fn scale_for(largest: f32, thresholds: &NumericsThresholds) -> f32 {
 pub fn residual_scale(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<f32> {
     let host = Arc::new(HostTables::open(bundle, folder)?);
     let log = Log::default();
-    let backend = RecordingBackend::new(PackageStore::of(bundle, folder), Precision::F32, log.clone());
+    let backend = log.backend(PackageStore::of(bundle, folder), Precision::F32);
     let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;
     let seen = trace(&model, &log, model.context(), tokens)?.seen;
     let mut largest = 0f32;

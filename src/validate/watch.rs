@@ -1,13 +1,12 @@
-//! A backend that notes how large every value inside the functions gets, and runs them on the CPU executor.
+//! How large every value inside the functions gets, noted as they run on the CPU executor.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use indexmap::IndexMap;
 
-use anec_base::Result;
 use anec_exec::{Precision, Tensor};
-use anec_runtime::{Backend, CpuBackend, PackageStore, Sequence, Watch};
+use anec_runtime::{CpuBackend, ObservedBackend, PackageStore};
 
 /// What was seen of one value over all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,65 +49,31 @@ impl ValueRange {
 /// What was seen: by function (its index in `bundle.json`), then by value, in the order in which they came.
 pub type Seen = BTreeMap<usize, IndexMap<String, ValueRange>>;
 
-/// Where a watching backend keeps what it saw.
+/// Where what was seen is kept.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Seen>>);
 
 impl Log {
+    /// The CPU executor, whose functions run op by op, in a precision: what it computes is noted here.
+    pub fn backend(&self, programs: Arc<PackageStore>, precision: Precision) -> ObservedBackend {
+        let log = self.clone();
+        let note = move |function, name: &str, tensor: &Tensor| log.note(function, name, tensor);
+        ObservedBackend::new(CpuBackend::unfused(programs, precision), Arc::new(note))
+    }
+
+    fn note(&self, function: usize, name: &str, tensor: &Tensor) {
+        let Some(values) = tensor.floats() else { return };
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranges = seen.entry(function).or_default();
+        match ranges.get_mut(name) {
+            Some(range) => range.add(values),
+            None => ranges.entry(name.to_owned()).or_default().add(values),
+        }
+    }
+
     /// What was seen so far; it is forgotten here.
     pub fn take(&self) -> Seen {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// The CPU executor, watched.
-pub struct RecordingBackend {
-    inner: CpuBackend,
-    log: Log,
-}
-
-impl RecordingBackend {
-    /// Runs programs in a precision and notes what it sees in `log`.
-    pub fn new(programs: Arc<PackageStore>, precision: Precision, log: Log) -> Self {
-        RecordingBackend { inner: CpuBackend::unfused(programs, precision), log }
-    }
-}
-
-impl Backend for RecordingBackend {
-    fn prepare(&self, function: usize) -> Result<()> {
-        self.inner.prepare(function)
-    }
-
-    fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(Watched { inner: self.inner.sequence()?, log: self.log.clone() }))
-    }
-}
-
-struct Watched {
-    inner: Box<dyn Sequence>,
-    log: Log,
-}
-
-impl Sequence for Watched {
-    fn run(&mut self, function: usize, inputs: &[&Tensor], mut watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
-        let mut seen = self.log.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let extents = seen.entry(function).or_default();
-        let mut note = |name: &str, tensor: &Tensor| {
-            if let Some(values) = tensor.floats() {
-                match extents.get_mut(name) {
-                    Some(extent) => extent.add(values),
-                    None => extents.entry(name.to_owned()).or_default().add(values),
-                }
-            }
-            if let Some(watch) = watch.as_mut() {
-                watch(name, tensor);
-            }
-        };
-        self.inner.run(function, inputs, Some(&mut note))
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.inner.reset()
     }
 }
 
