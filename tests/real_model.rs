@@ -238,15 +238,17 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
         let out = room.path().join(granularity);
         convert(source, &out, &[&format!("quant.granularity={granularity}")]);
         let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
-        let first = logits(&model, &reference.tokens, CHUNKINGS[0]);
+        let found = [CHUNKINGS[0], CHUNKINGS[4]].map(|chunking| logits(&model, &reference.tokens, chunking));
+        // however the text is divided into calls, the same is computed
+        let same = LogitMeasures::of(&found[0], &found[1], width);
+        assert!(same.cosine > 0.99999, "{granularity}: {same:?}");
         let mut cosines = Vec::new();
-        for chunking in [CHUNKINGS[0], CHUNKINGS[4]] {
-            let found = logits(&model, &reference.tokens, chunking);
-            let measures = reference.measure(&found);
+        for (found, chunking) in found.iter().zip([CHUNKINGS[0], CHUNKINGS[4]]) {
+            let measures = reference.measure(found);
             let rows = found.chunks_exact(width).zip(&reference.best);
             let top1 = rows.filter(|(row, best)| largest(row) == best[0]).count();
             let each: Vec<String> = reference
-                .same_positions(&found)
+                .same_positions(found)
                 .chunks_exact(width)
                 .zip(reference.logits.chunks_exact(width))
                 .zip(&reference.positions)
@@ -258,9 +260,6 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
                 real.fixture,
                 each.join(", ")
             ));
-            // however the text is divided into calls, the same is computed
-            let same = LogitMeasures::of(&found, &first, width);
-            assert!(same.cosine > 0.99999, "{granularity}, T = {chunking:?}: {same:?}");
             cosines.push(measures.cosine);
         }
         cosines.into_iter().fold(f64::INFINITY, f64::min)

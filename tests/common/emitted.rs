@@ -15,9 +15,21 @@ pub fn manifest(source: &str, overrides: &[&str]) -> Manifest {
 
 /// The programs of a manifest's packages, by the packages' names.
 pub fn programs(manifest: &Manifest) -> Vec<(String, Program)> {
+    in_packages(manifest, false)
+}
+
+/// The programs of a manifest's packages with one layer in each, by the packages' names.
+pub fn layers_apart(manifest: &Manifest) -> Vec<(String, Program)> {
+    in_packages(manifest, true)
+}
+
+fn in_packages(manifest: &Manifest, layers_apart: bool) -> Vec<(String, Program)> {
     let opened = open::open(manifest).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
     let model = &*opened.model;
-    let manifest = open::resolve(manifest, &opened.source, model);
+    let mut manifest = open::resolve(manifest, &opened.source, model);
+    if layers_apart {
+        manifest.shards.layers = Some((0..model.facts().num_layers).map(|layer| [layer, layer + 1]).collect());
+    }
     let plan = ConvertPlan::new(&manifest, model).unwrap_or_else(|e| panic!("{:?}: {e}", manifest.source));
     let build = |package| {
         let mut emitter = Emitter::new(&manifest.quant);
