@@ -45,6 +45,21 @@ use anec::base::{Error, FileError, Result};
 pub struct Cli {
     #[command(subcommand)]
     verb: Verb,
+    /// Threads that compute [default: one for each processor]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl Cli {
+    /// Does what was asked; gives the exit code.
+    fn run(self) -> Result<u8> {
+        if let Some(threads) = self.threads {
+            // the executor takes as many as rayon has
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
+            pool.build_global().map_err(std::io::Error::other).map_err(FileError::of("threads", "create"))?;
+        }
+        self.verb.run()
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -131,7 +146,7 @@ pub fn main() -> ExitCode {
     let threads = std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join().is_ok());
     let run = || -> Result<u8> {
         threads.map_err(FileError::of("threads", "create"))?;
-        Cli::parse().verb.run().and_then(written)
+        Cli::parse().run().and_then(written)
     };
     match run() {
         Ok(code) => ExitCode::from(code),

@@ -98,8 +98,10 @@ fn a_benchmark_measures_what_it_was_asked_for() {
     }
     let shares: f64 = bench["functions"].as_array().unwrap().iter().map(|f| f["share"].as_f64().unwrap()).sum();
     assert!((shares - 1.0).abs() < 1e-9);
-    let (code, stdout, _) = run(&["bench", bundle().to_str().unwrap(), "--suite", "--warmup", "0", "--json"]);
+    let (code, stdout, _) =
+        run(&["bench", bundle().to_str().unwrap(), "--suite", "--warmup", "0", "--threads", "1", "--json"]);
     let bench: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(bench["threads"], 1);
     let counts: Vec<u64> =
         bench["suite"].as_array().unwrap().iter().map(|case| case["gen_tokens"].as_u64().unwrap()).collect();
     assert_eq!((code, counts.len()), (0, 5));

@@ -18,6 +18,7 @@ pub mod dispatch;
 pub mod dot;
 
 pub mod aligned_buf;
+pub mod hadamard;
 pub mod layout;
 pub mod matrix;
 pub mod memory;

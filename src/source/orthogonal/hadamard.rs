@@ -2,6 +2,7 @@
 //! a random orthogonal `m` by `m` matrix `A` and the Hadamard matrix `H` of `2^k`, so that a row costs `n (m + k)`
 //! operations. Their random numbers depend on a seed only.
 
+use anec_kernels::hadamard::KroneckerHadamard;
 use ndarray::{Array1, Array2, Axis};
 
 use crate::error::Result;
@@ -12,8 +13,8 @@ use crate::weight::SquareMatrix;
 pub struct HadamardRotation {
     seed: u64,
     signs: Vec<f32>,
-    /// `A^T`
-    mixing: Array2<f32>,
+    /// `A^T / sqrt(2^k)`, row-major
+    mixing: Vec<f32>,
     /// `2^k`
     width: usize,
 }
@@ -28,25 +29,13 @@ impl HadamardRotation {
         let odd = size as usize / width;
         let signs = normal("signs", size, 2 * seed)?.iter().map(|value| value.signum() as f32).collect();
         let mixing = random_orthogonal(odd, 2 * seed + 1)?.mapv(|value| (value / (width as f64).sqrt()) as f32);
-        Ok(HadamardRotation { seed, signs, mixing: mixing.reversed_axes().as_standard_layout().to_owned(), width })
+        Ok(HadamardRotation { seed, signs, mixing: mixing.t().iter().copied().collect(), width })
     }
 
     /// `matrix <- Q^T matrix`; a row is multiplied as the column that it is of `Q^T`'s other side: `(x Q)^T = Q^T x^T`.
-    fn multiply(&self, matrix: &mut [f32], columns: usize, mixed: &mut Vec<f32>) {
-        for (row, sign) in matrix.chunks_exact_mut(columns).zip(&self.signs) {
-            row.iter_mut().for_each(|value| *value *= sign);
-        }
-        let block = self.width * columns;
-        matrix.chunks_exact_mut(block).for_each(|block| hadamard(block, columns));
-        // blocks by A
-        mixed.clear();
-        mixed.extend_from_slice(matrix);
-        for (factors, to) in self.mixing.rows().into_iter().zip(matrix.chunks_exact_mut(block)) {
-            to.fill(0.0);
-            for (factor, from) in factors.iter().zip(mixed.chunks_exact(block)) {
-                to.iter_mut().zip(from).for_each(|(to, from)| *to += factor * from);
-            }
-        }
+    fn multiply(&self, matrix: &mut [f32], columns: usize, scratch: &mut Vec<f32>) {
+        let by = KroneckerHadamard { signs: &self.signs, mixing: &self.mixing, width: self.width };
+        by.multiply(matrix, columns, scratch);
     }
 }
 
@@ -63,37 +52,23 @@ impl SquareMatrix for HadamardRotation {
     }
 
     fn multiply_rows(&self, rows: &mut [f32]) -> Result<()> {
-        let mut mixed = Vec::new();
-        rows.chunks_exact_mut(self.signs.len()).for_each(|row| self.multiply(row, 1, &mut mixed));
+        let mut scratch = Vec::new();
+        rows.chunks_exact_mut(self.signs.len()).for_each(|row| self.multiply(row, 1, &mut scratch));
         Ok(())
     }
 
     fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> Result<()> {
-        let (mut strip, mut mixed) = (Vec::new(), Vec::new());
+        let (mut strip, mut scratch) = (Vec::new(), Vec::new());
         for first in (0..columns).step_by(COLUMNS) {
             let count = COLUMNS.min(columns - first);
             strip.clear();
             matrix.chunks_exact(columns).for_each(|row| strip.extend_from_slice(&row[first..first + count]));
-            self.multiply(&mut strip, count, &mut mixed);
+            self.multiply(&mut strip, count, &mut scratch);
             for (row, strip) in matrix.chunks_exact_mut(columns).zip(strip.chunks_exact(count)) {
                 row[first..first + count].copy_from_slice(strip);
             }
         }
         Ok(())
-    }
-}
-
-/// The Hadamard transform of the rows of a matrix, a power of two in number: `H matrix`.
-fn hadamard(matrix: &mut [f32], columns: usize) {
-    let mut half = columns;
-    while half < matrix.len() {
-        for pair in matrix.chunks_exact_mut(2 * half) {
-            let (upper, lower) = pair.split_at_mut(half);
-            for (a, b) in upper.iter_mut().zip(lower) {
-                (*a, *b) = (*a + *b, *a - *b);
-            }
-        }
-        half *= 2;
     }
 }
 

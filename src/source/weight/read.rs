@@ -58,10 +58,16 @@ impl SourceWeight {
                 of.read(first, out)?;
                 let mut row = vec![0.0; vector.elements() as usize];
                 vector.read(0, &mut row)?;
-                let row = row.iter().cycle().skip((first % vector.elements().max(1)) as usize);
-                match operation {
-                    Operation::Add => out.iter_mut().zip(row).for_each(|(value, addend)| *value += addend),
-                    Operation::Multiply => out.iter_mut().zip(row).for_each(|(value, factor)| *value *= factor),
+                // the first row may begin in the middle
+                let (mut rest, mut column) = (out, (first % vector.elements().max(1)) as usize);
+                while !rest.is_empty() {
+                    let (part, after) = rest.split_at_mut((row.len() - column).min(rest.len()));
+                    let pairs = part.iter_mut().zip(&row[column..]);
+                    match operation {
+                        Operation::Add => pairs.for_each(|(value, addend)| *value += addend),
+                        Operation::Multiply => pairs.for_each(|(value, factor)| *value *= factor),
+                    }
+                    (rest, column) = (after, 0);
                 }
             }
             Node::ByRow { of, columns, vector } => {
