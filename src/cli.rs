@@ -12,6 +12,7 @@ mod compile;
 mod convert;
 mod demo;
 mod doctor;
+mod embed;
 mod explain;
 mod golden;
 mod input;
@@ -80,8 +81,10 @@ enum Verb {
     Serve(serve::ServeArgs),
     /// Computes the logits after every token
     Logits(logits::LogitsArgs),
-    /// Labels the tokens of a text
+    /// Labels the tokens of a text, or the whole of it
     Classify(classify::ClassifyArgs),
+    /// Gives texts vectors
+    Embed(embed::EmbedArgs),
     /// Takes private spans out of a text of any length
     Redact(redact::RedactArgs),
     /// Measures how well a bundle predicts a text
@@ -123,6 +126,7 @@ impl Verb {
             Verb::Serve(args) => args.run(),
             Verb::Logits(args) => args.run(),
             Verb::Classify(args) => args.run(),
+            Verb::Embed(args) => args.run(),
             Verb::Redact(args) => args.run(),
             Verb::Perplexity(args) => args.run(),
             Verb::Golden(args) => args.run(),

@@ -7,6 +7,7 @@ use crate::converter::{scratch_beside, unquantized};
 use crate::session::Prompt;
 use anec_base::Result;
 use anec_base::progress::Progress;
+use anec_bundle::Task;
 use anec_manifest::{Manifest, Numerics};
 use anec_runtime::{
     Chunking, Finish, ForwardOptions, GenerationRequest, Hidden, LoadedModel, Positions, RuntimeError, Windows,
@@ -97,7 +98,7 @@ impl GoldenBuilder {
 
     fn compute_with(&self, model: &Arc<LoadedModel>, tokens: Vec<u32>) -> Result<Golden> {
         let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
-        let answer = match model.bundle().model.classification() {
+        let answer = match model.bundle().model.band() {
             Some(_) => Windows::new(model, None, hidden)?.label(&tokens)?,
             None => {
                 let ask = ForwardOptions { logits: Positions::All, hidden, chunking: Chunking::Largest };
@@ -124,8 +125,8 @@ impl GoldenBuilder {
         let vocab_size = facts.head_rows() as usize;
         let rows = answer.logits.chunks_exact(vocab_size).zip(tokens.iter().skip(1));
         // labels say nothing of the next token
-        let losses =
-            facts.classification().is_none().then(|| rows.filter_map(|(row, token)| Some(loss(row, *token)? as f32)));
+        let losses = (facts.task == Task::TextGeneration)
+            .then(|| rows.filter_map(|(row, token)| Some(loss(row, *token)? as f32)));
         let losses = losses.map(Iterator::collect);
         Ok(Golden {
             positions: (0..tokens.len()).collect(),

@@ -66,7 +66,7 @@ fn weight() -> Vec<f32> {
 
 fn norm(offset: f32, factor: f32, eps: f64) -> Norm {
     let weight = SourceWeight::from_values("w", &[WIDTH as u64], weight()).unwrap().scale(factor);
-    Norm { name: "norm", weight: Some(weight), offset: offset * factor, eps }
+    Norm::root_mean_square("norm", weight, offset * factor, eps)
 }
 
 /// Largest relative difference of a row from the equation; rows of zeros stay zeros.

@@ -127,7 +127,8 @@ impl Bundle {
             Stage::Head { first, end } => Some(first..end),
             _ => None,
         });
-        problems.extend(tiling("LM head".into(), &head, self.model.head_rows()));
+        let rows = if self.model.has_head() { self.model.head_rows() } else { 0 };
+        problems.extend(tiling("LM head".into(), &head, rows));
         problems
     }
 

@@ -11,6 +11,14 @@ pub struct HostFacts {
     pub file: FileDigest,
     /// Name of the embedding table in it, `[vocab_size, hidden_size]` fp16; multipliers are already applied.
     pub embedding: String,
+    /// Name of the table of learned positions, f32 `[positions, hidden_size]`, if there is one: the row of a token's
+    /// position is added to its embedding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub positions: Option<String>,
+    /// Name of the table of token types, f32 `[types, hidden_size]`, if there is one: the row of a token's type is added
+    /// to its embedding, 0 for a text, 1 for the second of a pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_types: Option<String>,
     /// Rotary tables.
     pub rope: Vec<RopeTable>,
     /// Name of the orthogonal matrix `Q` by which hidden states are rotated, f32 `[hidden_size, hidden_size]`, if they

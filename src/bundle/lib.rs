@@ -43,7 +43,10 @@ pub use bundle::Bundle;
 pub use error::BundleError;
 pub use function::{FunctionEntry, HiddenProbe, Stage, layer_of, layer_scope};
 pub use host::{HostFacts, RopeTable, RopeVariant};
-pub use model::{Classification, LabelSet, ModelFacts, Task};
+pub use model::{
+    Classification, LabelSet, ModelFacts, Pooling, Projection, ProjectionActivation, SequenceClassification, Task,
+    TextEmbedding,
+};
 pub use ports::{MASKED, Port, PortDim, PortRole};
 pub use source::{FileDigest, LedgerTotals, PackageEntry, SourceFacts};
 pub use states::{StatePort, StateRole, state_id};

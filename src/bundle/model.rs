@@ -36,14 +36,52 @@ impl ModelFacts {
     /// What the model is as a token classifier, if it is one.
     pub fn classification(&self) -> Option<&Classification> {
         match &self.task {
-            Task::TextGeneration => None,
             Task::TokenClassification(classification) => Some(classification),
+            _ => None,
         }
     }
 
-    /// Rows of the head: tokens, or labels.
+    /// How it makes vectors of texts, if that is what it is for.
+    pub fn embedding(&self) -> Option<&TextEmbedding> {
+        match &self.task {
+            Task::TextEmbedding(embedding) => Some(embedding),
+            _ => None,
+        }
+    }
+
+    /// How it classifies whole texts, if that is what it is for.
+    pub fn sequence_classification(&self) -> Option<&SequenceClassification> {
+        match &self.task {
+            Task::SequenceClassification(classification) => Some(classification),
+            _ => None,
+        }
+    }
+
+    /// What the model gives for a token: a logit for each token of the vocabulary, or for each label; a model that gives
+    /// vectors gives its hidden states.
     pub fn head_rows(&self) -> u64 {
-        self.classification().map_or(self.vocab_size, |classification| classification.label_set.labels.len() as u64)
+        match &self.task {
+            Task::TextGeneration => self.vocab_size,
+            Task::TokenClassification(classification) => classification.label_set.labels.len() as u64,
+            Task::SequenceClassification(classification) => classification.labels.len() as u64,
+            Task::TextEmbedding(_) => self.hidden_size,
+        }
+    }
+
+    /// Whether functions of a head follow those of the layers. Where vectors are wanted the last layers' give them.
+    pub fn has_head(&self) -> bool {
+        self.embedding().is_none()
+    }
+
+    /// How far a token sees in one layer, on each side, where texts are looked at in both directions and nothing is carried
+    /// from call to call; `u64::MAX` where it sees all of the text, so that a text has to fit into a call.
+    pub fn band(&self) -> Option<u64> {
+        match &self.task {
+            Task::TextGeneration => None,
+            Task::TokenClassification(classification) => Some(classification.label_set.band),
+            Task::SequenceClassification(_) => Some(u64::MAX),
+            Task::TextEmbedding(embedding) => embedding.bidirectional.then_some(u64::MAX),
+        }
     }
 }
 
@@ -56,12 +94,74 @@ pub enum Task {
     TextGeneration,
     /// It labels every token of a text: the head gives a logit for each label.
     TokenClassification(Classification),
+    /// It gives a text a vector: there is no head, the functions of the last layers give the final hidden states.
+    TextEmbedding(TextEmbedding),
+    /// It classifies a text, or a pair of texts: the head gives a logit for each label, of a pooled hidden state.
+    SequenceClassification(SequenceClassification),
 }
 
 impl Task {
     fn is_text_generation(&self) -> bool {
         *self == Task::TextGeneration
     }
+}
+
+/// How the hidden states of a text become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// That of the first token.
+    Cls,
+    /// That of the last token.
+    Last,
+}
+
+/// How a text becomes a vector: its final hidden states are pooled, projected, and divided by their length.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TextEmbedding {
+    /// Tokens see those on both sides: functions have no states, and a text has to fit into a call.
+    pub bidirectional: bool,
+    /// How the tokens' hidden states become one.
+    pub pooling: Pooling,
+    /// Projections of the pooled state, which the host computes, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub projections: Vec<Projection>,
+    /// The vector is divided by its Euclidean length.
+    pub normalize: bool,
+}
+
+/// `activation(W x + b)`, computed by the host in f32.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Projection {
+    /// Host tensor `W`, f32 `[rows, columns]`.
+    pub weight: String,
+    /// Host tensor `b`, f32 `[1, rows]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<String>,
+    /// What follows.
+    pub activation: ProjectionActivation,
+}
+
+/// What follows a projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProjectionActivation {
+    /// Nothing.
+    Identity,
+    /// The hyperbolic tangent.
+    Tanh,
+}
+
+/// How a text, or a pair of texts, is classified: its final hidden states are pooled, and the head is called with that one
+/// state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SequenceClassification {
+    /// Labels, in the order of the head's rows.
+    pub labels: Vec<String>,
+    /// How the tokens' hidden states become one.
+    pub pooling: Pooling,
 }
 
 /// How a text is labelled.

@@ -39,6 +39,7 @@ use anec_manifest::{
 };
 use anec_mil::Function;
 use anec_quant::ErrorFeedback;
+use anec_runtime::host::TokenRun;
 use anec_runtime::inputs::{shape_of, shaped};
 use anec_runtime::{Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, LoadedModel, ObservedBackend, PackageStore};
 
@@ -59,7 +60,7 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
     let begin = Instant::now();
     let opened = open(manifest)?;
     let facts = opened.model.facts();
-    if facts.label_set.is_some() {
+    if facts.is_bidirectional() {
         return Err(CalibrateError::LabelsTokens.into());
     }
     let transforms = Transforms::List(opened.model.transformed().done);
@@ -162,7 +163,7 @@ impl Run<'_> {
     fn embedded(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         let (width, count) = (self.bundle.model.hidden_size as usize, tokens.len());
         let mut columns = vec![0.0; width * count];
-        self.host.embed(tokens, count, &mut columns)?;
+        self.host.embed(TokenRun { tokens, types: &[], position: 0 }, count, &mut columns)?;
         let rows: Vec<f32> = (0..width * count).map(|i| columns[i % width * count + i / width]).collect();
         Ok(HiddenFrame::new(&self.bundle.model, &self.host).leave(&rows))
     }

@@ -10,11 +10,11 @@ use anec::base::Result;
 use anec::report::table::table;
 use anec::runtime::bioes::{BioesTag, Scheme, Viterbi};
 use anec::runtime::tokenizer::TokenEntry;
-use anec::runtime::{Hidden, Logprobs, Tokenizer, Windows};
+use anec::runtime::{EncodedText, Hidden, LoadedModel, Logprobs, Tokenizer, Windows, encode};
 
-/// Labels the tokens of a text.
+/// Labels the tokens of a text, or the whole of it, as the model does.
 ///
-/// The labels are the best sequence of whole spans; beside each stands how likely the model takes it to be for its token
+/// Of tokens, the labels are the best sequence of whole spans; beside each stands how likely the model takes it to be for its token
 /// alone.
 #[derive(Debug, clap::Args)]
 pub struct ClassifyArgs {
@@ -24,6 +24,9 @@ pub struct ClassifyArgs {
     input: Input,
     #[command(flatten)]
     labels: Labels,
+    /// The second text of a pair, where the model classifies whole texts
+    #[arg(long, value_name = "TEXT")]
+    pair: Option<String>,
     /// Prints the result as JSON
     #[arg(long)]
     json: bool,
@@ -39,8 +42,38 @@ struct Labelled {
 }
 
 impl ClassifyArgs {
+    /// Labels a whole text, or a pair.
+    fn classify_whole(&self, model: &Arc<LoadedModel>) -> Result<u8> {
+        let text: EncodedText = match self.input.text() {
+            Some(text) => {
+                Tokenizer::of(model.bundle(), model.folder())?.encode_whole(text, self.pair.as_deref(), true)?
+            }
+            None => self.input.tokens(model)?.into(),
+        };
+        let logits = encode::classify(model, &text)?;
+        // one label is a score of its own
+        let probability = |label: usize| match logits.len() {
+            1 => 1.0 / (1.0 + (-logits[label]).exp()),
+            _ => Logprobs::of(&logits, label as u32, 0).logprob.exp(),
+        };
+        let names = model.bundle().model.sequence_classification().map_or(&[][..], |facts| &facts.labels);
+        if self.json {
+            let label = |(index, name): (usize, &String)| json!({"label": name, "logit": logits[index], "probability": probability(index)});
+            print_json(&json!({"labels": names.iter().enumerate().map(label).collect::<Vec<_>>()}));
+        } else {
+            let row = |(index, name): (usize, &String)| {
+                vec![name.clone(), format!("{:.4}", logits[index]), format!("{:.4}", probability(index))]
+            };
+            print(&table(&["label", ">logit", ">probability"], names.iter().enumerate().map(row)));
+        }
+        Ok(0)
+    }
+
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.open()?;
+        if model.bundle().model.sequence_classification().is_some() {
+            return self.classify_whole(&model);
+        }
         let windows = Windows::new(&model, self.labels.window, Hidden::No)?;
         let scheme = Arc::new(Scheme::new(model.labels())?);
         let text = self.input.text();

@@ -43,7 +43,7 @@ impl LogitsArgs {
         let hidden = if self.hidden { Hidden::BetweenLayers } else { Hidden::No };
         let window = self.chunk.first().copied();
         let chunking = if self.chunk.is_empty() { Chunking::Largest } else { Chunking::Pattern(self.chunk) };
-        let answer = match model.bundle().model.classification() {
+        let answer = match model.bundle().model.band() {
             Some(_) => Windows::new(&model, window, hidden)?.label(&tokens)?,
             None => {
                 let ask = ForwardOptions { logits: Positions::All, hidden, chunking };

@@ -1,5 +1,5 @@
-//! `host.safetensors`: what the host computes with, streamed. What is f32 (rotary tables, a rotation of hidden states)
-//! comes first, so that it is aligned; then the embedding (fp16).
+//! `host.safetensors`: what the host computes with, streamed. What is f32 (rotary tables, a rotation of hidden states,
+//! positions) comes first, so that it is aligned; then the embedding (fp16).
 
 use std::path::Path;
 
@@ -8,11 +8,12 @@ use serde_json::json;
 use super::files;
 use anec_base::Result;
 use anec_base::progress::Progress;
-use anec_bundle::{HostFacts, RopeTable, RopeVariant};
-use anec_family::HostTensors;
+use anec_bundle::{HostFacts, Projection, RopeTable, RopeVariant};
+use anec_family::{HostProjection, HostTensors};
 use anec_manifest::Overflow;
 use anec_package::stream::FilePart;
 use anec_quant::Fp16;
+use anec_source::SourceWeight;
 
 /// File name within a bundle's folder.
 pub const FILE_NAME: &str = "host.safetensors";
@@ -20,12 +21,36 @@ pub const FILE_NAME: &str = "host.safetensors";
 const EMBEDDING: &str = "embedding";
 /// Name of the matrix by which hidden states are rotated.
 const ROTATION: &str = "rotation";
+/// Names of the tables of learned positions and of token types.
+const POSITIONS: &str = "positions";
+const TOKEN_TYPES: &str = "token_types";
+
+/// Names of the projections of what is pooled.
+pub fn projections(projections: &[HostProjection]) -> Vec<Projection> {
+    let named = |(index, projection): (usize, &HostProjection)| Projection {
+        weight: format!("projection.{index}.weight"),
+        bias: projection.bias.as_ref().map(|_| format!("projection.{index}.bias")),
+        activation: projection.activation,
+    };
+    projections.iter().enumerate().map(named).collect()
+}
+
+/// The f32 matrices of the file, by name.
+fn matrices(host: &HostTensors) -> Vec<(String, &SourceWeight)> {
+    let single = [(ROTATION, &host.rotation), (POSITIONS, &host.positions), (TOKEN_TYPES, &host.token_types)];
+    let single = single.into_iter().filter_map(|(name, matrix)| Some((name.to_owned(), matrix.as_ref()?)));
+    let named = projections(&host.projections);
+    let projected = host.projections.iter().zip(named).flat_map(|(projection, named)| {
+        [Some((named.weight, &projection.weight)), named.bias.zip(projection.bias.as_ref())].into_iter().flatten()
+    });
+    single.chain(projected).collect()
+}
 
 /// Bytes that the file takes, apart from its header.
 pub fn bytes(host: &HostTensors) -> u64 {
     let tables = host.rope.iter().flat_map(|t| &t.variants).map(|v| 4 * (v.cos.len() + v.sin.len()) as u64);
-    let rotation = host.rotation.as_ref().map_or(0, |rotation| 4 * rotation.elements());
-    tables.sum::<u64>() + rotation + 2 * host.embedding.elements()
+    let matrices: u64 = matrices(host).iter().map(|(_, matrix)| 4 * matrix.elements()).sum();
+    tables.sum::<u64>() + matrices + 2 * host.embedding.elements()
 }
 
 /// Writes the file.
@@ -56,13 +81,16 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
         }
         rope.push(RopeTable { table: table.table.clone(), variants });
     }
-    let mut rotation = Vec::new();
-    if let Some(matrix) = &host.rotation {
-        rotation.resize(matrix.elements() as usize, 0.0);
-        matrix.read(0, &mut rotation)?;
-        declare(ROTATION, "F32", matrix.shape(), 4 * matrix.elements());
-        tables.push(&rotation);
+    let mut read = Vec::new();
+    for (name, matrix) in matrices(host) {
+        // a bias is a matrix of one row
+        let shape = if matrix.shape().len() == 1 { vec![1, matrix.elements()] } else { matrix.shape().to_vec() };
+        let mut values = vec![0.0; matrix.elements() as usize];
+        matrix.read(0, &mut values)?;
+        declare(&name, "F32", &shape, 4 * matrix.elements());
+        read.push(values);
     }
+    tables.extend(read.iter().map(Vec::as_slice));
     declare(EMBEDDING, "F16", host.embedding.shape(), 2 * host.embedding.elements());
 
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
@@ -75,8 +103,15 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     // what comes before the tables is no part of the bytes that were announced
     let written = |part, bytes| progress.add(if part < 2 { 0 } else { bytes });
     let file = files::write_parts(path, &parts, &written)?;
-    let rotation = host.rotation.as_ref().map(|_| ROTATION.into());
-    Ok(HostFacts { file, embedding: EMBEDDING.into(), rope, rotation })
+    let named = |matrix: &Option<SourceWeight>, name: &str| matrix.as_ref().map(|_| name.to_owned());
+    Ok(HostFacts {
+        file,
+        embedding: EMBEDDING.into(),
+        positions: named(&host.positions, POSITIONS),
+        token_types: named(&host.token_types, TOKEN_TYPES),
+        rope,
+        rotation: named(&host.rotation, ROTATION),
+    })
 }
 
 fn little_endian(values: &[f32]) -> Vec<u8> {
@@ -87,7 +122,6 @@ fn little_endian(values: &[f32]) -> Vec<u8> {
 mod tests {
     use super::*;
     use anec_family::{RopeTables, RopeValues};
-    use anec_source::SourceWeight;
 
     #[test]
     fn the_file_is_safetensors_that_others_read() {
@@ -97,6 +131,9 @@ mod tests {
             embedding: SourceWeight::from_values("e", &[50, 3], values(150)).unwrap(),
             rope: vec![RopeTables { table: "rope".into(), columns: 2, variants: vec![variant(64), variant(128)] }],
             rotation: Some(SourceWeight::from_values("q", &[3, 3], values(9)).unwrap()),
+            positions: None,
+            token_types: None,
+            projections: Vec::new(),
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE_NAME);
@@ -122,6 +159,9 @@ mod tests {
             embedding: SourceWeight::from_values("e", &[2, 1], vec![1.0, f32::NAN]).unwrap(),
             rope: vec![],
             rotation: None,
+            positions: None,
+            token_types: None,
+            projections: Vec::new(),
         };
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE_NAME);

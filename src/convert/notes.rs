@@ -2,7 +2,7 @@
 
 use super::plan::ConvertPlan;
 use super::report::{ConvertReport, TensorReport};
-use anec_bundle::Bundle;
+use anec_bundle::{Bundle, Task};
 use anec_family::FamilyModel;
 use anec_manifest::{Granularity, Manifest, Role, Transform, Transforms, WeightFormat};
 use anec_source::{Description, Source};
@@ -50,7 +50,7 @@ pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyMo
 
 /// A token classifier takes long texts in windows, which must be more than what their layers see on both sides.
 fn short_windows(plan: &ConvertPlan, model: &dyn FamilyModel) -> Option<String> {
-    let band = model.facts().label_set.as_ref()?.band;
+    let band = model.facts().label_set()?.band;
     let functions = plan.packages.iter().flat_map(|package| &package.functions);
     let window = functions.map(|function| function.most_tokens).max()?;
     let seen = 2 * plan.most_layers() * band;
@@ -83,7 +83,7 @@ pub fn of_source(manifest: &Manifest, source: &Source, bundle: &Bundle) -> Vec<S
         notes.push(format!("`acknowledge` names `{key}`, which the configuration doesn't have"));
     }
     let tokenizer = bundle.tokenizer.contains_key("tokenizer");
-    if tokenizer && bundle.model.classification().is_none() && bundle.model.eos_token_ids.is_empty() {
+    if tokenizer && bundle.model.task == Task::TextGeneration && bundle.model.eos_token_ids.is_empty() {
         notes.push("the source names no token that ends a text; a text goes on until --max-tokens".to_owned());
     }
     notes

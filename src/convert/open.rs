@@ -4,7 +4,9 @@ use super::error::ConvertError;
 use anec_base::Result;
 use anec_bundle::LedgerTotals;
 use anec_family::FamilyModel;
-use anec_manifest::{Granularity, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat};
+use anec_manifest::{
+    Contexts, Granularity, Lengths, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat,
+};
 use anec_source::{Ledger, Source};
 
 /// A source with the model that was found in it.
@@ -70,6 +72,19 @@ fn per_channel_before_norms(quant: &mut Quant) {
     }
 }
 
+/// What is said of texts and calls, where nothing is: a text has to fit into a call, and there may be fewer positions than
+/// the default has tokens.
+fn whole_texts(manifest: &mut Manifest, positions: u64) {
+    let default = Manifest::default();
+    if manifest.context == default.context {
+        let Contexts::One(tokens) = default.context else { return };
+        manifest.context = Contexts::One(tokens.min(positions));
+    }
+    if manifest.lengths == default.lengths {
+        manifest.lengths = Lengths::Range([1, manifest.context.all().last().copied().unwrap_or(1)]);
+    }
+}
+
 /// The manifest with what the source decides and all defaults filled in.
 pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) -> Manifest {
     let mut manifest = manifest.clone();
@@ -77,6 +92,9 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) ->
     manifest.family = Some(model.facts().family.clone());
     manifest.source = Some(source.name().to_owned());
     manifest.name.get_or_insert_with(|| name_of(source.name()));
+    if model.facts().takes_whole_texts() {
+        whole_texts(&mut manifest, model.facts().max_position_embeddings);
+    }
     if manifest.transforms == Transforms::Auto && model.norms_behind_blocks() {
         per_channel_before_norms(&mut manifest.quant);
     }

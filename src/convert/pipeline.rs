@@ -21,12 +21,16 @@ use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_base::resources;
 use anec_bundle::Stage;
-use anec_bundle::{Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, Task};
-use anec_family::{FamilyFacts, FamilyModel, HostTensors};
+use anec_bundle::{
+    Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, Pooling, ProjectionActivation, Task,
+    TextEmbedding,
+};
+use anec_family::{FamilyFacts, FamilyModel, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_package::WriteOptions;
 use anec_quant::ChosenCodes;
-use anec_source::{Source, SourceWeight};
+use anec_source::sentence_transformers::Dense;
+use anec_source::{PoolingMode, SentenceTransformers, Source, SourceWeight};
 use rayon::prelude::*;
 
 /// What to convert, and how.
@@ -126,7 +130,10 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
     }
     let partial = output::partial(&path);
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
-    let host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
+    let mut host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
+    if matches!(model.facts().purpose, Purpose::TextEmbedding { .. }) {
+        host.projections = projections(source);
+    }
     let chosen = choose.map(|choose| choose()).transpose()?;
     let mut run = Run {
         manifest: &manifest,
@@ -170,7 +177,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
             contexts: plan.contexts.clone(),
             eos_token_ids: text.eos_token_ids,
             bos_token_id: text.bos_token_id,
-            task: task(facts, &plan, &manifest),
+            task: task(facts, &plan, &manifest, source),
         },
         config: facts.config.clone(),
         manifest: manifest.clone(),
@@ -211,10 +218,45 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
 }
 
 /// What the model is for.
-fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest) -> Task {
-    let Some(label_set) = facts.label_set.clone() else { return Task::TextGeneration };
-    let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * label_set.band);
-    Task::TokenClassification(Classification { label_set, window, halo, stride: window.saturating_sub(2 * halo) })
+fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &Source) -> Task {
+    match facts.purpose.clone() {
+        Purpose::TextGeneration => Task::TextGeneration,
+        Purpose::TokenClassification(label_set) => {
+            let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * label_set.band);
+            let stride = window.saturating_sub(2 * halo);
+            Task::TokenClassification(Classification { label_set, window, halo, stride })
+        }
+        Purpose::TextEmbedding { bidirectional, pooling } => {
+            let modules = modules(source);
+            Task::TextEmbedding(TextEmbedding {
+                bidirectional,
+                pooling: modules.map_or(pooling, |modules| match modules.pooling {
+                    PoolingMode::Mean => Pooling::Mean,
+                    PoolingMode::Cls => Pooling::Cls,
+                    PoolingMode::Last => Pooling::Last,
+                }),
+                projections: host::projections(&projections(source)),
+                normalize: modules.is_some_and(|modules| modules.normalize),
+            })
+        }
+        Purpose::SequenceClassification(classification) => Task::SequenceClassification(classification),
+    }
+}
+
+/// What sentence-transformers does with a source's hidden states.
+fn modules(source: &Source) -> Option<&SentenceTransformers> {
+    source.hugging_face()?.sentence_transformers.as_ref()
+}
+
+/// The projections of what is pooled.
+fn projections(source: &Source) -> Vec<HostProjection> {
+    let dense = modules(source).map_or(&[][..], |modules| &modules.dense);
+    let projection = |dense: &Dense| HostProjection {
+        weight: SourceWeight::from(dense.weight.clone()),
+        bias: dense.bias.clone().map(SourceWeight::from),
+        activation: if dense.tanh { ProjectionActivation::Tanh } else { ProjectionActivation::Identity },
+    };
+    dense.iter().map(projection).collect()
 }
 
 /// Files that are written at once, at most. Each holds a graph and some pieces in memory.
@@ -361,7 +403,7 @@ impl Run<'_> {
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
             Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
-            Stage::Head { first, end } if self.model.facts().label_set.is_some() => {
+            Stage::Head { first, end } if self.model.facts().is_bidirectional() => {
                 format!("classifier, labels {first} to {}", end - 1)
             }
             Stage::Head { first, end } => format!("LM head, rows {first} to {}", end - 1),

@@ -52,7 +52,7 @@ impl ConvertPlan {
             lengths: &manifest.lengths,
             contexts: &contexts,
             argmax: manifest.lm_head.argmax,
-            whole_texts: facts.label_set.is_some(),
+            whole_texts: facts.is_bidirectional(),
         };
         if facts.recurrent && functions.fewest_tokens() > 1 {
             return Err(ConvertError::NoSingleToken.into());
@@ -82,7 +82,7 @@ impl ConvertPlan {
             }
         }
         let digits = facts.num_layers.to_string().len();
-        let head_name = if facts.label_set.is_some() { "classifier" } else { "lm_head" };
+        let head_name = if facts.is_bidirectional() { "classifier" } else { "lm_head" };
         let mut packages = Vec::new();
         for range in ranges {
             let stage = Stage::Layers { first: range.start, end: range.end };
@@ -103,8 +103,11 @@ impl ConvertPlan {
             }
         }
         let head = |rows: Range<u64>| functions.of(&Stage::Head { first: rows.start, end: rows.end });
-        let pieces = head_pieces(manifest, facts.head_rows(), limit, |rows| Ok(size(&head(rows))?.file_bytes))?;
-        let (count, digits) = (pieces.len(), (pieces.len() - 1).to_string().len());
+        let pieces = match facts.head_rows() {
+            0 => Vec::new(),
+            rows => head_pieces(manifest, rows, limit, |rows| Ok(size(&head(rows))?.file_bytes))?,
+        };
+        let (count, digits) = (pieces.len(), pieces.len().saturating_sub(1).to_string().len());
         for (index, rows) in pieces.into_iter().enumerate() {
             let requests = head(rows.clone());
             packages.push(PackagePlan {

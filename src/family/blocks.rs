@@ -3,17 +3,17 @@
 //! | module | equation |
 //! |---|---|
 //! | [`linear`] | `W x + b` |
-//! | [`norm`] | `x / sqrt(mean(x^2) + eps) * w` |
+//! | [`norm`] | `x / sqrt(mean(x^2) + eps) * w`, with or without the mean of x |
 //! | [`rope`] | rotation of queries and keys by position |
 //! | [`state`] | what a function carries from call to call |
 //! | [`cache`] | where keys and values are kept between calls |
 //! | [`attention`] | `softmax(q k^T + mask) v` |
-//! | [`banded_attention`] | the same within a band of the text on both sides, with sinks and without a cache |
+//! | [`banded_attention`] | the same on both sides, of all the text or within a band, without a cache |
 //! | [`cca`] | attention whose queries and keys are mixed over neighbouring tokens |
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
 //! | [`delta_net`] | a linear recurrence of matrices |
-//! | [`mlp`] | `W_down (act(W_gate x) * W_up x)` |
+//! | [`mlp`] | `W_down (act(W_gate x) * W_up x)`, `W_down act(W_up x)` |
 //! | [`moe`] | a few of many such networks |
 //! | [`depth_router`] | one of them or none, by a state that goes from layer to layer |
 //! | [`residual`] | `(f + b_f) s_f + (x + b_x) s_x` |

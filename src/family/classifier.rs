@@ -19,7 +19,7 @@ use std::ops::Range;
 use serde_json::{Map, Value as Json};
 
 use super::blocks::Graph;
-use super::blocks::banded_attention::{BandedAttention, banded_attention};
+use super::blocks::banded_attention::{BandInputs, BandedAttention, banded_attention};
 use super::blocks::linear::{Linear, linear};
 use super::blocks::moe::{Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
@@ -28,7 +28,7 @@ use super::decoder::Ports;
 use super::layer::ExpertTask;
 use super::{
     EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
-    table::OPENAI_PRIVACY_FILTER,
+    Purpose, table::OPENAI_PRIVACY_FILTER,
 };
 use anec_base::Result;
 use anec_bundle::{LabelSet, PortRole, Stage, layer_scope};
@@ -85,6 +85,7 @@ impl Classifier {
         };
         let band = PortRole::BandMask { band: self.config.band };
         let mask = ports.input(g, "attn_mask", band, vec![one.clone(), one, tokens.clone(), tokens]);
+        let shared = BandInputs { rotation: Some(rotation), mask };
         let mut task = None;
         for index in layers.clone() {
             let layer = &self.layers[index];
@@ -93,7 +94,7 @@ impl Classifier {
             }
             (x, task) = g.scope(&layer_scope(index), |g| {
                 let normal = rms_norm(g, x, &layer.attention_norm, 1);
-                let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, rotation, mask));
+                let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, shared));
                 let x = g.ops.add(x, seen);
                 let normal = rms_norm(g, x, &layer.experts_norm, 1);
                 if g.form.experts.is_packed() {
@@ -184,6 +185,9 @@ impl FamilyModel for Classifier {
             embedding: self.embedding.clone(),
             rope: vec![self.config.rope.tables(ROPE_TABLE, context)],
             rotation: None,
+            positions: None,
+            token_types: None,
+            projections: Vec::new(),
         })
     }
 
@@ -216,7 +220,7 @@ fn facts(config: &ClassifierConfig) -> FamilyFacts {
         hidden_size: config.hidden_size,
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
-        label_set: Some(LabelSet { labels: config.labels.clone(), band: config.band }),
+        purpose: Purpose::TokenClassification(LabelSet { labels: config.labels.clone(), band: config.band }),
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
         recurrent: false,

@@ -71,6 +71,9 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f64,
     /// The LM head is the embedding.
     pub tie_word_embeddings: bool,
+    /// Tokens see those on both sides.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub bidirectional: bool,
     /// Query-key norms.
     pub qk_norm: QkNorm,
     /// Place of the norms.
@@ -284,6 +287,7 @@ impl DecoderConfig {
             max_position_embeddings,
             rms_norm_eps,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
+            bidirectional: family.may_look_both_ways && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
             qk_norm: family.qk_norm,
             norms: family.norms,
             qkv_bias: bias(family.qkv_bias)?,

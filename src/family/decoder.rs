@@ -24,6 +24,7 @@ use super::transform::moments::Moments;
 use super::transform::{Transformed, permit};
 use super::{
     EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
+    Purpose,
 };
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, Port, PortDim, PortRole, Stage, StatePort, TokenCount, layer_scope};
@@ -57,6 +58,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
+    /// Whether its final hidden states are wanted, and no logits: the functions of the last layers norm them.
+    pub(super) fn gives_hidden_states(&self) -> bool {
+        matches!(self.facts.purpose, Purpose::TextEmbedding { .. })
+    }
+
     /// Tokens that a layer of a function with this context and these calls sees, if not all.
     fn window(&self, layer: usize, context: u64) -> Option<u64> {
         self.config.layers[layer].window.filter(|window| *window < context)
@@ -133,7 +139,7 @@ impl Decoder {
                 mask,
                 write,
             });
-            let inputs = MixerInputs { attention, order: order.as_ref(), states: states.of(index) };
+            let inputs = MixerInputs { attention, band: None, order: order.as_ref(), states: states.of(index) };
             let layer = &self.layers[index];
             if task.is_some() {
                 g.missing("layers", "to end where experts are left out", stream.hidden);
@@ -150,6 +156,9 @@ impl Decoder {
             if index + 1 < layers.end {
                 ports.between.push((index, stream.hidden));
             }
+        }
+        if self.gives_hidden_states() && layers.end == self.layers.len() {
+            stream.hidden = rms_norm(g, stream.hidden, &self.final_norm, 1);
         }
         ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
         if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
@@ -265,14 +274,24 @@ impl FamilyModel for Decoder {
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
         let rotation = self.rotation.clone();
-        Ok(HostTensors { embedding, rope: rope.into_iter().chain(local).collect(), rotation })
+        Ok(HostTensors {
+            embedding,
+            positions: None,
+            token_types: None,
+            rope: rope.into_iter().chain(local).collect(),
+            rotation,
+            projections: Vec::new(),
+        })
     }
 
     fn recipe(&self) -> Vec<Transform> {
-        permit::recipe(&self.config)
+        if self.gives_hidden_states() { vec![Transform::Equalize] } else { permit::recipe(&self.config) }
     }
 
     fn permits(&self, transform: Transform) -> Result<(), &'static str> {
+        if self.gives_hidden_states() && transform != Transform::Equalize {
+            return Err("hidden states are what is wanted, and there is no head to undo it");
+        }
         permit::permits(&self.config, transform)
     }
 

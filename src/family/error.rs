@@ -82,6 +82,14 @@ pub enum FamilyError {
         /// The epsilon, scaled as the stream is.
         eps: f64,
     },
+    /// A context that the model's learned positions don't reach.
+    #[error("the model has {positions} learned positions, too few for a context of {context} tokens")]
+    Positions {
+        /// Tokens asked for.
+        context: u64,
+        /// Positions that there are.
+        positions: u64,
+    },
     /// The source has no configuration at all.
     #[error("{place}: there is no config.json beside the weights")]
     NoConfig {
@@ -93,7 +101,9 @@ pub enum FamilyError {
 impl Diagnostic for FamilyError {
     fn fault(&self) -> Fault {
         match self {
-            FamilyError::OtherFamily { .. } | FamilyError::Epsilon { .. } => Fault::Usage,
+            FamilyError::OtherFamily { .. } | FamilyError::Epsilon { .. } | FamilyError::Positions { .. } => {
+                Fault::Usage
+            }
             _ => Fault::Source,
         }
     }
@@ -109,6 +119,7 @@ impl Diagnostic for FamilyError {
                  [{key}]` to the manifest"
             ),
             FamilyError::Epsilon { .. } => "use `norm: accurate`, or a larger `numerics.scale`".into(),
+            FamilyError::Positions { positions, .. } => format!("`--set context={positions}` is the most"),
             FamilyError::NoConfig { .. } => {
                 "give the Hugging Face folder instead of the single file: config.json must lie beside the weights"
                     .into()

@@ -5,7 +5,7 @@
 //! x = x + r * feed_forward(norm(x))
 //! ```
 //!
-//! Some families norm what the blocks give, instead or as well; some scale both sides of the sum. A router may pass on
+//! Some families norm what the blocks give, instead or as well, or the sum; some scale both sides of the sum. A router may pass on
 //! what it has gathered to that of the next layer.
 
 use std::ops::Range;
@@ -13,11 +13,12 @@ use std::ops::Range;
 use super::ExpertCounts;
 use super::blocks::Graph;
 use super::blocks::attention::{Attention, AttentionInputs, attention};
+use super::blocks::banded_attention::{BandInputs, BandedAttention, banded_attention};
 use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
 use super::blocks::depth_router::{DepthMoe, depth_moe, depth_shares};
 use super::blocks::linear::Linear;
-use super::blocks::mlp::{Mlp, mlp};
+use super::blocks::mlp::{Mlp, PlainMlp, mlp, plain_mlp};
 use super::blocks::moe::{Experts, Moe, experts, moe, shares};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
@@ -47,6 +48,8 @@ pub struct Norms {
     pub before: Option<Norm>,
     /// Of what comes out.
     pub after: Option<Norm>,
+    /// Of the sum.
+    pub of_sum: Option<Norm>,
     /// Scales of the sum.
     pub scaling: Option<ResidualScaling>,
 }
@@ -67,6 +70,8 @@ pub struct ResidualBlock<'a> {
 pub enum Mixer {
     /// Softmax attention over a cache.
     Attention(Box<Attention>),
+    /// Softmax attention on both sides, without a cache.
+    Banded(Box<BandedAttention>),
     /// Compressed convolutional attention.
     Cca(Box<Cca>),
     /// Gated short convolution.
@@ -80,6 +85,8 @@ pub enum Mixer {
 pub enum FeedForward {
     /// A gated network.
     Mlp(Box<Mlp>),
+    /// A network without a gate.
+    Plain(Box<PlainMlp>),
     /// A mixture of experts.
     Moe(Box<Moe>),
     /// A mixture of experts whose router knows what those of the layers before saw.
@@ -109,6 +116,8 @@ pub struct Stream {
 pub struct MixerInputs<'a> {
     /// For attention.
     pub attention: Option<AttentionInputs>,
+    /// For attention on both sides.
+    pub band: Option<BandInputs>,
     /// For DeltaNet in calls of more than one token.
     pub order: Option<&'a TokenOrder>,
     /// What the layer carries.
@@ -123,6 +132,10 @@ impl Layer {
                 let Attention { query, key, value, gate, output, .. } = &mut **attention;
                 ([query, key, value].into_iter().chain(gate).collect(), vec![output])
             }
+            Mixer::Banded(attention) => {
+                let BandedAttention { query, key, value, output, .. } = &mut **attention;
+                (vec![query, key, value], vec![output])
+            }
             Mixer::Cca(cca) => {
                 let Attention { query, key, value, output, .. } = &mut cca.attention;
                 (vec![query, key, value, &mut cca.delayed_value], vec![output])
@@ -136,6 +149,7 @@ impl Layer {
         let mixer = ResidualBlock { norms: &mut self.mixer_norms, readers, writers };
         let (readers, writers) = match &mut self.feed_forward {
             FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down]),
+            FeedForward::Plain(mlp) => (vec![&mut mlp.up], vec![&mut mlp.down]),
             FeedForward::Moe(moe) => of_experts(&mut moe.router, &mut moe.experts),
             FeedForward::DepthMoe(moe) => of_experts(&mut moe.router.down, &mut moe.experts),
         };
@@ -146,6 +160,7 @@ impl Layer {
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.states(slots),
+            Mixer::Banded(_) => Vec::new(),
             Mixer::Cca(cca) => cca.states(slots),
             Mixer::ShortConv(conv) => conv.states(),
             Mixer::DeltaNet(delta) => delta.states(),
@@ -164,6 +179,7 @@ impl Layer {
         let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
         let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
             FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
+            FeedForward::Plain(weights) => g.scope("mlp", |g| plain_mlp(g, x, weights)),
             FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
             FeedForward::DepthMoe(weights) => {
                 let (out, state) = g.scope("moe", |g| depth_moe(g, x, weights, router));
@@ -194,7 +210,7 @@ impl Layer {
                 let (shares, state) = g.scope("moe", |g| depth_shares(g, input, weights, stream.router));
                 (shares, Some(state))
             }
-            FeedForward::Mlp(_) => (g.missing("experts", "experts", x), None),
+            FeedForward::Mlp(_) | FeedForward::Plain(_) => (g.missing("experts", "experts", x), None),
         };
         let hidden = match &norms.scaling {
             Some(scaling) => scaled_base(g, x, scaling)?,
@@ -235,7 +251,7 @@ impl Layer {
     /// How many experts it has, and gives a token.
     pub fn expert_counts(&self) -> Option<ExpertCounts> {
         match &self.feed_forward {
-            FeedForward::Mlp(_) => None,
+            FeedForward::Mlp(_) | FeedForward::Plain(_) => None,
             FeedForward::Moe(moe) => {
                 Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
             }
@@ -247,7 +263,7 @@ impl Layer {
         match &self.feed_forward {
             FeedForward::Moe(moe) => Some(&moe.experts),
             FeedForward::DepthMoe(moe) => Some(&moe.experts),
-            FeedForward::Mlp(_) => None,
+            FeedForward::Mlp(_) | FeedForward::Plain(_) => None,
         }
     }
 
@@ -257,6 +273,10 @@ impl Layer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values]) => attention(g, x, weights, [keys, values], shared),
                 _ => g.missing("attention", "its inputs and two states", x),
+            }),
+            Mixer::Banded(weights) => g.scope("attn", |g| match inputs.band {
+                Some(shared) => banded_attention(g, x, weights, shared),
+                None => g.missing("banded_attention", "its inputs", x),
             }),
             Mixer::Cca(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values, convolution, delay]) => {
@@ -289,7 +309,7 @@ impl Norms {
         Some(norm.weight.as_ref()?.add(norm.offset))
     }
 
-    /// `x + r * norm(f(norm(x)))`
+    /// `x + r * norm(f(norm(x)))`, or the norm of the sum
     fn residual(
         &self,
         g: &mut Graph<'_>,
@@ -306,6 +326,7 @@ impl Norms {
         if multiplier != 1.0 {
             added = g.ops.mul(added, Constant::fp16(multiplier as f32));
         }
-        g.ops.add(x, added)
+        let sum = g.ops.add(x, added);
+        self.of_sum.as_ref().map_or(sum, |norm| rms_norm(g, sum, norm, 1))
     }
 }

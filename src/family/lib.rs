@@ -22,6 +22,7 @@
 //! | `tensors` | a source's tensors, found and checked |
 //! | `decoder` | the engine of decoders |
 //! | `classifier` | token classifiers |
+//! | `encoder` | models that look at a text in both directions |
 //! | `layer` | a layer: a mixer of tokens and a feed-forward network |
 //! | `scale` | the residual stream in another unit |
 //! | [`transform`] | transforms of the weights that keep the function |
@@ -34,6 +35,7 @@ pub mod blocks;
 mod classifier;
 mod config;
 mod decoder;
+mod encoder;
 pub mod error;
 mod layer;
 mod open;
@@ -49,7 +51,9 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use anec_base::Result;
-use anec_bundle::{HiddenProbe, LabelSet, Port, Stage, StatePort, TokenCount};
+use anec_bundle::{
+    HiddenProbe, LabelSet, Pooling, Port, ProjectionActivation, SequenceClassification, Stage, StatePort, TokenCount,
+};
 use anec_manifest::{
     AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm, Transform,
 };
@@ -193,11 +197,46 @@ pub struct RopeValues {
 pub struct HostTensors {
     /// Token embedding `[vocab_size, hidden_size]`, with any multiplier applied.
     pub embedding: SourceWeight,
+    /// Learned positions `[positions, hidden_size]`.
+    pub positions: Option<SourceWeight>,
+    /// Token types `[types, hidden_size]`.
+    pub token_types: Option<SourceWeight>,
     /// Rotary tables.
     pub rope: Vec<RopeTables>,
     /// The matrix `Q` by which hidden states are rotated, if they are, `[hidden_size, hidden_size]`: a row of hidden
     /// states is the model's times `Q`.
     pub rotation: Option<SourceWeight>,
+    /// Projections of what is pooled.
+    pub projections: Vec<HostProjection>,
+}
+
+/// A projection that the host computes.
+#[derive(Clone, Debug)]
+pub struct HostProjection {
+    /// `[rows, columns]`
+    pub weight: SourceWeight,
+    /// `[1, rows]`
+    pub bias: Option<SourceWeight>,
+    /// What follows.
+    pub activation: ProjectionActivation,
+}
+
+/// What a model is for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Purpose {
+    /// It continues a text.
+    TextGeneration,
+    /// It labels every token.
+    TokenClassification(LabelSet),
+    /// It gives a text a vector.
+    TextEmbedding {
+        /// Tokens see those on both sides.
+        bidirectional: bool,
+        /// How hidden states are pooled where nothing else is said.
+        pooling: Pooling,
+    },
+    /// It classifies texts and pairs of texts.
+    SequenceClassification(SequenceClassification),
 }
 
 /// Experts of a layer.
@@ -220,8 +259,8 @@ pub struct FamilyFacts {
     pub num_layers: usize,
     /// Rows of the embedding, and of the LM head.
     pub vocab_size: u64,
-    /// What a token classifier gives instead of tokens.
-    pub label_set: Option<LabelSet>,
+    /// What it is for.
+    pub purpose: Purpose,
     /// Longest text the model was made for.
     pub max_position_embeddings: u64,
     /// Hidden states between functions are the model's times this.
@@ -233,9 +272,36 @@ pub struct FamilyFacts {
 }
 
 impl FamilyFacts {
-    /// Rows of the head: tokens, or labels.
+    /// What a token classifier gives instead of tokens.
+    pub fn label_set(&self) -> Option<&LabelSet> {
+        match &self.purpose {
+            Purpose::TokenClassification(label_set) => Some(label_set),
+            _ => None,
+        }
+    }
+
+    /// Rows of the head: tokens, or labels. A model that gives vectors has none.
     pub fn head_rows(&self) -> u64 {
-        self.label_set.as_ref().map_or(self.vocab_size, |set| set.labels.len() as u64)
+        match &self.purpose {
+            Purpose::TextGeneration => self.vocab_size,
+            Purpose::TokenClassification(set) => set.labels.len() as u64,
+            Purpose::TextEmbedding { .. } => 0,
+            Purpose::SequenceClassification(classification) => classification.labels.len() as u64,
+        }
+    }
+
+    /// Whether it looks at a text in both directions: functions have no states, and a call takes a whole text, or a window.
+    pub fn is_bidirectional(&self) -> bool {
+        match &self.purpose {
+            Purpose::TextGeneration => false,
+            Purpose::TokenClassification(_) | Purpose::SequenceClassification(_) => true,
+            Purpose::TextEmbedding { bidirectional, .. } => *bidirectional,
+        }
+    }
+
+    /// Whether every token sees all of the text, so that a text has to fit into one call.
+    pub fn takes_whole_texts(&self) -> bool {
+        self.is_bidirectional() && self.label_set().is_none()
     }
 }
 
@@ -282,7 +348,7 @@ pub trait FamilyModel: Send + Sync {
     /// # Errors
     /// Why it doesn't, as a part of a sentence.
     fn permits(&self, _transform: Transform) -> Result<(), &'static str> {
-        Err("the weights of token classifiers are not transformed")
+        Err("the weights of models that look at a text in both directions are not transformed")
     }
 
     /// Applies those transforms that the model permits, once; `moments` are of its activations as it is now, if they

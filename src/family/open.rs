@@ -9,8 +9,9 @@ use super::error::FamilyError;
 use super::table::{self, DECODERS, DecoderFamily};
 use super::tensors::{Naming, Tensors};
 use super::transform::Transformed;
-use super::{FamilyFacts, FamilyModel, classifier};
+use super::{FamilyFacts, FamilyModel, Purpose, classifier, encoder};
 use anec_base::Result;
+use anec_bundle::Pooling;
 use anec_source::gguf::GgufMetadata;
 use anec_source::{Description, HuggingFaceFiles, Ledger, Source, onnx};
 
@@ -52,6 +53,14 @@ fn open_hugging_face(
         }
         return classifier::open(&place, config, ledger, acknowledged);
     }
+    if encoder::is_encoder(model_type) {
+        if let Some(asked) = family.filter(|asked| *asked != model_type) {
+            return Err(
+                FamilyError::OtherFamily { place, asked: asked.to_owned(), found: model_type.to_owned() }.into()
+            );
+        }
+        return encoder::open(model_type, &place, config, ledger, acknowledged);
+    }
     let row = find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
     let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
     let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
@@ -66,7 +75,14 @@ fn open_hugging_face(
     // buffers that older checkpoints carry; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
     ledger.ignore("model.rotary_emb.inv_freq", "rotary frequencies are computed");
-    assemble(config, row, Naming::HuggingFace, ledger)
+    if config.bidirectional {
+        return encoder::open_gemma(config, row, Naming::HuggingFace, ledger);
+    }
+    let purpose = match files.sentence_transformers {
+        Some(_) => Purpose::TextEmbedding { bidirectional: false, pooling: Pooling::Last },
+        None => Purpose::TextGeneration,
+    };
+    assemble(config, row, Naming::HuggingFace, purpose, ledger)
 }
 
 fn open_gguf(
@@ -99,7 +115,7 @@ fn open_gguf(
     for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
         ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
     }
-    assemble(config, row, Naming::Gguf, ledger)
+    assemble(config, row, Naming::Gguf, Purpose::TextGeneration, ledger)
 }
 
 fn open_onnx(
@@ -141,7 +157,7 @@ fn open_onnx(
     config.tie_word_embeddings = graph.tied;
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
     config::onnx::check(&place, &config, graph)?;
-    assemble(config, row, Naming::Onnx, ledger)
+    assemble(config, row, Naming::Onnx, Purpose::TextGeneration, ledger)
 }
 
 fn find(
@@ -162,6 +178,7 @@ fn find(
             .iter()
             .chain([&table::OPENAI_PRIVACY_FILTER])
             .map(|row| row.name)
+            .chain(encoder::names())
             .collect::<Vec<_>>()
             .join(", "),
     })?;
@@ -177,11 +194,15 @@ fn assemble(
     config: DecoderConfig,
     row: &'static DecoderFamily,
     naming: Naming,
+    purpose: Purpose,
     ledger: &mut Ledger<'_>,
 ) -> Result<Box<dyn FamilyModel>> {
     let mut tensors = Tensors::new(ledger, naming, row, &config);
     let embedding = tensors.embedding()?;
-    let head = tensors.head(&embedding)?;
+    let head = match purpose {
+        Purpose::TextEmbedding { .. } => tensors.no_head(&embedding),
+        _ => tensors.head(&embedding)?,
+    };
     let embedding = tensors.scaled_embedding(&embedding)?;
     let final_norm = tensors.final_norm()?;
     let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
@@ -190,7 +211,7 @@ fn assemble(
         hidden_size: config.hidden_size,
         num_layers: config.num_hidden_layers,
         vocab_size: config.vocab_size,
-        label_set: None,
+        purpose,
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
         recurrent: config.short_conv.is_some() || config.cca.is_some() || config.delta_net.is_some(),

@@ -16,6 +16,9 @@ impl Decoder {
         }
         self.embedding = self.embedding.scale(factor as f32);
         self.final_norm.eps *= factor * factor;
+        if self.gives_hidden_states() {
+            self.final_norm.scale_result(factor as f32);
+        }
         self.layers.iter_mut().flat_map(|layer| layer.blocks()).for_each(|block| scale_block(block, factor));
     }
 }
@@ -23,23 +26,24 @@ impl Decoder {
 /// A block between the stream and itself. What reads the stream is a norm, whose epsilon goes along, or projections,
 /// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in. Biases of the sum go
 /// along.
-fn scale_block(ResidualBlock { norms, readers, writers }: ResidualBlock<'_>, factor: f64) {
+pub(super) fn scale_block(ResidualBlock { norms, readers, writers }: ResidualBlock<'_>, factor: f64) {
     match &mut norms.before {
         Some(norm) => norm.eps *= factor * factor,
         // a bias is added after the product, which is what it was
         None => readers.into_iter().for_each(|reader| reader.weight = reader.weight.scale((1.0 / factor) as f32)),
     }
     match &mut norms.after {
-        Some(norm) => {
-            norm.weight = norm.weight.as_ref().map(|weight| weight.scale(factor as f32));
-            norm.offset *= factor as f32;
-        }
+        Some(norm) => norm.scale_result(factor as f32),
         None => {
             for writer in writers {
                 writer.weight = writer.weight.scale(factor as f32);
                 writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
             }
         }
+    }
+    if let Some(norm) = &mut norms.of_sum {
+        norm.eps *= factor * factor;
+        norm.scale_result(factor as f32);
     }
     for part in norms.scaling.iter_mut().flat_map(|scaling| [&mut scaling.block, &mut scaling.residual]) {
         part.bias = part.bias.scale(factor as f32);

@@ -192,13 +192,16 @@ pub struct DecoderFamily {
     /// What hidden states are multiplied by so that fp16 holds them, a power of two; a manifest can
     /// say otherwise. The maths stay the same: see the module `scale`.
     pub hidden_scale: f64,
+    /// `use_bidirectional_attention` makes it an encoder.
+    pub may_look_both_ways: bool,
     /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
     pub inert_keys: &'static [(&'static str, &'static str)],
     /// Keys that don't touch the maths, beside [`NEUTRAL_KEYS`].
     pub neutral_keys: &'static [&'static str],
 }
 
-const LLAMA: DecoderFamily = DecoderFamily {
+/// What all rows begin with.
+pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     name: "llama",
     wrappers: &[],
     gguf: &["llama"],
@@ -236,6 +239,7 @@ const LLAMA: DecoderFamily = DecoderFamily {
     default_tie_word_embeddings: false,
     default_rms_norm_eps: 1e-6,
     hidden_scale: 1.0,
+    may_look_both_ways: false,
     inert_keys: &[],
     neutral_keys: &[],
 };
@@ -405,6 +409,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         scaled_embedding: true,
         default_rope_theta: 1_000_000.0,
         default_tie_word_embeddings: true,
+        may_look_both_ways: true,
         // the smallest model's hidden states reach 104,000, those of larger ones more
         hidden_scale: 1.0 / 16.0,
         ..LLAMA

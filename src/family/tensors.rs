@@ -45,8 +45,8 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("feed_forward.expert_bias", "exp_probs_b.bias"),
 ];
 
-/// Where the layers and the embedding may lie: alone, or within multimodal models, old and new.
-const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model."];
+/// Where the layers and the embedding may lie: with a head, within multimodal models, old and new, or without a head.
+const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model.", ""];
 
 /// The weights of a source, taken from its ledger.
 pub struct Tensors<'a, 'b> {
@@ -114,6 +114,12 @@ impl<'a, 'b> Tensors<'a, 'b> {
         self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
     }
 
+    /// What stands for the LM head of a model that is wanted for its hidden states: nothing of its file.
+    pub fn no_head(&mut self, embedding: &SourceWeight) -> SourceWeight {
+        self.ledger.ignore("lm_head.weight", "no part of the hidden states");
+        embedding.clone()
+    }
+
     /// The norm before the LM head.
     ///
     /// # Errors
@@ -179,7 +185,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
                 .map(|(tensor, name)| self.norm(index, tensor, name, self.config.hidden_size, "hidden_size"))
                 .transpose()
         };
-        Ok(Norms { before: norm(before)?, after: norm(after)?, scaling: None })
+        Ok(Norms { before: norm(before)?, after: norm(after)?, of_sum: None, scaling: None })
     }
 
     fn residual_scaling(&mut self, index: usize, tensor: &str, name: &'static str) -> Result<Option<ResidualScaling>> {
@@ -233,7 +239,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             weight = weight.add(-1.0);
         }
         let offset = if self.family.norm_plus_one { 1.0 } else { 0.0 };
-        Ok(Norm { name, weight: Some(weight), offset, eps: self.config.rms_norm_eps })
+        Ok(Norm::root_mean_square(name, weight, offset, self.config.rms_norm_eps))
     }
 
     /// GGUF has no key for biases: there the tensor decides, unless the family always has one. An ONNX graph decides for

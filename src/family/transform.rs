@@ -25,6 +25,7 @@ mod rotate;
 
 use std::sync::Arc;
 
+use super::FamilyModel;
 use super::decoder::Decoder;
 use anec_base::Result;
 use anec_manifest::{RotateBy, Transform};
@@ -55,7 +56,7 @@ impl Decoder {
     pub(super) fn apply_transforms(&mut self, asked: &[Transform], moments: Option<&Arc<Moments>>) -> Result<()> {
         let permitted = |name: &str| {
             let wanted = asked.iter().find(|transform| transform.name() == name).copied();
-            wanted.filter(|transform| permit::permits(&self.config, *transform).is_ok())
+            wanted.filter(|transform| self.permits(*transform).is_ok())
         };
         let (fold, gains, equalize) = (permitted("fold"), permitted("gains"), permitted("equalize"));
         let rotation = permitted("rotate").and_then(Transform::rotation);

@@ -131,6 +131,30 @@ pub enum RuntimeError {
         /// The bundle.
         path: PathBuf,
     },
+    /// The model gives vectors of texts and can't continue one.
+    #[error("{}: the model gives vectors of texts; it doesn't continue one", path.display())]
+    GivesVectors {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// The model classifies texts and can't continue one.
+    #[error("{}: the model classifies whole texts; it doesn't continue one", path.display())]
+    LabelsTexts {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// The model gives no vectors.
+    #[error("{}: the model gives no vectors of texts", path.display())]
+    NoEmbedding {
+        /// The bundle.
+        path: PathBuf,
+    },
+    /// The model doesn't classify whole texts.
+    #[error("{}: the model doesn't classify whole texts", path.display())]
+    NoTextLabels {
+        /// The bundle.
+        path: PathBuf,
+    },
     /// A text is longer than a call, and calls are too small to overlap.
     #[error(
         "a text of more than {window} tokens needs calls of more than {}, for the layers of one function see {halo} \
@@ -206,6 +230,12 @@ impl Diagnostic for RuntimeError {
             }
             RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
             RuntimeError::LabelsTokens { .. } => "use `anec classify`, `anec redact` or `anec logits`",
+            RuntimeError::GivesVectors { .. } => "use `anec embed`",
+            RuntimeError::LabelsTexts { .. } => "use `anec classify`",
+            RuntimeError::NoEmbedding { .. } => {
+                "convert an encoder, or a folder whose modules.json says how sentence-transformers pools"
+            }
+            RuntimeError::NoTextLabels { .. } => "convert a model …ForSequenceClassification",
             RuntimeError::NoLabels { .. } => "use `anec run`, or convert a token classifier",
             RuntimeError::Window { .. } => {
                 "convert with a larger `lengths` in the manifest, or fewer layers in each package (`shards`)"

@@ -8,10 +8,11 @@ use half::slice::HalfFloatSliceExt;
 use ndarray::Array2;
 use safetensors::{Dtype, SafeTensors};
 
+use super::encode::HostProduct;
 use super::error::RuntimeError;
 use anec_base::MappedFile;
 use anec_base::Result;
-use anec_bundle::Bundle;
+use anec_bundle::{Bundle, ProjectionActivation};
 
 /// The host's tensors of a bundle.
 #[derive(Debug)]
@@ -21,6 +22,20 @@ pub struct HostTables {
     vocab_size: u64,
     rope: BTreeMap<String, Vec<Variant>>,
     rotation: Option<Matrix>,
+    positions: Option<Matrix>,
+    token_types: Option<Matrix>,
+    projections: Vec<(Matrix, Option<Matrix>, ProjectionActivation)>,
+}
+
+/// Some tokens of a text.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenRun<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Their types; all are 0 if empty.
+    pub types: &'a [u32],
+    /// Position of the first.
+    pub position: u64,
 }
 
 /// A rotary table for texts up to a length.
@@ -108,32 +123,89 @@ impl HostTables {
             let problem = format!("the rotation of hidden states has {rows} x {columns}, expected {size} x {size}");
             return Err(RuntimeError::bundle(file.path(), problem).into());
         }
+        let table = |name: &Option<String>| -> Result<Option<Matrix>, RuntimeError> {
+            let Some(name) = name else { return Ok(None) };
+            let table = tensors.matrix(name, Dtype::F32)?;
+            if table.columns as u64 != size || table.rows == 0 {
+                let problem = format!("tensor `{name}` has {} columns, expected {size}", table.columns);
+                return Err(RuntimeError::bundle(file.path(), problem));
+            }
+            Ok(Some(table))
+        };
+        let (positions, token_types) = (table(&bundle.host.positions)?, table(&bundle.host.token_types)?);
+        let mut projections = Vec::new();
+        let mut width = size;
+        for projection in bundle.model.embedding().map_or(&[][..], |embedding| &embedding.projections) {
+            let weight = tensors.matrix(&projection.weight, Dtype::F32)?;
+            let bias = projection.bias.as_ref().map(|name| tensors.matrix(name, Dtype::F32)).transpose()?;
+            let fits = bias.as_ref().is_none_or(|bias| bias.rows == 1 && bias.columns as u64 == weight.rows);
+            if weight.columns as u64 != width || weight.rows == 0 || !fits {
+                let problem = format!("projection `{}` doesn't fit what it is given", projection.weight);
+                return Err(RuntimeError::bundle(file.path(), problem).into());
+            }
+            width = weight.rows;
+            projections.push((weight, bias, projection.activation));
+        }
         drop(tensors);
-        Ok(HostTables { embedding, vocab_size: bundle.model.vocab_size, rope, rotation, file })
+        let vocab_size = bundle.model.vocab_size;
+        Ok(HostTables { embedding, vocab_size, rope, rotation, positions, token_types, projections, file })
     }
 
     /// The matrix by which hidden states are rotated, if they are.
     pub(super) fn rotation(&self) -> Option<Array2<f32>> {
-        let matrix = self.rotation.as_ref()?;
-        let mut rotation = Array2::zeros((matrix.rows as usize, matrix.columns));
-        for (index, mut row) in rotation.outer_iter_mut().enumerate() {
-            self.read_row(matrix, index as u64, row.as_slice_mut()?);
-        }
-        Some(rotation)
+        Some(self.whole(self.rotation.as_ref()?))
     }
 
-    /// Writes the embeddings of `tokens` as columns: `out` is `[hidden_size, size]`, and columns past the tokens stay
-    /// as they are.
+    /// The projections of what is pooled, in their order.
+    pub(super) fn projections(&self) -> Vec<HostProduct> {
+        let product = |(weight, bias, activation): &(Matrix, Option<Matrix>, ProjectionActivation)| HostProduct {
+            weight: self.whole(weight),
+            bias: bias.as_ref().map(|bias| self.whole(bias).into_raw_vec_and_offset().0),
+            activation: *activation,
+        };
+        self.projections.iter().map(product).collect()
+    }
+
+    fn whole(&self, matrix: &Matrix) -> Array2<f32> {
+        let mut values = Array2::zeros((matrix.rows as usize, matrix.columns));
+        for (index, mut row) in values.outer_iter_mut().enumerate() {
+            let mut read = vec![0.0; matrix.columns];
+            self.read_row(matrix, index as u64, &mut read);
+            row.iter_mut().zip(read).for_each(|(value, read)| *value = read);
+        }
+        values
+    }
+
+    /// Writes the embeddings of tokens as columns, with what is learned of their positions and types added: `out` is
+    /// `[hidden_size, size]`, and columns past the tokens stay as they are.
     ///
     /// # Errors
-    /// When a token isn't in the vocabulary.
-    pub fn embed(&self, tokens: &[u32], size: usize, out: &mut [f32]) -> Result<(), RuntimeError> {
+    /// When a token isn't in the vocabulary, or there is no such position or type.
+    pub fn embed(&self, text: TokenRun<'_>, size: usize, out: &mut [f32]) -> Result<(), RuntimeError> {
         let mut row = vec![0.0; self.embedding.columns];
+        let mut added = row.clone();
+        let mut add = |row: &mut [f32], table: &Matrix, index: u64| {
+            self.read_row(table, index, &mut added);
+            row.iter_mut().zip(&added).for_each(|(value, added)| *value += added);
+        };
+        let TokenRun { tokens, types, position } = text;
         for (t, token) in tokens.iter().enumerate() {
             if u64::from(*token) >= self.vocab_size {
                 return Err(RuntimeError::Token { token: *token, vocab_size: self.vocab_size });
             }
             self.read_row(&self.embedding, u64::from(*token), &mut row);
+            if let Some(table) = &self.positions {
+                let position = position + t as u64;
+                if position >= table.rows {
+                    return Err(RuntimeError::ContextFull { tokens: position + 1, context: table.rows });
+                }
+                add(&mut row, table, position);
+            }
+            if let Some(table) = &self.token_types {
+                // a model of one type has nothing to tell the second text of a pair apart by
+                let kind = types.get(t).copied().map_or(0, u64::from).min(table.rows - 1);
+                add(&mut row, table, kind);
+            }
             for (channel, value) in row.iter().enumerate() {
                 out[channel * size + t] = *value;
             }

@@ -33,6 +33,7 @@
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
 //! | [`windows`] | a text of any length on its way through a token classifier |
+//! | [`encode`] | vectors of texts, and judgements of whole texts |
 //! | [`bioes`] | the labels of whole spans |
 //! | [`redact`] | spans of a text of any length |
 //! | [`profile`] | how long the functions take |
@@ -61,6 +62,7 @@ pub mod constraint;
 pub mod constraint;
 pub mod coreml;
 pub mod cpu;
+pub mod encode;
 pub mod energy;
 pub mod error;
 #[cfg(any(test, feature = "testing"))]
@@ -94,6 +96,7 @@ pub use backend::{Backend, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::CoreMlBackend;
 pub use cpu::{CpuBackend, PackageStore};
+pub use encode::{Embedder, EncodedText};
 pub use error::RuntimeError;
 pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, GenerationRequest, Timings};

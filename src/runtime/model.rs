@@ -91,6 +91,16 @@ impl LoadedModel {
         self.plan.routes.last().map_or(0, |route| route.context)
     }
 
+    /// Tokens of the longest text that a model which needs all of a text in one call can take; none for other models.
+    pub fn longest_text(&self) -> Option<u64> {
+        if self.bundle.model.classification().is_some() || self.bundle.model.band().is_none() {
+            return None;
+        }
+        let route = self.plan.routes.last()?;
+        let steps = route.layers.iter().map(|step| step.largest_at_most(route.context).unwrap_or(0));
+        steps.min()
+    }
+
     /// As a model whose states aren't written by position.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn forget_positions(&mut self) {

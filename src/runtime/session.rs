@@ -8,14 +8,14 @@ use super::call::{is_carried, prepare, result};
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 use super::hidden::{Columns, Flow, HiddenFrame, Record};
-use super::host::RopeChoice;
+use super::host::{RopeChoice, TokenRun};
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
 use super::prepared::Prepared;
 use super::states::States;
 use anec_base::Result;
-use anec_bundle::PortRole;
+use anec_bundle::{PortRole, Task};
 use anec_exec::Tensor;
 
 /// A text: its states and the tokens that they come from.
@@ -46,10 +46,15 @@ impl LoadedModel {
     /// the rotary tables that belong to its length.
     ///
     /// # Errors
-    /// When it doesn't fit, the backend has no room, or the model labels tokens instead of continuing a text.
+    /// When it doesn't fit, the backend has no room, or the model looks at texts in both directions.
     pub fn start(self: &Arc<Self>, length: u64) -> Result<TokenSession> {
-        if self.bundle.model.classification().is_some() {
-            return Err(RuntimeError::LabelsTokens { path: self.folder.clone() }.into());
+        let path = || self.folder.clone();
+        match &self.bundle.model.task {
+            Task::TextGeneration => {}
+            Task::TextEmbedding(embedding) if !embedding.bidirectional => {}
+            Task::TokenClassification(_) => return Err(RuntimeError::LabelsTokens { path: path() }.into()),
+            Task::TextEmbedding(_) => return Err(RuntimeError::GivesVectors { path: path() }.into()),
+            Task::SequenceClassification(_) => return Err(RuntimeError::LabelsTexts { path: path() }.into()),
         }
         self.session(length)
     }
@@ -329,7 +334,8 @@ impl TokenSession {
     ) -> Result<Columns> {
         let size = chunk.size as usize;
         let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, size);
-        model.host.embed(tokens, size, &mut hidden.values)?;
+        let text = TokenRun { tokens, types: &[], position: self.position() };
+        model.host.embed(text, size, &mut hidden.values)?;
         if let Some(record) = record.as_deref_mut() {
             record.add(0, &hidden, 0..chunk.real as usize);
         }
@@ -408,7 +414,8 @@ impl TokenSession {
         Ok(Flow { hidden, carried: flow.carried })
     }
 
-    /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column. All parts of
+    /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column; the hidden states
+    /// themselves where there is no head. All parts of
     /// the head are called together.
     pub(super) fn head(
         &mut self,
@@ -417,6 +424,12 @@ impl TokenSession {
         hidden: &Columns,
         logits: &mut Vec<f32>,
     ) -> Result<()> {
+        if !model.bundle.model.has_head() {
+            // the final hidden states themselves
+            let rows: Vec<f32> = (0..hidden.count).flat_map(|t| hidden.column(t)).collect();
+            logits.extend(HiddenFrame::of(model).leave(&rows));
+            return Ok(());
+        }
         let width = model.bundle.model.head_rows() as usize;
         let base = logits.len();
         logits.resize(base + hidden.count * width, 0.0);

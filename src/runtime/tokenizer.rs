@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use anec_base::FileError;
 
+use super::encode::EncodedText;
 use super::error::RuntimeError;
 use anec_bundle::Bundle;
 
@@ -160,6 +161,21 @@ impl Tokenizer {
     /// When the tokenizer fails.
     pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
         self.literal().encode_fast(text, true).map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
+    }
+
+    /// Tokens of a text, or of a pair of texts, whole and with the type of each, as a model that looks at both in one go wants
+    /// them. With `special`, special tokens that are written out in the texts count as such.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn encode_whole(&self, text: &str, second: Option<&str>, special: bool) -> Result<EncodedText, RuntimeError> {
+        let tokenizer = if special { &self.tokenizer } else { self.literal() };
+        let encoding = match second {
+            None => tokenizer.encode_fast(text, true),
+            Some(second) => tokenizer.encode_fast((text, second), true),
+        };
+        let encoding = encoding.map_err(failure)?;
+        Ok(EncodedText { ids: encoding.get_ids().to_vec(), types: encoding.get_type_ids().to_vec() })
     }
 
     /// Tokens of a text alone, without one that begins it, with the bytes that each stands for; special tokens that are

@@ -1,5 +1,5 @@
-//! A text of any length on its way through a token classifier: tokens in, logits of the labels out, in order and with
-//! bounded memory.
+//! A text on its way through a model that looks both ways, of any length through a token classifier: tokens in, logits of
+//! the labels out, in order and with bounded memory.
 //!
 //! A function's layers see a band of the text on each side of a token: its *halo*. Each function is called with windows
 //! of the hidden states that the one before gave, overlapping so that every token lies a halo away from the ends of some
@@ -15,9 +15,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::encode::EncodedText;
 use super::error::RuntimeError;
 use super::forward::{ForwardOutput, Hidden};
 use super::hidden::{Columns, HiddenFrame, Record};
+use super::host::TokenRun;
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
 use super::plan::{Chunk, Step};
@@ -33,7 +35,11 @@ pub struct Windows {
     /// Tokens of the largest call of each function, if fewer than it takes are wished for.
     wish: Option<u64>,
     record: Option<Record>,
+    /// Tokens that came so far.
+    count: u64,
     ended: bool,
+    /// The head is left out.
+    headless: bool,
 }
 
 /// Hidden states before a function.
@@ -54,7 +60,7 @@ impl Windows {
     /// # Errors
     /// When the model has no labels, or the backend no room.
     pub fn new(model: &Arc<LoadedModel>, window: Option<u64>, hidden: Hidden) -> Result<Self> {
-        if model.bundle().model.classification().is_none() {
+        if model.bundle().model.band().is_none() {
             return Err(RuntimeError::NoLabels { path: model.folder().to_owned() }.into());
         }
         // rotary rows are those of a window, whatever the length of the text
@@ -62,7 +68,32 @@ impl Windows {
         let count = session.route().layers.len() + 1;
         let record = (hidden != Hidden::No).then(|| Record::new(model.bundle(), session.route(), hidden));
         let waiting = (0..count).map(|_| Waiting::default()).collect();
-        Ok(Windows { model: model.clone(), session, waiting, wish: window, record, ended: false })
+        Ok(Windows {
+            model: model.clone(),
+            session,
+            waiting,
+            wish: window,
+            record,
+            count: 0,
+            ended: false,
+            headless: false,
+        })
+    }
+
+    /// A new text of which the final hidden states are wanted, whatever the model's head makes of them.
+    pub(super) fn of_texts(model: &Arc<LoadedModel>) -> Result<Self> {
+        Ok(Windows { headless: true, ..Windows::new(model, None, Hidden::No)? })
+    }
+
+    /// The final hidden states of a whole text.
+    pub(super) fn states(mut self, text: &EncodedText) -> Result<Vec<f32>> {
+        if text.ids.is_empty() {
+            return Err(RuntimeError::NoTokens.into());
+        }
+        let mut states = Vec::new();
+        self.take(&text.ids, &text.types, &mut states)?;
+        self.finish(&mut states)?;
+        Ok(states)
     }
 
     /// The logits of a whole text, and the hidden states if they were asked for.
@@ -86,12 +117,24 @@ impl Windows {
     /// # Errors
     /// When a token doesn't exist, a function fails, or the functions' calls are too small for so long a text.
     pub fn push(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        self.take(tokens, &[], logits)
+    }
+
+    fn take(&mut self, tokens: &[u32], types: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        let longest = self.model.longest_text();
+        let total = self.count + tokens.len() as u64;
+        if longest.is_some_and(|longest| total > longest) {
+            return Err(RuntimeError::ContextFull { tokens: total, context: longest.unwrap_or(total) }.into());
+        }
         let width = self.width();
         // not more at once than a window or so: what comes in is kept until it has gone through
         let most = self.model.context().max(1) as usize;
-        for tokens in tokens.chunks(most) {
+        for (index, tokens) in tokens.chunks(most).enumerate() {
             let mut columns = Columns::zeros(width, tokens.len());
-            self.model.host().embed(tokens, tokens.len(), &mut columns.values)?;
+            let types = types.get(index * most..).unwrap_or_default();
+            let text = TokenRun { tokens, types, position: self.count };
+            self.model.host().embed(text, tokens.len(), &mut columns.values)?;
+            self.count += tokens.len() as u64;
             if let Some(record) = &mut self.record {
                 record.add(0, &columns, 0..tokens.len());
             }
@@ -130,7 +173,10 @@ impl Windows {
         if !last.is_empty() {
             // the rows are in the functions' unit already
             let columns = Columns::of_rows(&last, self.width());
-            self.session.head(&model, &route, &columns, logits)?;
+            match self.headless {
+                true => logits.extend(HiddenFrame::of(&model).leave(&last)),
+                false => self.session.head(&model, &route, &columns, logits)?,
+            }
         }
         Ok(())
     }
@@ -138,8 +184,8 @@ impl Windows {
     /// One call of a function of the layers, if there is enough for it.
     fn call(&mut self, model: &LoadedModel, index: usize, step: &Step, context: u64) -> Result<bool> {
         let width = self.width();
-        let band = model.bundle().model.classification().map_or(0, |classification| classification.label_set.band);
-        let halo = band * (step.part.end - step.part.start);
+        let band = model.bundle().model.band().unwrap_or(0);
+        let halo = band.saturating_mul(step.part.end - step.part.start);
         let most = self.wish.unwrap_or(context).min(context);
         let largest = step.largest_at_most(most).or_else(|| step.smallest_at_least(most)).unwrap_or(most);
         let waiting = &self.waiting[index];

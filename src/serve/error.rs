@@ -50,6 +50,16 @@ pub enum ServeError {
         /// The field that has the prompt.
         field: &'static str,
     },
+    /// A text that is looked at in one go is too long.
+    #[error("this model takes texts of up to {context} tokens, but one has {tokens}; divide it")]
+    TextLength {
+        /// Tokens that fit.
+        context: u64,
+        /// Tokens of the text.
+        tokens: u64,
+        /// The field that has it.
+        field: &'static str,
+    },
     /// A web page that isn't allowed to use the server.
     #[error("pages of `{origin}` may not use this server; --cors allows them")]
     ForeignOrigin {
@@ -153,9 +163,10 @@ impl ServeError {
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            ServeError::Invalid { .. } | ServeError::ContextLength { .. } | ServeError::PromptBytes { .. } => {
-                StatusCode::BAD_REQUEST
-            }
+            ServeError::Invalid { .. }
+            | ServeError::ContextLength { .. }
+            | ServeError::PromptBytes { .. }
+            | ServeError::TextLength { .. } => StatusCode::BAD_REQUEST,
             ServeError::ForeignOrigin { .. } | ServeError::ForeignHost { .. } => StatusCode::FORBIDDEN,
             ServeError::ContentType { .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ServeError::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -174,7 +185,7 @@ impl ServeError {
     pub fn body(&self) -> Value {
         let (kind, code) = match self {
             ServeError::Invalid { .. } => ("invalid_request_error", None),
-            ServeError::ContextLength { .. } | ServeError::PromptBytes { .. } => {
+            ServeError::ContextLength { .. } | ServeError::PromptBytes { .. } | ServeError::TextLength { .. } => {
                 ("invalid_request_error", Some("context_length_exceeded"))
             }
             ServeError::ForeignOrigin { .. } => ("invalid_request_error", Some("foreign_origin")),
@@ -194,7 +205,9 @@ impl ServeError {
         };
         let field = match self {
             ServeError::Invalid { field, .. } => *field,
-            ServeError::ContextLength { field, .. } | ServeError::PromptBytes { field, .. } => Some(*field),
+            ServeError::ContextLength { field, .. }
+            | ServeError::PromptBytes { field, .. }
+            | ServeError::TextLength { field, .. } => Some(*field),
             ServeError::NoModel { .. } => Some("model"),
             _ => None,
         };

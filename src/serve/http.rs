@@ -28,6 +28,7 @@ use tokio_io_timeout::TimeoutStream;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use super::clients::ClientAddresses;
+use super::embeddings;
 use super::error::ServeError;
 use super::loading::LoadingStage;
 use super::openai::{self, Head, Kind, Likelihoods};
@@ -153,6 +154,8 @@ fn routes(service: Arc<Service>, options: HttpOptions, local: bool) -> Router {
     let guarded = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(completion))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/rerank", post(rerank))
         .route("/v1/models", get(models))
         .route("/v1/models/{name}", get(model))
         .route("/metrics", get(metrics))
@@ -271,6 +274,16 @@ async fn chat(State(app): State<Arc<App>>, request: Request) -> Result<Response,
 
 async fn completion(State(app): State<Arc<App>>, request: Request) -> Result<Response, ServeError> {
     answer(app, Kind::Completion, request).await
+}
+
+async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
+    let body = read(&app.options, request).await?;
+    app.service.compute(move |service, wanted| embeddings::embed(service, &body, wanted)).await.map(Json)
+}
+
+async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ServeError> {
+    let body = read(&app.options, request).await?;
+    app.service.compute(move |service, wanted| embeddings::rerank(service, &body, wanted)).await.map(Json)
 }
 
 async fn answer(app: Arc<App>, kind: Kind, request: Request) -> Result<Response, ServeError> {

@@ -18,6 +18,7 @@
 //! | [`http`] | connections, routes, limits |
 //! | `clients` | how many connections an address holds |
 //! | `origin` | hosts and origins that requests may name |
+//! | [`embeddings`] | vectors of texts, and rankings of documents |
 //! | [`openai`] | bodies of requests and answers |
 //! | [`stream`] | answers in parts |
 //! | [`tools`] | functions that a request offers, and their calls |
@@ -28,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+pub mod embeddings;
 pub mod engine;
 pub mod error;
 mod fields;

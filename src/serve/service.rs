@@ -16,9 +16,10 @@ use super::metrics::Metrics;
 use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
 use anec_base::Result;
+use anec_bundle::Task;
 use anec_runtime::chat::{Chat, ChatTemplate};
 use anec_runtime::tools::{CallReader, CallSyntax};
-use anec_runtime::{Constraint, GeneratedToken, Grammar, Grammars, LoadedModel, RuntimeError, Tokenizer};
+use anec_runtime::{Constraint, EncodedText, GeneratedToken, Grammar, Grammars, LoadedModel, RuntimeError, Tokenizer};
 
 /// A model that answers.
 pub struct Service {
@@ -189,6 +190,11 @@ impl Service {
         self.model.context()
     }
 
+    /// The model.
+    pub fn model(&self) -> &Arc<LoadedModel> {
+        &self.model
+    }
+
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
@@ -215,17 +221,32 @@ impl Service {
         self: &Arc<Self>,
         read: impl FnOnce(&Service) -> Result<(Submission, T), ServeError> + Send + 'static,
     ) -> Result<(Completion, T), ServeError> {
+        let prepare = |service: &Service, client: &Weak<()>| {
+            let (submission, rest) = read(service)?;
+            Ok((service.submit(submission, client)?, rest))
+        };
+        self.compute(prepare).await
+    }
+
+    /// Does a request's work on a thread for blocking work, as [`Service::ask`] does; the work can look whether its client is
+    /// still there.
+    ///
+    /// # Errors
+    /// The work's own; when the queue is full, or it takes longer than an answer may.
+    pub async fn compute<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Service, &Weak<()>) -> Result<T, ServeError> + Send + 'static,
+    ) -> Result<T, ServeError> {
         let waiting = self.limits.queue;
         let _admitted = self.admitted.try_acquire().map_err(|_| ServeError::Busy { waiting })?;
         let (service, client) = (self.clone(), Arc::new(()));
         let wanted = Arc::downgrade(&client);
         let prepared = async move {
             let place = service.preparing.clone().acquire_owned().await.map_err(|_| ServeError::Stopping)?;
-            let work = tokio::task::spawn_blocking(move || {
+            let work = tokio::task::spawn_blocking(move || -> Result<T, ServeError> {
                 // work that is given up keeps its place until it ends, so that it can't pile up
                 let _place = place;
-                let (submission, rest) = read(&service)?;
-                Ok::<_, ServeError>((service.submit(submission, &wanted)?, rest))
+                work(&service, &wanted)
             });
             work.await.map_err(|_| ServeError::panicked())?
         };
@@ -240,6 +261,13 @@ impl Service {
         let wanted = || if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) };
         let Submission { prompt, parameters, logprobs, tools } = submission;
         let tools = tools.as_ref();
+        let path = || self.model.folder().to_owned();
+        match self.model.bundle().model.task {
+            Task::TextGeneration => {}
+            Task::TokenClassification(_) => return Err(RuntimeError::LabelsTokens { path: path() }.into()),
+            Task::TextEmbedding(_) => return Err(RuntimeError::GivesVectors { path: path() }.into()),
+            Task::SequenceClassification(_) => return Err(RuntimeError::LabelsTexts { path: path() }.into()),
+        }
         let start = Instant::now();
         let field = prompt.field();
         wanted()?;
@@ -277,6 +305,23 @@ impl Service {
         let receivers = self.engine.submit((0..parameters.choices()?).map(job).collect())?;
         let calls = tools.zip(syntax).map(|(tools, syntax)| tools.reader(syntax));
         Ok(Completion { receivers, prompt, tokenize, calls })
+    }
+
+    /// A text, or a pair of texts, of strangers as tokens for a model that looks at it in one go.
+    pub(super) fn whole(
+        &self,
+        text: &str,
+        second: Option<&str>,
+        field: &'static str,
+    ) -> Result<EncodedText, ServeError> {
+        let context = self.context();
+        for text in [Some(text), second].into_iter().flatten() {
+            self.tokenizer.check_length(text, context).map_err(|error| match error {
+                RuntimeError::TextTooLong { bytes, .. } => ServeError::PromptBytes { context, bytes, field },
+                error => error.into(),
+            })?;
+        }
+        Ok(self.tokenizer.encode_whole(text, second, false)?)
     }
 
     fn tokens(&self, prompt: RequestPrompt) -> Result<Vec<u32>, ServeError> {

@@ -88,7 +88,7 @@ struct Needed {
 #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "only downloads ask"))]
 fn needed(available: &[String], file: Option<&str>) -> Result<Needed, String> {
     let has = |name: &str| available.iter().any(|file| file == name);
-    let beside = || hugging_face::FILES.iter().filter(|name| has(name)).map(|&name| name.to_owned());
+    let beside = || hugging_face::files_beside().filter(|name| has(name)).map(str::to_owned);
     let gguf_parts = |file: &str| -> Vec<String> {
         match gguf::split::name_parts(Path::new(file)) {
             None => vec![file.to_owned()],

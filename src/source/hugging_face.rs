@@ -8,6 +8,7 @@ use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
 use super::file::refuse_pointer;
+use super::sentence_transformers::{self, SentenceTransformers};
 
 /// Names of the files beside the weights that are read if they are there.
 pub const FILES: [&str; 7] = [
@@ -19,6 +20,11 @@ pub const FILES: [&str; 7] = [
     "chat_template.jinja",
     "chat_template.json",
 ];
+
+/// Names of all files beside the weights that are read if they are there, those of sentence-transformers among them.
+pub fn files_beside() -> impl Iterator<Item = &'static str> {
+    FILES.into_iter().chain(sentence_transformers::FILES)
+}
 
 /// The files beside the weights; each may be absent.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +41,8 @@ pub struct HuggingFaceFiles {
     pub tokenizer: Option<PathBuf>,
     /// The chat template, from `chat_template.jinja`, else `tokenizer_config.json`, else `chat_template.json`.
     pub chat_template: Option<String>,
+    /// What sentence-transformers does with the hidden states.
+    pub sentence_transformers: Option<SentenceTransformers>,
 }
 
 impl HuggingFaceFiles {
@@ -62,6 +70,7 @@ impl HuggingFaceFiles {
             tokenizer: tokenizer.exists().then_some(tokenizer),
             chat_template: chat_template(folder, tokenizer_config.as_ref(), json("chat_template.json")?.as_ref())?,
             tokenizer_config,
+            sentence_transformers: SentenceTransformers::read(folder)?,
         })
     }
 }

@@ -27,6 +27,7 @@
 //! | [`weight`] | lazily evaluated expressions over tensors: slices, concatenations, permutations |
 //! | [`ledger`] | the account of which tensors a model used |
 //! | [`gguf`], [`safetensors`], [`onnx`], [`hugging_face`] | the formats |
+//! | [`sentence_transformers`] | what sentence-transformers does with hidden states |
 //! | [`hub`] | downloads of `hf:owner/name` |
 //! | [`dtype`], [`dequantize`] | how elements are stored, and their decoding |
 //!
@@ -47,6 +48,7 @@ pub mod onnx;
 pub mod orthogonal;
 mod random;
 pub mod safetensors;
+pub mod sentence_transformers;
 pub mod tensor;
 pub mod tokenizer;
 pub mod weight;
@@ -65,6 +67,7 @@ pub use error::{Result, SourceError};
 pub use file::SourceFile;
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
+pub use sentence_transformers::{PoolingMode, SentenceTransformers};
 pub use tensor::SourceTensor;
 pub use weight::{RowOrder, SourceWeight, SquareMatrix, WeightExtent, ZeroPoints};
 
@@ -230,7 +233,7 @@ impl Source {
     /// A source of safetensors with what `folder` has beside them.
     fn with_folder(path: &Path, folder: &Path, mut paths: Vec<PathBuf>, tensors: Vec<SourceTensor>) -> Result<Self> {
         let description = HuggingFaceFiles::read(folder)?;
-        paths.extend(hugging_face::FILES.iter().map(|name| folder.join(name)).filter(|path| path.exists()));
+        paths.extend(hugging_face::files_beside().map(|name| folder.join(name)).filter(|path| path.exists()));
         Self::assemble(path, SourceKind::Safetensors, paths, tensors, Description::HuggingFace(Box::new(description)))
     }
 
@@ -249,7 +252,7 @@ impl Source {
             }
         }
         let mut files = paths.iter().map(|path| SourceFile::new(path)).collect::<Result<Vec<_>>>()?;
-        files.sort_by(|a, b| a.name().cmp(b.name()));
+        files.sort_by(|a, b| (a.name(), a.path()).cmp(&(b.name(), b.path())));
         Ok(Source { name: path.display().to_string(), kind, files, tensors: by_name, description })
     }
 

@@ -127,9 +127,10 @@ struct Trace {
 /// Runs `tokens` through the functions of a context.
 fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
-    if let Some(classification) = model.bundle().model.classification() {
+    if model.bundle().model.band().is_some() {
         // where windows can't overlap, no text is longer than one
-        let most = if classification.stride == 0 { classification.window as usize } else { tokens.len() };
+        let window = model.bundle().model.classification().filter(|of| of.stride == 0).map(|of| of.window);
+        let most = window.or(model.longest_text()).map_or(tokens.len(), |most| most as usize);
         let answer = Windows::new(model, None, Hidden::BetweenLayers)?.label(&tokens[..tokens.len().min(most)])?;
         return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits });
     }

@@ -64,7 +64,7 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
             let reason = format!("the golden has {} tokens, at least {SHORTEST} are needed", golden.tokens.len());
             checks.push(Check::unproven(&candidate.name, "tokens see those before them as in the golden", reason));
         }
-        match candidate.model.bundle().model.classification() {
+        match candidate.model.bundle().model.band() {
             Some(_) => comparison.labels(&mut checks)?,
             None => comparison.all(&mut checks)?,
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use anec_base::Result;
-use anec_runtime::{Chunking, ForwardOptions, LoadedModel};
+use anec_runtime::{Chunking, ForwardOptions, LoadedModel, RuntimeError};
 
 /// What a model makes of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -37,6 +37,9 @@ pub fn word_perplexity(total: f64, words: usize) -> f64 {
 /// # Errors
 /// When a token doesn't exist or a function fails.
 pub fn perplexity(model: &Arc<LoadedModel>, tokens: &[u32], window: usize) -> Result<Option<Perplexity>> {
+    if model.bundle().model.embedding().is_some() {
+        return Err(RuntimeError::GivesVectors { path: model.folder().to_owned() }.into());
+    }
     let window = window.min(model.context() as usize).max(2);
     let vocabulary = model.bundle().model.vocab_size as usize;
     let (mut sum, mut count) = (0.0, 0);

@@ -56,7 +56,7 @@ fn part_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
     let right = match entry.stage {
         Stage::Layers { first, end } => first < end && end <= layers,
         Stage::Experts { layer, first, end } => first < end && layer < layers,
-        Stage::Head { first, end } => first < end && end <= bundle.model.head_rows(),
+        Stage::Head { first, end } => first < end && end <= bundle.model.head_rows() && bundle.model.has_head(),
     };
     (!right).then(|| format!("the model has no {:?}", entry.stage))
 }

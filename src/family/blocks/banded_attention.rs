@@ -1,13 +1,15 @@
-//! Attention of a text on itself within a band, with sinks and without a cache:
-//! `softmax(q k^T + mask) v`, where each head's softmax also counts a sink that gives nothing.
+//! Attention of a text on itself, on both sides and without a cache: `softmax(q k^T + mask) v`, where each head's softmax
+//! may also count a sink that gives nothing.
 //!
-//! Every token sees the tokens up to a distance on both sides, and they are all in the call: nothing is carried from one
-//! call to the next. The sink is a number per head among the scores (arXiv:2309.17453; learned as in gpt-oss): it takes
+//! Every token sees the tokens up to a distance on both sides, or all, and they are all in the call: nothing is carried
+//! from one call to the next. The sink is a number per head among the scores (arXiv:2309.17453; learned as in gpt-oss): it takes
 //! its part of the weight, so that a head may look at nothing at all.
 
 use super::Graph;
-use super::attention::{merge_heads, split_heads};
+use super::attention::{Attention, merge_heads, split_heads};
+
 use super::linear::{Linear, linear};
+use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
 use anec_manifest::{AttentionForm, Role};
 use anec_mil::{Constant, ValueId};
@@ -24,8 +26,10 @@ pub struct BandedAttention {
     pub value: Linear,
     /// Output projection.
     pub output: Linear,
+    /// Norms of queries and keys, on each head, before the rotation.
+    pub qk_norm: Option<(Norm, Norm)>,
     /// A score for each query head, `[num_attention_heads]`.
-    pub sinks: SourceWeight,
+    pub sinks: Option<SourceWeight>,
     /// Query heads.
     pub num_attention_heads: u64,
     /// Key-value heads.
@@ -38,28 +42,61 @@ pub struct BandedAttention {
     pub scale: f64,
 }
 
-/// Attention on normalised hidden states; gives what is added to the residual stream. `mask` is `[1, 1, T, T]`.
+impl From<Attention> for BandedAttention {
+    /// The same weights, without a cache; the gate of what it gives isn't carried over.
+    fn from(attention: Attention) -> Self {
+        BandedAttention {
+            query: attention.query,
+            key: attention.key,
+            value: attention.value,
+            output: attention.output,
+            qk_norm: attention.qk_norm,
+            sinks: None,
+            num_attention_heads: attention.num_attention_heads,
+            num_key_value_heads: attention.num_key_value_heads,
+            head_dim: attention.head_dim,
+            rope_dim: attention.rope_dim,
+            scale: attention.scale,
+        }
+    }
+}
+
+/// What the calls of layers share.
+#[derive(Clone, Copy, Debug)]
+pub struct BandInputs {
+    /// Rotation, unless the layer has none.
+    pub rotation: Option<Rotation>,
+    /// `[1, 1, T, T]`, added to the scores.
+    pub mask: ValueId,
+}
+
+/// Attention on normalised hidden states; gives what is added to the residual stream.
 pub fn banded_attention(
     g: &mut Graph<'_>,
     x: ValueId,
     weights: &BandedAttention,
-    rotation: Rotation,
-    mask: ValueId,
+    BandInputs { rotation, mask }: BandInputs,
 ) -> ValueId {
     let (heads, key_heads, width) = (weights.num_attention_heads, weights.num_key_value_heads, weights.head_dim);
     let query = linear(g, x, &weights.query);
     let key = linear(g, x, &weights.key);
     let value = linear(g, x, &weights.value);
-    let query = split_heads(g, query, heads, width);
-    let key = split_heads(g, key, key_heads, width);
+    let mut query = split_heads(g, query, heads, width);
+    let mut key = split_heads(g, key, key_heads, width);
     let value = split_heads(g, value, key_heads, width);
-    let query = rotate(g, query, rotation, weights.rope_dim, width);
-    let key = rotate(g, key, rotation, weights.rope_dim, width);
+    if let Some((query_norm, key_norm)) = &weights.qk_norm {
+        query = rms_norm(g, query, query_norm, 3);
+        key = rms_norm(g, key, key_norm, 3);
+    }
+    if let Some(rotation) = rotation {
+        query = rotate(g, query, rotation, weights.rope_dim, width);
+        key = rotate(g, key, rotation, weights.rope_dim, width);
+    }
     // the root on both sides, as the reference has it: neither product nor factors leave fp16's range
     let root = Constant::fp16(weights.scale.sqrt() as f32);
     let query = g.ops.mul(query, root.clone());
     let key = g.ops.mul(key, root);
-    let sinks = g.weight("sinks", Role::Table, &weights.sinks, &[1, heads, 1, 1]);
+    let sinks = weights.sinks.as_ref().map(|sinks| g.weight("sinks", Role::Table, sinks, &[1, heads, 1, 1]));
     let group = heads / key_heads;
     let merged = match g.form.attention {
         AttentionForm::PerHead => {
@@ -68,10 +105,10 @@ pub fn banded_attention(
                     g.scope(&format!("head_{head}"), |g| {
                         let queries = head * group..(head + 1) * group;
                         let query = g.ops.slice(query, 1, queries.clone());
-                        let sinks = g.ops.slice(sinks, 1, queries);
+                        let sinks = sinks.map(|sinks| g.ops.slice(sinks, 1, queries));
                         let key = g.ops.slice(key, 1, head..head + 1);
                         let value = g.ops.slice(value, 1, head..head + 1);
-                        with_sinks(g, query, key, value, mask, sinks)
+                        softmax_product(g, query, key, value, mask, sinks)
                     })
                 })
                 .collect();
@@ -90,25 +127,29 @@ pub fn banded_attention(
                 }
             };
             let (key, value) = (repeat(key), repeat(value));
-            with_sinks(g, query, key, value, mask, sinks)
+            softmax_product(g, query, key, value, mask, sinks)
         }
     };
     let merged = merge_heads(g, merged, heads * width);
     linear(g, merged, &weights.output)
 }
 
-/// `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the largest m of them and the sink: every
+/// `softmax(q k^T + mask) v`. With sinks, `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the largest m of them and the sink: every
 /// exponential lies between 0 and 1, and the sum is at least 1.
-fn with_sinks(
+fn softmax_product(
     g: &mut Graph<'_>,
     query: ValueId,
     key: ValueId,
     value: ValueId,
     mask: ValueId,
-    sinks: ValueId,
+    sinks: Option<ValueId>,
 ) -> ValueId {
     let scores = g.ops.matmul(query, key, false, true);
     let scores = g.ops.add(scores, mask);
+    let Some(sinks) = sinks else {
+        let weights = g.ops.softmax(scores, -1);
+        return g.ops.matmul(weights, value, false, false);
+    };
     let largest = g.ops.reduce_max(scores, &[3], true);
     let largest = g.ops.maximum(largest, sinks);
     let scores = g.ops.sub(scores, largest);

@@ -1,4 +1,4 @@
-//! Gated feed-forward network (arXiv:2002.05202): `W_down (act(W_gate x) * W_up x)`.
+//! Feed-forward networks: gated (arXiv:2002.05202), `W_down (act(W_gate x) * W_up x)`, and plain, `W_down act(W_up x)`.
 
 use super::Graph;
 use super::linear::{Linear, linear};
@@ -25,6 +25,24 @@ pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
     let up = linear(g, x, &weights.up);
     let gated = g.ops.mul(gate, up);
     linear(g, gated, &weights.down)
+}
+
+/// The weights of a plain one.
+#[derive(Clone, Debug)]
+pub struct PlainMlp {
+    /// Up projection.
+    pub up: Linear,
+    /// Down projection.
+    pub down: Linear,
+    /// Activation between them.
+    pub activation: Activation,
+}
+
+/// A plain network on normalised hidden states; gives what is added to the residual stream.
+pub fn plain_mlp(g: &mut Graph<'_>, x: ValueId, weights: &PlainMlp) -> ValueId {
+    let up = linear(g, x, &weights.up);
+    let up = activate(g, up, weights.activation);
+    linear(g, up, &weights.down)
 }
 
 /// An activation, element by element.

@@ -20,7 +20,8 @@ const SMALLEST: f32 = 5.960_464_5e-8;
 /// The constant scale of the `prescale` form: a power of two, so that scaling is exact.
 const PRESCALE: f32 = 1.0 / 16.0;
 
-/// A norm's gain and epsilon.
+/// A norm's gain and epsilon. A layer norm (arXiv:1607.06450) is that of what is left when the mean is taken away,
+/// `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * w + b`.
 #[derive(Clone, Debug)]
 pub struct Norm {
     /// Name within the layer.
@@ -32,9 +33,32 @@ pub struct Norm {
     pub offset: f32,
     /// Added to the mean square.
     pub eps: f64,
+    /// The mean is taken away first.
+    pub centred: bool,
+    /// `[width]`, added in the end.
+    pub bias: Option<SourceWeight>,
 }
 
-/// Normalises rank-4 `x` over `axis`, whose size is that of the gain.
+impl Norm {
+    /// A root-mean-square norm.
+    pub fn root_mean_square(name: &'static str, weight: SourceWeight, offset: f32, eps: f64) -> Self {
+        Norm { name, weight: Some(weight), offset, eps, centred: false, bias: None }
+    }
+
+    /// A layer norm.
+    pub fn layer(name: &'static str, weight: SourceWeight, bias: Option<SourceWeight>, eps: f64) -> Self {
+        Norm { name, weight: Some(weight), offset: 0.0, eps, centred: true, bias }
+    }
+
+    /// Multiplies what it gives.
+    pub fn scale_result(&mut self, factor: f32) {
+        self.weight = self.weight.as_ref().map(|weight| weight.scale(factor));
+        self.bias = self.bias.as_ref().map(|bias| bias.scale(factor));
+        self.offset *= factor;
+    }
+}
+
+/// Normalises rank-4 `x` over `axis`, whose size is that of the gain, with the mean taken away first if the norm says so.
 ///
 /// The gain of a zero-centred weight is `1 + w`, and it isn't formed: fp16 holds `1 + w` to 2^-11, but `w`, which is
 /// small, to 2^-11 of itself (a published bf16 weight exactly), so `x w + x` loses nothing but what its ops round.
@@ -44,18 +68,21 @@ pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> Valu
     let mut shape = [1u64; 4];
     shape[axis] = width;
     g.scope(norm.name, |g| {
-        let normal = normalize(g, x, axis, width, norm.eps);
+        let normal = if norm.centred { centred(g, x, axis, norm.eps) } else { normalize(g, x, axis, width, norm.eps) };
         let Some(weight) = &norm.weight else { return normal };
         let weight = g.weight("weight", Role::Norm, weight, &shape);
         let product = g.ops.mul(normal, weight);
-        match norm.offset {
+        let gained = match norm.offset {
             0.0 => product,
             1.0 => g.ops.add(product, normal),
             offset => {
                 let centre = g.ops.mul(normal, Constant::fp16(offset));
                 g.ops.add(product, centre)
             }
-        }
+        };
+        let Some(bias) = &norm.bias else { return gained };
+        let bias = g.weight("bias", Role::Norm, bias, &shape);
+        g.ops.add(gained, bias)
     })
 }
 
@@ -86,6 +113,20 @@ fn scaled_first(
     let total = g.ops.add(total, eps);
     let inverse = g.ops.rsqrt(total, SMALLEST);
     g.ops.mul(scaled, inverse)
+}
+
+/// `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)` over `axis`, without gain.
+fn centred(g: &mut Graph<'_>, x: ValueId, axis: usize, eps: f64) -> ValueId {
+    let axes = [axis as i32];
+    if g.form.norm == NormForm::LayerNormConcat {
+        // the op itself: there is no second half to cancel the mean
+        let eps = hold(g, eps, eps).max(SMALLEST);
+        return g.ops.layer_norm(x, &axes, eps);
+    }
+    let width = g.ops.ty(x).shape[axis].fixed().unwrap_or(1);
+    let mean = g.ops.reduce_mean(x, &axes, true);
+    let x = g.ops.sub(x, mean);
+    normalize(g, x, axis, width, eps)
 }
 
 /// `x / sqrt(mean(x^2) + eps)` over `axis` of size `width`, without gain.

@@ -109,7 +109,7 @@ impl ClassifierConfig {
 }
 
 /// The labels of `id2label`: numbers from 0 on, without a gap.
-fn labels(keys: &Keys<'_>) -> Result<Vec<String>, FamilyError> {
+pub fn labels(keys: &Keys<'_>) -> Result<Vec<String>, FamilyError> {
     let map = keys.required("id2label", keys.get("id2label"))?.as_object();
     let wrong = || keys.value("id2label", "a name for each number from 0 on");
     let map = map.filter(|map| !map.is_empty()).ok_or_else(wrong)?;

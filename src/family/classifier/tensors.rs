@@ -55,7 +55,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
         let weight = self.take(&format!("{tensor}.weight"), &[self.config.hidden_size], "hidden_size")?;
-        Ok(Norm { name, weight: Some(weight), offset: 0.0, eps: self.config.rms_norm_eps })
+        Ok(Norm::root_mean_square(name, weight, 0.0, self.config.rms_norm_eps))
     }
 
     fn attention(&mut self, prefix: &str) -> Result<BandedAttention> {
@@ -79,7 +79,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
             key: self.half_split(key)?,
             value,
             output,
-            sinks,
+            qk_norm: None,
+            sinks: Some(sinks),
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_key_value_heads,
             head_dim,

@@ -242,7 +242,7 @@ impl Tensors<'_, '_> {
             conv: CausalConv { weight: order.after(2 * keys, &conv)?, bias: None },
             decay_bias: order.rows(&decay_bias)?,
             decay_rate: order.rows(&decay_rate)?,
-            norm: Norm { name: "norm", weight: Some(norm), offset: 0.0, eps: self.config.rms_norm_eps },
+            norm: Norm::root_mean_square("norm", norm, 0.0, self.config.rms_norm_eps),
             output: Linear {
                 name: "out_proj",
                 role: Role::AttentionOutput,

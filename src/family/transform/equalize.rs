@@ -48,12 +48,15 @@ impl Decoder {
                     let Cca { attention, delayed_value, delay, .. } = &mut **cca;
                     deferred.push(value_and_output(attention, Some((delayed_value, &mut delay.bias)), &place)?);
                 }
+                // no decoder has it
+                Mixer::Banded(_) => {}
                 Mixer::ShortConv(conv) => deferred.push(super::kernels::short_conv(conv, index)?),
                 Mixer::DeltaNet(net) => deferred.push(super::kernels::delta_net(net, index)?),
             }
             let place = of_layer(layer.feed_forward_norms.gain());
             let (gate, up, down, activation) = match &mut layer.feed_forward {
                 FeedForward::Mlp(mlp) => (&mlp.gate, &mut mlp.up, &mut mlp.down, mlp.activation),
+                FeedForward::Plain(_) => continue,
                 FeedForward::Moe(moe) => match moe.experts.up_and_down() {
                     Some(parts) => parts,
                     None => continue,

@@ -58,7 +58,7 @@ pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result
     let backend = Recording { inner: CpuBackend::new(programs, Precision::F32), bundle: bundle.clone(), inputs };
     let seen = backend.inputs.clone();
     let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;
-    if model.bundle().model.classification().is_some() {
+    if model.bundle().model.band().is_some() {
         Windows::new(&model, None, Hidden::No)?.label(tokens)?;
     } else {
         let mut session = model.start(model.context())?;

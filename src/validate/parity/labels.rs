@@ -39,7 +39,9 @@ impl Comparison<'_> {
 
     fn window_sizes(&self) -> BTreeSet<u64> {
         let bundle = self.candidate.model.bundle();
-        let least = bundle.model.classification().map_or(1, |classification| 2 * classification.halo + 1);
+        // a text that has to be in one call has no windows
+        let Some(classification) = bundle.model.classification() else { return BTreeSet::new() };
+        let least = 2 * classification.halo + 1;
         let layers = bundle.functions.iter().filter(|entry| matches!(entry.stage, Stage::Layers { .. }));
         let sizes = layers.flat_map(|entry| match entry.tokens {
             TokenCount::Fixed(size) => vec![size],

@@ -1,0 +1,258 @@
+//! Encoders: models that look at a text in both directions, for vectors of texts and for judgements of whole texts.
+//!
+//! ```text
+//! x = norm(embedding + position + type)
+//! x = layer(x)                            (for each layer: attention on both sides, feed-forward network)
+//! x = norm(x)
+//! logits = W_out act(W_dense pooled x)    (where texts are classified)
+//! ```
+//!
+//! Functions have no state, and a text has to fit into a call: some layers see all of it. The host adds learned positions
+//! and types to the embeddings. Where vectors are wanted there is no head: the functions of the last layers give the
+//! final hidden states. Which of the sums and norms there are is the family's:
+//!
+//! | module | family |
+//! |---|---|
+//! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa |
+//! | [`modernbert`] | ModernBERT |
+//! | [`gemma`] | EmbeddingGemma: Gemma 3 that looks both ways |
+
+mod bert;
+mod gemma;
+mod head;
+mod modernbert;
+
+use std::ops::Range;
+
+use serde_json::{Map, Value as Json};
+
+use super::blocks::Graph;
+use super::blocks::banded_attention::BandInputs;
+use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::rope::Rotation;
+use super::config::keys::Keys;
+use super::decoder::Ports;
+use super::error::FamilyError;
+use super::layer::{Layer, MixerInputs, Stream};
+use super::rope::RopeConfig;
+use super::scale::scale_block;
+use super::table::DecoderFamily;
+use super::{
+    EmitWeight, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions, Purpose,
+};
+use crate::classifier::config::labels;
+use anec_base::Result;
+use anec_bundle::{Pooling, PortRole, SequenceClassification, Stage, layer_scope};
+use anec_mil::{Dim, ValueId};
+use anec_source::{Ledger, SourceWeight};
+use head::Head;
+
+pub(super) use gemma::open as open_gemma;
+
+/// Names of the rotary tables: of layers that see all of the text, and of those that see a band.
+const ROPE_TABLES: [&str; 2] = ["rope", "rope_local"];
+
+/// An encoder with its weights.
+struct Encoder {
+    facts: FamilyFacts,
+    /// Token embedding `[vocab_size, hidden_size]`.
+    embedding: SourceWeight,
+    /// Learned positions `[positions, hidden_size]`.
+    positions: Option<SourceWeight>,
+    /// Token types `[types, hidden_size]`.
+    token_types: Option<SourceWeight>,
+    /// Of what enters the first layer.
+    embedding_norm: Option<Norm>,
+    layers: Vec<EncoderLayer>,
+    /// Of what leaves the last layer.
+    final_norm: Option<Norm>,
+    head: Option<Head>,
+    /// Rotary embeddings of layers that see all of the text, and of those that see a band.
+    rope: [Option<RopeConfig>; 2],
+}
+
+/// One layer.
+struct EncoderLayer {
+    layer: Layer,
+    /// How far its tokens see on each side, if not all of the text.
+    band: Option<u64>,
+}
+
+/// Whether a model type is an encoder's.
+pub(super) fn is_encoder(model_type: &str) -> bool {
+    names().any(|name| name == model_type)
+}
+
+/// The model types of encoders.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    bert::ROWS.iter().map(|row| row.name).chain([modernbert::ROPE.name])
+}
+
+/// Opens an encoder: reads its configuration and takes its tensors.
+pub(super) fn open(
+    model_type: &str,
+    place: &str,
+    config: &Map<String, Json>,
+    ledger: &mut Ledger<'_>,
+    acknowledged: &[String],
+) -> Result<Box<dyn FamilyModel>> {
+    let encoder = match bert::ROWS.iter().find(|row| row.name == model_type) {
+        Some(row) => bert::open(row, place, config, ledger, acknowledged)?,
+        None => modernbert::open(place, config, ledger, acknowledged)?,
+    };
+    Ok(Box::new(encoder))
+}
+
+/// What a configuration says that the model is for; `pooling` is that of its classifiers.
+fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
+    let architecture = keys.strings("architectures")?.and_then(|all| all.first().copied()).unwrap_or_default();
+    let of = |task: &str| architecture.ends_with(task);
+    if of("ForSequenceClassification") {
+        // without names there are two labels, as in transformers
+        let labels = match keys.get("id2label") {
+            Some(_) => labels(keys)?,
+            None => (0..keys.u64("num_labels")?.unwrap_or(2)).map(|label| format!("LABEL_{label}")).collect(),
+        };
+        return Ok(Purpose::SequenceClassification(SequenceClassification { labels, pooling }));
+    }
+    if ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"]
+        .iter()
+        .any(|task| of(task))
+    {
+        let known = "an encoder alone, one for masked tokens, or one …ForSequenceClassification";
+        return Err(keys.value("architectures", known));
+    }
+    Ok(Purpose::TextEmbedding { bidirectional: true, pooling: Pooling::Mean })
+}
+
+/// Notes what of an encoder's file vectors don't need.
+fn ignore_heads(ledger: &mut Ledger<'_>, patterns: &[&str]) {
+    for pattern in patterns {
+        ledger.ignore(pattern, "guesses masked tokens, or pools: no part of the hidden states");
+    }
+}
+
+impl Encoder {
+    /// The inputs that layers of one kind share: those that see all of the text, or a band of it.
+    fn shared(&self, g: &mut Graph<'_>, ports: &mut Ports, band: Option<u64>, rotates: bool) -> BandInputs {
+        let local = band.is_some();
+        let suffix = if local { "_local" } else { "" };
+        let table = usize::from(local && self.rope[1].is_some());
+        let (one, tokens) = (Dim::Fixed(1), g.tokens.clone());
+        let rope = self.rope[table].as_ref().filter(|_| rotates);
+        let rotation = rope.map(|rope| {
+            let shape = vec![one.clone(), one.clone(), tokens.clone(), Dim::Fixed(rope.rope_dim / 2)];
+            let table = || ROPE_TABLES[table].to_owned();
+            Rotation {
+                cos: ports.input(g, &format!("rope_cos{suffix}"), PortRole::RopeCos { table: table() }, shape.clone()),
+                sin: ports.input(g, &format!("rope_sin{suffix}"), PortRole::RopeSin { table: table() }, shape),
+            }
+        });
+        // no two tokens of a text are farther apart than it is long
+        let role = PortRole::BandMask { band: band.unwrap_or(self.facts.max_position_embeddings) };
+        let mask = ports.input(g, &format!("attn_mask{suffix}"), role, vec![one.clone(), one, tokens.clone(), tokens]);
+        BandInputs { rotation, mask }
+    }
+
+    fn layers_function(&self, g: &mut Graph<'_>, range: Range<usize>) -> Ports {
+        let mut ports = Ports::default();
+        let mut hidden: ValueId = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
+        let layers = &self.layers[range.clone()];
+        let mut bands: Vec<Option<u64>> = layers.iter().map(|layer| layer.band).collect();
+        bands.sort_unstable();
+        bands.dedup();
+        let shared: Vec<_> = bands.into_iter().map(|band| (band, self.shared(g, &mut ports, band, true))).collect();
+        if let Some(norm) = self.embedding_norm.as_ref().filter(|_| range.start == 0) {
+            hidden = rms_norm(g, hidden, norm, 1);
+        }
+        for (index, EncoderLayer { layer, band }) in range.clone().zip(layers) {
+            let band = shared.iter().find(|(of, _)| of == band).map(|(_, inputs)| *inputs);
+            let inputs = MixerInputs { attention: None, band, order: None, states: &[] };
+            let stream = Stream { hidden, router: None };
+            hidden = g.scope(&layer_scope(index), |g| layer.apply(g, stream, inputs, 1.0).hidden);
+            if index + 1 < range.end {
+                ports.between.push((index, hidden));
+            }
+        }
+        if let Some(norm) = self.final_norm.as_ref().filter(|_| range.end == self.layers.len()) {
+            hidden = rms_norm(g, hidden, norm, 1);
+        }
+        ports.output(g, "hidden_out", PortRole::Hidden, hidden);
+        ports
+    }
+}
+
+impl FamilyModel for Encoder {
+    fn facts(&self) -> &FamilyFacts {
+        &self.facts
+    }
+
+    fn layer_state_bytes(&self, _layer: usize, _context: u64, _most_tokens: u64) -> u64 {
+        0
+    }
+
+    fn build(
+        &self,
+        form: &LoweringOptions,
+        request: &FunctionRequest,
+        weights: &mut dyn EmitWeight,
+    ) -> Result<FunctionGraph> {
+        let mut g = request.begin(form, weights);
+        let ports = match (&request.stage, &self.head) {
+            (Stage::Layers { first, end }, _) => self.layers_function(&mut g, *first..*end),
+            (Stage::Head { first, end }, Some(head)) => {
+                head.function(&mut g, self.facts.hidden_size, *first..*end, request.argmax)?
+            }
+            _ => {
+                let mut ports = Ports::default();
+                let shape = g.hidden_shape(self.facts.hidden_size);
+                let hidden = ports.input(&mut g, "hidden", PortRole::Hidden, shape);
+                g.missing("function", "a head or experts, which the model doesn't have", hidden);
+                ports
+            }
+        };
+        ports.finish(g)
+    }
+
+    fn host(&self, context: u64) -> Result<HostTensors> {
+        let positions = self.positions.as_ref();
+        if let Some(rows) = positions.map(SourceWeight::rows).filter(|rows| *rows < context) {
+            return Err(FamilyError::Positions { context, positions: rows }.into());
+        }
+        let tables =
+            self.rope.iter().zip(ROPE_TABLES).filter_map(|(rope, name)| Some(rope.as_ref()?.tables(name, context)));
+        Ok(HostTensors {
+            embedding: self.embedding.clone(),
+            positions: positions.map(|table| table.slice(0..context)).transpose()?,
+            token_types: self.token_types.clone(),
+            rope: tables.collect(),
+            rotation: None,
+            projections: Vec::new(),
+        })
+    }
+
+    fn set_hidden_scale(&mut self, scale: f64) {
+        let factor = scale / self.facts.hidden_scale;
+        self.facts.hidden_scale = scale;
+        if factor == 1.0 {
+            return;
+        }
+        let tables = [&mut self.positions, &mut self.token_types].into_iter().flatten();
+        tables.chain([&mut self.embedding]).for_each(|table| *table = table.scale(factor as f32));
+        // a norm gives the same whatever the unit of what it is given; the unit of what it gives is a matter of its gain
+        for norm in [&mut self.embedding_norm, &mut self.final_norm].into_iter().flatten() {
+            norm.eps *= factor * factor;
+            norm.scale_result(factor as f32);
+        }
+        let blocks = self.layers.iter_mut().flat_map(|layer| layer.layer.blocks());
+        blocks.for_each(|block| scale_block(block, factor));
+        if let Some(head) = &mut self.head {
+            head.take_scaled(factor);
+        }
+    }
+}
+
+/// The family of a table's row, for rotary embeddings and keys that are read as a decoder's.
+const fn row(name: &'static str, of: DecoderFamily) -> DecoderFamily {
+    DecoderFamily { name, gguf: &[], gguf_interleaved: false, ..of }
+}

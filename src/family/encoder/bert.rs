@@ -1,0 +1,289 @@
+//! BERT (arXiv:1810.04805) and RoBERTa (arXiv:1907.11692, arXiv:1911.02116): layer norms of the sums, learned positions,
+//! plain feed-forward networks, biases everywhere.
+//!
+//! ```text
+//! x = norm(embedding + position + type)
+//! x = norm(x + W_o attention(W_q x, W_k x, W_v x))
+//! x = norm(x + W_down gelu(W_up x))
+//! ```
+
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+
+use super::head::Head;
+use super::{Encoder, EncoderLayer, ignore_heads, purpose};
+use crate::blocks::banded_attention::BandedAttention;
+use crate::blocks::linear::Linear;
+use crate::blocks::mlp::PlainMlp;
+use crate::blocks::norm::Norm;
+use crate::config::keys::Keys;
+use crate::error::FamilyError;
+use crate::layer::{FeedForward, Layer, Mixer, Norms};
+use crate::table::{Activation, NEUTRAL_KEYS};
+use crate::tensors::take;
+use crate::{FamilyFacts, Purpose};
+use anec_base::Result;
+use anec_bundle::Pooling;
+use anec_manifest::Role;
+use anec_source::{Ledger, SourceWeight};
+
+/// What tells the models with BERT's layers apart.
+pub(super) struct BertFamily {
+    /// Name, which is transformers' `model_type`.
+    pub(super) name: &'static str,
+    /// What stands before the names of tensors in files with a head.
+    prefix: &'static str,
+    /// Positions begin behind that of the padding token, which this is where no key says it.
+    padding: Option<u64>,
+    /// The head's layers: the one before the labels, and the labels.
+    head: [&'static str; 2],
+}
+
+/// All of them.
+pub(super) const ROWS: &[BertFamily] = &[
+    BertFamily { name: "bert", prefix: "bert.", padding: None, head: ["bert.pooler.dense", "classifier"] },
+    BertFamily { name: "roberta", ..ROBERTA },
+    BertFamily { name: "xlm-roberta", ..ROBERTA },
+];
+
+const ROBERTA: BertFamily = BertFamily {
+    name: "roberta",
+    prefix: "roberta.",
+    padding: Some(1),
+    head: ["classifier.dense", "classifier.out_proj"],
+};
+
+/// Keys without effect: of training, and of how the heads that aren't there are made.
+const NEUTRAL: &[&str] = &[
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "directionality",
+    "gradient_checkpointing",
+    "hidden_dropout_prob",
+    "id2label",
+    "output_past",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
+    "sbert_ce_default_activation_function",
+    "sentence_transformers",
+    "tie_word_embeddings",
+];
+
+/// The configuration, resolved.
+#[derive(Clone, Debug, Serialize)]
+struct BertConfig {
+    hidden_size: u64,
+    intermediate_size: u64,
+    num_hidden_layers: usize,
+    num_attention_heads: u64,
+    vocab_size: u64,
+    /// Rows of the table of positions.
+    max_position_embeddings: u64,
+    /// Row of the first token.
+    first_position: u64,
+    type_vocab_size: u64,
+    layer_norm_eps: f64,
+    activation: Activation,
+}
+
+impl BertConfig {
+    fn read(keys: &Keys<'_>, row: &BertFamily) -> Result<Self, FamilyError> {
+        let or = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
+        let activation = match keys.str("hidden_act")?.unwrap_or("gelu") {
+            "gelu" => Activation::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
+            "silu" | "swish" => Activation::Silu,
+            _ => return Err(keys.value("hidden_act", "\"gelu\", \"gelu_new\" or \"silu\"")),
+        };
+        if keys.str("position_embedding_type")?.is_some_and(|kind| kind != "absolute") {
+            return Err(keys.value("position_embedding_type", "\"absolute\""));
+        }
+        for key in ["is_decoder", "add_cross_attention"] {
+            if keys.bool(key)? == Some(true) {
+                return Err(keys.value(key, "false: a text is looked at in both directions"));
+            }
+        }
+        let layer_norm_eps = keys.f64("layer_norm_eps")?.unwrap_or(1e-12);
+        if !(0.0..1.0).contains(&layer_norm_eps) {
+            return Err(keys.value("layer_norm_eps", "between 0 and 1"));
+        }
+        let padding = keys.u64("pad_token_id")?;
+        let config = BertConfig {
+            hidden_size: keys.size("hidden_size")?,
+            intermediate_size: keys.size("intermediate_size")?,
+            num_hidden_layers: keys.size("num_hidden_layers")? as usize,
+            num_attention_heads: keys.size("num_attention_heads")?,
+            vocab_size: keys.size("vocab_size")?,
+            max_position_embeddings: keys.size("max_position_embeddings")?,
+            first_position: row.padding.map_or(0, |default| padding.unwrap_or(default) + 1),
+            type_vocab_size: or("type_vocab_size", 2)?,
+            layer_norm_eps,
+            activation,
+        };
+        if config.hidden_size % config.num_attention_heads != 0 {
+            return Err(keys.value("hidden_size", &format!("a multiple of {} heads", config.num_attention_heads)));
+        }
+        if config.num_hidden_layers > 4096 {
+            return Err(keys.value("num_hidden_layers", "at most 4096"));
+        }
+        if config.first_position >= config.max_position_embeddings {
+            return Err(keys.value("max_position_embeddings", &format!("more than {}", config.first_position)));
+        }
+        Ok(config)
+    }
+}
+
+/// Opens a model with BERT's layers.
+pub(super) fn open(
+    row: &'static BertFamily,
+    place: &str,
+    config: &Map<String, Json>,
+    ledger: &mut Ledger<'_>,
+    acknowledged: &[String],
+) -> Result<Encoder> {
+    let keys = Keys::new(place, "", config);
+    let config = BertConfig::read(&keys, row)?;
+    let purpose = purpose(&keys, Pooling::Cls)?;
+    // read above, and no matter of how many labels there are
+    keys.accept("num_labels");
+    keys.finish(row.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;
+    let prefix = if ledger.has("embeddings.word_embeddings.weight") { "" } else { row.prefix };
+    Tensors { ledger, config: &config, prefix }.encoder(row, purpose)
+}
+
+/// The weights of a source, taken from its ledger.
+struct Tensors<'a, 'b> {
+    ledger: &'a mut Ledger<'b>,
+    config: &'a BertConfig,
+    prefix: &'static str,
+}
+
+impl Tensors<'_, '_> {
+    fn encoder(mut self, row: &BertFamily, purpose: Purpose) -> Result<Encoder> {
+        let config = self.config;
+        let hidden = config.hidden_size;
+        let embedding = self.table("word_embeddings", config.vocab_size, "vocab_size, hidden_size")?;
+        let positions = self.table("position_embeddings", config.max_position_embeddings, "max_position_embeddings")?;
+        let positions = positions.slice(config.first_position..config.max_position_embeddings)?;
+        let token_types =
+            self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size")?;
+        let head = match &purpose {
+            Purpose::SequenceClassification(classification) => {
+                Some(self.head(row.head, classification.labels.len() as u64)?)
+            }
+            _ => {
+                let pooler = format!("{}pooler.*", self.prefix);
+                ignore_heads(self.ledger, &[pooler.as_str(), "cls.*", "lm_head.*"]);
+                None
+            }
+        };
+        self.ledger.ignore(&format!("{}embeddings.position_ids", self.prefix), "positions are counted");
+        Ok(Encoder {
+            embedding,
+            positions: Some(positions.clone()),
+            token_types: Some(token_types),
+            embedding_norm: Some(self.norm("embeddings.LayerNorm", "embedding_norm")?),
+            layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
+            final_norm: None,
+            head,
+            rope: [None, None],
+            facts: FamilyFacts {
+                family: row.name.to_owned(),
+                hidden_size: hidden,
+                num_layers: config.num_hidden_layers,
+                vocab_size: config.vocab_size,
+                purpose,
+                max_position_embeddings: positions.rows(),
+                hidden_scale: 1.0,
+                recurrent: false,
+                config: serde_json::to_value(config).unwrap_or(Json::Null),
+            },
+        })
+    }
+
+    fn layer(&mut self, index: usize) -> Result<EncoderLayer> {
+        let config = self.config;
+        let (hidden, width) = (config.hidden_size, config.intermediate_size);
+        let name = |part: &str| format!("encoder.layer.{index}.{part}");
+        let square = "hidden_size, hidden_size";
+        let mut qkv = |tensor: &str, own| {
+            self.linear(&name(&format!("attention.self.{tensor}")), own, Role::AttentionQkv, [hidden, hidden], square)
+        };
+        let (query, key, value) = (qkv("query", "q_proj")?, qkv("key", "k_proj")?, qkv("value", "v_proj")?);
+        let output = name("attention.output.dense");
+        let attention = BandedAttention {
+            query,
+            key,
+            value,
+            output: self.linear(&output, "o_proj", Role::AttentionOutput, [hidden, hidden], square)?,
+            qk_norm: None,
+            sinks: None,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: config.num_attention_heads,
+            head_dim: hidden / config.num_attention_heads,
+            rope_dim: 0,
+            scale: ((hidden / config.num_attention_heads) as f64).powf(-0.5),
+        };
+        let (up, down) = (name("intermediate.dense"), name("output.dense"));
+        let mlp = PlainMlp {
+            up: self.linear(&up, "up_proj", Role::MlpUp, [width, hidden], "intermediate_size, hidden_size")?,
+            down: self.linear(&down, "down_proj", Role::MlpDown, [hidden, width], "hidden_size, intermediate_size")?,
+            activation: config.activation,
+        };
+        let mut of_sum = |tensor: &str, own| -> Result<Norms> {
+            Ok(Norms { before: None, after: None, of_sum: Some(self.norm(&name(tensor), own)?), scaling: None })
+        };
+        let layer = Layer {
+            mixer: Mixer::Banded(Box::new(attention)),
+            mixer_norms: of_sum("attention.output.LayerNorm", "attn_norm")?,
+            feed_forward: FeedForward::Plain(Box::new(mlp)),
+            feed_forward_norms: of_sum("output.LayerNorm", "mlp_norm")?,
+        };
+        Ok(EncoderLayer { layer, band: None })
+    }
+
+    /// `W_out tanh(W_dense x + b) + b`
+    fn head(&mut self, [dense, output]: [&str; 2], labels: u64) -> Result<Head> {
+        let hidden = self.config.hidden_size;
+        let prefix = std::mem::take(&mut self.prefix);
+        let dense = self.linear(dense, "dense", Role::LmHead, [hidden, hidden], "hidden_size, hidden_size")?;
+        let output = self.linear(output, "score", Role::LmHead, [labels, hidden], "labels of id2label, hidden_size")?;
+        self.prefix = prefix;
+        Ok(Head { dense, activation: None, norm: None, output })
+    }
+
+    fn table(&mut self, name: &str, rows: u64, because: &str) -> Result<SourceWeight> {
+        let name = format!("{}embeddings.{name}.weight", self.prefix);
+        take(self.ledger, &name, &[rows, self.config.hidden_size], because)
+    }
+
+    fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
+        let tensor = format!("{}{tensor}", self.prefix);
+        // the first files have TensorFlow's names
+        let [gain, bias] = match self.ledger.has(&format!("{tensor}.gamma")) {
+            true => ["gamma", "beta"],
+            false => ["weight", "bias"],
+        };
+        let shape = [self.config.hidden_size];
+        let gain = take(self.ledger, &format!("{tensor}.{gain}"), &shape, "hidden_size")?;
+        let bias = take(self.ledger, &format!("{tensor}.{bias}"), &shape, "hidden_size")?;
+        Ok(Norm::layer(name, gain, Some(bias), self.config.layer_norm_eps))
+    }
+
+    fn linear(
+        &mut self,
+        tensor: &str,
+        name: &'static str,
+        role: Role,
+        shape: [u64; 2],
+        because: &str,
+    ) -> Result<Linear> {
+        let tensor = format!("{}{tensor}", self.prefix);
+        let weight = take(self.ledger, &format!("{tensor}.weight"), &shape, because)?;
+        let bias = Some(take(self.ledger, &format!("{tensor}.bias"), &shape[..1], because)?);
+        Ok(Linear { name, role, weight, bias })
+    }
+}

@@ -1,0 +1,63 @@
+//! EmbeddingGemma (arXiv:2509.20354): Gemma 3 that looks at a text in both directions. What is a window of a decoder is a
+//! band here, half as far on each side; all else is the decoder's.
+
+use serde_json::Value as Json;
+
+use super::{Encoder, EncoderLayer};
+use crate::config::DecoderConfig;
+use crate::layer::{Layer, Mixer};
+use crate::table::DecoderFamily;
+use crate::tensors::{Naming, Tensors};
+use crate::{FamilyFacts, FamilyModel, Purpose};
+use anec_base::Result;
+use anec_bundle::Pooling;
+use anec_source::Ledger;
+
+/// Opens a decoder whose configuration says that it looks both ways.
+pub(crate) fn open(
+    config: DecoderConfig,
+    row: &'static DecoderFamily,
+    naming: Naming,
+    ledger: &mut Ledger<'_>,
+) -> Result<Box<dyn FamilyModel>> {
+    let mut tensors = Tensors::new(ledger, naming, row, &config);
+    let embedding = tensors.embedding()?.scale(config.embedding_multiplier as f32);
+    let final_norm = tensors.final_norm()?;
+    let layers =
+        (0..config.num_hidden_layers).map(|index| layer(&mut tensors, &config, index)).collect::<Result<_>>()?;
+    ledger.ignore("lm_head.weight", "no part of the hidden states");
+    let mut encoder = Encoder {
+        embedding,
+        positions: None,
+        token_types: None,
+        embedding_norm: None,
+        layers,
+        final_norm: Some(final_norm),
+        head: None,
+        rope: [Some(config.rope.clone()), config.rope_local.clone()],
+        facts: FamilyFacts {
+            family: config.family.to_owned(),
+            hidden_size: config.hidden_size,
+            num_layers: config.num_hidden_layers,
+            vocab_size: config.vocab_size,
+            purpose: Purpose::TextEmbedding { bidirectional: true, pooling: Pooling::Mean },
+            max_position_embeddings: config.max_position_embeddings,
+            hidden_scale: 1.0,
+            recurrent: false,
+            config: serde_json::to_value(&config).unwrap_or(Json::Null),
+        },
+    };
+    encoder.set_hidden_scale(config.hidden_scale);
+    Ok(Box::new(encoder))
+}
+
+fn layer(tensors: &mut Tensors<'_, '_>, config: &DecoderConfig, index: usize) -> Result<EncoderLayer> {
+    let layer = tensors.layer(index)?;
+    let mixer = match layer.mixer {
+        Mixer::Attention(attention) => Mixer::Banded(Box::new((*attention).into())),
+        other => other,
+    };
+    // a window counts the token itself; its half does on both sides
+    let band = config.layers[index].window.map(|window| window / 2);
+    Ok(EncoderLayer { layer: Layer { mixer, ..layer }, band })
+}

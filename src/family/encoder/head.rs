@@ -1,0 +1,55 @@
+//! The head of a classifier of texts: `W_out norm(act(W_dense x + b)) + b`, of one pooled hidden state.
+
+use std::ops::Range;
+
+use crate::blocks::Graph;
+use crate::blocks::linear::{Linear, linear};
+use crate::blocks::mlp::activate;
+use crate::blocks::norm::{Norm, rms_norm};
+use crate::decoder::Ports;
+use crate::table::Activation;
+use anec_base::Result;
+use anec_bundle::PortRole;
+
+/// Its weights.
+pub(super) struct Head {
+    /// The layer before the labels.
+    pub(super) dense: Linear,
+    /// Its activation; the hyperbolic tangent where there is none of the others.
+    pub(super) activation: Option<Activation>,
+    /// Of what it gives.
+    pub(super) norm: Option<Norm>,
+    /// A row for each label.
+    pub(super) output: Linear,
+}
+
+impl Head {
+    /// The function that gives the logits of labels `rows`.
+    pub(super) fn function(&self, g: &mut Graph<'_>, width: u64, rows: Range<u64>, argmax: bool) -> Result<Ports> {
+        let mut ports = Ports::default();
+        let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(width));
+        let dense = linear(g, hidden, &self.dense);
+        let mut thought = match self.activation {
+            None => g.ops.tanh(dense),
+            Some(activation) => activate(g, dense, activation),
+        };
+        if let Some(norm) = &self.norm {
+            thought = rms_norm(g, thought, norm, 1);
+        }
+        let Linear { name, role, weight, bias } = &self.output;
+        let bias = bias.as_ref().map(|bias| bias.slice(rows.clone())).transpose()?;
+        let output = Linear { name, role: *role, weight: weight.slice(rows)?, bias };
+        let logits = linear(g, thought, &output);
+        ports.output(g, "logits", PortRole::Logits, logits);
+        if argmax {
+            let index = g.ops.reduce_argmax(logits, 1, true);
+            ports.output(g, "argmax", PortRole::Argmax, index);
+        }
+        Ok(ports)
+    }
+
+    /// Takes hidden states times `factor` for what they were.
+    pub(super) fn take_scaled(&mut self, factor: f64) {
+        self.dense.weight = self.dense.weight.scale((1.0 / factor) as f32);
+    }
+}

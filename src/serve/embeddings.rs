@@ -1,0 +1,211 @@
+//! `/v1/embeddings` as OpenAI's API has it, and `/v1/rerank` as rerankers have it: how well documents answer a query.
+
+use std::sync::{Arc, Weak};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+
+use super::error::ServeError;
+use super::service::Service;
+use anec_runtime::encode::classify;
+use anec_runtime::{Embedder, EncodedText, LoadedModel, RuntimeError};
+
+/// Texts of one request, at most.
+const MOST_TEXTS: usize = 2048;
+
+/// `POST /v1/embeddings`
+#[derive(Debug, Deserialize)]
+struct EmbeddingRequest {
+    model: Option<String>,
+    input: Input,
+    #[serde(default)]
+    encoding_format: EncodingFormat,
+    dimensions: Option<usize>,
+}
+
+/// A text, texts, tokens of a text, or tokens of texts.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text, a list of texts, tokens, or a list of lists of tokens")]
+enum Input {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    Batches(Vec<Vec<u32>>),
+}
+
+impl Input {
+    /// Texts. An empty list is none.
+    fn count(&self) -> usize {
+        match self {
+            Input::Text(_) => 1,
+            Input::Texts(texts) => texts.len(),
+            Input::Tokens(tokens) => usize::from(!tokens.is_empty()),
+            Input::Batches(batches) => batches.len(),
+        }
+    }
+
+    /// A text as tokens.
+    fn text(&self, index: usize, service: &Service) -> Result<EncodedText, ServeError> {
+        match self {
+            Input::Text(text) => service.whole(text, None, "input"),
+            Input::Texts(texts) => service.whole(&texts[index], None, "input"),
+            Input::Tokens(tokens) => Ok(tokens.clone().into()),
+            Input::Batches(batches) => Ok(batches[index].clone().into()),
+        }
+    }
+}
+
+/// How vectors are written.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum EncodingFormat {
+    /// As a list of numbers.
+    #[default]
+    Float,
+    /// As little-endian f32 in base64.
+    Base64,
+}
+
+/// `POST /v1/rerank`
+#[derive(Debug, Deserialize)]
+struct RerankRequest {
+    model: Option<String>,
+    query: String,
+    documents: Vec<Document>,
+    top_n: Option<usize>,
+    #[serde(default)]
+    return_documents: bool,
+}
+
+/// A document.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text, or an object with `text`")]
+enum Document {
+    Text(String),
+    Object { text: String },
+}
+
+impl Document {
+    fn text(&self) -> &str {
+        match self {
+            Document::Text(text) | Document::Object { text } => text,
+        }
+    }
+}
+
+/// The vectors of a request's texts, as long as `client` is there.
+///
+/// # Errors
+/// When the request is wrong, the model gives no vectors, or a text is too long.
+pub(super) fn embed(service: &Service, body: &[u8], client: &Weak<()>) -> Result<Json, ServeError> {
+    let request: EmbeddingRequest = parse(body)?;
+    check_model(service, request.model)?;
+    let embedder = Embedder::new(service.model(), None)?;
+    if let Some(dimensions) = request.dimensions.filter(|dimensions| *dimensions != embedder.dimension()) {
+        let problem = format!("the model's vectors have {} dimensions, not {dimensions}", embedder.dimension());
+        return Err(ServeError::field("dimensions", problem));
+    }
+    let count = request.input.count();
+    check_count(count)?;
+    let mut data = Vec::with_capacity(count);
+    let mut tokens = 0;
+    for index in 0..count {
+        still_there(client)?;
+        let text = request.input.text(index, service)?;
+        check_length(service.model(), &text, "input")?;
+        let vector = embedder.embed(&text)?;
+        tokens += text.ids.len();
+        let embedding = match request.encoding_format {
+            EncodingFormat::Float => json!(vector),
+            EncodingFormat::Base64 => {
+                json!(STANDARD.encode(vector.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()))
+            }
+        };
+        data.push(json!({"object": "embedding", "index": index, "embedding": embedding}));
+    }
+    Ok(json!({
+        "object": "list", "data": data, "model": service.name,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }))
+}
+
+/// Documents by how well they answer a query, the best first, as long as `client` is there.
+///
+/// # Errors
+/// When the request is wrong, the model is no reranker, or a pair is too long.
+pub(super) fn rerank(service: &Service, body: &[u8], client: &Weak<()>) -> Result<Json, ServeError> {
+    let request: RerankRequest = parse(body)?;
+    check_model(service, request.model)?;
+    let model = service.model();
+    match model.bundle().model.sequence_classification().map(|classification| classification.labels.len()) {
+        Some(1) => {}
+        None => return Err(RuntimeError::NoTextLabels { path: model.folder().to_owned() }.into()),
+        Some(labels) => {
+            let problem = format!("the model tells {labels} labels apart; a reranker has one, how well a text answers");
+            return Err(ServeError::Invalid { problem, field: None });
+        }
+    }
+    check_count(request.documents.len())?;
+    let mut results = Vec::new();
+    let mut tokens = 0;
+    for (index, document) in request.documents.iter().enumerate() {
+        still_there(client)?;
+        let pair = service.whole(&request.query, Some(document.text()), "documents")?;
+        check_length(model, &pair, "documents")?;
+        tokens += pair.ids.len();
+        let logit = classify(model, &pair)?.first().copied().unwrap_or_default();
+        results.push((index, 1.0 / (1.0 + (-f64::from(logit)).exp())));
+    }
+    // documents of equal score stay in their order
+    results.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    results.truncate(request.top_n.unwrap_or(results.len()));
+    let result = |(index, score): (usize, f64)| {
+        let mut result = json!({"index": index, "relevance_score": score});
+        if request.return_documents {
+            result["document"] = json!({"text": request.documents[index].text()});
+        }
+        result
+    };
+    let results: Vec<Json> = results.into_iter().map(result).collect();
+    Ok(json!({"model": service.name, "results": results, "usage": {"total_tokens": tokens}}))
+}
+
+fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ServeError> {
+    let invalid = |error: serde_json::Error| ServeError::Invalid { problem: format!("the body: {error}"), field: None };
+    serde_json::from_slice(body).map_err(invalid)
+}
+
+fn check_model(service: &Service, model: Option<String>) -> Result<(), ServeError> {
+    match model.filter(|name| *name != service.name) {
+        Some(name) => Err(ServeError::NoModel { name, own: service.name.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// A request has texts, and not too many.
+fn check_count(texts: usize) -> Result<(), ServeError> {
+    match texts {
+        0 => Err(ServeError::Invalid { problem: "there are no texts".into(), field: None }),
+        texts if texts > MOST_TEXTS => {
+            let problem = format!("there are {texts} texts; a request may have up to {MOST_TEXTS}");
+            Err(ServeError::Invalid { problem, field: None })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_length(model: &Arc<LoadedModel>, text: &EncodedText, field: &'static str) -> Result<(), ServeError> {
+    let context = model.longest_text().unwrap_or(model.context());
+    let tokens = text.ids.len() as u64;
+    match tokens {
+        0 => Err(ServeError::field(field, "a text has no tokens")),
+        tokens if tokens > context => Err(ServeError::TextLength { context, tokens, field }),
+        _ => Ok(()),
+    }
+}
+
+fn still_there(client: &Weak<()>) -> Result<(), ServeError> {
+    if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) }
+}

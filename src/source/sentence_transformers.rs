@@ -1,0 +1,229 @@
+//! How sentence-transformers makes vectors with a model: `modules.json` lists what follows the model's hidden states, each
+//! module with a folder of its own.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use super::error::{Result, SourceError};
+use super::file::map;
+use super::hugging_face::read_json;
+use super::safetensors;
+use super::tensor::SourceTensor;
+
+/// What follows a model's hidden states: they are pooled, projected, and divided by their length.
+#[derive(Clone, Debug)]
+pub struct SentenceTransformers {
+    /// How hidden states become one.
+    pub pooling: PoolingMode,
+    /// Projections of the pooled state, in their order.
+    pub dense: Vec<Dense>,
+    /// The vector is divided by its Euclidean length.
+    pub normalize: bool,
+}
+
+/// How hidden states become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolingMode {
+    /// Their mean.
+    Mean,
+    /// That of the first token.
+    Cls,
+    /// That of the last token.
+    Last,
+}
+
+/// A projection: `activation(W x + b)`.
+#[derive(Clone, Debug)]
+pub struct Dense {
+    /// `[out, in]`
+    pub weight: SourceTensor,
+    /// `[out]`
+    pub bias: Option<SourceTensor>,
+    /// The hyperbolic tangent follows.
+    pub tanh: bool,
+}
+
+/// The list of modules.
+const MODULES: &str = "modules.json";
+
+/// Files of modules, under the names that sentence-transformers gives their folders.
+pub const FILES: [&str; 8] = [
+    MODULES,
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "3_Dense/config.json",
+    "3_Dense/model.safetensors",
+    "4_Dense/config.json",
+    "4_Dense/model.safetensors",
+];
+
+impl SentenceTransformers {
+    /// Reads the modules of `folder`, if they are listed there, and that there is one that pools.
+    ///
+    /// # Errors
+    /// When a file can't be read, or says something that isn't understood.
+    pub(super) fn read(folder: &Path) -> Result<Option<Self>> {
+        let list = folder.join(MODULES);
+        if !list.exists() {
+            return Ok(None);
+        }
+        let modules = read_json(&list)?;
+        let wrong = |problem: String| {
+            SourceError::file(&list, problem)
+                .advise("to convert the model without what sentence-transformers adds, take `modules.json` away")
+        };
+        let modules = modules.as_array().ok_or_else(|| wrong("it isn't a list of modules".into()))?;
+        let (mut pooling, mut dense, mut normalize) = (None, Vec::new(), false);
+        for (index, module) in modules.iter().enumerate() {
+            let kind = module["type"].as_str().unwrap_or_default();
+            let place = module["path"].as_str().unwrap_or_default();
+            // a path out of the folder would be read with the rights of whoever converts
+            if place.split(['/', '\\']).any(|part| part == "..") || Path::new(place).is_absolute() {
+                return Err(wrong(format!("module {index} is at `{place}`, outside of the folder")));
+            }
+            let place = folder.join(place);
+            match (kind.rsplit('.').next().unwrap_or_default(), &pooling, normalize) {
+                ("Transformer", None, false) if index == 0 => {}
+                ("Pooling", None, false) if dense.is_empty() => pooling = Some(pooling_of(&place)?),
+                ("Dense", Some(_), false) => dense.push(Dense::read(&place)?),
+                ("Normalize", Some(_), false) => normalize = true,
+                _ => {
+                    return Err(wrong(format!(
+                        "module {index} is `{kind}`; expected Transformer, Pooling, Dense …, Normalize, in this order"
+                    )));
+                }
+            }
+        }
+        Ok(pooling.map(|pooling| SentenceTransformers { pooling, dense, normalize }))
+    }
+}
+
+fn config(folder: &Path) -> Result<(PathBuf, Json)> {
+    let path = folder.join("config.json");
+    let json = read_json(&path)?;
+    Ok((path, json))
+}
+
+/// The one way of pooling that a configuration names: as a word, or with a switch for each.
+fn pooling_of(folder: &Path) -> Result<PoolingMode> {
+    let (path, config) = config(folder)?;
+    let switches = [
+        ("mean", "pooling_mode_mean_tokens"),
+        ("cls", "pooling_mode_cls_token"),
+        ("lasttoken", "pooling_mode_lasttoken"),
+        ("max", "pooling_mode_max_tokens"),
+        ("mean_sqrt_len_tokens", "pooling_mode_mean_sqrt_len_tokens"),
+        ("weightedmean", "pooling_mode_weightedmean_tokens"),
+    ];
+    let on: Vec<&str> = match config["pooling_mode"].as_str() {
+        Some(word) => vec![word],
+        None => switches.iter().filter(|(_, key)| config[*key] == true).map(|(word, _)| *word).collect(),
+    };
+    match on.as_slice() {
+        ["mean"] => Ok(PoolingMode::Mean),
+        ["cls"] => Ok(PoolingMode::Cls),
+        ["lasttoken"] => Ok(PoolingMode::Last),
+        found => {
+            let problem = format!("it is {found:?}; expected one of mean, cls, lasttoken");
+            Err(SourceError::key(&path, "pooling_mode", problem))
+        }
+    }
+}
+
+impl Dense {
+    fn read(folder: &Path) -> Result<Self> {
+        let (path, config) = config(folder)?;
+        let tanh = match config["activation_function"].as_str().unwrap_or("torch.nn.modules.activation.Tanh") {
+            "torch.nn.modules.linear.Identity" => false,
+            "torch.nn.modules.activation.Tanh" => true,
+            other => {
+                let problem = format!("it is `{other}`; expected Identity or Tanh");
+                return Err(SourceError::key(&path, "activation_function", problem));
+            }
+        };
+        let file = folder.join(safetensors::SINGLE);
+        if !file.exists() {
+            return Err(SourceError::file(&file, "it isn't there; its weights are read from safetensors only"));
+        }
+        let mut tensors = safetensors::tensors(&Arc::new(map(&file)?))?;
+        let mut take = |name: &str| {
+            let index = tensors.iter().position(|tensor| tensor.name() == name)?;
+            Some(tensors.swap_remove(index))
+        };
+        let weight = take("linear.weight").ok_or_else(|| SourceError::file(&file, "it has no `linear.weight`"))?;
+        let bias = take("linear.bias");
+        let sizes = ["out_features", "in_features"].map(|key| config[key].as_u64().unwrap_or_default());
+        if weight.shape() != sizes {
+            let problem = format!("its shape is {:?}, but config.json says {sizes:?}", weight.shape());
+            return Err(SourceError::tensor(&file, "linear.weight", problem));
+        }
+        if let Some(bias) = bias.as_ref().filter(|bias| bias.shape() != &sizes[..1]) {
+            let problem = format!("its shape is {:?}, but config.json says {:?}", bias.shape(), &sizes[..1]);
+            return Err(SourceError::tensor(&file, "linear.bias", problem));
+        }
+        if config["bias"].as_bool().unwrap_or(true) != bias.is_some() {
+            return Err(SourceError::key(&path, "bias", "it doesn't agree with the tensors"));
+        }
+        match tensors.first() {
+            Some(tensor) => Err(SourceError::tensor(&file, tensor.name(), "it is no part of a projection")),
+            None => Ok(Dense { weight, bias, tanh }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn folder(files: &[(&str, Json)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, json) in files {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, json.to_string()).unwrap();
+        }
+        folder
+    }
+
+    fn modules(list: &[(&str, &str)]) -> Json {
+        let module =
+            |(kind, path): &(&str, &str)| json!({"type": format!("sentence_transformers.models.{kind}"), "path": path});
+        list.iter().map(module).collect()
+    }
+
+    #[test]
+    fn modules_are_read_in_their_order() {
+        let list = modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);
+        let switches = json!({"pooling_mode_cls_token": false, "pooling_mode_lasttoken": true, "include_prompt": true});
+        let room = folder(&[("modules.json", list.clone()), ("1_Pooling/config.json", switches)]);
+        let read = SentenceTransformers::read(room.path()).unwrap().unwrap();
+        assert_eq!((read.pooling, read.dense.len(), read.normalize), (PoolingMode::Last, 0, true));
+        let room = folder(&[("modules.json", list), ("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+        let read = SentenceTransformers::read(room.path()).unwrap().unwrap();
+        assert_eq!(read.pooling, PoolingMode::Mean);
+        assert!(SentenceTransformers::read(folder(&[]).path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        let pooling = json!({"pooling_mode_mean_tokens": true});
+        let refused = |list: &[(&str, &str)], pooling: &Json| {
+            let room = folder(&[("modules.json", modules(list)), ("1_Pooling/config.json", pooling.clone())]);
+            SentenceTransformers::read(room.path()).unwrap_err().to_string()
+        };
+        let ends = |error: String, end: &str| assert!(error.ends_with(end), "{error}");
+        let order = "in this order";
+        ends(refused(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("LayerNorm", "2_LayerNorm")], &pooling), order);
+        ends(refused(&[("Pooling", "1_Pooling"), ("Transformer", "")], &pooling), order);
+        ends(refused(&[("Transformer", ""), ("Pooling", "../1_Pooling")], &pooling), "outside of the folder");
+        let max = json!({"pooling_mode_max_tokens": true});
+        ends(
+            refused(&[("Transformer", ""), ("Pooling", "1_Pooling")], &max),
+            "[\"max\"]; expected one of mean, cls, lasttoken",
+        );
+    }
+}
