@@ -210,7 +210,7 @@ impl Validator {
             // a package that can't be read is structure's to report
             let Ok(package) = package::open(&folder.join(&entry.package)) else { continue };
             if let Some(findings) = &mut report.forecast {
-                findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes));
+                findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes, &[]));
             }
             report.packages.push(PackageFacts::of(&entry.package, &package));
         }
@@ -240,7 +240,7 @@ impl Validator {
         let facts = PackageFacts::of(&name, &package);
         let mut report = GatesReport::new(&name, gates);
         let forecast_too = self.gates.is_none() || self.forecast;
-        report.forecast = forecast_too.then(|| forecast(&name, &package.program, facts.weight_bytes));
+        report.forecast = forecast_too.then(|| forecast(&name, &package.program, facts.weight_bytes, &[]));
         report.packages.push(facts);
         Ok(report)
     }

@@ -165,7 +165,7 @@ fn groups_of_experts_have_fewer_channels() {
         for package in of_layer {
             let mut emitter = Emitter::new(&manifest.quant);
             let (program, _) = build_package(&*model, &plan.form, package, &mut emitter).unwrap();
-            let findings = forecast(&package.name, &program, package.weight_bytes);
+            let findings = forecast(&package.name, &program, package.weight_bytes, &[]);
             found.extend(
                 findings.into_iter().filter(|finding| finding.rule == "input-channels").map(|_| package.name.clone()),
             );

@@ -5,11 +5,14 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::input::Input;
+use super::plan::targets;
 use super::{print, print_json, progress};
 use anec::Converter;
 use anec::base::Result;
 use anec::convert::Outcome;
+use anec::convert::open::{open, resolve};
 use anec::report;
+use anec::validate::search::{ChoiceReason, SearchLimits, search};
 
 /// Converts weights into a bundle of Core ML packages.
 ///
@@ -21,6 +24,10 @@ pub struct ConvertArgs {
     /// Folder of the bundle; NAME.anec in the current folder if not given
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Searches for the manifest that takes least time on these chips, by the prediction, and converts with it: m4-max,a17-pro
+    /// (`anec plan --search` has more to say)
+    #[arg(long = "for", value_name = "CHIP", value_delimiter = ',')]
+    targets: Vec<String>,
     /// Threads; one for each core if not given
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
@@ -41,7 +48,17 @@ impl ConvertArgs {
             // fails only where the pool was made before, which nothing here does
             let _ = rayon::ThreadPoolBuilder::new().num_threads(usize::from(jobs)).build_global();
         }
-        let mut converter = Converter::new(self.input.manifest()?)
+        let mut manifest = self.input.manifest()?;
+        if !self.targets.is_empty() {
+            let opened = open(&manifest)?;
+            let asked = resolve(&manifest, &opened.source, &*opened.model);
+            let found = search(&asked, &*opened.model, &targets(&self.targets)?, &SearchLimits::default())?;
+            for ChoiceReason { key, reason } in &found.reasons {
+                eprintln!("{key}: {reason}");
+            }
+            manifest = found.manifest;
+        }
+        let mut converter = Converter::new(manifest)
             .force(self.force)
             .compile(!self.no_compile)
             .progress(progress::bytes());

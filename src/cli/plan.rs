@@ -1,54 +1,158 @@
 //! `anec plan`
 
+use std::path::PathBuf;
+
+use serde_json::json;
+
 use super::input::Input;
 use super::{print, print_json};
-use anec::base::Result;
+use anec::base::output::write_file;
+use anec::base::{Diagnostic, Fault, Result};
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::notes::of_transforms;
-use anec::convert::open::{open, resolve};
+use anec::convert::open::{Opened, open, resolve};
 use anec::convert::{ConvertPlan, Estimate, FormEstimate};
+use anec::manifest::Manifest;
 use anec::report;
-use anec::validate::forecast;
+use anec::validate::chips::{ChipError, ChipTable, Target};
+use anec::validate::search::{SearchLimits, search};
+use anec::validate::{forecast, predict};
 
 /// Shows what a conversion would emit, without reading weights: packages, functions, bytes, an estimate of speed, and a
 /// forecast of what keeps ops off the Neural Engine.
+///
+/// --for predicts the speed on chips. --search finds the manifest with the least predicted time for each token, and prints
+/// it with the reason of every choice.
 #[derive(Debug, clap::Args)]
 pub struct PlanArgs {
     #[command(flatten)]
     input: Input,
+    /// Predicts the speed on these chips, and keeps to the rules about them: m4-max,a17-pro; m5@27 is an M5 with OS 27
+    #[arg(long = "for", value_name = "CHIP", value_delimiter = ',')]
+    targets: Vec<String>,
+    /// Searches for the manifest that takes least time on the chips
+    #[arg(long, requires = "targets")]
+    search: bool,
+    #[command(flatten)]
+    limits: Limits,
+    /// Writes the manifest that was found, instead of printing it
+    #[arg(short, long, value_name = "FILE", requires = "search")]
+    out: Option<PathBuf>,
     /// Prints the plan as JSON
     #[arg(long)]
     json: bool,
 }
 
+/// Limits of a search.
+#[derive(Debug, clap::Args)]
+struct Limits {
+    /// Weights of one package at most, in units of 1,000,000 bytes; what rules and chips allow if not given
+    #[arg(long, value_name = "N", requires = "search")]
+    max_mb: Option<f64>,
+    /// Memory with the functions of a text loaded at most, likewise
+    #[arg(long, value_name = "N", requires = "search")]
+    max_memory_mb: Option<f64>,
+    /// Fewest bits of a weight; 8 if not given
+    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=16))]
+    least_bits: Option<u32>,
+}
+
+/// A manifest would take the place of another file.
+#[derive(Debug, thiserror::Error)]
+#[error("{} is there already", .0.display())]
+struct Exists(PathBuf);
+
+impl Diagnostic for Exists {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("remove it, or give another name".into())
+    }
+}
+
+/// The targets of names.
+pub(super) fn targets(names: &[String]) -> Result<Vec<Target<'static>>, ChipError> {
+    names.iter().map(|name| ChipTable::built_in().target(name)).collect()
+}
+
 impl PlanArgs {
     pub(super) fn run(self) -> Result<u8> {
+        let targets = targets(&self.targets)?;
         let asked = self.input.manifest()?;
         let opened = open(&asked)?;
         let manifest = resolve(&asked, &opened.source, &*opened.model);
-        let plan = ConvertPlan::new(&manifest, &*opened.model)?;
+        if self.search { self.search(&manifest, &opened, &targets) } else { self.plan(&asked, &manifest, &opened, &targets) }
+    }
+
+    fn plan(&self, asked: &Manifest, manifest: &Manifest, opened: &Opened, targets: &[Target<'_>]) -> Result<u8> {
+        let plan = ConvertPlan::new(manifest, &*opened.model)?;
         let estimate = Estimate::of(&plan);
         let transforms = opened.model.transformed().done;
-        let notes = of_transforms(&asked, &manifest, &*opened.model);
-        let forms = FormEstimate::of(&manifest, &*opened.model);
+        let notes = of_transforms(asked, manifest, &*opened.model);
+        let forms = FormEstimate::of(manifest, &*opened.model);
+        let predictions = predict(manifest, &*opened.model, &plan, targets)?;
         let mut findings = Vec::new();
         for package in &plan.packages {
             // the graphs are built, their weights are not read
             let mut emitter = Emitter::new(&manifest.quant);
             let (program, _) = build_package(&*opened.model, &plan.form, package, &mut emitter)?;
-            findings.extend(forecast(&format!("{}.mlpackage", package.name), &program, package.weight_bytes));
+            let name = format!("{}.mlpackage", package.name);
+            findings.extend(forecast(&name, &program, package.weight_bytes, targets));
         }
         if self.json {
-            let mut json = report::plan_json(&manifest, opened.model.facts(), &plan, &estimate, &forms);
-            json["transforms"] = serde_json::json!(transforms);
-            json["notes"] = serde_json::json!(notes);
-            json["forecast"] = serde_json::json!(findings);
+            let mut json = report::plan_json(manifest, opened.model.facts(), &plan, &estimate, &forms);
+            json["transforms"] = json!(transforms);
+            json["notes"] = json!(notes);
+            json["forecast"] = json!(findings);
+            if !targets.is_empty() {
+                json["predictions"] = json!(predictions);
+            }
             print_json(&json);
         } else {
-            print(&report::plan(&manifest, opened.model.facts(), &plan, &estimate, &forms));
+            print(&report::plan(manifest, opened.model.facts(), &plan, &estimate, &forms));
             print(&report::transforms(&transforms, &notes));
+            if !targets.is_empty() {
+                print(&format!("\n{}", report::predictions(&predictions)));
+            }
             print(&report::forecast(&findings));
+        }
+        Ok(0)
+    }
+
+    fn search(&self, manifest: &Manifest, opened: &Opened, targets: &[Target<'_>]) -> Result<u8> {
+        let limits = SearchLimits {
+            max_mb: self.limits.max_mb,
+            max_memory_mb: self.limits.max_memory_mb,
+            least_bits: self.limits.least_bits.unwrap_or(SearchLimits::default().least_bits),
+        };
+        let found = search(manifest, &*opened.model, targets, &limits)?;
+        if let Some(out) = &self.out {
+            if out.exists() {
+                return Err(Exists(out.clone()).into());
+            }
+            write_file(out, found.to_yaml().as_bytes())?;
+        }
+        if self.json {
+            print_json(&json!({
+                "manifest": found.manifest,
+                "choices": found.reasons,
+                "predictions": found.predictions,
+                "milliseconds_per_token": found.milliseconds_per_token,
+                "compared": found.compared,
+                "written": self.out,
+            }));
+            return Ok(0);
+        }
+        match &self.out {
+            None => print(&found.to_yaml()),
+            Some(out) => {
+                print(&report::choices(&found.reasons));
+                print(&format!("\n{}", report::predictions(&found.predictions)));
+                print(&format!("{} has the manifest", out.display()));
+            }
         }
         Ok(0)
     }

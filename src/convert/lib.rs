@@ -26,6 +26,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`plan`], [`size`] | what goes into which package, and how many bytes that takes |
+//! | [`workload`] | what a function reads and computes |
 //! | [`estimate`] | how fast that might run |
 //! | [`emit`] | weights in the number format of their role |
 //! | [`open`] | the source that a manifest names, and the model in it |
@@ -56,9 +57,11 @@ pub mod report;
 pub mod resume;
 pub mod size;
 pub mod tokenizer;
+pub mod workload;
 
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
 pub use pipeline::{Chosen, ConvertOptions, Outcome, convert, convert_chosen};
 pub use plan::ConvertPlan;
 pub use report::CalibrationReport;
+pub use workload::{WeightUse, Workload};

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::emit::{Stored, WeightKey, add, add_row_scale};
+use super::workload::WeightUse;
 use anec_base::Result;
 use anec_family::{EmitWeight, FamilyModel, FunctionRequest, LoweringOptions};
 use anec_manifest::{Quant, Role};
@@ -32,7 +33,7 @@ impl PackageSize {
         quant: &Quant,
         functions: &[FunctionRequest],
     ) -> Result<PackageSize> {
-        let mut emitter = DryEmitter { quant, emitted: HashMap::new() };
+        let mut emitter = DryEmitter::new(quant);
         let functions = functions.iter().map(|request| Ok(model.build(form, request, &mut emitter)?.function));
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let default_function = functions.first().map(|f| f.name.clone()).unwrap_or_default();
@@ -43,21 +44,31 @@ impl PackageSize {
 }
 
 /// Emits weights as [`Emitter`](super::emit::Emitter) does, without their bytes.
-struct DryEmitter<'a> {
+pub(super) struct DryEmitter<'a> {
     quant: &'a Quant,
     emitted: HashMap<WeightKey, Stored>,
+    /// The weights that were emitted, each once.
+    pub(super) uses: Vec<WeightUse>,
 }
 
-impl DryEmitter<'_> {
-    fn stored(&mut self, key: WeightKey, weight: &SourceWeight) -> &Stored {
+impl<'a> DryEmitter<'a> {
+    pub(super) fn new(quant: &'a Quant) -> Self {
+        DryEmitter { quant, emitted: HashMap::new(), uses: Vec::new() }
+    }
+
+    fn stored(&mut self, key: WeightKey, role: Role, weight: &SourceWeight) -> &Stored {
         let (layout, op) = (key.layout(weight), key.format.op);
-        self.emitted.entry(key).or_insert_with(|| Stored {
-            layout,
-            op,
-            data: Unread::content(layout.data_bytes()),
-            scale: layout.scales.map(|_| Unread::content(layout.scale_bytes())),
-            palette: layout.palettes.map(|_| Unread::content(layout.palette_bytes())),
-            row_scale: layout.row_scales.then(|| Unread::content(layout.row_scale_bytes())),
+        let uses = &mut self.uses;
+        self.emitted.entry(key).or_insert_with(|| {
+            uses.push(WeightUse { role, rows: layout.rows, columns: layout.columns });
+            Stored {
+                layout,
+                op,
+                data: Unread::content(layout.data_bytes()),
+                scale: layout.scales.map(|_| Unread::content(layout.scale_bytes())),
+                palette: layout.palettes.map(|_| Unread::content(layout.palette_bytes())),
+                row_scale: layout.row_scales.then(|| Unread::content(layout.row_scale_bytes())),
+            }
         })
     }
 }
@@ -72,7 +83,7 @@ impl EmitWeight for DryEmitter<'_> {
         shape: &[u64],
     ) -> Result<ValueId> {
         let key = WeightKey::new(self.quant, role, weight, shape.first().copied().unwrap_or(1));
-        Ok(add(builder, name, shape, self.stored(key, weight)))
+        Ok(add(builder, name, shape, self.stored(key, role, weight)))
     }
 
     fn emit_row_scale(
@@ -84,7 +95,7 @@ impl EmitWeight for DryEmitter<'_> {
         shape: &[u64],
     ) -> Result<Option<ValueId>> {
         let key = WeightKey::new(self.quant, role, weight, shape.iter().product());
-        Ok(add_row_scale(builder, name, shape, self.stored(key, weight)))
+        Ok(add_row_scale(builder, name, shape, self.stored(key, role, weight)))
     }
 }
 

@@ -65,7 +65,7 @@ pub enum KvWrite {
 }
 
 /// How what layers carry is divided into states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum StateForm {
     /// One for each thing that a layer carries: keys, values.
@@ -77,7 +77,7 @@ pub enum StateForm {
 
 /// Who keeps what layers with a recurrence carry from call to call: the last inputs of convolutions, the matrices of linear
 /// recurrences. Keys and values are always states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::EnumIter)]
 #[serde(rename_all = "snake_case")]
 pub enum RecurrentForm {
     /// Core ML, as states.

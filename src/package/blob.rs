@@ -21,7 +21,7 @@ pub use write::WriteProgress;
 use anec_mil::DataType;
 
 /// Alignment of records and of data, and the size of a record and of the file's header.
-pub(super) const ALIGNMENT: u64 = 64;
+pub const ALIGNMENT: u64 = 64;
 /// First word of a record.
 const SENTINEL: u32 = 0xDEAD_BEEF;
 /// The only version there is.

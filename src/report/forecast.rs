@@ -25,10 +25,17 @@ pub fn forecast(findings: &[ForecastFinding]) -> String {
         let contested = findings[0].evidence.iter().any(|evidence| evidence.says == Says::Against);
         let tail = if contested { " Sources contradict each other." } else { "" };
         // writing to a string doesn't fail
-        let _ = writeln!(text, "  {rule}: {}{tail}", findings[0].remedy);
+        let _ = writeln!(text, "  {rule}: {}{}{tail}", findings[0].remedy, only(&findings[0].chips, &findings[0].systems));
     }
     text.push_str("  (`anec explain RULE` has the sources)\n");
     text
+}
+
+/// What a rule is about, if not everything: ` Only on M1, M2.`
+fn only(chips: &[String], systems: &[u32]) -> String {
+    let systems = systems.iter().map(|system| format!("OS {system}"));
+    let names: Vec<String> = chips.iter().cloned().chain(systems).collect();
+    if names.is_empty() { String::new() } else { format!(" Only on {}.", names.join(", ")) }
 }
 
 /// Findings of each rule, the gravest rules first.
@@ -51,7 +58,8 @@ pub(super) fn place(finding: &ForecastFinding) -> String {
 
 /// A rule with its evidence.
 pub fn rule(rule: &Rule) -> String {
-    let mut text = format!("{} ({}): {}\n\n{}\n{}\n\n", rule.id, rule.severity, rule.what, rule.why, rule.remedy);
+    let (remedy, only) = (&rule.remedy, only(&rule.chips, &rule.systems));
+    let mut text = format!("{} ({}): {}\n\n{}\n{remedy}{only}\n\n", rule.id, rule.severity, rule.what, rule.why);
     text.push_str(&table(
         &["says", "source", "device", "system", "date"],
         rule.evidence.iter().map(|Evidence { says, source, device, os, date }| {

@@ -22,6 +22,7 @@ mod junit;
 mod markdown;
 mod planned;
 mod plot;
+mod prediction;
 mod residency;
 
 pub use conversion::conversion;
@@ -32,6 +33,7 @@ pub use html::html;
 pub use junit::junit;
 pub use markdown::markdown;
 pub use planned::{manifests, plan, plan_json, transforms};
+pub use prediction::{choices, predictions};
 
 /// Bytes in the unit that suits them: `2.0 kB`, `250.0 MB` (powers of 1000).
 pub fn bytes(count: u64) -> String {

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::chips::Target;
 use super::rules::{
     Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
 };
@@ -27,16 +28,23 @@ pub struct ForecastFinding {
     pub found: String,
     /// How many ops or states.
     pub count: usize,
+    /// The chips, or generations of chips, that the rule is about; all if none are named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chips: Vec<String>,
+    /// The major versions of systems that it is about; all if none are named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub systems: Vec<u32>,
     /// What to do.
     pub remedy: String,
     /// Who says so, and who says otherwise.
     pub evidence: Vec<Evidence>,
 }
 
-/// Applies all rules to a program; `weight_bytes` are those of its package.
-pub fn forecast(package: &str, program: &Program, weight_bytes: u64) -> Vec<ForecastFinding> {
+/// Applies the rules that are about these targets to a program, all rules if none is named; `weight_bytes` are those of
+/// its package.
+pub fn forecast(package: &str, program: &Program, weight_bytes: u64, targets: &[Target<'_>]) -> Vec<ForecastFinding> {
     let mut findings = Vec::new();
-    for rule in rules() {
+    for rule in rules().into_iter().filter(|rule| rule.concerns(targets)) {
         if let Applies::Weights(pattern) = &rule.applies {
             if weights(pattern, weight_bytes) {
                 let found = vec![format!("{:.1} MB of weights", weight_bytes as f64 / 1e6)];
@@ -65,6 +73,8 @@ fn finding(rule: &Rule, package: &str, function: Option<&str>, found: &[String])
         function: function.map(str::to_owned),
         found: found.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ") + &tail,
         count: found.len(),
+        chips: rule.chips.clone(),
+        systems: rule.systems.clone(),
         remedy: rule.remedy.clone(),
         evidence: rule.evidence.clone(),
     }
@@ -142,6 +152,9 @@ fn matches_op(pattern: &OpPattern, function: &Function, op: &Op) -> bool {
         && pattern
             .dim_above
             .is_none_or(|limit| tensors(function, op).any(|ty| ty.shape.iter().any(|d| size(d) > limit)))
+        && pattern.width_above.is_none_or(|limit| {
+            tensors(function, op).any(|ty| ty.rank() > 2 && ty.shape.iter().rev().take(2).any(|d| size(d) > limit))
+        })
         && pattern.last_axis_below.is_none_or(|limit| {
             results(function, op).any(|ty| ty.shape.last().and_then(Dim::fixed).is_some_and(|size| size < limit))
         })
@@ -215,7 +228,7 @@ mod tests {
         let y = build(&mut ops, x);
         ops.output("y", y);
         let program = Program::single(ops.finish().unwrap());
-        forecast("p", &program, bytes).into_iter().map(|finding| finding.rule).collect()
+        forecast("p", &program, bytes, &[]).into_iter().map(|finding| finding.rule).collect()
     }
 
     const MIDDLE: u64 = 100_000_000;
@@ -232,7 +245,7 @@ mod tests {
         assert_eq!(rules_of(&[1, 20_000, 1, 2], MIDDLE, |ops, x| ops.silu(x)), ["dimension-above-16384"]);
         assert_eq!(
             rules_of(&[1, 8, 1, 32], 2_300_000_000, |ops, x| ops.silu(x)),
-            ["weights-above-2-gb", "weights-above-250-mb"]
+            ["weights-above-2-gb", "weights-above-1400-mb", "weights-above-250-mb"]
         );
         assert_eq!(rules_of(&[1, 8, 1, 32], 1000, |ops, x| ops.silu(x)), ["tiny-graph"]);
     }
@@ -249,8 +262,8 @@ mod tests {
             }
         };
         let found = |dtype, scale| rules_of(&[1, 8, 1, 32], MIDDLE, conv(dtype, scale));
-        assert!(found(DataType::Int8, [8, 1, 1, 1]).is_empty());
-        assert_eq!(found(DataType::Int8, [8, 2, 1, 1]), ["blockwise-scales"]);
+        assert_eq!(found(DataType::Int8, [8, 1, 1, 1]), ["unfolded-int8"]);
+        assert_eq!(found(DataType::Int8, [8, 2, 1, 1]), ["blockwise-scales", "unfolded-int8"]);
         assert_eq!(found(DataType::Int4, [8, 1, 1, 1]), ["four-bit-integers"]);
         let palettes = |groups: u64| {
             rules_of(&[1, 8, 1, 32], MIDDLE, move |ops, x| {
@@ -261,7 +274,27 @@ mod tests {
             })
         };
         assert!(palettes(1).is_empty());
-        assert_eq!(palettes(4), ["grouped-palettes"]);
+        assert_eq!(palettes(4), ["one-palette", "grouped-palettes"]);
+    }
+
+    #[test]
+    fn rules_that_name_chips_apply_to_those() {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let x = ops.input("x", TensorType::new(DataType::Fp16, [1u64, 8, 1, 20_000]));
+        let y = ops.silu(x);
+        ops.output("y", y);
+        let program = Program::single(ops.finish().unwrap());
+        let table = crate::ChipTable::built_in();
+        let found = |targets: &[&str]| -> Vec<(String, Vec<String>)> {
+            let targets: Vec<Target<'_>> = targets.iter().map(|name| table.target(name).unwrap()).collect();
+            let findings = forecast("p", &program, MIDDLE, &targets);
+            findings.into_iter().map(|finding| (finding.rule, finding.chips)).collect()
+        };
+        let wide = |findings: &[(String, Vec<String>)]| findings.iter().any(|(rule, _)| rule == "width-above-16384");
+        assert!(wide(&found(&["m3"])) && wide(&found(&["m4", "m2-pro"])) && wide(&found(&[])));
+        assert!(!wide(&found(&["m4"])) && !wide(&found(&["m5", "a17-pro"])));
+        let named = found(&["m3"]).into_iter().find(|(rule, _)| rule == "width-above-16384").unwrap();
+        assert_eq!(named.1, ["A14", "A15", "M1", "M2", "M3"]);
     }
 
     #[test]

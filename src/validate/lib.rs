@@ -24,6 +24,10 @@
 //! | [`bisect`] | the smallest piece of a program that fails a gate |
 //! | [`forecast`](mod@forecast) | rules applied to a program: no proof |
 //! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
+//! | [`speed`] | how fast a call is on a chip, predicted, and the published speeds behind that |
+//! | [`predict`](mod@predict) | what a conversion would do on a chip, predicted |
+//! | [`search`](mod@search) | the manifest with which a model takes least time, by the prediction |
+//! | [`chips`] | `validators/chips.yaml`: what is published of chips |
 //! | [`verdict`] | claims, gates, reports |
 //! | [`thresholds`] | `validators/gates.yaml` |
 //! | [`lint`] | what constants and ops say of half precision without a run |
@@ -39,6 +43,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bisect;
+pub mod chips;
 pub mod forecast;
 pub mod foreign;
 pub mod golden;
@@ -47,22 +52,28 @@ pub mod measure;
 pub mod numerics;
 pub mod parity;
 pub mod perplexity;
+pub mod predict;
 pub mod probe;
 pub mod prompts;
 pub mod residency;
 pub mod rules;
+pub mod search;
+pub mod speed;
 pub mod structure;
 pub mod thresholds;
 pub mod trial;
 pub mod verdict;
 pub mod watch;
 
+pub use chips::{Chip, ChipTable};
 pub use forecast::forecast;
 pub use golden::{Golden, GoldenText, Greedy};
 pub use measure::{LogitMeasures, RowMeasures};
 pub use numerics::numerics;
 pub use parity::{Candidate, parity};
+pub use predict::predict;
 pub use perplexity::{Perplexity, perplexity};
+pub use search::search;
 pub use structure::structure;
 pub use thresholds::Thresholds;
 pub use verdict::{Check, GateReport, GatesReport, Verdict};

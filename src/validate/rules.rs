@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::chips::Target;
+
 /// Built into the binary, so that a forecast doesn't depend on where it is made.
 const RULES: &str = include_str!("validators/ane-rules.yaml");
 const ERRORS: &str = include_str!("validators/errors.yaml");
@@ -25,8 +27,21 @@ pub struct Rule {
     pub severity: Severity,
     /// What it applies to.
     pub applies: Applies,
+    /// The chips, or generations of chips, that it is about; all if none are named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chips: Vec<String>,
+    /// The major versions of systems that it is about; all if none are named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub systems: Vec<u32>,
     /// Who says so, and who says otherwise.
     pub evidence: Vec<Evidence>,
+}
+
+impl Rule {
+    /// Whether it is about one of these targets at least; where none is named, it is about what may come.
+    pub fn concerns(&self, targets: &[Target<'_>]) -> bool {
+        targets.is_empty() || targets.iter().any(|target| target.is_meant(&self.chips, &self.systems))
+    }
 }
 
 /// How much a rule matters.
@@ -106,6 +121,9 @@ pub struct OpPattern {
     /// A dimension that is larger.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dim_above: Option<u64>,
+    /// A size of one of the last two axes that is larger.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width_above: Option<u64>,
     /// A result whose last axis is smaller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_axis_below: Option<u64>,
@@ -255,6 +273,24 @@ mod tests {
             // what nobody supports is no rule; what somebody contradicts is no certainty, unless it is only slow
             assert!(rule.evidence.iter().any(|evidence| evidence.says == Says::For), "{}", rule.id);
         }
+    }
+
+    #[test]
+    fn rules_name_chips_that_exist() {
+        let table = crate::ChipTable::built_in();
+        let known = |name: &String| {
+            table.find(name).is_ok() || table.generations.iter().any(|generation| generation.name == *name)
+        };
+        for rule in rules() {
+            assert!(rule.chips.iter().all(known), "{}: {:?}", rule.id, rule.chips);
+        }
+        let named = |id: &str, target: &str| {
+            let target = table.target(target).unwrap();
+            rules().iter().find(|rule| rule.id == id).unwrap().concerns(&[target])
+        };
+        assert!(named("stateful-m5", "m5-pro") && !named("stateful-m5", "m4-max"));
+        assert!(named("dynamic-shapes-27", "m4@27") && !named("dynamic-shapes-27", "m4@26"));
+        assert!(named("dynamic-shapes-27", "m4") && named("rank-above-5", "m4@26"));
     }
 
     #[test]

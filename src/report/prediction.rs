@@ -1,0 +1,52 @@
+//! What is predicted of chips, and what a search chose.
+
+use super::bytes;
+use super::table::table;
+use anec_validate::predict::ChipPrediction;
+use anec_validate::search::ChoiceReason;
+
+/// Predictions: of each chip the calls, the speeds in each context, memory and first load.
+pub fn predictions(predictions: &[ChipPrediction]) -> String {
+    predictions.iter().map(prediction).collect::<Vec<_>>().join("\n")
+}
+
+fn prediction(prediction: &ChipPrediction) -> String {
+    let ChipPrediction { target, functions, contexts, .. } = prediction;
+    let mut text = String::new();
+    let rows = functions.iter().map(|function| {
+        vec![
+            function.package.clone(),
+            function.function.clone(),
+            function.tokens.to_string(),
+            format!("{:.2}", function.time.milliseconds),
+            function.time.bound.to_string(),
+        ]
+    });
+    text.push_str(&table(&[&format!("predicted for {target}"), "function", ">tokens", ">ms", "bound by"], rows));
+    let rows = contexts.iter().map(|context| {
+        vec![
+            context.context.to_string(),
+            format!("{:.1}", context.decode_per_second),
+            context.decode_tokens.to_string(),
+            format!("{:.1}", context.prefill_per_second),
+            context.prefill_tokens.to_string(),
+        ]
+    });
+    let head = [">context", ">written a second", ">tokens of a call", ">read a second", ">tokens of a call"];
+    text.push_str(&format!("\n{}", table(&head, rows)));
+    let [least, most] = prediction.first_load_seconds;
+    text.push_str(&format!(
+        "\n{} with one function of each package loaded, {} with all; first load of all {least:.0} to {most:.0} s\n",
+        bytes(prediction.loaded_bytes),
+        bytes(prediction.all_loaded_bytes)
+    ));
+    let said = prediction.notes.iter().chain(&prediction.assumptions);
+    said.for_each(|line| text.push_str(&format!("  {line}\n")));
+    text.push_str("  predicted from published numbers, not measured: book/src/speed.md has the error at every point\n");
+    text
+}
+
+/// What a search chose, and why.
+pub fn choices(reasons: &[ChoiceReason]) -> String {
+    table(&["chosen", "because"], reasons.iter().map(|reason| vec![reason.key.to_owned(), reason.reason.clone()]))
+}

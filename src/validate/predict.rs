@@ -1,0 +1,279 @@
+//! What a conversion would do on a chip, predicted: the time of every call, tokens a second, memory, first load.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::chips::{ChipTable, Reading, Target, WeightPath};
+use super::speed::points::SpeedPoints;
+use super::speed::{CallTime, CallWork, ChipRates, SpeedModel};
+use anec_base::Result;
+use anec_bundle::{Stage, TokenCount};
+use anec_convert::{ConvertPlan, WeightUse, Workload};
+use anec_family::FamilyModel;
+use anec_manifest::{Manifest, Quant};
+
+/// What is predicted of a chip.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ChipPrediction {
+    /// The chip, and the system after `@` if one was named.
+    pub target: String,
+    /// How it came about: always `predicted`.
+    pub evidence: &'static str,
+    /// Every function at every number of tokens, as the first and the last of a range.
+    pub functions: Vec<FunctionPrediction>,
+    /// Speeds in each context.
+    pub contexts: Vec<ContextPrediction>,
+    /// Memory with one function of each package loaded and the states of one text, in bytes.
+    pub loaded_bytes: u64,
+    /// Memory with all functions loaded.
+    pub all_loaded_bytes: u64,
+    /// Seconds of the first load of all functions, from the least to the most.
+    pub first_load_seconds: [f64; 2],
+    /// What isn't published, and what stands in for it.
+    pub assumptions: Vec<String>,
+    /// What to know of the chip and its systems.
+    pub notes: Vec<String>,
+}
+
+/// A call of a function.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct FunctionPrediction {
+    /// Its package.
+    pub package: String,
+    /// Its name.
+    pub function: String,
+    /// Its context.
+    pub context: u64,
+    /// Tokens of the call.
+    pub tokens: u64,
+    /// How long it takes.
+    #[serde(flatten)]
+    pub time: CallTime,
+}
+
+/// Speeds in a context.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ContextPrediction {
+    /// Tokens of the longest text.
+    pub context: u64,
+    /// Tokens of the calls that write a text.
+    pub decode_tokens: u64,
+    /// Tokens written a second.
+    pub decode_per_second: f64,
+    /// Tokens of the calls that read a prompt.
+    pub prefill_tokens: u64,
+    /// Tokens read a second.
+    pub prefill_per_second: f64,
+}
+
+/// Tokens that a text for which forms are compared has, read and written, where the context holds so many.
+pub const TEXT: [u64; 2] = [512, 256];
+
+impl ChipPrediction {
+    /// Milliseconds for each token of a text of which [`TEXT`] tokens are read and written, or two thirds and one third of the
+    /// largest context if that is shorter. Each token is in the smallest context that holds it.
+    pub fn milliseconds_per_token(&self) -> f64 {
+        let largest = self.contexts.last().map_or(1, |context| context.context);
+        let [read, written] = text(largest);
+        let holding = |tokens: u64| self.contexts.iter().find(|context| context.context >= tokens);
+        let time = |position: u64, rate: fn(&ContextPrediction) -> f64| {
+            holding(position + 1).map_or(f64::INFINITY, |context| 1e3 / rate(context))
+        };
+        let reading: f64 = (0..read).map(|position| time(position, |context| context.prefill_per_second)).sum();
+        let writing: f64 =
+            (read..read + written).map(|position| time(position, |context| context.decode_per_second)).sum();
+        (reading + writing) / (read + written) as f64
+    }
+}
+
+/// Tokens read and written of a text that a context holds.
+pub(crate) fn text(context: u64) -> [u64; 2] {
+    let [read, written] = TEXT;
+    if read + written <= context {
+        return TEXT;
+    }
+    let written = (context / 3).max(1);
+    [context - written, written]
+}
+
+/// What a weight is to a chip: bytes that are streamed, weights that are looked up in palettes.
+pub(crate) fn reading(weight: &WeightUse, quant: &Quant, target: &Target<'_>) -> (f64, f64) {
+    let (format, layout) = weight.layout(quant);
+    let path = WeightPath::of(&format);
+    match target.chip.reading(path) {
+        Some(Reading::Unfolds | Reading::Fails) => (2.0 * weight.elements() as f64, 0.0),
+        Some(Reading::Streams) | None => {
+            let palette = matches!(path, WeightPath::Palette | WeightPath::GroupedPalette);
+            (layout.bytes() as f64, if palette { weight.elements() as f64 } else { 0.0 })
+        }
+    }
+}
+
+/// What is to be known of the forms of weights on a chip.
+fn notes(quant: &Quant, weights: &[WeightUse], target: &Target<'_>) -> Vec<String> {
+    let mut notes = Vec::new();
+    for weight in weights {
+        let (format, _) = weight.layout(quant);
+        let path = WeightPath::of(&format);
+        let chip = &target.chip.name;
+        let note = match target.chip.reading(path) {
+            Some(Reading::Streams) => continue,
+            Some(Reading::Unfolds) => format!("{chip} unfolds {format} weights to fp16 when they are loaded"),
+            Some(Reading::Fails) => format!("{chip} doesn't take {format} weights on its Neural Engine"),
+            None => format!("how {chip} reads {format} weights isn't published: as if streamed"),
+        };
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+    notes
+}
+
+/// A function of a plan, with what it reads and computes.
+struct PlannedFunction<'a> {
+    package: usize,
+    stage: &'a Stage,
+    name: &'a str,
+    context: u64,
+    tokens: u64,
+    workload: Workload,
+}
+
+/// Predicts what the conversion of a manifest would do on chips. `manifest` is the resolved one.
+///
+/// # Errors
+/// When too little is published of a chip, or a function can't be built.
+pub fn predict(
+    manifest: &Manifest,
+    model: &dyn FamilyModel,
+    plan: &ConvertPlan,
+    targets: &[Target<'_>],
+) -> Result<Vec<ChipPrediction>> {
+    let mut functions = Vec::new();
+    for (package, planned) in plan.packages.iter().enumerate() {
+        for request in &planned.functions {
+            let workload = Workload::of(model, &plan.form, &manifest.quant, request)?;
+            let mut lengths = match request.tokens {
+                TokenCount::Fixed(tokens) => vec![tokens],
+                TokenCount::Range(lower, upper) => vec![lower, upper],
+            };
+            lengths.dedup();
+            functions.extend(lengths.into_iter().map(|tokens| PlannedFunction {
+                package,
+                stage: &request.stage,
+                name: &request.name,
+                context: request.context,
+                tokens,
+                workload: workload.clone(),
+            }));
+        }
+    }
+    targets.iter().map(|target| Ok(on_chip(manifest, plan, &functions, target)?)).collect()
+}
+
+fn on_chip(
+    manifest: &Manifest,
+    plan: &ConvertPlan,
+    functions: &[PlannedFunction<'_>],
+    target: &Target<'_>,
+) -> Result<ChipPrediction, super::chips::ChipError> {
+    let table = ChipTable::built_in();
+    let rates = ChipRates::of(target.chip, table, SpeedModel::built_in())?;
+    let works: Vec<CallWork> = functions.iter().map(|function| work(manifest, plan, function, target)).collect();
+    let calls = |function: &PlannedFunction<'_>, work: &CallWork| FunctionPrediction {
+        package: format!("{}.mlpackage", plan.packages[function.package].name),
+        function: function.name.to_owned(),
+        context: function.context,
+        tokens: function.tokens,
+        time: rates.call(work),
+    };
+    let fewest = functions.iter().map(|function| function.tokens).min().unwrap_or(1);
+    let most = functions.iter().map(|function| function.tokens).max().unwrap_or(1);
+    let of = |context: Option<u64>, tokens: u64| {
+        functions.iter().zip(&works).filter(move |(function, _)| {
+            function.tokens == tokens && context.is_none_or(|context| function.context == context)
+        })
+    };
+    // milliseconds of a call of all functions, without the head
+    let layers = |context: u64, tokens: u64| -> f64 {
+        let layers = of(Some(context), tokens).filter(|(function, _)| matches!(function.stage, Stage::Layers { .. }));
+        let times = layers.map(|(_, work)| rates.call(work).milliseconds);
+        let mut experts: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        for (function, work) in of(None, tokens) {
+            if let Stage::Experts { layer, .. } = function.stage {
+                experts.entry(*layer).or_default().push(rates.call(work).milliseconds);
+            }
+        }
+        let asked = (plan.experts_per_token * tokens) as usize;
+        let experts = experts.into_values().map(|mut times| {
+            times.sort_by(|a, b| b.total_cmp(a));
+            times.into_iter().take(asked).sum::<f64>()
+        });
+        times.sum::<f64>() + experts.sum::<f64>()
+    };
+    let head = |tokens: u64| {
+        let pieces = of(None, tokens).filter(|(function, _)| matches!(function.stage, Stage::Head { .. }));
+        rates.side_by_side(pieces.map(|(_, work)| work)).map_or(0.0, |time| time.milliseconds)
+    };
+    let contexts = plan.contexts.iter().map(|context| ContextPrediction {
+        context: *context,
+        decode_tokens: fewest,
+        decode_per_second: 1e3 / (layers(*context, fewest) + head(fewest)),
+        prefill_tokens: most,
+        prefill_per_second: 1e3 * most as f64 / layers(*context, most),
+    });
+    let numbers = SpeedPoints::built_in();
+    let loaded = |function: &PlannedFunction<'_>| {
+        let weights = function.workload.weights.iter().map(|weight| reading(weight, &manifest.quant, target).0);
+        weights.sum::<f64>() * numbers.loaded.factor
+    };
+    // functions of one package and length hold the same weights
+    let mut each: BTreeMap<usize, f64> = BTreeMap::new();
+    functions.iter().for_each(|function| {
+        let bytes = each.entry(function.package).or_default();
+        *bytes = bytes.max(loaded(function));
+    });
+    let stored: f64 = plan
+        .packages
+        .iter()
+        .map(|package| package.weight_bytes as f64 * package.functions.len() as f64)
+        .sum();
+    let mut weights: Vec<WeightUse> = functions.iter().flat_map(|function| function.workload.weights.clone()).collect();
+    weights.dedup();
+    let mut notes = notes(&manifest.quant, &weights, target);
+    notes.extend(
+        table.defects_of(target.chip).map(|system| format!("{}: {}; {}", system.os, system.defect, system.remedy)),
+    );
+    Ok(ChipPrediction {
+        target: target.id(),
+        evidence: "predicted",
+        functions: functions.iter().zip(&works).map(|(function, work)| calls(function, work)).collect(),
+        contexts: contexts.collect(),
+        loaded_bytes: each.values().sum::<f64>() as u64 + plan.state_bytes(),
+        all_loaded_bytes: functions.iter().map(loaded).sum::<f64>() as u64 + plan.state_bytes(),
+        first_load_seconds: numbers.first_load.seconds_per_gb.map(|seconds| seconds * stored / 1e9),
+        assumptions: rates.assumptions,
+        notes,
+    })
+}
+
+fn work(manifest: &Manifest, plan: &ConvertPlan, function: &PlannedFunction<'_>, target: &Target<'_>) -> CallWork {
+    let package = &plan.packages[function.package];
+    let index = plan.contexts.iter().position(|context| *context == function.context).unwrap_or(0);
+    let head = matches!(function.stage, Stage::Head { .. });
+    let mut work = CallWork {
+        state_bytes: package.state_bytes.get(index).copied().unwrap_or(0) as f64,
+        macs: function.workload.macs(function.tokens) as f64,
+        head,
+        ..CallWork::default()
+    }
+    .written(manifest.kv_write());
+    for weight in &function.workload.weights {
+        let (bytes, palette) = reading(weight, &manifest.quant, target);
+        work.weight_bytes += bytes;
+        work.palette_weights += palette;
+    }
+    work
+}

@@ -1,0 +1,533 @@
+//! The search for the manifest with which a model takes least time on chips, by the prediction.
+//!
+//! What is chosen: the division of the layers (exactly, as a shortest path), the pieces of the LM head, numbers of tokens of
+//! calls, contexts, the form of states and of weights. Rules that expect a form to leave the Neural Engine of one of
+//! the chips exclude it; among forms of equal time the one of which fewer rules doubt is taken.
+
+pub mod forms;
+pub mod layers;
+
+use serde::Serialize;
+
+use super::chips::Target;
+use super::predict::{ChipPrediction, predict, text};
+use super::rules::{Applies, Severity, rules};
+use anec_base::{Diagnostic, Error, Fault, Result};
+use anec_convert::ConvertPlan;
+use anec_family::FamilyModel;
+use anec_manifest::{Contexts, HeadSplit, Lengths, LmHead, Manifest, Shards};
+
+use forms::FormChoice;
+use layers::{Division, LayerTable};
+
+/// Limits of a search.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SearchLimits {
+    /// Weights of one package, in 10^6 bytes; without it what the rules and the chips' rows allow.
+    pub max_mb: Option<f64>,
+    /// Memory with the functions of a text loaded, in 10^6 bytes; without it what the chips' rows allow.
+    pub max_memory_mb: Option<f64>,
+    /// Fewest bits of a weight. The search knows speeds; what fewer bits do to a model, it doesn't.
+    pub least_bits: u32,
+}
+
+impl Default for SearchLimits {
+    fn default() -> Self {
+        SearchLimits { max_mb: None, max_memory_mb: None, least_bits: 8 }
+    }
+}
+
+/// A manifest that was found, with the reason of every choice.
+#[derive(Clone, Debug)]
+pub struct FoundManifest {
+    /// The manifest.
+    pub manifest: Manifest,
+    /// What was chosen and why, by the key of the manifest.
+    pub reasons: Vec<ChoiceReason>,
+    /// What is predicted of it.
+    pub predictions: Vec<ChipPrediction>,
+    /// Milliseconds for each token of the text for which forms are compared: the mean of the chips.
+    pub milliseconds_per_token: f64,
+    /// Combinations whose time was computed.
+    pub compared: usize,
+}
+
+/// Why something was chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ChoiceReason {
+    /// A key of the manifest.
+    pub key: &'static str,
+    /// The reason.
+    pub reason: String,
+}
+
+/// Why a search finds nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SearchError {
+    /// There is no chip to search for.
+    #[error("a search needs a chip")]
+    NoChip,
+    /// The model writes no text.
+    #[error("a search compares forms of models that write text; {family} gives labels")]
+    NoText {
+        /// The model's family.
+        family: String,
+    },
+    /// Experts are in packages of their own.
+    #[error("a search divides layers whose experts are packed; `experts` puts them in packages of their own")]
+    Experts,
+    /// Nothing stays under the limits.
+    #[error("no form of the model is allowed: {why}")]
+    Nothing {
+        /// What excluded the last one.
+        why: String,
+    },
+}
+
+impl Diagnostic for SearchError {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        let help = match self {
+            SearchError::NoChip => "name one: `--for m4-max`",
+            SearchError::NoText { .. } => "`anec plan --for` predicts the speed of the manifest as it is",
+            SearchError::Experts => "use `experts: packed`, or `anec plan --for` with the manifest as it is",
+            SearchError::Nothing { .. } => "allow more: `--max-mb`, `--max-memory-mb`, `--least-bits`, fewer chips",
+        };
+        Some(help.into())
+    }
+}
+
+/// Numbers of tokens of calls that are compared: to write a text, and to read one.
+pub const LENGTHS: [&[u64]; 12] =
+    [&[1], &[1, 8], &[1, 16], &[1, 32], &[1, 64], &[1, 128], &[8], &[16], &[8, 64], &[8, 128], &[16, 64], &[16, 128]];
+
+/// Contexts that are compared for texts of up to `largest` tokens: it alone, and with a quarter and a sixteenth of it.
+pub fn ladders(largest: u64) -> Vec<Vec<u64>> {
+    let mut ladders = vec![vec![largest]];
+    let quarter = largest / 4;
+    if quarter >= 128 {
+        ladders.push(vec![quarter, largest]);
+    }
+    if quarter / 4 >= 128 {
+        ladders.push(vec![quarter / 4, quarter, largest]);
+    }
+    ladders
+}
+
+/// The mean over chips of the time for a token.
+pub fn objective(predictions: &[ChipPrediction]) -> f64 {
+    let sum: f64 = predictions.iter().map(ChipPrediction::milliseconds_per_token).sum();
+    sum / predictions.len().max(1) as f64
+}
+
+/// Most bytes of the weights of one package: the user's limit, or the smallest that a chip's row or a rule gives.
+fn package_limit(targets: &[Target<'_>], limits: &SearchLimits) -> (f64, String) {
+    let mut limit = (f64::INFINITY, "nothing limits a package".to_owned());
+    let mut tighten = |megabytes: f64, reason: String| {
+        if megabytes < limit.0 {
+            limit = (megabytes, reason);
+        }
+    };
+    for rule in rules().iter().filter(|rule| rule.severity == Severity::Falls && rule.concerns(targets)) {
+        if let Applies::Weights(pattern) = &rule.applies
+            && let Some(bytes) = pattern.bytes_above
+        {
+            tighten(bytes as f64 / 1e6, format!("rule {}", rule.id));
+        }
+    }
+    for target in targets {
+        if let Some(fact) = &target.chip.most_package_mb {
+            tighten(fact.value, format!("the largest package seen on {} ({})", target.chip.name, fact.source));
+        }
+    }
+    if let Some(megabytes) = limits.max_mb {
+        tighten(megabytes, "the given limit".into());
+    }
+    limit
+}
+
+/// Most bytes that loaded functions may take.
+fn memory_limit(targets: &[Target<'_>], limits: &SearchLimits) -> Option<(f64, String)> {
+    let facts = targets.iter().filter_map(|target| {
+        let fact = target.chip.process_mb.as_ref()?;
+        Some((fact.value, format!("what a process on {} may use ({})", target.chip.name, fact.source)))
+    });
+    let given = limits.max_memory_mb.map(|megabytes| (megabytes, "the given limit".to_owned()));
+    facts.chain(given).min_by(|a, b| a.0.total_cmp(&b.0))
+}
+
+/// Finds the manifest with which a model takes least time on chips. What the search doesn't choose stays as the manifest
+/// has it; its largest context is the largest that is asked for. `manifest` is the resolved one.
+///
+/// # Errors
+/// When there is no chip, too little is published of one, or no form of the model is allowed.
+pub fn search(
+    manifest: &Manifest,
+    model: &dyn FamilyModel,
+    targets: &[Target<'_>],
+    limits: &SearchLimits,
+) -> Result<FoundManifest> {
+    if targets.is_empty() {
+        return Err(SearchError::NoChip.into());
+    }
+    if model.facts().label_set.is_some() {
+        return Err(SearchError::NoText { family: model.facts().family.clone() }.into());
+    }
+    let has_experts = (0..model.facts().num_layers).any(|layer| model.experts(layer).is_some());
+    if has_experts && !manifest.experts.is_packed() {
+        return Err(SearchError::Experts.into());
+    }
+    let (max_mb, why_max) = package_limit(targets, limits);
+    let memory = memory_limit(targets, limits);
+    let forms = forms::choose(manifest, model, targets, limits)?;
+    let largest = manifest.context.all().last().copied().unwrap_or(1);
+    let ladders = ladders(largest);
+    let table = LayerTable::of(&forms.manifest, model, &ladders, targets)?;
+    let mut best: Option<(f64, Candidate<'_>)> = None;
+    let mut compared = 0;
+    let mut why_not = format!("every layer is larger than {max_mb:.0} MB ({why_max})");
+    for weights in &forms.weights {
+        let Some(pieces) = table.head_pieces(&weights.quant, targets, max_mb) else {
+            why_not = format!("a row of the LM head is larger than {max_mb:.0} MB ({why_max})");
+            continue;
+        };
+        for lengths in table.lengths() {
+            let loaded = table.loaded_bytes(&weights.quant, targets, lengths.len());
+            if let Some((most, reason)) = &memory
+                && loaded > most * 1e6
+            {
+                why_not = format!("{:.0} MB of loaded weights are more than {most:.0} MB ({reason})", loaded / 1e6);
+                continue;
+            }
+            for contexts in ladders.iter().filter(|contexts| contexts[0] >= lengths[lengths.len() - 1]) {
+                compared += 1;
+                let Some(division) = table.divide(&weights.quant, lengths, contexts, targets, max_mb) else { continue };
+                let better = best.as_ref().is_none_or(|(time, _)| division.milliseconds < time - 1e-9);
+                if better {
+                    let candidate = Candidate { weights, lengths, contexts, pieces, loaded, division };
+                    best = Some((candidate.division.milliseconds, candidate));
+                }
+            }
+        }
+    }
+    let (_, found) = best.ok_or_else(|| Error::from(SearchError::Nothing { why: why_not }))?;
+    let mut reasons = forms.reasons.clone();
+    reasons.extend(found.reasons(max_mb, &why_max, memory.as_ref(), &table));
+    let manifest = found.manifest(&forms.manifest, max_mb);
+    let plan = ConvertPlan::new(&manifest, model)?;
+    let predictions = predict(&manifest, model, &plan, targets)?;
+    let milliseconds_per_token = objective(&predictions);
+    Ok(FoundManifest { manifest, reasons, predictions, milliseconds_per_token, compared })
+}
+
+/// A combination.
+struct Candidate<'a> {
+    weights: &'a FormChoice,
+    lengths: &'static [u64],
+    contexts: &'a [u64],
+    pieces: u64,
+    loaded: f64,
+    division: Division,
+}
+
+impl Candidate<'_> {
+    fn manifest(&self, base: &Manifest, max_mb: f64) -> Manifest {
+        let layers = self.division.ranges.iter().map(|range| [range.start, range.end]).collect();
+        Manifest {
+            context: match self.contexts {
+                [one] => Contexts::One(*one),
+                several => Contexts::Several(several.to_vec()),
+            },
+            lengths: Lengths::Fixed(self.lengths.to_vec()),
+            quant: self.weights.quant.clone(),
+            shards: Shards { max_mb, layers: Some(layers), ..base.shards.clone() },
+            lm_head: LmHead { split: HeadSplit::Pieces(self.pieces), ..base.lm_head.clone() },
+            ..base.clone()
+        }
+    }
+
+    fn reasons(
+        &self,
+        max_mb: f64,
+        why_max: &str,
+        memory: Option<&(f64, String)>,
+        table: &LayerTable<'_>,
+    ) -> Vec<ChoiceReason> {
+        let reason = |key, reason| ChoiceReason { key, reason };
+        let fits = memory.map_or_else(String::new, |(most, reason)| {
+            format!("; {:.0} MB loaded at a time, of {most:.0} MB ({reason})", self.loaded / 1e6)
+        });
+        let [read, written] = text(table.largest());
+        let least = format!("least predicted time per token of a text of which {read} tokens are read and {written} written");
+        vec![
+            reason("context", format!("{least}, among {} ladders of contexts", ladders(table.largest()).len())),
+            reason("lengths", format!("{least}, among {} sets of lengths{fits}", table.lengths().count())),
+            reason("quant", self.weights.reason.clone()),
+            reason(
+                "shards",
+                format!(
+                    "the shortest path through all divisions into packages of up to {max_mb:.0} MB ({why_max}): {} of them",
+                    self.division.ranges.len()
+                ),
+            ),
+            reason(
+                "lm_head",
+                format!("the fewest pieces that the limit and the chips' widest channel axis allow: {}", self.pieces),
+            ),
+        ]
+    }
+}
+
+impl FoundManifest {
+    /// The manifest as YAML, each choice below its reason.
+    pub fn to_yaml(&self) -> String {
+        let targets: Vec<&str> = self.predictions.iter().map(|prediction| prediction.target.as_str()).collect();
+        let mut text = format!(
+            "# Found by a search for {}: {:.2} ms for each token, predicted and not measured ({} combinations).\n",
+            targets.join(", "),
+            self.milliseconds_per_token,
+            self.compared
+        );
+        for line in self.manifest.to_yaml().lines() {
+            let key = line.split(':').next().unwrap_or_default();
+            for reason in self.reasons.iter().filter(|reason| reason.key == key) {
+                text.push_str(&format!("# {}\n", reason.reason));
+            }
+            text.push_str(line);
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::path::Path;
+
+    use super::*;
+    use crate::chips::ChipTable;
+    use anec_convert::open::{Opened, open, resolve};
+    use anec_manifest::{Granularity, KvWrite, Quant, StateForm, WeightFormat};
+
+    fn targets(names: &[&str]) -> Vec<Target<'static>> {
+        names.iter().map(|name| ChipTable::built_in().target(name).unwrap()).collect()
+    }
+
+    fn demo() -> (Opened, Manifest) {
+        let source = format!("source={}", anec_testing::root().join("demo/model").display());
+        let manifest = Manifest::from_yaml("context: 512", "test", &[source]).unwrap();
+        let opened = open(&manifest).unwrap();
+        let manifest = resolve(&manifest, &opened.source, &*opened.model);
+        (opened, manifest)
+    }
+
+    /// Numbers that look random and are the same in every run (splitmix64).
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, end: u64) -> u64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (z ^ (z >> 31)) % end
+        }
+
+        fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+            &all[self.below(all.len() as u64) as usize]
+        }
+    }
+
+    /// A manifest that anec would convert, chosen without any thought.
+    fn random(base: &Manifest, layers: usize, numbers: &mut Numbers) -> Manifest {
+        let ladders = ladders(512);
+        let contexts = numbers.one_of(&ladders).clone();
+        let fitting: Vec<&[u64]> = LENGTHS.into_iter().filter(|l| l[l.len() - 1] <= contexts[0]).collect();
+        let int8 = Quant { granularity: Granularity::PerChannel, ..Quant::default() };
+        let palette = Quant { weights: WeightFormat::Palette8, row_scale: true, ..Quant::default() };
+        let fp16 = Quant { weights: WeightFormat::None, ..Quant::default() };
+        let mut ranges: Vec<[usize; 2]> = vec![[0, 1]];
+        for layer in 1..layers {
+            match numbers.below(3) {
+                0 => ranges.push([layer, layer + 1]),
+                _ => ranges.last_mut().unwrap()[1] = layer + 1,
+            }
+        }
+        Manifest {
+            context: Contexts::Several(contexts),
+            lengths: Lengths::Fixed(numbers.one_of(&fitting).to_vec()),
+            kv_write: Some(*numbers.one_of(&[KvWrite::Slice, KvWrite::Mask])),
+            state: *numbers.one_of(&[StateForm::PerLayer, StateForm::Unified]),
+            quant: numbers.one_of(&[int8, palette, fp16]).clone(),
+            shards: Shards { layers: Some(ranges), ..Shards::default() },
+            lm_head: LmHead { split: HeadSplit::Pieces(1 + numbers.below(8)), argmax: false },
+            ..base.clone()
+        }
+    }
+
+    #[test]
+    fn what_is_found_is_never_worse_than_what_chance_finds() {
+        let (opened, manifest) = demo();
+        let model = &*opened.model;
+        for names in [&["m5", "a17-pro"][..], &["m1"], &["m4-max@26"]] {
+            let targets = targets(names);
+            let found = search(&manifest, model, &targets, &SearchLimits::default()).unwrap();
+            let mut numbers = Numbers(13);
+            let (mut worse, mut tried) = (0, 0);
+            for _ in 0..200 / 3 + 1 {
+                let other = random(&manifest, model.facts().num_layers, &mut numbers);
+                let plan = ConvertPlan::new(&other, model).unwrap();
+                let time = objective(&predict(&other, model, &plan, &targets).unwrap());
+                let best = found.milliseconds_per_token;
+                assert!(best <= time * (1.0 + 1e-9), "{names:?}: {best} against {time} of {}", other.to_yaml());
+                worse += usize::from(best < time * 0.999);
+                tried += 1;
+            }
+            // chance isn't as good
+            assert!(worse * 10 > tried * 9, "{worse} of {tried}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_division_is_that_of_the_prediction_and_no_division_is_better() {
+        let (opened, manifest) = demo();
+        let model = &*opened.model;
+        let targets = targets(&["m2", "m4"]);
+        // so little that a call is worth less than the layers that it would hold
+        let limits = SearchLimits { max_mb: Some(1.7), ..SearchLimits::default() };
+        let found = search(&manifest, model, &targets, &limits).unwrap();
+        let time = |ranges: Vec<[usize; 2]>| {
+            let shards = Shards { layers: Some(ranges), ..found.manifest.shards.clone() };
+            let manifest = Manifest { shards, ..found.manifest.clone() };
+            let plan = ConvertPlan::new(&manifest, model).unwrap();
+            let fits = plan.packages.iter().all(|package| package.weight_bytes as f64 <= 1.7e6);
+            (objective(&predict(&manifest, model, &plan, &targets).unwrap()), fits)
+        };
+        let mut least = f64::INFINITY;
+        for cuts in 0u32..1 << 5 {
+            let mut ranges = vec![[0, 1]];
+            for layer in 1..6 {
+                match cuts >> (layer - 1) & 1 {
+                    1 => ranges.push([layer, layer + 1]),
+                    _ => ranges.last_mut().unwrap()[1] = layer + 1,
+                }
+            }
+            let (time, fits) = time(ranges);
+            if fits {
+                least = least.min(time);
+            }
+        }
+        assert!((found.milliseconds_per_token - least).abs() < 1e-9 * least, "{} {least}", found.milliseconds_per_token);
+        assert!(found.predictions[0].contexts.iter().all(|context| context.decode_per_second > 0.0));
+    }
+
+    #[test]
+    fn every_choice_has_its_reason_and_the_text_is_the_manifest() {
+        let (opened, manifest) = demo();
+        let found = search(&manifest, &*opened.model, &targets(&["m2"]), &SearchLimits::default()).unwrap();
+        let text = found.to_yaml();
+        assert_eq!(Manifest::from_yaml(&text, "found", &[]).unwrap(), found.manifest);
+        for key in ["context", "lengths", "kv_write", "state", "quant", "shards", "lm_head"] {
+            assert!(found.reasons.iter().any(|reason| reason.key == key), "{key}");
+            let line = text.lines().position(|line| line.starts_with(&format!("{key}:"))).unwrap();
+            assert!(text.lines().nth(line - 1).unwrap().starts_with("# "), "{key}");
+        }
+        // M2 streams int8 of the older op only
+        assert_eq!(found.manifest.quant.op, anec_manifest::Int8Op::Affine);
+        // a form that the user fixed stays
+        let fixed = Manifest { quant: Quant { weights: WeightFormat::None, ..Quant::default() }, ..manifest };
+        let found = search(&fixed, &*opened.model, &targets(&["m2"]), &SearchLimits::default()).unwrap();
+        assert_eq!(found.manifest.quant, fixed.quant);
+    }
+
+    #[test]
+    fn what_cant_be_found_says_why() {
+        let (opened, manifest) = demo();
+        let search = |names: &[&str], limits| {
+            search(&manifest, &*opened.model, &targets(names), &limits).map(|_| ()).unwrap_err().to_string()
+        };
+        let tiny = SearchLimits { max_mb: Some(0.1), ..SearchLimits::default() };
+        let error = search(&["m4"], tiny);
+        assert!(error.contains("every layer is larger than 0 MB (the given limit)"), "{error}");
+        let little = SearchLimits { max_memory_mb: Some(1.0), ..SearchLimits::default() };
+        let error = search(&["m4"], little);
+        assert!(error.contains("are more than 1 MB (the given limit)"), "{error}");
+        assert_eq!(search(&[], SearchLimits::default()), "a search needs a chip");
+        assert!(search(&["a14"], SearchLimits::default()).starts_with("the speed of A14 can't be predicted"));
+    }
+
+    /// A model of Qwen3 8B's dimensions whose weights are a hole in a file.
+    fn large(folder: &Path) {
+        let (hidden, ff, vocab) = (4096u64, 12288u64, 151_936u64);
+        let config = serde_json::json!({
+            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden, "intermediate_size": ff,
+            "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "vocab_size": vocab, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": false, "hidden_act": "silu", "attention_bias": false, "torch_dtype": "bfloat16",
+        });
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let mut tensors: Vec<(String, Vec<u64>)> = vec![
+            ("model.embed_tokens.weight".into(), vec![vocab, hidden]),
+            ("model.norm.weight".into(), vec![hidden]),
+            ("lm_head.weight".into(), vec![vocab, hidden]),
+        ];
+        for layer in 0..36 {
+            for (name, shape) in [
+                ("input_layernorm", vec![hidden]),
+                ("post_attention_layernorm", vec![hidden]),
+                ("self_attn.q_norm", vec![128]),
+                ("self_attn.k_norm", vec![128]),
+                ("self_attn.q_proj", vec![4096, hidden]),
+                ("self_attn.k_proj", vec![1024, hidden]),
+                ("self_attn.v_proj", vec![1024, hidden]),
+                ("self_attn.o_proj", vec![hidden, 4096]),
+                ("mlp.gate_proj", vec![ff, hidden]),
+                ("mlp.up_proj", vec![ff, hidden]),
+                ("mlp.down_proj", vec![hidden, ff]),
+            ] {
+                tensors.push((format!("model.layers.{layer}.{name}.weight"), shape));
+            }
+        }
+        let mut at = 0;
+        let mut header = serde_json::Map::new();
+        for (name, shape) in tensors {
+            let end = at + 2 * shape.iter().product::<u64>();
+            header.insert(name, serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}));
+            at = end;
+        }
+        let header = serde_json::to_vec(&header).unwrap();
+        let mut file = File::create(folder.join("model.safetensors")).unwrap();
+        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+        file.write_all(&header).unwrap();
+        file.set_len(8 + header.len() as u64 + at).unwrap();
+    }
+
+    #[test]
+    fn eight_billion_weights_take_seconds() {
+        let room = tempfile::tempdir().unwrap();
+        large(room.path());
+        let source = format!("source={}", room.path().display());
+        let manifest = Manifest::from_yaml("context: 4096", "test", &[source]).unwrap();
+        let opened = open(&manifest).unwrap();
+        let manifest = resolve(&manifest, &opened.source, &*opened.model);
+        let begin = std::time::Instant::now();
+        let limits = SearchLimits { max_mb: Some(1000.0), ..SearchLimits::default() };
+        let found = search(&manifest, &*opened.model, &targets(&["m5-max", "m4-max"]), &limits).unwrap();
+        let seconds = begin.elapsed().as_secs_f64();
+        // some seconds; the limit leaves room for a machine that does other things too
+        assert!(seconds < 60.0, "{seconds} s");
+        eprintln!("8B: {seconds:.1} s, {} combinations", found.compared);
+        let ranges = found.manifest.shards.layers.as_ref().unwrap();
+        // 193 MB a layer in 8 bits: five fit
+        assert!(ranges.iter().all(|[first, end]| end - first <= 5) && ranges.len() == 8, "{ranges:?}");
+        let [m5, m4] = &found.predictions[..] else { panic!() };
+        let written = |prediction: &ChipPrediction| prediction.contexts.last().unwrap().decode_per_second;
+        assert!(written(m5) > written(m4) && (5.0..20.0).contains(&written(m4)), "{}", written(m4));
+    }
+}

@@ -1,0 +1,208 @@
+//! The forms of states and of weights that the rules and the chips' rows allow.
+
+use std::collections::BTreeSet;
+
+use strum::IntoEnumIterator;
+
+use super::{ChoiceReason, SearchError, SearchLimits};
+use crate::chips::{Reading, Target, WeightPath};
+use crate::forecast::forecast;
+use crate::rules::Severity;
+use crate::speed::SpeedModel;
+use anec_base::{Error, Result};
+use anec_bundle::{Stage, TokenCount};
+use anec_convert::{Workload, plan};
+use anec_family::{FamilyModel, FunctionRequest};
+use anec_manifest::{Granularity, Int8Op, KvWrite, Lengths, Manifest, Quant, RecurrentForm, StateForm, WeightFormat};
+use anec_mil::Program;
+
+/// Weights of a package of which no rule about sizes says anything.
+const PLAIN_BYTES: u64 = 100_000_000;
+/// Layers of the function on which rules are tried: enough that layers of every kind are among them.
+const SAMPLE: usize = 4;
+
+/// A form of weights that is allowed.
+#[derive(Clone, Debug)]
+pub struct FormChoice {
+    /// The form.
+    pub quant: Quant,
+    /// Why it is allowed.
+    pub reason: String,
+}
+
+/// What is left to choose from, and what is chosen already.
+#[derive(Clone, Debug)]
+pub struct Forms {
+    /// The manifest with the chosen forms of states.
+    pub manifest: Manifest,
+    /// The forms of weights that are allowed.
+    pub weights: Vec<FormChoice>,
+    /// Why the forms of states were chosen.
+    pub reasons: Vec<ChoiceReason>,
+}
+
+/// What rules say of a form.
+struct Judged {
+    falls: BTreeSet<String>,
+    doubted: BTreeSet<String>,
+    states: usize,
+}
+
+/// Chooses the form of states, and says which forms of weights are allowed.
+///
+/// # Errors
+/// When a rule expects every form to leave the Neural Engine of one of the chips.
+pub fn choose(
+    manifest: &Manifest,
+    model: &dyn FamilyModel,
+    targets: &[Target<'_>],
+    limits: &SearchLimits,
+) -> Result<Forms> {
+    let base = Manifest { lengths: Lengths::Fixed(vec![1]), kv_write: Some(KvWrite::Slice), ..manifest.clone() };
+    let recurrent: Vec<RecurrentForm> =
+        if model.facts().recurrent { RecurrentForm::iter().collect() } else { vec![manifest.recurrent_states] };
+    let mut judged = Vec::new();
+    for state in StateForm::iter() {
+        for recurrent_states in &recurrent {
+            let candidate = Manifest { state, recurrent_states: *recurrent_states, ..base.clone() };
+            // a form that can't express the model is none
+            if let Ok(of) = judge(&candidate, model, targets) {
+                judged.push((candidate, of));
+            }
+        }
+    }
+    let tried = judged.len();
+    let most_states = targets.iter().filter_map(|target| target.chip.most_states.as_ref().map(|fact| (target, fact)));
+    let most_states = most_states.min_by_key(|(_, fact)| fact.value);
+    let too_many = |of: &Judged| most_states.is_some_and(|(_, fact)| of.states > fact.value);
+    let best = judged.into_iter().min_by_key(|(_, of)| (of.falls.len(), too_many(of), of.doubted.len()));
+    let Some((chosen, of)) = best else {
+        return Err(SearchError::Nothing { why: "no form of states expresses the model".into() }.into());
+    };
+    if let Some(rule) = of.falls.first() {
+        return Err(nothing(format!("rule {rule} expects the layers to leave the Neural Engine")));
+    }
+    let mut state = format!("of {tried} forms that take equal time, the one that fewest rules doubt{}", list(&of.doubted));
+    if let (Some((target, fact)), true) = (most_states, too_many(&of)) {
+        state += &format!("; {} took {} states at most ({}), and no form has so few", target.chip.name, fact.value, fact.source);
+    }
+    let numbers = SpeedModel::built_in();
+    let write = format!(
+        "new rows only: {} passes over the caches in a call, {} with a mask",
+        numbers.slice_passes, numbers.mask_passes
+    );
+    let mut reasons = vec![ChoiceReason { key: "state", reason: state }, ChoiceReason { key: "kv_write", reason: write }];
+    if model.facts().recurrent {
+        let reason = "chosen together with the form of states".to_owned();
+        reasons.push(ChoiceReason { key: "recurrent_states", reason });
+    }
+    Ok(Forms { weights: weights(&chosen, model, targets, limits)?, manifest: chosen, reasons })
+}
+
+fn nothing(why: String) -> Error {
+    SearchError::Nothing { why }.into()
+}
+
+fn list(rules: &BTreeSet<String>) -> String {
+    if rules.is_empty() {
+        return String::new();
+    }
+    format!(" ({})", rules.iter().cloned().collect::<Vec<_>>().join(", "))
+}
+
+/// What the rules that are about the targets say of the first layers and of the head.
+fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[Target<'_>]) -> Result<Judged> {
+    let form = plan::form(manifest);
+    let context = manifest.context.all().last().copied().unwrap_or(1);
+    let layers = Stage::Layers { first: 0, end: model.facts().num_layers.min(SAMPLE) };
+    let head = Stage::Head { first: 0, end: model.facts().head_rows().min(64) };
+    let mut judged = Judged { falls: BTreeSet::new(), doubted: BTreeSet::new(), states: 0 };
+    for stage in [layers, head] {
+        for tokens in [1, 16u64.min(context)] {
+            let request = FunctionRequest {
+                name: "main".into(),
+                stage: stage.clone(),
+                tokens: TokenCount::Fixed(tokens),
+                default_tokens: tokens,
+                context,
+                most_tokens: tokens,
+                argmax: manifest.lm_head.argmax,
+            };
+            let function = Workload::of(model, &form, &manifest.quant, &request)?.function;
+            judged.states = judged.states.max(function.states().count());
+            for finding in forecast("sample", &Program::single(function), PLAIN_BYTES, targets) {
+                match finding.severity {
+                    Severity::Falls => judged.falls.insert(finding.rule),
+                    Severity::Doubtful => judged.doubted.insert(finding.rule),
+                    Severity::Slow => false,
+                };
+            }
+        }
+    }
+    Ok(judged)
+}
+
+/// Whether the manifest leaves the form of weights open: it has the default one.
+fn is_open(quant: &Quant) -> bool {
+    let plain = Quant::default();
+    (quant.weights, quant.granularity, quant.row_scale, quant.op)
+        == (plain.weights, plain.granularity, plain.row_scale, plain.op)
+        && quant.overrides.values().all(|own| own.weights.is_none())
+}
+
+/// The forms of weights that are compared where the manifest leaves them open: of each number of bits those that keep
+/// a model best, a scale for each row.
+fn candidates(manifest: &Manifest) -> Vec<Quant> {
+    let plain = Quant { overrides: Default::default(), ..manifest.quant.clone() };
+    let int8 = |op| Quant { granularity: Granularity::PerChannel, op, ..plain.clone() };
+    let palette = |weights| Quant { weights, row_scale: true, ..plain.clone() };
+    vec![
+        int8(Int8Op::Auto),
+        int8(Int8Op::Affine),
+        palette(WeightFormat::Palette8),
+        palette(WeightFormat::Palette6),
+        palette(WeightFormat::Palette4),
+        Quant { weights: WeightFormat::None, ..plain.clone() },
+    ]
+}
+
+fn weights(
+    manifest: &Manifest,
+    model: &dyn FamilyModel,
+    targets: &[Target<'_>],
+    limits: &SearchLimits,
+) -> Result<Vec<FormChoice>> {
+    if !is_open(&manifest.quant) {
+        return Ok(vec![FormChoice { quant: manifest.quant.clone(), reason: "as the manifest has it".into() }]);
+    }
+    let mut allowed = Vec::new();
+    let mut why = format!("no form of weights has {} bits or more", limits.least_bits);
+    for quant in candidates(manifest).into_iter().filter(|quant| quant.weights.bits() >= limits.least_bits) {
+        let format = quant.of(anec_manifest::Role::MlpUp);
+        let path = WeightPath::of(&format);
+        let reading = |target: &&Target<'_>| target.chip.reading(path);
+        if let Some(target) = targets.iter().find(|target| reading(target) == Some(Reading::Fails)) {
+            why = format!("{} doesn't take {format} weights", target.chip.name);
+            continue;
+        }
+        let judged = judge(&Manifest { quant: quant.clone(), ..manifest.clone() }, model, targets)?;
+        if let Some(rule) = judged.falls.first() {
+            why = format!("rule {rule} expects {format} weights to leave the Neural Engine");
+            continue;
+        }
+        let read: Vec<String> = targets
+            .iter()
+            .map(|target| match reading(&target) {
+                Some(reading) => format!("{reading} on {}", target.chip.name),
+                None => format!("nothing published for {}", target.chip.name),
+            })
+            .collect();
+        let reason = format!(
+            "{format}: least predicted time among the forms of {} bits or more that rules allow; {}",
+            limits.least_bits,
+            read.join(", ")
+        );
+        allowed.push(FormChoice { quant, reason });
+    }
+    if allowed.is_empty() { Err(nothing(why)) } else { Ok(allowed) }
+}

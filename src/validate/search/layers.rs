@@ -1,0 +1,297 @@
+//! The layers of a model as the search sees them, and their division as a shortest path.
+//!
+//! A division is a path from layer 0 to the last: each step is a package. The length of a step is the time of its calls,
+//! which isn't the sum over its layers (a call costs something, and of bandwidth, palettes and products the slowest
+//! counts), but depends on nothing outside it. So the least of all divisions is found exactly.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::LENGTHS;
+use crate::chips::{ChipTable, Target};
+use crate::predict::{reading, text};
+use crate::speed::{CallWork, ChipRates, SpeedModel};
+use anec_base::Result;
+use anec_bundle::{Stage, TokenCount};
+use anec_convert::{WeightUse, Workload, plan};
+use anec_family::{FamilyModel, FunctionRequest};
+use anec_manifest::{Manifest, Quant};
+
+/// Tokens of a call, most tokens of any call, context.
+type Shape = (u64, u64, u64);
+
+/// What the layers and the head of a model read and compute.
+pub struct LayerTable<'a> {
+    model: &'a dyn FamilyModel,
+    manifest: Manifest,
+    rates: Vec<ChipRates>,
+    layers: Vec<LayerWork>,
+    /// Weights of the head with all rows.
+    head: Vec<WeightUse>,
+    /// Multiplications of the head, by tokens of a call.
+    head_macs: BTreeMap<u64, u64>,
+    largest: u64,
+}
+
+/// One layer.
+struct LayerWork {
+    weights: Vec<WeightUse>,
+    macs: BTreeMap<Shape, u64>,
+}
+
+/// The best division for some lengths and contexts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Division {
+    /// The layers of each package.
+    pub ranges: Vec<Range<usize>>,
+    /// The mean over chips of the milliseconds for each token of a text.
+    pub milliseconds: f64,
+}
+
+/// A kind of call, and how often a token of a text takes it.
+struct Mode {
+    shape: Shape,
+    often: f64,
+    head: bool,
+}
+
+impl<'a> LayerTable<'a> {
+    /// The table of a model.
+    ///
+    /// # Errors
+    /// When too little is published of a chip, or a layer can't be built.
+    pub fn of(
+        manifest: &Manifest,
+        model: &'a dyn FamilyModel,
+        ladders: &[Vec<u64>],
+        targets: &[Target<'_>],
+    ) -> Result<LayerTable<'a>> {
+        let chips = ChipTable::built_in();
+        let rates = targets.iter().map(|target| ChipRates::of(target.chip, chips, SpeedModel::built_in()));
+        let rates = rates.collect::<Result<Vec<_>, _>>()?;
+        let largest = manifest.context.all().last().copied().unwrap_or(1);
+        let mut contexts: Vec<u64> = ladders.iter().flatten().copied().collect();
+        contexts.sort_unstable();
+        contexts.dedup();
+        let form = plan::form(manifest);
+        let workload = |stage: Stage, (tokens, most_tokens, context): Shape| {
+            let request = FunctionRequest {
+                name: "main".into(),
+                stage,
+                tokens: TokenCount::Fixed(tokens),
+                default_tokens: tokens,
+                context,
+                most_tokens,
+                argmax: manifest.lm_head.argmax,
+            };
+            Workload::of(model, &form, &manifest.quant, &request)
+        };
+        let mut shapes: Vec<Shape> = Vec::new();
+        for lengths in LENGTHS.into_iter().filter(|lengths| is_possible(model, lengths)) {
+            let most = lengths.iter().copied().max().unwrap_or(1);
+            for context in contexts.iter().filter(|context| **context >= most) {
+                shapes.extend(lengths.iter().map(|tokens| (*tokens, most, *context)));
+            }
+        }
+        shapes.sort_unstable();
+        shapes.dedup();
+        let single = |layer: usize| Stage::Layers { first: layer, end: layer + 1 };
+        let weights = (0..model.facts().num_layers)
+            .into_par_iter()
+            .map(|layer| Ok(workload(single(layer), (1, 1, largest))?.weights))
+            .collect::<Result<Vec<_>>>()?;
+        // layers that hold weights of the same sizes and carry as much compute as much
+        let mut kinds: HashMap<(Vec<WeightUse>, Vec<u64>), usize> = HashMap::new();
+        let kind_of: Vec<usize> = weights
+            .iter()
+            .enumerate()
+            .map(|(layer, weights)| {
+                let carried = contexts.iter().map(|context| model.layer_state_bytes(layer, *context, 1)).collect();
+                *kinds.entry((weights.clone(), carried)).or_insert(layer)
+            })
+            .collect();
+        let mut distinct: Vec<usize> = kinds.values().copied().collect();
+        distinct.sort_unstable();
+        let macs = distinct
+            .par_iter()
+            .map(|layer| {
+                let macs = shapes.iter().map(|shape| Ok((*shape, workload(single(*layer), *shape)?.macs(shape.0))));
+                Ok((*layer, macs.collect::<Result<BTreeMap<_, _>>>()?))
+            })
+            .collect::<Result<HashMap<_, _>>>()?;
+        let layers = weights.into_iter().zip(&kind_of);
+        let layers = layers.map(|(weights, kind)| LayerWork { weights, macs: macs[kind].clone() }).collect();
+        let all_rows = Stage::Head { first: 0, end: model.facts().head_rows() };
+        let mut tokens: Vec<u64> = shapes.iter().map(|shape| shape.0).collect();
+        tokens.dedup();
+        let heads = tokens.iter().map(|tokens| Ok((*tokens, workload(all_rows.clone(), (*tokens, *tokens, largest))?)));
+        let heads = heads.collect::<Result<Vec<(u64, Workload)>>>()?;
+        let head = heads.first().map(|(_, workload)| workload.weights.clone()).unwrap_or_default();
+        let head_macs = heads.iter().map(|(tokens, workload)| (*tokens, workload.macs(*tokens))).collect();
+        Ok(LayerTable { model, manifest: manifest.clone(), rates, layers, head, head_macs, largest })
+    }
+
+    /// Tokens of the largest context.
+    pub fn largest(&self) -> u64 {
+        self.largest
+    }
+
+    /// The sets of lengths that the model can take.
+    pub fn lengths(&self) -> impl Iterator<Item = &'static [u64]> {
+        LENGTHS.into_iter().filter(|lengths| is_possible(self.model, lengths) && lengths[lengths.len() - 1] <= self.largest)
+    }
+
+    /// The fewest pieces of the head that stay under the limit of a package and under the widest channel axis.
+    pub fn head_pieces(&self, quant: &Quant, targets: &[Target<'_>], max_mb: f64) -> Option<u64> {
+        let rows = self.model.facts().head_rows();
+        let channels = targets.iter().filter_map(|target| target.chip.most_channels.as_ref().map(|fact| fact.value));
+        let most = channels.min().unwrap_or(u64::MAX);
+        let piece = |pieces: u64| rows.div_ceil(pieces).next_multiple_of(64).min(rows);
+        let bytes = |of: u64| -> u64 {
+            let part = |weight: &WeightUse| match weight.rows == rows {
+                true => WeightUse { rows: of, ..*weight },
+                false => *weight,
+            };
+            self.head.iter().map(|weight| part(weight).file_bytes(quant)).sum()
+        };
+        (1..=rows.div_ceil(64)).find(|pieces| piece(*pieces) <= most && bytes(piece(*pieces)) as f64 <= max_mb * 1e6)
+    }
+
+    /// Bytes in memory with so many functions of each package loaded.
+    pub fn loaded_bytes(&self, quant: &Quant, targets: &[Target<'_>], functions: usize) -> f64 {
+        let factor = crate::speed::points::SpeedPoints::built_in().loaded.factor;
+        let of = |target: &Target<'_>| {
+            let weights = self.layers.iter().flat_map(|layer| &layer.weights).chain(&self.head);
+            weights.map(|weight| reading(weight, quant, target).0).sum::<f64>()
+        };
+        targets.iter().map(of).fold(0.0, f64::max) * factor * functions as f64
+    }
+
+    /// The division that takes least time; nothing if a layer is larger than a package may be.
+    pub fn divide(
+        &self,
+        quant: &Quant,
+        lengths: &[u64],
+        contexts: &[u64],
+        targets: &[Target<'_>],
+        max_mb: f64,
+    ) -> Option<Division> {
+        let count = self.layers.len();
+        let modes = self.modes(lengths, contexts);
+        let most = lengths[lengths.len() - 1];
+        let sums = |of: &dyn Fn(usize) -> f64| -> Vec<f64> {
+            let mut sum = 0.0;
+            let mut sums = vec![0.0];
+            sums.extend((0..count).map(|layer| {
+                sum += of(layer);
+                sum
+            }));
+            sums
+        };
+        let sizes = sums(&|layer| self.layers[layer].weights.iter().map(|weight| weight.file_bytes(quant)).sum::<u64>() as f64);
+        let read: Vec<[Vec<f64>; 2]> = targets
+            .iter()
+            .map(|target| {
+                let part = |layer: usize| self.layers[layer].weights.iter().map(|weight| reading(weight, quant, target));
+                [sums(&|layer| part(layer).map(|(bytes, _)| bytes).sum()), sums(&|layer| part(layer).map(|(_, palette)| palette).sum())]
+            })
+            .collect();
+        let of_modes: Vec<[Vec<f64>; 2]> = modes
+            .iter()
+            .map(|mode| {
+                let states = |layer| self.model.layer_state_bytes(layer, mode.shape.2, most) as f64;
+                [sums(&states), sums(&|layer| self.layers[layer].macs[&mode.shape] as f64)]
+            })
+            .collect();
+        let between = |sums: &[f64], first: usize, end: usize| sums[end] - sums[first];
+        let step = |first: usize, end: usize| -> f64 {
+            let mut milliseconds = 0.0;
+            for (rates, [bytes, palettes]) in self.rates.iter().zip(&read) {
+                for (mode, [states, macs]) in modes.iter().zip(&of_modes) {
+                    let work = CallWork {
+                        weight_bytes: between(bytes, first, end),
+                        palette_weights: between(palettes, first, end),
+                        state_bytes: between(states, first, end),
+                        macs: between(macs, first, end),
+                        ..CallWork::default()
+                    }
+                    .written(self.manifest.kv_write());
+                    milliseconds += mode.often * rates.call(&work).milliseconds;
+                }
+            }
+            milliseconds / self.rates.len() as f64
+        };
+        // the least time from layer 0 to each layer, and the layer from which the last step comes
+        let mut least = vec![(f64::INFINITY, 0); count + 1];
+        least[0].0 = 0.0;
+        for end in 1..=count {
+            for first in (0..end).rev() {
+                if between(&sizes, first, end) > max_mb * 1e6 {
+                    break;
+                }
+                let time = least[first].0 + step(first, end);
+                if time < least[end].0 {
+                    least[end] = (time, first);
+                }
+            }
+        }
+        if !least[count].0.is_finite() {
+            return None;
+        }
+        let mut ranges = Vec::new();
+        let mut end = count;
+        while end > 0 {
+            ranges.push(least[end].1..end);
+            end = least[end].1;
+        }
+        ranges.reverse();
+        Some(Division { ranges, milliseconds: least[count].0 + self.head_time(quant, targets, &modes) })
+    }
+
+    /// The part of the head in the time of a token.
+    fn head_time(&self, quant: &Quant, targets: &[Target<'_>], modes: &[Mode]) -> f64 {
+        let time = |(rates, target): (&ChipRates, &Target<'_>)| -> f64 {
+            let mut work = CallWork { head: true, ..CallWork::default() };
+            for weight in &self.head {
+                let (bytes, palette) = reading(weight, quant, target);
+                work.weight_bytes += bytes;
+                work.palette_weights += palette;
+            }
+            let heads = modes.iter().filter(|mode| mode.head);
+            heads
+                .map(|mode| {
+                    let macs = self.head_macs[&mode.shape.0] as f64;
+                    mode.often * rates.call(&CallWork { macs, ..work }).milliseconds
+                })
+                .sum()
+        };
+        self.rates.iter().zip(targets).map(time).sum::<f64>() / self.rates.len() as f64
+    }
+
+    /// The kinds of calls of a text, each with how often one of its tokens takes it.
+    fn modes(&self, lengths: &[u64], contexts: &[u64]) -> Vec<Mode> {
+        let largest = contexts[contexts.len() - 1];
+        let [read, written] = text(largest);
+        let (fewest, most) = (lengths[0], lengths[lengths.len() - 1]);
+        let mut modes = Vec::new();
+        let mut before = 0;
+        for context in contexts {
+            // positions that this context is the smallest to hold
+            let within = |range: Range<u64>| range.end.min(*context).saturating_sub(range.start.max(before)) as f64;
+            let all = (read + written) as f64;
+            let (reading, writing) = (within(0..read), within(read..read + written));
+            modes.push(Mode { shape: (most, most, *context), often: reading / most as f64 / all, head: false });
+            modes.push(Mode { shape: (fewest, most, *context), often: writing / all, head: true });
+            before = *context;
+        }
+        modes.retain(|mode| mode.often > 0.0);
+        modes
+    }
+}
+
+/// Whether a model can be called with these numbers of tokens only.
+fn is_possible(model: &dyn FamilyModel, lengths: &[u64]) -> bool {
+    !model.facts().recurrent || lengths[0] == 1
+}

@@ -1,0 +1,289 @@
+//! How fast a call is, predicted: the numbers of `validators/speeds.yaml`, applied to what a chip's row says.
+//!
+//! ```text
+//! t = max(weights / bandwidth + states, palettes / rate of palettes + states, products / rate of products) + call
+//! ```
+//!
+//! `states` are the bytes of the caches times the passes that are made over them, by the bandwidth. A prediction is never
+//! a measurement; [`points`] has what was measured, with the error at each.
+
+pub mod points;
+
+use std::sync::LazyLock;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::chips::{Chip, ChipError, ChipTable};
+use anec_manifest::KvWrite;
+
+/// Built into the binary.
+pub(crate) const SPEEDS: &str = include_str!("validators/speeds.yaml");
+
+/// The numbers of the model, which points calibrate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SpeedModel {
+    /// Share of the bandwidth that layers reach; the LM head reaches all of it, by the definition of a chip's bandwidth.
+    pub layer_share: f64,
+    /// Passes over the caches in a call where a mask writes them.
+    pub mask_passes: f64,
+    /// Passes where only the new rows are written.
+    pub slice_passes: f64,
+    /// What a call costs beside what the chip's row says, in milliseconds.
+    pub call_ms: f64,
+    /// Share of the largest rate of products that is reached.
+    pub compute_share: f64,
+}
+
+impl SpeedModel {
+    /// The calibrated numbers.
+    pub fn built_in() -> SpeedModel {
+        static MODEL: LazyLock<SpeedModel> = LazyLock::new(|| points::SpeedPoints::built_in().model);
+        *MODEL
+    }
+}
+
+/// What one call of one function reads and computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CallWork {
+    /// Bytes of weights that are streamed.
+    pub weight_bytes: f64,
+    /// Weights among them that are looked up in palettes.
+    pub palette_weights: f64,
+    /// Bytes of the caches.
+    pub state_bytes: f64,
+    /// Whether the caches are written by a mask.
+    pub masked: bool,
+    /// Multiplications and additions.
+    pub macs: f64,
+    /// Whether it is a piece of the LM head.
+    pub head: bool,
+}
+
+impl CallWork {
+    /// With how the caches are written.
+    pub fn written(self, write: KvWrite) -> Self {
+        CallWork { masked: write == KvWrite::Mask, ..self }
+    }
+}
+
+/// What bounds the time of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema, strum::Display)]
+#[serde(rename_all = "snake_case")]
+pub enum SpeedBound {
+    /// Weights and caches that are read.
+    #[strum(to_string = "bandwidth")]
+    Bandwidth,
+    /// Weights that are looked up in palettes.
+    #[strum(to_string = "palettes")]
+    Palettes,
+    /// Multiplications.
+    #[strum(to_string = "compute")]
+    Compute,
+    /// The call itself.
+    #[strum(to_string = "call")]
+    Call,
+}
+
+/// The predicted time of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct CallTime {
+    /// All of it, in milliseconds.
+    pub milliseconds: f64,
+    /// The part that a call costs whatever it computes.
+    pub call_ms: f64,
+    /// What takes most of it.
+    pub bound: SpeedBound,
+}
+
+/// A number of a chip, and where it comes from if it isn't published.
+#[derive(Clone, Debug, PartialEq)]
+struct Known {
+    value: f64,
+    assumed: Option<String>,
+}
+
+/// What speeds on a chip are made of.
+#[derive(Clone, Debug)]
+pub struct ChipRates {
+    /// Bytes of weights a second.
+    pub bandwidth: f64,
+    /// Weights a second, looked up in palettes.
+    pub palettes: f64,
+    /// Multiplications and additions a second.
+    pub macs: f64,
+    /// Seconds of a call.
+    pub call: f64,
+    /// What isn't published and what stands in for it.
+    pub assumptions: Vec<String>,
+    model: SpeedModel,
+}
+
+impl ChipRates {
+    /// The rates of a chip of a table, with these numbers of the model.
+    ///
+    /// # Errors
+    /// When neither the bandwidth of its Neural Engine is published nor that of its memory.
+    pub fn of(chip: &Chip, table: &ChipTable, model: SpeedModel) -> Result<Self, ChipError> {
+        let bandwidth = bandwidth(chip, table)?;
+        let palettes = stand_in(chip, table, "the rate of palettes", |other| {
+            let rate = other.palette_gweights_s.as_ref()?.value;
+            // the Neural Engine of M6 is the first that is not bound by it
+            (other.name == chip.name).then_some(rate).or_else(|| {
+                let own = other.bandwidth_gb_s.as_ref()?.value;
+                (other.generation.as_deref() != Some("M6")).then_some(rate / own * bandwidth.value)
+            })
+        });
+        let tflops = stand_in(chip, table, "the rate of multiplications", |other| Some(other.tflops.as_ref()?.value));
+        let call = stand_in(chip, table, "the cost of a call", |other| Some(other.call_ms.as_ref()?.value));
+        let known = [&bandwidth, &palettes, &tflops, &call];
+        Ok(ChipRates {
+            bandwidth: bandwidth.value * 1e9,
+            palettes: palettes.value * 1e9,
+            // a multiplication and an addition are two operations
+            macs: tflops.value * 1e12 / 2.0,
+            call: (call.value + model.call_ms) / 1e3,
+            assumptions: known.into_iter().filter_map(|known| known.assumed.clone()).collect(),
+            model,
+        })
+    }
+
+    /// The time of a call.
+    pub fn call(&self, work: &CallWork) -> CallTime {
+        let (seconds, bound) = self.work(work);
+        self.time(seconds, bound)
+    }
+
+    /// The time of calls that run side by side, as the pieces of the LM head do: what they read and compute adds up, the
+    /// cost of a call is there once.
+    pub fn side_by_side<'a>(&self, works: impl IntoIterator<Item = &'a CallWork>) -> Option<CallTime> {
+        let parts: Vec<(f64, SpeedBound)> = works.into_iter().map(|work| self.work(work)).collect();
+        let seconds = parts.iter().map(|(seconds, _)| seconds).sum();
+        let (_, bound) = parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
+        Some(self.time(seconds, bound))
+    }
+
+    fn time(&self, seconds: f64, bound: SpeedBound) -> CallTime {
+        CallTime {
+            milliseconds: (seconds + self.call) * 1e3,
+            call_ms: self.call * 1e3,
+            bound: if self.call > seconds { SpeedBound::Call } else { bound },
+        }
+    }
+
+    /// Seconds of what a call reads and computes.
+    fn work(&self, work: &CallWork) -> (f64, SpeedBound) {
+        let passes = if work.masked { self.model.mask_passes } else { self.model.slice_passes };
+        let states = work.state_bytes * passes / self.bandwidth;
+        let share = if work.head { 1.0 } else { self.model.layer_share };
+        let bounds = [
+            (work.weight_bytes / (self.bandwidth * share) + states, SpeedBound::Bandwidth),
+            (if work.palette_weights > 0.0 { work.palette_weights / self.palettes + states } else { 0.0 }, SpeedBound::Palettes),
+            (work.macs / (self.macs * self.model.compute_share), SpeedBound::Compute),
+        ];
+        bounds.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, SpeedBound::Bandwidth))
+    }
+}
+
+/// Bytes of weights that a chip streams, in 10^9 a second.
+fn bandwidth(chip: &Chip, table: &ChipTable) -> Result<Known, ChipError> {
+    if let Some(fact) = &chip.bandwidth_gb_s {
+        return Ok(Known { value: fact.value, assumed: None });
+    }
+    // chips with one memory channel of each kind: the larger ones have memory for their GPUs
+    let plain = |other: &&Chip| other.generation.as_deref() == Some(&other.name);
+    let share = |other: &Chip| Some(other.bandwidth_gb_s.as_ref()?.value / other.memory_gb_s.as_ref()?.value);
+    let share = median(table.chips.iter().filter(plain).filter_map(share).collect());
+    let (Some(memory), Some(share)) = (&chip.memory_gb_s, share) else {
+        let known = table.chips.iter().filter(|other| other.bandwidth_gb_s.is_some() || other.memory_gb_s.is_some());
+        let (missing, known) = ("a bandwidth of its Neural Engine or of its memory", known.map(Chip::id).collect());
+        return Err(ChipError::Unpublished { chip: chip.name.clone(), missing, known });
+    };
+    let assumed = format!(
+        "the bandwidth of {}'s Neural Engine isn't published: {share:.2} of its memory's {} GB/s, as with the M chips",
+        chip.name, memory.value
+    );
+    Ok(Known { value: share * memory.value, assumed: Some(assumed) })
+}
+
+/// A number of a chip: its own, that of the first chip of its generation that has one, the median of all.
+fn stand_in(chip: &Chip, table: &ChipTable, what: &str, number: impl Fn(&Chip) -> Option<f64>) -> Known {
+    if let Some(value) = number(chip) {
+        return Known { value, assumed: None };
+    }
+    let kin = table.chips.iter().filter(|other| other.generation.is_some() && other.generation == chip.generation);
+    if let Some((other, value)) = kin.filter_map(|other| Some((other, number(other)?))).next() {
+        let assumed = format!("{what} of {} isn't published: as of {}", chip.name, other.name);
+        return Known { value, assumed: Some(assumed) };
+    }
+    let value = median(table.chips.iter().filter_map(&number).collect()).unwrap_or(0.0);
+    Known { value, assumed: Some(format!("{what} of {} isn't published: the median of other chips", chip.name)) }
+}
+
+/// The number in the middle.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: SpeedModel =
+        SpeedModel { layer_share: 0.5, mask_passes: 4.0, slice_passes: 2.0, call_ms: 0.88, compute_share: 0.5 };
+
+    fn rates(chip: &str) -> ChipRates {
+        let table = ChipTable::built_in();
+        ChipRates::of(table.find(chip).unwrap(), table, MODEL).unwrap()
+    }
+
+    #[test]
+    fn what_takes_longest_bounds_a_call() {
+        let m4 = rates("m4");
+        let bound = |work: CallWork| m4.call(&work);
+        // 64.18 MB at half of 64.18 GB/s are 2 ms, beside 1 ms of the call
+        let weights = CallWork { weight_bytes: 64.18e6, ..CallWork::default() };
+        let time = bound(weights);
+        assert!((time.milliseconds - 3.0).abs() < 1e-9 && time.bound == SpeedBound::Bandwidth, "{time:?}");
+        // the head reaches all of the bandwidth
+        assert!((bound(CallWork { head: true, ..weights }).milliseconds - 2.0).abs() < 1e-9);
+        // 81e9 weights a second
+        let palettes = CallWork { weight_bytes: 1e6, palette_weights: 162e6, ..CallWork::default() };
+        assert_eq!((bound(palettes).milliseconds.round(), bound(palettes).bound), (3.0, SpeedBound::Palettes));
+        let compute = CallWork { macs: 9.0e9, ..weights };
+        assert_eq!((bound(compute).milliseconds.round(), bound(compute).bound), (3.0, SpeedBound::Bandwidth));
+        assert_eq!(bound(CallWork { macs: 9.5e10, ..weights }).bound, SpeedBound::Compute);
+        assert_eq!(bound(CallWork::default()).bound, SpeedBound::Call);
+        // caches are gone over four times where a mask writes them
+        let states = CallWork { state_bytes: 64.18e6, ..CallWork::default() };
+        assert!((bound(states.written(KvWrite::Mask)).milliseconds - 5.0).abs() < 1e-9);
+        assert!((bound(states.written(KvWrite::Slice)).milliseconds - 3.0).abs() < 1e-9);
+        let both = m4.side_by_side(&[CallWork { head: true, ..weights }; 2]).unwrap();
+        assert!((both.milliseconds - 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_isnt_published_is_said() {
+        assert_eq!(rates("m5-max").assumptions, Vec::<String>::new());
+        let phone = rates("a17-pro");
+        // the median of 0.895, 0.605, 0.631, 0.535, 0.456 and 0.894 of the memory's bandwidth
+        assert!((phone.bandwidth / 1e9 - 51.2 * (0.6045 + 0.631) / 2.0).abs() < 1e-3, "{}", phone.bandwidth);
+        assert_eq!(phone.assumptions.len(), 4, "{:?}", phone.assumptions);
+        assert!(phone.assumptions[0].contains("0.62 of its memory's 51.2 GB/s"), "{:?}", phone.assumptions);
+        // the rate of palettes goes with the bandwidth, as on M4 Max
+        let pro = rates("m4-pro");
+        assert!(pro.assumptions.iter().any(|text| text == "the rate of palettes of M4 Pro isn't published: as of M4"));
+        assert!((pro.palettes / 1e9 - 81.0 / 64.18 * 126.36).abs() < 1e-6);
+        assert_eq!(rates("m6").palettes, 700e9);
+        let table = ChipTable::built_in();
+        let error = ChipRates::of(table.find("a14").unwrap(), table, MODEL).unwrap_err();
+        assert!(error.to_string().starts_with("the speed of A14 can't be predicted: a bandwidth"), "{error}");
+    }
+}
