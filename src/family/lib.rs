@@ -51,7 +51,8 @@ use serde_json::Value as Json;
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, LabelSet, Port, Stage, StatePort, TokenCount};
 use anec_manifest::{
-    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm, Transform,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+    Transform,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
@@ -75,6 +76,8 @@ pub struct LoweringOptions {
     pub norm: NormForm,
     /// Form of attention.
     pub attention: AttentionForm,
+    /// Form of the activations.
+    pub activations: ActivationForm,
     /// How keys and values are written.
     pub kv_write: KvWrite,
     /// How what layers carry is divided into states.

@@ -23,6 +23,8 @@
 //! | [`residency`] | the gate of placement |
 //! | [`bisect`] | the smallest piece of a program that fails a gate |
 //! | [`forecast`](mod@forecast) | rules applied to a program: no proof |
+//! | [`arithmetic`] | `validators/ane-arithmetic.yaml` |
+//! | `simulation` | what the Neural Engine makes of a text, simulated |
 //! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
 //! | [`verdict`] | claims, gates, reports |
 //! | [`thresholds`] | `validators/gates.yaml` |
@@ -38,6 +40,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arithmetic;
 pub mod bisect;
 pub mod forecast;
 pub mod foreign;
@@ -51,6 +54,7 @@ pub mod probe;
 pub mod prompts;
 pub mod residency;
 pub mod rules;
+mod simulation;
 pub mod structure;
 pub mod thresholds;
 pub mod trial;

@@ -1,6 +1,7 @@
 //! Gated feed-forward network (arXiv:2002.05202): `W_down (act(W_gate x) * W_up x)`.
 
 use super::Graph;
+use super::activation::activate;
 use super::linear::{Linear, linear};
 use crate::table::Activation;
 use anec_mil::ValueId;
@@ -25,13 +26,4 @@ pub fn mlp(g: &mut Graph<'_>, x: ValueId, weights: &Mlp) -> ValueId {
     let up = linear(g, x, &weights.up);
     let gated = g.ops.mul(gate, up);
     linear(g, gated, &weights.down)
-}
-
-/// An activation, element by element.
-pub fn activate(g: &mut Graph<'_>, x: ValueId, activation: Activation) -> ValueId {
-    match activation {
-        Activation::Silu => g.ops.silu(x),
-        Activation::GeluTanh => g.ops.gelu_tanh(x),
-        Activation::Gelu => g.ops.gelu(x),
-    }
 }
