@@ -344,9 +344,13 @@ pub fn find_bundle(folder: &Path) -> Result<PathBuf> {
 /// When there is no bundle, or it contradicts itself.
 pub fn candidates(bundle: &Path, precisions: &[Precision]) -> Result<Vec<Candidate>> {
     let models = LoadedModel::on_cpu_in(bundle, precisions)?;
-    let candidate = |(precision, model): (&Precision, Arc<LoadedModel>)| match precision {
-        Precision::F32 => Candidate { name: "f32".to_owned(), model, layers: true },
-        Precision::F16 => Candidate { name: "f16".to_owned(), model, layers: false },
+    let candidate = |(precision, model): (&Precision, Arc<LoadedModel>)| Candidate {
+        name: match precision {
+            Precision::Ane(_) => format!("{precision}, simulated"),
+            Precision::F32 | Precision::F16 => precision.to_string(),
+        },
+        model,
+        layers: *precision == Precision::F32,
     };
     Ok(precisions.iter().zip(models).map(candidate).collect())
 }

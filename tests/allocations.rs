@@ -14,7 +14,8 @@ use anec::bundle::TokenCount;
 use anec::exec::{ExecOptions, Executable, Precision, WeightCache};
 use anec::family::LoweringOptions;
 use anec::manifest::{
-    AttentionForm, ExpertsForm, KvWrite, Layout as GraphLayout, LinearForm, NormForm, RecurrentForm, StateForm,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout as GraphLayout, LinearForm, NormForm, RecurrentForm,
+    StateForm,
 };
 use anec::mil::Opset;
 use layers::{CONTEXT, inputs, layers};
@@ -95,6 +96,7 @@ fn a_decoding_step_allocates_nothing() {
                     linear,
                     norm,
                     attention,
+                    activations: ActivationForm::Stable,
                     kv_write,
                     state,
                     recurrent_states,

@@ -3,6 +3,7 @@
 
 use crate::common::covering::covering;
 use crate::common::emitted;
+use crate::common::forms::FORM;
 use crate::common::fp16_literals::Fp16Literals;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +13,9 @@ use std::path::Path;
 use anec::bundle::{Port, PortDim, PortRole, Stage, TokenCount};
 use anec::error::Result;
 use anec::family::{FamilyModel, FunctionRequest, LoweringOptions};
-use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
+use anec::manifest::{ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
 use anec::mil::verify::{infer_types, verify_function};
-use anec::mil::{Binding, Opset, Symbol, ValueId};
+use anec::mil::{Binding, Symbol, ValueId};
 use anec::source::{Ledger, Source};
 use rayon::prelude::*;
 
@@ -29,18 +30,17 @@ fn forms() -> Vec<LoweringOptions> {
     let form = |choice: Vec<usize>| {
         let (linear, norm) = bodies[choice[4]];
         LoweringOptions {
-            opset: Opset::CoreMl8,
             layout: [Layout::Bcs1, Layout::Bc1s][choice[0]],
             linear,
             norm,
             attention: [AttentionForm::PerHead, AttentionForm::Grouped][choice[1]],
-            kv_write: KvWrite::Mask,
+            activations: [ActivationForm::Stable, ActivationForm::Native][choice[5]],
             state: [StateForm::PerLayer, StateForm::Unified][choice[2]],
             recurrent_states: [RecurrentForm::State, RecurrentForm::InputOutput][choice[3]],
-            experts: ExpertsForm::Packed,
+            ..FORM
         }
     };
-    covering(&[2, 2, 2, 2, 4], 3).into_iter().map(form).collect()
+    covering(&[2, 2, 2, 2, 4, 2], 3).into_iter().map(form).collect()
 }
 
 fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {

@@ -2,6 +2,7 @@
 //! hidden states at every position, whatever the chunks that the tokens come in, from either kind of source.
 
 use crate::common::covering::covering;
+use crate::common::forms::FORM;
 use crate::common::fp16_literals::Fp16Literals;
 
 use std::collections::BTreeMap;
@@ -12,10 +13,10 @@ use anec::error::Result;
 use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
 use anec::family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
 use anec::manifest::{
-    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RotateBy, RotationOptions,
-    StateForm, Transform,
+    ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RotateBy,
+    RotationOptions, StateForm, Transform,
 };
-use anec::mil::{Constant, FunctionBuilder, Opset, ValueId};
+use anec::mil::{Constant, FunctionBuilder, ValueId};
 use anec::source::{Ledger, Source, SourceWeight};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
@@ -25,17 +26,6 @@ type Rows = Vec<Vec<f32>>;
 
 const CONTEXT: u64 = 64;
 const NORMS: [NormForm; 4] = [NormForm::Accurate, NormForm::Naive, NormForm::LayerNormConcat, NormForm::Prescale];
-const FORM: LoweringOptions = LoweringOptions {
-    opset: Opset::CoreMl8,
-    layout: Layout::Bcs1,
-    linear: LinearForm::Conv,
-    norm: NormForm::Accurate,
-    attention: AttentionForm::PerHead,
-    kv_write: KvWrite::Mask,
-    state: StateForm::PerLayer,
-    recurrent_states: RecurrentForm::State,
-    experts: ExpertsForm::Packed,
-};
 
 /// Weights as sums of two fp16 literals, which in f32 are all but the weights themselves.
 struct TwoHalves;
@@ -375,7 +365,7 @@ fn every_form_gives_the_same_logits() {
     cases.par_iter().filter(|c| names.iter().any(|n| c["name"] == *n)).for_each(|case| {
         with_model(&root, case, "hugging_face", |model| {
             let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
-            for choice in covering(&[2, 3, 4, 2, 2, 2], 3) {
+            for choice in covering(&[2, 3, 4, 2, 2, 2, 2], 3) {
                 let (kv_write, tokens, chunk) =
                     [(KvWrite::Mask, TokenCount::Range(1, 4), 3), (KvWrite::Slice, TokenCount::Fixed(1), 1)][choice[5]];
                 let form = LoweringOptions {
@@ -384,6 +374,7 @@ fn every_form_gives_the_same_logits() {
                     norm: NORMS[choice[2]],
                     attention: [AttentionForm::PerHead, AttentionForm::Grouped][choice[3]],
                     state: [StateForm::PerLayer, StateForm::Unified][choice[4]],
+                    activations: [ActivationForm::Stable, ActivationForm::Native][choice[6]],
                     kv_write,
                     ..FORM
                 };

@@ -1,12 +1,13 @@
 //! Steps that are carried out as one give what they give one by one, in every form that the families are built in.
 
+use crate::common::forms::FORM;
 use crate::common::layers::{CONTEXT, inputs, layers};
 
 use anec::bundle::TokenCount;
 use anec::exec::{ExecOptions, ExecProfile, Executable, Precision, Tensor, WeightCache};
 use anec::family::{FunctionGraph, LoweringOptions};
-use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
-use anec::mil::{Binding, Op, Opset, ValueType};
+use anec::manifest::{AttentionForm, KvWrite, NormForm, StateForm};
+use anec::mil::{Binding, Op, ValueType};
 
 /// Largest absolute difference of two tensors of floats.
 fn apart(a: &Tensor, b: &Tensor) -> f32 {
@@ -71,20 +72,7 @@ fn groups_give_what_their_steps_give() {
         for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
             for state in [StateForm::PerLayer, StateForm::Unified] {
                 for kv_write in [KvWrite::Mask, KvWrite::Slice] {
-                    let (linear, norm) = (LinearForm::Conv, NormForm::Naive);
-                    let (opset, layout) = (Opset::CoreMl8, Layout::Bcs1);
-                    let (experts, recurrent_states) = (ExpertsForm::Packed, RecurrentForm::State);
-                    let form = LoweringOptions {
-                        opset,
-                        layout,
-                        linear,
-                        norm,
-                        attention,
-                        kv_write,
-                        state,
-                        recurrent_states,
-                        experts,
-                    };
+                    let form = LoweringOptions { norm: NormForm::Naive, attention, kv_write, state, ..FORM };
                     compare(case, form, Precision::F32);
                     compare(case, form, Precision::F16);
                 }

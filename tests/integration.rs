@@ -7,6 +7,7 @@ mod common {
     pub mod defect;
     pub mod emitted;
     pub mod folder;
+    pub mod forms;
     pub mod fp16_literals;
     pub mod gguf;
     pub mod http;
@@ -18,6 +19,7 @@ mod common {
 }
 
 mod action;
+mod activations;
 mod bad_input;
 mod bisect;
 mod book;

@@ -1,6 +1,7 @@
 //! Norms compute `x / sqrt(mean(x^2) + eps) * gain` in every form, for rows that the epsilon decides as for those that it
 //! doesn't, and a form that can't hold an epsilon is refused.
 
+use crate::common::forms::FORM;
 use crate::common::fp16_literals::Fp16Literals;
 
 use anec::error::{Fault, Result};
@@ -8,7 +9,7 @@ use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec::family::LoweringOptions;
 use anec::family::blocks::Graph;
 use anec::family::blocks::norm::{Norm, rms_norm};
-use anec::manifest::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
+use anec::manifest::NormForm;
 use anec::mil::{DataType, Dim, FunctionBuilder, Opset, TensorType};
 use anec::source::SourceWeight;
 
@@ -25,17 +26,7 @@ fn rows(scale: f64) -> Vec<Vec<f32>> {
 
 /// Norms of the rows by an emitted function, in f32.
 fn by_graph(form: NormForm, norm: &Norm, rows: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
-    let form = LoweringOptions {
-        opset: Opset::CoreMl8,
-        layout: Layout::Bcs1,
-        linear: LinearForm::Conv,
-        norm: form,
-        attention: AttentionForm::PerHead,
-        kv_write: KvWrite::Mask,
-        state: StateForm::PerLayer,
-        recurrent_states: RecurrentForm::State,
-        experts: ExpertsForm::Packed,
-    };
+    let form = LoweringOptions { norm: form, ..FORM };
     let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
     let (width, tokens) = (WIDTH as u64, rows.len() as u64);
     let x = ops.input("x", TensorType::new(DataType::Fp16, [1, width, tokens, 1]));

@@ -417,7 +417,7 @@ fn a_description_that_contradicts_the_bundle_is_caught() {
         }),
     );
     with("other heads", states, &described(&|b| b["config"]["num_key_value_heads"] = json!(1)));
-    with("another scale", "attention has the scale", &described(&|b| b["config"]["attention_scale"] = json!(0.5)));
+    with("another scale", "attention has the scale", &described(&|b| b["config"]["attention_scale"] = json!(0.375)));
     with(
         "another base of the rotation",
         "rotary tables",

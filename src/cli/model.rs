@@ -19,9 +19,10 @@ use anec::runtime::{LoadedModel, Tokenizer, coreml};
 pub struct Runner {
     /// Folder of the bundle
     bundle: PathBuf,
-    /// Precision of fp16 values on the CPU: computed in f32, or rounded to fp16 after every op, as on the Neural Engine
-    #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
-    precision: PrecisionName,
+    /// Precision of fp16 values on the CPU: `f32`; `f16`, rounded after every op; `ane`, with the Neural Engine's arithmetic
+    /// as far as it is published, a simulation; `ane-without-EFFECT+EFFECT`, without some of it
+    #[arg(long, value_name = "NAME", default_value_t = Precision::F32)]
+    precision: Precision,
     #[command(flatten)]
     backend: Backend,
 }
@@ -51,33 +52,6 @@ pub fn open_on_core_ml(bundle: &Path, units: ComputeUnits) -> Result<Arc<LoadedM
     Ok(model)
 }
 
-/// Precision of fp16 values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PrecisionName {
-    /// Computed in f32
-    F32,
-    /// Rounded to fp16 after every op
-    F16,
-}
-
-impl PrecisionName {
-    /// As the executor has it.
-    pub fn precision(self) -> Precision {
-        match self {
-            PrecisionName::F32 => Precision::F32,
-            PrecisionName::F16 => Precision::F16,
-        }
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            PrecisionName::F32 => "f32",
-            PrecisionName::F16 => "f16",
-        }
-    }
-}
-
 /// A backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BackendName {
@@ -94,7 +68,7 @@ impl Runner {
     /// When there is none, it contradicts itself, or the backend isn't available.
     pub fn open(&self) -> Result<Arc<LoadedModel>> {
         match self.backend.core_ml() {
-            None => LoadedModel::on_cpu(&self.bundle, self.precision.precision()),
+            None => LoadedModel::on_cpu(&self.bundle, self.precision),
             Some(units) => open_on_core_ml(&self.bundle, units),
         }
     }
@@ -115,13 +89,13 @@ impl Runner {
 
     /// How numbers are computed with: the precision's name, or Core ML's units.
     pub fn precision(&self) -> String {
-        self.backend.core_ml().map_or_else(|| self.precision.name().to_owned(), |units| units.to_string())
+        self.backend.core_ml().map_or_else(|| self.precision.to_string(), |units| units.to_string())
     }
 
     /// What computes, for people.
     pub fn device(&self) -> String {
         match self.backend.core_ml() {
-            None => format!("CPU ({})", self.precision.name()),
+            None => format!("CPU ({})", self.precision),
             Some(units) => format!("Core ML ({units})"),
         }
     }

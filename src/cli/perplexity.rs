@@ -6,11 +6,11 @@ use anec::base::input::read_text;
 
 use serde_json::json;
 
-use super::model::PrecisionName;
 use super::{MOST_TEXT, print, print_json};
 use anec::base::Result;
 use anec::bundle::Bundle;
 use anec::candidates;
+use anec::exec::Precision;
 use anec::report::table::table;
 use anec::runtime::{RuntimeError, Tokenizer};
 use anec::validate::perplexity::{word_perplexity, words};
@@ -35,9 +35,9 @@ pub struct PerplexityArgs {
     /// Tokens that are seen at a time
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..))]
     window: u32,
-    /// Precisions
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [PrecisionName::F32])]
-    precision: Vec<PrecisionName>,
+    /// Precisions: f32, f16, ane (simulated), ane-without-EFFECT+EFFECT
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [Precision::F32])]
+    precision: Vec<Precision>,
     /// Another bundle, with which the first is compared
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
@@ -64,10 +64,9 @@ impl PerplexityArgs {
         tokens.truncate(self.positions as usize);
         let words = words(&tokenizer.decode(&tokens, false)?);
         let by_words = |found: &Perplexity| word_perplexity(found.loss * found.tokens as f64, words);
-        let precisions: Vec<_> = self.precision.iter().map(|precision| precision.precision()).collect();
         let mut measured = Vec::new();
         for folder in [Some(&self.bundle), self.against.as_ref()].into_iter().flatten() {
-            for Candidate { name, model, .. } in candidates(folder, &precisions)? {
+            for Candidate { name, model, .. } in candidates(folder, &self.precision)? {
                 let found = perplexity(&model, &tokens, self.window as usize)?.ok_or(RuntimeError::NoTokens)?;
                 measured.push((format!("{}, {name}", folder.display()), found));
             }

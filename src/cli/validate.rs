@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::model::{Backend, PrecisionName};
+use super::model::Backend;
 use super::{MOST_TEXT, print, print_json, progress};
 use anec::base::input::read_text;
 use anec::base::output::write_file;
 use anec::base::{Diagnostic, Fault, Result};
 use anec::convert::files;
 use anec::coreml::ComputePlan;
+use anec::exec::Precision;
 use anec::report;
 use anec::validate::GatesReport;
 use anec::{Gate, Validator, find_bundle};
@@ -44,9 +45,9 @@ pub struct ValidateArgs {
     /// Golden for parity; golden.safetensors in the bundle's folder if not given
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
-    /// Precisions for parity
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [PrecisionName::F32, PrecisionName::F16])]
-    precision: Vec<PrecisionName>,
+    /// Precisions for parity: f32, f16, ane (simulated), ane-without-EFFECT+EFFECT
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16])]
+    precision: Vec<Precision>,
     /// Text for numerics; prose, code and numbers of anec's own if not given
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
@@ -123,7 +124,7 @@ impl ValidateArgs {
         };
         let mut validator = Validator::new(path)
             .forecast(self.forecast)
-            .precisions(self.precision.iter().map(|precision| precision.precision()))
+            .precisions(self.precision.iter().copied())
             .core_ml(self.backend.core_ml())
             .positions(usize::from(self.positions))
             .progress(progress::bytes());

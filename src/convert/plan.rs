@@ -181,6 +181,7 @@ pub fn form(manifest: &Manifest) -> LoweringOptions {
         linear: manifest.linear,
         norm: manifest.norm,
         attention: manifest.attention,
+        activations: manifest.activations,
         kv_write: manifest.kv_write(),
         state: manifest.state,
         recurrent_states: manifest.recurrent_states,

@@ -1,12 +1,15 @@
 //! Compiling a function to steps over value slots, and running them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::compile::{Compiler, mark_last_reads, mark_last_uses};
 use super::constexpr;
+use super::engine::{EngineEffect, EngineEffects, simulated};
 use super::error::ExecError;
 use super::frame::{Frame, Observer};
 use super::fuse::fuse;
@@ -29,6 +32,63 @@ pub enum Precision {
     /// matrices and softmax accumulate in f32 before that. Compressed weights are not rounded on their own: a scale
     /// multiplies the finished sum, as the hardware does it.
     F16,
+    /// As [`Precision::F16`], with the arithmetic of the Neural Engine as far as it is published: a simulation. Ops are
+    /// carried out one by one.
+    Ane(EngineEffects),
+}
+
+impl Precision {
+    /// All that is published of the Neural Engine's arithmetic.
+    pub const ANE: Precision = Precision::Ane(EngineEffects::ALL);
+
+    /// What departs from fp16 with exact sums.
+    pub fn effects(self) -> EngineEffects {
+        match self {
+            Precision::F32 | Precision::F16 => EngineEffects::NONE,
+            Precision::Ane(effects) => effects,
+        }
+    }
+}
+
+/// What a name of the simulated precision without some effects begins with.
+const WITHOUT: &str = "ane-without-";
+
+/// `f32`, `f16`, `ane`, or `ane-without-` and the names of effects with `+` between them.
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Precision::F32 => f.write_str("f32"),
+            Precision::F16 => f.write_str("f16"),
+            Precision::Ane(EngineEffects::ALL) => f.write_str("ane"),
+            Precision::Ane(effects) => {
+                let without: Vec<&str> = EngineEffect::ALL
+                    .iter()
+                    .filter(|effect| !effects.has(**effect))
+                    .map(|effect| effect.name())
+                    .collect();
+                write!(f, "{WITHOUT}{}", without.join("+"))
+            }
+        }
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "f32" => Ok(Precision::F32),
+            "f16" => Ok(Precision::F16),
+            "ane" => Ok(Precision::ANE),
+            _ => {
+                let without = text.strip_prefix(WITHOUT);
+                let without = without.ok_or("expected f32, f16, ane or ane-without-EFFECT+EFFECT")?;
+                let effects = without.split('+').map(str::parse::<EngineEffect>);
+                let effects = effects.collect::<Result<Vec<_>, _>>()?;
+                Ok(Precision::Ane(effects.into_iter().fold(EngineEffects::ALL, EngineEffects::without)))
+            }
+        }
+    }
 }
 
 /// How to run.
@@ -64,6 +124,9 @@ impl Executable {
     /// [`ExecError::Unsupported`] names every operator without a kernel; constants that can't be read or don't fit
     /// their type; a graph that isn't in order.
     pub fn compile(function: &Function, options: ExecOptions, cache: &WeightCache) -> Result<Executable, ExecError> {
+        if let Precision::Ane(_) = options.precision {
+            return Self::compile_unfused(function, options, cache);
+        }
         Self::assemble(function, options, cache, |steps, outputs| fuse(steps, &Uses::of(function), outputs))
     }
 
@@ -76,7 +139,10 @@ impl Executable {
         options: ExecOptions,
         cache: &WeightCache,
     ) -> Result<Executable, ExecError> {
-        Self::assemble(function, options, cache, |steps, _| steps.into_iter().map(Node::Step).collect())
+        let effects = options.precision.effects();
+        Self::assemble(function, options, cache, |steps, _| {
+            steps.into_iter().map(|step| Node::Step(simulated(step, effects))).collect()
+        })
     }
 
     fn assemble(
@@ -231,7 +297,7 @@ impl Executable {
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
         self.check_inputs(inputs)?;
-        let half = self.options.precision == Precision::F16;
+        let half = self.options.precision != Precision::F32;
         let mut workspace = std::mem::take(&mut state.workspace);
         workspace.begin(self.slots);
         outputs.drain(..).for_each(|tensor| workspace.pool.recycle(tensor));

@@ -34,6 +34,7 @@
 //! | `kernel`, `resolve` | ops as typed kernels: arguments by name become fields, once |
 //! | `ops` | the table of kernels by operator, and the kernels by group |
 //! | `fuse` | steps that are carried out as one |
+//! | [`engine`] | the arithmetic of the Neural Engine, simulated |
 //! | `step`, `node`, `frame` | what a function is made of, and carrying it out |
 //! | `pool`, `workspace` | tensors that nobody needs any more, kept for those that come |
 //!
@@ -44,6 +45,7 @@
 mod compile;
 mod constants;
 mod constexpr;
+pub mod engine;
 pub mod error;
 pub mod executable;
 mod frame;
@@ -65,6 +67,7 @@ pub mod weight;
 mod workspace;
 
 pub use anec_kernels::pool::{set_threads, threads};
+pub use engine::{EngineEffect, EngineEffects};
 pub use error::ExecError;
 pub use executable::{ExecOptions, Executable, Precision};
 pub use profile::{ExecProfile, OperatorTime};

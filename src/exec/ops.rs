@@ -18,7 +18,8 @@ mod state;
 use std::sync::Arc;
 
 pub(super) use self::binary::{Arithmetic, BinaryOp};
-pub(super) use self::matmul::Matmul;
+pub(super) use self::conv::Conv;
+pub(super) use self::matmul::{Linear, Matmul};
 pub(super) use self::norm::{Softmax, softmax_rows};
 pub(super) use self::slice::{Concat, SliceByIndex, SliceUpdate, Slicing};
 pub(super) use self::state::{ReadState, WriteState};

@@ -13,11 +13,13 @@
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
 //! | [`delta_net`] | a linear recurrence of matrices |
+//! | [`activation`] | SiLU, GELU, softplus |
 //! | [`mlp`] | `W_down (act(W_gate x) * W_up x)`, `W_down act(W_up x)` |
 //! | [`moe`] | a few of many such networks |
 //! | [`depth_router`] | one of them or none, by a state that goes from layer to layer |
 //! | [`residual`] | `(f + b_f) s_f + (x + b_x) s_x` |
 
+pub mod activation;
 pub mod attention;
 pub mod banded_attention;
 pub mod cache;

@@ -55,7 +55,8 @@ use anec_bundle::{
     HiddenProbe, LabelSet, Pooling, Port, ProjectionActivation, SequenceClassification, Stage, StatePort, TokenCount,
 };
 use anec_manifest::{
-    AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm, Transform,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
+    Transform,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
@@ -79,6 +80,8 @@ pub struct LoweringOptions {
     pub norm: NormForm,
     /// Form of attention.
     pub attention: AttentionForm,
+    /// Form of the activations.
+    pub activations: ActivationForm,
     /// How keys and values are written.
     pub kv_write: KvWrite,
     /// How what layers carry is divided into states.

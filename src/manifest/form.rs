@@ -54,6 +54,17 @@ pub enum AttentionForm {
     Grouped,
 }
 
+/// The form of activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationForm {
+    /// By tanh and exp, without the Neural Engine's tables of SiLU, GELU and softplus, which are published to be off.
+    #[default]
+    Stable,
+    /// By the ops `silu`, `gelu`, `softplus`.
+    Native,
+}
+
 /// How new keys and values enter the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

@@ -42,7 +42,9 @@ use serde::{Deserialize, Serialize};
 
 pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
-pub use form::{AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm, Target};
+pub use form::{
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm, Target,
+};
 pub use gates::{Gates, ParityGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
@@ -78,6 +80,8 @@ pub struct Manifest {
     pub norm: NormForm,
     /// The form of attention.
     pub attention: AttentionForm,
+    /// The form of SiLU, GELU and softplus.
+    pub activations: ActivationForm,
     /// How new keys and values enter the cache; by default `mask` for `lengths.range`, `slice` for `lengths.fixed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_write: Option<KvWrite>,
@@ -124,6 +128,7 @@ impl Default for Manifest {
             linear: LinearForm::default(),
             norm: NormForm::default(),
             attention: AttentionForm::default(),
+            activations: ActivationForm::default(),
             kv_write: None,
             state: StateForm::default(),
             recurrent_states: RecurrentForm::default(),

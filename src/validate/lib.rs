@@ -23,6 +23,8 @@
 //! | [`residency`] | the gate of placement |
 //! | [`bisect`] | the smallest piece of a program that fails a gate |
 //! | [`forecast`](mod@forecast) | rules applied to a program: no proof |
+//! | [`arithmetic`] | `validators/ane-arithmetic.yaml` |
+//! | `simulation` | what the Neural Engine makes of a text, simulated |
 //! | [`rules`] | `validators/ane-rules.yaml` and `validators/errors.yaml` |
 //! | [`speed`] | how fast a call is on a chip, predicted, and the published speeds behind that |
 //! | [`predict`](mod@predict) | what a conversion would do on a chip, predicted |
@@ -42,6 +44,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arithmetic;
 pub mod bisect;
 pub mod chips;
 pub mod forecast;
@@ -58,6 +61,7 @@ pub mod prompts;
 pub mod residency;
 pub mod rules;
 pub mod search;
+mod simulation;
 pub mod speed;
 pub mod structure;
 pub mod thresholds;

@@ -1,5 +1,6 @@
 //! The numerics gate: what half precision does to a model. The [lint](super::lint) reads the program; this runs it over
-//! a text twice, in f32 and with every result rounded to fp16 (infinite beyond 65504), and compares layer by layer.
+//! a text twice, in f32 and with every result rounded to fp16 (infinite beyond 65504), and compares layer by layer. What
+//! the Neural Engine's own arithmetic adds to that is [simulated](super::simulation).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,6 +11,7 @@ use rayon::prelude::*;
 
 use super::lint::lint;
 use super::measure::LogitMeasures;
+use super::simulation::simulation;
 use super::thresholds::{NumericsThresholds, Thresholds};
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, listed};
@@ -56,6 +58,12 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
         }
     }
     checks.push(coverage(bundle, &run));
+    for context in &bundle.model.contexts {
+        checks.push(match simulation(bundle, folder, *context, tokens, &places, thresholds) {
+            Ok(check) => check,
+            Err(error) => not_run(format!("context {context}, simulated"), error)?,
+        });
+    }
     Ok(GateReport::new(GATE, checks))
 }
 
@@ -74,12 +82,12 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
 
 /// Values of a function that mean something for their size.
 #[derive(Default)]
-struct Places {
+pub(super) struct Places {
     /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
     /// through sums and constant factors alone, and grows with them.
     stream: BTreeSet<String>,
     /// What a mask was added to: as large as the mask where it is closed, which says nothing.
-    masked: BTreeSet<String>,
+    pub(super) masked: BTreeSet<String>,
 }
 
 impl Places {
@@ -117,15 +125,15 @@ impl Places {
 }
 
 /// What a run showed.
-struct Trace {
+pub(super) struct Trace {
     seen: Seen,
     /// Hidden states between the layers.
     hidden: Vec<Vec<f32>>,
-    logits: Vec<f32>,
+    pub(super) logits: Vec<f32>,
 }
 
 /// Runs `tokens` through the functions of a context.
-fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
+pub(super) fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
     let tokens = &tokens[..tokens.len().min(context as usize)];
     if model.bundle().model.band().is_some() {
         // where windows can't overlap, no text is longer than one

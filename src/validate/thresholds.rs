@@ -25,6 +25,8 @@ pub struct Thresholds {
 pub struct NumericsThresholds {
     /// Smallest cosine between what a layer gives in half and in single precision, at any position.
     pub cosine: f64,
+    /// Smallest cosine between the logits of the simulated Neural Engine and those of half precision, at any position.
+    pub simulated_cosine: f64,
     /// Smallest and largest ratio of their norms.
     pub norm_ratio: [f64; 2],
     /// Room that the largest value must leave below fp16's largest number: a factor.

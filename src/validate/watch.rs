@@ -49,11 +49,31 @@ impl ValueRange {
 /// What was seen: by function (its index in `bundle.json`), then by value, in the order in which they came.
 pub type Seen = BTreeMap<usize, IndexMap<String, ValueRange>>;
 
+/// A few elements of every value, by function and by value, in the order in which they came.
+pub type Samples = BTreeMap<usize, IndexMap<String, Vec<f32>>>;
+
+/// Elements that are kept of a value of one call.
+const SAMPLED: usize = 256;
+/// Elements that are kept of a value over all calls.
+const KEPT: usize = 8 * SAMPLED;
+
 /// Where what was seen is kept.
 #[derive(Clone, Default)]
-pub struct Log(Arc<Mutex<Seen>>);
+pub struct Log(Arc<Mutex<Notes>>);
+
+#[derive(Default)]
+struct Notes {
+    seen: Seen,
+    /// Only where they are asked for.
+    samples: Option<Samples>,
+}
 
 impl Log {
+    /// A log that also keeps a few elements of every value.
+    pub fn sampling() -> Self {
+        Log(Arc::new(Mutex::new(Notes { samples: Some(Samples::new()), ..Notes::default() })))
+    }
+
     /// The CPU executor, whose functions run op by op, in a precision: what it computes is noted here.
     pub fn backend(&self, programs: Arc<PackageStore>, precision: Precision) -> ObservedBackend {
         let log = self.clone();
@@ -63,8 +83,13 @@ impl Log {
 
     fn note(&self, function: usize, name: &str, tensor: &Tensor) {
         let Some(values) = tensor.floats() else { return };
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let ranges = seen.entry(function).or_default();
+        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(samples) = &mut notes.samples {
+            let kept = samples.entry(function).or_default().entry(name.to_owned()).or_default();
+            let room = KEPT.saturating_sub(kept.len()).min(SAMPLED);
+            kept.extend(values.iter().step_by(values.len().div_ceil(SAMPLED).max(1)).take(room));
+        }
+        let ranges = notes.seen.entry(function).or_default();
         match ranges.get_mut(name) {
             Some(range) => range.add(values),
             None => ranges.entry(name.to_owned()).or_default().add(values),
@@ -73,7 +98,12 @@ impl Log {
 
     /// What was seen so far; it is forgotten here.
     pub fn take(&self) -> Seen {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).seen)
+    }
+
+    /// The elements that were kept; none unless the log is [`sampling`](Log::sampling).
+    pub fn samples(&self) -> Samples {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).samples.clone().unwrap_or_default()
     }
 }
 

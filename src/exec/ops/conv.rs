@@ -6,15 +6,15 @@ use smallvec::SmallVec;
 
 use super::matmul::bias;
 use super::{Resolved, Row, computing};
+use crate::engine::sums::{multiply, product};
+use crate::engine::{EngineEffect, EngineEffects};
 use crate::kernel::{Call, Input, Kernel, Matrix};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, for_each_index, strides};
 use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::layout::MatrixLayout;
-use anec_kernels::matrix::product;
 use anec_kernels::pool;
-use anec_kernels::product::multiply;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -35,7 +35,7 @@ pub(super) struct Axis {
 
 /// How inputs beyond the edges are made up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PadType {
+pub(crate) enum PadType {
     /// None are.
     Valid,
     /// As many as give `ceil(size / stride)` results, the odd one after.
@@ -47,7 +47,8 @@ pub(super) enum PadType {
 }
 
 /// What the op says of the spatial axes.
-pub(super) struct Geometry {
+#[derive(Clone)]
+pub(crate) struct Geometry {
     strides: Option<Vec<usize>>,
     dilations: Option<Vec<usize>>,
     pub pad_type: PadType,
@@ -141,12 +142,16 @@ pub(super) fn axes(geometry: &Geometry, sizes: &[usize], kernels: &[usize]) -> R
         .collect()
 }
 
-struct Conv {
-    x: Input,
-    weight: Matrix,
-    bias: Option<Input>,
-    groups: usize,
-    geometry: Geometry,
+/// A convolution.
+#[derive(Clone)]
+pub(crate) struct Conv {
+    pub x: Input,
+    pub weight: Matrix,
+    pub bias: Option<Input>,
+    pub groups: usize,
+    pub geometry: Geometry,
+    /// How sums depart from exact ones.
+    pub effects: EngineEffects,
 }
 
 impl Conv {
@@ -157,6 +162,7 @@ impl Conv {
             bias: op.optional_input("bias")?,
             groups: usize::try_from(op.integer_or("groups", 1)?).unwrap_or(0),
             geometry: Geometry::resolve(op)?,
+            effects: EngineEffects::NONE,
         }))
     }
 }
@@ -164,7 +170,7 @@ impl Conv {
 impl Kernel for Conv {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let weight = call.matrix(&self.weight)?;
-        let (rows, groups) = (weight.rows(), self.groups);
+        let (rows, columns, groups) = (weight.rows(), weight.columns(), self.groups);
         let bias = bias(call, self.bias, rows)?;
         let x = call.tensor(self.x)?;
         let values = call.floats(self.x)?;
@@ -188,13 +194,15 @@ impl Kernel for Conv {
             let empty = pool.filled(&shape, 0f32);
             return call.give(empty);
         }
+        // a convolution that adds nothing up has no sum to saturate
+        let effects = if columns == 1 { self.effects.without(EngineEffect::SumsSaturate) } else { self.effects };
         if pointwise {
             let layout = MatrixLayout { row: places, column: 1 };
             let result = pool.make(&shape, |out| {
                 out.resize(batch * rows * places, 0.0);
                 if channels > 0 {
                     for (x, out) in values.chunks_exact(channels * size).zip(out.chunks_exact_mut(rows * places)) {
-                        multiply(&weight, (x, layout), places, bias, (out, layout));
+                        multiply(effects, &weight, (x, layout), places, bias, (out, layout));
                     }
                 }
             });
@@ -203,7 +211,6 @@ impl Kernel for Conv {
         let dense = weight.dense();
         let Some(kernel) = dense.floats() else { return Err(misfit()) };
         let (group_rows, group_channels) = (rows / groups, channels / groups);
-        let columns = weight.columns();
         let result = pool.make(&shape, |out| {
             out.resize(batch * rows * places, 0.0);
             pool::for_each_chunk(out, group_rows * places, |i, out| {
@@ -214,7 +221,7 @@ impl Kernel for Conv {
                 windows(&values[first..][..group_channels * size], &axes, gathered.floats());
                 let rows = &kernel[group * group_rows * columns..][..group_rows * columns];
                 let (a, b) = (MatrixLayout { row: columns, column: 1 }, MatrixLayout { row: places, column: 1 });
-                product((group_rows, columns, places), (rows, a), (gathered.floats(), b), out);
+                product(effects, (group_rows, columns, places), (rows, a), (gathered.floats(), b), out);
                 if let Some(bias) = bias {
                     for (r, out) in out.chunks_exact_mut(places).enumerate() {
                         out.iter_mut().for_each(|v| *v += bias[group * group_rows + r]);

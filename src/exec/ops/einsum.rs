@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::matmul::batched;
 use super::{Resolved, Row, computing};
+use crate::engine::EngineEffects;
 use crate::kernel::{Call, Input, Kernel};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
@@ -94,7 +95,7 @@ impl Kernel for Einsum {
         // both operands in the order of the first one's letters
         let left = arranged(x, first, &[&a.batch, &a.own, &a.summed, &a.alone], &size)?;
         let right = arranged(y, second, &[&a.batch, &b.own, &a.summed, &b.alone], &size)?;
-        let product = batched(pool, &summed(left), &summed(right), false, true)?;
+        let product = batched(EngineEffects::NONE, pool, &summed(left), &summed(right), false, true)?;
         let order: Vec<char> = a.batch.iter().chain(&a.own).chain(&b.own).copied().collect();
         let shape: Vec<usize> = order.iter().map(|l| size(*l)).collect();
         let perm: Vec<usize> = result.chars().filter_map(|l| order.iter().position(|o| *o == l)).collect();

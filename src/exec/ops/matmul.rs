@@ -6,6 +6,8 @@ use smallvec::SmallVec;
 
 use super::norm::softmax_rows;
 use super::{Resolved, Row, computing};
+use crate::engine::EngineEffects;
+use crate::engine::sums::{multiply, product};
 use crate::kernel::{Call, Input, Kernel, Matrix};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
@@ -13,9 +15,7 @@ use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides
 use crate::value::Value;
 use crate::weight::LoadedWeight;
 use anec_kernels::layout::MatrixLayout;
-use anec_kernels::matrix::product;
 use anec_kernels::pool;
-use anec_kernels::product::multiply;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -38,16 +38,19 @@ pub(super) fn bias<'c>(call: &'c Call<'_>, bias: Option<Input>, rows: usize) -> 
 }
 
 /// `x weightᵀ + bias` over the last axis.
-struct Linear {
-    x: Input,
-    weight: Matrix,
-    bias: Option<Input>,
+#[derive(Clone)]
+pub(crate) struct Linear {
+    pub x: Input,
+    pub weight: Matrix,
+    pub bias: Option<Input>,
+    /// How sums depart from exact ones.
+    pub effects: EngineEffects,
 }
 
 impl Linear {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (x, weight, bias) = (op.input("x")?, op.matrix("weight")?, op.optional_input("bias")?);
-        Ok(Arc::new(Linear { x, weight, bias }))
+        Ok(Arc::new(Linear { x, weight, bias, effects: EngineEffects::NONE }))
     }
 }
 
@@ -61,12 +64,13 @@ impl Kernel for Linear {
             let (x, weight) = (&x.shape, weight.shape());
             return Err(format!("`x` of shape {x:?} doesn't fit a weight of shape {weight:?}"));
         }
-        let result = rows_times_weight(pool, x, &weight, bias)?;
+        let result = rows_times_weight(self.effects, pool, x, &weight, bias)?;
         call.give(result)
     }
 }
 
 fn rows_times_weight(
+    effects: EngineEffects,
     pool: &mut Pool,
     x: &Tensor,
     weight: &LoadedWeight,
@@ -82,30 +86,33 @@ fn rows_times_weight(
     let layouts = (MatrixLayout { row: 1, column: columns }, MatrixLayout { row: 1, column: rows });
     Ok(pool.make(&shape, |out| {
         out.resize(tokens * rows, 0.0);
-        multiply(weight, (values, layouts.0), tokens, bias, (out, layouts.1));
+        multiply(effects, weight, (values, layouts.0), tokens, bias, (out, layouts.1));
     }))
 }
 
 /// The last two axes are matrices, the others broadcast; a vector is a matrix of one row (`x`) or column (`y`), and
 /// the axis added for it is dropped from the result.
+#[derive(Clone)]
 pub(crate) struct Matmul {
     pub x: Input,
     pub y: Input,
     pub transpose_x: bool,
     pub transpose_y: bool,
+    /// How sums depart from exact ones.
+    pub effects: EngineEffects,
 }
 
 impl Matmul {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (x, y) = (op.input("x")?, op.input("y")?);
         let (transpose_x, transpose_y) = (op.flag_or("transpose_x", false)?, op.flag_or("transpose_y", false)?);
-        Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y }))
+        Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y, effects: EngineEffects::NONE }))
     }
 }
 
 impl Kernel for Matmul {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        let (transpose_x, transpose_y) = (self.transpose_x, self.transpose_y);
+        let (transpose_x, transpose_y, effects) = (self.transpose_x, self.transpose_y, self.effects);
         let result = match (call.value(self.x)?, call.value(self.y)?) {
             (Value::Tensor(x), Value::Weight(y))
                 if y.shape().len() == 2
@@ -113,10 +120,10 @@ impl Kernel for Matmul {
                     && !(transpose_x && x.rank() > 1)
                     && x.shape.last() == Some(&y.columns()) =>
             {
-                rows_times_weight(pool, x, y, None)?
+                rows_times_weight(effects, pool, x, y, None)?
             }
             (Value::Weight(x), Value::Tensor(y)) if x.shape().len() == 2 && !transpose_x && y.rank() >= 2 => {
-                weight_times_columns(pool, x, y, transpose_y)?
+                weight_times_columns(effects, pool, x, y, transpose_y)?
             }
             _ => {
                 let (x, y) = (call.tensor(self.x)?, call.tensor(self.y)?);
@@ -124,11 +131,11 @@ impl Kernel for Matmul {
                     (TensorData::I32(a), TensorData::I32(b)) => {
                         let floats = |v: &[i32]| v.iter().map(|v| *v as f32).collect::<Vec<_>>();
                         let (x, y) = (Tensor::new(&x.shape[..], floats(a)), Tensor::new(&y.shape[..], floats(b)));
-                        let product = batched(pool, &x, &y, transpose_x, transpose_y)?;
+                        let product = batched(effects, pool, &x, &y, transpose_x, transpose_y)?;
                         let values = product.floats().unwrap_or_default().iter().map(|v| *v as i32);
                         pool.make(&product.shape, |out: &mut Vec<i32>| out.extend(values))
                     }
-                    _ => batched(pool, x, y, transpose_x, transpose_y)?,
+                    _ => batched(effects, pool, x, y, transpose_x, transpose_y)?,
                 }
             }
         };
@@ -137,6 +144,7 @@ impl Kernel for Matmul {
 }
 
 fn weight_times_columns(
+    effects: EngineEffects,
     pool: &mut Pool,
     weight: &LoadedWeight,
     y: &Tensor,
@@ -157,7 +165,14 @@ fn weight_times_columns(
         out.resize(count * rows * tokens, 0.0);
         if inner * tokens * rows > 0 {
             for (values, out) in values.chunks_exact(inner * tokens).zip(out.chunks_exact_mut(rows * tokens)) {
-                multiply(weight, (values, layout), tokens, None, (out, MatrixLayout { row: tokens, column: 1 }));
+                multiply(
+                    effects,
+                    weight,
+                    (values, layout),
+                    tokens,
+                    None,
+                    (out, MatrixLayout { row: tokens, column: 1 }),
+                );
             }
         }
     }))
@@ -165,6 +180,7 @@ fn weight_times_columns(
 
 /// The product of two tensors of floats.
 pub(super) fn batched(
+    effects: EngineEffects,
     pool: &mut Pool,
     x: &Tensor,
     y: &Tensor,
@@ -198,7 +214,7 @@ pub(super) fn batched(
     for_each_index(&lead, [&broadcast_strides(x_lead, &lead), &broadcast_strides(y_lead, &lead)], |at| places.push(at));
     let work = places.len() * m * n * k;
     let compute = |([i, j], out): ([usize; 2], &mut [f32])| {
-        product((m, k, n), (&a[i * m * k..][..m * k], a_layout), (&b[j * k * n..][..k * n], b_layout), out);
+        product(effects, (m, k, n), (&a[i * m * k..][..m * k], a_layout), (&b[j * k * n..][..k * n], b_layout), out);
     };
     let count = places.len() * m * n;
     let mut shape = lead;
@@ -237,7 +253,7 @@ impl Kernel for Attention {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let (query, key, value) = (call.tensor(self.query)?, call.tensor(self.key)?, call.tensor(self.value)?);
         let size = query.shape.last().copied().unwrap_or(1);
-        let mut scores = batched(pool, query, key, false, true)?;
+        let mut scores = batched(EngineEffects::NONE, pool, query, key, false, true)?;
         let scale = 1.0 / (size as f32).sqrt();
         let Tensor { shape, data } = pool.make_mut(&mut scores);
         let TensorData::F32(values) = data else { return Err("the scores are not floats".into()) };
@@ -266,7 +282,7 @@ impl Kernel for Attention {
             }
         }
         softmax_rows(values, shape.last().copied().unwrap_or(1));
-        let result = batched(pool, &scores, value, false, false)?;
+        let result = batched(EngineEffects::NONE, pool, &scores, value, false, false)?;
         pool.recycle(scores);
         call.give(result)
     }

@@ -51,6 +51,16 @@ impl Slicing {
         })
     }
 
+    /// Whether the first element of the last axis is left out.
+    pub fn begins_within_last_axis(&self) -> bool {
+        let masked = self.begin_mask.as_ref().and_then(|mask| mask.last().copied()).unwrap_or(false);
+        !masked
+            && match &self.begin {
+                Integers::Known(begin) => begin.last().is_some_and(|begin| *begin != 0),
+                Integers::Computed(_) => true,
+            }
+    }
+
     fn squeezes(&self, axis: usize) -> bool {
         self.squeeze_mask.as_ref().is_some_and(|mask| mask[axis])
     }

@@ -24,6 +24,7 @@
 //! over, and small outputs keep their digits.
 
 use super::Graph;
+use super::activation::{silu, softplus};
 use super::attention::{merge_heads, split_heads};
 use super::causal_conv::{CausalConv, causal_conv};
 use super::linear::{Linear, linear};
@@ -130,7 +131,7 @@ pub fn delta_net(
     let step = linear(g, x, &weights.step);
     let decay = linear(g, x, &weights.decay);
     let mixed = causal_conv(g, mixed, &weights.conv, conv_state);
-    let mixed = g.ops.silu(mixed);
+    let mixed = silu(g, mixed);
 
     let unit = |g: &mut Graph<'_>, name: &str, first: u64| {
         g.scope(name, |g| {
@@ -152,7 +153,7 @@ pub fn delta_net(
     let bias = g.weight("decay_bias", Role::Bias, &weights.decay_bias, &[1, value_heads, 1, 1]);
     let rate = g.weight("decay_rate", Role::Table, &weights.decay_rate, &[1, value_heads, 1, 1]);
     let decay = g.ops.add(decay, bias);
-    let decay = g.ops.softplus(decay);
+    let decay = softplus(g, decay);
     let decay = g.ops.mul(decay, rate);
 
     let out = g.scope("delta", |g| {
@@ -167,7 +168,7 @@ pub fn delta_net(
     let norm = Norm { eps: weights.norm.eps * key_dim as f64, ..weights.norm.clone() };
     let normal = rms_norm(g, out, &norm, 3);
     let gate = split_heads(g, gate, value_heads, value_dim);
-    let gate = g.ops.silu(gate);
+    let gate = silu(g, gate);
     let gated = g.ops.mul(normal, gate);
     let merged = merge_heads(g, gated, value_heads * value_dim);
     linear(g, merged, &weights.output)

@@ -11,8 +11,8 @@
 //! score, the norm scales its input, and the choice is one of indices: nothing here leaves half precision's range.
 
 use super::Graph;
+use super::activation::activate;
 use super::linear::{Linear, linear};
-use super::mlp::activate;
 use super::moe::{Experts, chosen, experts};
 use super::norm::{Norm, rms_norm};
 use crate::table::Activation;

@@ -1,6 +1,7 @@
 //! Feed-forward networks: gated (arXiv:2002.05202), `W_down (act(W_gate x) * W_up x)`, and plain, `W_down act(W_up x)`.
 
 use super::Graph;
+use super::activation::activate;
 use super::linear::{Linear, linear};
 use crate::table::Activation;
 use anec_mil::ValueId;
@@ -43,13 +44,4 @@ pub fn plain_mlp(g: &mut Graph<'_>, x: ValueId, weights: &PlainMlp) -> ValueId {
     let up = linear(g, x, &weights.up);
     let up = activate(g, up, weights.activation);
     linear(g, up, &weights.down)
-}
-
-/// An activation, element by element.
-pub fn activate(g: &mut Graph<'_>, x: ValueId, activation: Activation) -> ValueId {
-    match activation {
-        Activation::Silu => g.ops.silu(x),
-        Activation::GeluTanh => g.ops.gelu_tanh(x),
-        Activation::Gelu => g.ops.gelu(x),
-    }
 }

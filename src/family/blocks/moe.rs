@@ -8,8 +8,8 @@
 use std::ops::Range;
 
 use super::Graph;
+use super::activation::activate;
 use super::linear::{Linear, linear};
-use super::mlp::activate;
 use crate::table::Activation;
 use anec_base::Result;
 use anec_manifest::{Layout, Role};
