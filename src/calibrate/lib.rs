@@ -43,7 +43,7 @@ use anec_runtime::host::TokenRun;
 use anec_runtime::inputs::{shape_of, shaped};
 use anec_runtime::{Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, LoadedModel, ObservedBackend, PackageStore};
 
-use codes::Codes;
+use codes::{Codes, Draft};
 pub use error::CalibrateError;
 use moments::SecondMoments;
 use tap::{QuantTarget, Tap, TapTokens, targets};
@@ -196,6 +196,9 @@ impl Run<'_> {
         self.most_moments = self.most_moments.max(together + largest.unwrap_or(0));
         for (tap, moments) in job.taps.iter().zip(all) {
             let parts = moments.len() as u64;
+            let of_columns = tap.column_moments(&moments);
+            let drafts: Vec<Draft<'_>> =
+                tap.targets.iter().map(|target| self.codes.begin(target, &of_columns)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
                 let feedback = ErrorFeedback::of(moments.sums()).map_err(|error| CalibrateError::Moments {
                     package: job.package.name.clone(),
@@ -204,14 +207,15 @@ impl Run<'_> {
                 })?;
                 drop(moments);
                 let share = |whole: u64| whole / parts * part as u64..whole / parts * (part as u64 + 1);
-                for target in &tap.targets {
+                for draft in &drafts {
+                    let target = draft.target();
                     let (mut rows, mut columns) = (0..target.channels, 0..target.weight.columns());
                     match tap.tokens {
                         TapTokens::All => {}
                         TapTokens::Before { .. } => rows = share(rows.end),
                         TapTokens::Inside { .. } => columns = share(columns.end),
                     }
-                    self.codes.choose(target, rows, columns, &feedback)?;
+                    self.codes.choose(draft, rows, columns, &feedback)?;
                 }
             }
         }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use anec_base::Result;
 use anec_convert::ConvertPlan;
 use anec_family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, LoweringOptions};
-use anec_manifest::{Granularity, Manifest, Overflow, Role, WeightFormat};
+use anec_manifest::{Manifest, NumberFormat, Overflow, Role, WeightFormat};
 use anec_mil::{Binding, Constant, DataType, Function, FunctionBuilder, Op, TensorType, ValueId};
 use anec_quant::Fp16;
 use anec_source::SourceWeight;
+
+use super::moments::SecondMoments;
 
 /// Input channels from which on moments aren't kept: they would take gigabytes.
 const WIDEST: usize = 16384;
@@ -24,8 +26,8 @@ pub struct QuantTarget {
     pub weight: SourceWeight,
     /// What it does.
     pub role: Role,
-    /// How many weights share one scale.
-    pub granularity: Granularity,
+    /// How it is held.
+    pub format: NumberFormat,
 }
 
 /// A value that weights take, and these weights.
@@ -67,6 +69,23 @@ impl Tap<'_> {
         match self.tokens {
             TapTokens::All => 1,
             TapTokens::Before { experts, .. } | TapTokens::Inside { experts } => experts,
+        }
+    }
+
+    /// How much each column of the weights counts, by the moments of every expert, or of all. What an expert without tokens
+    /// would be given is the mean of the others.
+    pub fn column_moments(&self, parts: &[SecondMoments]) -> Vec<f32> {
+        let parts: Vec<Vec<f32>> = parts.iter().map(SecondMoments::of_channels).collect();
+        match self.tokens {
+            TapTokens::All | TapTokens::Before { .. } => {
+                (0..self.channels).map(|column| parts.iter().map(|part| part[column]).sum()).collect()
+            }
+            TapTokens::Inside { .. } => {
+                let live: Vec<f32> = parts.iter().flatten().copied().filter(|moment| *moment > 0.0).collect();
+                let mean = live.iter().sum::<f32>() / live.len().max(1) as f32;
+                let dead = |part: &[f32]| part.iter().all(|moment| *moment == 0.0);
+                parts.into_iter().flat_map(|part| if dead(&part) { vec![mean; part.len()] } else { part }).collect()
+            }
         }
     }
 
@@ -135,15 +154,12 @@ pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<Quant
         let (_, weights) = built(model, &plan.form, &package.functions[0])?;
         for TappedWeight { role, weight, channels, .. } in weights {
             let format = manifest.quant.of(role);
-            // blocks and palettes are rounded to the nearest
-            let granularity = format.granularity;
-            let whole_rows = matches!(granularity, Granularity::PerTensor | Granularity::PerChannel);
-            if format.weights != WeightFormat::Int8 || !whole_rows {
+            if format.weights == WeightFormat::None {
                 continue;
             }
             let key = weight.key();
             let weight = weight.reshape(&[channels, weight.elements() / channels.max(1)])?;
-            let target = QuantTarget { key: key.clone(), channels, weight, role, granularity };
+            let target = QuantTarget { key: key.clone(), channels, weight, role, format };
             targets.insert((key, channels), target);
         }
     }

@@ -121,8 +121,12 @@ impl Emitter<'_> {
             // rows are output channels
             let rows = weight.reshape(&[layout.rows, layout.columns])?;
             let mut calibrated = Calibrated::default();
-            if let Some(file) = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))? {
-                calibrated.rounding = Some(Arc::new(ReadCodes::new(file, &key.weight, layout.rows, layout.columns)?));
+            if let Some(chosen) = self.chosen {
+                calibrated.moments = chosen.moments(&key.weight, key.channels);
+                if let Some(file) = chosen.codes(&key.weight, key.channels)? {
+                    let codes = ReadCodes::new(file, &key.weight, layout.rows, layout.columns)?;
+                    calibrated.rounding = Some(Arc::new(codes));
+                }
             }
             let coded = CodedWeight::new(rows, key.format, overflow, &calibrated);
             let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());

@@ -1,8 +1,10 @@
 //! A weight as codes of a grid: integers and their scales, or indices and their palettes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
+use ndarray::ArrayView2;
 use rayon::prelude::*;
 
 use super::fp16::{LARGEST, first_block};
@@ -89,6 +91,43 @@ impl CodedWeight {
         Arc::new(PartContent(self.clone(), part))
     }
 
+    /// Reads rows, with all cores, and shows them with the grid of each: what error feedback chooses codes by.
+    ///
+    /// # Errors
+    /// When they can't be read, or hold what no format does.
+    pub fn with_grids<R>(
+        &self,
+        rows: Range<u64>,
+        values: &mut Vec<f32>,
+        work: impl FnOnce(ArrayView2<'_, f32>, &[Grid<'_>]) -> R,
+    ) -> Result<R> {
+        self.prepare()?;
+        let (columns, weight) = (self.reader.columns().max(1), &self.reader.weight);
+        values.resize((rows.end - rows.start) as usize * columns, 0.0);
+        let at_a_time = self.blocks.elements() as usize / columns;
+        let parts = values.par_chunks_mut(at_a_time.max(1) * columns).enumerate();
+        parts.try_for_each(|(part, out)| weight.read_rows(rows.start + (part * at_a_time) as u64, out))?;
+        let count = values.len() / columns;
+        let shown = |values, grids: &[Grid<'_>]| {
+            work(ArrayView2::from_shape((count, columns), values).expect("whole rows were read"), grids)
+        };
+        match &self.grids {
+            Grids::Steps(of) => {
+                let mut scales = Vec::new();
+                of.of_rows(&self.reader, rows.start, values, &mut scales)?;
+                let grids: Vec<Grid<'_>> = (0..count).map(|row| of.grid(&scales, row, columns)).collect();
+                Ok(shown(values, &grids))
+            }
+            Grids::Levels(palettes) => {
+                let known = palettes.known(&self.reader, self.blocks)?;
+                saturate(values, known.largest);
+                let grids: Vec<Grid<'_>> =
+                    (0..count).map(|row| grid_of(palettes, known, rows.start + row as u64)).collect();
+                Ok(shown(values, &grids))
+            }
+        }
+    }
+
     /// What the conversion loses; complete once all codes were read.
     pub fn measures(&self) -> Arc<RoundingError> {
         self.measures.clone()
@@ -120,11 +159,7 @@ impl CodedWeight {
                         loss.vanished += vanished;
                     }
                 } else {
-                    let of_row = if of.is_one() { 0 } else { self.reader.columns() / of.block };
-                    let grid = |row: usize| {
-                        let scales = if of_row == 0 { &scales[..] } else { &scales[row * of_row..][..of_row] };
-                        Grid::Steps { scales, block: of.block, most: of.most }
-                    };
+                    let grid = |row: usize| of.grid(scales, row, self.reader.columns());
                     self.round(rows.start, values, grid, codes, back, &mut loss)?;
                 }
             }

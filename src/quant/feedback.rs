@@ -14,11 +14,15 @@
 //! ```
 //!
 //! These are GPTQ's codes, in the form that needs no inverse (LDLQ: Chee et al., arXiv 2307.13304, theorem 6). Columns come
-//! in the order of descending `H_jj`: what matters most is rounded while there is most left to make up for it. `H` gets a
-//! hundredth of its mean diagonal added to its diagonal (damping), so that few tokens, repeated or dead channels leave it
-//! positive definite. It is factorized in f64; everything else is f32.
+//! in the order of descending `H_jj`: what matters most is rounded while there is most left to make up for it.
+//!
+//! To the diagonal of `H` a hundredth of itself and of its median is added (damping), so that few tokens, repeated or dead
+//! channels leave it positive definite. The mean, which is usual, would be that of the few channels that are hundreds of
+//! times as large as the others in some models, and the others' share in `H` would drown in it; without the median, channels
+//! that the text hardly woke would make up for the errors of the large ones. `H` is factorized in f64, in units in which
+//! its diagonal is 1; everything else is f32.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 
 use faer::dyn_stack::{MemBuffer, MemStack};
 use faer::linalg::cholesky::llt::factor::{LltParams, cholesky_in_place, cholesky_in_place_scratch};
@@ -30,7 +34,7 @@ use rayon::prelude::*;
 use super::QuantError;
 use super::rounding::Grid;
 
-/// Share of the mean diagonal that is added to the diagonal.
+/// Share of a channel's moment, and of the median of all, that is added to the channel's.
 const DAMPING: f64 = 0.01;
 /// Columns that are rounded one after the other before the others hear of their errors.
 const BLOCK: usize = 128;
@@ -59,24 +63,33 @@ impl ErrorFeedback {
         }
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by_key(|j| (Reverse(diagonal[*j].to_bits()), *j));
-        let mean = diagonal.iter().map(|value| f64::from(*value)).sum::<f64>() / n.max(1) as f64;
-        if mean == 0.0 {
-            return Ok(ErrorFeedback { order, factor: None });
-        }
+        let mut live: Vec<f64> = diagonal.iter().filter(|value| **value > 0.0).map(|value| f64::from(*value)).collect();
+        live.sort_by(f64::total_cmp);
+        let Some(median) = live.get(live.len() / 2) else { return Ok(ErrorFeedback { order, factor: None }) };
         // what rounding of the moments leaves of singular ones can need more
         for damping in [DAMPING, 10.0 * DAMPING, 100.0 * DAMPING] {
+            let damped: Vec<f64> =
+                diagonal.iter().map(|value| f64::from(*value) * (1.0 + damping) + damping * median).collect();
+            let units: Vec<f64> = damped.iter().map(|value| value.sqrt()).collect();
             // the Cholesky factor of the matrix in reverse order, reversed, is upper triangular
             let place = |i: usize| order[n - 1 - i];
             let mut reversed = Mat::<f64>::from_fn(n, n, |i, j| {
                 let (a, b) = (place(i).max(place(j)), place(i).min(place(j)));
-                // the lower triangle is all that is read
-                let damping = if i == j { damping * mean } else { 0.0 };
-                if i < j { 0.0 } else { f64::from(moments[[a, b]]) + damping }
+                match i.cmp(&j) {
+                    // the lower triangle is all that is read
+                    Ordering::Less => 0.0,
+                    Ordering::Equal => 1.0,
+                    Ordering::Greater => f64::from(moments[[a, b]]) / (units[a] * units[b]),
+                }
             });
             if lower_factor(&mut reversed) {
                 let factor = Mat::from_fn(n, n, |k, j| {
+                    if k >= j {
+                        return 0.0;
+                    }
                     let (row, column) = (n - 1 - k, n - 1 - j);
-                    if k < j { (reversed[(row, column)] / reversed[(column, column)]) as f32 } else { 0.0 }
+                    let own = reversed[(row, column)] / reversed[(column, column)];
+                    (own * units[order[k]] / units[order[j]]) as f32
                 });
                 return Ok(ErrorFeedback { order, factor: Some(factor) });
             }
@@ -89,16 +102,17 @@ impl ErrorFeedback {
         self.order.len()
     }
 
-    /// The codes of rows of a weight, `[rows, columns]`, each with its grid. Rows don't depend on each other: a weight can
-    /// be given in parts.
-    pub fn codes(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>]) -> Array2<u8> {
+    /// The codes of rows of a weight, `[rows, columns]`, each with its grid, of which the first column is `first_column`. Rows
+    /// don't depend on each other: a weight can be given in parts.
+    pub fn codes(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>], first_column: usize) -> Array2<u8> {
         let mut codes = Array2::zeros(weight.dim());
         let parts = codes.axis_chunks_iter_mut(Axis(0), ROWS);
         let parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).zip(grids.chunks(ROWS)).collect();
         parts.into_par_iter().for_each(|((mut codes, weight), grids)| {
             let nearest = |row: usize, column, value| {
-                let code = grids[row].nearest(column, value);
-                (code, grids[row].value(column, code))
+                let (grid, column) = (&grids[row], first_column + column);
+                let code = grid.nearest(column, value);
+                (code, grid.value(column, code))
             };
             self.round(weight, nearest, |row, column, code| codes[[row, column]] = code);
         });
@@ -213,9 +227,11 @@ mod tests {
     /// rounded, its error spread over the others by the inverse of the moments, and its row taken out of the inverse.
     fn by_the_paper(weight: &Array2<f32>, moments: &Array2<f32>, scale: f32) -> Array2<u8> {
         let n = weight.ncols();
-        let mean = (0..n).map(|j| f64::from(moments[[j, j]])).sum::<f64>() / n as f64;
+        let mut diagonal: Vec<f64> = (0..n).map(|j| f64::from(moments[[j, j]])).collect();
+        diagonal.sort_by(f64::total_cmp);
+        let median = diagonal[n / 2];
         let mut damped = moments.mapv(f64::from);
-        (0..n).for_each(|j| damped[[j, j]] += DAMPING * mean);
+        (0..n).for_each(|j| damped[[j, j]] += DAMPING * (damped[[j, j]] + median));
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|a, b| moments[[*b, *b]].total_cmp(&moments[[*a, *a]]));
         let mut left = inverse(damped);
@@ -265,7 +281,7 @@ mod tests {
             let (weight, moments) = (noise(rows, columns, 3), moments(2 * columns, columns));
             let scales = vec![vec![f16::from_f32(absmax(&weight) / 20.0)]; rows];
             let codes =
-                ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &integers(&scales, columns, 127));
+                ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &integers(&scales, columns, 127), 0);
             let expected = by_the_paper(&weight, &moments, scales[0][0].to_f32());
             // f32 and f64 can round a number in the middle to different sides; what follows then differs, too
             let same = codes.iter().zip(&expected).filter(|(a, b)| a == b).count();
@@ -282,7 +298,7 @@ mod tests {
             (ErrorFeedback::of(moments.view()).unwrap(), ErrorFeedback { order: (0..columns).collect(), factor: None });
         let compare = |grids: &[Grid<'_>], most: f64| {
             let costs = [&feedback, &rounding]
-                .map(|how| cost(&weight, &values(grids, &how.codes(weight.view(), grids)), &moments));
+                .map(|how| cost(&weight, &values(grids, &how.codes(weight.view(), grids, 0)), &moments));
             assert!(costs[0] < most * costs[1], "{costs:?}");
         };
         let palette: Vec<f32> = (0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect();
@@ -307,7 +323,7 @@ mod tests {
         let weight = noise(9, 300, 11);
         let scale = f16::from_f32(absmax(&weight) / 127.0);
         let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view()).unwrap();
-        let codes = feedback.codes(weight.view(), &integers(&vec![vec![scale]; 9], 300, 127));
+        let codes = feedback.codes(weight.view(), &integers(&vec![vec![scale]; 9], 300, 127), 0);
         let mut expected = vec![0; weight.len()];
         quantize::quantize(weight.as_slice().unwrap(), scale.to_f32(), 127.0, &mut expected);
         assert_eq!(codes.as_slice().unwrap(), expected);
@@ -326,8 +342,8 @@ mod tests {
         weight.row_mut(3).fill(0.0);
         let scales = scales_of_rows(&weight, 7.0);
         let grids = integers(&scales, columns, 7);
-        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view()).unwrap().codes(weight.view(), &grids);
-        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids);
+        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view()).unwrap().codes(weight.view(), &grids, 0);
+        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids, 0);
         // the product with the one token is what counts, and comes out almost exactly
         let costs = [&codes, &rounding].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
@@ -358,10 +374,10 @@ mod tests {
         let scales = scales_of_rows(&weight, 127.0);
         let feedback = ErrorFeedback::of(moments.view()).unwrap();
         let grids = integers(&scales, 200, 127);
-        let whole = feedback.codes(weight.view(), &grids);
-        assert_eq!(ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids), whole);
+        let whole = feedback.codes(weight.view(), &grids, 0);
+        assert_eq!(ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids, 0), whole);
         let part = |rows: std::ops::Range<usize>| {
-            feedback.codes(weight.slice_axis(Axis(0), rows.clone().into()), &grids[rows])
+            feedback.codes(weight.slice_axis(Axis(0), rows.clone().into()), &grids[rows], 0)
         };
         assert_eq!(ndarray::concatenate![Axis(0), part(0..250), part(250..600)], whole);
     }

@@ -17,11 +17,11 @@ use super::Blocks;
 use super::fp16::LARGEST;
 use super::layout::WeightLayout;
 use super::reader::RowReader;
+use super::rounding::Grid;
 use anec_base::Result;
 use anec_kernels::quantize;
-use anec_manifest::{Granularity, Overflow};
+use anec_manifest::Granularity;
 use anec_mil::DataType;
-use anec_source::SourceWeight;
 
 /// The scales of a weight, which are found as it is read.
 pub(crate) struct BlockScales {
@@ -61,6 +61,13 @@ impl BlockScales {
     /// Whether all weights share one scale.
     pub(crate) fn is_one(&self) -> bool {
         matches!(self.known, Known::Tensor(_))
+    }
+
+    /// The grid of a row of those whose scales these are, as [`of_rows`](Self::of_rows) gave them.
+    pub(crate) fn grid<'a>(&self, scales: &'a [f16], row: usize, columns: usize) -> Grid<'a> {
+        let of_row = columns / self.block;
+        let scales = if self.is_one() { scales } else { &scales[row * of_row..][..of_row] };
+        Grid::Steps { scales, block: self.block, most: self.most }
     }
 
     /// Does what must precede all reading: finds the scale of the whole tensor, by a pass over all its values. Nothing
@@ -140,14 +147,6 @@ impl BlockScales {
     }
 }
 
-/// The scale of a weight that has one for all its values: a pass over them.
-///
-/// # Errors
-/// When the weight can't be read, or holds what `overflow` refuses.
-pub fn tensor_scale(weight: &SourceWeight, most: i8, overflow: Overflow) -> Result<f16> {
-    Ok(scale_for(largest(&RowReader::new(weight.clone(), overflow), Blocks::of(weight))?, most))
-}
-
 /// The largest magnitude of a weight, which is released.
 fn largest(reader: &RowReader, blocks: Blocks) -> Result<f32> {
     let largest = (0..blocks.count())
@@ -162,7 +161,7 @@ fn largest(reader: &RowReader, blocks: Blocks) -> Result<f32> {
 }
 
 /// The scale for a largest magnitude and a largest integer (see the module).
-pub fn scale_for(largest: f32, most: i8) -> f16 {
+pub(crate) fn scale_for(largest: f32, most: i8) -> f16 {
     if largest == 0.0 {
         return f16::ONE;
     }
