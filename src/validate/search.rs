@@ -14,7 +14,7 @@ use super::predict::{ChipPrediction, predict, text};
 use super::rules::{Applies, Severity, rules};
 use anec_base::{Diagnostic, Error, Fault, Result};
 use anec_convert::ConvertPlan;
-use anec_family::FamilyModel;
+use anec_family::{FamilyModel, Purpose};
 use anec_manifest::{Contexts, HeadSplit, Lengths, LmHead, Manifest, Shards};
 
 use forms::FormChoice;
@@ -69,7 +69,7 @@ pub enum SearchError {
     #[error("a search needs a chip")]
     NoChip,
     /// The model writes no text.
-    #[error("a search compares forms of models that write text; {family} gives labels")]
+    #[error("a search compares forms of models that write text, which {family} does not")]
     NoText {
         /// The model's family.
         family: String,
@@ -174,7 +174,7 @@ pub fn search(
     if targets.is_empty() {
         return Err(SearchError::NoChip.into());
     }
-    if model.facts().label_set.is_some() {
+    if !matches!(model.facts().purpose, Purpose::TextGeneration) {
         return Err(SearchError::NoText { family: model.facts().family.clone() }.into());
     }
     let has_experts = (0..model.facts().num_layers).any(|layer| model.experts(layer).is_some());
