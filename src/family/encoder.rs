@@ -85,7 +85,13 @@ pub(super) fn is_encoder(model_type: &str) -> bool {
 
 /// The model types of encoders.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    bert::ROWS.iter().map(|row| row.name).chain([modernbert::ROPE.name])
+    families().map(|(name, _)| name)
+}
+
+/// The model types of encoders, each with the keys of its configuration that don't touch the maths, beside
+/// [`NEUTRAL_KEYS`](crate::table::NEUTRAL_KEYS).
+pub fn families() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    bert::ROWS.iter().map(|row| (row.name, bert::NEUTRAL)).chain([(modernbert::ROPE.name, modernbert::NEUTRAL)])
 }
 
 /// Opens an encoder: reads its configuration and takes its tensors.

@@ -62,6 +62,7 @@ use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
 use blocks::Graph;
 
+pub use encoder::families as encoder_families;
 pub use error::FamilyError;
 pub use open::open;
 pub use transform::Transformed;

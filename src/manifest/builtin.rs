@@ -18,7 +18,10 @@ macro_rules! builtin {
 }
 
 const ALL: &[Builtin] = builtin![
+    "all-minilm-l6-v2",
+    "bge-m3",
     "demo",
+    "embeddinggemma-300m",
     "gemma-3-1b",
     "gemma-3-270m",
     "gemma-3-4b",
@@ -28,6 +31,7 @@ const ALL: &[Builtin] = builtin![
     "llama-3.2-1b",
     "llama-3.2-3b",
     "mistral-7b",
+    "modernbert-embed-base",
     "olmo-3-7b",
     "phi4-mini",
     "privacy-filter",
@@ -36,6 +40,7 @@ const ALL: &[Builtin] = builtin![
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
+    "qwen3-embedding-0.6b",
     "qwen3.5-0.8b",
     "qwen3.5-2b",
     "qwen3.5-4b",

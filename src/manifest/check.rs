@@ -29,6 +29,10 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
                 .advise("remove the override"));
         }
     }
+    if let Some(entry) = manifest.adapters.iter().find(|entry| !entry.scale.is_finite() || entry.scale == 0.0) {
+        let problem = format!("{} for {}, expected a number that isn't 0", entry.scale, entry.path.display());
+        return Err(ManifestError::value("adapters.scale", problem));
+    }
     formats(&manifest.quant)?;
     transforms(&manifest.transforms)?;
     if manifest.calibration.tokens == 0 {

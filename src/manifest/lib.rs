@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adapters;
 pub mod builtin;
 pub mod calibration;
 pub mod check;
@@ -40,6 +41,7 @@ pub mod transforms;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use adapters::AdapterEntry;
 pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
 pub use form::{
@@ -62,6 +64,9 @@ pub struct Manifest {
     /// Where the weights are: a path, or `hf:owner/name[@revision][/file]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Low-rank adapters that are merged into the weights, one after another.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterEntry>,
     /// Model family; read from the source if absent, and must agree with it if given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
@@ -120,6 +125,7 @@ impl Default for Manifest {
         Manifest {
             name: None,
             source: None,
+            adapters: Vec::new(),
             family: None,
             acknowledge: Vec::new(),
             context: Contexts::One(2048),

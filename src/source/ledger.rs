@@ -131,7 +131,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 }
 
 /// The names most like `name`, at most `count`, if any is like it at all.
-fn nearest<'n>(name: &str, among: impl Iterator<Item = &'n str>, count: usize) -> Vec<String> {
+pub(super) fn nearest<'n>(name: &str, among: impl Iterator<Item = &'n str>, count: usize) -> Vec<String> {
     const LIKE: f64 = 0.7;
     let mut scored: Vec<(f64, &str)> = among
         .map(|other| (strsim::normalized_damerau_levenshtein(name, other), other))

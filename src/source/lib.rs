@@ -28,6 +28,7 @@
 //! | [`ledger`] | the account of which tensors a model used |
 //! | [`gguf`], [`safetensors`], [`onnx`], [`hugging_face`] | the formats |
 //! | [`sentence_transformers`] | what sentence-transformers does with hidden states |
+//! | [`adapter`] | low-rank adapters, merged into the weights |
 //! | [`hub`] | downloads of `hf:owner/name` |
 //! | [`dtype`], [`dequantize`] | how elements are stored, and their decoding |
 //!
@@ -36,6 +37,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 pub mod dequantize;
 pub mod dtype;
 pub mod error;
@@ -61,6 +63,7 @@ use anec_base::FileError;
 
 use serde_json::Value as Json;
 
+pub use adapter::Adapter;
 pub use anec_base::MappedFile;
 pub use dtype::SourceDtype;
 pub use error::{Result, SourceError};

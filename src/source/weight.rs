@@ -10,7 +10,7 @@
 //! | `read` | the elements, and where they come from |
 //! | `key` | what the elements are, in words |
 //! | `extent` | maxima and squares of rows and columns |
-//! | `lazy` | vectors computed from other weights; products with a square matrix |
+//! | `lazy` | vectors computed from other weights; products with a square matrix, sums with products of two narrow ones |
 
 mod extent;
 mod key;
@@ -87,6 +87,8 @@ enum Node {
     },
     /// `Q^T of`
     TransposedTimes(lazy::Product),
+    /// `of + scale up down`
+    LowRankSum(lazy::LowRankSum),
     /// `(codes - zero points) * scales`: each block of so many rows and columns has a scale, and a zero point.
     Blocks {
         codes: SourceWeight,

@@ -8,6 +8,11 @@ use crate::common::http::Server;
 
 /// Has the client do everything in `openai_client.py`, where there is a Python with it; says so loudly where there isn't.
 pub fn check(server: &Server, model: &str) {
+    run("tests/openai_client.py", server, model);
+}
+
+/// The same with another script.
+pub fn run(script: &str, server: &Server, model: &str) {
     let skip = |why: &str| {
         // past the test harness, which would keep it to itself
         let _ = writeln!(std::io::stderr(), "!!! SKIPPED: the openai client: {why} !!!");
@@ -17,7 +22,7 @@ pub fn check(server: &Server, model: &str) {
         return skip("ANEC_PYTHON has no `openai`");
     }
     let output = Command::new(python)
-        .arg(repository("tests/openai_client.py"))
+        .arg(repository(script))
         .args([format!("http://{}/v1", server.address), model.to_owned()])
         .output()
         .unwrap();

@@ -7,6 +7,8 @@ use serde_json::Value as Json;
 pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
     match config["model_type"].as_str() {
         Some("openai_privacy_filter") => of_privacy_filter(config),
+        Some("bert" | "roberta" | "xlm-roberta") => of_bert(config),
+        Some("modernbert") => of_modernbert(config),
         _ => of_decoder(config),
     }
 }
@@ -41,6 +43,60 @@ fn of_privacy_filter(config: &Json) -> Vec<(String, Vec<u64>)> {
         add("mlp.experts.gate_up_proj_bias", &[experts, 2 * width]);
         add("mlp.experts.down_proj", &[experts, width, hidden]);
         add("mlp.experts.down_proj_bias", &[experts, hidden]);
+    }
+    shapes
+}
+
+fn of_bert(config: &Json) -> Vec<(String, Vec<u64>)> {
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, width) = (number("hidden_size"), number("intermediate_size"));
+    let mut shapes = Vec::new();
+    for (name, rows) in
+        [("word", "vocab_size"), ("position", "max_position_embeddings"), ("token_type", "type_vocab_size")]
+    {
+        shapes.push((format!("embeddings.{name}_embeddings.weight"), vec![number(rows), hidden]));
+    }
+    let mut with_bias = |name: String, shape: &[u64]| {
+        shapes.push((format!("{name}.weight"), shape.to_vec()));
+        shapes.push((format!("{name}.bias"), shape[..1].to_vec()));
+    };
+    with_bias("embeddings.LayerNorm".into(), &[hidden]);
+    for layer in 0..number("num_hidden_layers") {
+        for (name, shape) in [
+            ("attention.self.query", &[hidden, hidden][..]),
+            ("attention.self.key", &[hidden, hidden]),
+            ("attention.self.value", &[hidden, hidden]),
+            ("attention.output.dense", &[hidden, hidden]),
+            ("attention.output.LayerNorm", &[hidden]),
+            ("intermediate.dense", &[width, hidden]),
+            ("output.dense", &[hidden, width]),
+            ("output.LayerNorm", &[hidden]),
+        ] {
+            with_bias(format!("encoder.layer.{layer}.{name}"), shape);
+        }
+    }
+    shapes
+}
+
+fn of_modernbert(config: &Json) -> Vec<(String, Vec<u64>)> {
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, width) = (number("hidden_size"), number("intermediate_size"));
+    let mut shapes = vec![
+        ("embeddings.tok_embeddings.weight".to_owned(), vec![number("vocab_size"), hidden]),
+        ("embeddings.norm.weight".to_owned(), vec![hidden]),
+        ("final_norm.weight".to_owned(), vec![hidden]),
+    ];
+    for layer in 0..number("num_hidden_layers") {
+        let mut add =
+            |name: &str, shape: &[u64]| shapes.push((format!("layers.{layer}.{name}.weight"), shape.to_vec()));
+        if layer > 0 {
+            add("attn_norm", &[hidden]);
+        }
+        add("attn.Wqkv", &[3 * hidden, hidden]);
+        add("attn.Wo", &[hidden, hidden]);
+        add("mlp_norm", &[hidden]);
+        add("mlp.Wi", &[2 * width, hidden]);
+        add("mlp.Wo", &[hidden, width]);
     }
     shapes
 }

@@ -54,7 +54,7 @@ const ROBERTA: BertFamily = BertFamily {
 };
 
 /// Keys without effect: of training, and of how the heads that aren't there are made.
-const NEUTRAL: &[&str] = &[
+pub(super) const NEUTRAL: &[&str] = &[
     "attention_probs_dropout_prob",
     "classifier_dropout",
     "directionality",

@@ -39,7 +39,7 @@ pub(super) const ROPE: DecoderFamily = DecoderFamily {
 };
 
 /// Keys without effect: of training, of other heads, and of how others compute.
-const NEUTRAL: &[&str] = &[
+pub(super) const NEUTRAL: &[&str] = &[
     "classifier_dropout",
     "cls_token_id",
     "decoder_bias",
@@ -77,6 +77,8 @@ struct ModernBertConfig {
     classifier_bias: bool,
     classifier_activation: Activation,
     classifier_pooling: Pooling,
+    /// Tokens that a layer sees that doesn't see all, on both sides together.
+    local_attention: u64,
     /// How far the tokens of a layer see on each side, if not all of the text.
     bands: Vec<Option<u64>>,
     rope: RopeConfig,
@@ -132,6 +134,7 @@ impl ModernBertConfig {
                 "mean" => Pooling::Mean,
                 _ => return Err(keys.value("classifier_pooling", "\"cls\" or \"mean\"")),
             },
+            local_attention: keys.u64("local_attention")?.unwrap_or(128),
             bands: bands(keys, count)?,
             rope_local: local.unwrap_or_else(|| rope.clone()),
             rope,

@@ -39,6 +39,7 @@ impl SourceWeight {
             | Node::Times { of, .. }
             | Node::Map { of, .. } => of.visit(visitor),
             Node::TransposedTimes(product) => product.of.visit(visitor),
+            Node::LowRankSum(sum) => [&sum.of, &sum.up, &sum.down].into_iter().for_each(|w| w.visit(visitor)),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
             Node::ByColumn { of, vector, .. } | Node::ByRow { of, vector, .. } => {
                 [of, vector].into_iter().for_each(|w| w.visit(visitor));
@@ -126,6 +127,15 @@ impl SourceWeight {
                 key.push_str(&format!(".each({columns})*("));
                 vector.write_key(key);
                 write!(key, ")")
+            }
+            Node::LowRankSum(sum) => {
+                sum.of.write_key(key);
+                write!(key, "+{:?}*(", sum.scale).and_then(|()| {
+                    sum.up.write_key(key);
+                    key.push_str(")*(");
+                    sum.down.write_key(key);
+                    write!(key, ")")
+                })
             }
             Node::Computed(computed) => write!(key, "computed({:?})", computed.name),
             Node::Times { of, matrix } => {

@@ -99,7 +99,71 @@ impl Product {
     }
 }
 
+/// `W + s B A` with narrow B `[rows, rank]` and A `[rank, columns]`. A is held from the first read to the release of the last
+/// element.
+pub(super) struct LowRankSum {
+    pub(super) of: SourceWeight,
+    pub(super) up: SourceWeight,
+    pub(super) down: SourceWeight,
+    pub(super) scale: f32,
+    held: Mutex<Option<Arc<Vec<f32>>>>,
+}
+
+impl LowRankSum {
+    fn down(&self) -> Result<Arc<Vec<f32>>> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(values) = &*held {
+            return Ok(values.clone());
+        }
+        let mut values = vec![0.0; self.down.elements() as usize];
+        self.down.read(0, &mut values)?;
+        Ok(held.insert(Arc::new(values)).clone())
+    }
+
+    pub(super) fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
+        self.of.read(first, out)?;
+        let down = self.down()?;
+        let (columns, rank) = (self.down.columns() as usize, self.up.columns() as usize);
+        let mut up = vec![0.0; rank];
+        let (mut at, mut rest) = (first as usize, out);
+        while !rest.is_empty() {
+            let (row, column) = (at / columns, at % columns);
+            let (part, after) = rest.split_at_mut((columns - column).min(rest.len()));
+            self.up.read((row * rank) as u64, &mut up)?;
+            for (factor, down) in up.iter().zip(down.chunks_exact(columns)) {
+                let factor = self.scale * factor;
+                part.iter_mut().zip(&down[column..]).for_each(|(value, down)| *value += factor * down);
+            }
+            at += part.len();
+            rest = after;
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&self, range: Range<u64>) {
+        if range.end >= self.of.elements() {
+            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        self.of.release(range);
+    }
+}
+
 impl SourceWeight {
+    /// `W + scale up down`: a matrix plus the product of `up` `[rows, rank]` and `down` `[rank, columns]`.
+    ///
+    /// # Errors
+    /// When the shapes don't fit.
+    pub fn plus_product(&self, up: &SourceWeight, down: &SourceWeight, scale: f32) -> Result<SourceWeight> {
+        let product = [up.rows(), down.columns()];
+        if *self.shape != product || up.columns() != down.rows() {
+            let problem = format!("shape {:?} plus {:?} times {:?}", self.shape, up.shape, down.shape);
+            return Err(self.wrong(problem));
+        }
+        let (of, up, down) = (self.clone(), up.clone(), down.clone());
+        let sum = LowRankSum { of, up, down, scale, held: Mutex::new(None) };
+        Ok(SourceWeight { node: Arc::new(super::Node::LowRankSum(sum)), shape: self.shape.clone() })
+    }
+
     /// A vector that `compute` gives when it is first read; `name` says what it is, and vectors of one name are equal.
     /// `compute` must not use the thread pool.
     pub fn computed(

@@ -75,6 +75,7 @@ impl SourceWeight {
                 multiply_by_row(vector, *columns, first, out)?;
             }
             Node::Computed(computed) => computed.read(self.elements(), first, out)?,
+            Node::LowRankSum(sum) => sum.read(first, out)?,
             Node::Times { of, matrix } => lazy::read_times(of, &**matrix, first, out)?,
             Node::TransposedTimes(product) => product.read(first, out)?,
             Node::Blocks { codes, scales, zero_points, block } => {
@@ -119,6 +120,7 @@ impl SourceWeight {
             Node::Tensor(_)
             | Node::Values { .. }
             | Node::Computed(_)
+            | Node::LowRankSum(_)
             | Node::Times { .. }
             | Node::TransposedTimes(_) => (self, at, length),
         }
@@ -149,6 +151,7 @@ impl SourceWeight {
                 of.release(range)
             }
             Node::TransposedTimes(product) => product.release(range),
+            Node::LowRankSum(sum) => sum.release(range),
             Node::Blocks { codes, scales, zero_points, block } => {
                 let rows = range.start / codes.columns().max(1) / block[0]
                     ..range.end.div_ceil(codes.columns().max(1) * block[0]);
@@ -180,6 +183,13 @@ impl SourceWeight {
                     let row = element / matrix.size();
                     of.check_rows_finite(row..row + 1)?;
                     break (weight.key(), matrix.size());
+                }
+                Node::LowRankSum(sum) => {
+                    let (row, columns) = (element / weight.columns(), weight.columns());
+                    sum.of.check_rows_finite(row..row + 1)?;
+                    sum.up.check_rows_finite(row..row + 1)?;
+                    sum.down.check_rows_finite(0..sum.down.rows())?;
+                    break (weight.key(), columns);
                 }
                 Node::TransposedTimes(product) => {
                     product.of.check_rows_finite(0..product.of.rows())?;

@@ -1,0 +1,328 @@
+//! Models that look at whole texts agree with transformers: encoders, embedding models and rerankers are converted, run by the
+//! executor in every form, and their hidden states, vectors and logits are the reference's; so are those of the published
+//! all-MiniLM-L6-v2.
+
+use crate::common::http::Server;
+use crate::common::{client, folder};
+use anec_testing as testing;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anec::bundle::{Bundle, Pooling, Stage, Task};
+use anec::exec::Precision;
+use anec::runtime::{
+    Chunking, Embedder, EncodedText, ForwardOptions, Hidden, LoadedModel, Positions, Tokenizer, Windows, encode,
+};
+use rayon::prelude::*;
+use safetensors::SafeTensors;
+use serde_json::{Value as Json, json};
+
+const CASES: [&str; 9] = [
+    "bert-mean",
+    "bert-reranker",
+    "roberta-mean",
+    "xlm-roberta-dense",
+    "xlm-roberta-labels",
+    "modernbert-cls",
+    "modernbert-labels",
+    "embeddinggemma",
+    "qwen3-embedding",
+];
+
+fn fixture(name: &str) -> PathBuf {
+    folder::repository("tests/fixtures/encoders").join(name)
+}
+
+/// The f32 tensors of a file, and its text, if it has one.
+struct Golden {
+    text: EncodedText,
+    tensors: BTreeMap<String, Vec<f32>>,
+}
+
+impl Golden {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let words = |name: &str| -> Option<Vec<[u8; 4]>> {
+            Some(file.tensor(name).ok()?.data().chunks_exact(4).map(|word| word.try_into().unwrap()).collect())
+        };
+        let integers =
+            |name: &str| -> Vec<u32> { words(name).unwrap_or_default().into_iter().map(u32::from_le_bytes).collect() };
+        let floats = file
+            .names()
+            .into_iter()
+            .filter(|name| !["tokens", "types"].contains(name))
+            .map(|name| (name.to_owned(), words(name).unwrap().into_iter().map(f32::from_le_bytes).collect()));
+        Golden { text: EncodedText { ids: integers("tokens"), types: integers("types") }, tensors: floats.collect() }
+    }
+}
+
+/// Converts without quantization, so that the reference's numbers are to be met.
+fn convert(source: &Path, out: &Path, sets: &[&str]) -> Arc<LoadedModel> {
+    let (source, out_name) = (source.to_str().unwrap(), out.to_str().unwrap());
+    let mut arguments = vec!["convert", "--source", source, "--out", out_name, "--set", "quant.weights=none"];
+    arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
+    let (code, _, stderr) = folder::run(&arguments);
+    assert_eq!(code, 0, "{source} {sets:?}: {stderr}");
+    LoadedModel::on_cpu(out, Precision::F32).unwrap()
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// What enters the first layer and leaves each, in one call, or where a text may be divided in calls of `chunk`.
+fn hidden(model: &Arc<LoadedModel>, text: &EncodedText, chunk: &[u64]) -> Vec<Vec<f32>> {
+    if model.bundle().model.band().is_some() {
+        return Windows::new(model, None, Hidden::BetweenLayers).unwrap().label(&text.ids).unwrap().hidden;
+    }
+    let ask = ForwardOptions {
+        logits: Positions::None,
+        hidden: Hidden::BetweenLayers,
+        chunking: Chunking::Pattern(chunk.to_vec()),
+    };
+    model.start(text.ids.len() as u64).unwrap().forward(&text.ids, &ask).unwrap().hidden
+}
+
+#[test]
+fn hidden_states_vectors_and_logits_agree_with_transformers_in_every_form() {
+    let forms: [&[&str]; 5] = [
+        &[],
+        &["layout=bc1s", "attention=grouped", "linear=linear", "shards.layers=each"],
+        &["linear=matmul", "norm=layer_norm_concat", "lm_head.argmax=true"],
+        &["numerics.scale=0.125", "attention=grouped", "shards.layers=each"],
+        &["context=64", "lengths.fixed=[48, 64]", "norm=naive"],
+    ];
+    let all: Vec<_> = CASES.iter().flat_map(|case| forms.map(|form| (*case, form))).collect();
+    let compared = all.par_iter().map(|(case, form)| {
+        let golden = Golden::read(&fixture(case).join("golden.safetensors"));
+        let config = folder::json(&fixture(case).join("config.json"));
+        let layers = config["num_hidden_layers"].as_u64().unwrap();
+        let each = (0..layers).map(|layer| [layer, layer + 1]).collect::<Vec<_>>();
+        let each = format!("shards.layers={}", serde_json::to_string(&each).unwrap());
+        let mut sets: Vec<&str> =
+            form.iter().map(|set| if *set == "shards.layers=each" { each.as_str() } else { *set }).collect();
+        // fp16 doesn't hold the epsilons of some norms in the form that needs them whole
+        if form.contains(&"norm=layer_norm_concat") && (case.starts_with("bert") || *case == "embeddinggemma") {
+            sets.retain(|set| *set != "norm=layer_norm_concat");
+        }
+        let room = tempfile::tempdir().unwrap();
+        let model = convert(&fixture(case), &room.path().join("b"), &sets);
+        let name = format!("{case} {form:?}");
+        let facts = &model.bundle().model;
+        // the types of a pair are no matter of plain runs
+        if golden.text.types.is_empty() {
+            for (layer, found) in hidden(&model, &golden.text, &[3, 1, 4]).iter().enumerate() {
+                let expected = &golden.tensors[&format!("hidden.{layer}")];
+                let rows = found.chunks(facts.hidden_size as usize).zip(expected.chunks(facts.hidden_size as usize));
+                let worst = rows.map(|(found, expected)| cosine(found, expected)).fold(1.0, f64::min);
+                assert!(worst > 0.99999, "{name}: hidden {layer}: {worst}");
+            }
+        }
+        match &facts.task {
+            Task::TextEmbedding(embedding) => {
+                assert!(model.bundle().functions.iter().all(|entry| matches!(entry.stage, Stage::Layers { .. })));
+                assert_eq!(embedding.bidirectional, *case != "qwen3-embedding");
+                let embedder = Embedder::new(&model, None).unwrap();
+                let (found, expected) = (embedder.embed(&golden.text).unwrap(), &golden.tensors["embedding"]);
+                assert_eq!(found.len(), embedder.dimension());
+                assert!(cosine(&found, expected) > 0.99999, "{name}");
+                assert!(largest_difference(&found, expected) < 2e-3, "{name}: of the same length, too");
+                let states = embedder.states(&golden.text).unwrap();
+                assert!(cosine(&states, &golden.tensors[&format!("hidden.{layers}")]) > 0.99999, "{name}");
+            }
+            Task::SequenceClassification(classification) => {
+                let (found, expected) = (encode::classify(&model, &golden.text).unwrap(), &golden.tensors["logits"]);
+                assert_eq!(found.len(), classification.labels.len());
+                assert!(largest_difference(&found, expected) < 3e-3, "{name}: {found:?} {expected:?}");
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+        1
+    });
+    assert_eq!(compared.sum::<usize>(), CASES.len() * forms.len());
+}
+
+#[test]
+fn fp16_arithmetic_and_int8_weights_stay_close() {
+    CASES.par_iter().for_each(|case| {
+        let golden = Golden::read(&fixture(case).join("golden.safetensors"));
+        for (set, precision, least) in [
+            ("quant.weights=none", Precision::F16, 0.999),
+            ("quant={weights: int8, granularity: per_channel}", Precision::F32, 0.99),
+        ] {
+            let room = tempfile::tempdir().unwrap();
+            let out = room.path().join("b");
+            convert(&fixture(case), &out, &[set]);
+            let model = LoadedModel::on_cpu(&out, precision).unwrap();
+            let (found, expected) = match golden.tensors.get("embedding") {
+                Some(expected) => (Embedder::new(&model, None).unwrap().embed(&golden.text).unwrap(), expected),
+                None => (encode::classify(&model, &golden.text).unwrap(), &golden.tensors["logits"]),
+            };
+            assert!(cosine(&found, expected) > least, "{case} {set}: {found:?} {expected:?}");
+        }
+    });
+}
+
+/// What the bundle says, what the commands write, and what is refused.
+#[test]
+fn texts_become_files_of_vectors() {
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("b");
+    let model = convert(&fixture("bert-mean"), &out, &[]);
+    let bundle = Bundle::read(&out).unwrap();
+    let embedding = bundle.model.embedding().unwrap();
+    assert_eq!((embedding.pooling, embedding.normalize, embedding.bidirectional), (Pooling::Mean, true, true));
+    assert_eq!((bundle.model.contexts.as_slice(), model.longest_text()), (&[64][..], Some(64)));
+    let digested: Vec<&str> = bundle.source.files.iter().map(|file| file.file.as_str()).collect();
+    assert_eq!(digested, ["config.json", "config.json", "model.safetensors", "modules.json", "tokenizer.json"]);
+
+    let file = room.path().join("v.safetensors");
+    let (bundle_path, file_path) = (out.to_str().unwrap(), file.to_str().unwrap());
+    let embed = |more: &[&str]| {
+        let (code, stdout, stderr) = folder::run(&[&["embed", bundle_path, "--out", file_path], more].concat());
+        (code, stdout, stderr)
+    };
+    let shape = |name: &str| {
+        SafeTensors::deserialize(&std::fs::read(&file).unwrap()).unwrap().tensor(name).unwrap().shape().to_vec()
+    };
+    // texts that are longer than the tokenizer's own truncation, and a text alone
+    assert_eq!(embed(&["--text", "the sea is singing to the seas", "--text", "sea"]).0, 0);
+    assert_eq!(shape("embedding"), [2, 24]);
+    let both = Golden::read(&file).tensors.remove("embedding").unwrap();
+    assert_eq!(embed(&["--text", "sea"]).0, 0);
+    assert_eq!(shape("embedding"), [24]);
+    assert_eq!(Golden::read(&file).tensors["embedding"], both[24..]);
+    let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
+    let text = tokenizer.encode_whole("sea", None, true).unwrap();
+    assert_eq!(text, EncodedText { ids: vec![2, 59, 3], types: vec![0; 3] });
+    assert_eq!(embed(&["--tokens", "2,59,3", "--pooling", "none"]).0, 0);
+    assert_eq!(shape("hidden"), [3, 24]);
+    let states = &Golden::read(&file).tensors["hidden"];
+    assert_eq!(embed(&["--tokens", "2,59,3", "--pooling", "cls"]).0, 0);
+    assert!(cosine(&Golden::read(&file).tensors["embedding"], &states[..24]) > 0.999_999);
+
+    let refused = |arguments: &[&str]| {
+        let (code, _, stderr) = folder::run(arguments);
+        (code, stderr.lines().next().unwrap_or_default().to_owned())
+    };
+    let long = vec!["5"; 65].join(",");
+    let (code, error) = refused(&["embed", bundle_path, "--tokens", &long, "--out", file_path]);
+    assert_eq!((code, error.contains("65") && error.contains("64")), (2, true), "{error}");
+    let (code, error) = refused(&["run", bundle_path, "--prompt", "sea"]);
+    assert_eq!(
+        (code, error.ends_with("the model gives vectors of texts; it doesn't continue one")),
+        (2, true),
+        "{error}"
+    );
+    let (code, error) = refused(&[
+        "convert",
+        "--source",
+        fixture("bert-mean").to_str().unwrap(),
+        "--set",
+        "context=65",
+        "--out",
+        file_path,
+    ]);
+    assert_eq!((code, error.contains("64 learned positions, too few for a context of 65")), (2, true), "{error}");
+}
+
+/// The gates that need no golden, and the golden that anec makes itself, pass.
+#[test]
+fn bundles_pass_the_gates() {
+    for case in ["bert-mean", "modernbert-labels", "qwen3-embedding"] {
+        let room = tempfile::tempdir().unwrap();
+        let out = room.path().join("b");
+        convert(&fixture(case), &out, &[]);
+        let out = out.to_str().unwrap();
+        let (code, stdout, stderr) = folder::run(&["validate", out, "--gates", "structure"]);
+        assert_eq!(code, 0, "{case}: {stdout}{stderr}");
+    }
+}
+
+#[test]
+fn the_server_gives_vectors_to_the_official_client() {
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("b");
+    convert(&fixture("bert-mean"), &out, &["name=minilm"]);
+    let server = Server::start(&out, &[]);
+    let floats = |body: Json| server.post("/v1/embeddings", &body).json();
+    let answer = floats(json!({"model": "minilm", "input": ["the sea", "sea"]}));
+    assert_eq!(answer["usage"]["prompt_tokens"], 7);
+    assert_eq!(answer["data"][1]["embedding"].as_array().unwrap().len(), 24);
+    let long = floats(json!({"input": "sea ".repeat(63)}));
+    assert_eq!((&long["error"]["code"], &long["error"]["param"]), (&json!("context_length_exceeded"), &json!("input")));
+    assert_eq!(floats(json!({"input": "sea", "dimensions": 8}))["error"]["param"], "dimensions");
+    assert!(floats(json!({"input": []}))["error"]["message"].as_str().unwrap().contains("no texts"));
+    let reply = server.post("/v1/rerank", &json!({"query": "sea", "documents": ["sea"]}));
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    client::run("tests/openai_embeddings.py", &server, "minilm");
+}
+
+#[test]
+fn the_server_ranks_documents() {
+    let room = tempfile::tempdir().unwrap();
+    let out = room.path().join("b");
+    let model = convert(&fixture("bert-reranker"), &out, &["name=reranker"]);
+    let server = Server::start(&out, &[]);
+    let documents = ["the sea is singing", "a b c", "the the the"];
+    let body = json!({"query": "sea", "documents": [documents[0], {"text": documents[1]}, documents[2]], "return_documents": true});
+    let answer = server.post("/v1/rerank", &body).json();
+    let results = answer["results"].as_array().unwrap();
+    let scores: Vec<f64> = results.iter().map(|result| result["relevance_score"].as_f64().unwrap()).collect();
+    assert!(results.len() == 3 && scores.is_sorted_by(|a, b| a >= b), "{answer}");
+    let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
+    for result in results {
+        let document = documents[result["index"].as_u64().unwrap() as usize];
+        assert_eq!(result["document"]["text"], document);
+        let pair = tokenizer.encode_whole("sea", Some(document), false).unwrap();
+        assert_eq!((pair.types.first(), pair.types.last()), (Some(&0), Some(&1)));
+        let logit = f64::from(encode::classify(&model, &pair).unwrap()[0]);
+        assert!((result["relevance_score"].as_f64().unwrap() - 1.0 / (1.0 + (-logit).exp())).abs() < 1e-6);
+    }
+    let mut body = body;
+    body["top_n"] = json!(1);
+    let best = server.post("/v1/rerank", &body).json();
+    assert_eq!(best["results"].as_array().unwrap().as_slice(), &results[..1]);
+    // the same pair by the command
+    let (code, stdout, stderr) =
+        folder::run(&["classify", out.to_str().unwrap(), "--prompt", "sea", "--pair", documents[0], "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    let label: Json = serde_json::from_str(&stdout).unwrap();
+    let first = results.iter().find(|result| result["index"] == 0).unwrap();
+    let score = label["labels"][0]["probability"].as_f64().unwrap();
+    assert!((score - first["relevance_score"].as_f64().unwrap()).abs() < 1e-4, "{label}");
+}
+
+#[test]
+fn the_published_minilm_gives_the_vectors_of_transformers() {
+    let Some(source) = testing::real_model("all-minilm-l6-v2") else { return };
+    let fixture = folder::repository("tests/fixtures/all-minilm-l6-v2");
+    let texts = folder::json(&fixture.join("texts.json"));
+    let bytes = std::fs::read(fixture.join("embeddings.safetensors")).unwrap();
+    let reference = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: &str| {
+        reference.tensor(name).unwrap().data().chunks_exact(4).map(|w| w.try_into().unwrap()).collect::<Vec<[u8; 4]>>()
+    };
+    let expected: Vec<f32> = words("embedding").into_iter().map(f32::from_le_bytes).collect();
+    let counts: Vec<u32> = words("tokens").into_iter().map(u32::from_le_bytes).collect();
+    let room = tempfile::tempdir().unwrap();
+    let model = convert(&source, &room.path().join("b"), &[]);
+    let tokenizer = Tokenizer::of(model.bundle(), model.folder()).unwrap();
+    let embedder = Embedder::new(&model, None).unwrap();
+    for ((text, expected), count) in texts.as_array().unwrap().iter().zip(expected.chunks(384)).zip(counts) {
+        let text = tokenizer.encode_whole(text.as_str().unwrap(), None, true).unwrap();
+        assert_eq!(text.ids.len(), count as usize);
+        let found = cosine(&embedder.embed(&text).unwrap(), expected);
+        assert!(found > 0.99999, "{count} tokens: {found}");
+    }
+}
