@@ -242,6 +242,7 @@ impl Tensors<'_, '_> {
             head_dim,
             rope_dim: config.rope.rope_dim,
             scale: (head_dim as f64).powf(-0.5),
+            softcap: None,
         };
         let fused = self.linear(&name("mlp.Wi"), "gate_up", Role::MlpUp, [2 * width, hidden], config.mlp_bias)?;
         let mlp = Mlp {
