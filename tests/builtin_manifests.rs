@@ -87,6 +87,7 @@ each! {
     all_minilm_l6_v2: "all-minilm-l6-v2",
     bge_m3: "bge-m3",
     embeddinggemma_300m: "embeddinggemma-300m",
+    gemma_2_2b: "gemma-2-2b",
     gemma_3_1b: "gemma-3-1b",
     gemma_3_270m: "gemma-3-270m",
     gemma_3_4b: "gemma-3-4b",

@@ -244,7 +244,17 @@ fn bundles_pass_the_gates() {
         let out = room.path().join("b");
         convert(&fixture(case), &out, &[]);
         let out = out.to_str().unwrap();
-        let (code, stdout, stderr) = folder::run(&["validate", out, "--gates", "structure"]);
+        let (code, stdout, stderr) = folder::run(&["validate", out, "--structure", "--numerics"]);
+        assert_eq!(code, 0, "{case}: {stdout}{stderr}");
+        let golden = room.path().join("golden.safetensors");
+        let golden = golden.to_str().unwrap();
+        let source = fixture(case);
+        let source = source.to_str().unwrap();
+        let tokens = (0..30).map(|i| (i * i % 59 + 3).to_string()).collect::<Vec<_>>().join(",");
+        let (code, stdout, stderr) =
+            folder::run(&["golden", "--source", source, "--tokens", &tokens, "--hidden", "--out", golden]);
+        assert_eq!(code, 0, "{case}: {stdout}{stderr}");
+        let (code, stdout, stderr) = folder::run(&["validate", out, "--parity", "--golden", golden]);
         assert_eq!(code, 0, "{case}: {stdout}{stderr}");
     }
 }

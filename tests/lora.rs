@@ -22,7 +22,8 @@ fn merged_adapters_give_pefts_logits() {
     let room = tempfile::tempdir().unwrap();
     let run = |name: &str, sets: &[&str]| -> Vec<f32> {
         let out = room.path().join(name);
-        let base = ["convert", "--source", source.to_str().unwrap(), "--out", out.to_str().unwrap(), "--set", "context=64"];
+        let base =
+            ["convert", "--source", source.to_str().unwrap(), "--out", out.to_str().unwrap(), "--set", "context=64"];
         let mut arguments = base.to_vec();
         arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
         let (code, _, stderr) = folder::run(&arguments);
@@ -41,7 +42,8 @@ fn merged_adapters_give_pefts_logits() {
     let merged = run("merged", &["quant.weights=none", &adapter]);
     assert!(worst(&merged) > 0.99999, "{}", worst(&merged));
     // transforms and quantization work on the merged weights
-    let quantized = run("quantized", &["quant={weights: int8, granularity: per_channel}", "transforms=[rotate]", &adapter]);
+    let quantized =
+        run("quantized", &["quant={weights: int8, granularity: per_channel}", "transforms=[rotate]", &adapter]);
     assert!(worst(&quantized) > 0.99, "{}", worst(&quantized));
     let bundle = Bundle::read(&room.path().join("merged")).unwrap();
     let files: Vec<&str> = bundle.source.files.iter().map(|file| file.file.as_str()).collect();
@@ -52,12 +54,27 @@ fn merged_adapters_give_pefts_logits() {
     let out = room.path().join("refused");
     let other = fixtures.join("families/llama-default");
     let (code, _, stderr) = folder::run(&[
-        "convert", "--source", other.to_str().unwrap(), "--out", out.to_str().unwrap(), "--set", &adapter,
+        "convert",
+        "--source",
+        other.to_str().unwrap(),
+        "--out",
+        out.to_str().unwrap(),
+        "--set",
+        &adapter,
     ]);
-    assert!(code == 4 && stderr.contains("tensor `model.") && stderr.contains("adapter was trained on this model"), "{stderr}");
+    assert!(
+        code == 4 && stderr.contains("tensor `model.") && stderr.contains("adapter was trained on this model"),
+        "{stderr}"
+    );
     let gguf = fixtures.join("families/llama-default/model.gguf");
     let (code, _, stderr) = folder::run(&[
-        "convert", "--source", gguf.to_str().unwrap(), "--out", out.to_str().unwrap(), "--set", &adapter,
+        "convert",
+        "--source",
+        gguf.to_str().unwrap(),
+        "--out",
+        out.to_str().unwrap(),
+        "--set",
+        &adapter,
     ]);
     assert!(code == 4 && stderr.contains("adapters name weights as transformers does"), "{stderr}");
 }

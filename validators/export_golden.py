@@ -11,12 +11,14 @@ computed it is not ours. A porter runs this once per model, on any machine with 
 The file holds
 
     tokens    i32 [n]          the input; a tokenizer's own beginning-of-text token is part of it
-    logits    f32 [n, vocab]   after every token, softcaps and logit scales applied; of the labels if it is a classifier
+    logits    f32 [n, vocab]   after every token, softcaps and logit scales applied; of the labels if it is a classifier; the final
+                               hidden states if it is a model for vectors of texts, which has no head
     positions i32 [k]          with --positions: the positions of the k rows of logits
     losses    f32 [n - 1]      negative log likelihood of every token but the first, in nats: the perplexity of the text;
-                               not for a classifier
+                               not for a classifier, nor for vectors
     hidden.N  f32 [n, hidden]  with --hidden: hidden.0 enters layer 0 (after any embedding multiplier),
-                               hidden.N leaves layer N-1 (the residual stream, before the final norm)
+                               hidden.N leaves layer N-1 (the residual stream, before the final norm; of a model for
+                               vectors the last has passed it, and the first hasn't passed a norm of the embeddings)
     greedy    i32 [m]          with --greedy: the argmax continuation; ends early after an end-of-text token
 
 and as metadata: reference, version, case, kind = "independent", and the prompt's text where there was one.
@@ -58,9 +60,20 @@ def auto_class(model, gguf_file=None):
     """What makes the model: a classifier of tokens where its configuration says that it is one; a GGUF holds none."""
     if gguf_file is not None:
         return transformers.AutoModelForCausalLM
+    if gives_vectors(model):
+        return transformers.AutoModel
     architectures = transformers.AutoConfig.from_pretrained(model).architectures or [""]
     classifies = architectures[0].endswith("ForTokenClassification")
     return transformers.AutoModelForTokenClassification if classifies else transformers.AutoModelForCausalLM
+
+
+def gives_vectors(model):
+    """Whether a model is for vectors of texts: an encoder, or one whose folder has sentence-transformers' modules."""
+    config = transformers.AutoConfig.from_pretrained(model)
+    if (config.architectures or [""])[0].endswith("Classification"):
+        return False
+    encoder = config.model_type in ("bert", "roberta", "xlm-roberta", "modernbert") or getattr(config, "use_bidirectional_attention", False)
+    return bool(encoder or cached_file(model, "modules.json", _raise_exceptions_for_missing_entries=False))
 
 
 def refuse_what_was_dropped(path, loaded, rebuilt):
@@ -95,11 +108,18 @@ def golden(model, tokens, hidden=True):
     if hidden:
         # output_hidden_states is no help: its last entry has passed the final norm, and a multiplier of the embedding may be
         # applied before or after its first.
-        layers = getattr(model.base_model, "language_model", model.base_model).layers
-        hooks.append(layers[0].register_forward_pre_hook(entering, with_kwargs=True))
+        base = getattr(model.base_model, "language_model", model.base_model)
+        layers = base.encoder.layer if hasattr(base, "encoder") else base.layers
+        embeddings = getattr(base, "embeddings", None)
+        first = getattr(embeddings, "LayerNorm", None) or getattr(embeddings, "norm", None) or layers[0]
+        hooks.append(first.register_forward_pre_hook(entering, with_kwargs=True))
         hooks += [layer.register_forward_hook(leaving(index + 1)) for index, layer in enumerate(layers)]
     try:
-        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        cache = {} if hasattr(model.base_model, "encoder") else {"use_cache": False}
+        output = model(input_ids=torch.tensor([tokens]), **cache)
+        logits = output.logits[0] if "logits" in output else output.last_hidden_state[0]
+        if hidden and "logits" not in output:
+            keep(len(layers), output.last_hidden_state)
     finally:
         for hook in hooks:
             hook.remove()
@@ -177,7 +197,7 @@ def main():
     if not tokens or not all(0 <= token < vocab for token in tokens):
         raise SystemExit(f"--tokens: need at least one id, each in 0..{vocab - 1}; found {tokens}")
     tensors = golden(model, tokens, options.hidden)
-    if not type(model).__name__.endswith("ForTokenClassification"):
+    if not type(model).__name__.endswith(("ForTokenClassification", "Model")):
         tensors["losses"] = losses(tensors["logits"], tokens)
     if options.positions is not None:
         positions = [int(position) for position in options.positions.split(",")]

@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
 use super::rope::RopeConfig;
-use super::table::{Activation, Bias, DecoderFamily, MixerKind, NEUTRAL_KEYS, NormPlacement, QkNorm};
+use super::table::{Activation, Bias, DecoderFamily, MixerKind, NEUTRAL_KEYS, NormPlacement, QkNorm, Softcap};
 use keys::Keys;
 
 /// Tensors of multimodal models that the text model has no part in.
@@ -108,6 +108,12 @@ pub struct DecoderConfig {
     pub layers: Vec<LayerConfig>,
     /// Multiplied to the scores before softmax.
     pub attention_scale: f64,
+    /// Holds the scores between minus and plus this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_softcap: Option<f64>,
+    /// Holds the logits between minus and plus this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logits_softcap: Option<f64>,
     /// Multiplied to the embeddings.
     pub embedding_multiplier: f64,
     /// Multiplied to what a block adds to the residual stream.
@@ -305,6 +311,8 @@ impl DecoderConfig {
             rope_local,
             layers: layers::read(&keys, family, num_hidden_layers, default_size("sliding_window"))?,
             attention_scale,
+            attention_softcap: softcap(&keys, "attn_logit_softcapping", family.scores_softcap)?,
+            logits_softcap: softcap(&keys, "final_logit_softcapping", family.logits_softcap)?,
             embedding_multiplier: match family.scaled_embedding {
                 true => (hidden_size as f64).sqrt(),
                 false => multiplier("embedding_multiplier", 1.0)?,
@@ -331,6 +339,18 @@ impl DecoderConfig {
     /// Rows of the key projection, and of the value projection.
     pub fn key_width(&self) -> u64 {
         self.num_key_value_heads * self.head_dim
+    }
+}
+
+/// The cap of a key.
+fn softcap(keys: &Keys<'_>, key: &str, rule: Softcap) -> Result<Option<f64>, FamilyError> {
+    match rule {
+        Softcap::Never => Ok(None),
+        Softcap::Key(default) if !keys.has(key) => Ok(default),
+        Softcap::Key(_) => match keys.f64(key)? {
+            Some(cap) if cap <= 0.0 => Err(keys.value(key, "more than 0, or null")),
+            cap => Ok(cap),
+        },
     }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::blocks::Graph;
-use super::blocks::attention::AttentionInputs;
+use super::blocks::attention::{AttentionInputs, softcap};
 use super::blocks::cache::Write;
 use super::blocks::delta_net::TokenOrder;
 use super::blocks::linear::{Linear, linear};
@@ -220,6 +220,7 @@ impl Decoder {
         if self.config.logits_scaling != 1.0 {
             logits = g.ops.mul(logits, Constant::fp16((1.0 / self.config.logits_scaling) as f32));
         }
+        logits = softcap(g, logits, self.config.logits_softcap);
         ports.output(g, "logits", PortRole::Logits, logits);
         if argmax {
             let index = g.ops.reduce_argmax(logits, 1, true);

@@ -36,7 +36,6 @@ use super::error::FamilyError;
 use super::layer::{Layer, MixerInputs, Stream};
 use super::rope::RopeConfig;
 use super::scale::scale_block;
-use super::table::DecoderFamily;
 use super::{
     EmitWeight, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions, Purpose,
 };
@@ -140,13 +139,12 @@ fn ignore_heads(ledger: &mut Ledger<'_>, patterns: &[&str]) {
 
 impl Encoder {
     /// The inputs that layers of one kind share: those that see all of the text, or a band of it.
-    fn shared(&self, g: &mut Graph<'_>, ports: &mut Ports, band: Option<u64>, rotates: bool) -> BandInputs {
+    fn shared(&self, g: &mut Graph<'_>, ports: &mut Ports, band: Option<u64>) -> BandInputs {
         let local = band.is_some();
         let suffix = if local { "_local" } else { "" };
         let table = usize::from(local && self.rope[1].is_some());
         let (one, tokens) = (Dim::Fixed(1), g.tokens.clone());
-        let rope = self.rope[table].as_ref().filter(|_| rotates);
-        let rotation = rope.map(|rope| {
+        let rotation = self.rope[table].as_ref().map(|rope| {
             let shape = vec![one.clone(), one.clone(), tokens.clone(), Dim::Fixed(rope.rope_dim / 2)];
             let table = || ROPE_TABLES[table].to_owned();
             Rotation {
@@ -167,7 +165,7 @@ impl Encoder {
         let mut bands: Vec<Option<u64>> = layers.iter().map(|layer| layer.band).collect();
         bands.sort_unstable();
         bands.dedup();
-        let shared: Vec<_> = bands.into_iter().map(|band| (band, self.shared(g, &mut ports, band, true))).collect();
+        let shared: Vec<_> = bands.into_iter().map(|band| (band, self.shared(g, &mut ports, band))).collect();
         if let Some(norm) = self.embedding_norm.as_ref().filter(|_| range.start == 0) {
             hidden = rms_norm(g, hidden, norm, 1);
         }
@@ -256,9 +254,4 @@ impl FamilyModel for Encoder {
             head.take_scaled(factor);
         }
     }
-}
-
-/// The family of a table's row, for rotary embeddings and keys that are read as a decoder's.
-const fn row(name: &'static str, of: DecoderFamily) -> DecoderFamily {
-    DecoderFamily { name, gguf: &[], gguf_interleaved: false, ..of }
 }

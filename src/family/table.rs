@@ -96,6 +96,15 @@ pub enum Bias {
     Key(&'static str),
 }
 
+/// Whether something is held between minus and plus a cap, by `cap tanh(x / cap)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Softcap {
+    /// Never.
+    Never,
+    /// By its key of the configuration; the value where it is absent.
+    Key(Option<f64>),
+}
+
 /// Which layers attend through a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowRule {
@@ -192,6 +201,10 @@ pub struct DecoderFamily {
     /// What hidden states are multiplied by so that fp16 holds them, a power of two; a manifest can
     /// say otherwise. The maths stay the same: see the module `scale`.
     pub hidden_scale: f64,
+    /// Whether scores of attention are capped, by `attn_logit_softcapping`.
+    pub scores_softcap: Softcap,
+    /// Whether logits are capped, by `final_logit_softcapping`.
+    pub logits_softcap: Softcap,
     /// `use_bidirectional_attention` makes it an encoder.
     pub may_look_both_ways: bool,
     /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
@@ -239,6 +252,8 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     default_tie_word_embeddings: false,
     default_rms_norm_eps: 1e-6,
     hidden_scale: 1.0,
+    scores_softcap: Softcap::Never,
+    logits_softcap: Softcap::Never,
     may_look_both_ways: false,
     inert_keys: &[],
     neutral_keys: &[],
@@ -384,6 +399,27 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..LLAMA
     },
     DecoderFamily {
+        name: "gemma2",
+        gguf: &["gemma2"],
+        gguf_interleaved: false,
+        key_names: &[("hidden_act", "hidden_activation")],
+        gguf_names: POST_NORMS,
+        default_sizes: &[("head_dim", 256), ("sliding_window", 4096)],
+        norms: NormPlacement::Both,
+        norm_plus_one: true,
+        mlp_bias: Bias::Never,
+        activation: Activation::GeluTanh,
+        window: WindowRule::Pattern(2),
+        query_pre_attn_scalar: true,
+        scaled_embedding: true,
+        // softmax(50 tanh(q k / 50)), and 30 tanh(logits / 30)
+        scores_softcap: Softcap::Key(Some(50.0)),
+        logits_softcap: Softcap::Key(Some(30.0)),
+        default_tie_word_embeddings: true,
+        hidden_scale: 1.0 / 16.0,
+        ..LLAMA
+    },
+    DecoderFamily {
         name: "gemma3_text",
         wrappers: &["gemma3"],
         gguf: &["gemma3"],
@@ -409,9 +445,12 @@ pub const DECODERS: &[DecoderFamily] = &[
         scaled_embedding: true,
         default_rope_theta: 1_000_000.0,
         default_tie_word_embeddings: true,
+        logits_softcap: Softcap::Key(None),
         may_look_both_ways: true,
         // the smallest model's hidden states reach 104,000, those of larger ones more
         hidden_scale: 1.0 / 16.0,
+        // transformers reads it, and computes without it
+        neutral_keys: &["attn_logit_softcapping"],
         ..LLAMA
     },
     DecoderFamily {

@@ -22,6 +22,7 @@ const ALL: &[Builtin] = builtin![
     "bge-m3",
     "demo",
     "embeddinggemma-300m",
+    "gemma-2-2b",
     "gemma-3-1b",
     "gemma-3-270m",
     "gemma-3-4b",

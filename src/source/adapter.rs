@@ -315,7 +315,10 @@ mod tests {
             });
             std::fs::write(room.path().join(name), ::safetensors::serialize(views, None).unwrap()).unwrap();
         };
-        save("model.safetensors", &[("layers.0.q_proj.weight", [3, 4]), ("embed.weight", [5, 3]), ("embed_tokens.weight", [5, 3])]);
+        save(
+            "model.safetensors",
+            &[("layers.0.q_proj.weight", [3, 4]), ("embed.weight", [5, 3]), ("embed_tokens.weight", [5, 3])],
+        );
         save(WEIGHTS, tensors);
         std::fs::write(room.path().join(CONFIG), config.to_string()).unwrap();
         room
@@ -374,7 +377,8 @@ mod tests {
 
     #[test]
     fn an_embedding_that_is_the_head_is_left_alone() {
-        let names = ["base_model.model.embed_tokens.lora_embedding_A", "base_model.model.embed_tokens.lora_embedding_B"];
+        let names =
+            ["base_model.model.embed_tokens.lora_embedding_A", "base_model.model.embed_tokens.lora_embedding_B"];
         let room = room(config(json!({})), &[(names[0], [2, 5]), (names[1], [3, 2])]);
         let error = merged(&room, 1.0).err().unwrap().to_string();
         assert!(error.contains("also the LM head, which the adapter leaves as it is"), "{error}");

@@ -126,7 +126,7 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
     };
     let (heads, key_heads) = (number("num_attention_heads"), number("num_key_value_heads"));
     let head_dim = match family {
-        "gemma3_text" => number("head_dim"),
+        "gemma2" | "gemma3_text" => number("head_dim"),
         _ => config["head_dim"].as_u64().unwrap_or(hidden / heads),
     };
     let (queries, keys) = (heads * head_dim, key_heads * head_dim);
@@ -253,7 +253,7 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
         }
         let norms: &[&str] = match family {
             "lfm2" | "lfm2_moe" => &["operator_norm", "ffn_norm"],
-            "gemma3_text" => &[
+            "gemma2" | "gemma3_text" => &[
                 "input_layernorm",
                 "post_attention_layernorm",
                 "pre_feedforward_layernorm",
@@ -273,7 +273,7 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
 pub fn source(name: &str, config: Json) -> Source {
     // the norms of some multiply by 1 + w
     let text = config.to_string();
-    let plus_one = ["\"gemma3_text\"", "\"qwen3_5_text\""].iter().any(|family| text.contains(family));
+    let plus_one = ["\"gemma2\"", "\"gemma3_text\"", "\"qwen3_5_text\""].iter().any(|family| text.contains(family));
     let norm_mean = if plus_one { 0.0 } else { 1.0 };
     let tensors = shapes(&config).into_iter().enumerate().map(|(seed, (name, shape))| {
         let mean = match name.as_str() {

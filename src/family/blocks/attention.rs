@@ -37,6 +37,8 @@ pub struct Attention {
     pub rope_dim: u64,
     /// Multiplied to the scores.
     pub scale: f64,
+    /// Holds the scores between minus and plus this.
+    pub softcap: Option<f64>,
 }
 
 impl Attention {
@@ -102,6 +104,14 @@ pub fn attention(
     linear(g, merged, &weights.output)
 }
 
+/// `cap tanh(x / cap)`, where there is a cap.
+pub fn softcap(g: &mut Graph<'_>, x: ValueId, cap: Option<f64>) -> ValueId {
+    let Some(cap) = cap else { return x };
+    let x = g.ops.mul(x, Constant::fp16((1.0 / cap) as f32));
+    let x = g.ops.tanh(x);
+    g.ops.mul(x, Constant::fp16(cap as f32))
+}
+
 /// What queries find in the caches once keys and values are in them, all `[1, heads, T, head_dim]`.
 pub(super) fn attend(
     g: &mut Graph<'_>,
@@ -155,7 +165,7 @@ fn per_head(
                 let query = g.ops.slice(query, 1, head * group..(head + 1) * group);
                 let keys = g.ops.slice(keys, 1, head..head + 1);
                 let values = g.ops.slice(values, 1, head..head + 1);
-                softmax_product(g, query, keys, values, mask)
+                softmax_product(g, query, keys, values, mask, weights.softcap)
             })
         })
         .collect();
@@ -178,16 +188,24 @@ fn grouped(
     let (heads, key_heads) = (weights.num_attention_heads as i32, weights.num_key_value_heads as i32);
     let width = weights.head_dim as i32;
     if group == 1 {
-        return softmax_product(g, query, keys, values, mask);
+        return softmax_product(g, query, keys, values, mask, weights.softcap);
     }
     let query = g.ops.reshape(query, &[1, key_heads, -1, width]);
     let mask = g.ops.concat(&vec![mask; group as usize], 2);
-    let out = softmax_product(g, query, keys, values, mask);
+    let out = softmax_product(g, query, keys, values, mask, weights.softcap);
     g.ops.reshape(out, &[1, heads, -1, width])
 }
 
-fn softmax_product(g: &mut Graph<'_>, query: ValueId, keys: ValueId, values: ValueId, mask: ValueId) -> ValueId {
+fn softmax_product(
+    g: &mut Graph<'_>,
+    query: ValueId,
+    keys: ValueId,
+    values: ValueId,
+    mask: ValueId,
+    cap: Option<f64>,
+) -> ValueId {
     let scores = g.ops.matmul(query, keys, false, true);
+    let scores = softcap(g, scores, cap);
     let scores = g.ops.add(scores, mask);
     let weights = g.ops.softmax(scores, -1);
     g.ops.matmul(weights, values, false, false)

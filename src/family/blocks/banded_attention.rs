@@ -6,7 +6,7 @@
 //! its part of the weight, so that a head may look at nothing at all.
 
 use super::Graph;
-use super::attention::{Attention, merge_heads, split_heads};
+use super::attention::{Attention, merge_heads, softcap, split_heads};
 
 use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
@@ -40,6 +40,8 @@ pub struct BandedAttention {
     pub rope_dim: u64,
     /// Multiplied to the scores, but not to the sinks.
     pub scale: f64,
+    /// Holds the scores between minus and plus this.
+    pub softcap: Option<f64>,
 }
 
 impl From<Attention> for BandedAttention {
@@ -57,6 +59,7 @@ impl From<Attention> for BandedAttention {
             head_dim: attention.head_dim,
             rope_dim: attention.rope_dim,
             scale: attention.scale,
+            softcap: attention.softcap,
         }
     }
 }
@@ -108,7 +111,7 @@ pub fn banded_attention(
                         let sinks = sinks.map(|sinks| g.ops.slice(sinks, 1, queries));
                         let key = g.ops.slice(key, 1, head..head + 1);
                         let value = g.ops.slice(value, 1, head..head + 1);
-                        softmax_product(g, query, key, value, mask, sinks)
+                        softmax_product(g, query, key, value, mask, sinks, weights.softcap)
                     })
                 })
                 .collect();
@@ -127,7 +130,7 @@ pub fn banded_attention(
                 }
             };
             let (key, value) = (repeat(key), repeat(value));
-            softmax_product(g, query, key, value, mask, sinks)
+            softmax_product(g, query, key, value, mask, sinks, weights.softcap)
         }
     };
     let merged = merge_heads(g, merged, heads * width);
@@ -143,8 +146,10 @@ fn softmax_product(
     value: ValueId,
     mask: ValueId,
     sinks: Option<ValueId>,
+    cap: Option<f64>,
 ) -> ValueId {
     let scores = g.ops.matmul(query, key, false, true);
+    let scores = softcap(g, scores, cap);
     let scores = g.ops.add(scores, mask);
     let Some(sinks) = sinks else {
         let weights = g.ops.softmax(scores, -1);

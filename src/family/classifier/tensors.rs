@@ -86,6 +86,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             head_dim,
             rope_dim: config.rope.rope_dim,
             scale: (head_dim as f64).powf(-0.5),
+            softcap: None,
         })
     }
 

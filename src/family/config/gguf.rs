@@ -29,6 +29,8 @@ const NAMES: &[(&str, &str)] = &[
     ("rope.dimension_count", "rope_dim"),
     ("context_length", "max_position_embeddings"),
     ("vocab_size", "vocab_size"),
+    ("attn_logit_softcapping", "attn_logit_softcapping"),
+    ("final_logit_softcapping", "final_logit_softcapping"),
     ("shortconv.l_cache", "conv_L_cache"),
     ("full_attention_interval", "full_attention_interval"),
     ("ssm.conv_kernel", "linear_conv_kernel_dim"),
@@ -125,7 +127,7 @@ pub fn configuration(
         config.insert("sliding_window".into(), Json::Null);
     }
     match architecture {
-        "gemma3" => gemma3(&mut config),
+        "gemma2" | "gemma3" => gemma(&mut config),
         "lfm2" | "lfm2moe" => lfm2(&mut config),
         "qwen35" => qwen3_5(&mut config),
         _ => {}
@@ -159,12 +161,12 @@ pub fn guessing_blocks(metadata: &GgufMetadata, architecture: &str, layers: usiz
     Ok(layers..layers.saturating_add(count as usize))
 }
 
-/// What Gemma 3 files leave to the reader: queries are scaled by the head's width, in the largest model (62 layers) by
-/// that of the hidden states over the heads.
-fn gemma3(config: &mut Map<String, Json>) {
+/// What files of Gemma 2 and 3 leave to the reader: queries are scaled by the head's width, in the largest models (46 and 62
+/// layers) by that of the hidden states over the heads.
+fn gemma(config: &mut Map<String, Json>) {
     let number = |key: &str| config.get(key).and_then(Json::as_u64);
     let scalar = match (number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")) {
-        (Some(62), Some(width), Some(heads)) if heads > 0 => Some(width / heads),
+        (Some(46 | 62), Some(width), Some(heads)) if heads > 0 => Some(width / heads),
         _ => number("head_dim"),
     };
     if let Some(scalar) = scalar {

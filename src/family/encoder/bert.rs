@@ -226,6 +226,7 @@ impl Tensors<'_, '_> {
             head_dim: hidden / config.num_attention_heads,
             rope_dim: 0,
             scale: ((hidden / config.num_attention_heads) as f64).powf(-0.5),
+            softcap: None,
         };
         let (up, down) = (name("intermediate.dense"), name("output.dense"));
         let mlp = PlainMlp {

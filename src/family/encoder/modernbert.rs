@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::head::Head;
-use super::{Encoder, EncoderLayer, ignore_heads, purpose, row};
+use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
 use crate::blocks::linear::Linear;
 use crate::blocks::mlp::Mlp;
@@ -30,12 +30,14 @@ use anec_bundle::Pooling;
 use anec_manifest::Role;
 use anec_source::{Ledger, SourceWeight};
 
-/// How its rotary embeddings are read.
+/// No decoder, but its rotary embeddings are read as one's.
 pub(super) const ROPE: DecoderFamily = DecoderFamily {
+    name: "modernbert",
+    gguf: &[],
     key_names: &[("rope_theta", "global_rope_theta"), ("rope_local_base_freq", "local_rope_theta")],
     local_rope: Some(10_000.0),
     default_rope_theta: 160_000.0,
-    ..row("modernbert", LLAMA)
+    ..LLAMA
 };
 
 /// Keys without effect: of training, of other heads, and of how others compute.
@@ -242,6 +244,7 @@ impl Tensors<'_, '_> {
             head_dim,
             rope_dim: config.rope.rope_dim,
             scale: (head_dim as f64).powf(-0.5),
+            softcap: None,
         };
         let fused = self.linear(&name("mlp.Wi"), "gate_up", Role::MlpUp, [2 * width, hidden], config.mlp_bias)?;
         let mlp = Mlp {

@@ -84,6 +84,7 @@ impl Tensors<'_, '_> {
             head_dim: config.head_dim,
             rope_dim: config.rope_of(index).rope_dim,
             scale: config.attention_scale,
+            softcap: config.attention_softcap,
         })
     }
 
@@ -166,6 +167,7 @@ impl Tensors<'_, '_> {
                 head_dim: config.head_dim,
                 rope_dim: config.rope_of(index).rope_dim,
                 scale: 1.0,
+                softcap: None,
             },
             delayed_value,
             delay,
