@@ -25,6 +25,7 @@ mod bisect;
 mod book;
 mod builtin_manifests;
 mod calibrate;
+mod chips;
 mod config_surprises;
 mod convert;
 mod coremltools;

@@ -1,17 +1,55 @@
 //! `anec doctor`
 
-use super::{print, print_json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{print, print_json, progress};
 use anec::MachineReport;
-use anec::base::Result;
+use anec::base::output::write_file;
+use anec::base::{FileError, Result};
+use anec::coreml::{CoreMl, Engine};
+use anec::report;
 use anec::report::bytes;
 use anec::report::table::table;
+use anec::validate::experiment::launch::{ProbeError, ProbeReport, launch};
+use anec::validate::experiment::{Experiment, ProbeSize, experiments, import, run};
 
 /// Says what this machine can do: convert, validate, compile, read compute plans, run on the Neural Engine; and what is
 /// missing for the rest.
 ///
-/// On a Mac, small programs show in about 30 seconds which forms of weights and states the Neural Engine takes.
+/// On a Mac, small programs show in about 30 seconds which forms of weights and states the Neural Engine takes. --probe carries
+/// out every experiment that settles a contested rule or shows a published risk, in about an hour, each in a process of
+/// its own; given again, it goes on where it was. --import says of the file that came out which rules it confirms or
+/// refutes; it needs no Mac.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
+    /// Carries out the experiments that FILE doesn't have yet, and adds what came of them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["import", "experiments", "experiment"])]
+    probe: Option<PathBuf>,
+    /// Only these experiments
+    #[arg(long, value_name = "ID", value_delimiter = ',', requires = "probe")]
+    only: Vec<String>,
+    /// Seconds after which an experiment is ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, requires = "probe", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// Says what a file of experiments shows of the rules, as rows of evidence
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["experiments", "experiment"])]
+    import: Option<PathBuf>,
+    /// Lists the experiments
+    #[arg(long, conflicts_with = "experiment")]
+    experiments: bool,
+    /// Carries out one experiment in this process: what --probe starts
+    #[arg(long, value_name = "ID", hide = true, requires = "outcome")]
+    experiment: Option<String>,
+    /// Size of its program
+    #[arg(long, hide = true, default_value = "tiny")]
+    size: ProbeSize,
+    /// Where its outcome goes
+    #[arg(long, value_name = "FILE", hide = true)]
+    outcome: Option<PathBuf>,
     /// Leaves out the self-test of the Neural Engine
     #[arg(long)]
     quick: bool,
@@ -22,6 +60,81 @@ pub struct DoctorArgs {
 
 impl DoctorArgs {
     pub(super) fn run(self) -> Result<u8> {
+        match (&self.probe, &self.import, &self.experiment) {
+            (Some(file), _, _) => self.probe(file),
+            (_, Some(file), _) => self.import(file),
+            (_, _, Some(id)) => self.carry_out(id),
+            _ if self.experiments => self.list(),
+            _ => self.look(),
+        }
+    }
+
+    /// The experiment of a name.
+    fn named(id: &str) -> Result<&'static Experiment> {
+        let found = experiments().iter().find(|experiment| experiment.id == id);
+        Ok(found.ok_or_else(|| ProbeError::Unknown(id.to_owned()))?)
+    }
+
+    fn probe(&self, file: &Path) -> Result<u8> {
+        let chosen = match self.only.is_empty() {
+            true => experiments().iter().collect(),
+            false => self.only.iter().map(|id| Self::named(id)).collect::<Result<Vec<_>>>()?,
+        };
+        let machine = CoreMl::new()?.machine()?;
+        let program = std::env::current_exe().map_err(FileError::of(Path::new("anec"), "find"))?;
+        let command = |experiment: &Experiment, size: ProbeSize, outcome: &Path| {
+            let mut command = Command::new(&program);
+            command.args(["doctor", "--experiment", &experiment.id, "--size", &size.to_string(), "--outcome"]);
+            command.arg(outcome);
+            command
+        };
+        let limit = Duration::from_secs(self.limit);
+        let found = launch(&chosen, machine, file, limit, &command, &progress::bytes())?;
+        if self.json {
+            print_json(&found);
+        } else {
+            print(&report::experiments(&found));
+            print(&format!("{} has all of it; `anec doctor --import` says what it shows of the rules", file.display()));
+        }
+        Ok(0)
+    }
+
+    fn import(&self, file: &Path) -> Result<u8> {
+        let found = ProbeReport::read(file)?;
+        let findings = import(&found);
+        if self.json {
+            print_json(&json!({ "machine": found.machine, "findings": findings }));
+        } else {
+            print(&report::rule_findings(&found, &findings));
+        }
+        Ok(0)
+    }
+
+    fn carry_out(&self, id: &str) -> Result<u8> {
+        let experiment = Self::named(id)?;
+        let room = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
+        let found = run(&CoreMl::new()?, experiment, self.size, room.path())?;
+        if let Some(outcome) = &self.outcome {
+            let text = serde_json::to_vec(&found).map_err(|e| FileError::of(outcome, "write")(e.into()))?;
+            write_file(outcome, &text)?;
+        }
+        Ok(0)
+    }
+
+    fn list(&self) -> Result<u8> {
+        if self.json {
+            print_json(&experiments());
+        } else {
+            let rows = experiments().iter().map(|experiment| {
+                let rules: Vec<&str> = experiment.settles.iter().map(|settles| settles.rule.as_str()).collect();
+                vec![experiment.id.clone(), experiment.asks.clone(), experiment.about.clone(), rules.join(", ")]
+            });
+            print(&table(&["experiment", "asks", "about", "settles"], rows));
+        }
+        Ok(0)
+    }
+
+    fn look(&self) -> Result<u8> {
         let findings = MachineReport::take(!self.quick)?;
         if self.json {
             print_json(&findings);

@@ -6,7 +6,8 @@ use anec::bundle;
 use anec::convert::report;
 use anec::coreml::plan;
 use anec::manifest;
-use anec::validate::verdict;
+use anec::validate::experiment::launch;
+use anec::validate::{chips, verdict};
 
 /// Prints the JSON Schema of a file that anec reads or writes.
 #[derive(Debug, clap::Args)]
@@ -27,6 +28,10 @@ enum File {
     Validation,
     /// A compute plan, which `anec validate --plan-out` writes
     Plan,
+    /// What `anec doctor --probe` writes
+    Probe,
+    /// The chips of `validators/chips.yaml`
+    Chips,
 }
 
 impl SchemaArgs {
@@ -37,6 +42,8 @@ impl SchemaArgs {
             File::Report => report::schema(),
             File::Validation => verdict::schema(),
             File::Plan => plan::schema(),
+            File::Probe => launch::schema(),
+            File::Chips => chips::schema(),
         });
         Ok(0)
     }

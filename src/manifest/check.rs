@@ -5,7 +5,8 @@ use strum::IntoEnumIterator;
 
 use super::error::ManifestError;
 use super::{
-    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, ResidualScale, Role, Transform, Transforms, WeightFormat,
+    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, ResidencyGate, ResidualScale, Role, Transform, Transforms,
+    WeightFormat,
 };
 
 /// Largest context that can be asked for: more than any published dense model has.
@@ -43,7 +44,23 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     share("gates.parity.p1", manifest.gates.parity.p1)?;
     share("gates.parity.kl", manifest.gates.parity.kl)?;
     share("gates.parity.perplexity", manifest.gates.parity.perplexity)?;
-    share("gates.parity.top1", manifest.gates.parity.top1)
+    share("gates.parity.top1", manifest.gates.parity.top1)?;
+    residency(&manifest.gates.residency)
+}
+
+/// Who loosens the gate says why, and by how much.
+fn residency(gate: &ResidencyGate) -> Result<(), ManifestError> {
+    share("gates.residency.cost_share", gate.cost_share)?;
+    match &gate.reason {
+        Some(reason) if reason.trim().is_empty() => {
+            Err(ManifestError::value("gates.residency.reason", "it is empty, expected why ops may be elsewhere"))
+        }
+        Some(_) if gate.cost_share.is_none() => {
+            Err(ManifestError::value("gates.residency.reason", "a reason without a share of the cost loosens nothing")
+                .advise("add `cost_share`, the smallest share of the planned cost on the Neural Engine"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Every role's weights can be held as is asked for.
@@ -244,6 +261,9 @@ mod tests {
         ("transforms: [rotate, { rotate: { seed: 7 } }]", "transforms", "twice"),
         ("calibration: { tokens: 0 }", "calibration.tokens", "at least 1"),
         ("gates: { parity: { cosine: 1.5 } }", "gates.parity.cosine", "0 to 1"),
+        ("gates: { residency: { cost_share: 99 } }", "gates.residency.cost_share", "0 to 1"),
+        ("gates: { residency: { reason: index ops } }", "gates.residency.reason", "loosens nothing"),
+        ("gates: { residency: { cost_share: 0.9, reason: ' ' } }", "gates.residency.reason", "empty"),
     ];
 
     #[test]

@@ -9,11 +9,33 @@ use serde::{Deserialize, Serialize};
 pub struct Gates {
     /// Parity thresholds.
     pub parity: ParityGate,
+    /// Residency thresholds.
+    #[serde(skip_serializing_if = "ResidencyGate::is_default")]
+    pub residency: ResidencyGate,
 }
 
 impl Gates {
     pub(super) fn is_default(&self) -> bool {
         *self == Gates::default()
+    }
+}
+
+/// Residency thresholds. Without them every op must prefer the Neural Engine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ResidencyGate {
+    /// Smallest share of a function's planned cost that is on the Neural Engine. With a reason it takes the place of the
+    /// rule that every op is there; without one it comes on top, and ops whose device isn't known count as elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost_share: Option<f64>,
+    /// Why ops may be elsewhere. Every report prints it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl ResidencyGate {
+    fn is_default(&self) -> bool {
+        *self == ResidencyGate::default()
     }
 }
 

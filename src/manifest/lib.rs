@@ -47,7 +47,7 @@ pub use error::ManifestError;
 pub use form::{
     ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm, Target,
 };
-pub use gates::{Gates, ParityGate};
+pub use gates::{Gates, ParityGate, ResidencyGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
 pub use quant::{Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantOverride, Role, WeightFormat};

@@ -18,6 +18,9 @@ pub fn gates(report: &GatesReport) -> String {
     });
     let mut text = table(&["gate", "passed", "verdict"], rows);
     for gate in &report.gates {
+        gate.notes.iter().for_each(|note| text.push_str(&format!("  {}: {note}\n", gate.gate)));
+    }
+    for gate in &report.gates {
         let measures = match gate.gate.as_str() {
             residency::GATE => super::residency::residency(gate),
             numerics::GATE => layers(gate),

@@ -164,6 +164,7 @@ fn quantization(report: &GatesReport) -> Vec<(f64, f64)> {
 fn section(gate: &GateReport) -> String {
     let mut text =
         format!("<h2 id=\"{0}\">{0} <span class=\"{1}\">{1}</span></h2>\n", markup(&gate.gate), gate.verdict);
+    gate.notes.iter().for_each(|note| text.push_str(&format!("<p>{}</p>\n", markup(note))));
     let (open, passed): (Vec<&Check>, Vec<&Check>) =
         gate.checks.iter().partition(|check| check.verdict != Verdict::Passed);
     if !open.is_empty() {

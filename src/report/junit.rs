@@ -33,6 +33,9 @@ pub fn junit(report: &GatesReport) -> String {
                 Verdict::Unproven => writeln!(text, r#"><skipped message="{detail}"/></testcase>"#),
             };
         }
+        for note in &gate.notes {
+            let _ = writeln!(text, "    <system-out>{}</system-out>", markup(note));
+        }
         text.push_str("  </testsuite>\n");
     }
     text.push_str("</testsuites>\n");

@@ -15,6 +15,7 @@ pub mod table;
 mod conversion;
 mod culprit;
 mod escape;
+mod experiments;
 mod forecast;
 mod gates;
 mod html;
@@ -27,6 +28,7 @@ mod residency;
 
 pub use conversion::conversion;
 pub use culprit::culprit;
+pub use experiments::{experiments, rule_findings};
 pub use forecast::{forecast, rule};
 pub use gates::gates;
 pub use html::html;

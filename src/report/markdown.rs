@@ -24,6 +24,9 @@ pub fn markdown(report: &GatesReport) -> String {
             gate.verdict
         );
     }
+    for gate in &report.gates {
+        gate.notes.iter().for_each(|note| text.push_str(&format!("\n{}: {}\n", gate.gate, cell(note))));
+    }
     text.push_str(&quality(report));
     for verdict in [Verdict::Failed, Verdict::Unproven] {
         let open: Vec<String> = report

@@ -7,6 +7,15 @@ use anec_validate::GateReport;
 /// Most ops that are listed of one function; JSON has all.
 const LISTED: usize = 12;
 
+/// What is measured of the planned cost, and how it is said.
+const DEVICES: [(&str, &str); 5] = [
+    ("cost_on_neural_engine", "the Neural Engine"),
+    ("cost_on_cpu", "the CPU"),
+    ("cost_on_gpu", "the GPU"),
+    ("cost_on_unknown_device", "an unknown device"),
+    ("cost_undetermined", "no device"),
+];
+
 /// Where the ops of each function are, and which are in the wrong place. Nothing without a plan.
 pub fn residency(gate: &GateReport) -> Option<String> {
     let planned: Vec<_> = gate.checks.iter().filter(|check| !check.measured.is_empty()).collect();
@@ -36,6 +45,20 @@ pub fn residency(gate: &GateReport) -> Option<String> {
         text.push_str(&format!("plan: {plan}\n\n"));
     }
     text.push_str(&table(&head, rows));
+    for check in &planned {
+        let parts: Vec<String> = DEVICES
+            .iter()
+            .filter_map(|(name, device)| Some(format!("{} on {device}", percent(*check.measured.get(*name)?))))
+            .collect();
+        // where everything is in one place, the table has said so
+        if parts.len() > 1 {
+            text.push_str(&format!("  {}: {} of the planned cost\n", check.subject, parts.join(", ")));
+        }
+    }
+    let undetermined = gate.checks.iter().filter(|check| check.ops.iter().any(|op| op.device.is_none()));
+    for check in undetermined {
+        text.push_str(&format!("  {}: {}\n", check.subject, check.detail.as_deref().unwrap_or_default()));
+    }
 
     let misplaced: Vec<Vec<String>> = planned
         .iter()
@@ -96,13 +119,20 @@ mod tests {
 
     /// Judges the hand-made plan after a change.
     fn try_judged(change: impl FnOnce(&mut Json)) -> Result<GateReport, Error> {
+        try_judged_by(change, &ResidencyThresholds { shortest_ms: 0.5, cost_share: None, reason: None })
+    }
+
+    fn try_judged_by(
+        change: impl FnOnce(&mut Json),
+        thresholds: &ResidencyThresholds,
+    ) -> Result<GateReport, Error> {
         let text = include_str!("../../tests/fixtures/plans/resident.json");
         let mut json: Json = serde_json::from_str(text).unwrap();
         jsonschema::validate(&anec_coreml::plan::schema(), &json).unwrap();
         change(&mut json);
         let plan: ComputePlan = serde_json::from_value(json).unwrap();
         let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/coremltools/conv_fp16"));
-        judge(&bundle(), folder, &plan, Path::new("plan.json"), &ResidencyThresholds { shortest_ms: 0.5 })
+        judge(&bundle(), folder, &plan, Path::new("plan.json"), thresholds)
     }
 
     fn judged(change: impl FnOnce(&mut Json)) -> (Verdict, String) {
@@ -135,6 +165,86 @@ mod tests {
         });
         assert_eq!(verdict, Verdict::Failed);
         insta::assert_snapshot!("elsewhere", text);
+    }
+
+    /// The plan of the best public artefact in its shape (tests/fixtures/plans/qwen3_1.7b_palette6.json): so many ops of
+    /// a kind with a device and their cost together, for each of the two lengths.
+    fn public_artefact(plan: &mut Json) {
+        let text = include_str!("../../tests/fixtures/plans/qwen3_1.7b_palette6.json");
+        let shape: Json = serde_json::from_str(text).unwrap();
+        let mut operations = Vec::new();
+        for group in shape["operations"].as_array().unwrap() {
+            let count = group["count"].as_u64().unwrap();
+            let cost = group["cost"].as_f64().map(|cost| cost / count as f64);
+            operations.extend((0..count).map(|index| {
+                let operator = group["operator"].as_str().unwrap();
+                json!({
+                    "operator": operator,
+                    "outputs": [format!("{}_{}_{index}", operator.replace('.', "_"), group["preferred"].as_str().unwrap_or("none"))],
+                    "preferred": group["preferred"],
+                    "supported": group["supported"],
+                    "cost": cost,
+                })
+            }));
+        }
+        for function in plan["functions"].as_array_mut().unwrap() {
+            function["operations"] = json!(operations);
+        }
+    }
+
+    #[test]
+    fn a_plan_in_the_shape_of_the_best_public_artefact_fails_the_rule_and_keeps_a_share() {
+        // 1166 ops on the Neural Engine, 13 index ops on the CPU, 1448 without a device
+        let (verdict, text) = judged(public_artefact);
+        assert_eq!(verdict, Verdict::Failed);
+        assert!(text.contains("13 of 2627 ops don't: 9 add on CPU, 4 concat on CPU"), "{text}");
+        assert!(text.contains("undetermined are 1448 of 2627 ops"), "{text}");
+        insta::assert_snapshot!("public_artefact", text);
+
+        let share = |least: f64, reason: Option<&str>| ResidencyThresholds {
+            shortest_ms: 0.5,
+            cost_share: Some(least),
+            reason: reason.map(str::to_owned),
+        };
+        let index_ops = Some("index arithmetic of the caches");
+        // with a named reason the share counts; what has no device stays open
+        let gate = try_judged_by(public_artefact, &share(0.995, index_ops)).unwrap();
+        let verdicts = |gate: &GateReport| gate.checks.iter().map(|check| check.verdict).collect::<Vec<_>>();
+        let (passed, unproven, failed) = (Verdict::Passed, Verdict::Unproven, Verdict::Failed);
+        assert_eq!(verdicts(&gate), [passed, passed, unproven, passed, unproven]);
+        let report = GatesReport::new("double", vec![gate]);
+        let texts = [crate::gates(&report), crate::markdown(&report), crate::junit(&report), crate::html(&report, None)];
+        for text in texts {
+            assert!(text.contains("at least 99.5 % of the planned cost is on the Neural Engine instead of every op"), "{text}");
+            assert!(text.contains("index arithmetic of the caches"), "{text}");
+        }
+        assert!(serde_json::to_string(&report).unwrap().contains("index arithmetic of the caches"));
+        // a share that doesn't hold
+        let gate = try_judged_by(public_artefact, &share(0.9999, index_ops)).unwrap();
+        assert_eq!(verdicts(&gate)[1], failed);
+        let detail = gate.checks[1].detail.as_deref().unwrap();
+        assert!(detail.starts_with("99.80 % of the planned cost is there, at least 99.99 %; elsewhere are 9 add"), "{detail}");
+
+        // the clock speaks for ops without a device and without a cost
+        let timed = |plan: &mut Json| {
+            public_artefact(plan);
+            for function in plan["functions"].as_array_mut().unwrap() {
+                function["timings"] = json!([
+                    {"compute_units": "cpu_and_neural_engine", "milliseconds": [36.0]},
+                    {"compute_units": "cpu_only", "milliseconds": [48.0]},
+                ]);
+            }
+        };
+        let gate = try_judged_by(timed, &share(0.995, index_ops)).unwrap();
+        assert_eq!(gate.verdict, passed);
+        let said = gate.checks[2].detail.as_deref().unwrap();
+        assert!(said.ends_with("none has a cost, and a call takes 36.00 ms, 48.00 ms on the CPU alone"), "{said}");
+        // without a reason a share comes on top of the rule
+        let gate = try_judged_by(|_| {}, &share(0.99, None)).unwrap();
+        assert_eq!((gate.verdict, gate.notes.len()), (passed, 0));
+        let costly = |plan: &mut Json| op(plan, "causal")["preferred"] = Json::Null;
+        let gate = try_judged_by(costly, &share(0.99, None)).unwrap();
+        assert_eq!(verdicts(&gate)[1..3], [failed, unproven]);
     }
 
     #[test]

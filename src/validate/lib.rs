@@ -37,6 +37,7 @@
 //! | [`watch`] | a backend that notes how large every value gets |
 //! | [`perplexity`](mod@perplexity) | how well a model predicts a text |
 //! | [`probe`] | small programs for the self-test of a Mac |
+//! | [`experiment`] | `validators/probes.yaml`: experiments that settle contested rules on a Mac |
 //! | [`prompts`] | the text that models are tried on |
 //! | [`foreign`] | packages that anec did not make |
 //! | [`golden`] | what a reference computed |
@@ -47,6 +48,7 @@
 pub mod arithmetic;
 pub mod bisect;
 pub mod chips;
+pub mod experiment;
 pub mod forecast;
 pub mod foreign;
 pub mod golden;

@@ -41,6 +41,12 @@ pub struct NumericsThresholds {
 pub struct ResidencyThresholds {
     /// Milliseconds of a call below which its time isn't compared with the CPU's.
     pub shortest_ms: f64,
+    /// Smallest share of the planned cost on the Neural Engine, where the manifest sets one.
+    #[serde(default)]
+    pub cost_share: Option<f64>,
+    /// Why ops may be elsewhere as long as that share holds; without a reason none may.
+    #[serde(default)]
+    pub reason: Option<String>,
 }
 
 /// Thresholds of the parity gate.
@@ -68,7 +74,8 @@ pub struct ParityThresholds {
 }
 
 impl Thresholds {
-    /// The built-in thresholds, tightened by a manifest's: of two the stricter holds.
+    /// The built-in thresholds, tightened by a manifest's: of two the stricter holds. Only residency can be loosened, with a
+    /// reason.
     pub fn of(gates: &Gates) -> Self {
         let mut thresholds = Self::built_in();
         let parity = &mut thresholds.parity;
@@ -77,6 +84,8 @@ impl Thresholds {
         parity.kl = gates.parity.kl.unwrap_or(f64::INFINITY).min(parity.kl);
         parity.top1 = gates.parity.top1.unwrap_or(0.0).max(parity.top1);
         parity.perplexity = gates.parity.perplexity.unwrap_or(f64::INFINITY).min(parity.perplexity);
+        thresholds.residency.cost_share = gates.residency.cost_share;
+        thresholds.residency.reason.clone_from(&gates.residency.reason);
         thresholds
     }
 
@@ -89,14 +98,14 @@ impl Thresholds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_manifest::ParityGate;
+    use anec_manifest::{ParityGate, ResidencyGate};
 
     #[test]
     fn a_manifest_tightens_and_never_loosens() {
         let with = |share, most| {
             let (share, most) = (Some(share), Some(most));
             let parity = ParityGate { cosine: share, p1: share, kl: most, perplexity: most, top1: None };
-            Thresholds::of(&Gates { parity }).parity
+            Thresholds::of(&Gates { parity, residency: ResidencyGate::default() }).parity
         };
         let built_in = Thresholds::of(&Gates::default()).parity;
         assert_eq!(

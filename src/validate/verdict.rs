@@ -111,6 +111,9 @@ pub struct GateReport {
     pub verdict: Verdict,
     /// The checks.
     pub checks: Vec<Check>,
+    /// What every report says of the gate, whatever its verdict: that a manifest loosened it, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl GateReport {
@@ -120,7 +123,7 @@ impl GateReport {
             checks.push(Check::of("bundle", "something was checked", Some("there was nothing to check".into())));
         }
         let verdict = worst(checks.iter().map(|check| check.verdict));
-        GateReport { gate: gate.to_owned(), verdict, checks }
+        GateReport { gate: gate.to_owned(), verdict, checks, notes: Vec::new() }
     }
 }
 

@@ -66,6 +66,11 @@ impl Latency {
         Some(Latency { neural_engine: median(UNITS)?, cpu: median(ComputeUnits::CpuOnly)? })
     }
 
+    /// Whether calls are long enough for their time to say something.
+    pub fn is_telling(&self, shortest: f64) -> bool {
+        self.neural_engine >= shortest || self.cpu >= shortest
+    }
+
     /// Whether it contradicts a plan that has everything on the Neural Engine. A call costs a few tenths of a millisecond
     /// on its own: of functions that are done in less than `shortest` milliseconds nothing can be said.
     pub fn contradiction(&self, shortest: f64) -> Option<String> {

@@ -1,0 +1,56 @@
+//! What came of experiments, and what that says of the rules.
+
+use super::table::table;
+use anec_validate::experiment::RuleFinding;
+use anec_validate::experiment::launch::{ProbeEntry, ProbeReport};
+use anec_validate::rules::{Evidence, Says};
+
+/// A row for each outcome.
+pub fn experiments(report: &ProbeReport) -> String {
+    let rows = report.outcomes.iter().map(|ProbeEntry { experiment, size, outcome }| {
+        let milliseconds = |ms: Option<f64>| ms.map_or_else(|| "-".into(), |ms| format!("{ms:.2}"));
+        let error = |error: Option<f64>| error.map_or_else(|| "-".into(), |error| format!("{error:.1e}"));
+        vec![
+            experiment.clone(),
+            size.to_string(),
+            outcome.kind.map_or_else(|| "-".into(), |kind| kind.to_string()),
+            format!("{}/{}", outcome.on_neural_engine, outcome.compute_ops),
+            milliseconds(outcome.call_ms),
+            milliseconds(outcome.cpu_call_ms),
+            error(outcome.error_to_f32),
+            error(outcome.error_to_f16),
+            outcome.codes.join(", "),
+        ]
+    });
+    let head = ["experiment", "size", "outcome", ">on Neural Engine", ">ms", ">ms on CPU", ">off f32", ">off f16", "codes"];
+    format!("{}\n\n{}", report.machine, table(&head, rows))
+}
+
+/// Which rules a report confirms and which it refutes, with rows as `validators/ane-rules.yaml` has them.
+pub fn rule_findings(report: &ProbeReport, findings: &[RuleFinding]) -> String {
+    let mut text = format!("{}, {}\n", report.machine, report.date);
+    for (says, head) in [(Says::For, "confirmed"), (Says::Against, "refuted")] {
+        let rules: Vec<&RuleFinding> = findings.iter().filter(|finding| finding.says == says).collect();
+        if rules.is_empty() {
+            continue;
+        }
+        text.push_str(&format!("\n{head}:\n"));
+        for RuleFinding { rule, evidence, .. } in rules {
+            text.push_str(&format!("- id: {rule}\n  evidence:\n"));
+            evidence.iter().for_each(|row| text.push_str(&format!("    - {}\n", line(row))));
+        }
+    }
+    if findings.is_empty() {
+        text.push_str("\nnothing is said of any rule\n");
+    }
+    text
+}
+
+/// A row of evidence in YAML; what is in quotes is JSON, which is YAML.
+fn line(row: &Evidence) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let mut parts = vec![format!("says: {}", row.says), format!("source: {}", quoted(&row.source))];
+    let rest = [("device", &row.device), ("os", &row.os), ("date", &row.date)];
+    parts.extend(rest.into_iter().filter_map(|(name, text)| Some(format!("{name}: {}", quoted(text.as_deref()?)))));
+    format!("{{ {} }}", parts.join(", "))
+}

@@ -1,0 +1,178 @@
+//! Experiments for the Neural Engine: `validators/probes.yaml`. Each is a small program that settles a rule which sources
+//! contest, or shows what a published risk is on this machine.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`program`] | the program of an experiment |
+//! | [`run`](mod@run) | one experiment on Core ML: compile, plan, load, call, compare |
+//! | [`launch`](mod@launch) | all of them, each in a process of its own with a time limit; the file that comes out |
+//! | [`import`](mod@import) | what such a file says of the rules |
+
+pub mod import;
+pub mod launch;
+pub mod program;
+pub mod run;
+
+use std::sync::LazyLock;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use import::{RuleFinding, import};
+pub use launch::{ProbeReport, launch};
+pub use program::ProgramSpec;
+pub use run::{ProbeOutcome, run};
+
+/// Built into the binary.
+const PROBES: &str = include_str!("validators/probes.yaml");
+
+/// An experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// Its name.
+    pub id: String,
+    /// The question, in a few words.
+    pub asks: String,
+    /// Who asked first: a risk, a rule, a list of open questions.
+    pub about: String,
+    /// The program.
+    #[serde(default)]
+    pub program: ProgramSpec,
+    /// The rules that its outcome confirms or refutes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settles: Vec<Settles>,
+    /// The sizes in which it is built.
+    #[serde(default = "sizes")]
+    pub sizes: Vec<ProbeSize>,
+    /// Largest relative error of the numbers that isn't wrong.
+    #[serde(default = "tolerance")]
+    pub tolerance: f64,
+}
+
+fn sizes() -> Vec<ProbeSize> {
+    <ProbeSize as strum::IntoEnumIterator>::iter().collect()
+}
+
+/// A few roundings to fp16, one after another.
+fn tolerance() -> f64 {
+    0.02
+}
+
+/// What an outcome says of a rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Settles {
+    /// The rule.
+    pub rule: String,
+    /// Outcomes that confirm it; all others that say something refute it.
+    #[serde(default = "trouble")]
+    pub confirmed_by: Vec<OutcomeKind>,
+    /// Another experiment of the same size: the rule is confirmed if this one takes a tenth more time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slower_than: Option<String>,
+}
+
+/// Everything but what a user wants.
+fn trouble() -> Vec<OutcomeKind> {
+    use OutcomeKind::{Crashed, Elsewhere, Failed, Hung, Refused, Wrong};
+    vec![Elsewhere, Refused, Failed, Crashed, Hung, Wrong]
+}
+
+/// How an experiment ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, strum::Display)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum OutcomeKind {
+    /// Every op prefers the Neural Engine, and the numbers are right.
+    Resident,
+    /// Some ops prefer another device, or none is named for all.
+    Elsewhere,
+    /// It didn't compile.
+    Refused,
+    /// It compiled and couldn't be loaded or run.
+    Failed,
+    /// It ran, and the numbers are wrong.
+    Wrong,
+    /// Its process ended on its own.
+    Crashed,
+    /// It didn't end in time.
+    Hung,
+}
+
+/// How large the program of an experiment is.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::EnumString,
+    strum::EnumIter,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum ProbeSize {
+    /// Some kilobytes of weights.
+    Tiny,
+    /// About 50 MB of weights.
+    Large,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Probes {
+    experiments: Vec<Experiment>,
+}
+
+/// All experiments.
+pub fn experiments() -> &'static [Experiment] {
+    static PARSED: LazyLock<Vec<Experiment>> = LazyLock::new(|| {
+        let probes: Probes =
+            serde_yaml::from_str(PROBES).expect("validators/probes.yaml is part of the binary and tested");
+        probes.experiments
+    });
+    &PARSED
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::rules::{Says, rules};
+
+    #[test]
+    fn every_contested_rule_and_every_risk_has_an_experiment() {
+        let all = experiments();
+        let ids: BTreeSet<&str> = all.iter().map(|experiment| experiment.id.as_str()).collect();
+        assert_eq!(ids.len(), all.len());
+        let known: BTreeSet<String> = rules().into_iter().map(|rule| rule.id).collect();
+        let settled: BTreeSet<&str> =
+            all.iter().flat_map(|experiment| &experiment.settles).map(|settles| settles.rule.as_str()).collect();
+        for experiment in all {
+            for settles in &experiment.settles {
+                assert!(known.contains(&settles.rule), "{}: no rule {}", experiment.id, settles.rule);
+                let other = settles.slower_than.as_deref();
+                assert!(other.is_none_or(|other| ids.contains(other)), "{}: no {other:?}", experiment.id);
+            }
+        }
+        for rule in rules() {
+            let contested = rule.evidence.iter().any(|evidence| evidence.says == Says::Against);
+            assert!(!contested || settled.contains(rule.id.as_str()), "no experiment settles {}", rule.id);
+        }
+        let risks = ["A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "B1", "B2", "B3", "C1", "C2", "C3", "C4", "C5", "C6", "C7"];
+        // the eighth is about the mathematics of a model, which parity settles without a Mac
+        let questions = (1..=10).filter(|number| *number != 8).map(|number| format!("question {number}"));
+        for part in risks.into_iter().map(|risk| format!("risk {risk}")).chain(questions) {
+            let asked = |experiment: &&Experiment| experiment.about.split(", ").any(|about| about == part);
+            assert!(all.iter().any(|experiment| asked(&experiment)), "no experiment is about {part}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What a report of experiments says of the rules: evidence, as `validators/ane-rules.yaml` has it.
+
+use indexmap::IndexMap;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::launch::{ProbeEntry, ProbeReport};
+use super::{Experiment, OutcomeKind, Settles, experiments};
+use crate::rules::{Evidence, Says};
+
+/// What experiments say of a rule.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct RuleFinding {
+    /// The rule.
+    pub rule: String,
+    /// For it if one experiment at least confirms it, against it if some refute it and none confirms it.
+    pub says: Says,
+    /// A row of evidence for each experiment and size that says something.
+    pub evidence: Vec<Evidence>,
+}
+
+/// How much slower is slower.
+const SLOWER: f64 = 1.1;
+
+/// The findings of a report, in the order of the experiments. Rules of which it says nothing are missing.
+pub fn import(report: &ProbeReport) -> Vec<RuleFinding> {
+    let mut rows: IndexMap<&str, Vec<Evidence>> = IndexMap::new();
+    for entry in &report.outcomes {
+        let Some(experiment) = experiments().iter().find(|experiment| experiment.id == entry.experiment) else {
+            continue;
+        };
+        for settles in &experiment.settles {
+            if let Some((says, found)) = verdict(report, entry, settles) {
+                rows.entry(&settles.rule).or_default().push(evidence(report, experiment, entry, says, &found));
+            }
+        }
+    }
+    let finding = |(rule, evidence): (&str, Vec<Evidence>)| {
+        let says = if evidence.iter().any(|row| row.says == Says::For) { Says::For } else { Says::Against };
+        RuleFinding { rule: rule.to_owned(), says, evidence }
+    };
+    rows.into_iter().map(finding).collect()
+}
+
+/// Whether an outcome supports a rule, and what was found; nothing where it can't be said.
+fn verdict(report: &ProbeReport, entry: &ProbeEntry, settles: &Settles) -> Option<(Says, String)> {
+    let kind = entry.outcome.kind?;
+    if let Some(other) = &settles.slower_than {
+        let of = |entry: &ProbeEntry| entry.outcome.call_ms;
+        let same = |candidate: &&ProbeEntry| candidate.experiment == *other && candidate.size == entry.size;
+        let (own, other_ms) = (of(entry)?, of(report.outcomes.iter().find(same)?)?);
+        let says = if own >= other_ms * SLOWER { Says::For } else { Says::Against };
+        return Some((says, format!("{own:.2} ms a call, {other_ms:.2} ms of {other}")));
+    }
+    let says = if settles.confirmed_by.contains(&kind) { Says::For } else { Says::Against };
+    let mut found = match kind {
+        OutcomeKind::Resident | OutcomeKind::Elsewhere | OutcomeKind::Wrong => {
+            let outcome = &entry.outcome;
+            format!("{kind}, {} of {} ops on the Neural Engine", outcome.on_neural_engine, outcome.compute_ops)
+        }
+        kind => kind.to_string(),
+    };
+    if !entry.outcome.codes.is_empty() {
+        found += &format!(" ({})", entry.outcome.codes.join(", "));
+    }
+    Some((says, found))
+}
+
+fn evidence(report: &ProbeReport, experiment: &Experiment, entry: &ProbeEntry, says: Says, found: &str) -> Evidence {
+    let machine = &report.machine;
+    Evidence {
+        says,
+        source: format!("anec doctor --probe {}, {}, {}: {found}", report.anec_version, experiment.id, entry.size),
+        device: Some(machine.chip.trim_start_matches("Apple ").to_owned()),
+        os: Some(format!("macOS {} ({})", machine.os_version, machine.os_build)),
+        date: Some(report.date.chars().take(10).collect()),
+    }
+}

@@ -1,0 +1,552 @@
+//! The program of an experiment: projections, one after another, and what is asked about beside them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::ProbeSize;
+use anec_manifest::LinearForm;
+use anec_mil::{
+    Constant, DataType, Dim, FunctionBuilder, MilError, Opset, Program, SymbolRange, TensorType, ValueId,
+};
+
+/// Channels of a tiny one.
+const TINY: u64 = 64;
+
+/// What a program is made of: `[1, channels, 1, tokens]` goes through projections with the same number of channels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProgramSpec {
+    /// The form of the projections' weights.
+    pub weights: ProbeWeights,
+    /// The op of projections.
+    pub linear: LinearForm,
+    /// Projections.
+    pub layers: u64,
+    /// Tokens of a call.
+    pub tokens: u64,
+    /// Whether the number of tokens is a range from 1 on.
+    pub range: bool,
+    /// Whether the last axis is 1: `[1, channels, tokens, 1]`.
+    pub unit_axis_last: bool,
+    /// What follows each projection.
+    pub each: Vec<Step>,
+    /// What follows all of them.
+    pub tail: Vec<Step>,
+    /// States.
+    pub states: Option<ProbeStates>,
+    /// What the input holds.
+    pub input: ProbeInput,
+    /// Channels, whatever the size.
+    pub channels: Option<u64>,
+    /// Weights of a large program, in 10^6 bytes.
+    pub megabytes: f64,
+}
+
+impl Default for ProgramSpec {
+    fn default() -> Self {
+        ProgramSpec {
+            weights: ProbeWeights::Fp16,
+            linear: LinearForm::Conv,
+            layers: 4,
+            tokens: 8,
+            range: false,
+            unit_axis_last: false,
+            each: Vec::new(),
+            tail: Vec::new(),
+            states: None,
+            input: ProbeInput::Plain,
+            channels: None,
+            megabytes: 50.0,
+        }
+    }
+}
+
+/// Forms of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the names say it
+pub enum ProbeWeights {
+    #[default]
+    Fp16,
+    Int8Tensor,
+    Int8Channel,
+    Int8ChannelAffine,
+    Int8Block,
+    Int4Channel,
+    Int4Block,
+    Palette8,
+    Palette6,
+    Palette4,
+    Palette4Grouped,
+    Palette4RowScale,
+}
+
+impl ProbeWeights {
+    fn bits(self) -> f64 {
+        match self {
+            ProbeWeights::Fp16 => 16.0,
+            ProbeWeights::Palette6 => 6.0,
+            ProbeWeights::Int4Channel | ProbeWeights::Int4Block => 4.0,
+            ProbeWeights::Palette4 | ProbeWeights::Palette4Grouped | ProbeWeights::Palette4RowScale => 4.0,
+            _ => 8.0,
+        }
+    }
+}
+
+/// What the input holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProbeInput {
+    /// Numbers from -1 to 1.
+    #[default]
+    Plain,
+    /// The same number everywhere.
+    All(f32),
+}
+
+/// States of a program, each written once and read after that.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProbeStates {
+    /// How many.
+    pub count: u64,
+    /// Size of the last axis.
+    #[serde(default = "width")]
+    pub width: u64,
+    /// Slots: size of the axis before the last.
+    #[serde(default = "slots")]
+    pub slots: u64,
+    /// Whether the second has another shape than the first.
+    #[serde(default)]
+    pub different: bool,
+    /// How they are written.
+    #[serde(default)]
+    pub write: ProbeWrite,
+}
+
+fn width() -> u64 {
+    64
+}
+
+fn slots() -> u64 {
+    256
+}
+
+/// How a state is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProbeWrite {
+    /// All of it.
+    #[default]
+    Whole,
+    /// `old * (1 - mask) + new * mask`, the mask an input.
+    Mask,
+    /// One row by `slice_update`; begin and end are computed from a position.
+    SliceComputed,
+    /// The same; begin and end are inputs.
+    SliceGiven,
+    /// The product of what it held with itself.
+    SelfProduct,
+    /// Not at all: the cache is an input, and the new rows are an output.
+    Host,
+}
+
+/// An op, or a few.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the names are those of the ops
+pub enum Step {
+    Silu,
+    SiluByTanh,
+    Softplus,
+    SoftplusByParts,
+    Gelu,
+    Scale(f32),
+    Add(f32),
+    /// The sum over channels, as a product with ones.
+    Total,
+    Topk,
+    Argmax,
+    Gather,
+    Depthwise,
+    Rank5,
+    Rank6,
+    Fp32,
+    Softmax,
+    /// Softmax of rows that are minus infinity in half of their channels.
+    InfiniteMask,
+    /// The halves of the last axis, exchanged.
+    SwapLast,
+    /// Softmax over an axis of so many.
+    Wide(u64),
+    /// So many additions.
+    Additions(u64),
+    /// A projection to so many channels.
+    Rows(u64),
+    /// A projection from so many channels, all copies.
+    Columns(u64),
+    NormNaive,
+    NormAccurate,
+    NormPrescale,
+    NormConcat,
+    /// Keys of each head against all positions: one product for each head, or one for all.
+    AttentionPerHead,
+    AttentionGrouped,
+}
+
+impl ProgramSpec {
+    /// Channels of the projections.
+    pub fn channels(&self, size: ProbeSize) -> u64 {
+        let large = (self.megabytes * 8e6 / self.weights.bits() / self.layers.max(1) as f64).sqrt();
+        match (self.channels, size) {
+            (Some(channels), _) => channels,
+            (None, ProbeSize::Tiny) => TINY,
+            (None, ProbeSize::Large) => (large as u64).next_multiple_of(64),
+        }
+    }
+
+    /// The program.
+    ///
+    /// # Errors
+    /// When the catalogue of ops refuses it: a defect of the experiment.
+    pub fn program(&self, size: ProbeSize) -> Result<Program, MilError> {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let channels = self.channels(size);
+        let tokens = if self.range {
+            let lengths = SymbolRange::Range { lower: 1, upper: Some(self.tokens), default: 1 };
+            Dim::symbol(&ops.symbol("T", lengths))
+        } else {
+            Dim::Fixed(self.tokens)
+        };
+        let one = Dim::Fixed(1);
+        let shape = match self.unit_axis_last {
+            true => vec![one.clone(), Dim::Fixed(channels), tokens, one],
+            false => vec![one.clone(), Dim::Fixed(channels), one, tokens],
+        };
+        let mut x = ops.input("x", TensorType { dtype: DataType::Fp16, shape });
+        for layer in 0..self.layers {
+            x = self.project(&mut ops, x, channels, channels, &format!("{layer}"));
+            for step in &self.each {
+                x = self.step(&mut ops, x, *step);
+            }
+        }
+        if let Some(states) = &self.states {
+            x = states.add(&mut ops, x);
+        }
+        for step in &self.tail {
+            x = self.step(&mut ops, x, *step);
+        }
+        ops.output("y", x);
+        Ok(Program::single(ops.finish()?))
+    }
+
+    /// A projection to `rows` channels.
+    fn project(&self, ops: &mut FunctionBuilder, x: ValueId, rows: u64, columns: u64, name: &str) -> ValueId {
+        let (weight, row_scale) = weight(ops, self.weights, rows, columns, name, self.linear != LinearForm::Conv);
+        let y = match self.linear {
+            LinearForm::Conv => ops.conv(&format!("conv_{name}"), x, weight, None),
+            form => {
+                // channels go to the last axis and come back
+                let perm = if self.unit_axis_last { [0, 3, 2, 1] } else { [0, 2, 3, 1] };
+                let last = ops.transpose(x, &perm);
+                let y = match form {
+                    LinearForm::Linear => ops.linear(&format!("linear_{name}"), last, weight, None),
+                    _ => ops.matmul(last, weight, false, true),
+                };
+                ops.transpose(y, if self.unit_axis_last { &[0, 3, 2, 1] } else { &[0, 3, 1, 2] })
+            }
+        };
+        row_scale.map_or(y, |scale| ops.mul(y, scale))
+    }
+
+    fn step(&self, ops: &mut FunctionBuilder, x: ValueId, step: Step) -> ValueId {
+        let shape = ops.ty(x).shape;
+        let channels = shape.get(1).and_then(Dim::fixed).unwrap_or(1);
+        let sizes: Vec<i32> = shape.iter().map(|size| size.fixed().map_or(-1, |size| size as i32)).collect();
+        let half = |value: f32| Constant::fp16(value);
+        match step {
+            Step::Silu => ops.silu(x),
+            Step::SiluByTanh => {
+                let halved = ops.mul(x, half(0.5));
+                let gate = ops.tanh(halved);
+                let gate = ops.add(gate, half(1.0));
+                ops.mul(halved, gate)
+            }
+            Step::Softplus => ops.softplus(x),
+            Step::SoftplusByParts => {
+                let positive = ops.maximum(x, half(0.0));
+                let magnitude = ops.abs(x);
+                let negative = ops.mul(magnitude, half(-1.0));
+                let small = ops.exp(negative);
+                let small = ops.add(small, half(1.0));
+                let small = ops.op("log", "log", [("x", small)]);
+                ops.add(positive, small)
+            }
+            Step::Gelu => ops.gelu(x),
+            Step::Scale(factor) => ops.mul(x, half(factor)),
+            Step::Add(number) => ops.add(x, half(number)),
+            Step::Total => {
+                let ones = vec![1.0; 8 * channels as usize];
+                let weight = ops.constant("ones", Constant::fp16_tensor(&[8, channels, 1, 1], &ones));
+                ops.conv("total", x, weight, None)
+            }
+            Step::Topk => ops.top_indices(x, 1, 1),
+            Step::Argmax => ops.reduce_argmax(x, 1, true),
+            Step::Gather => {
+                let indices = ops.integers("indices", &(0..channels as i32).rev().collect::<Vec<i32>>());
+                let axis = ops.constant("axis", Constant::int32(1));
+                ops.op("gather", "gather", [("x", x), ("indices", indices), ("axis", axis)])
+            }
+            Step::Depthwise => {
+                let values: Vec<f32> = (0..channels).map(|i| 0.5 + (i % 7) as f32 / 8.0).collect();
+                let weight = ops.constant("depthwise", Constant::fp16_tensor(&[channels, 1, 1, 1], &values));
+                ops.depthwise_conv("depthwise_conv", x, weight, None)
+            }
+            Step::Rank5 | Step::Rank6 => {
+                let mut folded = vec![1, 2, (channels / 2) as i32];
+                if step == Step::Rank6 {
+                    folded = vec![1, 2, 2, (channels / 4) as i32];
+                }
+                folded.extend(&sizes[2..]);
+                let folded = ops.reshape(x, &folded);
+                let y = if step == Step::Rank5 { ops.softmax(folded, 2) } else { ops.silu(folded) };
+                ops.reshape(y, &sizes)
+            }
+            Step::Fp32 => {
+                let cast = |ops: &mut FunctionBuilder, x: ValueId, to: &str| {
+                    let dtype = ops.constant("dtype", Constant::string(to));
+                    ops.op("cast", "cast", [("x", x), ("dtype", dtype)])
+                };
+                let wide = cast(ops, x, "fp32");
+                let y = ops.silu(wide);
+                cast(ops, y, "fp16")
+            }
+            Step::Softmax => ops.softmax(x, 1),
+            Step::InfiniteMask => {
+                let values: Vec<f32> = (0..channels).map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 0.0 }).collect();
+                let masked = ops.add(x, Constant::fp16_tensor(&[1, channels, 1, 1], &values));
+                ops.softmax(masked, 1)
+            }
+            Step::SwapLast => {
+                let last = shape.last().and_then(Dim::fixed).unwrap_or(2);
+                let first = ops.slice(x, 3, 0..last / 2);
+                let second = ops.slice(x, 3, last / 2..last);
+                ops.concat(&[second, first], 3)
+            }
+            Step::Wide(size) => {
+                let mean = ops.reduce_mean(x, &[1, 2], true);
+                let ramp: Vec<f32> = (0..size).map(|i| (i % 97) as f32 / 97.0).collect();
+                let wide = ops.mul(mean, Constant::fp16_tensor(&[1, 1, size, 1], &ramp));
+                let y = ops.softmax(wide, 2);
+                let y = ops.reduce_max(y, &[2], true);
+                ops.add(x, y)
+            }
+            Step::Additions(count) => (0..count).fold(x, |x, index| ops.add(x, half((index % 3) as f32 - 1.0))),
+            Step::Rows(rows) => self.project(ops, x, rows, channels, "rows"),
+            Step::Columns(columns) => {
+                let copies = vec![x; (columns / channels).max(1) as usize];
+                let wide = ops.concat(&copies, 1);
+                self.project(ops, wide, 64, channels * copies.len() as u64, "columns")
+            }
+            Step::NormNaive => norm(ops, x),
+            Step::NormAccurate => {
+                let magnitude = ops.abs(x);
+                let largest = ops.reduce_max(magnitude, &[1], true);
+                let scaled = ops.real_div(x, largest);
+                norm(ops, scaled)
+            }
+            Step::NormPrescale => {
+                let scaled = ops.mul(x, half(1.0 / 64.0));
+                norm(ops, scaled)
+            }
+            Step::NormConcat => {
+                let negative = ops.mul(x, half(-1.0));
+                let both = ops.concat(&[x, negative], 1);
+                let y = ops.layer_norm(both, &[1], 1e-5);
+                ops.slice(y, 1, 0..channels)
+            }
+            Step::AttentionPerHead | Step::AttentionGrouped => {
+                let heads = 4;
+                let width = (channels / heads) as i32;
+                let folded = ops.reshape(x, &[1, heads as i32, width, -1]);
+                let attend = |ops: &mut FunctionBuilder, of: ValueId| {
+                    let scores = ops.matmul(of, of, true, false);
+                    let shares = ops.softmax(scores, -1);
+                    ops.matmul(of, shares, false, true)
+                };
+                let y = match step {
+                    Step::AttentionGrouped => attend(ops, folded),
+                    _ => {
+                        let parts: Vec<ValueId> = (0..heads)
+                            .map(|head| {
+                                let of = ops.slice(folded, 1, head..head + 1);
+                                attend(ops, of)
+                            })
+                            .collect();
+                        ops.concat(&parts, 1)
+                    }
+                };
+                ops.reshape(y, &sizes)
+            }
+        }
+    }
+}
+
+/// `x * rsqrt(mean(x^2) + eps)` over channels.
+fn norm(ops: &mut FunctionBuilder, x: ValueId) -> ValueId {
+    let squares = ops.mul(x, x);
+    let mean = ops.reduce_mean(squares, &[1], true);
+    let inverse = ops.rsqrt(mean, 1e-6);
+    ops.mul(x, inverse)
+}
+
+impl ProbeStates {
+    fn add(&self, ops: &mut FunctionBuilder, mut x: ValueId) -> ValueId {
+        let (int32, half) = (DataType::Int32, DataType::Fp16);
+        for index in 0..self.count {
+            let slots = if self.different && index == 1 { self.slots / 2 } else { self.slots };
+            let slots = if self.write == ProbeWrite::SelfProduct { self.width } else { slots };
+            let ty = TensorType::new(half, [1, 1, slots, self.width]);
+            let mean = ops.reduce_mean(x, &[1, 2, 3], true);
+            let name = format!("state_{index}");
+            if self.write == ProbeWrite::Host {
+                let cache = ops.input(&name, ty);
+                let row = ops.mul(mean, Constant::fp16_tensor(&[1, 1, 1, self.width], &vec![1.0; self.width as usize]));
+                let all = ops.concat(&[cache, row], 2);
+                let read = ops.reduce_mean(all, &[2, 3], true);
+                ops.output(&format!("row_{index}"), row);
+                x = ops.add(x, read);
+                continue;
+            }
+            let state = ops.state(&name, ty);
+            let old = ops.read_state(state);
+            let row = |ops: &mut FunctionBuilder| {
+                ops.mul(mean, Constant::fp16_tensor(&[1, 1, 1, self.width], &vec![1.0; self.width as usize]))
+            };
+            let new = match self.write {
+                ProbeWrite::Whole | ProbeWrite::Host => ops.add(old, mean),
+                ProbeWrite::SelfProduct => {
+                    let shifted = ops.add(old, mean);
+                    ops.matmul(shifted, shifted, false, true)
+                }
+                ProbeWrite::Mask => {
+                    let mask = ops.input(&format!("mask_{index}"), TensorType::new(half, [1, 1, slots, 1]));
+                    let keep = ops.sub(Constant::fp16(1.0), mask);
+                    let kept = ops.mul(old, keep);
+                    let row = row(ops);
+                    let placed = ops.mul(row, mask);
+                    ops.add(kept, placed)
+                }
+                ProbeWrite::SliceComputed => {
+                    let position = ops.input(&format!("position_{index}"), TensorType::new(int32, [1u64]));
+                    let next = ops.add(position, Constant::int32s(&[1]));
+                    let [zeros, zero, ones, width] = [&[0, 0][..], &[0], &[1, 1], &[self.width as i32]]
+                        .map(|values| ops.integers("at", values));
+                    let begin = ops.concat(&[zeros, position, zero], 0);
+                    let end = ops.concat(&[ones, next, width], 0);
+                    let row = row(ops);
+                    ops.slice_update(old, row, begin, end)
+                }
+                ProbeWrite::SliceGiven => {
+                    let begin = ops.input(&format!("begin_{index}"), TensorType::new(int32, [4u64]));
+                    let end = ops.input(&format!("end_{index}"), TensorType::new(int32, [4u64]));
+                    let row = row(ops);
+                    ops.slice_update(old, row, begin, end)
+                }
+            };
+            ops.write_state(state, new);
+            let read = ops.read_state(state);
+            let read = ops.reduce_mean(read, &[2, 3], true);
+            x = ops.add(x, read);
+        }
+        x
+    }
+}
+
+/// A weight of `rows` by `columns`, and the scale of its rows where the form has one. Its numbers repeat after a prime
+/// number of steps: no two rows are alike.
+fn weight(
+    ops: &mut FunctionBuilder,
+    form: ProbeWeights,
+    rows: u64,
+    columns: u64,
+    name: &str,
+    flat: bool,
+) -> (ValueId, Option<ValueId>) {
+    let of = |sizes: [u64; 4]| if flat { sizes[..2].to_vec() } else { sizes.to_vec() };
+    let shape = of([rows, columns, 1, 1]);
+    let name = format!("weight_{name}");
+    let count = (rows * columns) as usize;
+    let size = 1.0 / (127.0 * (columns as f32).sqrt());
+    let step = |i: usize| ((i * 31) % 251) as i64 - 125;
+    let scales = |sizes: [u64; 4], factor: f32| {
+        let shape = of(sizes);
+        Constant::fp16_tensor(&shape, &vec![size * factor; shape.iter().product::<u64>() as usize])
+    };
+    let bytes = || (0..count).map(|i| step(i) as i8 as u8).collect::<Vec<u8>>();
+    // indices of so many bits, one after another from the low bits on
+    let indices = |bits: u32, of: fn(i64) -> i64| -> Vec<u8> {
+        let mut out = vec![0u8; (count * bits as usize).div_ceil(8)];
+        for i in 0..count {
+            let value = (of(step(i)) as u64) & ((1 << bits) - 1);
+            for bit in 0..bits as usize {
+                let at = i * bits as usize + bit;
+                out[at / 8] |= (((value >> bit) & 1) as u8) << (at % 8);
+            }
+        }
+        out
+    };
+    let typed = |dtype| TensorType::new(dtype, shape.iter().copied());
+    let shifted = |ops: &mut FunctionBuilder, dtype, bytes: Vec<u8>, scale: Constant| {
+        let data = Constant::literal(typed(dtype), bytes);
+        ops.op("constexpr_blockwise_shift_scale", &name, [("data", data), ("scale", scale)])
+    };
+    let palette = |ops: &mut FunctionBuilder, dtype, bits: u32, groups: u64, factor: f32| {
+        let of_step: fn(i64) -> i64 = match bits {
+            8 => |step| step + 128,
+            6 => |step| (step + 128) / 4,
+            _ => |step| (step + 128) / 16,
+        };
+        let data = Constant::literal(typed(dtype), indices(bits, of_step));
+        let entries = 1u64 << bits;
+        let width = 256.0 / entries as f32;
+        let table: Vec<f32> = (0..groups * entries)
+            .map(|i| ((i % entries) as f32 - entries as f32 / 2.0 + 0.5) * width * size * factor)
+            .collect();
+        let mut lut = of([groups, 1, 1, 1]);
+        lut.extend([entries, 1]);
+        ops.op("constexpr_lut_to_dense", &name, [("indices", data), ("lut", Constant::fp16_tensor(&lut, &table))])
+    };
+    let value = match form {
+        ProbeWeights::Fp16 => {
+            let values: Vec<f32> = (0..count).map(|i| step(i) as f32 * size).collect();
+            ops.constant(&name, Constant::fp16_tensor(&shape, &values))
+        }
+        ProbeWeights::Int8Tensor => shifted(ops, DataType::Int8, bytes(), scales([1, 1, 1, 1], 1.0)),
+        ProbeWeights::Int8Channel => shifted(ops, DataType::Int8, bytes(), scales([rows, 1, 1, 1], 1.0)),
+        ProbeWeights::Int8Block => shifted(ops, DataType::Int8, bytes(), scales([rows, columns / 32, 1, 1], 1.0)),
+        ProbeWeights::Int8ChannelAffine => {
+            let parts = [
+                ("quantized_data", Constant::literal(typed(DataType::Int8), bytes())),
+                ("zero_point", Constant::literal(TensorType::scalar(DataType::Int8), [0])),
+                ("scale", Constant::fp16_tensor(&[rows], &vec![size; rows as usize])),
+                ("axis", Constant::int32(0)),
+            ];
+            ops.op("constexpr_affine_dequantize", &name, parts)
+        }
+        ProbeWeights::Int4Channel => {
+            shifted(ops, DataType::Int4, indices(4, |step| step / 18), scales([rows, 1, 1, 1], 18.0))
+        }
+        ProbeWeights::Int4Block => {
+            shifted(ops, DataType::Int4, indices(4, |step| step / 18), scales([rows, columns / 32, 1, 1], 18.0))
+        }
+        ProbeWeights::Palette8 => palette(ops, DataType::Uint8, 8, 1, 1.0),
+        ProbeWeights::Palette6 => palette(ops, DataType::Uint6, 6, 1, 1.0),
+        ProbeWeights::Palette4 => palette(ops, DataType::Uint4, 4, 1, 1.0),
+        ProbeWeights::Palette4Grouped => palette(ops, DataType::Uint4, 4, rows / 16, 1.0),
+        ProbeWeights::Palette4RowScale => palette(ops, DataType::Uint4, 4, 1, 0.5),
+    };
+    let scale = (form == ProbeWeights::Palette4RowScale)
+        .then(|| ops.constant(&format!("{name}_rows"), Constant::fp16_tensor(&[1, rows, 1, 1], &vec![2.0; rows as usize])));
+    (value, scale)
+}

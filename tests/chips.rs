@@ -1,0 +1,74 @@
+//! Predictions, the search and experiments as a user meets them.
+
+use crate::common::folder;
+
+use folder::{json, run};
+
+#[test]
+fn what_a_search_finds_converts_and_passes_the_gates() {
+    let room = tempfile::tempdir().unwrap();
+    let (file, bundle) = (room.path().join("found.yaml"), room.path().join("demo.anec"));
+    let [file, bundle] = [&file, &bundle].map(|path| path.to_str().unwrap());
+    let (code, stdout, stderr) = run(&["plan", "-m", "demo", "--search", "--for", "m5,a17-pro", "--out", file]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("predicted for m5") && stdout.contains("predicted for a17-pro"), "{stdout}");
+    // a file that is there is somebody's
+    let (code, _, stderr) = run(&["plan", "-m", "demo", "--search", "--for", "m5", "--out", file]);
+    assert_eq!((code, stderr.contains("is there already")), (2, true), "{stderr}");
+    let (code, _, stderr) = run(&["convert", "-m", file, "--out", bundle]);
+    assert_eq!(code, 0, "{stderr}");
+    let gates = ["--structure", "--numerics", "--parity", "--golden", "demo/golden.safetensors", "--allow-unproven"];
+    let (code, stdout, stderr) = run(&[&["validate", bundle][..], &gates].concat());
+    assert_eq!(code, 0, "{stdout}{stderr}");
+
+    // both at once: the same bundle
+    let other = room.path().join("other.anec");
+    let (code, _, stderr) = run(&["convert", "-m", "demo", "--for", "m5,a17-pro", "--out", other.to_str().unwrap()]);
+    assert_eq!((code, stderr.contains("shards: the shortest path")), (0, true), "{stderr}");
+    let manifest = |bundle: &std::path::Path| json(&bundle.join("bundle.json"))["manifest"]["shards"].clone();
+    assert_eq!(manifest(&other), manifest(std::path::Path::new(bundle)));
+}
+
+#[test]
+fn a_plan_for_chips_predicts_and_says_that_it_does() {
+    let (code, stdout, stderr) = run(&["plan", "-m", "demo", "--for", "m4-max,m1@26", "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    let plan: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let predictions = plan["predictions"].as_array().unwrap();
+    assert_eq!(predictions.len(), 2);
+    assert_eq!((&predictions[1]["target"], &predictions[1]["evidence"]), (&"m1@26".into(), &"predicted".into()));
+    assert!(predictions[0]["contexts"][0]["decode_per_second"].as_f64().unwrap() > 1.0);
+    // rules about other chips and systems don't apply
+    let rules: Vec<&str> =
+        plan["forecast"].as_array().unwrap().iter().map(|finding| finding["rule"].as_str().unwrap()).collect();
+    assert!(rules.contains(&"unfolded-int8") && !rules.contains(&"stateful-m5"), "{rules:?}");
+    let (code, _, stderr) = run(&["plan", "-m", "demo", "--for", "m9"]);
+    assert_eq!((code, stderr.contains("no chip `m9` is known\nhelp: expected one of a14, a15")), (2, true), "{stderr}");
+}
+
+#[test]
+fn experiments_are_listed_anywhere_and_imported_anywhere() {
+    let (code, stdout, _) = run(&["doctor", "--experiments"]);
+    assert_eq!((code, stdout.contains("weights-int4-block")), (0, true));
+    let room = tempfile::tempdir().unwrap();
+    let file = room.path().join("probe.json");
+    let report = r#"{"schema_version": 1, "anec_version": "0.1.0", "date": "2026-11-22T10:00:00Z",
+        "machine": {"model": "Mac16,8", "chip": "Apple M4 Pro", "os_version": "26.1", "os_build": "25B1", "neural_engine_cores": 16},
+        "outcomes": [
+            {"experiment": "state-four", "size": "tiny", "outcome": {"kind": "failed", "said": "Program Inference error", "codes": ["11"]}},
+            {"experiment": "depthwise", "size": "tiny", "outcome": {"kind": "resident", "compute_ops": 5, "on_neural_engine": 5}}]}"#;
+    std::fs::write(&file, report).unwrap();
+    let (code, stdout, stderr) = run(&["doctor", "--import", file.to_str().unwrap()]);
+    assert_eq!(code, 0, "{stderr}");
+    insta::assert_snapshot!(stdout);
+}
+
+#[cfg(not(target_os = "macos"))]
+#[test]
+fn experiments_need_a_mac() {
+    let room = tempfile::tempdir().unwrap();
+    let file = room.path().join("probe.json");
+    let (code, _, stderr) = run(&["doctor", "--probe", file.to_str().unwrap()]);
+    assert_eq!((code, file.exists()), (5, false), "{stderr}");
+    assert!(stderr.starts_with("error: Core ML isn't here: it is part of macOS"), "{stderr}");
+}
