@@ -70,7 +70,10 @@ impl Codes {
         let next = self.files.len();
         let key = (target.key.clone(), target.channels);
         let mut calibrated = Calibrated::default();
-        if target.format.weights.palette_bits().is_some() {
+        let x = std::env::var("X_PAL").unwrap_or_default();
+        let moments: Vec<f32> = if x == "sqrt" { moments.iter().map(|m| m.sqrt()).collect() } else { moments.to_vec() };
+        let moments = &moments[..];
+        if x != "none" && target.format.weights.palette_bits().is_some() {
             calibrated.moments = Some(self.moments.entry(key.clone()).or_insert_with(|| moments.into()).clone());
         }
         let grids = CodedWeight::new(target.weight.clone(), target.format, Overflow::Saturate, &calibrated);

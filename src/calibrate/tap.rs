@@ -102,15 +102,23 @@ impl Tap<'_> {
 pub struct TappedWeight {
     value: ValueId,
     role: Role,
+    layer: Option<usize>,
     weight: SourceWeight,
     channels: u64,
 }
 
 /// Emits weights as they are and remembers which value each is.
 #[derive(Default)]
-struct Recorder(Vec<TappedWeight>);
+struct Recorder {
+    layer: Option<usize>,
+    weights: Vec<TappedWeight>,
+}
 
 impl EmitWeight for Recorder {
+    fn of_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,
@@ -123,7 +131,7 @@ impl EmitWeight for Recorder {
         let halves = Fp16::new(weight.clone(), Overflow::Saturate);
         let value = builder.constant(name, Constant::content(ty, Arc::new(halves)));
         let channels = shape.first().copied().unwrap_or(1);
-        self.0.push(TappedWeight { value, role, weight: weight.clone(), channels });
+        self.weights.push(TappedWeight { value, role, layer: self.layer, weight: weight.clone(), channels });
         Ok(value)
     }
 }
@@ -139,7 +147,7 @@ pub fn built(
 ) -> Result<(FunctionGraph, Vec<TappedWeight>)> {
     let mut recorder = Recorder::default();
     let graph = model.build(form, request, &mut recorder)?;
-    Ok((graph, recorder.0))
+    Ok((graph, recorder.weights))
 }
 
 /// The weights that a manifest quantizes, each once.
@@ -152,8 +160,8 @@ pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<Quant
     for package in &plan.packages {
         // the functions of a package have the same weights
         let (_, weights) = built(model, &plan.form, &package.functions[0])?;
-        for TappedWeight { role, weight, channels, .. } in weights {
-            let format = manifest.quant.of(role);
+        for TappedWeight { role, layer, weight, channels, .. } in weights {
+            let format = manifest.quant.of(role, layer);
             if format.weights == WeightFormat::None {
                 continue;
             }

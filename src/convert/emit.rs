@@ -16,6 +16,7 @@ use anec_source::SourceWeight;
 pub struct Emitter<'a> {
     quant: &'a Quant,
     chosen: Option<&'a dyn ChosenCodes>,
+    layer: Option<usize>,
     emitted: IndexMap<WeightKey, Emitted>,
 }
 
@@ -29,8 +30,14 @@ pub(super) struct WeightKey {
 }
 
 impl WeightKey {
-    pub(super) fn new(quant: &Quant, role: Role, weight: &SourceWeight, channels: u64) -> Self {
-        WeightKey { weight: weight.key(), channels, format: quant.of(role) }
+    pub(super) fn new(
+        quant: &Quant,
+        role: Role,
+        layer: Option<usize>,
+        weight: &SourceWeight,
+        channels: u64,
+    ) -> Self {
+        WeightKey { weight: weight.key(), channels, format: quant.of(role, layer) }
     }
 
     /// The parts of the weight.
@@ -67,7 +74,7 @@ struct Emitted {
 impl<'a> Emitter<'a> {
     /// An emitter for a new package.
     pub fn new(quant: &'a Quant) -> Self {
-        Emitter { quant, chosen: None, emitted: IndexMap::new() }
+        Emitter { quant, chosen: None, layer: None, emitted: IndexMap::new() }
     }
 
     /// With codes that were chosen before.
@@ -138,6 +145,10 @@ impl Emitter<'_> {
 }
 
 impl EmitWeight for Emitter<'_> {
+    fn of_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,
@@ -146,7 +157,7 @@ impl EmitWeight for Emitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
-        let key = WeightKey::new(self.quant, role, weight, shape.first().copied().unwrap_or(1));
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.first().copied().unwrap_or(1));
         let emitted = self.stored(key, role, weight, shape)?;
         let value = add(builder, name, shape, &emitted.stored);
         emitted.value.get_or_insert(value);
@@ -161,7 +172,7 @@ impl EmitWeight for Emitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<Option<ValueId>> {
-        let key = WeightKey::new(self.quant, role, weight, shape.iter().product());
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.iter().product());
         if !key.format.row_scale {
             return Ok(None);
         }

@@ -32,7 +32,7 @@ impl PackageSize {
         quant: &Quant,
         functions: &[FunctionRequest],
     ) -> Result<PackageSize> {
-        let mut emitter = DryEmitter { quant, emitted: HashMap::new() };
+        let mut emitter = DryEmitter { quant, layer: None, emitted: HashMap::new() };
         let functions = functions.iter().map(|request| Ok(model.build(form, request, &mut emitter)?.function));
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let default_function = functions.first().map(|f| f.name.clone()).unwrap_or_default();
@@ -45,6 +45,7 @@ impl PackageSize {
 /// Emits weights as [`Emitter`](super::emit::Emitter) does, without their bytes.
 struct DryEmitter<'a> {
     quant: &'a Quant,
+    layer: Option<usize>,
     emitted: HashMap<WeightKey, Stored>,
 }
 
@@ -63,6 +64,10 @@ impl DryEmitter<'_> {
 }
 
 impl EmitWeight for DryEmitter<'_> {
+    fn of_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,
@@ -71,7 +76,7 @@ impl EmitWeight for DryEmitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
-        let key = WeightKey::new(self.quant, role, weight, shape.first().copied().unwrap_or(1));
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.first().copied().unwrap_or(1));
         Ok(add(builder, name, shape, self.stored(key, weight)))
     }
 
@@ -83,7 +88,7 @@ impl EmitWeight for DryEmitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<Option<ValueId>> {
-        let key = WeightKey::new(self.quant, role, weight, shape.iter().product());
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.iter().product());
         Ok(add_row_scale(builder, name, shape, self.stored(key, weight)))
     }
 }

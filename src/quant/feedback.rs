@@ -67,7 +67,10 @@ impl ErrorFeedback {
         live.sort_by(f64::total_cmp);
         let Some(median) = live.get(live.len() / 2) else { return Ok(ErrorFeedback { order, factor: None }) };
         // what rounding of the moments leaves of singular ones can need more
-        for damping in [DAMPING, 10.0 * DAMPING, 100.0 * DAMPING] {
+        let env = |n: &str, d: f64| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
+        let lambda = env("X_DAMP", DAMPING);
+        let median = &(median * env("X_MED", 1.0));
+        for damping in [lambda, 10.0 * lambda, 100.0 * lambda] {
             let damped: Vec<f64> =
                 diagonal.iter().map(|value| f64::from(*value) * (1.0 + damping) + damping * median).collect();
             let units: Vec<f64> = damped.iter().map(|value| value.sqrt()).collect();
