@@ -101,10 +101,14 @@ impl Tap<'_> {
 /// A weight in a function: its value there, and what it is.
 pub struct TappedWeight {
     value: ValueId,
-    role: Role,
-    layer: Option<usize>,
-    weight: SourceWeight,
-    channels: u64,
+    /// What it does.
+    pub role: Role,
+    /// Its layer; none in the head.
+    pub layer: Option<usize>,
+    /// The weight.
+    pub weight: SourceWeight,
+    /// Output channels.
+    pub channels: u64,
 }
 
 /// Emits weights as they are and remembers which value each is.

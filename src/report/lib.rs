@@ -23,6 +23,7 @@ mod markdown;
 mod planned;
 mod plot;
 mod residency;
+mod sensitivities;
 
 pub use conversion::conversion;
 pub use culprit::culprit;
@@ -32,6 +33,7 @@ pub use html::html;
 pub use junit::junit;
 pub use markdown::markdown;
 pub use planned::{manifests, plan, plan_json, transforms};
+pub use sensitivities::{sensitivities, sensitivities_svg};
 
 /// Bytes in the unit that suits them: `2.0 kB`, `250.0 MB` (powers of 1000).
 pub fn bytes(count: u64) -> String {
