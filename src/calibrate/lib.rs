@@ -165,9 +165,7 @@ impl Run<'_> {
         self.most_moments = self.most_moments.max(together + largest.unwrap_or(0));
         for (tap, moments) in job.taps.iter().zip(all) {
             let parts = moments.len() as u64;
-            let of_columns = tap.column_moments(&moments);
-            let drafts: Vec<Draft<'_>> =
-                tap.targets.iter().map(|target| self.codes.begin(target, &of_columns)).collect();
+            let drafts: Vec<Draft<'_>> = tap.targets.iter().map(|target| self.codes.begin(target)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
                 let feedback = ErrorFeedback::of(moments.sums()).map_err(|error| CalibrateError::Moments {
                     package: job.package.name.clone(),

@@ -11,8 +11,6 @@ use anec_mil::{Binding, Constant, DataType, Function, FunctionBuilder, Op, Tenso
 use anec_quant::Fp16;
 use anec_source::SourceWeight;
 
-use super::moments::SecondMoments;
-
 /// Input channels from which on moments aren't kept: they would take gigabytes.
 const WIDEST: usize = 16384;
 
@@ -69,23 +67,6 @@ impl Tap<'_> {
         match self.tokens {
             TapTokens::All => 1,
             TapTokens::Before { experts, .. } | TapTokens::Inside { experts } => experts,
-        }
-    }
-
-    /// How much each column of the weights counts, by the moments of every expert, or of all. What an expert without tokens
-    /// would be given is the mean of the others.
-    pub fn column_moments(&self, parts: &[SecondMoments]) -> Vec<f32> {
-        let parts: Vec<Vec<f32>> = parts.iter().map(SecondMoments::of_channels).collect();
-        match self.tokens {
-            TapTokens::All | TapTokens::Before { .. } => {
-                (0..self.channels).map(|column| parts.iter().map(|part| part[column]).sum()).collect()
-            }
-            TapTokens::Inside { .. } => {
-                let live: Vec<f32> = parts.iter().flatten().copied().filter(|moment| *moment > 0.0).collect();
-                let mean = live.iter().sum::<f32>() / live.len().max(1) as f32;
-                let dead = |part: &[f32]| part.iter().all(|moment| *moment == 0.0);
-                parts.into_iter().flat_map(|part| if dead(&part) { vec![mean; part.len()] } else { part }).collect()
-            }
         }
     }
 

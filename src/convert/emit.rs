@@ -9,7 +9,7 @@ use anec_base::Result;
 use anec_family::EmitWeight;
 use anec_manifest::{Int8Op, NumberFormat, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{Calibrated, ChosenCodes, CodedWeight, Fp16, ReadCodes, RoundingError, WeightLayout};
+use anec_quant::{ChosenCodes, CodedWeight, Fp16, ReadCodes, Rounding, RoundingError, WeightLayout};
 use anec_source::SourceWeight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
@@ -127,15 +127,10 @@ impl Emitter<'_> {
         } else {
             // rows are output channels
             let rows = weight.reshape(&[layout.rows, layout.columns])?;
-            let mut calibrated = Calibrated::default();
-            if let Some(chosen) = self.chosen {
-                calibrated.moments = chosen.moments(&key.weight, key.channels);
-                if let Some(file) = chosen.codes(&key.weight, key.channels)? {
-                    let codes = ReadCodes::new(file, &key.weight, layout.rows, layout.columns)?;
-                    calibrated.rounding = Some(Arc::new(codes));
-                }
-            }
-            let coded = CodedWeight::new(rows, key.format, overflow, &calibrated);
+            let file = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))?;
+            let codes = file.map(|file| ReadCodes::new(file, &key.weight, layout.rows, layout.columns)).transpose()?;
+            let rounding = codes.map(|codes| Arc::new(codes) as Arc<dyn Rounding>);
+            let coded = CodedWeight::new(rows, key.format, overflow, rounding);
             let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());
             (Stored { layout, op: key.format.op, data: coded.data(), scale, palette, row_scale }, coded.measures())
         };
