@@ -24,6 +24,7 @@ mod pack;
 mod perplexity;
 mod plan;
 mod progress;
+mod quant;
 mod redact;
 mod run;
 mod sampling;
@@ -95,6 +96,8 @@ enum Verb {
     Demo(demo::DemoArgs),
     /// Shows what a conversion would emit, without reading weights
     Plan(plan::PlanArgs),
+    /// Measures what number formats cost, role by role and layer by layer, and chooses them under a budget
+    Quant(quant::QuantArgs),
     /// Shows what is in a source, a package or a bundle
     Inspect(inspect::InspectArgs),
     /// Compiles the packages of a bundle (on a Mac)
@@ -132,6 +135,7 @@ impl Verb {
             Verb::Golden(args) => args.run(),
             Verb::Demo(args) => args.run(),
             Verb::Plan(args) => args.run(),
+            Verb::Quant(args) => args.run(),
             Verb::Inspect(args) => args.run(),
             Verb::Compile(args) => args.run(),
             Verb::Pack(args) => args.run(),

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use anec_base::progress::{Progress, ProgressEvent};
 use anec_base::{FileError, Result};
-use anec_calibrate::calibrate;
-use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, open};
+use anec_calibrate::sensitivity::{self, SensitivityOptions};
+use anec_calibrate::{Planned, Sensitivities, calibrate, plan};
+use anec_convert::report::FILE_NAME as REPORT;
+use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, files, open};
 use anec_exec::Precision;
-use anec_manifest::{Manifest, Numerics, Quant, ResidualScale, WeightFormat};
+use anec_manifest::{Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
 use anec_runtime::LoadedModel;
 use anec_validate::numerics::residual_scale;
 use anec_validate::prompts;
@@ -89,8 +91,8 @@ impl Converter {
     }
 
     /// Converts. An interrupted conversion goes on where it was. Where the manifest says `numerics.scale: auto`, the scale
-    /// of the residual stream is measured first; where it says `quant.feedback: gptq`, the codes of weights are chosen by
-    /// a calibration text.
+    /// of the residual stream is measured first; where it has a `quant.plan`, formats are chosen by what the model loses by
+    /// each; where it says `quant.feedback: gptq`, the codes of weights are chosen by a calibration text.
     ///
     /// # Errors
     /// Anything that is wrong with the source, the manifest, the output folder or the disk.
@@ -98,6 +100,11 @@ impl Converter {
         let mut manifest = self.manifest.clone();
         if manifest.numerics.scale == Some(ResidualScale::Auto) {
             manifest.numerics.scale = Some(ResidualScale::Factor(self.measured_scale()?));
+        }
+        let mut plan = None;
+        if let Some(budget) = manifest.quant.plan {
+            let planned = self.planned(&manifest, budget)?;
+            (manifest, plan) = (planned.manifest, Some(planned.report));
         }
         let calibrated = manifest.clone();
         let options = ConvertOptions {
@@ -107,12 +114,46 @@ impl Converter {
             compile: self.compile,
             progress: self.progress.clone(),
         };
-        if !calibrated.quant.is_calibrated() {
-            return convert(&options);
+        let mut outcome = if calibrated.quant.is_calibrated() {
+            // the codes are read from here until the bundle is there
+            let scratch = scratch_beside(self.out.as_deref(), ".anec-calibration-")?;
+            convert_chosen(&options, &|| calibrate(&calibrated, scratch.path(), &self.progress))?
+        } else {
+            convert(&options)?
+        };
+        if let (Outcome::Written(written), Some(_)) = (&mut outcome, &plan) {
+            written.report.plan = plan;
+            files::write_json(&written.path.join(REPORT), &written.report)?;
         }
-        // the codes are read from here until the bundle is there
-        let scratch = scratch_beside(self.out.as_deref(), ".anec-calibration-")?;
-        convert_chosen(&options, &|| calibrate(&calibrated, scratch.path(), &self.progress))
+        Ok(outcome)
+    }
+
+    /// What the model loses by each number format of each role and layer. What was measured is kept in a file,
+    /// [`saved`](Self::saved), and read back from there.
+    ///
+    /// # Errors
+    /// When the source can't be converted, the calibration text can't be read, or the file can't be written.
+    pub fn sensitivities(&self, formats: &[QuantOverride], tokens: usize) -> Result<Sensitivities> {
+        let scratch = scratch_beside(self.out.as_deref(), ".anec-sensitivities-")?;
+        let options = SensitivityOptions { formats, tokens, saved: &self.saved()? };
+        sensitivity::measure(&self.manifest, &options, scratch.path(), &self.progress)
+    }
+
+    /// The file that keeps what formats cost: `NAME.sensitivities.json` beside the bundle.
+    ///
+    /// # Errors
+    /// When the manifest has neither name nor source.
+    pub fn saved(&self) -> Result<PathBuf> {
+        let named = || self.manifest.source.as_deref().map(open::name_of);
+        let name = self.manifest.name.clone().or_else(named).ok_or(anec_convert::ConvertError::NoSource)?;
+        Ok(beside(self.out.as_deref()).join(format!("{name}.sensitivities.json")))
+    }
+
+    /// The manifest with the formats that its budget allows.
+    fn planned(&self, manifest: &Manifest, budget: QuantPlan) -> Result<Planned> {
+        let converter = Converter { manifest: manifest.clone(), ..self.clone() };
+        let measured = converter.sensitivities(&sensitivity::FORMATS, sensitivity::TOKENS)?;
+        plan::plan(manifest, budget, &measured)
     }
 
     /// The residual scale that the model needs: its weights, not quantized, run in f32 over anec's own text. They go
@@ -132,16 +173,21 @@ impl Converter {
     }
 }
 
+/// The folder that a file is in.
+fn beside(path: Option<&Path>) -> &Path {
+    path.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// A folder beside a file that is to be written, removed when it is dropped.
 pub(crate) fn scratch_beside(path: Option<&Path>, prefix: &str) -> Result<tempfile::TempDir> {
-    let folder = path.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = beside(path);
     let scratch = tempfile::Builder::new().prefix(prefix).tempdir_in(folder);
     Ok(scratch.map_err(FileError::of(folder, "create a folder in"))?)
 }
 
 /// The model of a source without quantization, on the CPU in f32, through a bundle in `scratch`.
 pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Arc<LoadedModel>> {
-    let quant = Quant { weights: WeightFormat::None, overrides: Default::default(), ..manifest.quant.clone() };
+    let quant = Quant { weights: WeightFormat::None, overrides: Default::default(), layers: Vec::new(), plan: None, ..manifest.quant.clone() };
     let folder = scratch.join("bundle");
     convert(&ConvertOptions {
         manifest: Manifest { quant, ..manifest.clone() },

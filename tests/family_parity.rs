@@ -452,7 +452,7 @@ fn transforms_keep_the_function() {
         for list in &lists {
             let name = format!("{} {list:?}", case["name"]);
             let mut model = open();
-            model.transform(list, None).expect("transforms");
+            model.transform(list).expect("transforms");
             let done: Vec<Transform> = model.transformed().done;
             for transform in list {
                 assert_eq!(done.contains(transform), model.permits(*transform).is_ok(), "{name}: {done:?}");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anec_base::{FileError, MappedFile, Result};
 use anec_manifest::Overflow;
-use anec_quant::{Calibrated, ChosenCodes, CodedWeight, ErrorFeedback};
+use anec_quant::{ChosenCodes, CodedWeight, ErrorFeedback};
 use ndarray::{Axis, Slice};
 
 use super::tap::QuantTarget;
@@ -21,8 +21,6 @@ const AT_A_TIME: u64 = 1 << 23;
 pub struct Codes {
     folder: PathBuf,
     files: BTreeMap<(String, u64), PathBuf>,
-    /// By what palettes were weighted.
-    moments: BTreeMap<(String, u64), Arc<[f32]>>,
     bytes: u64,
 }
 
@@ -47,7 +45,7 @@ impl Codes {
     /// When it can't be made.
     pub fn new(folder: PathBuf) -> Result<Self> {
         std::fs::create_dir(&folder).map_err(FileError::of(&folder, "create"))?;
-        Ok(Codes { folder, files: BTreeMap::new(), moments: BTreeMap::new(), bytes: 0 })
+        Ok(Codes { folder, files: BTreeMap::new(), bytes: 0 })
     }
 
     /// Weights that codes were chosen for.
@@ -65,15 +63,11 @@ impl Codes {
         self.files.contains_key(&(key.to_owned(), channels))
     }
 
-    /// Begins a weight. `moments` are the means of the squares of its columns' inputs, by which a palette is weighted.
-    pub fn begin<'a>(&mut self, target: &'a QuantTarget, moments: &[f32]) -> Draft<'a> {
+    /// Begins a weight.
+    pub fn begin<'a>(&mut self, target: &'a QuantTarget) -> Draft<'a> {
         let next = self.files.len();
         let key = (target.key.clone(), target.channels);
-        let mut calibrated = Calibrated::default();
-        if target.format.weights.palette_bits().is_some() {
-            calibrated.moments = Some(self.moments.entry(key.clone()).or_insert_with(|| moments.into()).clone());
-        }
-        let grids = CodedWeight::new(target.weight.clone(), target.format, Overflow::Saturate, &calibrated);
+        let grids = CodedWeight::new(target.weight.clone(), target.format, Overflow::Saturate, None);
         let path = self.files.entry(key).or_insert_with(|| self.folder.join(format!("{next}.bin"))).clone();
         Draft { target, grids, path }
     }
@@ -121,9 +115,5 @@ impl ChosenCodes for Codes {
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>> {
         let path = self.files.get(&(key.to_owned(), channels));
         Ok(path.map(|path| MappedFile::open(path)).transpose()?.map(Arc::new))
-    }
-
-    fn moments(&self, key: &str, channels: u64) -> Option<Arc<[f32]>> {
-        self.moments.get(&(key.to_owned(), channels)).cloned()
     }
 }

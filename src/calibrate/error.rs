@@ -10,11 +10,24 @@ use anec_quant::QuantError;
 #[non_exhaustive]
 pub enum CalibrateError {
     /// It isn't a model that a text runs through from left to right.
-    #[error("`quant.feedback: gptq`: a token classifier can't be calibrated")]
-    LabelsTokens,
+    #[error("`quant.{0}`: a token classifier can't be calibrated")]
+    LabelsTokens(&'static str),
     /// Layers pass more to each other than hidden states.
-    #[error("`quant.feedback: gptq`: a model whose routers pass on what they gather can't be calibrated")]
-    Router,
+    #[error("`quant.{0}`: a model whose routers pass on what they gather can't be calibrated")]
+    Router(&'static str),
+    /// No formats of those that there are keep within the budget.
+    #[error("`quant.plan.{key}`: {asked} is less than the formats allow, expected at least {least:.4}")]
+    Budget {
+        /// The budget's key.
+        key: &'static str,
+        /// What was asked for.
+        asked: f64,
+        /// What the formats allow.
+        least: f64,
+    },
+    /// Every projection has a format already.
+    #[error("`quant.plan`: `quant.overrides` and `quant.layers` name every projection, so that nothing is left to choose")]
+    NothingToChoose,
     /// The text has no tokens.
     #[error("calibration text {}: it has no tokens", .0.display())]
     NoTokens(PathBuf),
@@ -33,14 +46,23 @@ pub enum CalibrateError {
 impl Diagnostic for CalibrateError {
     fn fault(&self) -> Fault {
         match self {
-            CalibrateError::LabelsTokens | CalibrateError::Router | CalibrateError::NoTokens(_) => Fault::Usage,
+            CalibrateError::LabelsTokens(_)
+            | CalibrateError::Router(_)
+            | CalibrateError::NoTokens(_)
+            | CalibrateError::Budget { .. }
+            | CalibrateError::NothingToChoose => Fault::Usage,
             CalibrateError::Moments { .. } => Fault::Source,
         }
     }
 
     fn help(&self) -> Option<String> {
         match self {
-            CalibrateError::LabelsTokens | CalibrateError::Router => Some("use `quant.feedback: none`".into()),
+            CalibrateError::LabelsTokens(key) | CalibrateError::Router(key) => {
+                let key = key.split(':').next().unwrap_or(key);
+                Some(format!("leave `quant.{key}` out"))
+            }
+            CalibrateError::Budget { .. } => Some("ask for that, or let `anec quant` show what each format costs".into()),
+            CalibrateError::NothingToChoose => Some("remove overrides, or the plan".into()),
             CalibrateError::NoTokens(_) => Some("name another text, or leave `calibration.text` at builtin".into()),
             CalibrateError::Moments { error, .. } => error.help(),
         }

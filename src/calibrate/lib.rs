@@ -13,12 +13,22 @@
 //! | `moments` | second moments |
 //! | `watch` | a backend that adds up the moments of what it runs |
 //! | `codes` | the codes, in files |
+//! | `plain` | the model as it is not quantized, in packages of one layer |
+//! | [`sensitivity`] | what the model loses by each number format of each role and layer |
+//! | `patched` | a backend one of whose functions is another |
+//! | `budget` | the best formats under a budget |
+//! | [`plan`] | a manifest with these formats |
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod codes;
 mod error;
 mod moments;
+mod patched;
+mod plain;
+pub mod plan;
+pub mod sensitivity;
 mod tap;
 pub mod text;
 mod watch;
@@ -31,26 +41,24 @@ use anec_base::{Progress, Result};
 use anec_bundle::{Bundle, Port, Stage};
 use anec_convert::open::{open, resolve};
 use anec_convert::plan::PackagePlan;
-use anec_convert::{CalibrationReport, Chosen, ConvertOptions, ConvertPlan, convert};
+use anec_convert::{CalibrationReport, Chosen};
 use anec_exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec_family::{FamilyModel, LoweringOptions};
-use anec_manifest::{
-    Contexts, ExpertsForm, KvWrite, Lengths, LinearForm, LmHead, Manifest, Quant, Shards, Transforms, WeightFormat,
-};
+use anec_manifest::Manifest;
 use anec_mil::Function;
 use anec_quant::ErrorFeedback;
-use anec_runtime::host::TokenRun;
 use anec_runtime::inputs::{shape_of, shaped};
 use anec_runtime::{Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, LoadedModel, ObservedBackend, PackageStore};
 
 use codes::{Codes, Draft};
 pub use error::CalibrateError;
 use moments::SecondMoments;
+use plain::{PlainModel, WINDOW};
+pub use plan::Planned;
+pub use sensitivity::Sensitivities;
 use tap::{QuantTarget, Tap, TapTokens, targets};
 use watch::MomentLog;
 
-/// Tokens of one piece of the text: its own text for the model, which sees nothing before it.
-const WINDOW: u64 = 512;
 /// The codes that a manifest's calibration text chooses. `scratch` is an empty folder for the model's weights and the
 /// codes, which are read from there until the conversion is over.
 ///
@@ -58,36 +66,23 @@ const WINDOW: u64 = 512;
 /// When the source can't be converted, the text can't be read, or a function fails.
 pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Chosen> {
     let begin = Instant::now();
-    let opened = open(manifest)?;
-    let facts = opened.model.facts();
-    if facts.is_bidirectional() {
-        return Err(CalibrateError::LabelsTokens.into());
+    if open(manifest)?.model.facts().is_bidirectional() {
+        return Err(CalibrateError::LabelsTokens("feedback: gptq").into());
     }
-    let transforms = Transforms::List(opened.model.transformed().done);
-    let plain = Manifest { transforms, ..unquantized(manifest, facts.num_layers) };
-    let folder = scratch.join("bundle");
-    convert(&ConvertOptions {
-        manifest: plain.clone(),
-        out: Some(folder.clone()),
-        force: false,
-        compile: false,
-        progress: progress.clone(),
-    })?;
-    let bundle = Bundle::read(&folder)?;
-    let texts = text::windows(&manifest.calibration, &bundle, &folder, WINDOW as usize)?;
-    let host = Arc::new(HostTables::open(&bundle, &folder)?);
-    let plan = ConvertPlan::new(&resolve(&plain, &opened.source, &*opened.model), &*opened.model)?;
+    let plain = PlainModel::new(manifest, scratch, progress)?;
+    let PlainModel { opened, plan, bundle, folder, host } = &plain;
+    let texts = text::windows(&manifest.calibration, bundle, folder, WINDOW as usize)?;
     let mut run = Run {
         model: &*opened.model,
         form: &plan.form,
-        bundle: &bundle,
-        folder: &folder,
-        host,
+        bundle,
+        folder,
+        host: host.clone(),
         codes: Codes::new(scratch.join("codes"))?,
         hidden: Vec::new(),
         most_moments: 0,
     };
-    run.hidden = texts.iter().map(|tokens| run.embedded(tokens)).collect::<Result<_>>()?;
+    run.hidden = texts.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<_>>()?;
     let tokens: u64 = texts.iter().map(|tokens| tokens.len() as u64).sum();
     let targets = targets(&resolve(manifest, &opened.source, &*opened.model), &*opened.model)?;
     let jobs = plan.packages.iter().map(|package| run.job(package, &targets, tokens)).collect::<Result<Vec<_>>>()?;
@@ -119,23 +114,6 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
     Ok(Chosen { codes: Box::new(run.codes), report })
 }
 
-/// The manifest of the model that the text runs through: its own weights, a layer in each package, calls of a window.
-fn unquantized(manifest: &Manifest, layers: usize) -> Manifest {
-    let layers = Some((0..layers).map(|layer| [layer, layer + 1]).collect());
-    Manifest {
-        quant: Quant { weights: WeightFormat::None, overflow: manifest.quant.overflow, ..Quant::default() },
-        context: Contexts::One(WINDOW),
-        lengths: Lengths::Range([1, WINDOW]),
-        kv_write: Some(KvWrite::Mask),
-        linear: LinearForm::Conv,
-        experts: ExpertsForm::default(),
-        // no limit: nobody loads these packages but the executor
-        shards: Shards { max_mb: 1e9, layers, max_experts: None },
-        lm_head: LmHead::default(),
-        ..manifest.clone()
-    }
-}
-
 /// A package whose inputs are looked at.
 struct Job<'a> {
     package: &'a PackagePlan,
@@ -159,15 +137,6 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What enters the first layer, as the source's model has it.
-    fn embedded(&self, tokens: &[u32]) -> Result<Vec<f32>> {
-        let (width, count) = (self.bundle.model.hidden_size as usize, tokens.len());
-        let mut columns = vec![0.0; width * count];
-        self.host.embed(TokenRun { tokens, types: &[], position: 0 }, count, &mut columns)?;
-        let rows: Vec<f32> = (0..width * count).map(|i| columns[i % width * count + i / width]).collect();
-        Ok(HiddenFrame::new(&self.bundle.model, &self.host).leave(&rows))
-    }
-
     /// What is to be done for a package: the weights whose inputs are seen in it.
     fn job<'a>(&self, package: &'a PackagePlan, targets: &'a [QuantTarget], tokens: u64) -> Result<Job<'a>> {
         let (graph, emitted) = tap::built(self.model, self.form, &package.functions[0])?;
@@ -196,9 +165,7 @@ impl Run<'_> {
         self.most_moments = self.most_moments.max(together + largest.unwrap_or(0));
         for (tap, moments) in job.taps.iter().zip(all) {
             let parts = moments.len() as u64;
-            let of_columns = tap.column_moments(&moments);
-            let drafts: Vec<Draft<'_>> =
-                tap.targets.iter().map(|target| self.codes.begin(target, &of_columns)).collect();
+            let drafts: Vec<Draft<'_>> = tap.targets.iter().map(|target| self.codes.begin(target)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
                 let feedback = ErrorFeedback::of(moments.sums()).map_err(|error| CalibrateError::Moments {
                     package: job.package.name.clone(),
@@ -234,7 +201,7 @@ impl Run<'_> {
         for hidden in &mut self.hidden {
             let mut session = model.start((hidden.len() / width) as u64)?;
             if !session.stands_alone(part) {
-                return Err(CalibrateError::Router.into());
+                return Err(CalibrateError::Router("feedback: gptq").into());
             }
             let mut left = session.force_layers(part, hidden, Hidden::BetweenFunctions, &Chunking::Largest)?;
             *hidden = std::mem::take(&mut left[end]);

@@ -32,11 +32,6 @@ impl SecondMoments {
         self.sums.view()
     }
 
-    /// The second moment of each channel: the diagonal.
-    pub fn of_channels(&self) -> Vec<f32> {
-        self.sums.diag().to_vec()
-    }
-
     /// Bytes that they take.
     pub fn bytes(&self) -> u64 {
         4 * self.sums.len() as u64

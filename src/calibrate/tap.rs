@@ -11,8 +11,6 @@ use anec_mil::{Binding, Constant, DataType, Function, FunctionBuilder, Op, Tenso
 use anec_quant::Fp16;
 use anec_source::SourceWeight;
 
-use super::moments::SecondMoments;
-
 /// Input channels from which on moments aren't kept: they would take gigabytes.
 const WIDEST: usize = 16384;
 
@@ -72,23 +70,6 @@ impl Tap<'_> {
         }
     }
 
-    /// How much each column of the weights counts, by the moments of every expert, or of all. What an expert without tokens
-    /// would be given is the mean of the others.
-    pub fn column_moments(&self, parts: &[SecondMoments]) -> Vec<f32> {
-        let parts: Vec<Vec<f32>> = parts.iter().map(SecondMoments::of_channels).collect();
-        match self.tokens {
-            TapTokens::All | TapTokens::Before { .. } => {
-                (0..self.channels).map(|column| parts.iter().map(|part| part[column]).sum()).collect()
-            }
-            TapTokens::Inside { .. } => {
-                let live: Vec<f32> = parts.iter().flatten().copied().filter(|moment| *moment > 0.0).collect();
-                let mean = live.iter().sum::<f32>() / live.len().max(1) as f32;
-                let dead = |part: &[f32]| part.iter().all(|moment| *moment == 0.0);
-                parts.into_iter().flat_map(|part| if dead(&part) { vec![mean; part.len()] } else { part }).collect()
-            }
-        }
-    }
-
     /// Multiplications that its moments, their factors and its codes take, about.
     pub fn cost(&self, tokens: u64) -> f64 {
         let n = self.channels as f64;
@@ -101,16 +82,28 @@ impl Tap<'_> {
 /// A weight in a function: its value there, and what it is.
 pub struct TappedWeight {
     value: ValueId,
-    role: Role,
-    weight: SourceWeight,
-    channels: u64,
+    /// What it does.
+    pub role: Role,
+    /// Its layer; none in the head.
+    pub layer: Option<usize>,
+    /// The weight.
+    pub weight: SourceWeight,
+    /// Output channels.
+    pub channels: u64,
 }
 
 /// Emits weights as they are and remembers which value each is.
 #[derive(Default)]
-struct Recorder(Vec<TappedWeight>);
+struct Recorder {
+    layer: Option<usize>,
+    weights: Vec<TappedWeight>,
+}
 
 impl EmitWeight for Recorder {
+    fn of_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,
@@ -123,7 +116,7 @@ impl EmitWeight for Recorder {
         let halves = Fp16::new(weight.clone(), Overflow::Saturate);
         let value = builder.constant(name, Constant::content(ty, Arc::new(halves)));
         let channels = shape.first().copied().unwrap_or(1);
-        self.0.push(TappedWeight { value, role, weight: weight.clone(), channels });
+        self.weights.push(TappedWeight { value, role, layer: self.layer, weight: weight.clone(), channels });
         Ok(value)
     }
 }
@@ -139,7 +132,7 @@ pub fn built(
 ) -> Result<(FunctionGraph, Vec<TappedWeight>)> {
     let mut recorder = Recorder::default();
     let graph = model.build(form, request, &mut recorder)?;
-    Ok((graph, recorder.0))
+    Ok((graph, recorder.weights))
 }
 
 /// The weights that a manifest quantizes, each once.
@@ -152,8 +145,8 @@ pub fn targets(manifest: &Manifest, model: &dyn FamilyModel) -> Result<Vec<Quant
     for package in &plan.packages {
         // the functions of a package have the same weights
         let (_, weights) = built(model, &plan.form, &package.functions[0])?;
-        for TappedWeight { role, weight, channels, .. } in weights {
-            let format = manifest.quant.of(role);
+        for TappedWeight { role, layer, weight, channels, .. } in weights {
+            let format = manifest.quant.of(role, layer);
             if format.weights == WeightFormat::None {
                 continue;
             }

@@ -9,13 +9,14 @@ use anec_base::Result;
 use anec_family::EmitWeight;
 use anec_manifest::{Int8Op, NumberFormat, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{Calibrated, ChosenCodes, CodedWeight, Fp16, ReadCodes, RoundingError, WeightLayout};
+use anec_quant::{ChosenCodes, CodedWeight, Fp16, ReadCodes, Rounding, RoundingError, WeightLayout};
 use anec_source::SourceWeight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
 pub struct Emitter<'a> {
     quant: &'a Quant,
     chosen: Option<&'a dyn ChosenCodes>,
+    layer: Option<usize>,
     emitted: IndexMap<WeightKey, Emitted>,
 }
 
@@ -29,8 +30,14 @@ pub(super) struct WeightKey {
 }
 
 impl WeightKey {
-    pub(super) fn new(quant: &Quant, role: Role, weight: &SourceWeight, channels: u64) -> Self {
-        WeightKey { weight: weight.key(), channels, format: quant.of(role) }
+    pub(super) fn new(
+        quant: &Quant,
+        role: Role,
+        layer: Option<usize>,
+        weight: &SourceWeight,
+        channels: u64,
+    ) -> Self {
+        WeightKey { weight: weight.key(), channels, format: quant.of(role, layer) }
     }
 
     /// The parts of the weight.
@@ -67,7 +74,7 @@ struct Emitted {
 impl<'a> Emitter<'a> {
     /// An emitter for a new package.
     pub fn new(quant: &'a Quant) -> Self {
-        Emitter { quant, chosen: None, emitted: IndexMap::new() }
+        Emitter { quant, chosen: None, layer: None, emitted: IndexMap::new() }
     }
 
     /// With codes that were chosen before.
@@ -120,15 +127,10 @@ impl Emitter<'_> {
         } else {
             // rows are output channels
             let rows = weight.reshape(&[layout.rows, layout.columns])?;
-            let mut calibrated = Calibrated::default();
-            if let Some(chosen) = self.chosen {
-                calibrated.moments = chosen.moments(&key.weight, key.channels);
-                if let Some(file) = chosen.codes(&key.weight, key.channels)? {
-                    let codes = ReadCodes::new(file, &key.weight, layout.rows, layout.columns)?;
-                    calibrated.rounding = Some(Arc::new(codes));
-                }
-            }
-            let coded = CodedWeight::new(rows, key.format, overflow, &calibrated);
+            let file = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))?;
+            let codes = file.map(|file| ReadCodes::new(file, &key.weight, layout.rows, layout.columns)).transpose()?;
+            let rounding = codes.map(|codes| Arc::new(codes) as Arc<dyn Rounding>);
+            let coded = CodedWeight::new(rows, key.format, overflow, rounding);
             let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());
             (Stored { layout, op: key.format.op, data: coded.data(), scale, palette, row_scale }, coded.measures())
         };
@@ -138,6 +140,10 @@ impl Emitter<'_> {
 }
 
 impl EmitWeight for Emitter<'_> {
+    fn of_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,
@@ -146,7 +152,7 @@ impl EmitWeight for Emitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
-        let key = WeightKey::new(self.quant, role, weight, shape.first().copied().unwrap_or(1));
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.first().copied().unwrap_or(1));
         let emitted = self.stored(key, role, weight, shape)?;
         let value = add(builder, name, shape, &emitted.stored);
         emitted.value.get_or_insert(value);
@@ -161,7 +167,7 @@ impl EmitWeight for Emitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<Option<ValueId>> {
-        let key = WeightKey::new(self.quant, role, weight, shape.iter().product());
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.iter().product());
         if !key.format.row_scale {
             return Ok(None);
         }

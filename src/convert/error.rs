@@ -18,6 +18,17 @@ pub enum ConvertError {
     /// Codes have to be chosen by a run of the model first.
     #[error("`quant.feedback: gptq` needs a calibration, which has not been made")]
     NotCalibrated,
+    /// Formats have to be chosen by measurement first.
+    #[error("`quant.plan` needs measurements, which have not been made")]
+    NotPlanned,
+    /// Formats of layers that the model doesn't have.
+    #[error("`quant.layers` goes on to layer {end}, but the model has {layers} layers")]
+    QuantLayers {
+        /// One past the last layer named.
+        end: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
     /// A layer is larger than a package may be.
     #[error("layer {layer} needs {megabytes:.1} MB of weights, more than the {limit} MB of `shards.max_mb`")]
     LayerTooLarge {
@@ -151,6 +162,8 @@ impl Diagnostic for ConvertError {
             ConvertError::NoSource
             | ConvertError::ScaleNotMeasured
             | ConvertError::NotCalibrated
+            | ConvertError::NotPlanned
+            | ConvertError::QuantLayers { .. }
             | ConvertError::LayerTooLarge { .. }
             | ConvertError::ExpertsInside { .. }
             | ConvertError::HeadTooLarge { .. }
@@ -176,6 +189,12 @@ impl Diagnostic for ConvertError {
             ConvertError::NoSource => "give --source PATH, or `source:` in the manifest".into(),
             ConvertError::NotCalibrated => {
                 "`anec convert` makes it; a library caller uses `Converter`, or `quant.feedback: none`".into()
+            }
+            ConvertError::NotPlanned => {
+                "`anec convert` makes them; a library caller uses `Converter`, or leaves the plan out".into()
+            }
+            ConvertError::QuantLayers { layers, .. } => {
+                format!("ranges are [first, one past the last]; the last one ends with {layers} at most")
             }
             ConvertError::ScaleNotMeasured => {
                 "`anec convert` measures it; a library caller gives the factor of `validate::numerics`".into()

@@ -5,7 +5,8 @@ use anec_base::Result;
 use anec_bundle::LedgerTotals;
 use anec_family::FamilyModel;
 use anec_manifest::{
-    Contexts, Granularity, Lengths, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat,
+    Contexts, Granularity, Lengths, Manifest, NumberFormat, Quant, QuantOverride, ResidualScale, Role, Transforms,
+    WeightFormat,
 };
 use anec_source::{Adapter, Ledger, Source};
 
@@ -48,16 +49,17 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
         Transforms::Auto | Transforms::None => Vec::new(),
         Transforms::List(list) => list.clone(),
     };
-    model.transform(&transforms, None)?;
+    model.transform(&transforms)?;
     Ok((model, ledger.finish()?))
 }
 
 /// Whether weights of some projection share one scale: a few large ones take it for themselves.
 fn needs_transforms(manifest: &Manifest) -> bool {
-    Role::PROJECTIONS.iter().any(|role| {
-        let format = manifest.quant.of(*role);
+    let shared = |format: NumberFormat| {
         format.weights != WeightFormat::None && format.granularity == Granularity::PerTensor
-    })
+    };
+    // a plan may choose such a format
+    manifest.quant.plan.is_some() || manifest.quant.formats().any(shared)
 }
 
 /// The roles whose rows feed a norm, where families have norms behind the blocks: no unit of such a row can be undone.
@@ -67,7 +69,7 @@ const FEEDS_NORM: [Role; 2] = [Role::AttentionOutput, Role::MlpDown];
 fn per_channel_before_norms(quant: &mut Quant) {
     for role in FEEDS_NORM {
         let own = quant.overrides.get(&role).copied().unwrap_or_default();
-        let format = quant.of(role);
+        let format = quant.of(role, None);
         let is_default = format.weights == WeightFormat::Int8 && format.granularity == Granularity::PerTensor;
         if own.granularity.is_none() && is_default {
             quant.overrides.insert(role, QuantOverride { granularity: Some(Granularity::PerChannel), ..own });

@@ -121,6 +121,9 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
     }
     let model = &**model;
     let manifest = resolve(&options.manifest, source, model);
+    if manifest.quant.plan.is_some() {
+        return Err(ConvertError::NotPlanned.into());
+    }
     let plan = ConvertPlan::new(&manifest, model)?;
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
@@ -207,6 +210,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
         packages: packages.into_iter().map(|p| p.report).collect(),
         notes: run.notes,
         calibration: chosen.as_ref().map(|chosen| chosen.report.clone()),
+        plan: None,
     };
     report.notes.extend(notes::of_losses(&report));
     report.notes.extend(notes::of_source(&manifest, source, &bundle));

@@ -48,6 +48,9 @@ impl ConvertPlan {
     pub fn new(manifest: &Manifest, model: &dyn FamilyModel) -> Result<ConvertPlan> {
         let contexts = manifest.context.all();
         let facts = model.facts();
+        if let Some(end) = manifest.quant.layers.iter().map(|own| own.range[1]).find(|end| *end > facts.num_layers) {
+            return Err(ConvertError::QuantLayers { end, layers: facts.num_layers }.into());
+        }
         let functions = Functions {
             lengths: &manifest.lengths,
             contexts: &contexts,

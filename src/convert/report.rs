@@ -4,7 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use anec_manifest::{Granularity, Role, WeightFormat};
+use anec_manifest::{Granularity, QuantOverride, QuantPlan, Role, WeightFormat};
 use anec_quant::Loss;
 
 /// File name within a bundle's folder.
@@ -32,6 +32,57 @@ pub struct ConvertReport {
     /// How codes were chosen, if by a calibration text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationReport>,
+    /// Why roles and layers have the formats that they have, if a budget decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PlanReport>,
+}
+
+/// Formats that were chosen under a budget, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PlanReport {
+    /// The budget.
+    pub budget: QuantPlan,
+    /// Tokens of the text that losses were measured on.
+    pub tokens: u64,
+    /// What the choices lose together, in nats: the sum of what each loses alone.
+    pub kl: f64,
+    /// Bits for each weight of a projection.
+    pub bits: f64,
+    /// Bytes of all packages' weights.
+    pub weight_bytes: u64,
+    /// Every role of every layer that was chosen for.
+    pub groups: Vec<PlannedGroup>,
+    /// The manifest that says the same without a plan, as YAML.
+    pub manifest: String,
+}
+
+/// The weights of a role in a layer, and what each number format costs there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PlannedGroup {
+    /// What they do.
+    pub role: Role,
+    /// Their layer; none for the LM head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer: Option<usize>,
+    /// How many they are.
+    pub weights: u64,
+    /// What each format costs, the most accurate ones being larger as a rule.
+    pub formats: Vec<FormatCost>,
+    /// Which of these was chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<usize>,
+}
+
+/// What a number format costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FormatCost {
+    /// The format, in the words of a manifest.
+    pub format: QuantOverride,
+    /// Bytes of elements, scales and palettes.
+    pub bytes: u64,
+    /// Mean divergence of the next token's probabilities from the model's that isn't quantized, in nats, where these
+    /// weights alone are in this format.
+    pub kl: f64,
 }
 
 /// How codes were chosen.

@@ -46,6 +46,7 @@ impl PackageSize {
 /// Emits weights as [`Emitter`](super::emit::Emitter) does, without their bytes.
 pub(super) struct DryEmitter<'a> {
     quant: &'a Quant,
+    layer: Option<usize>,
     emitted: HashMap<WeightKey, Stored>,
     /// The weights that were emitted, each once.
     pub(super) uses: Vec<WeightUse>,
@@ -53,7 +54,7 @@ pub(super) struct DryEmitter<'a> {
 
 impl<'a> DryEmitter<'a> {
     pub(super) fn new(quant: &'a Quant) -> Self {
-        DryEmitter { quant, emitted: HashMap::new(), uses: Vec::new() }
+        DryEmitter { quant, layer: None, emitted: HashMap::new(), uses: Vec::new() }
     }
 
     fn stored(&mut self, key: WeightKey, role: Role, weight: &SourceWeight) -> &Stored {
@@ -74,6 +75,10 @@ impl<'a> DryEmitter<'a> {
 }
 
 impl EmitWeight for DryEmitter<'_> {
+    fn of_layer(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+    }
+
     fn emit(
         &mut self,
         builder: &mut FunctionBuilder,
@@ -82,7 +87,7 @@ impl EmitWeight for DryEmitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<ValueId> {
-        let key = WeightKey::new(self.quant, role, weight, shape.first().copied().unwrap_or(1));
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.first().copied().unwrap_or(1));
         Ok(add(builder, name, shape, self.stored(key, role, weight)))
     }
 
@@ -94,7 +99,7 @@ impl EmitWeight for DryEmitter<'_> {
         weight: &SourceWeight,
         shape: &[u64],
     ) -> Result<Option<ValueId>> {
-        let key = WeightKey::new(self.quant, role, weight, shape.iter().product());
+        let key = WeightKey::new(self.quant, role, self.layer, weight, shape.iter().product());
         Ok(add_row_scale(builder, name, shape, self.stored(key, role, weight)))
     }
 }

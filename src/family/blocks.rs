@@ -38,6 +38,7 @@ pub mod state;
 
 use super::{EmitWeight, LoweringOptions};
 use anec_base::{Error, Result};
+use anec_bundle::layer_scope;
 use anec_manifest::{Layout, Role};
 use anec_mil::{Dim, FunctionBuilder, ValueId};
 use anec_source::SourceWeight;
@@ -101,6 +102,14 @@ impl<'a> Graph<'a> {
         self.ops.enter(scope);
         let result = body(self);
         self.ops.leave();
+        result
+    }
+
+    /// Names what `body` adds after a layer, whose weights it emits.
+    pub fn layer<R>(&mut self, index: usize, body: impl FnOnce(&mut Self) -> R) -> R {
+        self.weights.of_layer(Some(index));
+        let result = self.scope(&layer_scope(index), body);
+        self.weights.of_layer(None);
         result
     }
 

@@ -31,7 +31,7 @@ use super::{
     Purpose, table::OPENAI_PRIVACY_FILTER,
 };
 use anec_base::Result;
-use anec_bundle::{LabelSet, PortRole, Stage, layer_scope};
+use anec_bundle::{LabelSet, PortRole, Stage};
 use anec_mil::Dim;
 use anec_source::{Ledger, SourceWeight};
 use config::ClassifierConfig;
@@ -92,7 +92,7 @@ impl Classifier {
             if task.is_some() {
                 g.missing("layers", "to end where experts are left out", x);
             }
-            (x, task) = g.scope(&layer_scope(index), |g| {
+            (x, task) = g.layer(index, |g| {
                 let normal = rms_norm(g, x, &layer.attention_norm, 1);
                 let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, shared));
                 let x = g.ops.add(x, seen);
@@ -120,7 +120,7 @@ impl Classifier {
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
         let task = ports.expert_task(g, self.config.hidden_size, all.num_experts);
         let part = all.part(range.clone())?;
-        let hidden = g.scope(&layer_scope(index), |g| {
+        let hidden = g.layer(index, |g| {
             let thought = g.scope("moe", |g| {
                 let shares = g.ops.slice(task.shares, 1, range);
                 experts(g, task.input, shares, &part)

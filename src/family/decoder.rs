@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::blocks::Graph;
 use super::blocks::attention::{AttentionInputs, softcap};
@@ -20,14 +19,13 @@ use super::blocks::state::{StateSpec, States};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::table::{MixerKind, NormPlacement};
-use super::transform::moments::Moments;
 use super::transform::{Transformed, permit};
 use super::{
     EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
     Purpose,
 };
 use anec_base::Result;
-use anec_bundle::{HiddenProbe, Port, PortDim, PortRole, Stage, StatePort, TokenCount, layer_scope};
+use anec_bundle::{HiddenProbe, Port, PortDim, PortRole, Stage, StatePort, TokenCount};
 use anec_manifest::{KvWrite, Role, Transform};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::SourceWeight;
@@ -144,7 +142,7 @@ impl Decoder {
             if task.is_some() {
                 g.missing("layers", "to end where experts are left out", stream.hidden);
             }
-            g.scope(&layer_scope(index), |g| -> Result<()> {
+            g.layer(index, |g| -> Result<()> {
                 if g.form.experts.is_packed() || layer.expert_counts().is_none() {
                     stream = layer.apply(g, stream, inputs, config.residual_multiplier);
                 } else {
@@ -177,7 +175,7 @@ impl Decoder {
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
         let task = ports.expert_task(g, config.hidden_size, count);
         let hidden =
-            g.scope(&layer_scope(index), |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
+            g.layer(index, |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         Ok(ports)
     }
@@ -296,8 +294,8 @@ impl FamilyModel for Decoder {
         permit::permits(&self.config, transform)
     }
 
-    fn transform(&mut self, transforms: &[Transform], moments: Option<&Arc<Moments>>) -> Result<()> {
-        self.apply_transforms(transforms, moments)
+    fn transform(&mut self, transforms: &[Transform]) -> Result<()> {
+        self.apply_transforms(transforms)
     }
 
     fn transformed(&self) -> Transformed {

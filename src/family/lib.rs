@@ -46,7 +46,6 @@ pub mod table;
 mod tensors;
 pub mod transform;
 
-use std::sync::Arc;
 
 use serde_json::Value as Json;
 
@@ -66,7 +65,6 @@ pub use encoder::families as encoder_families;
 pub use error::FamilyError;
 pub use open::open;
 pub use transform::Transformed;
-pub use transform::moments::{LayerMoments, Moments};
 
 /// The op forms that a function is built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +142,9 @@ pub struct FunctionGraph {
 
 /// Puts a weight into a function in the number format that its role asks for.
 pub trait EmitWeight {
+    /// What is emitted from here on belongs to this layer, or to none.
+    fn of_layer(&mut self, _layer: Option<usize>) {}
+
     /// Adds `weight`, seen as a tensor of `shape` (same elements, row-major), and gives its fp16 value.
     ///
     /// # Errors
@@ -355,12 +356,11 @@ pub trait FamilyModel: Send + Sync {
         Err("the weights of models that look at a text in both directions are not transformed")
     }
 
-    /// Applies those transforms that the model permits, once; `moments` are of its activations as it is now, if they
-    /// were measured. The logits stay as they are.
+    /// Applies those transforms that the model permits, once. The logits stay as they are.
     ///
     /// # Errors
     /// When a weight hasn't the shape that a transform needs.
-    fn transform(&mut self, _transforms: &[Transform], _moments: Option<&Arc<Moments>>) -> Result<()> {
+    fn transform(&mut self, _transforms: &[Transform]) -> Result<()> {
         Ok(())
     }
 

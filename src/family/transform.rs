@@ -12,25 +12,21 @@
 //! | `equalize` | channels between two projections in other units |
 //! | `kernels` | the same between projections and depthwise convolutions |
 //! | `balance` | which units are best |
-//! | `moments` | how large activations are: measured, or assumed |
+//! | `moments` | how large activations are |
 
 mod balance;
 mod equalize;
 mod fold;
 mod gains;
 mod kernels;
-pub mod moments;
+mod moments;
 pub mod permit;
 mod rotate;
 
-use std::sync::Arc;
-
-use super::FamilyModel;
 use super::decoder::Decoder;
 use anec_base::Result;
 use anec_manifest::{RotateBy, Transform};
 use anec_source::SourceWeight;
-use moments::Moments;
 
 /// Transforms of a model.
 #[derive(Clone, Debug, Default)]
@@ -52,8 +48,8 @@ fn vector(weight: Option<&SourceWeight>, length: usize) -> anec_source::Result<V
 }
 
 impl Decoder {
-    /// Applies what the family permits of `asked`; `moments` are those of the model as it is now, if they were measured.
-    pub(super) fn apply_transforms(&mut self, asked: &[Transform], moments: Option<&Arc<Moments>>) -> Result<()> {
+    /// Applies what the family permits of `asked`.
+    pub(super) fn apply_transforms(&mut self, asked: &[Transform]) -> Result<()> {
         let permitted = |name: &str| {
             let wanted = asked.iter().find(|transform| transform.name() == name).copied();
             wanted.filter(|transform| self.permits(*transform).is_ok())
@@ -74,7 +70,7 @@ impl Decoder {
             done.push(Transform::Gains);
         }
         if equalize.is_some() {
-            self.equalize(moments)?;
+            self.equalize()?;
             done.push(Transform::Equalize);
         }
         if done.contains(&Transform::Equalize) {

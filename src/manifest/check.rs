@@ -1,12 +1,14 @@
 //! What a manifest's values must be among themselves. What depends on the model (number of layers, longest text) is
 //! checked when the conversion is planned.
 
+use std::collections::BTreeMap;
+
 use strum::IntoEnumIterator;
 
 use super::error::ManifestError;
 use super::{
-    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, ResidencyGate, ResidualScale, Role, Transform, Transforms,
-    WeightFormat,
+    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, QuantOverride, QuantPlan, ResidencyGate, ResidualScale, Role,
+    Transform, Transforms, WeightFormat,
 };
 
 /// Largest context that can be asked for: more than any published dense model has.
@@ -23,17 +25,20 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     if manifest.lm_head.split == HeadSplit::Pieces(0) {
         return Err(ManifestError::value("lm_head.split", "0 pieces, expected at least 1, or auto"));
     }
-    for (role, own) in &manifest.quant.overrides {
-        if !role.is_projection() && !matches!(own.weights, Some(WeightFormat::None)) {
-            let key = format!("quant.overrides.{role}");
-            return Err(ManifestError::value(&key, format!("weights of role {role} are never quantized"))
-                .advise("remove the override"));
+    overrides("quant.overrides", &manifest.quant.overrides)?;
+    for own in &manifest.quant.layers {
+        let [first, end] = own.range;
+        if first >= end {
+            let problem = format!("[{first}, {end}], expected the first layer, then the one behind the last");
+            return Err(ManifestError::value("quant.layers.range", problem));
         }
+        overrides("quant.layers.overrides", &own.overrides)?;
     }
     if let Some(entry) = manifest.adapters.iter().find(|entry| !entry.scale.is_finite() || entry.scale == 0.0) {
         let problem = format!("{} for {}, expected a number that isn't 0", entry.scale, entry.path.display());
         return Err(ManifestError::value("adapters.scale", problem));
     }
+    plan(manifest.quant.plan)?;
     formats(&manifest.quant)?;
     transforms(&manifest.transforms)?;
     if manifest.calibration.tokens == 0 {
@@ -63,13 +68,48 @@ fn residency(gate: &ResidencyGate) -> Result<(), ManifestError> {
     }
 }
 
-/// Every role's weights can be held as is asked for.
+/// Only weights of projections have formats of their own.
+fn overrides(key: &str, overrides: &BTreeMap<Role, QuantOverride>) -> Result<(), ManifestError> {
+    let never = |(role, own): &(&Role, &QuantOverride)| {
+        !role.is_projection() && !matches!(own.weights, Some(WeightFormat::None))
+    };
+    match overrides.iter().find(never) {
+        None => Ok(()),
+        Some((role, _)) => {
+            let problem = format!("weights of role {role} are never quantized");
+            Err(ManifestError::value(&format!("{key}.{role}"), problem).advise("remove the override"))
+        }
+    }
+}
+
+/// A budget is something.
+fn plan(plan: Option<QuantPlan>) -> Result<(), ManifestError> {
+    let (key, value, expected) = match plan {
+        None => return Ok(()),
+        Some(QuantPlan::Bits(bits)) => ("bits", bits, "bits for each weight, such as 5"),
+        Some(QuantPlan::MaxMb(megabytes)) => ("max_mb", megabytes, "megabytes of weights, such as 400"),
+        Some(QuantPlan::Kl(nats)) => ("kl", nats, "nats, such as 0.01"),
+    };
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(ManifestError::value(&format!("quant.plan.{key}"), format!("{value}, expected {expected}")))
+}
+
+/// Every role's weights can be held as is asked for, in every layer.
 fn formats(quant: &Quant) -> Result<(), ManifestError> {
     for role in Role::iter() {
-        let Some((key, problem, remedy)) = quant.of(role).problem() else { continue };
+        let Some((key, problem, remedy)) = quant.of(role, None).problem() else { continue };
         let place =
             if quant.overrides.contains_key(&role) { format!("quant.overrides.{role}") } else { "quant".into() };
         return Err(ManifestError::value(&format!("{place}.{key}"), problem).advise(remedy));
+    }
+    for own in &quant.layers {
+        for role in own.overrides.keys() {
+            let Some((key, problem, remedy)) = quant.of(*role, Some(own.range[0])).problem() else { continue };
+            let place = format!("quant.layers.overrides.{role}.{key}");
+            return Err(ManifestError::value(&place, problem).advise(remedy));
+        }
     }
     Ok(())
 }

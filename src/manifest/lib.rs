@@ -50,7 +50,9 @@ pub use form::{
 pub use gates::{Gates, ParityGate, ResidencyGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
-pub use quant::{Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantOverride, Role, WeightFormat};
+pub use quant::{
+    Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantLayers, QuantOverride, QuantPlan, Role, WeightFormat,
+};
 pub use sizes::{Contexts, HeadSplit, Lengths, LmHead, Shards};
 pub use transforms::{RotateBy, RotationOptions, Transform, Transforms};
 

@@ -232,10 +232,10 @@ lm_head: { split: 3 }
         let m = read(text, &[]).unwrap();
         assert_eq!(m.context.all(), [128, 512]);
         assert_eq!(m.lengths, Lengths::Fixed(vec![1, 64]));
-        let of = |role| (m.quant.of(role).weights, m.quant.of(role).granularity);
+        let of = |role| (m.quant.of(role, None).weights, m.quant.of(role, None).granularity);
         assert_eq!(of(Role::LmHead), (WeightFormat::Int8, Granularity::PerChannel));
         assert_eq!(of(Role::MlpUp), (WeightFormat::Int8, Granularity::PerTensor));
-        assert_eq!(m.quant.of(Role::Norm), NumberFormat::FP16);
+        assert_eq!(m.quant.of(Role::Norm, None), NumberFormat::FP16);
         assert_eq!(m.shards.layers, Some(vec![[0, 2], [2, 5]]));
         assert_eq!(m.lm_head.split, HeadSplit::Pieces(3));
         assert_eq!(read("lm_head: { split: auto }", &[]).unwrap().lm_head.split, HeadSplit::Auto);
@@ -253,12 +253,49 @@ quant:
     lm_head: { weights: int8, granularity: per_channel, row_scale: false, op: affine }
 ";
         let m = read(text, &[]).unwrap();
-        let formats = [Role::AttentionQkv, Role::MlpDown, Role::LmHead].map(|role| m.quant.of(role).to_string());
+        let formats = [Role::AttentionQkv, Role::MlpDown, Role::LmHead].map(|role| m.quant.of(role, None).to_string());
         assert_eq!(formats, ["palette4 per group of 16 with row scales", "int4 per block of 32", "int8 per channel"]);
-        assert_eq!(m.quant.of(Role::LmHead).op, Int8Op::Affine);
+        assert_eq!(m.quant.of(Role::LmHead, None).op, Int8Op::Affine);
         assert_eq!(read(&m.to_yaml(), &[]).unwrap(), m);
         let set = read("", &["quant.weights=palette6", "quant.granularity={group: 8}"]).unwrap();
-        assert_eq!(set.quant.of(Role::Expert).granularity, Granularity::Group(8));
+        assert_eq!(set.quant.of(Role::Expert, None).granularity, Granularity::Group(8));
+    }
+
+    #[test]
+    fn a_layer_can_have_formats_of_its_own() {
+        let text = "
+quant:
+  granularity: per_channel
+  overrides: { mlp_down: { weights: palette6, granularity: per_tensor } }
+  layers:
+    - { range: [0, 4], overrides: { mlp_down: { row_scale: true }, mlp_up: { weights: none } } }
+    - { range: [3, 4], overrides: { mlp_down: { weights: palette4 } } }
+";
+        let m = read(text, &[]).unwrap();
+        let down = |layer| m.quant.of(Role::MlpDown, layer).to_string();
+        assert_eq!(
+            [down(None), down(Some(0)), down(Some(3)), down(Some(4))],
+            ["palette6 per tensor", "palette6 per tensor with row scales", "palette4 per tensor with row scales",
+             "palette6 per tensor"]
+        );
+        assert_eq!(m.quant.of(Role::MlpUp, Some(1)), NumberFormat::FP16);
+        assert_eq!(m.quant.of(Role::LmHead, None).to_string(), "int8 per channel");
+        assert_eq!(read(&m.to_yaml(), &[]).unwrap(), m);
+        let refused = |layers: &str| read("", &[&format!("quant.layers=[{layers}]")]).unwrap_err().to_string();
+        assert!(refused("{range: [2, 2], overrides: {}}").contains("expected the first layer"));
+        assert!(refused("{range: [0, 2], overrides: {norm: {weights: int8}}}").contains("never quantized"));
+        let palette = refused("{range: [0, 2], overrides: {mlp_up: {weights: palette6, granularity: per_channel}}}");
+        assert!(palette.contains("quant.layers.overrides.mlp_up.granularity"), "{palette}");
+    }
+
+    #[test]
+    fn a_plan_is_one_budget() {
+        let plan = |text: &str| read("", &[&format!("quant.plan={text}")]);
+        assert_eq!(plan("{bits: 5}").unwrap().quant.plan, Some(QuantPlan::Bits(5.0)));
+        assert_eq!(plan("{max_mb: 400}").unwrap().quant.plan, Some(QuantPlan::MaxMb(400.0)));
+        assert_eq!(plan("{kl: 0.01}").unwrap().quant.plan, Some(QuantPlan::Kl(0.01)));
+        assert!(plan("{kl: 0}").unwrap_err().to_string().contains("expected nats, such as 0.01"));
+        assert!(plan("{bits: 5, kl: 0.01}").is_err() && plan("{size: 5}").is_err());
     }
 
     #[test]
@@ -280,7 +317,7 @@ quant:
     fn overrides_apply_in_order_and_make_their_parents() {
         let m = read("context: 64", &["quant.overrides.lm_head.weights=none", "context=128", "context=256"]);
         let m = m.unwrap();
-        assert_eq!(m.quant.of(Role::LmHead).weights, WeightFormat::None);
+        assert_eq!(m.quant.of(Role::LmHead, None).weights, WeightFormat::None);
         assert_eq!(m.context, Contexts::One(256));
     }
 

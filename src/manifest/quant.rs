@@ -61,7 +61,7 @@ impl Role {
 }
 
 /// Weight quantization.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quant {
     /// Number format of projection weights.
@@ -83,22 +83,36 @@ pub struct Quant {
     /// What differs for single roles.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub overrides: BTreeMap<Role, QuantOverride>,
+    /// What differs for roles of single layers; of several entries for a layer the last counts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<QuantLayers>,
+    /// A budget: the formats of all roles and layers that `overrides` and `layers` don't name are chosen by what the model
+    /// loses by each, and those above don't count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<QuantPlan>,
 }
 
 impl Quant {
     /// Whether codes are chosen by a calibration text.
     pub fn is_calibrated(&self) -> bool {
-        let quantized = self.weights != WeightFormat::None
-            || self.overrides.values().any(|own| own.weights.is_some_and(|weights| weights != WeightFormat::None));
-        self.feedback == Feedback::Gptq && quantized
+        self.feedback == Feedback::Gptq && self.formats().any(|format| format.weights != WeightFormat::None)
     }
 
-    /// The number format of a role's weights.
-    pub fn of(&self, role: Role) -> NumberFormat {
+    /// The formats that there are: of every role, and of those that differ in single layers.
+    pub fn formats(&self) -> impl Iterator<Item = NumberFormat> {
+        let own = self.layers.iter().flat_map(|own| own.overrides.keys().map(|role| (*role, Some(own.range[0]))));
+        Role::PROJECTIONS.into_iter().map(|role| (role, None)).chain(own).map(|(role, layer)| self.of(role, layer))
+    }
+
+    /// The number format of a role's weights: in a layer, or where no layer differs.
+    pub fn of(&self, role: Role, layer: Option<usize>) -> NumberFormat {
         if !role.is_projection() {
             return NumberFormat::FP16;
         }
         let own = self.overrides.get(&role).copied().unwrap_or_default();
+        let of_layer = |own: &&QuantLayers| layer.is_some_and(|layer| (own.range[0]..own.range[1]).contains(&layer));
+        let of_layer = self.layers.iter().filter(of_layer).filter_map(|own| own.overrides.get(&role));
+        let own = of_layer.fold(own, |own, later| later.or(own));
         let weights = own.weights.unwrap_or(self.weights);
         if weights == WeightFormat::None {
             return NumberFormat::FP16;
@@ -146,6 +160,40 @@ pub struct QuantOverride {
     /// The op that int8 weights are expanded by.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub op: Option<Int8Op>,
+}
+
+impl QuantOverride {
+    /// What this says, and where it says nothing what another does.
+    fn or(self, other: QuantOverride) -> QuantOverride {
+        QuantOverride {
+            weights: self.weights.or(other.weights),
+            granularity: self.granularity.or(other.granularity),
+            row_scale: self.row_scale.or(other.row_scale),
+            op: self.op.or(other.op),
+        }
+    }
+}
+
+/// What differs for roles of some layers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QuantLayers {
+    /// The first layer, and the one behind the last.
+    pub range: [usize; 2],
+    /// What differs, by role.
+    pub overrides: BTreeMap<Role, QuantOverride>,
+}
+
+/// A budget that number formats are chosen under.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum QuantPlan {
+    /// Bits for each weight of a projection, at most, scales and palettes among them.
+    Bits(f64),
+    /// Megabytes of all packages' weights, at most; the host's embedding is none of them.
+    MaxMb(f64),
+    /// Divergence from the model as it is not quantized, at most: nats, as a sum of what each role and layer loses alone.
+    Kl(f64),
 }
 
 /// How weights of one role are held.

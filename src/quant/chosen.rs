@@ -15,10 +15,6 @@ pub trait ChosenCodes: Send + Sync {
     /// # Errors
     /// When they can't be read.
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>>;
-
-    /// The means of the squares of the inputs of such a weight's columns, by which its palettes were weighted; none where
-    /// they weren't.
-    fn moments(&self, key: &str, channels: u64) -> Option<Arc<[f32]>>;
 }
 
 /// The codes of one weight, as they were chosen.

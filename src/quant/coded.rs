@@ -22,15 +22,6 @@ use anec_manifest::{NumberFormat, Overflow};
 use anec_mil::Content;
 use anec_source::SourceWeight;
 
-/// What is known of the activations that a weight is multiplied by, and how its codes are chosen.
-#[derive(Clone, Default)]
-pub struct Calibrated {
-    /// The mean of the squares of each column's input: what palettes are weighted by.
-    pub moments: Option<Arc<[f32]>>,
-    /// Chooses the codes; without it each is the nearest.
-    pub rounding: Option<Arc<dyn Rounding>>,
-}
-
 /// A weight converted to codes as it is read. Output channels are rows.
 pub struct CodedWeight {
     reader: RowReader,
@@ -47,14 +38,18 @@ enum Grids {
 }
 
 impl CodedWeight {
-    /// The form of a weight in a number format other than fp16.
-    pub fn new(weight: SourceWeight, format: NumberFormat, overflow: Overflow, calibrated: &Calibrated) -> Arc<Self> {
+    /// The form of a weight in a number format other than fp16. `rounding` chooses the codes; without it each is the nearest.
+    pub fn new(
+        weight: SourceWeight,
+        format: NumberFormat,
+        overflow: Overflow,
+        rounding: Option<Arc<dyn Rounding>>,
+    ) -> Arc<Self> {
         let layout = WeightLayout::of(format, weight.rows(), weight.columns());
-        let rounding = calibrated.rounding.clone();
         let bits = layout.dtype.bits();
         let blocks = Blocks::packed(&weight, bits, rounding.as_ref().map_or(1, |r| r.rows_at_a_time()));
         let grids = match layout.palettes {
-            Some(_) => Grids::Levels(Palettes::new(&layout, calibrated.moments.as_deref())),
+            Some(_) => Grids::Levels(Palettes::new(&layout)),
             None => Grids::Steps(BlockScales::new(&layout)),
         };
         let measures = Arc::new(RoundingError::new(blocks.count()));

@@ -16,7 +16,7 @@
 //! These are GPTQ's codes, in the form that needs no inverse (LDLQ: Chee et al., arXiv 2307.13304, theorem 6). Columns come
 //! in the order of descending `H_jj`: what matters most is rounded while there is most left to make up for it.
 //!
-//! To the diagonal of `H` a hundredth of itself and of its median is added (damping), so that few tokens, repeated or dead
+//! To the diagonal of `H` a twentieth of itself and of its median is added (damping), so that few tokens, repeated or dead
 //! channels leave it positive definite. The mean, which is usual, would be that of the few channels that are hundreds of
 //! times as large as the others in some models, and the others' share in `H` would drown in it; without the median, channels
 //! that the text hardly woke would make up for the errors of the large ones. `H` is factorized in f64, in units in which
@@ -35,7 +35,7 @@ use super::QuantError;
 use super::rounding::Grid;
 
 /// Share of a channel's moment, and of the median of all, that is added to the channel's.
-const DAMPING: f64 = 0.01;
+const DAMPING: f64 = 0.05;
 /// Columns that are rounded one after the other before the others hear of their errors.
 const BLOCK: usize = 128;
 /// Rows that a thread works on at a time. They don't depend on each other.
@@ -67,7 +67,7 @@ impl ErrorFeedback {
         live.sort_by(f64::total_cmp);
         let Some(median) = live.get(live.len() / 2) else { return Ok(ErrorFeedback { order, factor: None }) };
         // what rounding of the moments leaves of singular ones can need more
-        for damping in [DAMPING, 10.0 * DAMPING, 100.0 * DAMPING] {
+        for damping in [DAMPING, 4.0 * DAMPING, 16.0 * DAMPING] {
             let damped: Vec<f64> =
                 diagonal.iter().map(|value| f64::from(*value) * (1.0 + damping) + damping * median).collect();
             let units: Vec<f64> = damped.iter().map(|value| value.sqrt()).collect();
@@ -351,6 +351,67 @@ mod tests {
             assert_eq!(codes.column(dead), rounding.column(dead), "a dead channel hears of no error");
         }
         assert!(codes.row(3).iter().all(|code| *code == 0));
+    }
+
+    /// A few channels hundreds of times as large as the others: the others are made up for among each other all the same.
+    #[test]
+    fn massive_channels_do_not_drown_the_others() {
+        let columns = 120;
+        let mut inputs = noise(500, columns, 7).dot(&noise(columns, columns, 5));
+        for massive in [3, 50] {
+            inputs.column_mut(massive).mapv_inplace(|value| value * 300.0);
+        }
+        let moments = inputs.t().dot(&inputs);
+        let weight = noise(40, columns, 3);
+        let scales = scales_of_rows(&weight, 127.0);
+        let grids = integers(&scales, columns, 127);
+        // what the other channels contribute to the products
+        let mut others = moments.clone();
+        for massive in [3, 50] {
+            others.row_mut(massive).fill(0.0);
+            others.column_mut(massive).fill(0.0);
+        }
+        let rounding = ErrorFeedback { order: (0..columns).collect(), factor: None };
+        let feedback = ErrorFeedback::of(moments.view()).unwrap();
+        let [chosen, nearest] =
+            [&feedback, &rounding].map(|how| values(&grids, &how.codes(weight.view(), &grids, 0)));
+        assert!(cost(&weight, &chosen, &moments) < 0.3 * cost(&weight, &nearest, &moments));
+        assert!(cost(&weight, &chosen, &others) < 0.9 * cost(&weight, &nearest, &others));
+    }
+
+    /// A palette stays what it is: a constant row takes one level, one without weights the level nearest to zero.
+    #[test]
+    fn constant_rows_and_one_token_suit_palettes() {
+        let columns = 60;
+        let token = noise(1, columns, 13);
+        let moments = token.t().dot(&token);
+        let mut weight = noise(4, columns, 17);
+        weight.row_mut(1).fill(0.5);
+        weight.row_mut(2).fill(0.0);
+        let palette: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
+        let grids = vec![Grid::Levels { levels: &palette, scale: 1.0 }; 4];
+        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids, 0);
+        assert!(codes.row(1).iter().all(|code| *code == 12) && codes.row(2).iter().all(|code| *code == 8));
+        let dead = ErrorFeedback::of(Array2::zeros((columns, columns)).view()).unwrap();
+        let nearest = dead.codes(weight.view(), &grids, 0);
+        let costs = [&codes, &nearest].map(|codes| cost(&weight, &values(&grids, codes), &moments));
+        assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
+    }
+
+    /// Columns of a part of the weight, such as an expert's, have the scales of their place.
+    #[test]
+    fn blocks_are_counted_from_the_first_column() {
+        let weight = noise(5, 64, 3);
+        let largest = |part: ArrayView1<'_, f32>| part.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
+        let of_row = |row: ArrayView1<'_, f32>| -> Vec<f16> {
+            row.axis_chunks_iter(Axis(0), 16).map(|part| f16::from_f32(largest(part) / 7.0)).collect()
+        };
+        let blocks: Vec<Vec<f16>> = weight.rows().into_iter().map(of_row).collect();
+        let grids = integers(&blocks, 16, 7);
+        let nearest = |columns: usize| ErrorFeedback { order: (0..columns).collect(), factor: None };
+        let whole = nearest(64).codes(weight.view(), &grids, 0);
+        let part = nearest(40).codes(weight.slice_axis(Axis(1), (24..64).into()), &grids, 24);
+        assert_eq!(part, whole.slice_axis(Axis(1), (24..64).into()));
     }
 
     #[test]

@@ -6,13 +6,13 @@
 //!
 //! ```
 //! use anec_manifest::{Granularity, NumberFormat, Overflow, WeightFormat};
-//! use anec_quant::{Calibrated, CodedWeight};
+//! use anec_quant::CodedWeight;
 //! use anec_source::SourceWeight;
 //!
 //! let weight = SourceWeight::from_values("w", &[2, 2], vec![127.0, -1.0, 0.5, 0.25])?;
 //! let granularity = Granularity::PerChannel;
 //! let format = NumberFormat { weights: WeightFormat::Int8, granularity, ..NumberFormat::FP16 };
-//! let int8 = CodedWeight::new(weight, format, Overflow::Error, &Calibrated::default());
+//! let int8 = CodedWeight::new(weight, format, Overflow::Error, None);
 //! let mut bytes = [0; 4];
 //! int8.data().read(0, &mut bytes)?;
 //! assert_eq!(bytes.map(|byte| byte as i8), [127, -1, 127, 64]);
@@ -51,7 +51,7 @@ pub mod rounding;
 pub mod scales;
 
 pub use chosen::{ChosenCodes, ReadCodes};
-pub use coded::{Calibrated, CodedWeight};
+pub use coded::CodedWeight;
 pub use error::QuantError;
 pub use feedback::ErrorFeedback;
 pub use fp16::Fp16;

@@ -3,8 +3,7 @@
 //!
 //! The levels are the centres of exact k-means ([`cluster`](super::cluster)) over the weights rounded to fp16, in which
 //! there are no more than 65,536 different ones; those that are nearer to each other than a [`FINENESS`]th of the step of
-//! equally many even levels are one point. Inputs can have a weight each: the mean of their squares, by which a weight's
-//! error counts in the product. Of 256 levels the first and last are the extremes of the weights, since it is the few
+//! equally many even levels are one point. Of 256 levels the first and last are the extremes of the weights, since it is the few
 //! largest weights that make a model's largest activations.
 //!
 //! A row's scale, its largest magnitude, makes rows of different size alike; the square of it is a weight of the row, so that
@@ -43,8 +42,6 @@ pub(crate) struct Palettes {
     pub(crate) group: u64,
     row_scales: bool,
     pinned: bool,
-    /// How much each column counts.
-    weights: Option<Vec<u32>>,
     known: OnceLock<KnownPalettes>,
 }
 
@@ -59,15 +56,14 @@ pub(crate) struct KnownPalettes {
 }
 
 impl Palettes {
-    /// No palettes yet. `moments` are the means of the squares of each column's input.
-    pub(crate) fn new(layout: &WeightLayout, moments: Option<&[f32]>) -> Self {
+    /// No palettes yet.
+    pub(crate) fn new(layout: &WeightLayout) -> Self {
         let palettes = layout.palettes.unwrap_or(1).max(1);
         Palettes {
             entries: layout.entries() as usize,
             group: (layout.rows / palettes).max(1),
             row_scales: layout.row_scales,
             pinned: layout.entries() == 256,
-            weights: moments.map(column_weights),
             known: OnceLock::new(),
         }
     }
@@ -171,15 +167,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// How much a weight counts.
-    fn weight(&self, row: u64, column: usize) -> u64 {
-        let of_row = self.row_weights.get(row as usize).copied();
-        let of_column = self.own.weights.as_ref().map(|weights| weights[column]);
-        match (of_row, of_column) {
-            (None, None) => 1,
-            (Some(weight), None) | (None, Some(weight)) => weight.into(),
-            (Some(row), Some(column)) => 1 + ((u64::from(row) * u64::from(column)) >> 30),
-        }
+    /// How much the weights of a row count.
+    fn weight(&self, row: u64) -> u64 {
+        self.row_weights.get(row as usize).copied().map_or(1, u64::from)
     }
 
     /// The palette of few rows.
@@ -189,7 +179,8 @@ impl Pass<'_> {
         keys.clear();
         let columns = self.reader.columns().max(1);
         for (row, halves) in rows.zip(halves.chunks(columns)) {
-            keys.extend(halves.iter().enumerate().map(|(column, half)| (key(*half), self.weight(row, column))));
+            let weight = self.weight(row);
+            keys.extend(halves.iter().map(|half| (key(*half), weight)));
         }
         keys.sort_unstable();
         let same = keys.chunk_by(|(a, _), (b, _)| a == b);
@@ -206,14 +197,9 @@ impl Pass<'_> {
             let first = rows.start + part * at_a_time;
             let part = first..rows.end.min(first + at_a_time);
             self.load(part.clone(), &mut values, &mut halves)?;
-            if self.row_weights.is_empty() && self.own.weights.is_none() {
-                halves.iter().for_each(|half| counts[usize::from(key(*half))] += 1);
-            } else {
-                for (row, halves) in part.zip(halves.chunks(columns)) {
-                    for (column, half) in halves.iter().enumerate() {
-                        counts[usize::from(key(*half))] += self.weight(row, column);
-                    }
-                }
+            for (row, halves) in part.zip(halves.chunks(columns)) {
+                let weight = self.weight(row);
+                halves.iter().for_each(|half| counts[usize::from(key(*half))] += weight);
             }
             Ok((counts, values, halves))
         };
@@ -254,12 +240,6 @@ fn key(half: f16) -> u16 {
 fn of_key(key: u16) -> f32 {
     let bits = if key & 0x8000 == 0 { !key } else { key & 0x7fff };
     f16::from_bits(bits).to_f32()
-}
-
-/// How much each column counts, by the means of squares of its input.
-fn column_weights(moments: &[f32]) -> Vec<u32> {
-    let largest = moments.iter().copied().filter(|m| m.is_finite()).fold(0f32, f32::max);
-    moments.iter().map(|moment| whole(moment / largest)).collect()
 }
 
 /// A share as a whole number: never nothing.

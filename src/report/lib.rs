@@ -25,6 +25,7 @@ mod planned;
 mod plot;
 mod prediction;
 mod residency;
+mod sensitivities;
 
 pub use conversion::conversion;
 pub use culprit::culprit;
@@ -36,6 +37,7 @@ pub use junit::junit;
 pub use markdown::markdown;
 pub use planned::{manifests, plan, plan_json, transforms};
 pub use prediction::{choices, predictions};
+pub use sensitivities::{sensitivities, sensitivities_svg};
 
 /// Bytes in the unit that suits them: `2.0 kB`, `250.0 MB` (powers of 1000).
 pub fn bytes(count: u64) -> String {

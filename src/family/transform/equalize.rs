@@ -11,10 +11,8 @@
 //! Which units are best is what [`balance`](super::balance) says. With an input `a` of the layer, its terms are, for up and
 //! down, `G_j = E[act(g_j)^2] |a|^2 |down_j|^2` and `H_j = rows(down) E[h_j^2]`, and likewise for the others.
 
-use std::sync::Arc;
-
 use super::balance::{Channels, largest};
-use super::moments::{LayerMoments, Moments, activated};
+use super::moments::activated;
 use super::vector;
 use crate::blocks::attention::Attention;
 use crate::blocks::cca::Cca;
@@ -30,13 +28,11 @@ use anec_source::{RowOrder, SourceWeight, WeightExtent};
 const MOST_FOR_HEAD: f64 = 64.0;
 
 impl Decoder {
-    /// Equalizes the channels of every layer, by measured moments where there are some.
-    pub(super) fn equalize(&mut self, moments: Option<&Arc<Moments>>) -> Result<()> {
+    /// Equalizes the channels of every layer.
+    pub(super) fn equalize(&mut self) -> Result<()> {
         let mut deferred = Vec::new();
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            let measured = moments.and_then(|moments| moments.layers.get(index).cloned()).unwrap_or_default();
-            let measured = Arc::new(measured);
-            let of_layer = |gain| Place { layer: index, gain, measured: measured.clone() };
+            let of_layer = |gain| Place { layer: index, gain };
             let place = of_layer(layer.mixer_norms.gain());
             match &mut layer.mixer {
                 Mixer::Attention(attention) => {
@@ -79,7 +75,6 @@ struct Place {
     layer: usize,
     /// Gain of the norm before it, unless it was folded.
     gain: Option<SourceWeight>,
-    measured: Arc<LayerMoments>,
 }
 
 impl Place {
@@ -128,14 +123,9 @@ fn up_and_down(
         let (_, gates) = place.outputs(&gate)?;
         let (input, ups) = place.outputs(&producer)?;
         let columns = WeightExtent::of(&consumer)?;
-        let count = ups.squares.len();
-        let opened = LayerMoments::measured(&place.measured.gates, count).unwrap_or_else(|| {
-            let of =
-                |(square, mean): (&f64, &f64)| activated(activation, *mean, (square - mean * mean).max(0.0).sqrt());
-            gates.squares.iter().zip(&gates.bias).map(of).collect()
-        });
-        let hidden = LayerMoments::measured(&place.measured.hidden, count)
-            .unwrap_or_else(|| opened.iter().zip(&ups.squares).map(|(gate, up)| gate * up).collect());
+        let of = |(square, mean): (&f64, &f64)| activated(activation, *mean, (square - mean * mean).max(0.0).sqrt());
+        let opened: Vec<f64> = gates.squares.iter().zip(&gates.bias).map(of).collect();
+        let hidden: Vec<f64> = opened.iter().zip(&ups.squares).map(|(gate, up)| gate * up).collect();
         let rows = consumer.rows() as f64;
         let channels = Channels {
             produced: ups.largest,
@@ -174,18 +164,14 @@ fn value_and_output(
             squares.extend(outputs.squares);
         }
         let columns = WeightExtent::of(&consumer)?;
-        let measured = LayerMoments::measured(&at.measured.attended, heads.queries() as usize);
-        let attended = measured.map_or_else(
-            || squares.iter().map(|square| heads.group as f64 * square).collect(),
-            |measured| heads.gather(&measured, |a, b| a + b),
-        );
+        let attended = squares.iter().map(|square| heads.group as f64 * square);
         let rows = consumer.rows() as f64;
         let of_output = heads.gather(&columns.column_squares, |a, b| a + b);
         let channels = Channels {
             produced,
             consumed: heads.gather(&columns.column_max, f64::max),
             of_producer: of_output.iter().map(|square| input * square).collect(),
-            of_consumer: attended.iter().map(|square| rows * square).collect(),
+            of_consumer: attended.map(|square| rows * square).collect(),
             magnitude: squares.iter().map(|square| square.sqrt()).collect(),
         };
         Ok(narrow(channels.balance()))
@@ -227,9 +213,7 @@ fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Re
     let units = SourceWeight::computed(&name, heads.keys(), move || {
         let (_, queries) = at.outputs(&query)?;
         let (input, keys) = at.outputs(&key)?;
-        let q = LayerMoments::measured(&at.measured.queries, queries.squares.len()).unwrap_or(queries.squares);
-        let q = heads.gather(&q, |a, b| a + b);
-        let k = LayerMoments::measured(&at.measured.keys, keys.squares.len()).unwrap_or(keys.squares);
+        let (q, k) = (heads.gather(&queries.squares, |a, b| a + b), keys.squares);
         // the two dimensions of a pair as one channel
         let both = |values: &[f64], join: fn(f64, f64) -> f64| heads.join_pairs(values, rotated, join);
         let (q, k) = (both(&q, |a, b| a + b), both(&k, |a, b| a + b));

@@ -1,39 +1,10 @@
-//! How large activations are: their second moments, measured by calibration, or assumed.
+//! How large activations are: their second moments, without a text. Measured ones gain little where the stream is rotated,
+//! and do harm where it can't be (a KL of 0.0044 instead of 0.0047 on Qwen2.5-Coder-0.5B; twice the loss of down on Gemma 3).
 //!
 //! What is assumed is that a normalised hidden state is normally distributed, each channel on its own, with the norm's gain
 //! as its standard deviation: `a ~ N(0, diag(g^2))`. Then `W a + b` has the second moments `|W_j g|^2 + b_j^2`.
 
 use crate::table::Activation;
-
-/// Second moments of activations, measured over a text, before channels are equalized. Folding gains and rotating the
-/// residual stream don't change them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Moments {
-    /// Of each layer.
-    pub layers: Vec<LayerMoments>,
-}
-
-/// Second moments of a layer's activations; a vector that is empty was not measured.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LayerMoments {
-    /// `E[h^2]` of what the down projection reads, `[intermediate]`; of packed experts one after another.
-    pub hidden: Vec<f64>,
-    /// `E[act(gate)^2]`, likewise.
-    pub gates: Vec<f64>,
-    /// `E[o^2]` of what the attention's output projection reads, `[heads * head_dim]`.
-    pub attended: Vec<f64>,
-    /// `E[q^2]` of queries with their bias, `[heads * head_dim]`, before or after rotation.
-    pub queries: Vec<f64>,
-    /// `E[k^2]` of keys, `[key-value heads * head_dim]`, likewise.
-    pub keys: Vec<f64>,
-}
-
-impl LayerMoments {
-    /// What was measured, if it is of `length` channels.
-    pub(super) fn measured(values: &[f64], length: usize) -> Option<Vec<f64>> {
-        (values.len() == length).then(|| values.to_vec())
-    }
-}
 
 /// `E[act(z)^2]` for `z ~ N(mean, deviation^2)`: a sum over steps of the deviation.
 pub(super) fn activated(activation: Activation, mean: f64, deviation: f64) -> f64 {

@@ -1,0 +1,129 @@
+//! The best formats under a budget: of every group of weights one, so that they lose least together, or take the fewest
+//! bytes (the multiple-choice knapsack, exactly, in bytes rounded up to units).
+//!
+//! `least(g, b) = min over formats f of group g: loss(g, f) + least(g - 1, b - bytes(g, f))`
+
+/// What a format of a group costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Bytes.
+    pub bytes: u64,
+    /// What is lost by it.
+    pub loss: f64,
+}
+
+/// What is to be kept within.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// Bytes, at most; then the least loss.
+    Bytes(u64),
+    /// Loss, at most; then the fewest bytes.
+    Loss(f64),
+}
+
+/// Units that the bytes of all groups together are divided into: a plan can waste one of them for each group.
+const UNITS: u64 = 1 << 16;
+
+/// The format of each group, by its place in the list; nothing where none keep within the limit. Of equally good ones the
+/// first is taken.
+pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
+    let most: u64 = groups.iter().map(|costs| costs.iter().map(|cost| cost.bytes).max().unwrap_or(0)).sum();
+    let all = match limit {
+        Limit::Bytes(bytes) => bytes.min(most),
+        Limit::Loss(_) => most,
+    };
+    let unit = most.div_ceil(UNITS).max(1);
+    // rounding up each group's bytes keeps what was asked for, and takes room for that where all are wanted
+    let room = match limit {
+        Limit::Bytes(_) if all < most => (all / unit) as usize,
+        _ => (all / unit) as usize + groups.len() + 1,
+    };
+    let mut least = vec![0f64; room + 1];
+    let mut picks: Vec<Vec<u8>> = Vec::with_capacity(groups.len());
+    for costs in groups {
+        let mut next = vec![f64::INFINITY; room + 1];
+        let mut pick = vec![u8::MAX; room + 1];
+        for (index, cost) in costs.iter().enumerate().take(usize::from(u8::MAX)) {
+            let units = cost.bytes.div_ceil(unit) as usize;
+            for at in units..=room {
+                let loss = least[at - units] + cost.loss;
+                if loss < next[at] {
+                    (next[at], pick[at]) = (loss, index as u8);
+                }
+            }
+        }
+        least = next;
+        picks.push(pick);
+    }
+    let mut at = match limit {
+        Limit::Bytes(_) => Some(room).filter(|room| least[*room].is_finite()),
+        Limit::Loss(loss) => (0..=room).find(|at| least[*at] <= loss),
+    }?;
+    let mut chosen = Vec::with_capacity(groups.len());
+    for (costs, pick) in groups.iter().zip(&picks).rev() {
+        let index = usize::from(pick[at]);
+        at -= costs[index].bytes.div_ceil(unit) as usize;
+        chosen.push(index);
+    }
+    chosen.reverse();
+    Some(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(bytes: u64, loss: f64) -> Cost {
+        Cost { bytes, loss }
+    }
+
+    /// Of all choices the best.
+    fn by_trial(groups: &[Vec<Cost>], limit: Limit) -> Option<(f64, u64)> {
+        let mut sums = vec![(0.0, 0)];
+        for costs in groups {
+            sums = sums.iter().flat_map(|(l, b)| costs.iter().map(move |c| (l + c.loss, b + c.bytes))).collect();
+        }
+        match limit {
+            Limit::Bytes(most) => sums.into_iter().filter(|(_, b)| *b <= most).min_by(|a, b| a.0.total_cmp(&b.0)),
+            Limit::Loss(most) => sums.into_iter().filter(|(l, _)| *l <= most + 1e-12).min_by_key(|(_, b)| *b),
+        }
+    }
+
+    #[test]
+    fn no_other_choice_is_better() {
+        let mut state = 7u64;
+        let mut next = |most: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % most
+        };
+        for _ in 0..20 {
+            let groups: Vec<Vec<Cost>> =
+                (0..6).map(|_| (0..4).map(|_| cost(1 + next(90), next(1000) as f64 / 100.0)).collect()).collect();
+            for limit in [Limit::Bytes(60 + next(300)), Limit::Loss(next(3000) as f64 / 100.0)] {
+                let expected = by_trial(&groups, limit);
+                let found = choose(&groups, limit).map(|chosen| {
+                    let costs = chosen.iter().zip(&groups).map(|(index, costs)| costs[*index]);
+                    costs.fold((0.0, 0), |(l, b), c| (l + c.loss, b + c.bytes))
+                });
+                match (limit, found, expected) {
+                    (Limit::Bytes(_), Some(a), Some(b)) => assert!((a.0 - b.0).abs() < 1e-9, "{a:?} {b:?}"),
+                    (Limit::Loss(_), Some(a), Some(b)) => assert_eq!(a.1, b.1),
+                    (_, found, expected) => assert_eq!(found, expected),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_sensitive_keeps_its_bytes_and_large_models_fit() {
+        // the second group loses a hundred times as much
+        let groups: Vec<Vec<Cost>> = [0.01, 1.0, 0.01]
+            .map(|loss| vec![cost(8_000_000_001, 0.0), cost(4_000_000_001, loss), cost(2_000_000_001, 4.0 * loss)])
+            .to_vec();
+        assert_eq!(choose(&groups, Limit::Bytes(16_500_000_000)), Some(vec![1, 0, 1]));
+        assert_eq!(choose(&groups, Limit::Loss(0.0)), Some(vec![0, 0, 0]));
+        assert_eq!(choose(&groups, Limit::Bytes(u64::MAX)), Some(vec![0, 0, 0]));
+        assert_eq!(choose(&groups, Limit::Bytes(5_000_000_000)), None);
+        assert_eq!(choose(&[], Limit::Bytes(1)), Some(vec![]));
+    }
+}

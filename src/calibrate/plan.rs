@@ -1,0 +1,159 @@
+//! A manifest whose roles and layers have the formats that lose least under its budget, by what was measured of each alone:
+//! errors of different weights hardly know of each other, so losses add up.
+
+use std::collections::BTreeMap;
+
+use anec_base::Result;
+use anec_convert::ConvertPlan;
+use anec_convert::open::{open, resolve};
+use anec_convert::report::{PlanReport, PlannedGroup};
+use anec_manifest::{Manifest, Quant, QuantLayers, QuantOverride, QuantPlan, Role, Transforms};
+
+use super::CalibrateError;
+use super::budget::{Cost, Limit, choose};
+use super::sensitivity::{Sensitivities, as_planned};
+
+/// Turns at a limit of megabytes: what packages add to their weights depends a little on what was chosen.
+const TURNS: usize = 4;
+
+/// A manifest without a plan, and why it says what it does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// The manifest.
+    pub manifest: Manifest,
+    /// Why.
+    pub report: PlanReport,
+}
+
+/// Chooses formats under a budget.
+///
+/// # Errors
+/// When no formats keep within it, or the source can't be opened.
+pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) -> Result<Planned> {
+    let manifest = as_planned(manifest);
+    let opened = open(&manifest)?;
+    let model = &*opened.model;
+    let done = model.transformed().done;
+    let transforms = if done.is_empty() { Transforms::None } else { Transforms::List(done) };
+    let bytes_of = |manifest: &Manifest| -> Result<u64> {
+        Ok(ConvertPlan::new(&resolve(manifest, &opened.source, model), model)?.weight_bytes())
+    };
+    let with = |chosen: &[usize]| {
+        let quant = with_formats(&manifest.quant, &measured.groups, chosen);
+        Manifest { quant, transforms: transforms.clone(), ..manifest.clone() }
+    };
+    let costs: Vec<Vec<Cost>> = measured
+        .groups
+        .iter()
+        .map(|group| group.formats.iter().map(|of| Cost { bytes: of.bytes, loss: of.kl }).collect())
+        .collect();
+    let weights: u64 = measured.groups.iter().map(|group| group.weights).sum();
+    let sum = |chosen: &[usize]| costs.iter().zip(chosen).map(|(costs, index)| costs[*index].bytes).sum::<u64>();
+    let smallest: Vec<usize> = costs.iter().map(|costs| (0..costs.len()).min_by_key(|i| costs[*i].bytes)).map(Option::unwrap_or_default).collect();
+    let chosen = match budget {
+        QuantPlan::Bits(bits) => {
+            let limit = (bits * weights as f64 / 8.0) as u64;
+            let least = 8.0 * sum(&smallest) as f64 / weights.max(1) as f64;
+            choose(&costs, Limit::Bytes(limit)).ok_or(CalibrateError::Budget { key: "bits", asked: bits, least })?
+        }
+        QuantPlan::Kl(nats) => {
+            let least = costs.iter().map(|costs| costs.iter().map(|c| c.loss).fold(f64::INFINITY, f64::min)).sum();
+            choose(&costs, Limit::Loss(nats)).ok_or(CalibrateError::Budget { key: "kl", asked: nats, least })?
+        }
+        QuantPlan::MaxMb(megabytes) => {
+            let asked = (megabytes * 1e6) as u64;
+            let rest = bytes_of(&with(&smallest))?.saturating_sub(sum(&smallest));
+            let least = (rest + sum(&smallest)) as f64 / 1e6;
+            let refused = CalibrateError::Budget { key: "max_mb", asked: megabytes, least };
+            let mut limit = asked.saturating_sub(rest);
+            let mut found = None;
+            for _ in 0..TURNS {
+                let Some(chosen) = choose(&costs, Limit::Bytes(limit)) else { break };
+                let over = bytes_of(&with(&chosen))?.saturating_sub(asked);
+                found = Some(chosen).filter(|_| over == 0);
+                if over == 0 {
+                    break;
+                }
+                limit = limit.saturating_sub(over);
+            }
+            found.ok_or(refused)?
+        }
+    };
+    let manifest = with(&chosen);
+    let groups: Vec<PlannedGroup> = measured
+        .groups
+        .iter()
+        .zip(&chosen)
+        .map(|(group, chosen)| PlannedGroup { chosen: Some(*chosen), ..group.clone() })
+        .collect();
+    let report = PlanReport {
+        budget,
+        tokens: measured.tokens,
+        kl: costs.iter().zip(&chosen).map(|(costs, index)| costs[*index].loss).sum(),
+        bits: 8.0 * sum(&chosen) as f64 / weights.max(1) as f64,
+        weight_bytes: bytes_of(&manifest)?,
+        groups,
+        manifest: manifest.to_yaml(),
+    };
+    Ok(Planned { manifest, report })
+}
+
+/// What a manifest says of quantization with the chosen formats: of each role the most frequent one, and by layers those that
+/// differ.
+fn with_formats(quant: &Quant, groups: &[PlannedGroup], chosen: &[usize]) -> Quant {
+    let mut by_role: BTreeMap<Role, Vec<(Option<usize>, QuantOverride)>> = BTreeMap::new();
+    for (group, chosen) in groups.iter().zip(chosen) {
+        by_role.entry(group.role).or_default().push((group.layer, group.formats[*chosen].format));
+    }
+    let mut quant = Quant { plan: None, ..quant.clone() };
+    let mut by_layer: BTreeMap<usize, BTreeMap<Role, QuantOverride>> = BTreeMap::new();
+    for (role, formats) in by_role {
+        let count = |format: &QuantOverride| formats.iter().filter(|(_, other)| other == format).count();
+        let usual = formats.iter().map(|(_, format)| *format).reduce(|a, b| if count(&b) > count(&a) { b } else { a });
+        let Some(usual) = usual else { continue };
+        // where layers are named already, the role itself isn't theirs to change
+        let named = quant.layers.iter().any(|own| own.overrides.contains_key(&role));
+        if !named {
+            quant.overrides.insert(role, usual);
+        }
+        for (layer, format) in formats {
+            if let Some(layer) = layer.filter(|_| named || format != usual) {
+                by_layer.entry(layer).or_default().insert(role, format);
+            }
+        }
+    }
+    for (layer, overrides) in by_layer {
+        match quant.layers.last_mut() {
+            Some(last) if last.range[1] == layer && last.overrides == overrides => last.range[1] = layer + 1,
+            _ => quant.layers.push(QuantLayers { range: [layer, layer + 1], overrides }),
+        }
+    }
+    quant
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sensitivity::FORMATS;
+    use super::*;
+    use anec_convert::report::FormatCost;
+
+    #[test]
+    fn a_manifest_says_by_layers_what_differs() {
+        let group = |role, layer| {
+            let formats = FORMATS.iter().map(|format| FormatCost { format: *format, bytes: 1, kl: 0.0 }).collect();
+            PlannedGroup { role, layer, weights: 1, formats, chosen: None }
+        };
+        let mut groups: Vec<PlannedGroup> = (0..5).map(|layer| group(Role::MlpDown, Some(layer))).collect();
+        groups.push(group(Role::LmHead, None));
+        let quant = Quant { plan: Some(QuantPlan::Bits(5.0)), ..Quant::default() };
+        let chosen = [1, 1, 3, 3, 3, 2];
+        let found = with_formats(&quant, &groups, &chosen);
+        assert_eq!(found.plan, None);
+        assert_eq!(found.layers.len(), 1);
+        assert_eq!(found.layers[0].range, [0, 2]);
+        for (group, chosen) in groups.iter().zip(chosen) {
+            let expected = super::super::sensitivity::number_format(FORMATS[chosen]);
+            assert_eq!(found.of(group.role, group.layer), expected, "{:?}", group.layer);
+        }
+    }
+}

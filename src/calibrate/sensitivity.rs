@@ -1,0 +1,405 @@
+//! What a model loses by each number format of each role and layer: the divergence of its predictions, on a text, from those
+//! of the model that isn't quantized, where the weights of one role in one layer alone are in that format.
+//!
+//! `loss(role, layer, format) = mean over tokens of Σ p log(p / q)`, `p` the probabilities of the next token by the model
+//! as it is, `q` by the model with these weights quantized.
+//!
+//! Layers before the changed one compute what they ever do, so the hidden states that enter each are kept, and a
+//! measurement runs the changed layer and those behind it. What was measured is written to a file at once, and read back
+//! by whoever measures the same model on the same text. Codes are the nearest ones: feedback lowers all losses alike.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use anec_base::{Progress, Result, hexadecimal, input};
+use anec_bundle::{Port, Stage};
+use anec_convert::emit::Emitter;
+use anec_convert::files;
+use anec_convert::open::{Opened, open};
+use anec_convert::plan::{ConvertPlan, PackagePlan};
+use anec_convert::report::{FormatCost, PlannedGroup};
+use anec_exec::{ExecOptions, Executable, Precision, WeightCache};
+use anec_manifest::{
+    Calibration, CalibrationText, Granularity, Manifest, NumberFormat, Quant, QuantOverride, QuantPlan, Role,
+    WeightFormat,
+};
+use anec_quant::WeightLayout;
+use anec_runtime::{Chunking, CpuBackend, Hidden, LoadedModel, PackageStore};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::patched::{Patch, PatchedBackend};
+use super::plain::{PlainModel, plain_plan};
+use super::{CalibrateError, tap, text};
+
+/// Tokens that losses are measured on, if nothing is said: a few hundred tell formats and layers from each other.
+pub const TOKENS: usize = 256;
+/// Tokens of one piece of the text.
+const WINDOW: usize = 64;
+/// Bytes of a calibration text, at most.
+const MOST_TEXT: u64 = 1 << 28;
+
+/// Formats that a plan chooses from, the largest first: those that the Neural Engine has.
+pub const FORMATS: [QuantOverride; 5] = [
+    QuantOverride { weights: Some(WeightFormat::None), granularity: None, row_scale: None, op: None },
+    format(WeightFormat::Int8, Granularity::PerChannel, false),
+    format(WeightFormat::Int8, Granularity::PerTensor, false),
+    format(WeightFormat::Palette6, Granularity::PerTensor, true),
+    format(WeightFormat::Palette4, Granularity::PerTensor, true),
+];
+
+/// The formats of some kinds of numbers; all of [`FORMATS`] if none are named. Integers of 4 bits, which are for GPU and
+/// CPU, come in blocks of 32.
+pub fn formats(kinds: &[WeightFormat]) -> Vec<QuantOverride> {
+    if kinds.is_empty() {
+        return FORMATS.to_vec();
+    }
+    let of_kind = |kind: &WeightFormat| -> Vec<QuantOverride> {
+        let known: Vec<_> = FORMATS.into_iter().filter(|format| format.weights == Some(*kind)).collect();
+        match kind {
+            _ if !known.is_empty() => known,
+            WeightFormat::Int4 => vec![format(*kind, Granularity::Block(32), false)],
+            palette => vec![format(*palette, Granularity::PerTensor, true)],
+        }
+    };
+    kinds.iter().flat_map(of_kind).collect()
+}
+
+const fn format(weights: WeightFormat, granularity: Granularity, row_scale: bool) -> QuantOverride {
+    QuantOverride { weights: Some(weights), granularity: Some(granularity), row_scale: Some(row_scale), op: None }
+}
+
+/// The number format that an override asks for, with nothing else said.
+pub fn number_format(format: QuantOverride) -> NumberFormat {
+    let overrides = BTreeMap::from([(Role::MlpUp, format)]);
+    Quant { overrides, ..Quant::default() }.of(Role::MlpUp, None)
+}
+
+/// What a model loses by each format of each role and layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sensitivities {
+    /// Tokens of the text.
+    pub tokens: u64,
+    /// Each role of each layer that nothing is said of in the manifest; the LM head last.
+    pub groups: Vec<PlannedGroup>,
+}
+
+/// How losses are measured.
+pub struct SensitivityOptions<'a> {
+    /// The formats.
+    pub formats: &'a [QuantOverride],
+    /// Tokens of the text.
+    pub tokens: usize,
+    /// The file that keeps what was measured.
+    pub saved: &'a Path,
+}
+
+/// What the file holds.
+#[derive(Default, Serialize, Deserialize)]
+struct Saved {
+    /// Digest of what losses depend on.
+    inputs: String,
+    tokens: u64,
+    losses: BTreeMap<String, f64>,
+}
+
+/// Weights of one role and layer.
+struct Group {
+    role: Role,
+    layer: Option<usize>,
+    /// Rows and columns of each.
+    shapes: BTreeMap<String, (u64, u64)>,
+}
+
+impl Group {
+    fn key(&self, format: QuantOverride) -> String {
+        let place = self.layer.map_or_else(|| "head".to_owned(), |layer| format!("layer {layer}"));
+        format!("{place}, {}: {}", self.role, number_format(format))
+    }
+
+    fn bytes(&self, format: QuantOverride) -> u64 {
+        let format = number_format(format);
+        self.shapes.values().map(|(rows, columns)| WeightLayout::of(format, *rows, *columns).bytes()).sum()
+    }
+}
+
+/// The manifest as a plan would see it: a plan may choose formats that want the weights transformed.
+pub(super) fn as_planned(manifest: &Manifest) -> Manifest {
+    let plan = manifest.quant.plan.or(Some(QuantPlan::Kl(1.0)));
+    Manifest { quant: Quant { plan, ..manifest.quant.clone() }, ..manifest.clone() }
+}
+
+/// Measures what a model loses. `scratch` is an empty folder for its weights.
+///
+/// # Errors
+/// When the source can't be converted, the text can't be read, a function fails, or the file can't be written.
+pub fn measure(
+    manifest: &Manifest,
+    options: &SensitivityOptions<'_>,
+    scratch: &Path,
+    progress: &Progress,
+) -> Result<Sensitivities> {
+    let manifest = as_planned(manifest);
+    let opened = open(&manifest)?;
+    if opened.model.facts().is_bidirectional() {
+        return Err(CalibrateError::LabelsTokens("plan").into());
+    }
+    let groups = groups(&manifest, &opened, &plain_plan(&manifest, &opened)?)?;
+    if groups.is_empty() {
+        return Err(CalibrateError::NothingToChoose.into());
+    }
+    let inputs = inputs(&manifest, &opened, options.tokens)?;
+    let mut saved = read(options.saved, inputs);
+    let all = groups.iter().flat_map(|group| options.formats.iter().map(move |format| (group, *format)));
+    let unknown: Vec<(&Group, QuantOverride)> = all
+        .filter(|(group, format)| {
+            format.weights != Some(WeightFormat::None) && !saved.losses.contains_key(&group.key(*format))
+        })
+        .collect();
+    if !unknown.is_empty() {
+        let mut trial = Trial::new(&manifest, options.tokens, scratch, progress)?;
+        saved.tokens = trial.tokens;
+        let (begin, count) = (Instant::now(), unknown.len());
+        for (done, (group, format)) in unknown.into_iter().enumerate() {
+            let left = begin.elapsed().as_secs_f64() * (count - done) as f64 / done.max(1) as f64;
+            let left = if done == 0 { String::new() } else { format!(", {left:.0} s left") };
+            progress.stage(&format!("{}{left}", group.key(format)));
+            let loss = trial.loss(group, format)?;
+            saved.losses.insert(group.key(format), loss);
+            files::write_json(options.saved, &saved)?;
+            progress.set(done as u64 + 1, count as u64);
+        }
+        progress.finish();
+    }
+    let cost = |group: &Group, format: QuantOverride| FormatCost {
+        format,
+        bytes: group.bytes(format),
+        // nothing is lost by what isn't quantized
+        kl: saved.losses.get(&group.key(format)).copied().unwrap_or(0.0),
+    };
+    let planned = groups.iter().map(|group| PlannedGroup {
+        role: group.role,
+        layer: group.layer,
+        weights: group.shapes.values().map(|(rows, columns)| rows * columns).sum(),
+        formats: options.formats.iter().map(|format| cost(group, *format)).collect(),
+        chosen: None,
+    });
+    Ok(Sensitivities { tokens: saved.tokens, groups: planned.collect() })
+}
+
+/// The file's losses, if they are of the same inputs.
+fn read(path: &Path, inputs: String) -> Saved {
+    let found = input::read_text(path, MOST_TEXT).ok().and_then(|text| serde_json::from_str::<Saved>(&text).ok());
+    let usable = found.filter(|saved| saved.inputs == inputs && saved.losses.values().all(|loss| loss.is_finite()));
+    usable.unwrap_or(Saved { inputs, ..Saved::default() })
+}
+
+/// A digest of what losses depend on.
+fn inputs(manifest: &Manifest, opened: &Opened, tokens: usize) -> Result<String> {
+    let text = match &manifest.calibration.text {
+        CalibrationText::Builtin => "builtin".to_owned(),
+        CalibrationText::File(path) => hexadecimal(&Sha256::digest(input::read_text(path, MOST_TEXT)?)),
+    };
+    let sizes: Vec<u64> = opened.source.files().iter().map(|file| file.size()).collect();
+    let of = serde_json::json!({
+        "anec": env!("CARGO_PKG_VERSION"),
+        "source": opened.source.name(),
+        "sizes": sizes,
+        "transforms": opened.model.transformed().done,
+        "scale": opened.model.facts().hidden_scale,
+        "text": text,
+        "tokens": tokens,
+    });
+    Ok(hexadecimal(&Sha256::digest(of.to_string())))
+}
+
+/// The projections by role and layer, but for those that the manifest names a format for.
+fn groups(manifest: &Manifest, opened: &Opened, plan: &ConvertPlan) -> Result<Vec<Group>> {
+    let mut groups: BTreeMap<(usize, Role), Group> = BTreeMap::new();
+    let said = |role: Role, layer: Option<usize>| {
+        let of_layer = |layer: usize| {
+            let mut own = manifest.quant.layers.iter().filter(|own| (own.range[0]..own.range[1]).contains(&layer));
+            own.any(|own| own.overrides.contains_key(&role))
+        };
+        manifest.quant.overrides.contains_key(&role) || layer.is_some_and(of_layer)
+    };
+    for package in &plan.packages {
+        let (_, weights) = tap::built(&*opened.model, &plan.form, &package.functions[0])?;
+        for weight in weights {
+            let (role, layer) = (weight.role, weight.layer);
+            if role.is_projection() && !said(role, layer) {
+                let place = (layer.unwrap_or(usize::MAX), role);
+                let group = groups.entry(place).or_insert_with(|| Group { role, layer, shapes: BTreeMap::new() });
+                let columns = weight.weight.elements() / weight.channels.max(1);
+                group.shapes.insert(weight.weight.key(), (weight.channels, columns));
+            }
+        }
+    }
+    Ok(groups.into_values().collect())
+}
+
+/// A model whose functions are changed one at a time.
+struct Trial {
+    plain: PlainModel,
+    manifest: Manifest,
+    model: std::sync::Arc<LoadedModel>,
+    patch: Patch,
+    tokens: u64,
+    /// What enters each layer, and what leaves the last: of each window, `[tokens, hidden_size]`.
+    entering: Vec<Vec<Vec<f32>>>,
+    /// The logits of each window by the model as it is.
+    reference: Vec<Vec<f32>>,
+}
+
+impl Trial {
+    fn new(manifest: &Manifest, tokens: usize, scratch: &Path, progress: &Progress) -> Result<Self> {
+        let plain = PlainModel::new(manifest, scratch, progress)?;
+        let patch = Patch::default();
+        let inner = CpuBackend::new(PackageStore::of(&plain.bundle, &plain.folder), Precision::F32);
+        let backend = Box::new(PatchedBackend::new(inner, patch.clone()));
+        let model = LoadedModel::new(plain.bundle.clone(), &plain.folder, plain.host.clone(), backend)?;
+        // pieces from all over the text
+        let whole = Calibration { tokens: manifest.calibration.tokens.max(tokens as u64), ..manifest.calibration.clone() };
+        let windows = text::windows(&whole, &plain.bundle, &plain.folder, WINDOW)?;
+        let step = (windows.len() * WINDOW / tokens.max(1)).max(1);
+        let windows: Vec<Vec<u32>> = windows.into_iter().step_by(step).take(tokens.div_ceil(WINDOW)).collect();
+        let tokens = windows.iter().map(|window| window.len() as u64).sum();
+        let mut hidden = windows.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<Vec<_>>>()?;
+        let mut trial = Trial {
+            plain,
+            manifest: manifest.clone(),
+            model,
+            patch,
+            tokens,
+            entering: Vec::new(),
+            reference: Vec::new(),
+        };
+        for layer in 0..trial.layers() {
+            let left = trial.layer(layer, &hidden)?;
+            trial.entering.push(std::mem::replace(&mut hidden, left));
+        }
+        trial.reference = trial.head(&hidden)?;
+        trial.entering.push(hidden);
+        Ok(trial)
+    }
+
+    fn layers(&self) -> usize {
+        self.plain.opened.model.facts().num_layers
+    }
+
+    /// A layer, window by window.
+    fn layer(&self, layer: usize, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+        let width = self.plain.width();
+        let one = |hidden: &Vec<f32>| {
+            let mut session = self.model.start((hidden.len() / width) as u64)?;
+            if !session.stands_alone(layer) {
+                return Err(CalibrateError::Router("plan").into());
+            }
+            let mut left = session.force_layers(layer, hidden, Hidden::BetweenFunctions, &Chunking::Largest)?;
+            Ok(std::mem::take(&mut left[layer + 1]))
+        };
+        hidden.iter().map(one).collect()
+    }
+
+    /// The logits of each window.
+    fn head(&self, hidden: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+        let width = self.plain.width();
+        hidden.iter().map(|hidden| self.model.start((hidden.len() / width) as u64)?.force_head(hidden)).collect()
+    }
+
+    /// What is lost by a format of a group.
+    fn loss(&mut self, group: &Group, format: QuantOverride) -> Result<f64> {
+        let first = group.layer.unwrap_or(self.layers());
+        let package = self.plain.plan.packages.iter().find(|package| match package.stage {
+            Stage::Layers { first, .. } => group.layer == Some(first),
+            Stage::Head { .. } => group.layer.is_none(),
+            Stage::Experts { .. } => false,
+        });
+        let Some(package) = package else { return Err(CalibrateError::NothingToChoose.into()) };
+        self.change(package, group.role, format)?;
+        let logits = self.behind(first);
+        self.patch.clear();
+        let (logits, width) = (logits?, self.plain.bundle.model.vocab_size as usize);
+        let windows = self.reference.iter().zip(&logits);
+        let rows = windows.flat_map(|(reference, found)| reference.chunks_exact(width).zip(found.chunks_exact(width)));
+        let rows: Vec<(&[f32], &[f32])> = rows.collect();
+        let losses: Vec<f64> = rows.par_iter().map(|(reference, found)| divergence(reference, found)).collect();
+        Ok((losses.iter().sum::<f64>() / losses.len().max(1) as f64).max(0.0))
+    }
+
+    /// The logits, from a layer on.
+    fn behind(&self, first: usize) -> Result<Vec<Vec<f32>>> {
+        let mut hidden = self.entering[first].clone();
+        for layer in first..self.layers() {
+            hidden = self.layer(layer, &hidden)?;
+        }
+        self.head(&hidden)
+    }
+
+    /// Puts a package's function with one role in another format in its place.
+    fn change(&self, package: &PackagePlan, role: Role, format: QuantOverride) -> Result<()> {
+        let quant = Quant {
+            weights: WeightFormat::None,
+            overflow: self.manifest.quant.overflow,
+            overrides: BTreeMap::from([(role, format)]),
+            ..Quant::default()
+        };
+        let mut emitter = Emitter::new(&quant);
+        let graph = self.plain.opened.model.build(&self.plain.plan.form, &package.functions[0], &mut emitter)?;
+        let executable =
+            Executable::compile(&graph.function, ExecOptions { precision: Precision::F32 }, &WeightCache::new())?;
+        let name = format!("{}.mlpackage", package.name);
+        let entries = &self.plain.bundle.functions;
+        if let Some((index, entry)) = entries.iter().enumerate().find(|(_, entry)| entry.package == name) {
+            let inputs = entry.inputs.iter().map(|port: &Port| port.name.clone()).collect();
+            self.patch.set(index, inputs, executable);
+        }
+        Ok(())
+    }
+}
+
+/// `Σ p log(p / q)` for the probabilities that two rows of logits stand for.
+fn divergence(reference: &[f32], found: &[f32]) -> f64 {
+    let most = |row: &[f32]| f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let (p_most, q_most) = (most(reference), most(found));
+    let (mut p_sum, mut q_sum, mut difference) = (0.0, 0.0, 0.0);
+    for (p, q) in reference.iter().zip(found) {
+        let (p, q) = (f64::from(*p) - p_most, f64::from(*q) - q_most);
+        p_sum += p.exp();
+        q_sum += q.exp();
+        difference += p.exp() * (p - q);
+    }
+    difference / p_sum + q_sum.ln() - p_sum.ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_divergence_is_that_of_probabilities() {
+        let (a, b) = ([1f32, 2.0, -1.0, 30.0], [1f32, 2.5, -3.0, 29.0]);
+        let softmax = |row: &[f32]| {
+            let sum: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();
+            row.iter().map(|x| f64::from(*x).exp() / sum).collect::<Vec<_>>()
+        };
+        let expected: f64 = softmax(&a).iter().zip(softmax(&b)).map(|(p, q)| p * (p / q).ln()).sum();
+        assert!((divergence(&a, &b) - expected).abs() < 1e-14, "{} {expected}", divergence(&a, &b));
+        // a constant is none
+        assert!(divergence(&a, &a.map(|x| x + 100.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn formats_have_names_of_their_own() {
+        let mut names: Vec<String> = FORMATS.iter().map(|format| number_format(*format).to_string()).collect();
+        assert_eq!(names[3], "palette6 per tensor with row scales");
+        names.dedup();
+        assert_eq!(names.len(), FORMATS.len());
+        assert_eq!(formats(&[]), FORMATS);
+        let named = formats(&[WeightFormat::Int8, WeightFormat::Int4]);
+        let named: Vec<String> = named.into_iter().map(|format| number_format(format).to_string()).collect();
+        assert_eq!(named, ["int8 per channel", "int8 per tensor", "int4 per block of 32"]);
+    }
+}
