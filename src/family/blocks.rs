@@ -38,6 +38,7 @@ pub mod state;
 
 use super::{EmitWeight, LoweringOptions};
 use anec_base::{Error, Result};
+use anec_bundle::PortDim;
 use anec_manifest::{Layout, Role};
 use anec_mil::{Dim, FunctionBuilder, ValueId};
 use anec_source::SourceWeight;
@@ -122,4 +123,9 @@ impl<'a> Graph<'a> {
             None => Ok(self.ops),
         }
     }
+}
+
+/// What a bundle says of a shape.
+pub(crate) fn extents(shape: &[Dim]) -> Vec<PortDim> {
+    shape.iter().map(|d| d.fixed().map_or_else(|| PortDim::Tokens(d.to_string()), PortDim::Fixed)).collect()
 }
