@@ -35,12 +35,12 @@ fn forms() -> Vec<LoweringOptions> {
             norm,
             attention: [AttentionForm::PerHead, AttentionForm::Grouped][choice[1]],
             activations: [ActivationForm::Stable, ActivationForm::Native][choice[5]],
-            state: [StateForm::PerLayer, StateForm::Unified][choice[2]],
+            state: [StateForm::PerLayer, StateForm::Unified, StateForm::Host][choice[2]],
             recurrent_states: [RecurrentForm::State, RecurrentForm::InputOutput][choice[3]],
             ..FORM
         }
     };
-    covering(&[2, 2, 2, 2, 4, 2], 3).into_iter().map(form).collect()
+    covering(&[2, 2, 3, 2, 4, 2], 3).into_iter().map(form).collect()
 }
 
 fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {
@@ -72,7 +72,17 @@ fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {
             };
             assert_eq!(states(&graph.inputs), states(&graph.outputs), "what comes in goes out");
             let caches = graph.states.iter().filter(|state| state.name.contains("cache")).count();
-            if form.recurrent_states == RecurrentForm::InputOutput {
+            let rows = |ports: &[Port]| -> Vec<String> {
+                let cache = ports.iter().filter_map(|port| match &port.role {
+                    PortRole::Cache { id, .. } | PortRole::CacheRows { id, .. } => Some(id.clone()),
+                    _ => None,
+                });
+                cache.collect()
+            };
+            assert_eq!(rows(&graph.inputs), rows(&graph.outputs), "caches that are read get rows");
+            if form.state == StateForm::Host {
+                assert!(graph.states.is_empty());
+            } else if form.recurrent_states == RecurrentForm::InputOutput {
                 assert_eq!(graph.states.len(), caches, "only caches are states");
             } else {
                 assert_eq!(states(&graph.inputs), []);

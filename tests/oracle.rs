@@ -40,7 +40,7 @@ const FORMS: [[&str; 6]; 12] = [
 const KEYS: [&str; 6] = ["linear", "norm", "layout", "attention", "kv_write", "state"];
 
 /// What else a manifest decides of a graph.
-const OTHERS: [(&str, &[&str]); 11] = [
+const OTHERS: [(&str, &[&str]); 13] = [
     ("defaults", &[]),
     ("argmax", &["lm_head.argmax=true", "lm_head.split=3"]),
     ("per_channel", &["quant.granularity=per_channel"]),
@@ -49,6 +49,8 @@ const OTHERS: [(&str, &[&str]); 11] = [
     ("one_token", &["lengths.fixed=[1]", "kv_write=mask"]),
     ("functions", &["lengths.fixed=[8, 1]", "context=[32, 64]"]),
     ("ios26", &["target=iOS26", "lengths.range=[2, 5]"]),
+    ("host", &["state=host", "attention=grouped"]),
+    ("host_functions", &["state=host", "lengths.fixed=[8, 1]", "context=[32, 64]"]),
     ("palettes", &["quant.weights=palette4", "quant.granularity={group: 16}", "quant.row_scale=true"]),
     ("palettes_linear", &["quant.weights=palette6", "quant.row_scale=true", "linear=linear"]),
     (

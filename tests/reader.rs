@@ -61,6 +61,11 @@ const CASES: &[Case] = &[
     // a text in windows through layers that look both ways
     case("privacy_filter-default", &["context=48", "lengths.range=[1, 48]"]),
     case("privacy_filter-default", &["context=48", "lengths={fixed: [8, 17]}", "experts=split"]),
+    // caches that the host keeps: whole ones in several contexts, filled up, rings, beside recurrences
+    case("llama-default", &["state=host", "lengths={fixed: [1, 4]}", "context=[24, 40]"]),
+    case("qwen3-default", &["state=host", "lengths={fixed: [7]}", "context=64"]),
+    Case { chunk: Some(3), ..case("gemma3-default", &["state=host", "context=48", "layout=bc1s"]) },
+    case("zaya-sliding", &["state=host", "context=40", "attention=grouped"]),
     // weights of a byte
     case("olmo2-default", &["context=40", INT8]),
     // palettes of rows that have a scale, and integers of blocks

@@ -85,6 +85,36 @@ pub enum PortRole {
         /// What it holds.
         holds: StateRole,
     },
+    /// Keys or values that the host keeps, `[1, heads, S, head_dim]`, as an input that is only read: what the calls before
+    /// left, zeros before there were any. The row of position p is in slot p mod S.
+    Cache {
+        /// Which cache of a text it is, as with [`StatePort::id`](crate::StatePort::id).
+        id: String,
+        /// What it holds.
+        holds: StateRole,
+    },
+    /// As an output, the rows of the call's tokens for the cache of the same `id`, `[1, heads, T, head_dim]`: after the call
+    /// the host puts the row of each token into the slot of its position.
+    CacheRows {
+        /// Which cache of a text.
+        id: String,
+        /// What it holds.
+        holds: StateRole,
+    },
+    /// `[1, 1, T, S]`, beside caches that the host keeps: 0 where a token may look at the slot of a position before the
+    /// call's first, -1e4 where it may not; with a window, the last `window` positions up to the token itself count.
+    PastMask {
+        /// Tokens that a sliding window shows, the token itself included.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        window: Option<u64>,
+    },
+    /// `[1, 1, T, T]`, beside caches that the host keeps: 0 where a token of the call (rows) may look at another (columns),
+    /// which is itself or one before it, within the window; -1e4 elsewhere.
+    CallMask {
+        /// Tokens that a sliding window shows, the token itself included.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        window: Option<u64>,
+    },
     /// Logits of a part of the vocabulary, or of a classifier's labels, `[1, rows, T, 1]` or `[1, rows, 1, T]`.
     Logits,
     /// Index of the largest logit within the part, `[1, 1, T, 1]` or `[1, 1, 1, T]`.

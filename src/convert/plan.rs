@@ -9,7 +9,7 @@ use super::size::PackageSize;
 use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
 use anec_family::{ExpertCounts, FamilyModel, FunctionRequest, LoweringOptions};
-use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, Target};
+use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, RecurrentForm, StateForm, Target};
 use anec_mil::Opset;
 
 /// A conversion, planned.
@@ -187,7 +187,10 @@ pub fn form(manifest: &Manifest) -> LoweringOptions {
         activations: manifest.activations,
         kv_write: manifest.kv_write(),
         state: manifest.state,
-        recurrent_states: manifest.recurrent_states,
+        recurrent_states: match manifest.state {
+            StateForm::Host => RecurrentForm::InputOutput,
+            StateForm::PerLayer | StateForm::Unified => manifest.recurrent_states,
+        },
         experts: manifest.experts,
     }
 }

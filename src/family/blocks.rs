@@ -38,7 +38,7 @@ pub mod state;
 
 use super::{EmitWeight, LoweringOptions};
 use anec_base::{Error, Result};
-use anec_bundle::layer_scope;
+use anec_bundle::{PortDim, layer_scope};
 use anec_manifest::{Layout, Role};
 use anec_mil::{Dim, FunctionBuilder, ValueId};
 use anec_source::SourceWeight;
@@ -131,4 +131,9 @@ impl<'a> Graph<'a> {
             None => Ok(self.ops),
         }
     }
+}
+
+/// What a bundle says of a shape.
+pub(crate) fn extents(shape: &[Dim]) -> Vec<PortDim> {
+    shape.iter().map(|d| d.fixed().map_or_else(|| PortDim::Tokens(d.to_string()), PortDim::Fixed)).collect()
 }

@@ -16,6 +16,7 @@ use super::blocks::linear::{Linear, linear};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
+use super::blocks::{Graph, extents};
 use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
 use super::table::{MixerKind, NormPlacement};
@@ -25,8 +26,8 @@ use super::{
     Purpose,
 };
 use anec_base::Result;
-use anec_bundle::{HiddenProbe, Port, PortDim, PortRole, Stage, StatePort, TokenCount};
-use anec_manifest::{KvWrite, Role, Transform};
+use anec_bundle::{HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount};
+use anec_manifest::{KvWrite, Role, StateForm, Transform};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::SourceWeight;
 
@@ -110,9 +111,21 @@ impl Decoder {
         let masks: Vec<(Option<u64>, ValueId)> = views
             .iter()
             .map(|(window, slots)| {
-                let name = if window.is_some() { "attn_mask_local" } else { "attn_mask" };
-                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), tokens.clone(), Dim::Fixed(*slots)];
-                (*window, ports.input(g, name, PortRole::AttentionMask { window: *window }, shape))
+                let window = *window;
+                let mut mask = |g: &mut Graph<'_>, name: &str, role: PortRole, columns: Dim| {
+                    let name = if window.is_some() { format!("{name}_local") } else { name.to_owned() };
+                    let shape = vec![Dim::Fixed(1), Dim::Fixed(1), tokens.clone(), columns];
+                    ports.input(g, &name, role, shape)
+                };
+                let slots = Dim::Fixed(*slots);
+                let mask = if g.form.state == StateForm::Host {
+                    let past = mask(g, "past_mask", PortRole::PastMask { window }, slots);
+                    let call = mask(g, "call_mask", PortRole::CallMask { window }, tokens.clone());
+                    g.ops.concat(&[past, call], 3)
+                } else {
+                    mask(g, "attn_mask", PortRole::AttentionMask { window }, slots)
+                };
+                (window, mask)
             })
             .collect();
         let caches: BTreeSet<u64> = views.iter().map(|(_, slots)| *slots).collect();
@@ -195,6 +208,9 @@ impl Decoder {
 
     /// How caches of `slots` slots are written. In a ring a call's slots may lie at both ends, so there is no slice.
     fn write(&self, g: &mut Graph<'_>, ports: &mut Ports, slots: u64, request: &FunctionRequest) -> Write {
+        if g.form.state == StateForm::Host {
+            return Write::Append;
+        }
         let ring = slots < request.context;
         match (g.form.kv_write, request.tokens) {
             (KvWrite::Slice, TokenCount::Fixed(count)) if !ring => {
@@ -360,8 +376,4 @@ impl Ports {
             shares: self.input(g, "expert_shares", PortRole::ExpertShares, g.hidden_shape(count)),
         }
     }
-}
-
-fn extents(shape: &[Dim]) -> Vec<PortDim> {
-    shape.iter().map(|d| d.fixed().map_or_else(|| PortDim::Tokens(d.to_string()), PortDim::Fixed)).collect()
 }

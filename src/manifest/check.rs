@@ -8,7 +8,7 @@ use strum::IntoEnumIterator;
 use super::error::ManifestError;
 use super::{
     Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, QuantOverride, QuantPlan, ResidencyGate, ResidualScale, Role,
-    Transform, Transforms, WeightFormat,
+    StateForm, Transform, Transforms, WeightFormat,
 };
 
 /// Largest context that can be asked for: more than any published dense model has.
@@ -21,6 +21,7 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ManifestError> {
     name(manifest)?;
     context(&manifest.context)?;
     lengths(manifest)?;
+    states(manifest)?;
     shards(manifest)?;
     if manifest.lm_head.split == HeadSplit::Pieces(0) {
         return Err(ManifestError::value("lm_head.split", "0 pieces, expected at least 1, or auto"));
@@ -215,6 +216,15 @@ fn lengths(manifest: &Manifest) -> Result<(), ManifestError> {
     Ok(())
 }
 
+/// Who keeps the caches writes them.
+fn states(manifest: &Manifest) -> Result<(), ManifestError> {
+    if manifest.state == StateForm::Host && manifest.kv_write.is_some() {
+        let problem = "with `state: host` a function writes no cache, the host appends the rows that it gives";
+        return Err(ManifestError::value("kv_write", problem).advise("leave `kv_write` out"));
+    }
+    Ok(())
+}
+
 fn shards(manifest: &Manifest) -> Result<(), ManifestError> {
     let max = manifest.shards.max_mb;
     if !max.is_finite() || max <= 0.0 {
@@ -277,6 +287,7 @@ mod tests {
         ("{ context: 32, lengths: { fixed: [1, 64] } }", "lengths.fixed", "context of 32"),
         ("{ lengths: { range: [1, 4] }, kv_write: slice }", "kv_write", "number of tokens"),
         ("context: [64, 128]", "context", "flexible"),
+        ("{ state: host, kv_write: mask }", "kv_write", "host appends"),
         ("shards: { max_mb: 0 }", "shards.max_mb", "positive"),
         ("shards: { max_mb: .nan }", "shards.max_mb", "positive"),
         ("shards: { layers: [] }", "shards.layers", "empty"),

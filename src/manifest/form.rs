@@ -84,6 +84,9 @@ pub enum StateForm {
     PerLayer,
     /// One for each shard, or for each shape where there are several.
     Unified,
+    /// None: keys and values are inputs that are only read, a call gives the rows of its tokens, and the host appends them.
+    /// What recurrences carry is inputs and outputs.
+    Host,
 }
 
 /// Who keeps what layers with a recurrence carry from call to call: the last inputs of convolutions, the matrices of linear

@@ -41,7 +41,7 @@ pub(super) fn prepare(
                 wrong(format!("no function before `{}` gives its input `{}`", entry.function, port.name))
             })
         }
-        (PortRole::State { id, .. }, Some((_, states))) => Ok(states.input(id, port)),
+        (PortRole::State { id, .. } | PortRole::Cache { id, .. }, Some((_, states))) => Ok(states.input(id, port)),
         (_, Some((feed, _))) => feed.input(port),
         (role, None) => {
             Err(wrong(format!("function `{}` of the LM head has an input of role {role:?}", entry.function)))

@@ -280,6 +280,10 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
         | PortRole::State { .. }
+        | PortRole::Cache { .. }
+        | PortRole::CacheRows { .. }
+        | PortRole::PastMask { .. }
+        | PortRole::CallMask { .. }
         | PortRole::Logits => Element::F16,
     }
 }
@@ -332,6 +336,8 @@ mod tests {
         for (name, changes) in [
             ("range", &[][..]),
             ("fixed", &["lengths={fixed: [1, 4]}", "context=[256, 512]"]),
+            ("host", &["state=host"]),
+            ("host, fixed", &["state=host", "lengths={fixed: [1, 4]}", "context=[256, 512]"]),
             ("unified", &["state=unified", "layout=bc1s", "lengths={fixed: [4]}"]),
         ] {
             let folder = room.path().join(name);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::error::RuntimeError;
 use super::host::{HostTables, RopeChoice, RotaryPart};
 use super::plan::Chunk;
+use super::states::Place;
 use anec_bundle::{MASKED, Port, PortDim, PortRole};
 use anec_exec::Tensor;
 
@@ -25,6 +26,11 @@ impl<'a> InputBuilder<'a> {
         InputBuilder { host, rope, position, chunk, context, made: Vec::new() }
     }
 
+    /// The tokens that count.
+    pub(super) fn place(&self) -> Place {
+        Place { first: self.position, count: self.chunk.real }
+    }
+
     /// The tensor of an input other than the hidden states.
     ///
     /// # Errors
@@ -41,6 +47,11 @@ impl<'a> InputBuilder<'a> {
                 let mask = self.attention_mask(slots(port, 3)?, *window);
                 shaped(port, shape, mask)?
             }
+            PortRole::PastMask { window } => {
+                let mask = self.past_mask(slots(port, 3)?, *window);
+                shaped(port, shape, mask)?
+            }
+            PortRole::CallMask { window } => shaped(port, shape, self.call_mask(*window))?,
             PortRole::BandMask { band } => shaped(port, shape, self.band_mask(*band))?,
             PortRole::KvWriteMask => {
                 let mask = self.kv_write_mask(slots(port, 2)?);
@@ -56,6 +67,8 @@ impl<'a> InputBuilder<'a> {
             | PortRole::ExpertInput
             | PortRole::ExpertShares
             | PortRole::State { .. }
+            | PortRole::Cache { .. }
+            | PortRole::CacheRows { .. }
             | PortRole::Logits
             | PortRole::Argmax => {
                 let problem = format!("a function has an input `{}` of an unexpected role", port.name);
@@ -80,6 +93,29 @@ impl<'a> InputBuilder<'a> {
             let position = self.position + (t as u64).min(self.chunk.real - 1);
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
             (first..=position).for_each(|seen| row[(seen % slots) as usize] = 0.0);
+        }
+        mask
+    }
+
+    /// `[T, S]`: a token sees the slots of the positions before the call's first, within its window.
+    fn past_mask(&self, slots: u64, window: Option<u64>) -> Vec<f32> {
+        let mut mask = vec![MASKED; (self.chunk.size * slots) as usize];
+        for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
+            let position = self.position + (t as u64).min(self.chunk.real - 1);
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            (first..self.position).for_each(|seen| row[(seen % slots) as usize] = 0.0);
+        }
+        mask
+    }
+
+    /// `[T, T]`: a token sees those before it and itself, within its window. Padding tokens attend like the last real one.
+    fn call_mask(&self, window: Option<u64>) -> Vec<f32> {
+        let Chunk { real, size } = self.chunk;
+        let mut mask = vec![MASKED; (size * size) as usize];
+        for (t, row) in mask.chunks_exact_mut(size as usize).enumerate() {
+            let t = (t as u64).min(real - 1);
+            let first = window.map_or(0, |window| (t + 1).saturating_sub(window));
+            row[first as usize..=t as usize].fill(0.0);
         }
         mask
     }

@@ -60,8 +60,12 @@ impl LoadedModel {
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<HostTables>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
         let plan = CallPlan::new(&bundle, folder)?;
         let rewindable = |entry: &FunctionEntry| {
-            let kept_by_host = |port: &Port| matches!(port.role, PortRole::State { .. });
-            entry.states.iter().all(|state| by_position(state, entry.context)) && !entry.inputs.iter().any(kept_by_host)
+            let by_host = |port: &Port| match &port.role {
+                PortRole::State { .. } => false,
+                PortRole::Cache { .. } => port.shape_at(1).get(2).is_some_and(|slots| *slots >= entry.context),
+                _ => true,
+            };
+            entry.states.iter().all(|state| by_position(state, entry.context)) && entry.inputs.iter().all(by_host)
         };
         let rewindable = bundle.functions.iter().all(rewindable);
         Ok(Arc::new(LoadedModel { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), rewindable }))

@@ -402,15 +402,16 @@ impl TokenSession {
     ) -> Result<Flow> {
         let (channels, size) = (flow.hidden.channels, flow.hidden.count);
         let prepared = prepare(model, step, &mut flow, Some((feed, &self.states)))?;
-        let entry = &model.bundle.functions[prepared.function];
-        let outputs = self.states.run(entry, &prepared, watch)?;
+        let function = prepared.function;
+        let entry = &model.bundle.functions[function];
+        let outputs = self.states.run(entry, prepared, feed.place(), watch)?;
         for (port, tensor) in entry.outputs.iter().zip(&outputs) {
             if is_carried(&port.role) {
                 flow.carried.retain(|(role, _)| *role != port.role);
                 flow.carried.push((port.role.clone(), Arc::new(tensor.clone())));
             }
         }
-        let hidden = result(model, prepared.function, outputs, PortRole::Hidden, channels, size)?;
+        let hidden = result(model, function, outputs, PortRole::Hidden, channels, size)?;
         Ok(Flow { hidden, carried: flow.carried })
     }
 

@@ -90,6 +90,17 @@ pub(super) struct Places {
     pub(super) masked: BTreeSet<String>,
 }
 
+/// Whether an input closes places for attention.
+fn is_mask(role: &PortRole) -> bool {
+    matches!(
+        role,
+        PortRole::AttentionMask { .. }
+            | PortRole::BandMask { .. }
+            | PortRole::PastMask { .. }
+            | PortRole::CallMask { .. }
+    )
+}
+
 impl Places {
     fn of(bundle: &Bundle, package: &str, function: &Function) -> Self {
         let entry = bundle.functions.iter().find(|entry| entry.package == package && entry.function == function.name);
@@ -100,7 +111,7 @@ impl Places {
         };
         let mut stream = inputs(|role| *role == PortRole::Hidden);
         let mut named = stream.clone();
-        let mut masked = inputs(|role| matches!(role, PortRole::AttentionMask { .. } | PortRole::BandMask { .. }));
+        let mut masked = inputs(is_mask);
         for op in &function.block.ops {
             // a sum of two streams is one; a stream with a gain is one
             let gain = || op.operands().any(|id| function.value(id).constant.is_some());

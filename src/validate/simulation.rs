@@ -23,6 +23,9 @@ const TOKENS: usize = 32;
 /// From which relative difference on a value is said to depart.
 const DEPARTS: f64 = 0.02;
 
+/// Root mean square below which a value says nothing: fp16 holds it with few digits, and what is added to it has more.
+const SMALL: f64 = 1e-3;
+
 /// What is claimed.
 const CLAIM: &str = "the Neural Engine's arithmetic, simulated, computes what fp16 computes";
 
@@ -94,7 +97,7 @@ fn first_departure(
             let closed = places.is_some_and(|places| places.masked.contains(name));
             let difference = difference(values, simulated.get(name)?);
             // what a mask closes is of no size of its own
-            let departs = !closed && !(difference <= DEPARTS);
+            let departs = !closed && !(difference <= DEPARTS) && size(values) >= SMALL;
             let by =
                 if difference.is_finite() { format!("{:.1} %", 100.0 * difference) } else { "infinitely much".into() };
             departs.then(|| format!("`{name}` of {} departs by {by}", entry.package))
@@ -102,14 +105,19 @@ fn first_departure(
     })
 }
 
+/// Root mean square.
+fn size(values: &[f32]) -> f64 {
+    (values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / values.len().max(1) as f64).sqrt()
+}
+
 /// Root mean square of the difference, relative to that of the values.
 fn difference(values: &[f32], others: &[f32]) -> f64 {
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
-    let size = square(&mut values.iter().map(|value| f64::from(*value)));
+    let total = square(&mut values.iter().map(|value| f64::from(*value)));
     let apart = square(&mut values.iter().zip(others).map(|(a, b)| f64::from(*a) - f64::from(*b)));
-    match (size, apart) {
+    match (total, apart) {
         (_, 0.0) => 0.0,
-        (size, apart) if size > 0.0 => (apart / size).sqrt(),
+        (total, apart) if total > 0.0 => (apart / total).sqrt(),
         _ => f64::INFINITY,
     }
 }

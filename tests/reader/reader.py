@@ -101,7 +101,7 @@ class Text:
                 value = hidden.reshape(shape)
             elif role in ("router_state", "expert_input", "expert_shares"):
                 value = carried[role]
-            elif role == "state":
+            elif role in ("state", "cache"):
                 value = self.states.setdefault(port["id"], zeros(shape))
             else:
                 value = self.made(port, shape, size, count, position)
@@ -114,6 +114,10 @@ class Text:
                 hidden = value.reshape(-1, size)
             elif port["role"] == "state":
                 self.states[port["id"]] = value
+            elif port["role"] == "cache_rows":
+                cache = self.states[port["id"]] = self.states[port["id"]].copy()
+                for t in range(count):
+                    cache[:, :, (position + t) % cache.shape[2]] = value[:, :, t]
             else:
                 carried[port["role"]] = value
         return hidden, carried
@@ -133,6 +137,17 @@ class Text:
                 first = max(0, p + 1 - port["window"]) if "window" in port else 0
                 mask[t, np.arange(first, p + 1) % shape[3]] = 0
             return mask.reshape(shape)
+        if role == "past_mask":
+            mask = np.full((size, shape[3]), MASKED, np.float32)
+            for t, p in enumerate(positions):
+                first = max(0, p + 1 - port["window"]) if "window" in port else 0
+                mask[t, np.arange(first, max(first, position)) % shape[3]] = 0
+            return mask.reshape(shape)
+        if role == "call_mask":
+            # a filler sees what the last token sees
+            i = np.minimum(i, count - 1)
+            seen = (j <= i) & (i - j < port.get("window", size))
+            return np.where(seen, np.float32(0), np.float32(MASKED)).reshape(shape)
         if role == "kv_write_mask":
             mask = np.zeros((shape[2], size), np.float32)
             for t in range(count):

@@ -1,7 +1,7 @@
 //! A function by itself: its ports are those of its stage, in the shapes that their roles say.
 
 use super::duplicate;
-use crate::{Bundle, FunctionEntry, Port, PortRole, Stage, StatePort};
+use crate::{Bundle, FunctionEntry, Port, PortRole, Stage, StatePort, StateRole};
 
 /// What is wrong with a function.
 pub(super) fn problems(bundle: &Bundle, entry: &FunctionEntry) -> Vec<String> {
@@ -46,6 +46,7 @@ pub(super) fn problems(bundle: &Bundle, entry: &FunctionEntry) -> Vec<String> {
     }
     problems.extend(result_problem(entry));
     problems.extend(entry.states.iter().filter_map(|state| state_problem(entry, state)));
+    problems.extend(cache_problem(entry));
     problems.extend(probe_problem(entry));
     problems
 }
@@ -83,8 +84,11 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
         | PortRole::Position
-        | PortRole::State { .. } => matches!(stage, Stage::Layers { .. }),
-        PortRole::Logits | PortRole::Argmax => false,
+        | PortRole::State { .. }
+        | PortRole::Cache { .. }
+        | PortRole::PastMask { .. }
+        | PortRole::CallMask { .. } => matches!(stage, Stage::Layers { .. }),
+        PortRole::CacheRows { .. } | PortRole::Logits | PortRole::Argmax => false,
     }
 }
 
@@ -92,9 +96,11 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
 fn gives(stage: &Stage, role: &PortRole) -> bool {
     match role {
         PortRole::Hidden => !matches!(stage, Stage::Head { .. }),
-        PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares | PortRole::State { .. } => {
-            matches!(stage, Stage::Layers { .. })
-        }
+        PortRole::RouterState
+        | PortRole::ExpertInput
+        | PortRole::ExpertShares
+        | PortRole::State { .. }
+        | PortRole::CacheRows { .. } => matches!(stage, Stage::Layers { .. }),
         PortRole::Logits | PortRole::Argmax => matches!(stage, Stage::Head { .. }),
         PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
@@ -102,7 +108,10 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
         | PortRole::BandMask { .. }
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
-        | PortRole::Position => false,
+        | PortRole::Position
+        | PortRole::Cache { .. }
+        | PortRole::PastMask { .. }
+        | PortRole::CallMask { .. } => false,
     }
 }
 
@@ -115,9 +124,13 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
         PortRole::Hidden | PortRole::ExpertInput => columns(bundle.model.hidden_size),
         PortRole::RouterState | PortRole::ExpertShares => shape.get(1).is_some_and(|channels| columns(*channels)),
         PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => matches!(shape[..], [1, 1, rows, _] if rows == t),
-        PortRole::AttentionMask { .. } => matches!(shape[..], [1, 1, rows, s] if rows == t && slots(s)),
+        PortRole::AttentionMask { .. } | PortRole::PastMask { .. } => {
+            matches!(shape[..], [1, 1, rows, s] if rows == t && slots(s))
+        }
         PortRole::KvWriteMask => matches!(shape[..], [1, 1, s, columns] if columns == t && slots(s)),
-        PortRole::BandMask { .. } => shape == [1, 1, t, t],
+        PortRole::BandMask { .. } | PortRole::CallMask { .. } => shape == [1, 1, t, t],
+        PortRole::Cache { .. } => matches!(shape[..], [1, _, s, _] if slots(s)) && shape == port.shape_at(0),
+        PortRole::CacheRows { .. } => matches!(shape[..], [1, _, rows, _] if rows == t),
         // so many halvings as it takes to tell all tokens apart
         PortRole::TokenOrder => {
             matches!(shape[..], [1, planes, rows, columns]
@@ -153,8 +166,70 @@ fn result_problem(entry: &FunctionEntry) -> Option<String> {
         .then(|| format!("it has {input} ports of experts' inputs and {shares} of their shares"))
 }
 
+/// The caches that the host keeps: each has its rows among the outputs, belongs to the function's layers, and masks say
+/// what is seen of it.
+fn cache_problem(entry: &FunctionEntry) -> Option<String> {
+    let rows = |of: &str, held: &StateRole, cache: &Port| {
+        let fit = |port: &Port| {
+            let (rows, cache) = (port.shape_at(1), cache.shape_at(1));
+            rows.len() == 4 && cache.len() == 4 && (rows[1], rows[3]) == (cache[1], cache[3])
+        };
+        let mine = |port: &&Port| matches!(&port.role, PortRole::CacheRows { id, holds } if id == of && holds == held);
+        entry.outputs.iter().filter(mine).filter(|port| fit(port)).count()
+    };
+    let mut caches = 0;
+    for port in &entry.inputs {
+        let PortRole::Cache { id, holds } = &port.role else { continue };
+        caches += 1;
+        if rows(id, holds, port) != 1 {
+            return Some(format!("no output, or several, has the rows of the call's tokens for `{}`", port.name));
+        }
+        if !holds.is_cache() {
+            return Some(format!("`{}` is no cache of keys or values", port.name));
+        }
+        let slots = port.shape_at(0)[2];
+        let seen = |port: &Port| matches!(port.role, PortRole::PastMask { .. }) && port.shape_at(0)[3] == slots;
+        if !entry.inputs.iter().any(|port| port.shape.len() == 4 && seen(port)) {
+            return Some(format!("no mask is for the {slots} slots of `{}`", port.name));
+        }
+        if !entry.inputs.iter().any(|port| matches!(port.role, PortRole::CallMask { .. })) {
+            return Some(format!("no mask says what the tokens of a call see of each other, beside `{}`", port.name));
+        }
+        let state = StatePort { name: port.name.clone(), id: id.clone(), role: holds.clone(), shape: port.shape_at(0) };
+        if let Some(problem) = place_problem(entry, &state) {
+            return Some(problem);
+        }
+    }
+    let rows = entry.outputs.iter().filter(|port| matches!(port.role, PortRole::CacheRows { .. })).count();
+    (rows != caches).then(|| format!("it gives rows for {rows} caches and takes {caches}"))
+}
+
 /// A state belongs to the function's layers, and what a cache needs is there.
 fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
+    if let Some(problem) = place_problem(entry, state) {
+        return Some(problem);
+    }
+    if !state.role.is_cache() {
+        return None;
+    }
+    let slots = state.shape[2];
+    let seen = |port: &Port| matches!(port.role, PortRole::AttentionMask { .. }) && port.shape_at(0)[3] == slots;
+    let written = |port: &Port| match port.role {
+        PortRole::KvWriteMask => port.shape_at(0)[2] == slots,
+        PortRole::Position => slots == entry.context,
+        _ => false,
+    };
+    if !entry.inputs.iter().any(|port| port.shape.len() == 4 && seen(port)) {
+        return Some(format!("no attention mask is for the {slots} slots of state `{}`", state.name));
+    }
+    if !entry.inputs.iter().any(|port| matches!(port.shape.len(), 1 | 4) && written(port)) {
+        return Some(format!("nothing says which of the {slots} slots of state `{}` are written", state.name));
+    }
+    None
+}
+
+/// A state is of layers, of those of the function, and holds something.
+fn place_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     let Stage::Layers { first, end } = entry.stage else {
         return Some(format!("it has a state `{}`, which only layers have", state.name));
     };
@@ -170,21 +245,6 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     };
     if state.role.layers().is_empty() || rows == 0 || slots == 0 || width == 0 {
         return Some(format!("state `{}` holds nothing", state.name));
-    }
-    if !state.role.is_cache() {
-        return None;
-    }
-    let seen = |port: &Port| matches!(port.role, PortRole::AttentionMask { .. }) && port.shape_at(0)[3] == slots;
-    let written = |port: &Port| match port.role {
-        PortRole::KvWriteMask => port.shape_at(0)[2] == slots,
-        PortRole::Position => slots == entry.context,
-        _ => false,
-    };
-    if !entry.inputs.iter().any(|port| port.shape.len() == 4 && seen(port)) {
-        return Some(format!("no attention mask is for the {slots} slots of state `{}`", state.name));
-    }
-    if !entry.inputs.iter().any(|port| matches!(port.shape.len(), 1 | 4) && written(port)) {
-        return Some(format!("nothing says which of the {slots} slots of state `{}` are written", state.name));
     }
     None
 }

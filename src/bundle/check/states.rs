@@ -36,7 +36,7 @@ pub(super) fn problems(functions: &[FunctionEntry]) -> Vec<String> {
             problems.push(in_function(entry, problem));
             continue;
         }
-        let own: Vec<Named<'_>> = states(entry).chain(kept).collect();
+        let own: Vec<Named<'_>> = states(entry).chain(kept).chain(caches(&entry.inputs)).collect();
         if let Some(problem) = twice(&own) {
             problems.push(in_function(entry, problem));
             continue;
@@ -45,7 +45,8 @@ pub(super) fn problems(functions: &[FunctionEntry]) -> Vec<String> {
         match shared {
             None => owners.extend(own.iter().map(|state| (state.id, entry))),
             Some(other) => {
-                let theirs: Vec<Named<'_>> = states(other).chain(kept_by_host(&other.inputs)).collect();
+                let theirs: Vec<Named<'_>> =
+                    states(other).chain(kept_by_host(&other.inputs)).chain(caches(&other.inputs)).collect();
                 if theirs != own || other.package != entry.package || other.context != entry.context {
                     problems.push(in_function(
                         entry,
@@ -87,6 +88,15 @@ fn states(entry: &FunctionEntry) -> impl Iterator<Item = Named<'_>> {
         role: &state.role,
         shape: state.shape.clone(),
     })
+}
+
+/// The caches among inputs.
+fn caches(ports: &[Port]) -> Vec<Named<'_>> {
+    let caches = ports.iter().filter_map(|port| match &port.role {
+        PortRole::Cache { id, holds } => Some(Named { id, name: &port.name, role: holds, shape: port.shape_at(0) }),
+        _ => None,
+    });
+    caches.collect()
 }
 
 /// The states among ports.

@@ -3,7 +3,8 @@
 //! The token at position p has the slot p mod S: a layer that sees only a window keeps a ring of as many slots as the
 //! window and a call's tokens need. Slots are written through a one-hot mask `[1, 1, S, T]` (`cache * (1 - any) +
 //! mask @ new`, any number of tokens, the whole cache is rewritten) or by `slice_update` at a position. Readers always
-//! see what was just written.
+//! see what was just written. A cache that the host keeps is an input that nothing writes; readers see the call's rows
+//! behind its slots.
 
 use super::Graph;
 use super::state::Slot;
@@ -19,6 +20,8 @@ pub enum Write {
         /// Complement of the rows' sums.
         keep: ValueId,
     },
+    /// Nothing is written: the host keeps the cache, takes the rows of the call and appends them.
+    Append,
     /// Slots `begin..end`, int32 scalars in vectors of one element.
     Slice {
         /// First slot.
@@ -41,7 +44,8 @@ impl Write {
     }
 }
 
-/// Writes keys (or values) `[1, heads, T, head_dim]` and gives the whole cache `[1, heads, S, head_dim]` after that.
+/// Writes keys (or values) `[1, heads, T, head_dim]` and gives the whole cache `[1, heads, S, head_dim]` after that; of a
+/// cache that the host keeps, all slots and behind them the call's rows, `[1, heads, S + T, head_dim]`.
 pub fn update(g: &mut Graph<'_>, cache: Slot, write: Write, new: ValueId) -> ValueId {
     match write {
         Write::Mask { mask, keep } => {
@@ -50,6 +54,11 @@ pub fn update(g: &mut Graph<'_>, cache: Slot, write: Write, new: ValueId) -> Val
             let placed = g.ops.matmul(mask, new, false, false);
             let updated = g.ops.add(kept, placed);
             cache.write(g, updated);
+        }
+        Write::Append => {
+            let past = cache.read(g);
+            cache.write(g, new);
+            return g.ops.concat(&[past, new], 2);
         }
         Write::Slice { begin, end } => cache.write_slots(g, begin, end, new),
     }

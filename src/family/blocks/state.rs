@@ -3,11 +3,12 @@
 //! Every mixer of tokens says what it carries ([`StateSpec`]); the manifest says how that is divided into states of the
 //! package: one for each ([`StateForm::PerLayer`]), or one for all of the same shape ([`StateForm::Unified`]), stacked
 //! along axis 1. All have the shape `[1, rows, slots, width]`, with channels last. What a recurrence carries may be inputs
-//! and outputs instead ([`RecurrentForm::InputOutput`]), divided likewise. A mixer doesn't see the difference.
+//! and outputs instead ([`RecurrentForm::InputOutput`]), divided likewise. With [`StateForm::Host`] keys and values are
+//! inputs, too, and the rows that a call adds are outputs. A mixer doesn't see the difference.
 
 use std::ops::Range;
 
-use super::Graph;
+use super::{Graph, extents};
 use anec_bundle::{Port, PortDim, PortRole, StatePort, StateRole, state_id};
 use anec_manifest::{RecurrentForm, StateForm};
 use anec_mil::{DataType, TensorType, ValueId};
@@ -100,7 +101,8 @@ pub struct Slot {
 enum Place {
     /// A state, or the rows of one from the first on if it has others, too.
     State(ValueId, Option<u64>),
-    /// Came in as an input and goes out as an output; until then its value is at this index of [`Graph::kept`].
+    /// Came in as an input; what goes out as an output, all of it or the rows of the call, is at this index of
+    /// [`Graph::kept`].
     Kept(usize),
 }
 
@@ -196,7 +198,7 @@ impl States {
     /// Declares the states of layers, `specs` by layer, of a function for `context`.
     pub fn declare(g: &mut Graph<'_>, specs: Vec<(usize, Vec<StateSpec>)>, context: u64) -> States {
         let (groups, group_of) = match g.form.state {
-            StateForm::PerLayer => per_layer(&specs),
+            StateForm::PerLayer | StateForm::Host => per_layer(&specs),
             StateForm::Unified => unified(&specs, context),
         };
         let mut states = States::default();
@@ -230,13 +232,18 @@ impl States {
         let shape = [1, rows, slots, width];
         let (name, role, id) = (group.name.clone(), group.role.clone(), state_id(&group.name, context));
         let ty = TensorType::new(DataType::Fp16, shape);
-        if g.form.recurrent_states == RecurrentForm::State || group.spec.is_cache() {
+        let host_keeps = g.form.state == StateForm::Host
+            || g.form.recurrent_states == RecurrentForm::InputOutput && !group.spec.is_cache();
+        if !host_keeps {
             let state = g.ops.state(&name, ty);
             self.ports.push(StatePort { name, id, role, shape: shape.to_vec() });
             return Holder::State(state);
         }
         let input = g.ops.input(&name, ty);
-        let role = PortRole::State { id, holds: role };
+        let role = match group.spec.is_cache() {
+            true => PortRole::Cache { id, holds: role },
+            false => PortRole::State { id, holds: role },
+        };
         self.inputs.push(Port { name, role, shape: shape.map(PortDim::Fixed).to_vec() });
         self.outputs.push(Vec::new());
         Holder::Input(input, self.outputs.len() - 1)
@@ -252,9 +259,16 @@ impl States {
         let output = |(port, kept): (&Port, &Vec<usize>)| {
             let values: Vec<ValueId> = kept.iter().map(|index| g.kept[*index]).collect();
             let value = if values.len() == 1 { values[0] } else { g.ops.concat(&values, 1) };
-            let name = format!("{}_out", port.name);
+            let name = match port.role {
+                PortRole::Cache { .. } => format!("{}_new", port.name),
+                _ => format!("{}_out", port.name),
+            };
             g.ops.output(&name, value);
-            Port { name, ..port.clone() }
+            let shape = extents(&g.ops.ty(value).shape);
+            match port.role.clone() {
+                PortRole::Cache { id, holds } => Port { name, role: PortRole::CacheRows { id, holds }, shape },
+                role => Port { name, role, shape: port.shape.clone() },
+            }
         };
         self.inputs.iter().zip(&self.outputs).map(output).collect()
     }

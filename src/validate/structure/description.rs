@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::{files, text};
 use crate::verdict::{Check, listed};
-use anec_bundle::{Bundle, FunctionEntry, PackageEntry, Stage, StatePort, StateRole, Task};
+use anec_bundle::{Bundle, FunctionEntry, PackageEntry, PortRole, Stage, StatePort, StateRole, Task};
 use anec_mil::Function;
 use anec_package::Package;
 
@@ -60,7 +60,7 @@ fn states(bundle: &Bundle) -> Vec<String> {
     let heads = ["num_key_value_heads", "head_dim"].map(|key| bundle.config.get(key).and_then(Json::as_u64));
     let mut problems = Vec::new();
     for entry in &bundle.functions {
-        for state in &entry.states {
+        for state in entry.states.iter().chain(&caches(entry)) {
             let mut add = |problem: String| {
                 problems.push(format!("{}, function `{}`, `{}`: {problem}", entry.package, entry.function, state.name));
             };
@@ -84,6 +84,17 @@ fn states(bundle: &Bundle) -> Vec<String> {
         }
     }
     problems
+}
+
+/// The caches that the host keeps, as states.
+fn caches(entry: &FunctionEntry) -> Vec<StatePort> {
+    let caches = entry.inputs.iter().filter_map(|port| match &port.role {
+        PortRole::Cache { id, holds } => {
+            Some(StatePort { name: port.name.clone(), id: id.clone(), role: holds.clone(), shape: port.shape_at(1) })
+        }
+        _ => None,
+    });
+    caches.collect()
 }
 
 fn layers(role: &StateRole) -> Vec<usize> {
@@ -181,7 +192,8 @@ pub(super) fn attention_scale(bundle: &Bundle, entry: &FunctionEntry, function: 
     let scale = bundle.config.get("attention_scale").and_then(Json::as_f64)?;
     // compressed convolutional attention has a scale of its own, a weight
     let own = bundle.config.get("cca").is_some_and(|cca| !cca.is_null());
-    if scale == 1.0 || own || !entry.states.iter().any(|state| cache_of(&state.role, 1).is_some()) {
+    if scale == 1.0 || own || !entry.states.iter().chain(&caches(entry)).any(|state| cache_of(&state.role, 1).is_some())
+    {
         return None;
     }
     let expected = half::f16::from_f64(scale).to_f32();
