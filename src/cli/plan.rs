@@ -84,7 +84,11 @@ impl PlanArgs {
         let asked = self.input.manifest()?;
         let opened = open(&asked)?;
         let manifest = resolve(&asked, &opened.source, &*opened.model);
-        if self.search { self.search(&manifest, &opened, &targets) } else { self.plan(&asked, &manifest, &opened, &targets) }
+        if self.search {
+            self.search(&manifest, &opened, &targets)
+        } else {
+            self.plan(&asked, &manifest, &opened, &targets)
+        }
     }
 
     fn plan(&self, asked: &Manifest, manifest: &Manifest, opened: &Opened, targets: &[Target<'_>]) -> Result<u8> {

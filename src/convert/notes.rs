@@ -145,7 +145,7 @@ mod tests {
         let package = PackageReport { package: "p".into(), weight_bytes: 0, seconds: 0.0, tensors };
         let (run, notes) = (RunReport::default(), vec![]);
         let (anec_version, name) = Default::default();
-        ConvertReport { anec_version, name, run, packages: vec![package], notes, calibration: None }
+        ConvertReport { anec_version, name, run, packages: vec![package], notes, calibration: None, plan: None }
     }
 
     #[test]

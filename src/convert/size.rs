@@ -60,8 +60,9 @@ impl<'a> DryEmitter<'a> {
     fn stored(&mut self, key: WeightKey, role: Role, weight: &SourceWeight) -> &Stored {
         let (layout, op) = (key.layout(weight), key.format.op);
         let uses = &mut self.uses;
+        let layer = self.layer.filter(|_| !self.quant.layers.is_empty());
         self.emitted.entry(key).or_insert_with(|| {
-            uses.push(WeightUse { role, rows: layout.rows, columns: layout.columns });
+            uses.push(WeightUse { role, layer, rows: layout.rows, columns: layout.columns });
             Stored {
                 layout,
                 op,

@@ -25,6 +25,8 @@ pub struct Workload {
 pub struct WeightUse {
     /// What it does.
     pub role: Role,
+    /// Its layer, where layers have number formats of their own.
+    pub layer: Option<usize>,
     /// Output channels.
     pub rows: u64,
     /// Elements of each.
@@ -39,7 +41,7 @@ impl WeightUse {
 
     /// Its parts in the number format that its role has.
     pub fn layout(&self, quant: &Quant) -> (NumberFormat, WeightLayout) {
-        let format = quant.of(self.role);
+        let format = quant.of(self.role, self.layer);
         (format, WeightLayout::of(format, self.rows, self.columns))
     }
 
@@ -87,7 +89,8 @@ fn macs(function: &Function, op: &Op, tokens: u64) -> u64 {
         fixed.fixed_shape().unwrap_or_default()
     };
     let input = |name: &str| op.input(name).and_then(|binding| function.binding_type(binding)).map(shape);
-    let outputs = op.outputs.iter().filter_map(|id| function.tensor_type(*id)).map(|ty| shape(ty).iter().product::<u64>());
+    let outputs =
+        op.outputs.iter().filter_map(|id| function.tensor_type(*id)).map(|ty| shape(ty).iter().product::<u64>());
     let flag = |name: &str| {
         let constant = op.input(name).and_then(|binding| function.constant(binding));
         constant.and_then(Constant::as_bool).unwrap_or(false)

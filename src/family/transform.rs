@@ -23,6 +23,7 @@ mod moments;
 pub mod permit;
 mod rotate;
 
+use super::FamilyModel;
 use super::decoder::Decoder;
 use anec_base::Result;
 use anec_manifest::{RotateBy, Transform};

@@ -7,8 +7,8 @@ use strum::IntoEnumIterator;
 
 use super::error::ManifestError;
 use super::{
-    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, QuantOverride, QuantPlan, ResidencyGate, ResidualScale, Role,
-    StateForm, Transform, Transforms, WeightFormat,
+    Contexts, HeadSplit, KvWrite, Lengths, Manifest, Quant, QuantOverride, QuantPlan, ResidencyGate, ResidualScale,
+    Role, StateForm, Transform, Transforms, WeightFormat,
 };
 
 /// Largest context that can be asked for: more than any published dense model has.

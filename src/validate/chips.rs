@@ -290,7 +290,10 @@ impl ChipTable {
             }
             for (fact, value) in chip.numbers() {
                 if !(value.is_finite() && value > 0.0) {
-                    return Err(wrong(&format!("{}, {fact}", chip.name), format!("{value}, expected a number above 0")));
+                    return Err(wrong(
+                        &format!("{}, {fact}", chip.name),
+                        format!("{value}, expected a number above 0"),
+                    ));
                 }
             }
         }

@@ -235,11 +235,8 @@ fn on_chip(
         let bytes = each.entry(function.package).or_default();
         *bytes = bytes.max(loaded(function));
     });
-    let stored: f64 = plan
-        .packages
-        .iter()
-        .map(|package| package.weight_bytes as f64 * package.functions.len() as f64)
-        .sum();
+    let stored: f64 =
+        plan.packages.iter().map(|package| package.weight_bytes as f64 * package.functions.len() as f64).sum();
     let mut weights: Vec<WeightUse> = functions.iter().flat_map(|function| function.workload.weights.clone()).collect();
     weights.dedup();
     let mut notes = notes(&manifest.quant, &weights, target);

@@ -262,7 +262,8 @@ impl Candidate<'_> {
             format!("; {:.0} MB loaded at a time, of {most:.0} MB ({reason})", self.loaded / 1e6)
         });
         let [read, written] = text(table.largest());
-        let least = format!("least predicted time per token of a text of which {read} tokens are read and {written} written");
+        let least =
+            format!("least predicted time per token of a text of which {read} tokens are read and {written} written");
         vec![
             reason("context", format!("{least}, among {} ladders of contexts", ladders(table.largest()).len())),
             reason("lengths", format!("{least}, among {} sets of lengths{fits}", table.lengths().count())),
@@ -423,7 +424,11 @@ mod tests {
                 least = least.min(time);
             }
         }
-        assert!((found.milliseconds_per_token - least).abs() < 1e-9 * least, "{} {least}", found.milliseconds_per_token);
+        assert!(
+            (found.milliseconds_per_token - least).abs() < 1e-9 * least,
+            "{} {least}",
+            found.milliseconds_per_token
+        );
         assert!(found.predictions[0].contexts.iter().all(|context| context.decode_per_second > 0.0));
     }
 

@@ -179,7 +179,10 @@ impl ChipRates {
         let share = if work.head { 1.0 } else { self.model.layer_share };
         let bounds = [
             (work.weight_bytes / (self.bandwidth * share) + states, SpeedBound::Bandwidth),
-            (if work.palette_weights > 0.0 { work.palette_weights / self.palettes + states } else { 0.0 }, SpeedBound::Palettes),
+            (
+                if work.palette_weights > 0.0 { work.palette_weights / self.palettes + states } else { 0.0 },
+                SpeedBound::Palettes,
+            ),
             (work.macs / (self.macs * self.model.compute_share), SpeedBound::Compute),
         ];
         bounds.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, SpeedBound::Bandwidth))

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::blocks::Graph;
-use crate::blocks::linear::{Linear, linear};
 use crate::blocks::activation::activate;
+use crate::blocks::linear::{Linear, linear};
 use crate::blocks::norm::{Norm, rms_norm};
 use crate::decoder::Ports;
 use crate::table::Activation;

@@ -5,9 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ProbeSize;
 use anec_manifest::LinearForm;
-use anec_mil::{
-    Constant, DataType, Dim, FunctionBuilder, MilError, Opset, Program, SymbolRange, TensorType, ValueId,
-};
+use anec_mil::{Constant, DataType, Dim, FunctionBuilder, MilError, Opset, Program, SymbolRange, TensorType, ValueId};
 
 /// Channels of a tiny one.
 const TINY: u64 = 64;
@@ -323,7 +321,8 @@ impl ProgramSpec {
             }
             Step::Softmax => ops.softmax(x, 1),
             Step::InfiniteMask => {
-                let values: Vec<f32> = (0..channels).map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 0.0 }).collect();
+                let values: Vec<f32> =
+                    (0..channels).map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 0.0 }).collect();
                 let masked = ops.add(x, Constant::fp16_tensor(&[1, channels, 1, 1], &values));
                 ops.softmax(masked, 1)
             }
@@ -440,8 +439,8 @@ impl ProbeStates {
                 ProbeWrite::SliceComputed => {
                     let position = ops.input(&format!("position_{index}"), TensorType::new(int32, [1u64]));
                     let next = ops.add(position, Constant::int32s(&[1]));
-                    let [zeros, zero, ones, width] = [&[0, 0][..], &[0], &[1, 1], &[self.width as i32]]
-                        .map(|values| ops.integers("at", values));
+                    let [zeros, zero, ones, width] =
+                        [&[0, 0][..], &[0], &[1, 1], &[self.width as i32]].map(|values| ops.integers("at", values));
                     let begin = ops.concat(&[zeros, position, zero], 0);
                     let end = ops.concat(&[ones, next, width], 0);
                     let row = row(ops);
@@ -546,7 +545,8 @@ fn weight(
         ProbeWeights::Palette4Grouped => palette(ops, DataType::Uint4, 4, rows / 16, 1.0),
         ProbeWeights::Palette4RowScale => palette(ops, DataType::Uint4, 4, 1, 0.5),
     };
-    let scale = (form == ProbeWeights::Palette4RowScale)
-        .then(|| ops.constant(&format!("{name}_rows"), Constant::fp16_tensor(&[1, rows, 1, 1], &vec![2.0; rows as usize])));
+    let scale = (form == ProbeWeights::Palette4RowScale).then(|| {
+        ops.constant(&format!("{name}_rows"), Constant::fp16_tensor(&[1, rows, 1, 1], &vec![2.0; rows as usize]))
+    });
     (value, scale)
 }

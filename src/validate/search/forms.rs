@@ -82,16 +82,21 @@ pub fn choose(
     if let Some(rule) = of.falls.first() {
         return Err(nothing(format!("rule {rule} expects the layers to leave the Neural Engine")));
     }
-    let mut state = format!("of {tried} forms that take equal time, the one that fewest rules doubt{}", list(&of.doubted));
+    let mut state =
+        format!("of {tried} forms that take equal time, the one that fewest rules doubt{}", list(&of.doubted));
     if let (Some((target, fact)), true) = (most_states, too_many(&of)) {
-        state += &format!("; {} took {} states at most ({}), and no form has so few", target.chip.name, fact.value, fact.source);
+        state += &format!(
+            "; {} took {} states at most ({}), and no form has so few",
+            target.chip.name, fact.value, fact.source
+        );
     }
     let numbers = SpeedModel::built_in();
     let write = format!(
         "new rows only: {} passes over the caches in a call, {} with a mask",
         numbers.slice_passes, numbers.mask_passes
     );
-    let mut reasons = vec![ChoiceReason { key: "state", reason: state }, ChoiceReason { key: "kv_write", reason: write }];
+    let mut reasons =
+        vec![ChoiceReason { key: "state", reason: state }, ChoiceReason { key: "kv_write", reason: write }];
     if model.facts().recurrent {
         let reason = "chosen together with the form of states".to_owned();
         reasons.push(ChoiceReason { key: "recurrent_states", reason });
@@ -178,7 +183,7 @@ fn weights(
     let mut allowed = Vec::new();
     let mut why = format!("no form of weights has {} bits or more", limits.least_bits);
     for quant in candidates(manifest).into_iter().filter(|quant| quant.weights.bits() >= limits.least_bits) {
-        let format = quant.of(anec_manifest::Role::MlpUp);
+        let format = quant.of(anec_manifest::Role::MlpUp, None);
         let path = WeightPath::of(&format);
         let reading = |target: &&Target<'_>| target.chip.reading(path);
         if let Some(target) = targets.iter().find(|target| reading(target) == Some(Reading::Fails)) {

@@ -140,7 +140,9 @@ impl<'a> LayerTable<'a> {
 
     /// The sets of lengths that the model can take.
     pub fn lengths(&self) -> impl Iterator<Item = &'static [u64]> {
-        LENGTHS.into_iter().filter(|lengths| is_possible(self.model, lengths) && lengths[lengths.len() - 1] <= self.largest)
+        LENGTHS
+            .into_iter()
+            .filter(|lengths| is_possible(self.model, lengths) && lengths[lengths.len() - 1] <= self.largest)
     }
 
     /// The fewest pieces of the head that stay under the limit of a package and under the widest channel axis.
@@ -190,12 +192,17 @@ impl<'a> LayerTable<'a> {
             }));
             sums
         };
-        let sizes = sums(&|layer| self.layers[layer].weights.iter().map(|weight| weight.file_bytes(quant)).sum::<u64>() as f64);
+        let sizes =
+            sums(&|layer| self.layers[layer].weights.iter().map(|weight| weight.file_bytes(quant)).sum::<u64>() as f64);
         let read: Vec<[Vec<f64>; 2]> = targets
             .iter()
             .map(|target| {
-                let part = |layer: usize| self.layers[layer].weights.iter().map(|weight| reading(weight, quant, target));
-                [sums(&|layer| part(layer).map(|(bytes, _)| bytes).sum()), sums(&|layer| part(layer).map(|(_, palette)| palette).sum())]
+                let part =
+                    |layer: usize| self.layers[layer].weights.iter().map(|weight| reading(weight, quant, target));
+                [
+                    sums(&|layer| part(layer).map(|(bytes, _)| bytes).sum()),
+                    sums(&|layer| part(layer).map(|(_, palette)| palette).sum()),
+                ]
             })
             .collect();
         let of_modes: Vec<[Vec<f64>; 2]> = modes
