@@ -396,6 +396,7 @@ fn every_form_gives_the_same_logits() {
         "olmo2-grouped",
         "granite-bias",
         "mistral-window",
+        "gemma2-default",
         "gemma3-linear",
         "hunyuan-bias",
         "lfm2-bias",

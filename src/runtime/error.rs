@@ -159,7 +159,7 @@ pub enum RuntimeError {
     #[error(
         "a text of more than {window} tokens needs calls of more than {}, for the layers of one function see {halo} \
          tokens to each side; the bundle's calls have up to {window}",
-        2 * halo
+        halo.saturating_mul(2)
     )]
     Window {
         /// Tokens of the largest call.

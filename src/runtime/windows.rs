@@ -184,6 +184,10 @@ impl Windows {
     /// One call of a function of the layers, if there is enough for it.
     fn call(&mut self, model: &LoadedModel, index: usize, step: &Step, context: u64) -> Result<bool> {
         let width = self.width();
+        if model.longest_text().is_some() && !self.ended {
+            // every token sees all of the text
+            return Ok(false);
+        }
         let band = model.bundle().model.band().unwrap_or(0);
         let halo = band.saturating_mul(step.part.end - step.part.start);
         let most = self.wish.unwrap_or(context).min(context);
