@@ -58,10 +58,8 @@ impl ConvertArgs {
             }
             manifest = found.manifest;
         }
-        let mut converter = Converter::new(manifest)
-            .force(self.force)
-            .compile(!self.no_compile)
-            .progress(progress::bytes());
+        let mut converter =
+            Converter::new(manifest).force(self.force).compile(!self.no_compile).progress(progress::bytes());
         if let Some(out) = self.out {
             converter = converter.out(out);
         }

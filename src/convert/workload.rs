@@ -87,7 +87,8 @@ fn macs(function: &Function, op: &Op, tokens: u64) -> u64 {
         fixed.fixed_shape().unwrap_or_default()
     };
     let input = |name: &str| op.input(name).and_then(|binding| function.binding_type(binding)).map(shape);
-    let outputs = op.outputs.iter().filter_map(|id| function.tensor_type(*id)).map(|ty| shape(ty).iter().product::<u64>());
+    let outputs =
+        op.outputs.iter().filter_map(|id| function.tensor_type(*id)).map(|ty| shape(ty).iter().product::<u64>());
     let flag = |name: &str| {
         let constant = op.input(name).and_then(|binding| function.constant(binding));
         constant.and_then(Constant::as_bool).unwrap_or(false)

@@ -22,7 +22,8 @@ pub fn experiments(report: &ProbeReport) -> String {
             outcome.codes.join(", "),
         ]
     });
-    let head = ["experiment", "size", "outcome", ">on Neural Engine", ">ms", ">ms on CPU", ">off f32", ">off f16", "codes"];
+    let head =
+        ["experiment", "size", "outcome", ">on Neural Engine", ">ms", ">ms on CPU", ">off f32", ">off f16", "codes"];
     format!("{}\n\n{}", report.machine, table(&head, rows))
 }
 

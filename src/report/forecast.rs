@@ -25,7 +25,8 @@ pub fn forecast(findings: &[ForecastFinding]) -> String {
         let contested = findings[0].evidence.iter().any(|evidence| evidence.says == Says::Against);
         let tail = if contested { " Sources contradict each other." } else { "" };
         // writing to a string doesn't fail
-        let _ = writeln!(text, "  {rule}: {}{}{tail}", findings[0].remedy, only(&findings[0].chips, &findings[0].systems));
+        let _ =
+            writeln!(text, "  {rule}: {}{}{tail}", findings[0].remedy, only(&findings[0].chips, &findings[0].systems));
     }
     text.push_str("  (`anec explain RULE` has the sources)\n");
     text

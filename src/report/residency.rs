@@ -122,10 +122,7 @@ mod tests {
         try_judged_by(change, &ResidencyThresholds { shortest_ms: 0.5, cost_share: None, reason: None })
     }
 
-    fn try_judged_by(
-        change: impl FnOnce(&mut Json),
-        thresholds: &ResidencyThresholds,
-    ) -> Result<GateReport, Error> {
+    fn try_judged_by(change: impl FnOnce(&mut Json), thresholds: &ResidencyThresholds) -> Result<GateReport, Error> {
         let text = include_str!("../../tests/fixtures/plans/resident.json");
         let mut json: Json = serde_json::from_str(text).unwrap();
         jsonschema::validate(&anec_coreml::plan::schema(), &json).unwrap();
@@ -213,9 +210,13 @@ mod tests {
         let (passed, unproven, failed) = (Verdict::Passed, Verdict::Unproven, Verdict::Failed);
         assert_eq!(verdicts(&gate), [passed, passed, unproven, passed, unproven]);
         let report = GatesReport::new("double", vec![gate]);
-        let texts = [crate::gates(&report), crate::markdown(&report), crate::junit(&report), crate::html(&report, None)];
+        let texts =
+            [crate::gates(&report), crate::markdown(&report), crate::junit(&report), crate::html(&report, None)];
         for text in texts {
-            assert!(text.contains("at least 99.5 % of the planned cost is on the Neural Engine instead of every op"), "{text}");
+            assert!(
+                text.contains("at least 99.5 % of the planned cost is on the Neural Engine instead of every op"),
+                "{text}"
+            );
             assert!(text.contains("index arithmetic of the caches"), "{text}");
         }
         assert!(serde_json::to_string(&report).unwrap().contains("index arithmetic of the caches"));
@@ -223,7 +224,10 @@ mod tests {
         let gate = try_judged_by(public_artefact, &share(0.9999, index_ops)).unwrap();
         assert_eq!(verdicts(&gate)[1], failed);
         let detail = gate.checks[1].detail.as_deref().unwrap();
-        assert!(detail.starts_with("99.80 % of the planned cost is there, at least 99.99 %; elsewhere are 9 add"), "{detail}");
+        assert!(
+            detail.starts_with("99.80 % of the planned cost is there, at least 99.99 %; elsewhere are 9 add"),
+            "{detail}"
+        );
 
         // the clock speaks for ops without a device and without a cost
         let timed = |plan: &mut Json| {

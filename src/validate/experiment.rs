@@ -167,7 +167,9 @@ mod tests {
             let contested = rule.evidence.iter().any(|evidence| evidence.says == Says::Against);
             assert!(!contested || settled.contains(rule.id.as_str()), "no experiment settles {}", rule.id);
         }
-        let risks = ["A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "B1", "B2", "B3", "C1", "C2", "C3", "C4", "C5", "C6", "C7"];
+        let risks = [
+            "A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8", "B1", "B2", "B3", "C1", "C2", "C3", "C4", "C5", "C6", "C7",
+        ];
         // the eighth is about the mathematics of a model, which parity settles without a Mac
         let questions = (1..=10).filter(|number| *number != 8).map(|number| format!("question {number}"));
         for part in risks.into_iter().map(|risk| format!("risk {risk}")).chain(questions) {

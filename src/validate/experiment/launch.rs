@@ -101,7 +101,8 @@ impl ProbeReport {
     /// When it can't be read, or isn't one of this version.
     pub fn read(path: &Path) -> Result<ProbeReport> {
         let wrong = |problem: String| ProbeError::Report { file: path.display().to_string(), problem };
-        let text = anec_base::input::read(path, MOST_BYTES).map_err(|e| wrong(format!("can't be read: {}", e.error)))?;
+        let text =
+            anec_base::input::read(path, MOST_BYTES).map_err(|e| wrong(format!("can't be read: {}", e.error)))?;
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(SCHEMA_VERSION) => {}

@@ -119,7 +119,8 @@ pub fn run(engine: &impl Engine, experiment: &Experiment, size: ProbeSize, room:
         Err(error) => return Ok(outcome.refused(OutcomeKind::Failed, &error)),
     };
     // what the CPU alone can't do says nothing of the Neural Engine
-    outcome.cpu_call_ms = call(engine, &compiled, ComputeUnits::CpuOnly, &function, &inputs).ok().and_then(|(_, ms)| ms);
+    outcome.cpu_call_ms =
+        call(engine, &compiled, ComputeUnits::CpuOnly, &function, &inputs).ok().and_then(|(_, ms)| ms);
     outcome.error_to_f32 = Some(error(&found, &expected));
     outcome.error_to_f16 = Some(error(&found, &simulated));
     outcome.numbers = found.into_iter().take(KEPT).collect();
@@ -299,7 +300,8 @@ mod tests {
             assert_eq!(verify(&program), [], "{id}");
             let mut engine = DoubleEngine::new();
             engine.elsewhere.insert("softplus", Device::Cpu);
-            let outcome = run(&engine, experiment, ProbeSize::Tiny, room.path()).unwrap_or_else(|e| panic!("{id}: {e}"));
+            let outcome =
+                run(&engine, experiment, ProbeSize::Tiny, room.path()).unwrap_or_else(|e| panic!("{id}: {e}"));
             assert!(outcome.compute_ops > 0 && outcome.call_ms.is_some(), "{id}: {outcome:?}");
             assert!(!outcome.numbers.is_empty() && outcome.compile_ms.is_some(), "{id}");
             // the double computes as the executor does in half precision
@@ -330,7 +332,8 @@ mod tests {
         engine.refuses = Some("probe.mlpackage");
         let outcome = run(&engine, &experiments()[0], ProbeSize::Tiny, room.path()).unwrap();
         assert_eq!(outcome.kind, Some(OutcomeKind::Refused));
-        let said = "Error Domain=com.apple.appleneuralengine: failed to compile ANE model using ANEF (ANECCompile), Error=-14";
+        let said =
+            "Error Domain=com.apple.appleneuralengine: failed to compile ANE model using ANEF (ANECCompile), Error=-14";
         let outcome = ProbeOutcome::ended(OutcomeKind::Refused, said);
         assert_eq!(outcome.codes, ["-14"]);
     }

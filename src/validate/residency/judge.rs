@@ -260,7 +260,11 @@ fn placement(
     {
         let places = by_place(&census.misplaced);
         let elsewhere = if places.is_empty() { String::new() } else { format!("; elsewhere are {places}") };
-        problems.push(format!("{:.2} % of the planned cost is there, at least {} %{elsewhere}", share * 100.0, least * 100.0));
+        problems.push(format!(
+            "{:.2} % of the planned cost is there, at least {} %{elsewhere}",
+            share * 100.0,
+            least * 100.0
+        ));
     }
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
     let mut check = match problem {

@@ -138,7 +138,8 @@ mod tests {
 
     /// The best numbers on their grids: each in its turn, until none can be better, from several beginnings.
     fn fit(points: &[&SpeedPoint]) -> SpeedModel {
-        let number = |(first, step, _): (f64, f64, f64), index: usize| ((first + step * index as f64) * 100.0).round() / 100.0;
+        let number =
+            |(first, step, _): (f64, f64, f64), index: usize| ((first + step * index as f64) * 100.0).round() / 100.0;
         let mut best = (f64::INFINITY, model([1.0; 5]));
         for start in 0..6 {
             let mut at = GRIDS.map(|(first, _, last)| first + (last - first) * f64::from(start) / 5.0);
