@@ -15,7 +15,7 @@ use anec::convert::open::{Opened, open, resolve};
 use anec::convert::{ConvertPlan, Estimate, FormEstimate};
 use anec::manifest::Manifest;
 use anec::report;
-use anec::validate::chips::{ChipError, ChipTable, Target};
+use anec::validate::chips::{ChipError, ChipTable, ChipTarget};
 use anec::validate::search::{SearchLimits, search};
 use anec::validate::{forecast, predict};
 
@@ -74,7 +74,7 @@ impl Diagnostic for Exists {
 }
 
 /// The targets of names.
-pub(super) fn targets(names: &[String]) -> Result<Vec<Target<'static>>, ChipError> {
+pub(super) fn targets(names: &[String]) -> Result<Vec<ChipTarget<'static>>, ChipError> {
     names.iter().map(|name| ChipTable::built_in().target(name)).collect()
 }
 
@@ -91,7 +91,7 @@ impl PlanArgs {
         }
     }
 
-    fn plan(&self, asked: &Manifest, manifest: &Manifest, opened: &Opened, targets: &[Target<'_>]) -> Result<u8> {
+    fn plan(&self, asked: &Manifest, manifest: &Manifest, opened: &Opened, targets: &[ChipTarget<'_>]) -> Result<u8> {
         let plan = ConvertPlan::new(manifest, &*opened.model)?;
         let estimate = Estimate::of(&plan);
         let transforms = opened.model.transformed().done;
@@ -126,7 +126,7 @@ impl PlanArgs {
         Ok(0)
     }
 
-    fn search(&self, manifest: &Manifest, opened: &Opened, targets: &[Target<'_>]) -> Result<u8> {
+    fn search(&self, manifest: &Manifest, opened: &Opened, targets: &[ChipTarget<'_>]) -> Result<u8> {
         let limits = SearchLimits {
             max_mb: self.limits.max_mb,
             max_memory_mb: self.limits.max_memory_mb,

@@ -169,14 +169,14 @@ pub struct SystemDefect {
 
 /// What a program is for: a chip and, where it matters, the version of its system.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Target<'a> {
+pub struct ChipTarget<'a> {
     /// The chip.
     pub chip: &'a Chip,
     /// Major version of the system: `27`.
     pub os: Option<u32>,
 }
 
-impl Target<'_> {
+impl ChipTarget<'_> {
     /// Its name on a command line: `m5-pro@27`.
     pub fn id(&self) -> String {
         self.os.map_or_else(|| self.chip.id(), |os| format!("{}@{os}", self.chip.id()))
@@ -335,13 +335,13 @@ impl ChipTable {
     ///
     /// # Errors
     /// When there is no such chip, or the version isn't a number.
-    pub fn target(&self, name: &str) -> Result<Target<'_>, ChipError> {
+    pub fn target(&self, name: &str) -> Result<ChipTarget<'_>, ChipError> {
         let (chip, os) = name.split_once('@').map_or((name, None), |(chip, os)| (chip, Some(os)));
         let version = |os: &str| {
             let wrong = || ChipError::System { given: os.to_owned(), target: name.to_owned() };
             os.trim().parse::<u32>().map_err(|_| wrong())
         };
-        Ok(Target { chip: self.find(chip)?, os: os.map(version).transpose()? })
+        Ok(ChipTarget { chip: self.find(chip)?, os: os.map(version).transpose()? })
     }
 
     /// The defects that are known of systems of a chip.

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::chips::Target;
+use super::chips::ChipTarget;
 use super::rules::{
     Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
 };
@@ -42,7 +42,12 @@ pub struct ForecastFinding {
 
 /// Applies the rules that are about these targets to a program, all rules if none is named; `weight_bytes` are those of
 /// its package.
-pub fn forecast(package: &str, program: &Program, weight_bytes: u64, targets: &[Target<'_>]) -> Vec<ForecastFinding> {
+pub fn forecast(
+    package: &str,
+    program: &Program,
+    weight_bytes: u64,
+    targets: &[ChipTarget<'_>],
+) -> Vec<ForecastFinding> {
     let mut findings = Vec::new();
     for rule in rules().into_iter().filter(|rule| rule.concerns(targets)) {
         if let Applies::Weights(pattern) = &rule.applies {
@@ -286,7 +291,7 @@ mod tests {
         let program = Program::single(ops.finish().unwrap());
         let table = crate::ChipTable::built_in();
         let found = |targets: &[&str]| -> Vec<(String, Vec<String>)> {
-            let targets: Vec<Target<'_>> = targets.iter().map(|name| table.target(name).unwrap()).collect();
+            let targets: Vec<ChipTarget<'_>> = targets.iter().map(|name| table.target(name).unwrap()).collect();
             let findings = forecast("p", &program, MIDDLE, &targets);
             findings.into_iter().map(|finding| (finding.rule, finding.chips)).collect()
         };

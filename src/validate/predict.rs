@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::chips::{ChipTable, Reading, Target, WeightPath};
+use super::chips::{ChipTable, ChipTarget, Reading, WeightPath};
 use super::speed::points::SpeedPoints;
-use super::speed::{CallTime, CallWork, ChipRates, SpeedModel};
+use super::speed::{CallWork, ChipRates, PredictedTime, SpeedModel};
 use anec_base::Result;
 use anec_bundle::{Stage, TokenCount};
 use anec_convert::{ConvertPlan, WeightUse, Workload};
@@ -50,7 +50,7 @@ pub struct FunctionPrediction {
     pub tokens: u64,
     /// How long it takes.
     #[serde(flatten)]
-    pub time: CallTime,
+    pub time: PredictedTime,
 }
 
 /// Speeds in a context.
@@ -99,7 +99,7 @@ pub(crate) fn text(context: u64) -> [u64; 2] {
 }
 
 /// What a weight is to a chip: bytes that are streamed, weights that are looked up in palettes.
-pub(crate) fn reading(weight: &WeightUse, quant: &Quant, target: &Target<'_>) -> (f64, f64) {
+pub(crate) fn reading(weight: &WeightUse, quant: &Quant, target: &ChipTarget<'_>) -> (f64, f64) {
     let (format, layout) = weight.layout(quant);
     let path = WeightPath::of(&format);
     match target.chip.reading(path) {
@@ -112,7 +112,7 @@ pub(crate) fn reading(weight: &WeightUse, quant: &Quant, target: &Target<'_>) ->
 }
 
 /// What is to be known of the forms of weights on a chip.
-fn notes(quant: &Quant, weights: &[WeightUse], target: &Target<'_>) -> Vec<String> {
+fn notes(quant: &Quant, weights: &[WeightUse], target: &ChipTarget<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     for weight in weights {
         let (format, _) = weight.layout(quant);
@@ -149,7 +149,7 @@ pub fn predict(
     manifest: &Manifest,
     model: &dyn FamilyModel,
     plan: &ConvertPlan,
-    targets: &[Target<'_>],
+    targets: &[ChipTarget<'_>],
 ) -> Result<Vec<ChipPrediction>> {
     let mut functions = Vec::new();
     for (package, planned) in plan.packages.iter().enumerate() {
@@ -177,7 +177,7 @@ fn on_chip(
     manifest: &Manifest,
     plan: &ConvertPlan,
     functions: &[PlannedFunction<'_>],
-    target: &Target<'_>,
+    target: &ChipTarget<'_>,
 ) -> Result<ChipPrediction, super::chips::ChipError> {
     let table = ChipTable::built_in();
     let rates = ChipRates::of(target.chip, table, SpeedModel::built_in())?;
@@ -256,7 +256,7 @@ fn on_chip(
     })
 }
 
-fn work(manifest: &Manifest, plan: &ConvertPlan, function: &PlannedFunction<'_>, target: &Target<'_>) -> CallWork {
+fn work(manifest: &Manifest, plan: &ConvertPlan, function: &PlannedFunction<'_>, target: &ChipTarget<'_>) -> CallWork {
     let package = &plan.packages[function.package];
     let index = plan.contexts.iter().position(|context| *context == function.context).unwrap_or(0);
     let head = matches!(function.stage, Stage::Head { .. });

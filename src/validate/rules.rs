@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::chips::Target;
+use super::chips::ChipTarget;
 
 /// Built into the binary, so that a forecast doesn't depend on where it is made.
 const RULES: &str = include_str!("validators/ane-rules.yaml");
@@ -39,7 +39,7 @@ pub struct Rule {
 
 impl Rule {
     /// Whether it is about one of these targets at least; where none is named, it is about what may come.
-    pub fn concerns(&self, targets: &[Target<'_>]) -> bool {
+    pub fn concerns(&self, targets: &[ChipTarget<'_>]) -> bool {
         targets.is_empty() || targets.iter().any(|target| target.is_meant(&self.chips, &self.systems))
     }
 }

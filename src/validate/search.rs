@@ -9,7 +9,7 @@ pub mod layers;
 
 use serde::Serialize;
 
-use super::chips::Target;
+use super::chips::ChipTarget;
 use super::predict::{ChipPrediction, predict, text};
 use super::rules::{Applies, Severity, rules};
 use anec_base::{Diagnostic, Error, Fault, Result};
@@ -125,7 +125,7 @@ pub fn objective(predictions: &[ChipPrediction]) -> f64 {
 }
 
 /// Most bytes of the weights of one package: the user's limit, or the smallest that a chip's row or a rule gives.
-fn package_limit(targets: &[Target<'_>], limits: &SearchLimits) -> (f64, String) {
+fn package_limit(targets: &[ChipTarget<'_>], limits: &SearchLimits) -> (f64, String) {
     let mut limit = (f64::INFINITY, "nothing limits a package".to_owned());
     let mut tighten = |megabytes: f64, reason: String| {
         if megabytes < limit.0 {
@@ -151,7 +151,7 @@ fn package_limit(targets: &[Target<'_>], limits: &SearchLimits) -> (f64, String)
 }
 
 /// Most bytes that loaded functions may take.
-fn memory_limit(targets: &[Target<'_>], limits: &SearchLimits) -> Option<(f64, String)> {
+fn memory_limit(targets: &[ChipTarget<'_>], limits: &SearchLimits) -> Option<(f64, String)> {
     let facts = targets.iter().filter_map(|target| {
         let fact = target.chip.process_mb.as_ref()?;
         Some((fact.value, format!("what a process on {} may use ({})", target.chip.name, fact.source)))
@@ -168,7 +168,7 @@ fn memory_limit(targets: &[Target<'_>], limits: &SearchLimits) -> Option<(f64, S
 pub fn search(
     manifest: &Manifest,
     model: &dyn FamilyModel,
-    targets: &[Target<'_>],
+    targets: &[ChipTarget<'_>],
     limits: &SearchLimits,
 ) -> Result<FoundManifest> {
     if targets.is_empty() {
@@ -316,7 +316,7 @@ mod tests {
     use anec_convert::open::{Opened, open, resolve};
     use anec_manifest::{Granularity, KvWrite, Quant, StateForm, WeightFormat};
 
-    fn targets(names: &[&str]) -> Vec<Target<'static>> {
+    fn targets(names: &[&str]) -> Vec<ChipTarget<'static>> {
         names.iter().map(|name| ChipTable::built_in().target(name).unwrap()).collect()
     }
 

@@ -88,7 +88,7 @@ pub enum SpeedBound {
 
 /// The predicted time of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct CallTime {
+pub struct PredictedTime {
     /// All of it, in milliseconds.
     pub milliseconds: f64,
     /// The part that a call costs whatever it computes.
@@ -150,22 +150,22 @@ impl ChipRates {
     }
 
     /// The time of a call.
-    pub fn call(&self, work: &CallWork) -> CallTime {
+    pub fn call(&self, work: &CallWork) -> PredictedTime {
         let (seconds, bound) = self.work(work);
         self.time(seconds, bound)
     }
 
     /// The time of calls that run side by side, as the pieces of the LM head do: what they read and compute adds up, the
     /// cost of a call is there once.
-    pub fn side_by_side<'a>(&self, works: impl IntoIterator<Item = &'a CallWork>) -> Option<CallTime> {
+    pub fn side_by_side<'a>(&self, works: impl IntoIterator<Item = &'a CallWork>) -> Option<PredictedTime> {
         let parts: Vec<(f64, SpeedBound)> = works.into_iter().map(|work| self.work(work)).collect();
         let seconds = parts.iter().map(|(seconds, _)| seconds).sum();
         let (_, bound) = parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
         Some(self.time(seconds, bound))
     }
 
-    fn time(&self, seconds: f64, bound: SpeedBound) -> CallTime {
-        CallTime {
+    fn time(&self, seconds: f64, bound: SpeedBound) -> PredictedTime {
+        PredictedTime {
             milliseconds: (seconds + self.call) * 1e3,
             call_ms: self.call * 1e3,
             bound: if self.call > seconds { SpeedBound::Call } else { bound },

@@ -275,11 +275,11 @@ mod tests {
         let named = |names: &[&str]| -> Vec<&Experiment> {
             experiments().iter().filter(|experiment| names.contains(&experiment.id.as_str())).collect()
         };
-        let limit = Duration::from_secs(4);
+        let (patient, limit) = (Duration::from_secs(60), Duration::from_secs(6));
         let silent = Progress::hidden();
         // one at first; then those of which something is recorded, without the one that is there
         let first = named(&["weights-fp16"]);
-        let report = launch(&first, machine(), &file, limit, &of_double, &silent).unwrap();
+        let report = launch(&first, machine(), &file, patient, &of_double, &silent).unwrap();
         assert_eq!(report.outcomes.len(), 2);
         let mut names: Vec<&str> = recorded.keys().map(String::as_str).collect();
         names.push("weights-fp16");

@@ -27,9 +27,9 @@ pub struct ProgramSpec {
     /// Whether the last axis is 1: `[1, channels, tokens, 1]`.
     pub unit_axis_last: bool,
     /// What follows each projection.
-    pub each: Vec<Step>,
+    pub each: Vec<ProbeStep>,
     /// What follows all of them.
-    pub tail: Vec<Step>,
+    pub tail: Vec<ProbeStep>,
     /// States.
     pub states: Option<ProbeStates>,
     /// What the input holds.
@@ -153,7 +153,7 @@ pub enum ProbeWrite {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names are those of the ops
-pub enum Step {
+pub enum ProbeStep {
     Silu,
     SiluByTanh,
     Softplus,
@@ -257,21 +257,21 @@ impl ProgramSpec {
         row_scale.map_or(y, |scale| ops.mul(y, scale))
     }
 
-    fn step(&self, ops: &mut FunctionBuilder, x: ValueId, step: Step) -> ValueId {
+    fn step(&self, ops: &mut FunctionBuilder, x: ValueId, step: ProbeStep) -> ValueId {
         let shape = ops.ty(x).shape;
         let channels = shape.get(1).and_then(Dim::fixed).unwrap_or(1);
         let sizes: Vec<i32> = shape.iter().map(|size| size.fixed().map_or(-1, |size| size as i32)).collect();
         let half = |value: f32| Constant::fp16(value);
         match step {
-            Step::Silu => ops.silu(x),
-            Step::SiluByTanh => {
+            ProbeStep::Silu => ops.silu(x),
+            ProbeStep::SiluByTanh => {
                 let halved = ops.mul(x, half(0.5));
                 let gate = ops.tanh(halved);
                 let gate = ops.add(gate, half(1.0));
                 ops.mul(halved, gate)
             }
-            Step::Softplus => ops.softplus(x),
-            Step::SoftplusByParts => {
+            ProbeStep::Softplus => ops.softplus(x),
+            ProbeStep::SoftplusByParts => {
                 let positive = ops.maximum(x, half(0.0));
                 let magnitude = ops.abs(x);
                 let negative = ops.mul(magnitude, half(-1.0));
@@ -280,37 +280,37 @@ impl ProgramSpec {
                 let small = ops.op("log", "log", [("x", small)]);
                 ops.add(positive, small)
             }
-            Step::Gelu => ops.gelu(x),
-            Step::Scale(factor) => ops.mul(x, half(factor)),
-            Step::Add(number) => ops.add(x, half(number)),
-            Step::Total => {
+            ProbeStep::Gelu => ops.gelu(x),
+            ProbeStep::Scale(factor) => ops.mul(x, half(factor)),
+            ProbeStep::Add(number) => ops.add(x, half(number)),
+            ProbeStep::Total => {
                 let ones = vec![1.0; 8 * channels as usize];
                 let weight = ops.constant("ones", Constant::fp16_tensor(&[8, channels, 1, 1], &ones));
                 ops.conv("total", x, weight, None)
             }
-            Step::Topk => ops.top_indices(x, 1, 1),
-            Step::Argmax => ops.reduce_argmax(x, 1, true),
-            Step::Gather => {
+            ProbeStep::Topk => ops.top_indices(x, 1, 1),
+            ProbeStep::Argmax => ops.reduce_argmax(x, 1, true),
+            ProbeStep::Gather => {
                 let indices = ops.integers("indices", &(0..channels as i32).rev().collect::<Vec<i32>>());
                 let axis = ops.constant("axis", Constant::int32(1));
                 ops.op("gather", "gather", [("x", x), ("indices", indices), ("axis", axis)])
             }
-            Step::Depthwise => {
+            ProbeStep::Depthwise => {
                 let values: Vec<f32> = (0..channels).map(|i| 0.5 + (i % 7) as f32 / 8.0).collect();
                 let weight = ops.constant("depthwise", Constant::fp16_tensor(&[channels, 1, 1, 1], &values));
                 ops.depthwise_conv("depthwise_conv", x, weight, None)
             }
-            Step::Rank5 | Step::Rank6 => {
+            ProbeStep::Rank5 | ProbeStep::Rank6 => {
                 let mut folded = vec![1, 2, (channels / 2) as i32];
-                if step == Step::Rank6 {
+                if step == ProbeStep::Rank6 {
                     folded = vec![1, 2, 2, (channels / 4) as i32];
                 }
                 folded.extend(&sizes[2..]);
                 let folded = ops.reshape(x, &folded);
-                let y = if step == Step::Rank5 { ops.softmax(folded, 2) } else { ops.silu(folded) };
+                let y = if step == ProbeStep::Rank5 { ops.softmax(folded, 2) } else { ops.silu(folded) };
                 ops.reshape(y, &sizes)
             }
-            Step::Fp32 => {
+            ProbeStep::Fp32 => {
                 let cast = |ops: &mut FunctionBuilder, x: ValueId, to: &str| {
                     let dtype = ops.constant("dtype", Constant::string(to));
                     ops.op("cast", "cast", [("x", x), ("dtype", dtype)])
@@ -319,20 +319,20 @@ impl ProgramSpec {
                 let y = ops.silu(wide);
                 cast(ops, y, "fp16")
             }
-            Step::Softmax => ops.softmax(x, 1),
-            Step::InfiniteMask => {
+            ProbeStep::Softmax => ops.softmax(x, 1),
+            ProbeStep::InfiniteMask => {
                 let values: Vec<f32> =
                     (0..channels).map(|i| if i % 2 == 0 { f32::NEG_INFINITY } else { 0.0 }).collect();
                 let masked = ops.add(x, Constant::fp16_tensor(&[1, channels, 1, 1], &values));
                 ops.softmax(masked, 1)
             }
-            Step::SwapLast => {
+            ProbeStep::SwapLast => {
                 let last = shape.last().and_then(Dim::fixed).unwrap_or(2);
                 let first = ops.slice(x, 3, 0..last / 2);
                 let second = ops.slice(x, 3, last / 2..last);
                 ops.concat(&[second, first], 3)
             }
-            Step::Wide(size) => {
+            ProbeStep::Wide(size) => {
                 let mean = ops.reduce_mean(x, &[1, 2], true);
                 let ramp: Vec<f32> = (0..size).map(|i| (i % 97) as f32 / 97.0).collect();
                 let wide = ops.mul(mean, Constant::fp16_tensor(&[1, 1, size, 1], &ramp));
@@ -340,31 +340,31 @@ impl ProgramSpec {
                 let y = ops.reduce_max(y, &[2], true);
                 ops.add(x, y)
             }
-            Step::Additions(count) => (0..count).fold(x, |x, index| ops.add(x, half((index % 3) as f32 - 1.0))),
-            Step::Rows(rows) => self.project(ops, x, rows, channels, "rows"),
-            Step::Columns(columns) => {
+            ProbeStep::Additions(count) => (0..count).fold(x, |x, index| ops.add(x, half((index % 3) as f32 - 1.0))),
+            ProbeStep::Rows(rows) => self.project(ops, x, rows, channels, "rows"),
+            ProbeStep::Columns(columns) => {
                 let copies = vec![x; (columns / channels).max(1) as usize];
                 let wide = ops.concat(&copies, 1);
                 self.project(ops, wide, 64, channels * copies.len() as u64, "columns")
             }
-            Step::NormNaive => norm(ops, x),
-            Step::NormAccurate => {
+            ProbeStep::NormNaive => norm(ops, x),
+            ProbeStep::NormAccurate => {
                 let magnitude = ops.abs(x);
                 let largest = ops.reduce_max(magnitude, &[1], true);
                 let scaled = ops.real_div(x, largest);
                 norm(ops, scaled)
             }
-            Step::NormPrescale => {
+            ProbeStep::NormPrescale => {
                 let scaled = ops.mul(x, half(1.0 / 64.0));
                 norm(ops, scaled)
             }
-            Step::NormConcat => {
+            ProbeStep::NormConcat => {
                 let negative = ops.mul(x, half(-1.0));
                 let both = ops.concat(&[x, negative], 1);
                 let y = ops.layer_norm(both, &[1], 1e-5);
                 ops.slice(y, 1, 0..channels)
             }
-            Step::AttentionPerHead | Step::AttentionGrouped => {
+            ProbeStep::AttentionPerHead | ProbeStep::AttentionGrouped => {
                 let heads = 4;
                 let width = (channels / heads) as i32;
                 let folded = ops.reshape(x, &[1, heads as i32, width, -1]);
@@ -374,7 +374,7 @@ impl ProgramSpec {
                     ops.matmul(of, shares, false, true)
                 };
                 let y = match step {
-                    Step::AttentionGrouped => attend(ops, folded),
+                    ProbeStep::AttentionGrouped => attend(ops, folded),
                     _ => {
                         let parts: Vec<ValueId> = (0..heads)
                             .map(|head| {

@@ -75,7 +75,9 @@ impl ProbeOutcome {
     /// An outcome of which there is nothing but what was said.
     pub fn ended(kind: OutcomeKind, said: impl Into<String>) -> Self {
         let said = said.into();
-        let codes = crate::rules::meaning(&said).into_iter().flat_map(|meaning| meaning.codes.into_iter().take(1));
+        let text = said.to_lowercase();
+        let named = |codes: Vec<String>| codes.into_iter().find(|code| text.contains(&code.to_lowercase()));
+        let codes = crate::rules::meaning(&said).into_iter().filter_map(|meaning| named(meaning.codes));
         ProbeOutcome { kind: Some(kind), codes: codes.collect(), said: Some(said), ..ProbeOutcome::default() }
     }
 

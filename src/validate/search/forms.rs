@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use strum::IntoEnumIterator;
 
 use super::{ChoiceReason, SearchError, SearchLimits};
-use crate::chips::{Reading, Target, WeightPath};
+use crate::chips::{ChipTarget, Reading, WeightPath};
 use crate::forecast::forecast;
 use crate::rules::Severity;
 use crate::speed::SpeedModel;
@@ -55,7 +55,7 @@ struct Judged {
 pub fn choose(
     manifest: &Manifest,
     model: &dyn FamilyModel,
-    targets: &[Target<'_>],
+    targets: &[ChipTarget<'_>],
     limits: &SearchLimits,
 ) -> Result<Forms> {
     let base = Manifest { lengths: Lengths::Fixed(vec![1]), kv_write: Some(KvWrite::Slice), ..manifest.clone() };
@@ -116,7 +116,7 @@ fn list(rules: &BTreeSet<String>) -> String {
 }
 
 /// What the rules that are about the targets say of the first layers and of the head.
-fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[Target<'_>]) -> Result<Judged> {
+fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>]) -> Result<Judged> {
     let form = plan::form(manifest);
     let context = manifest.context.all().last().copied().unwrap_or(1);
     let layers = Stage::Layers { first: 0, end: model.facts().num_layers.min(SAMPLE) };
@@ -174,7 +174,7 @@ fn candidates(manifest: &Manifest) -> Vec<Quant> {
 fn weights(
     manifest: &Manifest,
     model: &dyn FamilyModel,
-    targets: &[Target<'_>],
+    targets: &[ChipTarget<'_>],
     limits: &SearchLimits,
 ) -> Result<Vec<FormChoice>> {
     if !is_open(&manifest.quant) {
@@ -185,7 +185,7 @@ fn weights(
     for quant in candidates(manifest).into_iter().filter(|quant| quant.weights.bits() >= limits.least_bits) {
         let format = quant.of(anec_manifest::Role::MlpUp, None);
         let path = WeightPath::of(&format);
-        let reading = |target: &&Target<'_>| target.chip.reading(path);
+        let reading = |target: &&ChipTarget<'_>| target.chip.reading(path);
         if let Some(target) = targets.iter().find(|target| reading(target) == Some(Reading::Fails)) {
             why = format!("{} doesn't take {format} weights", target.chip.name);
             continue;

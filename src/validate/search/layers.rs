@@ -10,7 +10,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::LENGTHS;
-use crate::chips::{ChipTable, Target};
+use crate::chips::{ChipTable, ChipTarget};
 use crate::predict::{reading, text};
 use crate::speed::{CallWork, ChipRates, SpeedModel};
 use anec_base::Result;
@@ -66,7 +66,7 @@ impl<'a> LayerTable<'a> {
         manifest: &Manifest,
         model: &'a dyn FamilyModel,
         ladders: &[Vec<u64>],
-        targets: &[Target<'_>],
+        targets: &[ChipTarget<'_>],
     ) -> Result<LayerTable<'a>> {
         let chips = ChipTable::built_in();
         let rates = targets.iter().map(|target| ChipRates::of(target.chip, chips, SpeedModel::built_in()));
@@ -146,7 +146,7 @@ impl<'a> LayerTable<'a> {
     }
 
     /// The fewest pieces of the head that stay under the limit of a package and under the widest channel axis.
-    pub fn head_pieces(&self, quant: &Quant, targets: &[Target<'_>], max_mb: f64) -> Option<u64> {
+    pub fn head_pieces(&self, quant: &Quant, targets: &[ChipTarget<'_>], max_mb: f64) -> Option<u64> {
         let rows = self.model.facts().head_rows();
         let channels = targets.iter().filter_map(|target| target.chip.most_channels.as_ref().map(|fact| fact.value));
         let most = channels.min().unwrap_or(u64::MAX);
@@ -162,9 +162,9 @@ impl<'a> LayerTable<'a> {
     }
 
     /// Bytes in memory with so many functions of each package loaded.
-    pub fn loaded_bytes(&self, quant: &Quant, targets: &[Target<'_>], functions: usize) -> f64 {
+    pub fn loaded_bytes(&self, quant: &Quant, targets: &[ChipTarget<'_>], functions: usize) -> f64 {
         let factor = crate::speed::points::SpeedPoints::built_in().loaded.factor;
-        let of = |target: &Target<'_>| {
+        let of = |target: &ChipTarget<'_>| {
             let weights = self.layers.iter().flat_map(|layer| &layer.weights).chain(&self.head);
             weights.map(|weight| reading(weight, quant, target).0).sum::<f64>()
         };
@@ -177,7 +177,7 @@ impl<'a> LayerTable<'a> {
         quant: &Quant,
         lengths: &[u64],
         contexts: &[u64],
-        targets: &[Target<'_>],
+        targets: &[ChipTarget<'_>],
         max_mb: f64,
     ) -> Option<Division> {
         let count = self.layers.len();
@@ -258,8 +258,8 @@ impl<'a> LayerTable<'a> {
     }
 
     /// The part of the head in the time of a token.
-    fn head_time(&self, quant: &Quant, targets: &[Target<'_>], modes: &[Mode]) -> f64 {
-        let time = |(rates, target): (&ChipRates, &Target<'_>)| -> f64 {
+    fn head_time(&self, quant: &Quant, targets: &[ChipTarget<'_>], modes: &[Mode]) -> f64 {
+        let time = |(rates, target): (&ChipRates, &ChipTarget<'_>)| -> f64 {
             let mut work = CallWork { head: true, ..CallWork::default() };
             for weight in &self.head {
                 let (bytes, palette) = reading(weight, quant, target);
