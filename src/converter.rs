@@ -187,7 +187,13 @@ pub(crate) fn scratch_beside(path: Option<&Path>, prefix: &str) -> Result<tempfi
 
 /// The model of a source without quantization, on the CPU in f32, through a bundle in `scratch`.
 pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Arc<LoadedModel>> {
-    let quant = Quant { weights: WeightFormat::None, overrides: Default::default(), layers: Vec::new(), plan: None, ..manifest.quant.clone() };
+    let quant = Quant {
+        weights: WeightFormat::None,
+        overrides: Default::default(),
+        layers: Vec::new(),
+        plan: None,
+        ..manifest.quant.clone()
+    };
     let folder = scratch.join("bundle");
     convert(&ConvertOptions {
         manifest: Manifest { quant, ..manifest.clone() },

@@ -130,12 +130,14 @@ fn a_budget_decides_formats_by_layers_and_the_manifest_says_them() {
         convert(&["--manifest", manifest.to_str().unwrap()], &out, &["context=64"]);
         json(&out.join("report.json"))
     };
-    let tensors = || report["packages"].as_array().unwrap().iter().flat_map(|package| package["tensors"].as_array().unwrap());
+    let tensors =
+        || report["packages"].as_array().unwrap().iter().flat_map(|package| package["tensors"].as_array().unwrap());
     let formats: std::collections::BTreeSet<&str> = tensors().filter_map(|tensor| tensor["weights"].as_str()).collect();
     assert!(formats.contains("int8") && formats.contains("palette4"), "{formats:?}");
     let quantized = || tensors().filter(|tensor| tensor["weights"] != "none");
     let bytes: f64 = quantized().map(|tensor| tensor["bytes"].as_f64().unwrap()).sum();
-    let weights: f64 = quantized().map(|t| 8.0 * t["bytes"].as_f64().unwrap() / t["bits_per_weight"].as_f64().unwrap()).sum();
+    let weights: f64 =
+        quantized().map(|t| 8.0 * t["bytes"].as_f64().unwrap() / t["bits_per_weight"].as_f64().unwrap()).sum();
     assert!((8.0 * bytes / weights - plan["bits"].as_f64().unwrap()).abs() < 0.02, "{}", 8.0 * bytes / weights);
     assert!(std::fs::read_to_string(folder.path().join("plan.svg")).unwrap().contains("palette4"));
 

@@ -26,7 +26,9 @@ pub enum CalibrateError {
         least: f64,
     },
     /// Every projection has a format already.
-    #[error("`quant.plan`: `quant.overrides` and `quant.layers` name every projection, so that nothing is left to choose")]
+    #[error(
+        "`quant.plan`: `quant.overrides` and `quant.layers` name every projection, so that nothing is left to choose"
+    )]
     NothingToChoose,
     /// The text has no tokens.
     #[error("calibration text {}: it has no tokens", .0.display())]
@@ -61,7 +63,9 @@ impl Diagnostic for CalibrateError {
                 let key = key.split(':').next().unwrap_or(key);
                 Some(format!("leave `quant.{key}` out"))
             }
-            CalibrateError::Budget { .. } => Some("ask for that, or let `anec quant` show what each format costs".into()),
+            CalibrateError::Budget { .. } => {
+                Some("ask for that, or let `anec quant` show what each format costs".into())
+            }
             CalibrateError::NothingToChoose => Some("remove overrides, or the plan".into()),
             CalibrateError::NoTokens(_) => Some("name another text, or leave `calibration.text` at builtin".into()),
             CalibrateError::Moments { error, .. } => error.help(),

@@ -49,7 +49,11 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
         .collect();
     let weights: u64 = measured.groups.iter().map(|group| group.weights).sum();
     let sum = |chosen: &[usize]| costs.iter().zip(chosen).map(|(costs, index)| costs[*index].bytes).sum::<u64>();
-    let smallest: Vec<usize> = costs.iter().map(|costs| (0..costs.len()).min_by_key(|i| costs[*i].bytes)).map(Option::unwrap_or_default).collect();
+    let smallest: Vec<usize> = costs
+        .iter()
+        .map(|costs| (0..costs.len()).min_by_key(|i| costs[*i].bytes))
+        .map(Option::unwrap_or_default)
+        .collect();
     let chosen = match budget {
         QuantPlan::Bits(bits) => {
             let limit = (bits * weights as f64 / 8.0) as u64;

@@ -261,7 +261,8 @@ impl Trial {
         let backend = Box::new(PatchedBackend::new(inner, patch.clone()));
         let model = LoadedModel::new(plain.bundle.clone(), &plain.folder, plain.host.clone(), backend)?;
         // pieces from all over the text
-        let whole = Calibration { tokens: manifest.calibration.tokens.max(tokens as u64), ..manifest.calibration.clone() };
+        let whole =
+            Calibration { tokens: manifest.calibration.tokens.max(tokens as u64), ..manifest.calibration.clone() };
         let windows = text::windows(&whole, &plain.bundle, &plain.folder, WINDOW)?;
         let step = (windows.len() * WINDOW / tokens.max(1)).max(1);
         let windows: Vec<Vec<u32>> = windows.into_iter().step_by(step).take(tokens.div_ceil(WINDOW)).collect();

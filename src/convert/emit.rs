@@ -30,13 +30,7 @@ pub(super) struct WeightKey {
 }
 
 impl WeightKey {
-    pub(super) fn new(
-        quant: &Quant,
-        role: Role,
-        layer: Option<usize>,
-        weight: &SourceWeight,
-        channels: u64,
-    ) -> Self {
+    pub(super) fn new(quant: &Quant, role: Role, layer: Option<usize>, weight: &SourceWeight, channels: u64) -> Self {
         WeightKey { weight: weight.key(), channels, format: quant.of(role, layer) }
     }
 

@@ -51,9 +51,8 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
 
 /// Whether weights of some projection share one scale: a few large ones take it for themselves.
 fn needs_transforms(manifest: &Manifest) -> bool {
-    let shared = |format: NumberFormat| {
-        format.weights != WeightFormat::None && format.granularity == Granularity::PerTensor
-    };
+    let shared =
+        |format: NumberFormat| format.weights != WeightFormat::None && format.granularity == Granularity::PerTensor;
     // a plan may choose such a format
     manifest.quant.plan.is_some() || manifest.quant.formats().any(shared)
 }

@@ -165,8 +165,7 @@ impl Decoder {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
         let task = ports.expert_task(g, config.hidden_size, count);
-        let hidden =
-            g.layer(index, |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
+        let hidden = g.layer(index, |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         Ok(ports)
     }

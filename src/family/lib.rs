@@ -44,7 +44,6 @@ pub mod table;
 mod tensors;
 pub mod transform;
 
-
 use serde_json::Value as Json;
 
 use anec_base::Result;

@@ -47,7 +47,8 @@ pub use gates::{Gates, ParityGate};
 pub use load::schema;
 pub use numerics::{Numerics, ResidualScale};
 pub use quant::{
-    Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantLayers, QuantOverride, QuantPlan, Role, WeightFormat,
+    Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantLayers, QuantOverride, QuantPlan, Role,
+    WeightFormat,
 };
 pub use sizes::{Contexts, HeadSplit, Lengths, LmHead, Shards};
 pub use transforms::{RotateBy, RotationOptions, Transform, Transforms};

@@ -275,8 +275,12 @@ quant:
         let down = |layer| m.quant.of(Role::MlpDown, layer).to_string();
         assert_eq!(
             [down(None), down(Some(0)), down(Some(3)), down(Some(4))],
-            ["palette6 per tensor", "palette6 per tensor with row scales", "palette4 per tensor with row scales",
-             "palette6 per tensor"]
+            [
+                "palette6 per tensor",
+                "palette6 per tensor with row scales",
+                "palette4 per tensor with row scales",
+                "palette6 per tensor"
+            ]
         );
         assert_eq!(m.quant.of(Role::MlpUp, Some(1)), NumberFormat::FP16);
         assert_eq!(m.quant.of(Role::LmHead, None).to_string(), "int8 per channel");

@@ -373,8 +373,7 @@ mod tests {
         }
         let rounding = ErrorFeedback { order: (0..columns).collect(), factor: None };
         let feedback = ErrorFeedback::of(moments.view()).unwrap();
-        let [chosen, nearest] =
-            [&feedback, &rounding].map(|how| values(&grids, &how.codes(weight.view(), &grids, 0)));
+        let [chosen, nearest] = [&feedback, &rounding].map(|how| values(&grids, &how.codes(weight.view(), &grids, 0)));
         assert!(cost(&weight, &chosen, &moments) < 0.3 * cost(&weight, &nearest, &moments));
         assert!(cost(&weight, &chosen, &others) < 0.9 * cost(&weight, &nearest, &others));
     }

@@ -25,9 +25,9 @@ fn name(format: QuantOverride) -> String {
 
 /// The result of `anec quant`: divergence and size of every group in every format; what a plan chose is marked.
 pub fn sensitivities(tokens: u64, groups: &[PlannedGroup], plan: Option<&PlanReport>) -> String {
-    let names: Vec<String> = groups.first().map_or_else(Vec::new, |group| {
-        group.formats.iter().map(|of| format!(">{}", name(of.format))).collect()
-    });
+    let names: Vec<String> = groups
+        .first()
+        .map_or_else(Vec::new, |group| group.formats.iter().map(|of| format!(">{}", name(of.format))).collect());
     let head: Vec<&str> = ["layer", "role", ">weights"].into_iter().chain(names.iter().map(String::as_str)).collect();
     let cell = |group: &PlannedGroup, index: usize, of: &FormatCost| {
         let mark = if group.chosen == Some(index) { "* " } else { "" };
@@ -116,7 +116,8 @@ mod tests {
             bytes,
             kl,
         };
-        let formats = vec![format(WeightFormat::Int8, kl, 4_000_000), format(WeightFormat::Palette4, 30.0 * kl, 2_000_000)];
+        let formats =
+            vec![format(WeightFormat::Int8, kl, 4_000_000), format(WeightFormat::Palette4, 30.0 * kl, 2_000_000)];
         PlannedGroup { role, layer, weights: 4_000_000, formats, chosen: Some(usize::from(kl < 0.01)) }
     }
 
