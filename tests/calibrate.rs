@@ -77,6 +77,82 @@ fn every_familys_projections_are_calibrated() {
     }
 }
 
+/// Four bits that make up for each other's errors: in blocks and in palettes, also of experts, some of which no token came to.
+#[test]
+fn every_format_is_calibrated() {
+    for (model, format) in [
+        ("lfm2_moe-default", &["quant.weights=palette4", "quant.row_scale=true"][..]),
+        ("lfm2_moe-default", &["quant.weights=int4", "quant.granularity={block: 8}"]),
+        ("gemma3-default", &["quant.weights=palette6", "quant.granularity={group: 8}"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = format!("tests/fixtures/families/{model}");
+        // one token reaches few experts, and says little of what it reaches
+        let sets = [&["quant.feedback=gptq", "calibration.tokens=1", "context=64"], format].concat();
+        let out = folder.path().join("out");
+        let report = convert(&["--source", &source], &out, &sets);
+        assert_eq!(report["rounded"].as_array(), None, "{model}: {report}");
+        let (code, stdout, _) = run(&["validate", out.to_str().unwrap(), "--structure"]);
+        assert_eq!(code, 0, "{stdout}");
+    }
+}
+
+#[test]
+fn a_budget_decides_formats_by_layers_and_the_manifest_says_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model");
+    let quant = || {
+        let run = std::process::Command::new(env!("CARGO_BIN_EXE_anec"))
+            .args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"])
+            .args(["--plan", "bits=6", "--out", "plan.yaml", "--svg", "plan.svg", "--json"])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        serde_json::from_slice::<Json>(&run.stdout).unwrap()
+    };
+    let first = quant();
+    let saved = std::fs::read(folder.path().join("model.sensitivities.json")).unwrap();
+    // six layers of four roles, and the head; what was measured is there, and is the same
+    assert_eq!(first["groups"].as_array().unwrap().len(), 25);
+    assert_eq!(quant(), first);
+    assert_eq!(std::fs::read(folder.path().join("model.sensitivities.json")).unwrap(), saved);
+    let plan = &first["plan"];
+    assert!(plan["bits"].as_f64().unwrap() <= 6.0 && plan["bits"].as_f64().unwrap() > 5.5, "{plan}");
+    // fewer bits lose more, wherever they are
+    for group in first["groups"].as_array().unwrap() {
+        let of = |index: usize| group["formats"][index]["kl"].as_f64().unwrap();
+        assert!(of(0) > 0.0 && of(2) > of(0), "{group}");
+    }
+    let out = folder.path().join("out");
+    let manifest = folder.path().join("plan.yaml");
+    let report = {
+        convert(&["--manifest", manifest.to_str().unwrap()], &out, &["context=64"]);
+        json(&out.join("report.json"))
+    };
+    let tensors =
+        || report["packages"].as_array().unwrap().iter().flat_map(|package| package["tensors"].as_array().unwrap());
+    let formats: std::collections::BTreeSet<&str> = tensors().filter_map(|tensor| tensor["weights"].as_str()).collect();
+    assert!(formats.contains("int8") && formats.contains("palette4"), "{formats:?}");
+    let quantized = || tensors().filter(|tensor| tensor["weights"] != "none");
+    let bytes: f64 = quantized().map(|tensor| tensor["bytes"].as_f64().unwrap()).sum();
+    let weights: f64 =
+        quantized().map(|t| 8.0 * t["bytes"].as_f64().unwrap() / t["bits_per_weight"].as_f64().unwrap()).sum();
+    assert!((8.0 * bytes / weights - plan["bits"].as_f64().unwrap()).abs() < 0.02, "{}", 8.0 * bytes / weights);
+    assert!(std::fs::read_to_string(folder.path().join("plan.svg")).unwrap().contains("palette4"));
+
+    // what no format allows is refused
+    let sets = ["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"];
+    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_anec"))
+        .args(sets)
+        .args(["--plan", "max_mb=0.5"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && stderr.contains("less than the formats allow"), "{stderr}");
+}
+
 #[test]
 fn what_cannot_be_calibrated_says_so() {
     let folder = tempfile::tempdir().unwrap();

@@ -57,7 +57,8 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
     }
     let mut at = match limit {
         Limit::Bytes(_) => Some(room).filter(|room| least[*room].is_finite()),
-        Limit::Loss(loss) => (0..=room).find(|at| least[*at] <= loss),
+        // sums of equal terms are equal but for their rounding
+        Limit::Loss(loss) => (0..=room).find(|at| least[*at] <= loss * (1.0 + 1e-12)),
     }?;
     let mut chosen = Vec::with_capacity(groups.len());
     for (costs, pick) in groups.iter().zip(&picks).rev() {
@@ -85,7 +86,7 @@ mod tests {
         }
         match limit {
             Limit::Bytes(most) => sums.into_iter().filter(|(_, b)| *b <= most).min_by(|a, b| a.0.total_cmp(&b.0)),
-            Limit::Loss(most) => sums.into_iter().filter(|(l, _)| *l <= most + 1e-12).min_by_key(|(_, b)| *b),
+            Limit::Loss(most) => sums.into_iter().filter(|(l, _)| *l <= most * (1.0 + 1e-12)).min_by_key(|(_, b)| *b),
         }
     }
 

@@ -36,6 +36,11 @@ pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyMo
     let refused = |transform: &Transform| Some((transform.name(), model.permits(*transform).err()?));
     let refused = wanted.iter().filter_map(refused).map(|(name, reason)| format!("`{name}` isn't done: {reason}"));
     let mut notes: Vec<String> = refused.chain(model.transformed().left_out).collect();
+    if asked.quant.plan.is_some() {
+        notes.push(
+            "`quant.plan`: formats are chosen by measurement when the model is converted (`anec quant`)".to_owned(),
+        );
+    }
     let other = |role: &&Role| asked.quant.of(**role, None) != resolved.quant.of(**role, None);
     let roles: Vec<String> = Role::PROJECTIONS.iter().filter(other).map(|role| format!("`{role}`")).collect();
     if !roles.is_empty() {

@@ -134,7 +134,7 @@ mod tests {
             groups: groups.to_vec(),
             manifest: String::new(),
         };
-        insta::assert_snapshot!(sensitivities(256, &groups, Some(&plan)), @"");
+        insta::assert_snapshot!("sensitivities", sensitivities(256, &groups, Some(&plan)));
         let svg = sensitivities_svg(&groups);
         assert_eq!(svg.matches("<svg ").count(), 3, "one for each format, in one");
         assert_eq!(svg.matches("</svg>").count(), 3);
