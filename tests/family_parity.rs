@@ -259,7 +259,8 @@ impl Runner {
                     }
                     Tensor::new(vec![1, planes, count, count], data)
                 }
-                PortRole::Position => Tensor::new(vec![1], vec![first as i32]),
+                PortRole::SliceBegin => Tensor::new(vec![4], vec![0, 0, first as i32, 0]),
+                PortRole::SliceEnd => Tensor::new(vec![4], vec![0, 0, (first + count) as i32, 0]),
                 PortRole::State { id, .. } | PortRole::Cache { id, .. } => kept.get(id).cloned().unwrap_or_else(|| {
                     let shape: Vec<usize> = (0..port.shape.len()).map(slots).collect();
                     Tensor::new(shape.clone(), vec![0f32; shape.iter().product()])

@@ -38,8 +38,11 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision) {
     let fused = Executable::compile(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let plain = Executable::compile_unfused(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let softmaxes = graph.function.ops().filter(|op| op.operator == "softmax").count();
-    // rings are written through masks in every form
-    let masked = |op: &&Op| op.operator == "write_state" && (form.kv_write == KvWrite::Mask || is_ring(&graph, op));
+    // rings are written through masks in every form; what layers have in common is written after them, as it stands
+    let masked = |op: &&Op| {
+        let by_mask = form.kv_write == KvWrite::Mask || is_ring(&graph, op);
+        op.operator == "write_state" && form.state == StateForm::PerLayer && by_mask
+    };
     let masked = graph.function.ops().filter(masked).count();
     let (mut fused_state, mut plain_state) = (fused.new_state(), plain.new_state());
     let mut position = 0;

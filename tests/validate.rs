@@ -490,13 +490,15 @@ fn a_state_written_one_slot_late_is_caught() {
     let (code, report) = validate(&plain, &golden);
     assert_eq!(code, 0, "{:#?}", checks(&report, "failed"));
     let broken = with_program(Path::new(&plain), room.path(), LAST, |function| {
-        let position = value(function, "position");
-        let ty = function.tensor_type(position).unwrap().clone();
-        let one = insert_constant(function, 0, Constant::int32s(&[1]));
-        let late = insert(function, 1, "add", &[("x", Binding::Value(position)), ("y", one)], ty);
-        for op in function.block.ops.iter_mut().skip(2) {
-            for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(position)) {
-                *binding = Binding::Value(late);
+        for end in ["cache_begin", "cache_end"] {
+            let place = value(function, end);
+            let ty = function.tensor_type(place).unwrap().clone();
+            let one = insert_constant(function, 0, Constant::int32s(&[0, 0, 1, 0]));
+            let late = insert(function, 1, "add", &[("x", Binding::Value(place)), ("y", one)], ty);
+            for op in function.block.ops.iter_mut().skip(2) {
+                for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(place)) {
+                    *binding = Binding::Value(late);
+                }
             }
         }
     });

@@ -75,8 +75,11 @@ pub enum PortRole {
     /// Plane 0: j <= i. Plane 1 + n: i and j lie in the same block of 2^(n + 1) tokens, j in its first half and i in its
     /// second.
     TokenOrder,
-    /// int32 `[1]`: the position of the call's first token, where keys and values are written.
-    Position,
+    /// int32 `[4]`: `0, 0, p, 0` for the position p of the call's first token: where its rows begin in caches
+    /// `[1, heads, S, head_dim]`.
+    SliceBegin,
+    /// int32 `[4]`: `0, 0, p + T, 0`: where the call's rows end, those that fill it up included.
+    SliceEnd,
     /// A state that the host keeps, in the shape of the port. As an output, what the next call of the text takes; as an
     /// input, what an output of the same `id` gave last, in whichever function, and zeros before there was one.
     State {

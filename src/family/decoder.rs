@@ -117,7 +117,8 @@ impl Decoder {
                     ports.input(g, &name, role, shape)
                 };
                 let slots = Dim::Fixed(*slots);
-                let mask = if g.form.state == StateForm::Host {
+                // rows that aren't written at once are seen behind the slots
+                let mask = if g.form.state != StateForm::PerLayer {
                     let past = mask(g, "past_mask", PortRole::PastMask { window }, slots);
                     let call = mask(g, "call_mask", PortRole::CallMask { window }, tokens.clone());
                     g.ops.concat(&[past, call], 3)
@@ -175,6 +176,7 @@ impl Decoder {
             ports.output(g, "router_state_out", PortRole::RouterState, state);
         }
         ports.asked_experts(g, task);
+        states.write_stacked(g, |slots| writes.iter().find(|(of, _)| *of == slots).map(|(_, write)| *write));
         ports.outputs.extend(states.outputs(g));
         ports.states = states.ports;
         Ok(ports)
@@ -211,9 +213,12 @@ impl Decoder {
         }
         let ring = slots < request.context;
         match (g.form.kv_write, request.tokens) {
-            (KvWrite::Slice, TokenCount::Fixed(count)) if !ring => {
-                let position = ports.input_of(g, "position", PortRole::Position, DataType::Int32, vec![Dim::Fixed(1)]);
-                Write::from_position(g, position, count)
+            (KvWrite::Slice, TokenCount::Fixed(_)) if !ring => {
+                let mut place = |g: &mut Graph<'_>, name: &str, role: PortRole| {
+                    ports.input_of(g, name, role, DataType::Int32, vec![Dim::Fixed(4)])
+                };
+                let begin = place(g, "cache_begin", PortRole::SliceBegin);
+                Write::Slice { begin, end: place(g, "cache_end", PortRole::SliceEnd) }
             }
             _ => {
                 let name = if ring { "kv_write_mask_local" } else { "kv_write_mask" };

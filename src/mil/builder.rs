@@ -200,6 +200,8 @@ impl FunctionBuilder {
                 self.define(output, ty, None)
             })
             .collect();
+        // an op without results has a name of its own, too
+        self.names.insert(name.clone());
         self.function.block.ops.push(Op {
             operator: operator.to_owned(),
             name,

@@ -268,7 +268,7 @@ fn arrays(ports: &[Port], size: usize) -> Vec<StridedArray> {
 /// The element type that a port has in a package.
 pub fn element(role: &PortRole) -> Element {
     match role {
-        PortRole::Position | PortRole::Argmax => Element::I32,
+        PortRole::SliceBegin | PortRole::SliceEnd | PortRole::Argmax => Element::I32,
         PortRole::Hidden
         | PortRole::RouterState
         | PortRole::ExpertInput
@@ -480,7 +480,7 @@ mod tests {
                 seen.insert(port.name.clone());
             }
         }
-        for name in ["position", "argmax", "logits", "hidden", "attn_mask", "rope_cos"] {
+        for name in ["cache_begin", "cache_end", "argmax", "logits", "hidden", "attn_mask", "rope_cos"] {
             assert!(seen.contains(name), "{name}");
         }
     }

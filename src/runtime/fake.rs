@@ -112,11 +112,13 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
                     port("attn_mask", mask(None), vec![fixed(1), fixed(1), t(), fixed(context)]),
                     port("attn_mask_local", mask(Some(WINDOW)), vec![fixed(1), fixed(1), t(), fixed(context)]),
                 ];
-                inputs.push(if form.slice {
-                    port("position", PortRole::Position, vec![fixed(1)])
+                if form.slice {
+                    inputs.push(port("cache_begin", PortRole::SliceBegin, vec![fixed(4)]));
+                    inputs.push(port("cache_end", PortRole::SliceEnd, vec![fixed(4)]));
                 } else {
-                    port("kv_write_mask", PortRole::KvWriteMask, vec![fixed(1), fixed(1), fixed(context), t()])
-                });
+                    let shape = vec![fixed(1), fixed(1), fixed(context), t()];
+                    inputs.push(port("kv_write_mask", PortRole::KvWriteMask, shape));
+                }
                 functions.push(FunctionEntry {
                     package: format!("layers_{first}_{end}.mlpackage"),
                     function: format!("layers_{first}_{end}_of_{context}{}", size(&form.layer_tokens, tokens)),
@@ -362,8 +364,8 @@ impl Sequence for Text {
         for layer in first..end {
             let cache = self.caches.entry(layer).or_insert_with(|| vec![0.0; slots * HIDDEN]);
             for t_ in 0..t {
-                let goes_to = |slot: usize| match named.get("position").map(|p| &p.data) {
-                    Some(TensorData::I32(position)) => slot == position[0] as usize + t_,
+                let goes_to = |slot: usize| match named.get("cache_begin").map(|p| &p.data) {
+                    Some(TensorData::I32(begin)) => slot == begin[2] as usize + t_,
                     _ => named["kv_write_mask"].floats().unwrap()[slot * t + t_] == 1.0,
                 };
                 for slot in (0..slots).filter(|slot| goes_to(*slot)) {

@@ -61,7 +61,8 @@ impl<'a> InputBuilder<'a> {
                 let levels = slots(port, 1)? - 1;
                 shaped(port, shape, token_order(self.chunk.size, levels))?
             }
-            PortRole::Position => Tensor::new(shape, vec![self.first_slot()?]),
+            PortRole::SliceBegin => Tensor::new(shape, vec![0, 0, self.first_slot()?, 0]),
+            PortRole::SliceEnd => Tensor::new(shape, vec![0, 0, self.first_slot()? + self.chunk.size as i32, 0]),
             PortRole::Hidden
             | PortRole::RouterState
             | PortRole::ExpertInput

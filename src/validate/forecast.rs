@@ -1,5 +1,7 @@
 //! A forecast of placement: the rules of [`rules`](super::rules) applied to a program. No proof, and never a gate.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -7,7 +9,7 @@ use super::chips::ChipTarget;
 use super::rules::{
     Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
 };
-use anec_mil::{Constant, DataType, Dim, Function, Op, OpKind, Program, SymbolRange, TensorType};
+use anec_mil::{Binding, Constant, DataType, Dim, Function, Op, OpKind, Program, SymbolRange, TensorType, ValueId};
 
 /// Ops that a finding names; the others are counted.
 const NAMED: usize = 3;
@@ -98,6 +100,11 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
             .map(named)
             .collect(),
         Applies::State(pattern) => states(pattern, function),
+        Applies::Program(pattern) => {
+            let count = function.ops().filter(|op| !op.is_const()).count();
+            let above = pattern.ops_above.is_some_and(|most| count > most);
+            above.then(|| format!("{count} ops")).into_iter().collect()
+        }
         Applies::Lengths(pattern) => {
             let lengths = function.lengths.iter().filter(|(_, lengths)| {
                 matches!(
@@ -209,6 +216,16 @@ fn states(pattern: &StatePattern, function: &Function) -> Vec<String> {
         let odd = |shape: &[u64]| shape.last().is_some_and(|size| size % multiple != 0);
         return states.iter().filter(|(_, s)| odd(s)).map(|(name, shape)| format!("{name} {shape:?}")).collect();
     }
+    if pattern.used_beyond_update {
+        return function
+            .states()
+            .filter(|state| used_beyond_update(function, &state.name))
+            .map(|s| s.name.clone())
+            .collect();
+    }
+    if pattern.times_itself {
+        return products_with_themselves(function);
+    }
     if pattern.different_shapes && states.windows(2).any(|pair| pair[0].1 != pair[1].1) {
         return all();
     }
@@ -218,10 +235,55 @@ fn states(pattern: &StatePattern, function: &Function) -> Vec<String> {
     Vec::new()
 }
 
+/// The state that an op reads or writes.
+fn state_of<'a>(function: &'a Function, op: &Op) -> Option<&'a str> {
+    match op.input("input")? {
+        Binding::Value(id) => Some(function.value(*id).name.as_str()),
+        Binding::Constant(_) => None,
+    }
+}
+
+/// Whether what a state holds before its write is used by several ops, or the state is written more than once.
+fn used_beyond_update(function: &Function, state: &str) -> bool {
+    let mine = |op: &&Op| state_of(function, op) == Some(state);
+    let writes = function.ops().filter(|op| op.operator == "write_state").filter(mine).count();
+    let before = function.ops().take_while(|op| !(op.operator == "write_state" && mine(op)));
+    let read: BTreeSet<ValueId> = before
+        .filter(|op| op.operator == "read_state")
+        .filter(mine)
+        .flat_map(|op| op.outputs.iter().copied())
+        .collect();
+    let users = function.ops().filter(|op| op.operands().any(|id| read.contains(&id))).count();
+    writes > 1 || writes == 1 && users > 1
+}
+
+/// Products of matrices whose factors are one value that follows from a state.
+fn products_with_themselves(function: &Function) -> Vec<String> {
+    let mut follows: BTreeSet<ValueId> = BTreeSet::new();
+    let mut found = Vec::new();
+    for op in function.ops() {
+        if op.operator == "read_state" || op.operands().any(|id| follows.contains(&id)) {
+            follows.extend(&op.outputs);
+        }
+        let factor = |name: &str| match op.input(name) {
+            Some(Binding::Value(id)) => Some(*id),
+            _ => None,
+        };
+        if op.operator == "matmul"
+            && let Some(x) = factor("x")
+            && factor("y") == Some(x)
+            && follows.contains(&x)
+        {
+            found.push(op.name.clone());
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_mil::{FunctionBuilder, Opset, ValueId};
+    use anec_mil::{FunctionBuilder, Opset};
 
     fn rules_of(
         shape: &[u64],
@@ -316,6 +378,27 @@ mod tests {
         assert_eq!(with(&[[1, 2, 16, 40]]), ["state-last-axis", "stateful-m5"]);
         assert_eq!(with(&[[1, 2, 16, 64], [1, 2, 8, 64]]), ["state-shapes", "stateful-m5"]);
         assert_eq!(with(&[[1, 2, 16, 64]; 3]), ["state-count", "stateful-m5"]);
+    }
+
+    #[test]
+    fn patterns_of_states_that_were_refused_are_seen() {
+        let with = |body: fn(&mut FunctionBuilder, ValueId) -> ValueId| {
+            rules_of(&[1, 8, 4, 32], MIDDLE, move |ops, x| {
+                let state = ops.state("s", TensorType::new(DataType::Fp16, [1u64, 8, 32, 32]));
+                let held = ops.read_state(state);
+                body(ops, held);
+                let kept = ops.mul(held, Constant::fp16(0.5));
+                ops.write_state(state, kept);
+                ops.silu(x)
+            })
+        };
+        let rules = with(|_, held| held);
+        assert!(!rules.iter().any(|rule| rule.starts_with("state-")), "{rules:?}");
+        let rules = with(|ops, held| ops.matmul(held, held, false, true));
+        assert!(
+            ["state-times-itself", "state-used-twice"].iter().all(|rule| rules.iter().any(|r| r == rule)),
+            "{rules:?}"
+        );
     }
 
     #[test]

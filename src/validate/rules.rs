@@ -103,6 +103,8 @@ pub enum Applies {
     Weights(WeightsPattern),
     /// Constants.
     Constant(ConstantPattern),
+    /// All ops of a function.
+    Program(ProgramPattern),
 }
 
 /// Ops that compute; every key that is given must hold.
@@ -169,6 +171,21 @@ pub struct StatePattern {
     /// More than this many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count_above: Option<usize>,
+    /// One whose content, before it is written, several ops use, or that is written more than once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub used_beyond_update: bool,
+    /// A product of matrices of what follows from a state with itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub times_itself: bool,
+}
+
+/// All ops of a function; every key that is given must hold.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProgramPattern {
+    /// More of them than this, constants aside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ops_above: Option<usize>,
 }
 
 /// Dimensions that aren't fixed.

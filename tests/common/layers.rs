@@ -61,7 +61,21 @@ pub fn inputs(graph: &FunctionGraph, first: usize, count: usize) -> Vec<(String,
                 let value = |i: usize| if i / count == (first + i % count) % shape[2] { 1.0 } else { 0.0 };
                 (0..size).map(value).collect::<Vec<f32>>().into()
             }
-            PortRole::Position => vec![first as i32].into(),
+            PortRole::PastMask { window } => {
+                let slots = shape[3];
+                let held = |s: usize| (s < first).then(|| first - 1 - (first - 1 - s) % slots);
+                let is_seen = |t: usize, p: usize| window.is_none_or(|w| first + t - p < w as usize);
+                let sees = |t: usize, s: usize| held(s).is_some_and(|position| is_seen(t, position));
+                let value = |i: usize| if sees(i / slots, i % slots) { 0.0 } else { -1e4 };
+                (0..size).map(value).collect::<Vec<f32>>().into()
+            }
+            PortRole::CallMask { window } => {
+                let sees = |t: usize, s: usize| s <= t && window.is_none_or(|w| t - s < w as usize);
+                let value = |i: usize| if sees(i / count, i % count) { 0.0 } else { -1e4 };
+                (0..size).map(value).collect::<Vec<f32>>().into()
+            }
+            PortRole::SliceBegin => vec![0, 0, first as i32, 0].into(),
+            PortRole::SliceEnd => vec![0, 0, (first + count) as i32, 0].into(),
             _ => noise(size, (1000 * first + seed) as u32).into(),
         };
         (port.name.clone(), Tensor::new(shape, data))

@@ -72,7 +72,7 @@ class Text:
         functions = [f for part in self.layers for f in part]
         assert not any(carries(f) for f in functions), "a filler would change the states for good"
         size = next(n for n in range(most, self.context + 1) if all(choose(part, n) for part in self.layers))
-        if any(port["role"] == "position" for f in functions for port in f["inputs"]):
+        if any(port["role"] == "slice_begin" for f in functions for port in f["inputs"]):
             assert self.position + size <= self.context, "fillers end within the context"
         return most, size
 
@@ -153,8 +153,8 @@ class Text:
             for t in range(count):
                 mask[(position + t) % shape[2], t] = 1
             return mask.reshape(shape)
-        if role == "position":
-            return np.array([position], np.int32)
+        if role in ("slice_begin", "slice_end"):
+            return np.array([0, 0, position if role == "slice_begin" else position + size, 0], np.int32)
         if role == "token_order":
             planes = [j <= i]
             for level in range(shape[1] - 1):

@@ -83,7 +83,8 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
         | PortRole::BandMask { .. }
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
-        | PortRole::Position
+        | PortRole::SliceBegin
+        | PortRole::SliceEnd
         | PortRole::State { .. }
         | PortRole::Cache { .. }
         | PortRole::PastMask { .. }
@@ -108,7 +109,8 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
         | PortRole::BandMask { .. }
         | PortRole::KvWriteMask
         | PortRole::TokenOrder
-        | PortRole::Position
+        | PortRole::SliceBegin
+        | PortRole::SliceEnd
         | PortRole::Cache { .. }
         | PortRole::PastMask { .. }
         | PortRole::CallMask { .. } => false,
@@ -136,7 +138,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
             matches!(shape[..], [1, planes, rows, columns]
                 if rows == t && columns == t && (1..=64).contains(&planes) && t <= 1 << (planes - 1))
         }
-        PortRole::Position => shape == [1],
+        PortRole::SliceBegin | PortRole::SliceEnd => shape == [4],
         PortRole::State { .. } => shape.len() == 4 && shape == port.shape_at(0),
         PortRole::Logits => match entry.stage {
             Stage::Head { first, end } => columns(end.saturating_sub(first)),
@@ -213,10 +215,20 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
         return None;
     }
     let slots = state.shape[2];
-    let seen = |port: &Port| matches!(port.role, PortRole::AttentionMask { .. }) && port.shape_at(0)[3] == slots;
+    let seen = |port: &Port| match port.role {
+        PortRole::AttentionMask { .. } => port.shape_at(0)[3] == slots,
+        // what the call adds is seen apart
+        PortRole::PastMask { .. } => {
+            port.shape_at(0)[3] == slots
+                && entry.inputs.iter().any(|port| matches!(port.role, PortRole::CallMask { .. }))
+        }
+        _ => false,
+    };
     let written = |port: &Port| match port.role {
         PortRole::KvWriteMask => port.shape_at(0)[2] == slots,
-        PortRole::Position => slots == entry.context,
+        PortRole::SliceBegin => {
+            slots == entry.context && entry.inputs.iter().any(|port| port.role == PortRole::SliceEnd)
+        }
         _ => false,
     };
     if !entry.inputs.iter().any(|port| port.shape.len() == 4 && seen(port)) {

@@ -30,8 +30,10 @@ fn sound() -> Json {
                     let rope =
                         |name: &str| json!({"name": name, "role": name, "table": "rope", "shape": [1, 1, tokens, 2]});
                     let mask = json!({"name": "mask", "role": "attention_mask", "shape": [1, 1, tokens, context]});
-                    let position = json!({"name": "position", "role": "position", "shape": [1]});
-                    let inputs = json!([hidden("hidden", tokens), rope("rope_cos"), rope("rope_sin"), mask, position]);
+                    let [begin, end] =
+                        ["begin", "end"].map(|end| json!({"name": end, "role": format!("slice_{end}"), "shape": [4]}));
+                    let inputs =
+                        json!([hidden("hidden", tokens), rope("rope_cos"), rope("rope_sin"), mask, begin, end]);
                     (inputs, json!([hidden("out", tokens)]), json!([cache("key_cache"), cache("value_cache")]))
                 };
                 function(

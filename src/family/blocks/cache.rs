@@ -2,9 +2,9 @@
 //!
 //! The token at position p has the slot p mod S: a layer that sees only a window keeps a ring of as many slots as the
 //! window and a call's tokens need. Slots are written through a one-hot mask `[1, 1, S, T]` (`cache * (1 - any) +
-//! mask @ new`, any number of tokens, the whole cache is rewritten) or by `slice_update` at a position. Readers always
-//! see what was just written. A cache that the host keeps is an input that nothing writes; readers see the call's rows
-//! behind its slots.
+//! mask @ new`, any number of tokens, the whole cache is rewritten) or by `slice_update` from and to places that are inputs: no
+//! integer is computed in the graph. Readers always see what was just written. A cache that the host keeps is an input that nothing writes, and one that several layers have in common is written once,
+//! after all of them: readers see the call's rows behind its slots.
 
 use super::Graph;
 use super::state::Slot;
@@ -22,7 +22,7 @@ pub enum Write {
     },
     /// Nothing is written: the host keeps the cache, takes the rows of the call and appends them.
     Append,
-    /// Slots `begin..end`, int32 scalars in vectors of one element.
+    /// The slots from `begin` to `end`, int32 vectors of four elements of which the third counts.
     Slice {
         /// First slot.
         begin: ValueId,
@@ -38,29 +38,29 @@ impl Write {
         Write::Mask { mask, keep: g.ops.sub(Constant::fp16(1.0), any) }
     }
 
-    /// From the input `position`, int32 `[1]`, for calls of `tokens` tokens.
-    pub fn from_position(g: &mut Graph<'_>, position: ValueId, tokens: u64) -> Write {
-        Write::Slice { begin: position, end: g.ops.add(position, Constant::int32s(&[tokens as i32])) }
+    /// A cache `[1, rows, S, head_dim]` with `new` `[1, rows, T, head_dim]` in its slots.
+    pub fn into_cache(self, g: &mut Graph<'_>, old: ValueId, new: ValueId) -> ValueId {
+        match self {
+            Write::Mask { mask, keep } => {
+                let kept = g.ops.mul(old, keep);
+                let placed = g.ops.matmul(mask, new, false, false);
+                g.ops.add(kept, placed)
+            }
+            Write::Slice { begin, end } => g.ops.slice_update_along(old, new, 2, begin, end),
+            Write::Append => old,
+        }
     }
 }
 
 /// Writes keys (or values) `[1, heads, T, head_dim]` and gives the whole cache `[1, heads, S, head_dim]` after that; of a
-/// cache that the host keeps, all slots and behind them the call's rows, `[1, heads, S + T, head_dim]`.
+/// cache that isn't written at once, all slots and behind them the call's rows, `[1, heads, S + T, head_dim]`.
 pub fn update(g: &mut Graph<'_>, cache: Slot, write: Write, new: ValueId) -> ValueId {
-    match write {
-        Write::Mask { mask, keep } => {
-            let old = cache.read(g);
-            let kept = g.ops.mul(old, keep);
-            let placed = g.ops.matmul(mask, new, false, false);
-            let updated = g.ops.add(kept, placed);
-            cache.write(g, updated);
-        }
-        Write::Append => {
-            let past = cache.read(g);
-            cache.write(g, new);
-            return g.ops.concat(&[past, new], 2);
-        }
-        Write::Slice { begin, end } => cache.write_slots(g, begin, end, new),
+    let old = cache.read(g);
+    if cache.is_written_later() {
+        cache.write(g, new);
+        return g.ops.concat(&[old, new], 2);
     }
+    let updated = write.into_cache(g, old, new);
+    cache.write(g, updated);
     cache.read(g)
 }

@@ -2,12 +2,11 @@
 //!
 //! Every mixer of tokens says what it carries ([`StateSpec`]); the manifest says how that is divided into states of the
 //! package: one for each ([`StateForm::PerLayer`]), or one for all of the same shape ([`StateForm::Unified`]), stacked
-//! along axis 1. All have the shape `[1, rows, slots, width]`, with channels last. What a recurrence carries may be inputs
+//! along axis 1 and read and written once. All have the shape `[1, rows, slots, width]`, with channels last. What a recurrence carries may be inputs
 //! and outputs instead ([`RecurrentForm::InputOutput`]), divided likewise. With [`StateForm::Host`] keys and values are
 //! inputs, too, and the rows that a call adds are outputs. A mixer doesn't see the difference.
 
-use std::ops::Range;
-
+use super::cache::Write;
 use super::{Graph, extents};
 use anec_bundle::{Port, PortDim, PortRole, StatePort, StateRole, state_id};
 use anec_manifest::{RecurrentForm, StateForm};
@@ -99,10 +98,10 @@ pub struct Slot {
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// A state, or the rows of one from the first on if it has others, too.
-    State(ValueId, Option<u64>),
-    /// Came in as an input; what goes out as an output, all of it or the rows of the call, is at this index of
-    /// [`Graph::kept`].
+    /// A state of its own.
+    State(ValueId),
+    /// Rows of what is read before the layers and goes out after them: an input and an output of the function, or a state
+    /// that has other rows, too. What it holds until then is at this index of [`Graph::kept`].
     Kept(usize),
 }
 
@@ -112,54 +111,24 @@ impl Slot {
         self.spec
     }
 
-    fn rows(&self, first: u64) -> Range<u64> {
-        first..first + self.spec.rows
+    /// Whether what is written goes out after all layers: of a cache, the rows of the call.
+    pub fn is_written_later(&self) -> bool {
+        matches!(self.place, Place::Kept(_))
     }
 
     /// What it holds now, `[1, rows, slots, width]`.
     pub fn read(&self, g: &mut Graph<'_>) -> ValueId {
         match self.place {
-            Place::State(state, None) => g.ops.read_state(state),
-            Place::State(state, Some(first)) => {
-                let whole = g.ops.read_state(state);
-                g.ops.slice(whole, 1, self.rows(first))
-            }
+            Place::State(state) => g.ops.read_state(state),
             Place::Kept(index) => g.kept[index],
         }
     }
 
-    /// Replaces all of what it holds.
+    /// Replaces all of what it holds; of a cache that is written later, gives the rows of the call.
     pub fn write(&self, g: &mut Graph<'_>, value: ValueId) {
         match self.place {
-            Place::State(state, None) => g.ops.write_state(state, value),
-            Place::State(state, Some(first)) => {
-                let whole = g.ops.read_state(state);
-                let Range { start, end } = self.rows(first);
-                let begin = g.ops.integers("begin", &[0, start as i32, 0, 0]);
-                let end = g.ops.integers("end", &[1, end as i32, self.spec.slots as i32, self.spec.width as i32]);
-                let updated = g.ops.slice_update(whole, value, begin, end);
-                g.ops.write_state(state, updated);
-            }
+            Place::State(state) => g.ops.write_state(state, value),
             Place::Kept(index) => g.kept[index] = value,
-        }
-    }
-
-    /// Replaces the slots `begin..end`, int32 vectors of one element.
-    pub fn write_slots(&self, g: &mut Graph<'_>, begin: ValueId, end: ValueId, value: ValueId) {
-        let (whole, rows) = match self.place {
-            Place::State(state, first) => (g.ops.read_state(state), self.rows(first.unwrap_or(0))),
-            Place::Kept(index) => (g.kept[index], self.rows(0)),
-        };
-        let low = g.ops.integers("low", &[0, rows.start as i32]);
-        let zero = g.ops.integers("zero", &[0]);
-        let begin = g.ops.concat(&[low, begin, zero], 0);
-        let high = g.ops.integers("high", &[1, rows.end as i32]);
-        let width = g.ops.integers("width", &[self.spec.width as i32]);
-        let end = g.ops.concat(&[high, end, width], 0);
-        let updated = g.ops.slice_update(whole, value, begin, end);
-        match self.place {
-            Place::State(state, _) => g.ops.write_state(state, updated),
-            Place::Kept(index) => g.kept[index] = updated,
         }
     }
 }
@@ -174,6 +143,18 @@ pub struct States {
     pub inputs: Vec<Port>,
     /// What goes into the output of each input: values at these indices of [`Graph::kept`].
     outputs: Vec<Vec<usize>>,
+    /// States with rows of several layers.
+    stacked: Vec<Stacked>,
+}
+
+/// A state with rows of several layers: read once before them, written once after them.
+struct Stacked {
+    state: ValueId,
+    /// What it held before the layers.
+    whole: ValueId,
+    spec: StateSpec,
+    /// What its rows hold: values at these indices of [`Graph::kept`].
+    rows: Vec<usize>,
 }
 
 /// What is one state, or one input and output.
@@ -190,6 +171,8 @@ struct Group {
 #[derive(Clone, Copy)]
 enum Holder {
     State(ValueId),
+    /// A value, which was read from a state, and its place among the stacked ones.
+    Stacked(ValueId, usize),
     /// An input, and its place among the outputs.
     Input(ValueId, usize),
 }
@@ -210,13 +193,16 @@ impl States {
                 let first = used[index];
                 used[index] += spec.rows;
                 let place = match holders[index] {
-                    Holder::State(state) => Place::State(state, groups[index].stacked.then_some(first)),
-                    Holder::Input(input, output) => {
-                        let whole = groups[index].spec.rows == spec.rows;
-                        let value = if whole { input } else { g.ops.slice(input, 1, first..first + spec.rows) };
-                        g.kept.push(value);
-                        states.outputs[output].push(g.kept.len() - 1);
-                        Place::Kept(g.kept.len() - 1)
+                    Holder::State(state) => Place::State(state),
+                    Holder::Stacked(value, place) => {
+                        let kept = keep(g, value, &groups[index].spec, first, spec.rows);
+                        states.stacked[place].rows.push(kept);
+                        Place::Kept(kept)
+                    }
+                    Holder::Input(value, place) => {
+                        let kept = keep(g, value, &groups[index].spec, first, spec.rows);
+                        states.outputs[place].push(kept);
+                        Place::Kept(kept)
                     }
                 };
                 Slot { place, spec }
@@ -237,7 +223,12 @@ impl States {
         if !host_keeps {
             let state = g.ops.state(&name, ty);
             self.ports.push(StatePort { name, id, role, shape: shape.to_vec() });
-            return Holder::State(state);
+            if !group.stacked {
+                return Holder::State(state);
+            }
+            let whole = g.ops.read_state(state);
+            self.stacked.push(Stacked { state, whole, spec: group.spec, rows: Vec::new() });
+            return Holder::Stacked(whole, self.stacked.len() - 1);
         }
         let input = g.ops.input(&name, ty);
         let role = match group.spec.is_cache() {
@@ -252,6 +243,20 @@ impl States {
     /// What a layer carries, in the order of its specs.
     pub fn of(&self, layer: usize) -> &[Slot] {
         self.layers.iter().find(|(index, _)| *index == layer).map_or(&[], |(_, slots)| slots)
+    }
+
+    /// Writes the states that several layers have in common, after all of them; `write` says how caches of so many slots
+    /// are written.
+    pub fn write_stacked(&self, g: &mut Graph<'_>, write: impl Fn(u64) -> Option<Write>) {
+        for Stacked { state, whole, spec, rows } in &self.stacked {
+            let rows: Vec<ValueId> = rows.iter().map(|index| g.kept[*index]).collect();
+            let rows = if rows.len() == 1 { rows[0] } else { g.ops.concat(&rows, 1) };
+            let value = match write(spec.slots).filter(|_| spec.is_cache()) {
+                Some(write) => g.scope("cache", |g| write.into_cache(g, *whole, rows)),
+                None => rows,
+            };
+            g.ops.write_state(*state, value);
+        }
     }
 
     /// The outputs of those that the host keeps, after all layers.
@@ -272,6 +277,13 @@ impl States {
         };
         self.inputs.iter().zip(&self.outputs).map(output).collect()
     }
+}
+
+/// Keeps `count` rows of a value from the first on, and gives their index in [`Graph::kept`].
+fn keep(g: &mut Graph<'_>, value: ValueId, whole: &StateSpec, first: u64, count: u64) -> usize {
+    let rows = if whole.rows == count { value } else { g.ops.slice(value, 1, first..first + count) };
+    g.kept.push(rows);
+    g.kept.len() - 1
 }
 
 /// One group for each thing that is carried. Gives the groups, and for each spec in order the index of its group.

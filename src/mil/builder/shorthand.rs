@@ -238,9 +238,25 @@ impl FunctionBuilder {
         self.reshape(last, &sizes)
     }
 
-    /// `x` with `update` in the box from `begin` to `end`, int32 vectors of its rank.
-    pub fn slice_update(&mut self, x: ValueId, update: ValueId, begin: ValueId, end: ValueId) -> ValueId {
-        let arguments = [("x", x), ("update", update), ("begin", begin), ("end", end)];
+    /// `x` with `update` from `begin` to `end` along an axis, and all of the other axes. Of `begin` and `end`, int32 vectors
+    /// of its rank, only the elements of that axis count.
+    pub fn slice_update_along(
+        &mut self,
+        x: ValueId,
+        update: ValueId,
+        axis: usize,
+        begin: ValueId,
+        end: ValueId,
+    ) -> ValueId {
+        let others: Vec<bool> = (0..self.ty(x).rank()).map(|i| i != axis).collect();
+        let arguments: [(&str, OpInput); 6] = [
+            ("x", x.into()),
+            ("update", update.into()),
+            ("begin", begin.into()),
+            ("end", end.into()),
+            ("begin_mask", Constant::bools(&others).into()),
+            ("end_mask", Constant::bools(&others).into()),
+        ];
         self.op("slice_update", "slice_update", arguments)
     }
 
@@ -252,10 +268,5 @@ impl FunctionBuilder {
     /// Makes a state hold a value.
     pub fn write_state(&mut self, state: ValueId, value: ValueId) {
         self.op_with_outputs("write_state", "write_state", [("input", state), ("data", value)]);
-    }
-
-    /// A constant vector of int32.
-    pub fn integers(&mut self, name: &str, values: &[i32]) -> ValueId {
-        self.constant(name, Constant::int32s(values))
     }
 }
