@@ -12,6 +12,7 @@
 pub mod inspection;
 pub mod table;
 
+mod card;
 mod conversion;
 mod culprit;
 mod escape;
@@ -24,6 +25,7 @@ mod planned;
 mod plot;
 mod residency;
 
+pub use card::{CardFacts, card};
 pub use conversion::conversion;
 pub use culprit::culprit;
 pub use forecast::{forecast, rule};
