@@ -153,15 +153,24 @@ impl BundleCache {
             // nobody answers: what was made of it before is the best that can be had
             _ => match self.newest(origin)? {
                 Some(known) => {
-                    progress.note(&format!("the hub isn't asked or doesn't answer; {} is from {}", known.name, date(known.record.made)));
+                    progress.note(&format!(
+                        "the hub isn't asked or doesn't answer; {} is from {}",
+                        known.name,
+                        date(known.record.made)
+                    ));
                     return Ok(known.folder);
                 }
                 None => HubCache::from_env().commit(&location.repository, &location.revision),
             },
         };
         let (manifest, by) = match builtin::for_source(origin) {
-            Some(found) => (Manifest::from_yaml(found.text, found.name, &[])?, format!("the built-in manifest {}", found.name)),
-            None => (Manifest { source: Some(origin.to_owned()), ..Manifest::from_yaml("", "defaults", &[])? }, "defaults".into()),
+            Some(found) => {
+                (Manifest::from_yaml(found.text, found.name, &[])?, format!("the built-in manifest {}", found.name))
+            }
+            None => (
+                Manifest { source: Some(origin.to_owned()), ..Manifest::from_yaml("", "defaults", &[])? },
+                "defaults".into(),
+            ),
         };
         self.converted(origin, &revision, manifest, &by, progress)
     }
@@ -235,7 +244,10 @@ impl BundleCache {
 
     /// Remembers that a bundle was used now. A cache that can't be written to may still be read.
     pub(crate) fn touch(&self, name: &str) {
-        let _ = File::options().append(true).open(self.record_of(name)).and_then(|file| file.set_modified(SystemTime::now()));
+        let _ = File::options()
+            .append(true)
+            .open(self.record_of(name))
+            .and_then(|file| file.set_modified(SystemTime::now()));
     }
 
     /// All that is in it, what was used last first.

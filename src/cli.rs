@@ -15,6 +15,7 @@ mod convert;
 mod demo;
 mod doctor;
 mod explain;
+mod export;
 mod golden;
 mod input;
 mod inspect;
@@ -92,6 +93,8 @@ enum Verb {
     Push(share::PushArgs),
     /// Downloads a bundle from the Hugging Face hub
     Pull(share::PullArgs),
+    /// Writes a bundle in the layout of other runtimes
+    Export(export::ExportArgs),
     /// Packs a bundle into one reproducible zip file
     Pack(pack::PackArgs),
     /// Unpacks a bundle
@@ -134,6 +137,7 @@ impl Verb {
             Verb::Compile(args) => args.run(),
             Verb::Push(args) => args.run(),
             Verb::Pull(args) => args.run(),
+            Verb::Export(args) => args.run(),
             Verb::Pack(args) => args.run(),
             Verb::Unpack(args) => args.run(),
             Verb::Explain(args) => args.run(),

@@ -71,10 +71,10 @@ mod validator;
 
 pub use anec_base::progress::{Progress, ProgressEvent};
 pub use anec_bundle::Bundle;
-pub use anec_manifest::Manifest;
-pub use anec_runtime::{Grammar, Sampling};
 #[cfg(feature = "hub")]
 pub use anec_hub as hub;
+pub use anec_manifest::Manifest;
+pub use anec_runtime::{Grammar, Sampling};
 #[cfg(feature = "serve")]
 pub use anec_serve as serve;
 pub use session::{GenerateOptions, Model, Prompt, Session, TextPieces};

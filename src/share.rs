@@ -62,7 +62,9 @@ impl Diagnostic for ShareError {
 
     fn help(&self) -> Option<String> {
         let text = match self {
-            ShareError::NoBundle { .. } => "`anec run hf:owner/name` converts a model; `anec pull` fetches what `anec push` wrote",
+            ShareError::NoBundle { .. } => {
+                "`anec run hf:owner/name` converts a model; `anec pull` fetches what `anec push` wrote"
+            }
             ShareError::Lacks { .. } => "the upload was broken off or changed by hand; push the bundle again",
             ShareError::Exists(_) => "name another folder by --out, or remove this one",
             ShareError::Name(_) => "give it as hf:owner/name",
@@ -125,7 +127,9 @@ pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Pro
 fn same(path: &Path, expected: &str, found: &str) -> Result<(), HubError> {
     match expected == found {
         true => Ok(()),
-        false => Err(HubError::Digest { path: path.to_owned(), expected: expected.to_owned(), found: found.to_owned() }),
+        false => {
+            Err(HubError::Digest { path: path.to_owned(), expected: expected.to_owned(), found: found.to_owned() })
+        }
     }
 }
 
@@ -177,13 +181,11 @@ impl Push {
         let measured = json(report::FILE_NAME)?;
         let converted: Option<ConvertReport> = measured.as_deref().and_then(|text| serde_json::from_slice(text).ok());
         let gates = facts.gates.as_ref().map(|path| gates_of(path, &bundle)).transpose()?;
-        let base = anec_source::hub::Location::parse(&bundle.source.name).ok().flatten().map(|location| location.repository);
+        let base =
+            anec_source::hub::Location::parse(&bundle.source.name).ok().flatten().map(|location| location.repository);
         let asked = || hub?.license(base.as_deref()?).ok().flatten();
-        let card_facts = CardFacts {
-            repository: repository.to_owned(),
-            license: facts.license.clone().or_else(asked),
-            base,
-        };
+        let card_facts =
+            CardFacts { repository: repository.to_owned(), license: facts.license.clone().or_else(asked), base };
         let card = card(&bundle, converted.as_ref(), gates.as_ref(), &card_facts);
         let inline = |path: &str, bytes: Vec<u8>| Upload { path: path.into(), content: UploadContent::Bytes(bytes) };
         uploads.extend(measured.map(|bytes| inline(report::FILE_NAME, bytes)));
@@ -197,7 +199,14 @@ impl Push {
     ///
     /// # Errors
     /// When there is no token that may write, a file isn't what its digest says, or the hub can't be reached.
-    pub fn send(&self, hub: &Hub, branch: &str, private: bool, message: &str, progress: &Progress) -> Result<HubCommit> {
+    pub fn send(
+        &self,
+        hub: &Hub,
+        branch: &str,
+        private: bool,
+        message: &str,
+        progress: &Progress,
+    ) -> Result<HubCommit> {
         hub.create(&self.repository, private)?;
         Ok(hub.upload(&self.repository, branch, &self.files, message, progress)?)
     }

@@ -3,7 +3,6 @@
 
 use crate::common::synthetic;
 
-
 use anec::bundle::Stage;
 use anec::convert::ConvertPlan;
 use anec::convert::emit::Emitter;

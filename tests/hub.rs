@@ -100,7 +100,11 @@ fn an_interrupted_first_start_leaves_nothing_half_written() {
     // the disk ends in the middle of the bundle
     let mut limited = Command::new("/bin/sh");
     let program = machine.command(&RUN);
-    limited.arg("-c").arg("trap '' XFSZ; ulimit -f 7000; exec \"$0\" \"$@\"").arg(program.get_program()).args(program.get_args());
+    limited
+        .arg("-c")
+        .arg("trap '' XFSZ; ulimit -f 7000; exec \"$0\" \"$@\"")
+        .arg(program.get_program())
+        .args(program.get_args());
     limited.current_dir(machine.room.path());
     limited.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let (code, _, stderr) = finish(limited.output().unwrap());
@@ -120,8 +124,14 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     let machine = Machine::new(&hub);
     let bundle = verbs::bundle().to_str().unwrap();
     let (code, _, stderr) = machine.run(&[
-        "validate", bundle, "--structure", "--parity", "--golden",
-        repository("demo/golden.safetensors").to_str().unwrap(), "--json", "gates.json",
+        "validate",
+        bundle,
+        "--structure",
+        "--parity",
+        "--golden",
+        repository("demo/golden.safetensors").to_str().unwrap(),
+        "--json",
+        "gates.json",
     ]);
     assert_eq!(code, 0, "{stderr}");
     let push = ["push", bundle, "hf:owner/bundle", "--license", "mit", "--gates", "gates.json"];
@@ -140,7 +150,8 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     let front: Json = serde_yaml::from_str(card.split("---").nth(1).unwrap()).unwrap();
     assert_eq!((&front["license"], &front["pipeline_tag"]), (&"mit".into(), &"text-generation".into()));
     let digest = json(&verbs::bundle().join("bundle.json"))["source"]["files"][0]["sha256"].clone();
-    for part in ["Not run on a Mac", "| structure | ", "least cosine with the golden is 0.99", digest.as_str().unwrap()] {
+    for part in ["Not run on a Mac", "| structure | ", "least cosine with the golden is 0.99", digest.as_str().unwrap()]
+    {
         assert!(card.contains(part), "no `{part}` in\n{card}");
     }
     assert!(!card.contains(repository("").to_str().unwrap()), "folders are nobody's business");

@@ -18,6 +18,7 @@ mod common {
 }
 
 mod action;
+mod anemll;
 mod bad_input;
 mod bisect;
 mod book;

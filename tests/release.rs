@@ -33,11 +33,16 @@ fn an_archive_has_the_program_and_what_describes_it_and_the_formula_its_digest()
 
     let (code, formula, stderr) = tool("formula.sh", &["1.2.3", "https://example.org/a/releases/download/v1.2.3", out]);
     assert_eq!(code, 0, "{stderr}");
-    assert!(formula.starts_with("class Anec < Formula\n") && formula.contains("homepage \"https://example.org/a\""), "{formula}");
+    assert!(
+        formula.starts_with("class Anec < Formula\n") && formula.contains("homepage \"https://example.org/a\""),
+        "{formula}"
+    );
     for target in targets {
         let digest = std::fs::read_to_string(room.path().join(format!("anec-{target}.tar.gz.sha256"))).unwrap();
         let digest = digest.split(' ').next().unwrap();
-        assert!(formula.contains(&format!("/anec-{target}.tar.gz\"")) && formula.contains(&format!("sha256 \"{digest}\"")));
+        assert!(
+            formula.contains(&format!("/anec-{target}.tar.gz\"")) && formula.contains(&format!("sha256 \"{digest}\""))
+        );
     }
     if Command::new("ruby").arg("-v").output().is_ok() {
         std::fs::write(room.path().join("anec.rb"), &formula).unwrap();

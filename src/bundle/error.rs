@@ -44,7 +44,9 @@ impl Diagnostic for BundleError {
             BundleError::Version { found, .. } if *found < u64::from(SCHEMA_VERSION) => {
                 Some("an older anec wrote it: convert the model again, or run it with that version".into())
             }
-            BundleError::Version { .. } => Some("a newer anec wrote it: update anec, or convert the model again".into()),
+            BundleError::Version { .. } => {
+                Some("a newer anec wrote it: update anec, or convert the model again".into())
+            }
             BundleError::Content { .. } => Some("convert the model again, or unpack the bundle again".into()),
         }
     }

@@ -52,7 +52,8 @@ impl Input {
         };
         // the model of this manifest is at hand wherever the program is
         let names_demo = builtin::find(demo::MANIFEST).is_ok_and(|b| manifest.source.as_deref() == Some(b.source()));
-        if self.source.is_none() && names_demo && !manifest.source.as_ref().is_some_and(|path| Path::new(path).exists()) {
+        if self.source.is_none() && names_demo && !manifest.source.as_ref().is_some_and(|path| Path::new(path).exists())
+        {
             manifest.source = Some(demo::source()?.display().to_string());
         }
         if let Some(source) = &self.source {

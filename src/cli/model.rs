@@ -7,7 +7,6 @@ use clap::{Args, ValueEnum};
 
 use super::{demo, progress};
 
-use anec::{BundleCache, Prompt};
 use anec::base::Result;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
@@ -15,6 +14,7 @@ use anec::manifest::{Manifest, builtin};
 use anec::runtime::bioes::Biases;
 use anec::runtime::{LoadedModel, Tokenizer, coreml};
 use anec::source::hub;
+use anec::{BundleCache, Prompt};
 
 /// A bundle, and how it is run.
 #[derive(Debug, Args)]
@@ -105,7 +105,9 @@ impl Runner {
 
     /// The bundle's folder: what is a model's name and no path is looked for in the cache, and converted if it isn't there.
     fn folder(&self) -> Result<PathBuf> {
-        let Some(named) = self.bundle.to_str().filter(|_| !self.bundle.exists()) else { return Ok(self.bundle.clone()) };
+        let Some(named) = self.bundle.to_str().filter(|_| !self.bundle.exists()) else {
+            return Ok(self.bundle.clone());
+        };
         let found = builtin::find(named).ok();
         if found.is_none() && !named.starts_with(hub::PREFIX) {
             return Ok(self.bundle.clone());

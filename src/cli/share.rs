@@ -101,7 +101,12 @@ impl PushArgs {
         } else if sent.changed == 0 {
             print(&format!("{url} is up to date"));
         } else {
-            print(&format!("{} of {} ({} sent) are at {url}", counted(sent.changed, "file"), push.files.len(), bytes(sent.sent)));
+            print(&format!(
+                "{} of {} ({} sent) are at {url}",
+                counted(sent.changed, "file"),
+                push.files.len(),
+                bytes(sent.sent)
+            ));
         }
         Ok(0)
     }

@@ -5,7 +5,9 @@ use anec_base::{Progress, Result};
 use anec_bundle::LedgerTotals;
 use anec_family::FamilyModel;
 use anec_family::published::published;
-use anec_manifest::{Granularity, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat, builtin};
+use anec_manifest::{
+    Granularity, Manifest, Quant, QuantOverride, ResidualScale, Role, Transforms, WeightFormat, builtin,
+};
 use anec_source::{Ledger, Source, hub};
 
 /// A source with the model that was found in it.

@@ -169,7 +169,8 @@ impl Incomplete {
         hash: &mut Running,
         reached: impl Fn(u64),
     ) -> Result<Result<(), String>> {
-        let url = format!("{}/{}/resolve/{}/{}", hub.endpoint, repository.name, repository.commit, encoded(&remote.path));
+        let url =
+            format!("{}/{}/resolve/{}/{}", hub.endpoint, repository.name, repository.commit, encoded(&remote.path));
         let response = answered(&remote.path, "download", || {
             let mut request = hub.agent.get(&url).header("range", format!("bytes={length}-"));
             if let Some(authorization) = hub.authorization() {

@@ -91,8 +91,12 @@ impl Diagnostic for HubError {
             }
             HubError::Answer { .. } => "try again later; HF_ENDPOINT names another hub",
             HubError::Unreachable { .. } => "give the same command again: it goes on where it was",
-            HubError::Digest { .. } => "give the same command again; if that doesn't help, the file at its origin is damaged",
-            HubError::NoToken => "make a token that may write at huggingface.co/settings/tokens and give it in HF_TOKEN",
+            HubError::Digest { .. } => {
+                "give the same command again; if that doesn't help, the file at its origin is damaged"
+            }
+            HubError::NoToken => {
+                "make a token that may write at huggingface.co/settings/tokens and give it in HF_TOKEN"
+            }
         };
         Some(text.into())
     }

@@ -59,7 +59,8 @@ impl Hub {
         let commit = json["sha"].as_str().filter(plain).ok_or_else(|| wrong("the hub names no commit"))?;
         let siblings = json["siblings"].as_array().ok_or_else(|| wrong("the hub lists no files"))?;
         let files = siblings.iter().map(|sibling| {
-            file(sibling).ok_or_else(|| wrong(&format!("the hub's entry of a file has no path, size or digest: {sibling}")))
+            file(sibling)
+                .ok_or_else(|| wrong(&format!("the hub's entry of a file has no path, size or digest: {sibling}")))
         });
         Ok(RemoteRepository { name: name.to_owned(), commit: commit.to_owned(), files: files.collect::<Result<_>>()? })
     }

@@ -171,3 +171,55 @@ fn answers_that_no_hub_gives_are_refused() {
     let nobody = Hub::new("http://127.0.0.1:9", None).repository("o/m", "main").unwrap_err();
     assert!(nobody.is_silence() && nobody.fault() == Fault::Platform);
 }
+
+/// The hub's own client works with the double as with a hub, and with what ours leaves: neither knows of the other.
+#[test]
+fn the_hubs_own_client_understands_the_double_and_our_cache() {
+    let Some(python) = std::env::var_os("ANEC_PYTHON") else {
+        return anec_base::skipped("not checked against huggingface_hub: ANEC_PYTHON isn't set");
+    };
+    let has = std::process::Command::new(&python).args(["-c", "import huggingface_hub"]).output().unwrap();
+    if !has.status.success() {
+        return anec_base::skipped("not checked against huggingface_hub: ANEC_PYTHON has none");
+    }
+    for part in [None, Some(4096)] {
+        let fake = FakeHub::start(Habits { token: Some("t".into()), part, ..Habits::default() });
+        let hub = Hub::new(fake.endpoint(), Some("t".into()));
+        let room = TempDir::new().unwrap();
+        let path = |name: &str| room.path().join(name);
+        std::fs::create_dir_all(path("files/sub")).unwrap();
+        std::fs::write(path("files/weight.bin"), content(10_000)).unwrap();
+        std::fs::write(path("files/sub/config.json"), b"{}").unwrap();
+        let sha256 = FileHash::sha256(&content(10_000)).hex().to_owned();
+        let weights = UploadContent::File { path: path("files/weight.bin"), bytes: 10_000, sha256 };
+        let files = [
+            Upload { path: "weight.bin".into(), content: weights },
+            Upload { path: "sub/config.json".into(), content: UploadContent::Bytes(b"{}".to_vec()) },
+        ];
+        hub.create("o/ours", false).unwrap();
+        hub.upload("o/ours", "main", &files, "first", &Progress::hidden()).unwrap();
+        let cache = HubCache::new(&path("cache"));
+        let repository = hub.repository("o/ours", "main").unwrap();
+        let progress = Progress::hidden();
+        let transfer = Transfer::new(&progress, 10_002);
+        repository.files.iter().for_each(|file| cache.download(&hub, &repository, file, &transfer).unwrap());
+        cache.remember(&repository, "main").unwrap();
+
+        let script = anec_testing::root().join("tests/hub_client.py");
+        let mut client = std::process::Command::new(&python);
+        client.arg(script).args([fake.endpoint().as_ref(), path("files").as_os_str()]);
+        client.args([path("cache"), path("out")]).env("HF_HOME", path("home"));
+        let output = client.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("all of it works"), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        let theirs = hub.repository("o/python", "main").unwrap();
+        fetch_from(&hub, &theirs, "weight.bin", &path("theirs"));
+        assert_eq!(std::fs::read(path("theirs")).unwrap(), content(10_000));
+    }
+}
+
+fn fetch_from(hub: &Hub, repository: &crate::RemoteRepository, name: &str, to: &Path) {
+    let progress = Progress::hidden();
+    let file = repository.file(name).unwrap();
+    hub.download(repository, file, to, &Transfer::new(&progress, file.size)).unwrap();
+}

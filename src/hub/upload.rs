@@ -212,32 +212,36 @@ impl Hub {
         let body = json!({"files": asked}).to_string();
         let path = format!("/api/models/{repository}/preupload/{branch}");
         let answer = self.post("the repository", &path, "application/json", body.as_bytes())?;
-        files.iter().map(|file| {
-            let entries = answer["files"].as_array().into_iter().flatten();
-            let entry = entries.into_iter().find(|entry| entry["path"] == file.path.as_str());
-            let mode = entry.map(|entry| (entry["uploadMode"].as_str(), entry["shouldIgnore"] == true, &entry["oid"]));
-            match mode {
-                Some((_, true, _)) => Ok(Mode::Unchanged),
-                Some((Some("lfs"), _, oid)) if *oid == file.content.sha256().as_str() => Ok(Mode::Unchanged),
-                Some((Some("lfs"), _, _)) => Ok(Mode::Lfs),
-                Some((Some("regular"), _, _)) if file.content.size() > MOST_INLINE => Err(HubError::Answer {
-                    what: file.path.clone(),
-                    problem: format!("the hub wants its {} bytes within the commit", file.content.size()),
-                }),
-                Some((Some("regular"), _, oid)) => {
-                    let known = oid.as_str().is_some_and(|oid| !oid.is_empty());
-                    let same = known && {
-                        let own = FileHash::git_blob(&file.content.read_whole(MOST_INLINE)?);
-                        *oid == own.hex()
-                    };
-                    Ok(if same { Mode::Unchanged } else { Mode::Inline })
+        files
+            .iter()
+            .map(|file| {
+                let entries = answer["files"].as_array().into_iter().flatten();
+                let entry = entries.into_iter().find(|entry| entry["path"] == file.path.as_str());
+                let mode =
+                    entry.map(|entry| (entry["uploadMode"].as_str(), entry["shouldIgnore"] == true, &entry["oid"]));
+                match mode {
+                    Some((_, true, _)) => Ok(Mode::Unchanged),
+                    Some((Some("lfs"), _, oid)) if *oid == file.content.sha256().as_str() => Ok(Mode::Unchanged),
+                    Some((Some("lfs"), _, _)) => Ok(Mode::Lfs),
+                    Some((Some("regular"), _, _)) if file.content.size() > MOST_INLINE => Err(HubError::Answer {
+                        what: file.path.clone(),
+                        problem: format!("the hub wants its {} bytes within the commit", file.content.size()),
+                    }),
+                    Some((Some("regular"), _, oid)) => {
+                        let known = oid.as_str().is_some_and(|oid| !oid.is_empty());
+                        let same = known && {
+                            let own = FileHash::git_blob(&file.content.read_whole(MOST_INLINE)?);
+                            *oid == own.hex()
+                        };
+                        Ok(if same { Mode::Unchanged } else { Mode::Inline })
+                    }
+                    _ => Err(HubError::Answer {
+                        what: file.path.clone(),
+                        problem: "the hub doesn't say how it wants this file".into(),
+                    }),
                 }
-                _ => Err(HubError::Answer {
-                    what: file.path.clone(),
-                    problem: "the hub doesn't say how it wants this file".into(),
-                }),
-            }
-        }).collect()
+            })
+            .collect()
     }
 
     /// Sends what LFS lacks of some files; gives how many bytes that were.
@@ -259,7 +263,8 @@ impl Hub {
         let wanted: Vec<(&Upload, &Json)> = files
             .iter()
             .filter_map(|file| {
-                let entry = answer["objects"].as_array()?.iter().find(|o| o["oid"] == file.content.sha256().as_str())?;
+                let entry =
+                    answer["objects"].as_array()?.iter().find(|o| o["oid"] == file.content.sha256().as_str())?;
                 Some((*file, entry))
             })
             .collect();
@@ -297,7 +302,8 @@ impl Hub {
                     let part = index + 1;
                     // the hub pads numbers with zeros
                     let headers = upload["header"].as_object().into_iter().flatten();
-                    let href = headers.into_iter().find(|(key, _)| key.parse() == Ok(part)).and_then(|(_, v)| v.as_str());
+                    let href =
+                        headers.into_iter().find(|(key, _)| key.parse() == Ok(part)).and_then(|(_, v)| v.as_str());
                     let href = href.ok_or_else(|| wrong(&format!("LFS gives no address for part {part}")))?;
                     let etag = self.put(file, href, &Json::Null, first, part_size.min(size - first), transfer)?;
                     let etag = etag.ok_or_else(|| wrong(&format!("LFS doesn't confirm part {part}")))?;
@@ -334,7 +340,8 @@ impl Hub {
                         request = request.header(name, value);
                     }
                 }
-                let content = file.content.read(first, length).map_err(|error| std::io::Error::other(error.to_string()))?;
+                let content =
+                    file.content.read(first, length).map_err(|error| std::io::Error::other(error.to_string()))?;
                 request.send(SendBody::from_owned_reader(content))
             });
             match sent {
@@ -356,7 +363,8 @@ impl Hub {
         let own = href.strip_prefix(&self.endpoint).is_some_and(|rest| rest.starts_with('/'));
         answered(&file.path, "upload", || {
             let mut request = self.agent.post(href).header("content-type", LFS).header("accept", LFS);
-            let given = headers.as_object().into_iter().flatten().filter_map(|(name, value)| Some((name, value.as_str()?)));
+            let given =
+                headers.as_object().into_iter().flatten().filter_map(|(name, value)| Some((name, value.as_str()?)));
             let mut authorized = false;
             for (name, value) in given {
                 authorized |= name.eq_ignore_ascii_case("authorization");

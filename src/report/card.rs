@@ -166,14 +166,18 @@ fn proofs(gates: Option<&Json>) -> String {
 }
 
 fn origins(bundle: &Bundle, facts: &CardFacts) -> String {
-    let mut text = format!("## Where the weights came from\n\n`{}` ({})\n\n", source_name(bundle), bundle.source.format);
+    let mut text =
+        format!("## Where the weights came from\n\n`{}` ({})\n\n", source_name(bundle), bundle.source.format);
     text.push_str("| file | size | SHA-256 |\n|---|---|---|\n");
     for file in &bundle.source.files {
         let _ = writeln!(text, "| {} | {} | `{}` |", cell(&file.file), bytes(file.bytes), file.sha256);
     }
     text.push_str(&match &facts.license {
         Some(license) => format!("\nThe weights keep their licence: {}.\n", cell(license)),
-        None => "\nThe licence of the weights was not known to the tool that wrote this card; the source's licence holds.\n".into(),
+        None => {
+            "\nThe licence of the weights was not known to the tool that wrote this card; the source's licence holds.\n"
+                .into()
+        }
     });
     text
 }
@@ -191,7 +195,9 @@ mod tests {
             {"gate": "residency", "verdict": "unproven", "checks": [{"verdict": "unproven"}]},
         ]});
         let text = proofs(Some(&gates));
-        assert!(text.contains("| parity | 2 of 2 | passed |") && text.contains("least cosine with the golden is 0.999600"));
+        assert!(
+            text.contains("| parity | 2 of 2 | passed |") && text.contains("least cosine with the golden is 0.999600")
+        );
         assert!(text.contains("| residency | 0 of 1 | unproven |") && text.contains("Not run on a Mac"), "{text}");
         assert!(proofs(None).contains("No report of gates"));
         let passed = serde_json::json!({"gates": [{"gate": "residency", "verdict": "passed", "checks": []}]});

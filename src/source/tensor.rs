@@ -27,11 +27,20 @@ struct Inner {
 }
 
 enum Data {
-    File { file: Arc<MappedFile>, range: Range<usize> },
+    File {
+        file: Arc<MappedFile>,
+        range: Range<usize>,
+    },
     Random(Normal),
     /// Nothing but the shape is known.
-    Absent { bytes: u64 },
-    Computed { of: SourceWeight, bytes: u64, path: PathBuf },
+    Absent {
+        bytes: u64,
+    },
+    Computed {
+        of: SourceWeight,
+        bytes: u64,
+        path: PathBuf,
+    },
 }
 
 impl SourceTensor {

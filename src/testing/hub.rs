@@ -190,7 +190,11 @@ impl FakeHub {
             state.lfs.insert(oid.clone(), content);
             let headers = [("x-linked-etag", format!("\"{oid}\"")), ("x-linked-size", size), ("location", location)];
             let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value));
-            return Some(Reply { status: 302, headers: common.into_iter().chain(headers).collect(), ..Reply::absent() });
+            return Some(Reply {
+                status: 302,
+                headers: common.into_iter().chain(headers).collect(),
+                ..Reply::absent()
+            });
         }
         let etag = ("etag".to_owned(), format!("\"{}\"", git_blob(&content)));
         drop(state);
@@ -293,7 +297,9 @@ impl FakeHub {
             .as_array()
             .into_iter()
             .flatten()
-            .map(|part| (part["partNumber"].as_u64().unwrap_or(0), part["etag"].as_str().unwrap_or_default().to_owned()))
+            .map(|part| {
+                (part["partNumber"].as_u64().unwrap_or(0), part["etag"].as_str().unwrap_or_default().to_owned())
+            })
             .collect();
         let received: Vec<(u64, String)> =
             parts.iter().map(|(number, bytes)| (*number, format!("\"{}\"", sha256(bytes)))).collect();
@@ -467,7 +473,8 @@ impl Reply {
     }
 
     fn write(self, mut stream: &TcpStream, head: bool) -> Option<()> {
-        let mut text = format!("HTTP/1.1 {} .\r\ncontent-length: {}\r\nconnection: close\r\n", self.status, self.body.len());
+        let mut text =
+            format!("HTTP/1.1 {} .\r\ncontent-length: {}\r\nconnection: close\r\n", self.status, self.body.len());
         for (name, value) in &self.headers {
             text.push_str(&format!("{name}: {value}\r\n"));
         }

@@ -3,6 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use crate::{Bundle, Manifest, SCHEMA_VERSION};
+use anec_base::Diagnostic;
 
 /// A model of two layers in two packages, for two contexts and two numbers of tokens; the first layer is a recurrence
 /// that the host keeps, the second has a cache.
