@@ -12,7 +12,7 @@
 #[path = "../tests/common/synthetic.rs"]
 mod synthetic;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -21,6 +21,7 @@ use anec::base::resources::usage;
 use anec::convert::open::{Opened, open_model};
 use anec::convert::pipeline::convert_opened;
 use anec::convert::{ConvertOptions, Outcome};
+use anec::family::published;
 use anec::manifest::{Manifest, builtin};
 use anec::validate::{Verdict, structure};
 
@@ -45,9 +46,7 @@ fn main() {
 fn convert(name: &str) {
     let found = builtin::find(name).unwrap_or_else(|error| panic!("{error}"));
     let manifest = Manifest::from_yaml(found.text, name, &[]).expect("the manifest is right");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/configs/{name}.json"));
-    let config = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let source = synthetic::source(name, serde_json::from_slice(&config).expect("a configuration is JSON"));
+    let source = synthetic::source(name, published::configuration(found));
     let weights: u64 = source.tensors().map(|tensor| tensor.shape().iter().product::<u64>()).sum();
     let (model, ledger) = open_model(&source, &manifest).expect("the configuration is understood");
     let folder = std::env::var_os("ANEC_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);

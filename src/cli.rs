@@ -6,14 +6,17 @@
 
 mod bench;
 mod bisect;
+mod cache;
 mod chat;
 mod classify;
 mod compile;
+mod completions;
 mod convert;
 mod demo;
 mod doctor;
 mod embed;
 mod explain;
+mod export;
 mod golden;
 mod input;
 mod inspect;
@@ -30,6 +33,7 @@ mod run;
 mod sampling;
 mod schema;
 mod serve;
+mod share;
 mod validate;
 
 use std::borrow::Cow;
@@ -100,8 +104,18 @@ enum Verb {
     Quant(quant::QuantArgs),
     /// Shows what is in a source, a package or a bundle
     Inspect(inspect::InspectArgs),
+    /// Lists the bundles that were made for `anec run hf:owner/name` and its like
+    Ls(cache::ListArgs),
+    /// Removes them
+    Rm(cache::RemoveArgs),
     /// Compiles the packages of a bundle (on a Mac)
     Compile(compile::CompileArgs),
+    /// Uploads a bundle to the Hugging Face hub, with a model card
+    Push(share::PushArgs),
+    /// Downloads a bundle from the Hugging Face hub
+    Pull(share::PullArgs),
+    /// Writes a bundle in the layout of other runtimes
+    Export(export::ExportArgs),
     /// Packs a bundle into one reproducible zip file
     Pack(pack::PackArgs),
     /// Unpacks a bundle
@@ -110,6 +124,10 @@ enum Verb {
     Explain(explain::ExplainArgs),
     /// Says what this machine can do, and what is missing for the rest
     Doctor(doctor::DoctorArgs),
+    /// Prints what completes anec's commands in a shell
+    Completions(completions::CompletionsArgs),
+    /// Writes the manual pages
+    Man(completions::ManArgs),
     /// Prints the JSON Schema of a file that anec reads or writes
     Schema(schema::SchemaArgs),
     /// Lists the built-in manifests, or prints one
@@ -137,11 +155,18 @@ impl Verb {
             Verb::Plan(args) => args.run(),
             Verb::Quant(args) => args.run(),
             Verb::Inspect(args) => args.run(),
+            Verb::Ls(args) => args.run(),
+            Verb::Rm(args) => args.run(),
             Verb::Compile(args) => args.run(),
+            Verb::Push(args) => args.run(),
+            Verb::Pull(args) => args.run(),
+            Verb::Export(args) => args.run(),
             Verb::Pack(args) => args.run(),
             Verb::Unpack(args) => args.run(),
             Verb::Explain(args) => args.run(),
             Verb::Doctor(args) => args.run(),
+            Verb::Completions(args) => args.run(),
+            Verb::Man(args) => args.run(),
             Verb::Schema(args) => args.run(),
             Verb::Manifests(args) => args.run(),
         }

@@ -86,7 +86,7 @@ impl Converter {
     /// # Errors
     /// When the source can't be opened, its model isn't understood, or the manifest doesn't fit it.
     pub fn plan(&self) -> Result<ConvertPlan> {
-        let opened = open::open(&self.manifest)?;
+        let opened = open::open_shapes(&self.manifest, &self.progress)?;
         ConvertPlan::new(&open::resolve(&self.manifest, &opened.source, &*opened.model), &*opened.model)
     }
 

@@ -50,11 +50,13 @@
 //! | 4 | [`family`], [`quant`], [`runtime`] | model families as graphs; number formats; sessions, sampling, tokenizers over a backend |
 //! | 3 | [`source`], [`exec`], [`coreml`] | weights out of GGUF, safetensors and ONNX; the CPU executor; Core ML on a Mac |
 //! | 2 | [`bundle`], [`package`] | bundle.json: what a runtime must know; .mlpackage files, both ways |
-//! | 1 | [`manifest`], [`mil`] | what a conversion shall make; Core ML's intermediate language |
+//! | 1 | `hub`, [`manifest`], [`mil`] | the Hugging Face hub: files down and up; what a conversion shall make; Core ML's intermediate language |
 //! | 0 | [`base`], `kernels` | errors that name their remedy, files, progress; the inner loops, their threads and vector units |
 //!
 //! A crate depends on crates of lower tiers only; a test reads this table.
 
+#[cfg(feature = "convert")]
+mod cache;
 #[cfg(feature = "convert")]
 mod converter;
 #[cfg(feature = "convert")]
@@ -62,11 +64,15 @@ mod doctor;
 #[cfg(feature = "convert")]
 mod golden;
 mod session;
+#[cfg(feature = "hub")]
+pub mod share;
 #[cfg(feature = "convert")]
 mod validator;
 
 pub use anec_base::progress::{Progress, ProgressEvent};
 pub use anec_bundle::Bundle;
+#[cfg(feature = "hub")]
+pub use anec_hub as hub;
 pub use anec_manifest::Manifest;
 pub use anec_runtime::{Grammar, Sampling};
 #[cfg(feature = "serve")]
@@ -83,6 +89,7 @@ pub use {
 };
 #[cfg(feature = "convert")]
 pub use {
+    cache::{BundleCache, CacheError, CacheRecord, CachedBundle},
     converter::Converter,
     doctor::{Ability, MachineReport},
     golden::GoldenBuilder,

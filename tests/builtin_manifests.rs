@@ -3,21 +3,15 @@
 
 use crate::common::synthetic;
 
-use std::path::Path;
-
 use anec::bundle::Stage;
 use anec::convert::ConvertPlan;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::open::{open_model, resolve};
+use anec::family::published;
 use anec::manifest::{Manifest, builtin};
 use anec::package::{self, WriteOptions};
 use serde_json::Value as Json;
-
-fn config(name: &str) -> Json {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/configs/{name}.json"));
-    serde_json::from_slice(&std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))).unwrap()
-}
 
 /// Layers of the package that is written: the least that has weights of every role.
 const LAYERS: usize = 1;
@@ -25,7 +19,7 @@ const LAYERS: usize = 1;
 fn converts(name: &str) {
     let found = builtin::find(name).unwrap();
     let mut manifest = Manifest::from_yaml(found.text, name, &[]).unwrap();
-    let config = config(name);
+    let config = published::configuration(found);
     let source = synthetic::source(name, config.clone());
     let (model, ledger) = open_model(&source, &manifest).unwrap();
     let facts = model.facts();

@@ -20,6 +20,7 @@ mod common {
 
 mod action;
 mod activations;
+mod anemll;
 mod bad_input;
 mod bisect;
 mod book;
@@ -37,6 +38,7 @@ mod format_equivalence;
 mod formats;
 mod fused;
 mod generation;
+mod hub;
 mod library;
 mod lora;
 mod mil;
@@ -49,6 +51,7 @@ mod reader;
 mod real_model;
 mod recurrent_states;
 mod redact;
+mod release;
 mod residency;
 mod resume;
 mod serve;

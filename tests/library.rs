@@ -25,15 +25,15 @@ fn a_program_that_only_runs_bundles_builds_neither_converter_nor_server() {
         assert!(has(&least, name), "{name} runs bundles");
     }
     let converter = ["anec-source", "anec-family", "anec-quant", "anec-convert", "anec-validate", "anec-report"];
-    let others = ["anec-serve", "axum", "tokio", "llguidance", "hf-hub", "clap", "indicatif"];
+    let others = ["anec-serve", "axum", "tokio", "llguidance", "anec-hub", "clap", "indicatif"];
     for name in converter.iter().chain(&others) {
         assert!(!has(&least, name), "{name} isn't needed to run bundles");
     }
     let (convert, serve) = (dependencies("convert"), dependencies("serve"));
     assert!(converter.iter().all(|name| has(&convert, name) && !has(&serve, name)));
     assert!(["anec-serve", "axum", "tokio"].iter().all(|name| has(&serve, name) && !has(&convert, name)));
-    assert!(has(&serve, "llguidance") && !has(&convert, "llguidance") && !has(&convert, "hf-hub"));
-    assert!(has(&dependencies("hub"), "hf-hub"));
+    assert!(has(&serve, "llguidance") && !has(&convert, "llguidance") && !has(&convert, "anec-hub"));
+    assert!(has(&dependencies("hub"), "anec-hub"));
 }
 
 /// Files that a crate includes are in its folder, so that they are in its package: what lies in folders of the repository

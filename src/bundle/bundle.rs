@@ -65,9 +65,7 @@ impl Bundle {
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
             Some(version) if version == u64::from(SCHEMA_VERSION) => {}
-            Some(version) => {
-                return Err(wrong(format!("schema version {version}, expected {SCHEMA_VERSION}; convert it again")));
-            }
+            Some(found) => return Err(BundleError::Version { path, found }),
             None => return Err(wrong("no `schema_version`: this isn't a bundle".into())),
         }
         serde_json::from_value(json).map_err(|e| wrong(e.to_string()))

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::SCHEMA_VERSION;
 use anec_base::{Diagnostic, Fault, FileError};
 
 /// Why a `bundle.json` can't be used.
@@ -19,19 +20,33 @@ pub enum BundleError {
         /// What is wrong: found and expected.
         problem: String,
     },
+    /// A `bundle.json` of another version of the schema.
+    #[error("{}: schema version {found}, expected {}", path.display(), SCHEMA_VERSION)]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+    },
 }
 
 impl Diagnostic for BundleError {
     fn fault(&self) -> Fault {
         match self {
             BundleError::File(error) => error.fault(),
-            BundleError::Content { .. } => Fault::Source,
+            BundleError::Content { .. } | BundleError::Version { .. } => Fault::Source,
         }
     }
 
     fn help(&self) -> Option<String> {
         match self {
             BundleError::File(error) => error.help(),
+            BundleError::Version { found, .. } if *found < u64::from(SCHEMA_VERSION) => {
+                Some("an older anec wrote it: convert the model again, or run it with that version".into())
+            }
+            BundleError::Version { .. } => {
+                Some("a newer anec wrote it: update anec, or convert the model again".into())
+            }
             BundleError::Content { .. } => Some("convert the model again, or unpack the bundle again".into()),
         }
     }

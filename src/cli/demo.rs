@@ -10,13 +10,14 @@ use serde_json::json;
 use super::run::{show, write};
 use super::{print, print_json, progress};
 use anec::base::Result;
-use anec::convert::{Outcome, files};
+use anec::base::output::write_file;
+use anec::convert::Outcome;
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
 use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling, Tokenizer};
 use anec::validate::Golden;
-use anec::{Converter, Gate, Validator};
+use anec::{BundleCache, Converter, Gate, Validator};
 
 /// Converts, checks and runs a small language model that is part of this program.
 #[derive(Debug, clap::Args)]
@@ -35,6 +36,8 @@ pub struct DemoArgs {
     json: bool,
 }
 
+/// The built-in manifest that is for it.
+pub(super) const MANIFEST: &str = "demo";
 /// A seed whose continuation reads well.
 const SEED: u64 = 1;
 /// Length of the continuation: a paragraph.
@@ -114,11 +117,21 @@ impl DemoArgs {
     }
 }
 
-/// Writes the model's files into a folder.
+/// The folder of the model, in the user's cache.
+pub(super) fn source() -> Result<PathBuf> {
+    let folder = BundleCache::from_env()?.folder().join("demo").join(env!("CARGO_PKG_VERSION"));
+    unpack(&folder)?;
+    Ok(folder)
+}
+
+/// Writes the model's files into a folder that lacks them, each whole or not at all.
 fn unpack(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
     for (name, bytes) in MODEL {
-        files::write(&folder.join(name), bytes)?;
+        let path = folder.join(name);
+        if std::fs::metadata(&path).map(|file| file.len()).ok() != Some(bytes.len() as u64) {
+            write_file(&path, bytes)?;
+        }
     }
     Ok(())
 }

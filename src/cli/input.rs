@@ -1,11 +1,14 @@
 //! What several verbs take: a manifest, a source, overrides.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::Args;
 
+use super::demo;
+
 use anec::base::{Diagnostic, Fault, Result};
-use anec::manifest::Manifest;
+use anec::manifest::{Manifest, builtin};
 
 /// Which model, and how it is converted.
 #[derive(Clone, Debug, Default, Args)]
@@ -47,6 +50,12 @@ impl Input {
             Some(name) => Manifest::open(name, &self.sets)?,
             None => Manifest::from_yaml("", "of the command line", &self.sets)?,
         };
+        // the model of this manifest is at hand wherever the program is
+        let names_demo = builtin::find(demo::MANIFEST).is_ok_and(|b| manifest.source.as_deref() == Some(b.source()));
+        if self.source.is_none() && names_demo && !manifest.source.as_ref().is_some_and(|path| Path::new(path).exists())
+        {
+            manifest.source = Some(demo::source()?.display().to_string());
+        }
         if let Some(source) = &self.source {
             let source = source.to_str().ok_or_else(|| NotUtf8(source.clone()))?;
             manifest.source = Some(source.to_owned());

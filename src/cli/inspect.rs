@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::{print, print_json};
+use super::{demo, print, print_json, progress};
 use anec::base::Result;
 use anec::bundle::{self, Bundle};
+use anec::family::published::published;
+use anec::manifest::builtin;
 use anec::mil::verify::verify;
 use anec::package;
 use anec::report::inspection;
@@ -13,7 +15,7 @@ use anec::source::Source;
 /// Shows what is in a source (.gguf, .safetensors, .onnx, a folder of one of them), a package (.mlpackage, .mlmodel) or a bundle.
 #[derive(Debug, clap::Args)]
 pub struct InspectArgs {
-    /// What to look at: a path, or hf:owner/name for a source
+    /// What to look at: a path, hf:owner/name for a source, or the name of a built-in manifest for the shapes of its model
     path: String,
     /// Prints the program of a package as MIL text
     #[arg(long)]
@@ -61,7 +63,7 @@ impl InspectArgs {
                 }
             }
             Kind::Source => {
-                let source = Source::open(&self.path)?;
+                let source = self.source()?;
                 if self.json {
                     print_json(&inspection::source_json(&source));
                 } else {
@@ -70,6 +72,18 @@ impl InspectArgs {
             }
         }
         Ok(0)
+    }
+
+    /// What the path is, or, where nothing has that path, what the built-in manifest of that name is for: its published
+    /// configuration and shapes, or the model that ships with anec.
+    fn source(&self) -> Result<Source> {
+        match builtin::find(&self.path) {
+            Ok(found) if !PathBuf::from(&self.path).exists() => match found.name {
+                demo::MANIFEST => Ok(Source::open_path(&demo::source()?)?),
+                _ => Ok(published(found)),
+            },
+            _ => Ok(Source::open_observed(&self.path, &progress::bytes())?),
+        }
     }
 
     fn kind(&self) -> Kind {

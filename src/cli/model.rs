@@ -5,19 +5,22 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
-use super::progress;
+use super::{demo, progress};
 
-use anec::Prompt;
 use anec::base::Result;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
+use anec::manifest::{Manifest, builtin};
 use anec::runtime::bioes::Biases;
 use anec::runtime::{LoadedModel, Tokenizer, coreml};
+use anec::source::hub;
+use anec::{BundleCache, Prompt};
 
 /// A bundle, and how it is run.
 #[derive(Debug, Args)]
 pub struct Runner {
-    /// Folder of the bundle
+    /// Folder of the bundle; or a model: hf:owner/name[@revision][/file], or the name of a built-in manifest, which is converted
+    /// once, into the cache
     bundle: PathBuf,
     /// Precision of fp16 values on the CPU: `f32`; `f16`, rounded after every op; `ane`, with the Neural Engine's arithmetic
     /// as far as it is published, a simulation; `ane-without-EFFECT+EFFECT`, without some of it
@@ -67,10 +70,35 @@ impl Runner {
     /// # Errors
     /// When there is none, it contradicts itself, or the backend isn't available.
     pub fn open(&self) -> Result<Arc<LoadedModel>> {
+        let bundle = self.folder()?;
         match self.backend.core_ml() {
-            None => LoadedModel::on_cpu(&self.bundle, self.precision),
-            Some(units) => open_on_core_ml(&self.bundle, units),
+            None => LoadedModel::on_cpu(&bundle, self.precision),
+            Some(units) => open_on_core_ml(&bundle, units),
         }
+    }
+
+    /// The bundle's folder: what is a model's name and no path is looked for in the cache, and converted if it isn't there.
+    fn folder(&self) -> Result<PathBuf> {
+        let Some(named) = self.bundle.to_str().filter(|_| !self.bundle.exists()) else {
+            return Ok(self.bundle.clone());
+        };
+        let found = builtin::find(named).ok();
+        if found.is_none() && !named.starts_with(hub::PREFIX) {
+            return Ok(self.bundle.clone());
+        }
+        let cache = BundleCache::from_env()?;
+        let bar = progress::bytes();
+        let folder = match found {
+            Some(found) if found.name == demo::MANIFEST => {
+                let manifest = Manifest::from_yaml(found.text, found.name, &[])?;
+                let manifest = Manifest { source: Some(demo::source()?.display().to_string()), ..manifest };
+                cache.converted(found.name, "built-in", manifest, "its built-in manifest", &bar)
+            }
+            Some(found) => cache.of_hub(found.source(), &bar),
+            None => cache.of_hub(named, &bar),
+        };
+        bar.finish();
+        folder
     }
 
     /// Opens the bundle and loads all of it, with a progress bar where that takes long.

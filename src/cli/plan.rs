@@ -5,16 +5,17 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::input::Input;
-use super::{print, print_json};
+use super::{print, print_json, progress};
 use anec::base::output::write_file;
 use anec::base::{Diagnostic, Fault, Result};
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::notes::of_transforms;
-use anec::convert::open::{Opened, open, resolve};
+use anec::convert::open::{Opened, open_shapes, resolve};
 use anec::convert::{ConvertPlan, Estimate, FormEstimate};
 use anec::manifest::Manifest;
 use anec::report;
+use anec::source::SourceKind;
 use anec::validate::chips::{ChipError, ChipTable, ChipTarget};
 use anec::validate::search::{SearchLimits, search};
 use anec::validate::{forecast, predict};
@@ -82,7 +83,7 @@ impl PlanArgs {
     pub(super) fn run(self) -> Result<u8> {
         let targets = targets(&self.targets)?;
         let asked = self.input.manifest()?;
-        let opened = open(&asked)?;
+        let opened = open_shapes(&asked, &progress::bytes())?;
         let manifest = resolve(&asked, &opened.source, &*opened.model);
         if self.search {
             self.search(&manifest, &opened, &targets)
@@ -108,6 +109,7 @@ impl PlanArgs {
         }
         if self.json {
             let mut json = report::plan_json(manifest, opened.model.facts(), &plan, &estimate, &forms);
+            json["shapes_from"] = opened.source.kind().name().into();
             json["transforms"] = json!(transforms);
             json["notes"] = json!(notes);
             json["forecast"] = json!(findings);
@@ -116,6 +118,9 @@ impl PlanArgs {
             }
             print_json(&json);
         } else {
+            if opened.source.kind() == SourceKind::Shapes {
+                print("shapes from the built-in configuration; the weights, which aren't here, were not looked at\n");
+            }
             print(&report::plan(manifest, opened.model.facts(), &plan, &estimate, &forms));
             print(&report::transforms(&transforms, &notes));
             if !targets.is_empty() {

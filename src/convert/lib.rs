@@ -36,10 +36,12 @@
 //! | [`output`] | the folder that the bundle gets |
 //! | [`host`], [`tokenizer`], [`files`] | the files beside the packages |
 //! | [`compile`] | Core ML's compiler |
+//! | [`anemll`] | a bundle in the layout that apps made for Anemll's models read |
 //! | [`report`], [`notes`] | `report.json` and what the user should know |
 
 #![forbid(unsafe_code)]
 
+pub mod anemll;
 pub mod compile;
 pub mod digests;
 pub mod emit;

@@ -1,14 +1,15 @@
 //! The source that a manifest names, and the model in it.
 
 use super::error::ConvertError;
-use anec_base::Result;
+use anec_base::{Progress, Result};
 use anec_bundle::LedgerTotals;
 use anec_family::FamilyModel;
+use anec_family::published::published;
 use anec_manifest::{
     Contexts, Granularity, Lengths, Manifest, NumberFormat, Quant, QuantOverride, ResidualScale, Role, Transforms,
-    WeightFormat,
+    WeightFormat, builtin,
 };
-use anec_source::{Adapter, Ledger, Source};
+use anec_source::{Adapter, Ledger, Source, hub};
 
 /// A source with the model that was found in it.
 pub struct Opened {
@@ -25,8 +26,35 @@ pub struct Opened {
 /// # Errors
 /// When there is no source, it can't be read, or its model isn't understood in every tensor and key.
 pub fn open(manifest: &Manifest) -> Result<Opened> {
+    open_observed(manifest, &Progress::hidden())
+}
+
+/// As [`open`], telling `progress` of what is downloaded.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_observed(manifest: &Manifest, progress: &Progress) -> Result<Opened> {
     let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
-    let mut source = Source::open(name)?;
+    with_model(Source::open_observed(name, progress)?, manifest)
+}
+
+/// Opens what a plan needs, which are shapes: where the source is on the hub, isn't in the cache, and a built-in manifest is
+/// for it, they come from the published configuration, and nothing is downloaded.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_shapes(manifest: &Manifest, progress: &Progress) -> Result<Opened> {
+    let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
+    match hub::Location::parse(name)? {
+        Some(location) if hub::cached(&location).is_none() => match builtin::for_source(name) {
+            Some(builtin) => with_model(published(builtin), manifest),
+            None => open_observed(manifest, progress),
+        },
+        _ => open_observed(manifest, progress),
+    }
+}
+
+fn with_model(mut source: Source, manifest: &Manifest) -> Result<Opened> {
     for entry in &manifest.adapters {
         source = source.adapted(&Adapter::read(&entry.path)?, entry.scale)?;
     }

@@ -56,6 +56,9 @@ pub fn existing(path: &Path, manifest: &Manifest, source: &Source, force: bool) 
 fn difference(path: &Path, manifest: &Manifest, source: &Source) -> Result<Option<String>> {
     let old = match Bundle::read(path) {
         Ok(old) => old,
+        Err(BundleError::Version { found, .. }) => {
+            return Ok(Some(format!("its bundle.json has schema version {found}")));
+        }
         Err(BundleError::Content { problem, .. }) => return Ok(Some(format!("its bundle.json is damaged: {problem}"))),
         Err(other) => return Err(other.into()),
     };

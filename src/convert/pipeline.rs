@@ -10,7 +10,7 @@ use super::compile::Compiler;
 use super::emit::Emitter;
 use super::error::ConvertError;
 use super::functions::build_package;
-use super::open::{Opened, open, resolve};
+use super::open::{Opened, open_observed, resolve};
 use super::output::{self, Existing};
 use super::plan::{ConvertPlan, PackagePlan};
 use super::report::{self, CalibrationReport, ConvertReport, PackageReport, RunReport};
@@ -83,7 +83,7 @@ pub struct ConvertedBundle {
 /// Anything that is wrong with the source, the manifest, the output folder or the disk. What was finished before stays
 /// in `OUT.partial`, and the next run goes on from there.
 pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
-    convert_opened(options, &open(&options.manifest)?)
+    convert_opened(options, &open_observed(&options.manifest, &options.progress)?)
 }
 
 /// As [`convert`], with codes that `choose` gives, which is asked if there is something to be written.
@@ -91,7 +91,7 @@ pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
 /// # Errors
 /// As [`convert`], and those of `choose`.
 pub fn convert_chosen(options: &ConvertOptions, choose: &dyn Fn() -> Result<Chosen>) -> Result<Outcome> {
-    write(options, &open(&options.manifest)?, Some(choose))
+    write(options, &open_observed(&options.manifest, &options.progress)?, Some(choose))
 }
 
 /// Codes that were chosen for a conversion.

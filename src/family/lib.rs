@@ -17,6 +17,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`table`] | the family table: a row for each decoder family |
+//! | [`published`] | the tensors of the models that built-in manifests are for |
 //! | `config` | a source's configuration, resolved |
 //! | `rope` | rotary tables |
 //! | `tensors` | a source's tensors, found and checked |
@@ -39,6 +40,7 @@ mod encoder;
 pub mod error;
 mod layer;
 mod open;
+pub mod published;
 #[doc(hidden)]
 pub mod rope;
 mod scale;

@@ -1,4 +1,4 @@
-//! The manifests of `manifests/`, built into the binary.
+//! The manifests of `manifests/`, built into the binary with the published configurations of the models that they are for.
 
 use super::error::{ManifestError, nearest};
 
@@ -9,11 +9,26 @@ pub struct Builtin {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
+    /// The `config.json` of the model that it is for, as its publisher has it.
+    pub config: &'static str,
+}
+
+impl Builtin {
+    /// The source that it names.
+    pub fn source(&self) -> &'static str {
+        // a test reads each as the manifest it is and compares
+        let line = self.text.lines().find_map(|line| line.strip_prefix("source:"));
+        line.unwrap_or_default().trim()
+    }
 }
 
 macro_rules! builtin {
     ($($name:literal),* $(,)?) => {
-        &[$(Builtin { name: $name, text: include_str!(concat!("manifests/", $name, ".yaml")) }),*]
+        &[$(Builtin {
+            name: $name,
+            text: include_str!(concat!("manifests/", $name, ".yaml")),
+            config: include_str!(concat!("manifests/configs/", $name, ".json")),
+        }),*]
     };
 }
 
@@ -71,6 +86,12 @@ pub fn find(name: &str) -> Result<&'static Builtin, ManifestError> {
     found.ok_or_else(|| ManifestError::NotFound { name: name.to_owned(), like: like(stem) })
 }
 
+/// The built-in manifest for the model at `source`: the first that names it.
+pub fn for_source(source: &str) -> Option<&'static Builtin> {
+    let source = source.strip_suffix("@main").unwrap_or(source);
+    ALL.iter().find(|b| b.source() == source)
+}
+
 /// Names that begin with what was given, apart from punctuation (`phi-4`); else the one nearest to it.
 fn like(given: &str) -> Vec<&'static str> {
     let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "");
@@ -96,10 +117,14 @@ mod tests {
     #[test]
     fn the_table_holds_every_file_of_the_folder() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
-        let mut files: Vec<String> =
-            std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        files.sort();
-        assert_eq!(files, names().map(|n| format!("{n}.yaml")).collect::<Vec<_>>());
+        let files = |folder: &std::path::Path, end: &str| {
+            let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = entries.filter_map(|name| Some(name.strip_suffix(end)?.to_owned())).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(files(&folder, ".yaml"), names().collect::<Vec<_>>());
+        assert_eq!(files(&folder.join("configs"), ".json"), names().collect::<Vec<_>>());
     }
 
     #[test]
@@ -108,7 +133,8 @@ mod tests {
         for b in all() {
             let manifest = Manifest::from_yaml(b.text, b.name, &[]).unwrap_or_else(|e| panic!("{}: {e}", b.name));
             assert_eq!(manifest.name.as_deref(), Some(b.name));
-            assert!(manifest.source.is_some() && manifest.family.is_some(), "{}", b.name);
+            assert_eq!(manifest.source.as_deref(), Some(b.source()));
+            assert!(manifest.family.is_some(), "{}", b.name);
             let tree: serde_json::Value = serde_yaml::from_str(b.text).unwrap();
             assert!(validator.is_valid(&tree), "{}", b.name);
         }
@@ -120,6 +146,13 @@ mod tests {
             assert_eq!(find(name).unwrap().name, "phi4-mini", "{name}");
         }
         assert!(find("elsewhere/phi4-mini.yaml").is_err());
+    }
+
+    #[test]
+    fn a_source_has_its_manifest() {
+        assert_eq!(for_source("hf:Qwen/Qwen3-0.6B").unwrap().name, "qwen3-0.6b");
+        assert_eq!(for_source("hf:Qwen/Qwen3-0.6B@main").unwrap().name, "qwen3-0.6b");
+        assert!(for_source("hf:Qwen/Qwen3-0.6B@v2").is_none() && for_source("").is_none());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Builds a function op by op. Types are inferred as ops are added; the first mistake is kept and given by
 //! [`FunctionBuilder::finish`], so that code which builds a graph reads like the equations it stands for.
 
+mod inline;
 mod shorthand;
 
 use std::collections::{BTreeMap, HashSet};

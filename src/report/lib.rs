@@ -12,6 +12,7 @@
 pub mod inspection;
 pub mod table;
 
+mod card;
 mod conversion;
 mod culprit;
 mod escape;
@@ -27,6 +28,7 @@ mod prediction;
 mod residency;
 mod sensitivities;
 
+pub use card::{CardFacts, card};
 pub use conversion::conversion;
 pub use culprit::culprit;
 pub use experiments::{experiments, rule_findings};

@@ -92,6 +92,12 @@ pub enum SourceError {
         /// What is wrong: found and expected.
         problem: String,
     },
+    /// The elements of a tensor were asked for, of which only the shape is known.
+    #[error("tensor `{tensor}`: only its shape is known, its weights aren't here")]
+    ShapeOnly {
+        /// The tensor.
+        tensor: String,
+    },
     /// The name of a source can't be understood.
     #[error("source `{name}`: {problem}")]
     Name {
@@ -165,6 +171,7 @@ impl Diagnostic for SourceError {
             SourceError::NotFinite { .. } => {
                 "the file is damaged, or was trained or quantized wrongly; get it again from its publisher"
             }
+            SourceError::ShapeOnly { .. } => "name a source with weights by --source",
             SourceError::Name { .. } => {
                 "a source is a path, or hf:owner/name, hf:owner/name@revision, hf:owner/name/file.gguf"
             }

@@ -9,6 +9,8 @@ mod client;
 
 use std::path::{Component, Path, PathBuf};
 
+use anec_base::Progress;
+
 use super::error::{Result, SourceError};
 use super::{gguf, hugging_face, onnx, safetensors};
 
@@ -53,13 +55,34 @@ impl Location {
 }
 
 /// Downloads what of `location` isn't in the cache, and gives the path to open. `name` is the source as the user wrote
-/// it.
+/// it; `progress` is told of bytes.
 ///
 /// # Errors
 /// When this build can't download, the hub can't be reached or refuses, or there is no model at the location.
 #[cfg(feature = "hub")]
-pub fn download(name: &str, location: &Location) -> Result<PathBuf> {
-    client::Client::from_env(name)?.download(location)
+pub fn download(name: &str, location: &Location, progress: &Progress) -> Result<PathBuf> {
+    client::Client::from_env(name).download(location, progress)
+}
+
+/// The commit that `location` means: as the hub says, or as the cache remembers where the hub doesn't answer.
+///
+/// # Errors
+/// When this build can't ask, or the hub refuses.
+#[cfg(feature = "hub")]
+pub fn commit(name: &str, location: &Location) -> Result<String> {
+    client::Client::from_env(name).commit(location)
+}
+
+/// The path to open if the cache has all of the model at `location`. Asks nobody.
+#[cfg(feature = "hub")]
+pub fn cached(location: &Location) -> Option<PathBuf> {
+    client::Client::from_env("").cached(location).ok()
+}
+
+/// The path to open if the cache has all of the model: this build knows no cache.
+#[cfg(not(feature = "hub"))]
+pub fn cached(_: &Location) -> Option<PathBuf> {
+    None
 }
 
 /// Downloads what of `location` isn't in the cache: not in this build.
@@ -67,7 +90,7 @@ pub fn download(name: &str, location: &Location) -> Result<PathBuf> {
 /// # Errors
 /// Always.
 #[cfg(not(feature = "hub"))]
-pub fn download(name: &str, _: &Location) -> Result<PathBuf> {
+pub fn download(name: &str, _: &Location, _: &Progress) -> Result<PathBuf> {
     let problem = "this anec was built without its Cargo feature `hub`, which downloads models".into();
     Err(SourceError::Hub { name: name.to_owned(), problem, absent: false })
 }
@@ -239,7 +262,7 @@ mod tests {
     #[test]
     fn a_build_without_downloads_says_so() {
         let location = Location::parse("hf:o/m").unwrap().unwrap();
-        let error = download("hf:o/m", &location).unwrap_err();
+        let error = download("hf:o/m", &location, &Progress::hidden()).unwrap_err();
         assert_eq!(error.fault(), Fault::Platform);
         assert!(error.to_string().contains("feature `hub`"));
     }

@@ -59,7 +59,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anec_base::FileError;
+use anec_base::{FileError, Progress};
 
 use serde_json::Value as Json;
 
@@ -85,6 +85,8 @@ pub enum SourceKind {
     Onnx,
     /// Computed numbers.
     Random,
+    /// A published configuration and the shapes of its tensors, without weights.
+    Shapes,
 }
 
 impl SourceKind {
@@ -95,6 +97,7 @@ impl SourceKind {
             SourceKind::Safetensors => "safetensors",
             SourceKind::Onnx => "onnx",
             SourceKind::Random => "random",
+            SourceKind::Shapes => "shapes",
         }
     }
 }
@@ -127,8 +130,16 @@ impl Source {
     /// # Errors
     /// When the name can't be understood, the download fails, or the files can't be opened.
     pub fn open(name: &str) -> Result<Self> {
+        Self::open_observed(name, &Progress::hidden())
+    }
+
+    /// As [`Source::open`], telling `progress` of what is downloaded.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn open_observed(name: &str, progress: &Progress) -> Result<Self> {
         let path = match hub::Location::parse(name)? {
-            Some(location) => hub::download(name, &location)?,
+            Some(location) => hub::download(name, &location, progress)?,
             None => PathBuf::from(name),
         };
         let mut source = Self::open_path(&path)?;
@@ -264,9 +275,21 @@ impl Source {
     /// # Errors
     /// When two tensors have the same name.
     pub fn random(name: &str, config: Json, tensors: Vec<SourceTensor>) -> Result<Self> {
+        Self::without_files(name, SourceKind::Random, config, tensors)
+    }
+
+    /// A source of which only the configuration and the shapes are known: enough to plan a conversion.
+    ///
+    /// # Errors
+    /// When two tensors have the same name.
+    pub fn shapes(name: &str, config: Json, tensors: Vec<SourceTensor>) -> Result<Self> {
+        Self::without_files(name, SourceKind::Shapes, config, tensors)
+    }
+
+    fn without_files(name: &str, kind: SourceKind, config: Json, tensors: Vec<SourceTensor>) -> Result<Self> {
         let files = HuggingFaceFiles { config: Some(config), ..Default::default() };
         let description = Description::HuggingFace(Box::new(files));
-        Self::assemble(Path::new(name), SourceKind::Random, Vec::new(), tensors, description)
+        Self::assemble(Path::new(name), kind, Vec::new(), tensors, description)
     }
 
     /// As the user named it.

@@ -27,9 +27,20 @@ struct Inner {
 }
 
 enum Data {
-    File { file: Arc<MappedFile>, range: Range<usize> },
+    File {
+        file: Arc<MappedFile>,
+        range: Range<usize>,
+    },
     Random(Normal),
-    Computed { of: SourceWeight, bytes: u64, path: PathBuf },
+    /// Nothing but the shape is known.
+    Absent {
+        bytes: u64,
+    },
+    Computed {
+        of: SourceWeight,
+        bytes: u64,
+        path: PathBuf,
+    },
 }
 
 impl SourceTensor {
@@ -79,6 +90,17 @@ impl SourceTensor {
         Ok(SourceTensor(Arc::new(Inner { name, dtype: SourceDtype::F32, shape, elements, data })))
     }
 
+    /// A tensor of which only type and shape are known: to read its elements is an error.
+    ///
+    /// # Errors
+    /// When the shape overflows.
+    pub fn shape_only(name: &str, dtype: SourceDtype, shape: &[u64]) -> Result<Self> {
+        let bytes = byte_length(dtype, shape)
+            .map_err(|problem| SourceError::tensor(Path::new("a published configuration"), name, problem))?;
+        let (name, shape, elements) = (name.to_owned(), shape.to_vec(), shape.iter().product());
+        Ok(SourceTensor(Arc::new(Inner { name, dtype, shape, elements, data: Data::Absent { bytes } })))
+    }
+
     /// A tensor that the file at `path` holds in another form, for which it has `bytes` bytes: on its side, in blocks with
     /// scales, within a larger one. `dtype` is the type of what is stored.
     pub(super) fn computed(name: String, of: SourceWeight, dtype: SourceDtype, bytes: u64, path: &Path) -> Self {
@@ -117,12 +139,12 @@ impl SourceTensor {
         rows_and_columns(&self.0.shape).1
     }
 
-    /// Bytes that the source holds for it; 0 if its elements are computed.
+    /// Bytes that the source holds for it, or would hold where only its shape is known; 0 if its elements are computed.
     pub fn byte_length(&self) -> u64 {
         match &self.0.data {
             Data::File { range, .. } => range.len() as u64,
             Data::Random(_) => 0,
-            Data::Computed { bytes, .. } => *bytes,
+            Data::Absent { bytes } | Data::Computed { bytes, .. } => *bytes,
         }
     }
 
@@ -130,7 +152,7 @@ impl SourceTensor {
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.0.data {
             Data::File { file, range } => Some(&file.bytes()[range.clone()]),
-            Data::Random(_) | Data::Computed { .. } => None,
+            Data::Random(_) | Data::Absent { .. } | Data::Computed { .. } => None,
         }
     }
 
@@ -138,7 +160,7 @@ impl SourceTensor {
     pub fn path(&self) -> Option<&Path> {
         match &self.0.data {
             Data::File { file, .. } => Some(file.path()),
-            Data::Random(_) => None,
+            Data::Random(_) | Data::Absent { .. } => None,
             Data::Computed { path, .. } => Some(path),
         }
     }
@@ -163,6 +185,8 @@ impl SourceTensor {
                 dequantize::read(self.0.dtype, &file.bytes()[range.clone()], first, out);
             }
             Data::Random(normal) => normal.fill(first, out),
+            Data::Absent { .. } if out.is_empty() => {}
+            Data::Absent { .. } => return Err(SourceError::ShapeOnly { tensor: self.name().to_owned() }),
             Data::Computed { of, .. } => of.read(first, out)?,
         }
         Ok(())
@@ -178,7 +202,7 @@ impl SourceTensor {
                 let byte = |element: u64| range.start + (element / block.elements * block.bytes) as usize;
                 file.release(byte(elements.start)..byte(elements.end));
             }
-            Data::Random(_) => {}
+            Data::Random(_) | Data::Absent { .. } => {}
             Data::Computed { of, .. } => of.release(elements),
         }
     }

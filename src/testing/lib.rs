@@ -1,9 +1,11 @@
-//! What the tests of anec's crates share: real models, the repository's fixtures, a double of Core ML.
+//! What the tests of anec's crates share: real models, the repository's fixtures, doubles of Core ML and of the hub.
 
 #![forbid(unsafe_code)]
 
 #[allow(missing_docs, reason = "for tests of this workspace")]
 pub mod fake;
+#[allow(missing_docs, reason = "for tests of this workspace")]
+pub mod hub;
 
 use std::path::{Path, PathBuf};
 

@@ -15,6 +15,9 @@ pub fn repository(path: &str) -> PathBuf {
 pub fn anec() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_anec"));
     command.current_dir(env!("CARGO_MANIFEST_DIR")).env("PATH", "").env_remove("RUST_BACKTRACE");
+    // nobody's caches
+    let caches = Path::new(env!("CARGO_TARGET_TMPDIR")).join("caches");
+    command.env("ANEC_CACHE", caches.join("anec")).env("HF_HOME", caches.join("huggingface"));
     command
 }
 

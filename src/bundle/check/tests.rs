@@ -3,6 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use crate::{Bundle, Manifest, SCHEMA_VERSION};
+use anec_base::Diagnostic;
 
 /// A model of two layers in two packages, for two contexts and two numbers of tokens; the first layer is a recurrence
 /// that the host keeps, the second has a cache.
@@ -176,9 +177,15 @@ fn two_functions_for_one_number_of_tokens_are_one_too_many() {
 #[test]
 fn a_bundle_of_another_version_is_refused_with_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
-    let mut old = sound();
-    old["schema_version"] = json!(1);
-    std::fs::write(folder.path().join(crate::FILE_NAME), old.to_string()).unwrap();
-    let error = Bundle::read(folder.path()).unwrap_err().to_string();
-    assert!(error.ends_with(&format!("schema version 1, expected {SCHEMA_VERSION}; convert it again")), "{error}");
+    for (version, remedy) in [(1, "convert the model again"), (SCHEMA_VERSION + 1, "update anec")] {
+        let mut other = sound();
+        other["schema_version"] = json!(version);
+        // whatever else stands there has another form
+        other["functions"] = json!({"of": "that version"});
+        std::fs::write(folder.path().join(crate::FILE_NAME), other.to_string()).unwrap();
+        let error = Bundle::read(folder.path()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.ends_with(&format!("schema version {version}, expected {SCHEMA_VERSION}")), "{text}");
+        assert!(error.help().unwrap().contains(remedy), "{:?}", error.help());
+    }
 }

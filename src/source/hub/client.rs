@@ -1,11 +1,10 @@
-//! Downloads through hf-hub.
+//! Downloads of what a source needs, into the cache that all Hugging Face tools share.
 
 use std::path::{Path, PathBuf};
 
-use anec_base::FileError;
-
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
-use hf_hub::{Cache, Repo, RepoType};
+use anec_base::Progress;
+use anec_hub::download::Transfer;
+use anec_hub::{Hub, HubCache, HubError, RemoteFile, RemoteRepository};
 
 use super::{Location, needed};
 use crate::error::{Result, SourceError};
@@ -14,72 +13,76 @@ use crate::{hugging_face, safetensors};
 /// A cache, and the hub behind it unless it is not to be asked.
 pub struct Client {
     name: String,
-    cache: Cache,
-    api: Option<Api>,
+    cache: HubCache,
+    hub: Option<Hub>,
 }
 
 impl Client {
     /// The cache and hub that the environment names: `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
-    pub fn from_env(name: &str) -> Result<Self> {
-        let offline = std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| !["", "0", "false"].contains(&value.as_str()));
-        let mut builder = ApiBuilder::from_env();
-        if let Ok(token) = std::env::var("HF_TOKEN") {
-            builder = builder.with_token(Some(token));
-        }
-        Self::new(name, Cache::from_env(), (!offline).then_some(builder))
+    pub fn from_env(name: &str) -> Self {
+        Self::new(name, HubCache::from_env(), (!Hub::offline()).then(Hub::from_env))
     }
 
-    fn new(name: &str, cache: Cache, builder: Option<ApiBuilder>) -> Result<Self> {
-        let api = builder.map(|builder| builder.build().map_err(|error| failed(name, "", &error))).transpose()?;
-        Ok(Client { name: name.to_owned(), cache, api })
+    pub(super) fn new(name: &str, cache: HubCache, hub: Option<Hub>) -> Self {
+        Client { name: name.to_owned(), cache, hub }
     }
 
     /// Brings what is needed into the cache; gives the path to open.
-    pub fn download(&self, location: &Location) -> Result<PathBuf> {
-        let repo =
-            |revision: &str| Repo::with_revision(location.repository.clone(), RepoType::Model, revision.to_owned());
-        let Some(api) = &self.api else {
+    pub fn download(&self, location: &Location, progress: &Progress) -> Result<PathBuf> {
+        let Some(hub) = &self.hub else {
             return self.cached(location).map_err(|problem| self.wrong(format!("offline, and {problem}"), false));
         };
-        let info = match api.repo(repo(&location.revision)).info() {
-            Ok(info) => info,
-            Err(error) => {
-                let error = failed(&self.name, "the repository", &error);
-                // An answer is an answer; only silence makes the cache the best that can be had.
-                let silent = matches!(error, SourceError::Hub { absent: false, .. });
-                return self.cached(location).ok().filter(|_| silent).ok_or(error);
-            }
+        let repository = match hub.repository(&location.repository, &location.revision) {
+            Ok(repository) => repository,
+            // an answer is an answer; only silence makes the cache the best that can be had
+            Err(error) => return self.cached(location).ok().filter(|_| error.is_silence()).ok_or(self.failed(error)),
         };
-        // All files from one commit, even if the branch moves meanwhile.
-        let folder = self.snapshot(&info.sha);
-        let commit = api.repo(repo(&info.sha));
-        let fetch = |file: &str| -> Result<()> {
-            if folder(location).join(file).exists() {
-                return Ok(());
-            }
-            commit.download(file).map(|_| ()).map_err(|error| failed(&self.name, file, &error))
-        };
-        let available: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
+        let available: Vec<String> = repository.files.iter().map(|file| file.path.clone()).collect();
         let needed = needed(&available, location.file.as_deref()).map_err(|problem| self.wrong(problem, true))?;
-        needed.files.iter().try_for_each(|file| fetch(file))?;
-        if let Some(index) = &needed.index {
-            fetch(index)?;
-            shards(&folder(location).join(index))?.iter().try_for_each(|shard| fetch(shard))?;
+        let folder = self.cache.snapshot(&repository.name, &repository.commit);
+        let mut files = needed.files;
+        if let Some(index) = needed.index {
+            // the index first: it names the rest
+            self.fetch(hub, &repository, std::slice::from_ref(&index), progress)?;
+            files.extend(shards(&folder.join(&index))?);
         }
-        // So that the branch is found without the hub next time.
-        self.cache
-            .repo(repo(&location.revision))
-            .create_ref(&info.sha)
-            .map_err(FileError::of(self.cache.path(), "write"))?;
-        Ok(opened(folder(location), needed.open))
+        self.fetch(hub, &repository, &files, progress)?;
+        self.cache.remember(&repository, &location.revision).map_err(|error| self.failed(error))?;
+        Ok(opened(folder, needed.open))
+    }
+
+    fn fetch(&self, hub: &Hub, repository: &RemoteRepository, names: &[String], progress: &Progress) -> Result<()> {
+        let files = names.iter().map(|name| {
+            let missing = || self.wrong(format!("the hub doesn't have {name}, or not for everybody"), true);
+            repository.file(name).ok_or_else(missing)
+        });
+        let files = files.collect::<Result<Vec<&RemoteFile>>>()?;
+        let lacking: Vec<&RemoteFile> = files.into_iter().filter(|file| !self.cache.has(repository, file)).collect();
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        let transfer = Transfer::new(progress, lacking.iter().map(|file| file.size).sum());
+        for file in lacking {
+            self.cache.download(hub, repository, file, &transfer).map_err(|error| self.failed(error))?;
+        }
+        Ok(())
+    }
+
+    /// The commit that a location means.
+    pub fn commit(&self, location: &Location) -> Result<String> {
+        let known = || self.cache.commit(&location.repository, &location.revision);
+        match self.hub.as_ref().map(|hub| hub.repository(&location.repository, &location.revision)) {
+            None => Ok(known()),
+            Some(Ok(repository)) => Ok(repository.commit),
+            Some(Err(error)) if error.is_silence() => Ok(known()),
+            Some(Err(error)) => Err(self.failed(error)),
+        }
     }
 
     /// The path to open if the cache has all of the model; else what it lacks.
-    fn cached(&self, location: &Location) -> Result<PathBuf, String> {
-        let repo = Repo::with_revision(location.repository.clone(), RepoType::Model, location.revision.clone());
-        let reference = self.cache.path().join(repo.folder_name()).join("refs").join(&location.revision);
-        let commit = std::fs::read_to_string(reference).unwrap_or_else(|_| location.revision.clone());
-        let folder = self.snapshot(commit.trim())(location);
+    pub fn cached(&self, location: &Location) -> Result<PathBuf, String> {
+        let commit = self.cache.commit(&location.repository, &location.revision);
+        let folder = self.cache.snapshot(&location.repository, &commit);
         let available = files_below(&folder, &folder);
         if available.is_empty() {
             return Err(format!("the cache, {}, doesn't have the model", self.cache.path().display()));
@@ -94,17 +97,15 @@ impl Client {
         Ok(opened(folder, needed.open))
     }
 
-    /// The folder of a commit in the cache.
-    fn snapshot(&self, commit: &str) -> impl Fn(&Location) -> PathBuf {
-        let commit = commit.to_owned();
-        move |location| {
-            let repo = Repo::with_revision(location.repository.clone(), RepoType::Model, commit.clone());
-            self.cache.path().join(repo.folder_name()).join("snapshots").join(&commit)
-        }
-    }
-
     fn wrong(&self, problem: String, absent: bool) -> SourceError {
         SourceError::Hub { name: self.name.clone(), problem, absent }
+    }
+
+    fn failed(&self, error: HubError) -> SourceError {
+        match error {
+            HubError::Io(error) => error.into(),
+            error => self.wrong(error.to_string(), !error.is_silence()),
+        }
     }
 }
 
@@ -133,24 +134,6 @@ fn files_below(folder: &Path, root: &Path) -> Vec<String> {
         }
     }
     files
-}
-
-/// What went wrong while `file` was asked for.
-fn failed(name: &str, file: &str, error: &ApiError) -> SourceError {
-    let text = error.to_string();
-    // hf-hub shows the client's error, which names the status in its text.
-    let status = |code: &str| text.contains(&format!("status: {code}"));
-    let (problem, absent) = if status("404") {
-        (format!("the hub doesn't have {file}, or not for everybody"), true)
-    } else if status("401") || status("403") {
-        let problem = format!(
-            "the hub refuses {file}: the model may not exist, or its licence must be accepted on its page and HF_TOKEN set"
-        );
-        (problem, true)
-    } else {
-        (format!("can't download {file}: {text}"), false)
-    };
-    SourceError::Hub { name: name.to_owned(), problem, absent }
 }
 
 #[cfg(test)]

@@ -1,0 +1,342 @@
+//! The cache of bundles that were made in passing: `anec run hf:owner/name` converts a model once and finds it again.
+//!
+//! A bundle's name in the cache has a digest of all that decides it: where it is from, at which commit, by which manifest
+//! and version of anec. Beside each lies a record, `NAME.json`, which is written first, so that what was interrupted is
+//! known, too.
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anec_base::output::write_file;
+use anec_base::{Diagnostic, Fault, FileError, Progress, Result, clock, hexadecimal};
+use anec_convert::open::name_of;
+use anec_convert::output::partial;
+use anec_manifest::{Manifest, builtin};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::Converter;
+
+/// A cache of bundles.
+#[derive(Clone, Debug)]
+pub struct BundleCache(PathBuf);
+
+/// A bundle of the cache.
+#[derive(Clone, Debug, Serialize)]
+pub struct CachedBundle {
+    /// Its name in the cache.
+    pub name: String,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Where it is from.
+    #[serde(flatten)]
+    pub record: CacheRecord,
+    /// Whether all of it is there.
+    pub complete: bool,
+    /// Bytes that it takes, of what was begun, too.
+    pub bytes: u64,
+    /// When it was used last, in seconds since 1970-01-01.
+    pub used: u64,
+}
+
+/// Where a bundle of the cache is from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheRecord {
+    /// What the user asked for: `hf:owner/name`.
+    pub origin: String,
+    /// The commit, or what else tells its content.
+    pub revision: String,
+    /// The manifest by which it was converted; nothing for a bundle that was downloaded as one.
+    pub manifest: Option<String>,
+    /// Version of anec that made it.
+    pub anec_version: String,
+    /// When, in seconds since 1970-01-01.
+    pub made: u64,
+}
+
+/// Why a cache can't be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// Nobody says where it is.
+    #[error("there is no folder for the cache: neither ANEC_CACHE nor XDG_CACHE_HOME nor HOME is set")]
+    NoFolder,
+    /// Another process is writing a bundle.
+    #[error("{name} is being converted by another process")]
+    Busy {
+        /// The bundle.
+        name: String,
+    },
+    /// No bundle is called so.
+    #[error("the cache, {}, has no `{name}`", folder.display())]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// The cache.
+        folder: PathBuf,
+    },
+}
+
+impl Diagnostic for CacheError {
+    fn fault(&self) -> Fault {
+        match self {
+            CacheError::NoFolder => Fault::Platform,
+            CacheError::Busy { .. } | CacheError::Unknown { .. } => Fault::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let text = match self {
+            CacheError::NoFolder => "set ANEC_CACHE to a folder that may be written to",
+            CacheError::Busy { .. } => "wait for it, or end that process",
+            CacheError::Unknown { .. } => "`anec ls` lists what is there",
+        };
+        Some(text.into())
+    }
+}
+
+impl BundleCache {
+    /// The cache that the environment names: `ANEC_CACHE`, or `anec` in `XDG_CACHE_HOME`, or `~/.cache/anec`.
+    ///
+    /// # Errors
+    /// When it names none.
+    pub fn from_env() -> Result<Self, CacheError> {
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let home = || variable("HOME").or_else(|| variable("USERPROFILE")).map(|home| home.join(".cache"));
+        let user = || variable("XDG_CACHE_HOME").or_else(home).map(|cache| cache.join("anec"));
+        variable("ANEC_CACHE").or_else(user).map(BundleCache).ok_or(CacheError::NoFolder)
+    }
+
+    /// The cache in a folder.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        BundleCache(folder.into())
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    fn bundles(&self) -> PathBuf {
+        self.0.join("bundles")
+    }
+
+    /// The bundle of a model on the hub, `hf:owner/name[@revision][/file]`: of this commit, by the built-in manifest for it or
+    /// by defaults. What isn't here yet is converted, which may take a while and goes on where it was interrupted.
+    /// `progress` is told what happens.
+    ///
+    /// # Errors
+    /// When the hub has no such model, or it can't be converted.
+    #[cfg(feature = "hub")]
+    pub fn of_hub(&self, origin: &str, progress: &Progress) -> Result<PathBuf> {
+        use anec_hub::{Hub, HubCache};
+        use anec_source::{SourceError, hub::Location};
+
+        let Some(location) = Location::parse(origin)? else {
+            let problem = "it doesn't begin with hf:".into();
+            return Err(SourceError::Name { name: origin.to_owned(), problem }.into());
+        };
+        let hub = (!Hub::offline()).then(Hub::from_env);
+        let asked = hub.as_ref().map(|hub| (hub, hub.repository(&location.repository, &location.revision)));
+        let revision = match asked {
+            Some((hub, Ok(repository))) => {
+                if location.file.is_none() && repository.file(anec_bundle::FILE_NAME).is_some() {
+                    return self.pulled(origin, hub, &repository, progress);
+                }
+                repository.commit
+            }
+            Some((_, Err(error))) if !error.is_silence() => {
+                let absent = error.is_absence();
+                return Err(SourceError::Hub { name: origin.to_owned(), problem: error.to_string(), absent }.into());
+            }
+            // nobody answers: what was made of it before is the best that can be had
+            _ => match self.newest(origin)? {
+                Some(known) => {
+                    progress.note(&format!(
+                        "the hub isn't asked or doesn't answer; {} is from {}",
+                        known.name,
+                        date(known.record.made)
+                    ));
+                    return Ok(known.folder);
+                }
+                None => HubCache::from_env().commit(&location.repository, &location.revision),
+            },
+        };
+        let (manifest, by) = match builtin::for_source(origin) {
+            Some(found) => {
+                (Manifest::from_yaml(found.text, found.name, &[])?, format!("the built-in manifest {}", found.name))
+            }
+            None => (
+                Manifest { source: Some(origin.to_owned()), ..Manifest::from_yaml("", "defaults", &[])? },
+                "defaults".into(),
+            ),
+        };
+        self.converted(origin, &revision, manifest, &by, progress)
+    }
+
+    /// The bundle that a manifest makes of its source at a revision. `by` says for people where the manifest is from.
+    ///
+    /// # Errors
+    /// When it can't be converted.
+    pub fn converted(
+        &self,
+        origin: &str,
+        revision: &str,
+        manifest: Manifest,
+        by: &str,
+        progress: &Progress,
+    ) -> Result<PathBuf> {
+        let record = CacheRecord {
+            origin: origin.to_owned(),
+            revision: revision.to_owned(),
+            manifest: Some(by.to_owned()),
+            anec_version: env!("CARGO_PKG_VERSION").into(),
+            made: clock::now(),
+        };
+        let own = manifest.name.clone().unwrap_or_else(|| name_of(origin));
+        let text = serde_json::to_string(&manifest).unwrap_or_default();
+        let decides = [record.anec_version.as_str(), origin, revision, &text];
+        let (name, folder) = self.place(&own, &decides);
+        if self.has(&folder) {
+            self.touch(&name);
+            return Ok(folder);
+        }
+        let begun = partial(&folder).exists();
+        progress.note(&format!(
+            "{} {origin} by {by}, once, into {}",
+            if begun { "going on to convert" } else { "converting" },
+            folder.display()
+        ));
+        self.write(&name, &record)?;
+        Converter::new(manifest).out(&folder).progress(progress.clone()).convert()?;
+        Ok(folder)
+    }
+
+    /// A name, and the folder of that name, for a bundle that these texts decide.
+    pub(crate) fn place(&self, own: &str, decides: &[&str]) -> (String, PathBuf) {
+        let mut hasher = Sha256::new();
+        for text in decides {
+            hasher.update((text.len() as u64).to_le_bytes());
+            hasher.update(text);
+        }
+        let name = format!("{own}-{}", &hexadecimal(&hasher.finalize())[..12]);
+        let folder = self.bundles().join(&name);
+        (name, folder)
+    }
+
+    /// Whether a bundle is there whole: it gets its folder when it is.
+    pub(crate) fn has(&self, folder: &Path) -> bool {
+        folder.join(anec_bundle::FILE_NAME).is_file()
+    }
+
+    /// Writes where a bundle is from.
+    pub(crate) fn write(&self, name: &str, record: &CacheRecord) -> Result<()> {
+        let folder = self.bundles();
+        std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
+        let text = serde_json::to_vec_pretty(record).unwrap_or_default();
+        Ok(write_file(&self.record_of(name), &text)?)
+    }
+
+    fn record_of(&self, name: &str) -> PathBuf {
+        self.bundles().join(format!("{name}.json"))
+    }
+
+    /// Remembers that a bundle was used now. A cache that can't be written to may still be read.
+    pub(crate) fn touch(&self, name: &str) {
+        let _ = File::options()
+            .append(true)
+            .open(self.record_of(name))
+            .and_then(|file| file.set_modified(SystemTime::now()));
+    }
+
+    /// All that is in it, what was used last first.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn list(&self) -> Result<Vec<CachedBundle>> {
+        let folder = self.bundles();
+        let entries = match std::fs::read_dir(&folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(FileError::of(&folder, "list"))?,
+        };
+        let mut found: Vec<CachedBundle> = entries
+            .flatten()
+            .filter_map(|entry| {
+                let path = entry.path();
+                let name = path.file_name()?.to_str()?.strip_suffix(".json")?.to_owned();
+                let record: CacheRecord = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+                let changed = entry.metadata().ok()?.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+                let folder = folder.join(&name);
+                let (complete, bytes) = (self.has(&folder), size(&folder) + size(&partial(&folder)));
+                Some(CachedBundle { name, folder, record, complete, bytes, used: changed.as_secs() })
+            })
+            .collect();
+        found.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| a.name.cmp(&b.name)));
+        Ok(found)
+    }
+
+    /// The newest complete bundle of an origin that this version of anec made.
+    #[cfg(feature = "hub")]
+    fn newest(&self, origin: &str) -> Result<Option<CachedBundle>> {
+        let own = |bundle: &CachedBundle| {
+            let record = &bundle.record;
+            bundle.complete && record.origin == origin && record.anec_version == env!("CARGO_PKG_VERSION")
+        };
+        Ok(self.list()?.into_iter().filter(own).max_by_key(|bundle| bundle.record.made))
+    }
+
+    /// What a user means by a name: a bundle's name, the beginning of one, or where bundles are from.
+    ///
+    /// # Errors
+    /// When nothing is called so.
+    pub fn find(&self, name: &str) -> Result<Vec<CachedBundle>> {
+        let all = self.list()?;
+        let exact: Vec<_> = all.iter().filter(|bundle| bundle.name == name).cloned().collect();
+        let so_called = |bundle: &CachedBundle| {
+            bundle.record.origin == name || bundle.name.rsplit_once('-').is_some_and(|(own, _)| own == name)
+        };
+        let found = if exact.is_empty() { all.into_iter().filter(so_called).collect() } else { exact };
+        match found.is_empty() {
+            true => Err(CacheError::Unknown { name: name.to_owned(), folder: self.0.clone() }.into()),
+            false => Ok(found),
+        }
+    }
+
+    /// Removes a bundle and what was begun of it.
+    ///
+    /// # Errors
+    /// When another process is writing it, or the system refuses.
+    pub fn remove(&self, bundle: &CachedBundle) -> Result<()> {
+        let begun = partial(&bundle.folder);
+        let lock = File::open(&begun).ok();
+        if lock.as_ref().is_some_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock))) {
+            return Err(CacheError::Busy { name: bundle.name.clone() }.into());
+        }
+        // the record last: what is left after a kill is still listed
+        for folder in [&bundle.folder, &begun] {
+            if folder.exists() {
+                std::fs::remove_dir_all(folder).map_err(FileError::of(folder, "remove"))?;
+            }
+        }
+        let record = self.record_of(&bundle.name);
+        Ok(std::fs::remove_file(&record).map_err(FileError::of(&record, "remove"))?)
+    }
+}
+
+/// A day, for people.
+#[cfg(feature = "hub")]
+fn date(seconds: u64) -> String {
+    clock::strftime("%F", seconds)
+}
+
+/// Bytes of all files below a folder.
+fn size(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.map(|entry| match entry.metadata() {
+        Ok(found) if found.is_dir() => size(&entry.path()),
+        Ok(found) => found.len(),
+        Err(_) => 0,
+    });
+    sizes.sum()
+}

@@ -1,0 +1,434 @@
+//! A bundle in the layout that apps made for Anemll's models read: a flat folder with `meta.yaml`, the embedding, the
+//! layers with functions `infer` (one token) and `prefill` (a batch), and the LM head, each a package.
+//!
+//! The functions are those of the bundle with other inputs around them: hidden states are `[1, T, H]`, rotary rows are looked
+//! up by `position_ids`, `causal_mask` may hold -inf. Source of the layout: Anemll's repositories on the hub and the
+//! readers of Anemll's own tools, as of version 0.3.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anec_base::output::partial_name;
+use anec_base::{Diagnostic, Fault, FileError, Progress, Result};
+use anec_bundle::{Bundle, FunctionEntry, MASKED, PortRole, RopeTable, Stage, StateRole, Task, TokenCount};
+use anec_manifest::Overflow;
+use anec_mil::builder::OpInput;
+use anec_mil::verify::infer_types;
+use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Opset, Program, SymbolRange, TensorType, ValueId};
+use anec_package::{Package, PackageMetadata, WriteOptions, WriteProgress};
+use anec_quant::Fp16;
+use anec_source::{Source, SourceWeight};
+use serde_json::json;
+
+use super::compile::Compiler;
+use super::files;
+
+/// The name that the apps' models have for the cache of all layers.
+const STATE: &str = "model_model_kv_cache_0";
+
+/// Why a bundle can't be written in this layout.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct AnemllError {
+    path: PathBuf,
+    problem: String,
+    help: String,
+}
+
+impl Diagnostic for AnemllError {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(self.help.clone())
+    }
+}
+
+/// A folder that was written.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct AnemllExport {
+    /// The folder.
+    pub path: PathBuf,
+    /// Its packages.
+    pub packages: Vec<String>,
+    /// Compiled models, where Core ML's compiler is there.
+    pub compiled: Vec<String>,
+    /// Tokens of a text at most.
+    pub context: u64,
+    /// Tokens of a call of `prefill`.
+    pub batch: u64,
+}
+
+/// Writes a bundle in this layout into a folder that isn't there yet or is empty. Packages are compiled where Core ML's
+/// compiler is there.
+///
+/// # Errors
+/// When the bundle's form isn't one that the layout can hold, or the system refuses.
+pub fn export(folder: &Path, out: &Path, progress: &Progress) -> Result<AnemllExport> {
+    let bundle = Bundle::read(folder)?;
+    let parts = Parts::of(folder, &bundle)?;
+    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
+        let (problem, help) = ("exists already".into(), "name another folder, or remove this one".into());
+        return Err(AnemllError { path: out.to_owned(), problem, help }.into());
+    }
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(FileError::of(parent, "create"))?;
+    let room = partial_name(out);
+    std::fs::create_dir(&room).map_err(FileError::of(out, "create"))?;
+    let written = parts.write(&room, progress).and_then(|(packages, compiled)| {
+        std::fs::rename(&room, out).map_err(FileError::of(out, "create"))?;
+        Ok((packages, compiled))
+    });
+    if written.is_err() {
+        let _ = std::fs::remove_dir_all(&room);
+    }
+    let (packages, compiled) = written?;
+    progress.finish();
+    Ok(AnemllExport { path: out.to_owned(), packages, compiled, context: parts.context, batch: parts.batch })
+}
+
+/// The description, with the columns that scripts count on.
+fn meta(bundle: &Bundle, parts: &Parts<'_>, prefix: &str, names: &[String; 3]) -> String {
+    let [embeddings, ffn, head] = names;
+    let name: String = bundle.name.chars().map(|c| if c.is_whitespace() { '_' } else { c }).collect();
+    format!(
+        "model_info:\n  name: {name}\n  version: 0.3.5\n  description: |\n    {name} on the Apple Neural Engine, converted by anec {}\n    \
+         Context length: {context}\n    Batch size: {batch}\n    Chunks: 1\n  author: anec\n  framework: Core ML\n  language: Python\n  \
+         architecture: {prefix}\n  parameters:\n    context_length: {context}\n    batch_size: {batch}\n    lut_embeddings: none\n    \
+         lut_ffn: none\n    lut_lmhead: none\n    num_chunks: 1\n    model_prefix: {prefix}\n    embeddings: {embeddings}.mlmodelc\n    \
+         lm_head: {head}.mlmodelc\n    ffn: {ffn}.mlmodelc\n    split_lm_head: {pieces}\n",
+        bundle.anec_version,
+        context = parts.context,
+        batch = parts.batch,
+        pieces = parts.head.len(),
+    )
+}
+
+/// The parts of a bundle that the layout has places for.
+struct Parts<'a> {
+    folder: &'a Path,
+    bundle: &'a Bundle,
+    packages: BTreeMap<String, Package>,
+    /// The functions of all layers for one token and for a batch.
+    layers: [(&'a FunctionEntry, u64); 2],
+    /// The pieces of the head.
+    head: Vec<&'a FunctionEntry>,
+    context: u64,
+    batch: u64,
+}
+
+impl<'a> Parts<'a> {
+    fn of(folder: &'a Path, bundle: &'a Bundle) -> Result<Self> {
+        let wrong = |problem: String| {
+            AnemllError {
+            path: folder.to_owned(),
+            problem,
+            help: "convert it again with --set state=unified --set kv_write=slice --set lengths.fixed='[1, 64]' --set \
+                   shards.max_mb=8000, and one context that is a multiple of 64; models with windows, experts or recurrences have \
+                   no place in the layout"
+                .into(),
+        }
+        };
+        if bundle.model.task != Task::TextGeneration {
+            return Err(wrong("it labels tokens, and the layout is for models that continue texts".into()).into());
+        }
+        let context = bundle.model.contexts.last().copied().unwrap_or(0);
+        let all = Stage::Layers { first: 0, end: bundle.model.num_layers };
+        let of_layers: Vec<_> =
+            bundle.functions.iter().filter(|entry| entry.stage == all && entry.context == context).collect();
+        if of_layers.is_empty() {
+            return Err(
+                wrong("its layers are several packages, expected one: apps make one state for all".into()).into()
+            );
+        }
+        let takes = |entry: &FunctionEntry, count: u64| match entry.tokens {
+            TokenCount::Fixed(own) => own == count,
+            TokenCount::Range(least, most) => (least..=most).contains(&count),
+        };
+        let batch = of_layers.iter().map(|entry| entry.tokens.most()).max().unwrap_or(1);
+        let layer = |count: u64| {
+            let found = of_layers.iter().copied().find(|entry| takes(entry, count));
+            found.ok_or_else(|| wrong(format!("no function of its layers takes {count} tokens")))
+        };
+        if batch < 2 || context % batch != 0 {
+            let problem = format!(
+                "calls of {batch} tokens and a context of {context}: apps need a batch that divides the context"
+            );
+            return Err(wrong(problem).into());
+        }
+        let layers = [(layer(1)?, 1), (layer(batch)?, batch)];
+        for (entry, _) in &layers {
+            for port in &entry.inputs {
+                match &port.role {
+                    PortRole::Hidden | PortRole::Position => {}
+                    PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => {}
+                    PortRole::AttentionMask { window: None } => {}
+                    _ => {
+                        return Err(wrong(format!(
+                            "`{}` has an input `{}`, for which apps give nothing",
+                            entry.function, port.name
+                        ))
+                        .into());
+                    }
+                }
+            }
+            match entry.states.as_slice() {
+                [state] if matches!(state.role, StateRole::KeyValueCache { .. }) => {}
+                states => {
+                    return Err(wrong(format!("its layers have {} states, expected one cache", states.len())).into());
+                }
+            }
+            if !entry.inputs.iter().any(|port| port.role == PortRole::Position) {
+                return Err(wrong("its caches are written through masks, which apps don't give".into()).into());
+            }
+        }
+        let head: Vec<_> = bundle
+            .functions
+            .iter()
+            .filter(|entry| matches!(entry.stage, Stage::Head { .. }) && takes(entry, 1))
+            .collect();
+        let rows: u64 =
+            head.iter().map(|entry| if let Stage::Head { first, end } = entry.stage { end - first } else { 0 }).sum();
+        if rows != bundle.model.head_rows() {
+            return Err(wrong("its head has no function for one token, or two of them".into()).into());
+        }
+        let mut packages = BTreeMap::new();
+        for entry in layers.iter().map(|(entry, _)| *entry).chain(head.iter().copied()) {
+            if !packages.contains_key(&entry.package) {
+                packages.insert(entry.package.clone(), anec_package::open(&folder.join(&entry.package))?);
+            }
+        }
+        Ok(Parts { folder, bundle, packages, layers, head, context, batch })
+    }
+
+    /// Writes all files into a folder; gives the names of packages and compiled models.
+    fn write(&self, folder: &Path, progress: &Progress) -> Result<(Vec<String>, Vec<String>)> {
+        let bundle = self.bundle;
+        let prefix = bundle.family.split('_').next().unwrap_or("model").to_owned();
+        let names =
+            [format!("{prefix}_embeddings"), format!("{prefix}_FFN_PF_chunk_01of01"), format!("{prefix}_lm_head")];
+        let programs = [self.embeddings()?, self.layers()?, self.head()?];
+        let bytes: u64 = bundle.packages.iter().map(|package| package.weight_bytes).sum();
+        progress.expect(bytes + 2 * bundle.model.vocab_size * bundle.model.hidden_size);
+        let mut packages = Vec::new();
+        for (name, program) in names.iter().zip(&programs) {
+            progress.stage(name);
+            let package = format!("{name}.mlpackage");
+            let told = |step| match step {
+                WriteProgress::Prepared(_) => {}
+                WriteProgress::Written(bytes) => progress.add(bytes),
+            };
+            let metadata = PackageMetadata {
+                short_description: format!("{} in Anemll's layout", bundle.name),
+                user_defined: self.metadata(),
+                ..Default::default()
+            };
+            let options = WriteOptions { metadata, progress: Some(&told), ..Default::default() };
+            anec_package::write(program, &folder.join(&package), &options)?;
+            packages.push(package);
+        }
+        let mut compiled = Vec::new();
+        if let Ok(compiler) = Compiler::find() {
+            for package in &packages {
+                progress.stage(&format!("compiling {package}"));
+                compiled.push(compiler.compile(folder, package)?);
+            }
+        }
+        files::write(&folder.join("meta.yaml"), meta(bundle, self, &prefix, &names).as_bytes())?;
+        for (what, file) in &bundle.tokenizer {
+            let from = self.folder.join(file);
+            let text = std::fs::read(&from).map_err(FileError::of(&from, "read"))?;
+            files::write(&folder.join(file), &text)?;
+            if what == "tokenizer_config" {
+                let class =
+                    serde_json::from_slice::<serde_json::Value>(&text).unwrap_or_default()["tokenizer_class"].clone();
+                files::write_json(
+                    &folder.join("config.json"),
+                    &json!({"tokenizer_class": class, "model_type": bundle.family}),
+                )?;
+            }
+        }
+        Ok((packages, compiled))
+    }
+
+    /// A function of the bundle, for so many tokens.
+    fn function(&self, entry: &FunctionEntry, tokens: u64) -> Result<Function> {
+        let package = &self.packages[&entry.package];
+        let found = package.program.functions.iter().find(|function| function.name == entry.function);
+        let function = found.ok_or_else(|| AnemllError {
+            path: self.folder.join(&entry.package),
+            problem: format!("there is no function `{}`", entry.function),
+            help: "convert the model again".into(),
+        })?;
+        let mut fixed = function.clone();
+        for symbol in function.symbols() {
+            fixed = fixed.with_length(symbol, tokens);
+        }
+        Ok(if function.lengths.is_empty() { fixed } else { infer_types(&fixed)? })
+    }
+
+    /// What readers look for in a package.
+    fn metadata(&self) -> BTreeMap<String, String> {
+        [
+            ("context_length", self.context),
+            ("state_length", self.context),
+            ("batch_size", self.batch),
+            ("num_chunks", 1),
+        ]
+        .into_iter()
+        .map(|(key, value)| (format!("com.anemll.{key}"), value.to_string()))
+        .collect()
+    }
+
+    fn opset(&self) -> Opset {
+        self.packages
+            .values()
+            .flat_map(|package| &package.program.functions)
+            .map(|f| f.opset)
+            .max()
+            .unwrap_or(Opset::CoreMl8)
+    }
+
+    /// `input_ids` `[1, T]` to `hidden_states` `[1, T, H]`, for one token up to a batch.
+    fn embeddings(&self) -> Result<Program> {
+        let (vocab, hidden) = (self.bundle.model.vocab_size, self.bundle.model.hidden_size);
+        let table = SourceWeight::from(self.host(&self.bundle.host.embedding)?);
+        let mut ops = FunctionBuilder::new("main", self.opset());
+        let tokens = ops.symbol("T", SymbolRange::Range { lower: 1, upper: Some(self.batch), default: 1 });
+        let ids = ops.input(
+            "input_ids",
+            TensorType { dtype: DataType::Int32, shape: vec![Dim::Fixed(1), Dim::symbol(&tokens)] },
+        );
+        let content = std::sync::Arc::new(Fp16::new(table, Overflow::default()));
+        let table =
+            ops.constant("embedding", Constant::content(TensorType::new(DataType::Fp16, [vocab, hidden]), content));
+        let rows = gather(&mut ops, table, ids);
+        ops.output("hidden_states", rows);
+        Ok(program(vec![ops.finish()?]))
+    }
+
+    /// `infer` and `prefill`.
+    fn layers(&self) -> Result<Program> {
+        let functions =
+            ["infer", "prefill"].into_iter().zip(self.layers).map(|(name, (entry, tokens))| -> Result<Function> {
+                let callee = self.function(entry, tokens)?;
+                let mut ops = FunctionBuilder::new(name, self.opset());
+                let hidden = self.bundle.model.hidden_size;
+                let fp16 = |shape: &[u64]| TensorType::new(DataType::Fp16, shape.iter().copied());
+                let int32 = |count: u64| TensorType::new(DataType::Int32, [count]);
+                let rows = ops.input("hidden_states", fp16(&[1, tokens, hidden]));
+                let positions = ops.input("position_ids", int32(tokens));
+                let causal = ops.input("causal_mask", fp16(&[1, 1, tokens, self.context]));
+                let position = ops.input("current_pos", int32(1));
+                let state = ops.state(STATE, fp16(&entry.states[0].shape));
+
+                let mut given = BTreeMap::from([(entry.states[0].name.clone(), state)]);
+                for port in &entry.inputs {
+                    let value = match &port.role {
+                        PortRole::Hidden => to_columns(&mut ops, rows, &port.shape_at(tokens)),
+                        // half precision makes NaN of rows that are -inf throughout
+                        PortRole::AttentionMask { .. } => ops.maximum(causal, Constant::fp16(MASKED)),
+                        PortRole::RopeCos { table } => self.rotary(&mut ops, table, positions, true)?,
+                        PortRole::RopeSin { table } => self.rotary(&mut ops, table, positions, false)?,
+                        _ => position,
+                    };
+                    given.insert(port.name.clone(), value);
+                }
+                let wanted: Vec<String> = entry
+                    .outputs
+                    .iter()
+                    .filter(|port| port.role == PortRole::Hidden)
+                    .map(|port| port.name.clone())
+                    .collect();
+                let result = ops.inline(&callee, &given, &wanted);
+                let columns = to_rows(&mut ops, result[0]);
+                ops.output("output_hidden_states", columns);
+                Ok(ops.finish()?)
+            });
+        Ok(program(functions.collect::<Result<_>>()?))
+    }
+
+    /// `hidden_states` `[1, 1, H]` to `logits1`, `logits2`, …: the vocabulary in pieces.
+    fn head(&self) -> Result<Program> {
+        let mut ops = FunctionBuilder::new("main", self.opset());
+        let rows = ops.input("hidden_states", TensorType::new(DataType::Fp16, [1, 1, self.bundle.model.hidden_size]));
+        for (index, entry) in self.head.iter().enumerate() {
+            let callee = self.function(entry, 1)?;
+            ops.enter(&format!("piece_{}", index + 1));
+            let mut given = BTreeMap::new();
+            for port in &entry.inputs {
+                given.insert(port.name.clone(), to_columns(&mut ops, rows, &port.shape_at(1)));
+            }
+            let wanted: Vec<String> = entry
+                .outputs
+                .iter()
+                .filter(|port| port.role == PortRole::Logits)
+                .map(|port| port.name.clone())
+                .collect();
+            let result = ops.inline(&callee, &given, &wanted);
+            let logits = to_rows(&mut ops, result[0]);
+            ops.leave();
+            ops.output(&format!("logits{}", index + 1), logits);
+        }
+        Ok(program(vec![ops.finish()?]))
+    }
+
+    /// A tensor of the host's file.
+    fn host(&self, name: &str) -> Result<anec_source::SourceTensor> {
+        let path = self.folder.join(&self.bundle.host.file.file);
+        let source = Source::open_path(&path)?;
+        let tensor = source.tensor(name).cloned();
+        Ok(tensor.ok_or_else(|| AnemllError {
+            path,
+            problem: format!("there is no tensor `{name}`"),
+            help: "convert the model again".into(),
+        })?)
+    }
+
+    /// The rows of a rotary table at some positions, `[1, 1, T, n]`.
+    fn rotary(&self, ops: &mut FunctionBuilder, table: &str, positions: ValueId, cosines: bool) -> Result<ValueId> {
+        let found = self.bundle.host.rope.iter().find(|rope: &&RopeTable| rope.table == table);
+        // the variant for texts as long as the context serves all lengths here: an app has no others
+        let variant = found.and_then(|rope| rope.variants.iter().find(|variant| variant.max_length >= self.context));
+        let name = variant.map(|variant| if cosines { &variant.cos } else { &variant.sin });
+        let tensor = self.host(name.map_or(table, String::as_str))?;
+        let mut values = vec![0.0; (self.context * tensor.columns()) as usize];
+        tensor.read(0, &mut values)?;
+        let constant = Constant::fp16_tensor(&[self.context, tensor.columns()], &values);
+        let name = format!("{table}_{}", if cosines { "cos" } else { "sin" });
+        let table = ops.constant(&name, constant);
+        let rows = gather(ops, table, positions);
+        Ok(ops.expand_dims(rows, &[0, 1]))
+    }
+}
+
+/// A program whose first function runs by default.
+fn program(functions: Vec<Function>) -> Program {
+    let default_function = functions.first().map(|function| function.name.clone()).unwrap_or_default();
+    Program { functions, default_function }
+}
+
+/// Rows of a table.
+fn gather(ops: &mut FunctionBuilder, table: ValueId, ids: ValueId) -> ValueId {
+    ops.op::<OpInput>(
+        "gather",
+        "rows",
+        [("x", table.into()), ("indices", ids.into()), ("axis", Constant::int32(0).into())],
+    )
+}
+
+/// `[1, T, H]` as `[1, H, T, 1]` or `[1, H, 1, T]`.
+fn to_columns(ops: &mut FunctionBuilder, rows: ValueId, shape: &[u64]) -> ValueId {
+    let columns = ops.transpose(rows, &[0, 2, 1]);
+    // one token has the same shape in both layouts
+    let axis = if shape.last() == Some(&1) { 3 } else { 2 };
+    ops.expand_dims(columns, &[axis])
+}
+
+/// `[1, H, T, 1]` or `[1, H, 1, T]` as `[1, T, H]`.
+fn to_rows(ops: &mut FunctionBuilder, columns: ValueId) -> ValueId {
+    let last = ops.ty(columns).shape.last() == Some(&Dim::Fixed(1));
+    let flat = ops.squeeze(columns, &[if last { 3 } else { 2 }]);
+    ops.transpose(flat, &[0, 2, 1])
+}

@@ -1,0 +1,329 @@
+//! The tensors of the models that built-in manifests are for: which their published checkpoints have, of which shape. They
+//! are enough to plan a conversion without the weights.
+//!
+//! The list is written from the checkpoints and shares nothing with what a family looks for, so that the tests of the
+//! built-in manifests hold one against the other.
+
+use anec_manifest::builtin::Builtin;
+use anec_source::{Source, SourceDtype, SourceTensor};
+use serde_json::Value as Json;
+
+/// The source that a built-in manifest names, without its weights: the published configuration, and tensors that have a
+/// shape and nothing to read.
+pub fn published(builtin: &Builtin) -> Source {
+    let config = configuration(builtin);
+    let tensors = shapes(&config).into_iter().map(|(name, shape)| {
+        SourceTensor::shape_only(&name, SourceDtype::BF16, &shape).expect("a published shape doesn't overflow")
+    });
+    let tensors = tensors.collect();
+    let name = builtin.source();
+    Source::shapes(name, config, tensors).expect("no checkpoint has a name twice")
+}
+
+/// The published `config.json` of the model that a built-in manifest is for.
+pub fn configuration(builtin: &Builtin) -> Json {
+    serde_json::from_str(builtin.config).expect("a published configuration is JSON")
+}
+
+/// Names and shapes of a model's tensors, as its Hugging Face checkpoint has them.
+///
+/// # Panics
+/// When the configuration lacks a key that the published ones of its family have.
+pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
+    match config["model_type"].as_str() {
+        Some("openai_privacy_filter") => of_privacy_filter(config),
+        Some("bert" | "roberta" | "xlm-roberta") => of_bert(config),
+        Some("modernbert") => of_modernbert(config),
+        _ => of_decoder(config),
+    }
+}
+
+fn of_privacy_filter(config: &Json) -> Vec<(String, Vec<u64>)> {
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, width, experts) = (number("hidden_size"), number("intermediate_size"), number("num_local_experts"));
+    let (heads, key_heads, head_dim) =
+        (number("num_attention_heads"), number("num_key_value_heads"), number("head_dim"));
+    let labels = config["id2label"].as_object().unwrap().len() as u64;
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![number("vocab_size"), hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+        ("score.weight".to_owned(), vec![labels, hidden]),
+        ("score.bias".to_owned(), vec![labels]),
+    ];
+    for layer in 0..number("num_hidden_layers") {
+        let mut add = |name: &str, shape: &[u64]| shapes.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
+        add("input_layernorm.weight", &[hidden]);
+        add("post_attention_layernorm.weight", &[hidden]);
+        let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+        for (name, rows, columns) in
+            [("q", queries, hidden), ("k", keys, hidden), ("v", keys, hidden), ("o", hidden, queries)]
+        {
+            add(&format!("self_attn.{name}_proj.weight"), &[rows, columns]);
+            add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+        }
+        add("self_attn.sinks", &[heads]);
+        add("mlp.router.weight", &[experts, hidden]);
+        add("mlp.router.bias", &[experts]);
+        add("mlp.experts.gate_up_proj", &[experts, hidden, 2 * width]);
+        add("mlp.experts.gate_up_proj_bias", &[experts, 2 * width]);
+        add("mlp.experts.down_proj", &[experts, width, hidden]);
+        add("mlp.experts.down_proj_bias", &[experts, hidden]);
+    }
+    shapes
+}
+
+fn of_bert(config: &Json) -> Vec<(String, Vec<u64>)> {
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, width) = (number("hidden_size"), number("intermediate_size"));
+    let mut shapes = Vec::new();
+    for (name, rows) in
+        [("word", "vocab_size"), ("position", "max_position_embeddings"), ("token_type", "type_vocab_size")]
+    {
+        shapes.push((format!("embeddings.{name}_embeddings.weight"), vec![number(rows), hidden]));
+    }
+    let mut with_bias = |name: String, shape: &[u64]| {
+        shapes.push((format!("{name}.weight"), shape.to_vec()));
+        shapes.push((format!("{name}.bias"), shape[..1].to_vec()));
+    };
+    with_bias("embeddings.LayerNorm".into(), &[hidden]);
+    for layer in 0..number("num_hidden_layers") {
+        for (name, shape) in [
+            ("attention.self.query", &[hidden, hidden][..]),
+            ("attention.self.key", &[hidden, hidden]),
+            ("attention.self.value", &[hidden, hidden]),
+            ("attention.output.dense", &[hidden, hidden]),
+            ("attention.output.LayerNorm", &[hidden]),
+            ("intermediate.dense", &[width, hidden]),
+            ("output.dense", &[hidden, width]),
+            ("output.LayerNorm", &[hidden]),
+        ] {
+            with_bias(format!("encoder.layer.{layer}.{name}"), shape);
+        }
+    }
+    shapes
+}
+
+fn of_modernbert(config: &Json) -> Vec<(String, Vec<u64>)> {
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let (hidden, width) = (number("hidden_size"), number("intermediate_size"));
+    let mut shapes = vec![
+        ("embeddings.tok_embeddings.weight".to_owned(), vec![number("vocab_size"), hidden]),
+        ("embeddings.norm.weight".to_owned(), vec![hidden]),
+        ("final_norm.weight".to_owned(), vec![hidden]),
+    ];
+    for layer in 0..number("num_hidden_layers") {
+        let mut add =
+            |name: &str, shape: &[u64]| shapes.push((format!("layers.{layer}.{name}.weight"), shape.to_vec()));
+        if layer > 0 {
+            add("attn_norm", &[hidden]);
+        }
+        add("attn.Wqkv", &[3 * hidden, hidden]);
+        add("attn.Wo", &[hidden, hidden]);
+        add("mlp_norm", &[hidden]);
+        add("mlp.Wi", &[2 * width, hidden]);
+        add("mlp.Wo", &[hidden, width]);
+    }
+    shapes
+}
+
+fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
+    // the text part of a multimodal model leaves out what its class has as the default
+    let (prefix, config) = match config.get("text_config") {
+        Some(text) if text["model_type"] == "gemma3_text" => ("language_model.model.", text),
+        Some(text) => ("model.language_model.", text),
+        None => ("model.", config),
+    };
+    let family = config["model_type"].as_str().unwrap();
+    let default = |key: &str| match (family, key) {
+        ("gemma3_text", "num_attention_heads") => 8,
+        ("gemma3_text", "num_key_value_heads") => 4,
+        ("gemma3_text", "head_dim") => 256,
+        ("gemma3_text", "vocab_size") => 262_208,
+        _ => panic!("the configuration has no number `{key}`"),
+    };
+    let number = |key: &str| config[key].as_u64().unwrap_or_else(|| default(key));
+    let (hidden, vocab) = (number("hidden_size"), number("vocab_size"));
+    let lfm2 = family.starts_with("lfm2");
+    let width = match family {
+        "zaya" => 0,
+        "lfm2" => (number("block_ff_dim") * 2 / 3).next_multiple_of(number("block_multiple_of")),
+        _ => number("intermediate_size"),
+    };
+    let (heads, key_heads) = (number("num_attention_heads"), number("num_key_value_heads"));
+    let head_dim = match family {
+        "gemma2" | "gemma3_text" => number("head_dim"),
+        _ => config["head_dim"].as_u64().unwrap_or(hidden / heads),
+    };
+    let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+    let mut shapes = vec![
+        (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
+        (format!("{prefix}{}norm.weight", if lfm2 { "embedding_" } else { "" }), vec![hidden]),
+    ];
+    if family == "zaya" {
+        shapes.push(("model.input_hidden_states_bias".to_owned(), vec![hidden]));
+        shapes.push(("model.input_hidden_states_scale".to_owned(), vec![hidden]));
+    }
+    if config["tie_word_embeddings"] == false {
+        shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
+    }
+    // a layer that guesses the token after the next, which is ignored
+    if config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0) {
+        shapes.push(("mtp.fc.weight".to_owned(), vec![hidden, 2 * hidden]));
+        shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
+    }
+    for layer in 0..number("num_hidden_layers") {
+        let kind = config["layer_types"][layer as usize].as_str();
+        let mut add =
+            |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));
+        if kind == Some("conv") {
+            add("conv.in_proj.weight", &[3 * hidden, hidden]);
+            add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")]);
+            add("conv.out_proj.weight", &[hidden, hidden]);
+        } else if kind == Some("linear_attention") {
+            let heads = number("linear_num_value_heads");
+            let values = heads * number("linear_value_head_dim");
+            let mixed = 2 * number("linear_num_key_heads") * number("linear_key_head_dim") + values;
+            add("linear_attn.in_proj_qkv.weight", &[mixed, hidden]);
+            add("linear_attn.in_proj_z.weight", &[values, hidden]);
+            add("linear_attn.in_proj_b.weight", &[heads, hidden]);
+            add("linear_attn.in_proj_a.weight", &[heads, hidden]);
+            add("linear_attn.conv1d.weight", &[mixed, 1, number("linear_conv_kernel_dim")]);
+            add("linear_attn.A_log", &[heads]);
+            add("linear_attn.dt_bias", &[heads]);
+            add("linear_attn.norm.weight", &[number("linear_value_head_dim")]);
+            add("linear_attn.out_proj.weight", &[hidden, values]);
+        } else if family == "zaya" {
+            let qkv = "self_attn.qkv_proj";
+            add(&format!("{qkv}.q_proj.weight"), &[queries, hidden]);
+            add(&format!("{qkv}.k_proj.weight"), &[keys, hidden]);
+            add(&format!("{qkv}.v_proj_current.weight"), &[keys / 2, hidden]);
+            add(&format!("{qkv}.v_proj_delayed.weight"), &[keys / 2, hidden]);
+            for (name, group, kernel) in [("depthwise", 1, "cca_time0"), ("grouped", head_dim, "cca_time1")] {
+                add(&format!("{qkv}.conv_qk_{name}.weight"), &[queries + keys, group, number(kernel)]);
+                add(&format!("{qkv}.conv_qk_{name}.bias"), &[queries + keys]);
+            }
+            add("self_attn.qk_norm.temp", &[key_heads]);
+            add("self_attn.o_proj.weight", &[hidden, queries]);
+            for sum in ["post_attention_residual_scale", "post_mlp_residual_scale"] {
+                for part in ["hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale"] {
+                    add(&format!("{sum}.{part}"), &[hidden]);
+                }
+            }
+        } else {
+            if family == "phi3" {
+                add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
+            } else {
+                let gates = if family == "qwen3_5_text" { 2 } else { 1 };
+                for (name, rows) in [("q", gates * queries), ("k", keys), ("v", keys)] {
+                    add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
+                    if family == "qwen2" {
+                        add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+                    }
+                }
+            }
+            let qk_norms: &[&str] = match family {
+                "qwen3" | "gemma3_text" | "qwen3_5_text" => &["q_norm", "k_norm"],
+                "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
+                "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
+                _ => &[],
+            };
+            if family == "olmo3" {
+                add("self_attn.q_norm.weight", &[queries]);
+                add("self_attn.k_norm.weight", &[keys]);
+            }
+            for name in qk_norms {
+                add(&format!("self_attn.{name}.weight"), &[head_dim]);
+            }
+            let output = if lfm2 { "out_proj" } else { "o_proj" };
+            add(&format!("self_attn.{output}.weight"), &[hidden, queries]);
+        }
+        if family == "phi3" {
+            add("mlp.gate_up_proj.weight", &[2 * width, hidden]);
+            add("mlp.down_proj.weight", &[hidden, width]);
+        } else if family == "zaya" {
+            let (experts, width, router) =
+                (number("num_experts"), number("moe_intermediate_size"), "mlp.gate.router_mlp");
+            let state = number("router_hidden_size");
+            add("mlp.gate.down_proj.weight", &[state, hidden]);
+            add("mlp.gate.down_proj.bias", &[state]);
+            if layer > 0 {
+                add("mlp.gate.router_states_scale", &[state]);
+            }
+            for name in ["fc1", "fc2"] {
+                add(&format!("{router}.{name}.weight"), &[state, state]);
+                add(&format!("{router}.{name}.bias"), &[state]);
+            }
+            add(&format!("{router}.norm.weight"), &[state]);
+            add(&format!("{router}.out_proj.weight"), &[experts + 1, state]);
+            add("mlp.gate.balancing_biases", &[experts + 1]);
+            add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
+            add("mlp.experts.down_proj", &[experts, hidden, width]);
+        } else if family == "lfm2_moe" && layer >= number("num_dense_layers") {
+            let (experts, width) = (number("num_experts"), number("moe_intermediate_size"));
+            add("feed_forward.gate.weight", &[experts, hidden]);
+            add("feed_forward.expert_bias", &[experts]);
+            for expert in 0..experts {
+                add(&format!("feed_forward.experts.{expert}.w1.weight"), &[width, hidden]);
+                add(&format!("feed_forward.experts.{expert}.w2.weight"), &[hidden, width]);
+                add(&format!("feed_forward.experts.{expert}.w3.weight"), &[width, hidden]);
+            }
+        } else {
+            let [gate, up, down] = match family {
+                "lfm2" | "lfm2_moe" => ["feed_forward.w1", "feed_forward.w3", "feed_forward.w2"],
+                _ => ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+            };
+            add(&format!("{gate}.weight"), &[width, hidden]);
+            add(&format!("{up}.weight"), &[width, hidden]);
+            add(&format!("{down}.weight"), &[hidden, width]);
+        }
+        let norms: &[&str] = match family {
+            "lfm2" | "lfm2_moe" => &["operator_norm", "ffn_norm"],
+            "gemma2" | "gemma3_text" => &[
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            ],
+            "olmo3" => &["post_attention_layernorm", "post_feedforward_layernorm"],
+            _ => &["input_layernorm", "post_attention_layernorm"],
+        };
+        for name in norms {
+            add(&format!("{name}.weight"), &[hidden]);
+        }
+    }
+    shapes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anec_manifest::builtin;
+
+    #[test]
+    fn every_built_in_manifest_has_its_shapes_and_no_weights() {
+        for builtin in builtin::all() {
+            let source = published(builtin);
+            assert!(source.tensors().len() > 50, "{}: {} tensors", builtin.name, source.tensors().len());
+            let tensor = source.tensors().next().unwrap();
+            let error = tensor.read(0, &mut [0.0]).unwrap_err();
+            assert!(error.to_string().contains("only its shape"), "{error}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_as_many_as_names_and_cards_say() {
+        for (name, millions) in [
+            ("gemma-3-270m", 268.1),
+            ("llama-3.2-1b", 1235.8),
+            ("phi4-mini", 3836.0),
+            ("qwen2.5-0.5b", 494.0),
+            ("qwen3-0.6b", 596.0),
+            ("qwen3-4b", 4022.5),
+            ("smollm3-3b", 3075.1),
+        ] {
+            let source = published(builtin::find(name).unwrap());
+            let parameters: u64 = source.tensors().map(SourceTensor::elements).sum();
+            assert_eq!((parameters as f64 / 1e5).round() / 10.0, millions, "{name}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What a repository holds at a commit.
+
+use std::path::{Component, Path};
+
+use serde_json::Value as Json;
+
+use crate::client::Hub;
+use crate::error::{HubError, Result};
+use crate::hash::FileHash;
+
+/// A file of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteFile {
+    /// Path within the repository.
+    pub path: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Digest of its content.
+    pub hash: FileHash,
+}
+
+/// A repository at a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteRepository {
+    /// `owner/name`.
+    pub name: String,
+    /// The commit.
+    pub commit: String,
+    /// Its files.
+    pub files: Vec<RemoteFile>,
+}
+
+impl RemoteRepository {
+    /// The file at a path.
+    pub fn file(&self, path: &str) -> Option<&RemoteFile> {
+        self.files.iter().find(|file| file.path == path)
+    }
+}
+
+impl Hub {
+    /// The licence that a model's card names, as the hub calls it.
+    ///
+    /// # Errors
+    /// When the hub can't be reached or has no such repository.
+    pub fn license(&self, name: &str) -> Result<Option<String>> {
+        let json = self.get_json("the repository", &format!("/api/models/{name}"))?;
+        Ok(json["cardData"]["license"].as_str().map(str::to_owned))
+    }
+
+    /// What a model's repository holds at a branch, tag or commit.
+    ///
+    /// # Errors
+    /// When the hub can't be reached, has no such repository, or doesn't tell its files' digests.
+    pub fn repository(&self, name: &str, revision: &str) -> Result<RemoteRepository> {
+        let what = "the repository";
+        let json = self.get_json(what, &format!("/api/models/{name}/revision/{revision}?blobs=true"))?;
+        let wrong = |problem: &str| HubError::Answer { what: what.to_owned(), problem: problem.to_owned() };
+        let plain = |text: &&str| text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let commit = json["sha"].as_str().filter(plain).ok_or_else(|| wrong("the hub names no commit"))?;
+        let siblings = json["siblings"].as_array().ok_or_else(|| wrong("the hub lists no files"))?;
+        let files = siblings.iter().map(|sibling| {
+            file(sibling)
+                .ok_or_else(|| wrong(&format!("the hub's entry of a file has no path, size or digest: {sibling}")))
+        });
+        Ok(RemoteRepository { name: name.to_owned(), commit: commit.to_owned(), files: files.collect::<Result<_>>()? })
+    }
+}
+
+fn file(json: &Json) -> Option<RemoteFile> {
+    let path = json["rfilename"].as_str()?;
+    // names come from the network; one must not lead out of the folder
+    if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
+        return None;
+    }
+    let hexadecimal = |text: &Json, length: usize| {
+        let text = text.as_str()?;
+        (text.len() == length && text.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| text.to_ascii_lowercase())
+    };
+    let (size, hash) = match &json["lfs"] {
+        Json::Null => (json["size"].as_u64()?, FileHash::GitBlob(hexadecimal(&json["blobId"], 40)?)),
+        lfs => (lfs["size"].as_u64()?, FileHash::Sha256(hexadecimal(&lfs["sha256"], 64)?)),
+    };
+    Some(RemoteFile { path: path.to_owned(), size, hash })
+}

@@ -1,0 +1,206 @@
+//! The model card of a bundle: `README.md` with front matter that the hub reads.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anec_bundle::{Bundle, Stage, Task};
+use anec_convert::report::ConvertReport;
+use anec_manifest::WeightFormat;
+use serde_json::Value as Json;
+
+use super::conversion::stage;
+use super::escape::cell;
+use super::{bytes, counted};
+
+/// What a card says that the bundle doesn't.
+#[derive(Clone, Debug, Default)]
+pub struct CardFacts {
+    /// `owner/name` of the repository that gets it.
+    pub repository: String,
+    /// Licence of the weights, as the hub calls it.
+    pub license: Option<String>,
+    /// The repository of the source on the hub.
+    pub base: Option<String>,
+}
+
+/// The card. `converted` is the bundle's `report.json`, `gates` what `anec validate --json` wrote.
+pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, gates: Option<&Json>, facts: &CardFacts) -> String {
+    let mut text = front_matter(bundle, facts);
+    // writing to a string doesn't fail
+    let _ = writeln!(text, "# {} for Apple's Neural Engine\n", bundle.name);
+    let source = source_name(bundle);
+    let origin = match &facts.base {
+        Some(base) => format!("[{base}](https://huggingface.co/{base})"),
+        None => format!("`{source}`"),
+    };
+    let _ = writeln!(
+        text,
+        "Core ML packages of {origin} (family `{}`, {} layers, context {}), made by [anec](https://pypi.org/project/anec/) {}.\n",
+        bundle.family,
+        bundle.model.num_layers,
+        bundle.model.contexts.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
+        bundle.anec_version,
+    );
+    let _ = writeln!(
+        text,
+        "```sh\nanec run hf:{0} --prompt \"…\"   # downloads it once; anec pull hf:{0} for a folder\nanec serve hf:{0}\n```\n",
+        facts.repository
+    );
+    text.push_str(&weights(bundle, converted));
+    text.push_str(&packages(bundle));
+    text.push_str(&proofs(gates));
+    text.push_str(&origins(bundle, facts));
+    text
+}
+
+fn front_matter(bundle: &Bundle, facts: &CardFacts) -> String {
+    let task = match bundle.model.task {
+        Task::TextGeneration => "text-generation",
+        _ => "token-classification",
+    };
+    let mut text = String::from("---\n");
+    // values go through JSON, whose strings are YAML's, too
+    let quoted = |value: &str| Json::from(value).to_string();
+    if let Some(license) = &facts.license {
+        let _ = writeln!(text, "license: {}", quoted(license));
+    }
+    if let Some(base) = &facts.base {
+        let _ = writeln!(text, "base_model: {}\nbase_model_relation: quantized", quoted(base));
+    }
+    let _ = writeln!(
+        text,
+        "library_name: anec\npipeline_tag: {task}\ntags:\n- anec\n- coreml\n- apple-neural-engine\n- {}\n---\n",
+        quoted(&bundle.family)
+    );
+    text
+}
+
+/// The source without the folders that it lay in.
+fn source_name(bundle: &Bundle) -> String {
+    let name = &bundle.source.name;
+    match name.starts_with("hf:") {
+        true => name.clone(),
+        false => Path::new(name).file_name().map_or_else(|| name.clone(), |name| name.to_string_lossy().into_owned()),
+    }
+}
+
+fn weights(bundle: &Bundle, converted: Option<&ConvertReport>) -> String {
+    let quant = &bundle.manifest.quant;
+    let mut text = match quant.weights {
+        WeightFormat::None => "Weights: fp16.".to_owned(),
+        weights => format!("Weights: {weights}, {}.", quant.granularity),
+    };
+    if !bundle.transforms.is_empty() {
+        let names: Vec<&str> = bundle.transforms.iter().map(|transform| transform.name()).collect();
+        let _ = write!(text, " Before that, without a change of what the model computes: {}.", names.join(", "));
+    }
+    let worst = converted.and_then(|report| report.worst().into_iter().next()).and_then(|t| Some((&t.name, t.loss?)));
+    if let Some((name, loss)) = worst {
+        let _ = write!(text, " The weight that lost most is `{name}`: cosine {:.6} with the source's.", loss.cosine);
+    }
+    format!("{text}\n\n")
+}
+
+fn packages(bundle: &Bundle) -> String {
+    let mut text = String::from("| package | holds | functions | weights |\n|---|---|---|---|\n");
+    let mut total = bundle.host.file.bytes;
+    for package in &bundle.packages {
+        let own: Vec<_> = bundle.functions.iter().filter(|function| function.package == package.package).collect();
+        let holds = own.first().map_or_else(String::new, |function| held(&function.stage));
+        total += package.files.iter().map(|file| file.bytes).sum::<u64>();
+        let _ = writeln!(
+            text,
+            "| {} | {holds} | {} | {} |",
+            cell(&package.package),
+            own.len(),
+            bytes(package.weight_bytes)
+        );
+    }
+    let _ = writeln!(
+        text,
+        "\n{}, {} with what the host computes with. `bundle.json` has the size and SHA-256 of every file.\n",
+        counted(bundle.packages.len(), "package"),
+        bytes(total)
+    );
+    text
+}
+
+fn held(of: &Stage) -> String {
+    stage(of)
+}
+
+/// What was proven, and what wasn't.
+fn proofs(gates: Option<&Json>) -> String {
+    let mut text = String::from("## What was checked\n\n");
+    let gates = gates.and_then(|report| report["gates"].as_array());
+    match gates {
+        None => text.push_str("No report of gates came with this bundle. `anec validate` makes one.\n\n"),
+        Some(gates) => {
+            text.push_str("| gate | passed | verdict |\n|---|---|---|\n");
+            for gate in gates {
+                let checks = gate["checks"].as_array().map(Vec::as_slice).unwrap_or_default();
+                let passed = checks.iter().filter(|check| check["verdict"] == "passed").count();
+                let word = |key: &str| cell(gate[key].as_str().unwrap_or_default());
+                let _ = writeln!(text, "| {} | {passed} of {} | {} |", word("gate"), checks.len(), word("verdict"));
+            }
+            let cosines = gates
+                .iter()
+                .filter(|gate| gate["gate"] == "parity")
+                .flat_map(|gate| gate["checks"].as_array().into_iter().flatten())
+                .filter_map(|check| check["measured"]["cosine"].as_f64());
+            if let Some(least) = cosines.min_by(f64::total_cmp) {
+                let _ = writeln!(text, "\nParity: the least cosine with the golden is {least:.6}.");
+            }
+            text.push('\n');
+        }
+    }
+    let on_a_mac = gates.into_iter().flatten().any(|gate| gate["gate"] == "residency" && gate["verdict"] == "passed");
+    text.push_str(match on_a_mac {
+        true => "Residency was judged by a compute plan that a Mac made.\n\n",
+        false => {
+            "Not run on a Mac: that these packages compile, and run on the Neural Engine, is not proven here. \
+             `anec validate` on a Mac proves or refutes it.\n\n"
+        }
+    });
+    text
+}
+
+fn origins(bundle: &Bundle, facts: &CardFacts) -> String {
+    let mut text =
+        format!("## Where the weights came from\n\n`{}` ({})\n\n", source_name(bundle), bundle.source.format);
+    text.push_str("| file | size | SHA-256 |\n|---|---|---|\n");
+    for file in &bundle.source.files {
+        let _ = writeln!(text, "| {} | {} | `{}` |", cell(&file.file), bytes(file.bytes), file.sha256);
+    }
+    text.push_str(&match &facts.license {
+        Some(license) => format!("\nThe weights keep their licence: {}.\n", cell(license)),
+        None => {
+            "\nThe licence of the weights was not known to the tool that wrote this card; the source's licence holds.\n"
+                .into()
+        }
+    });
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_is_front_matter_and_facts() {
+        let gates = serde_json::json!({"bundle": "b", "gates": [
+            {"gate": "parity", "verdict": "passed", "checks": [
+                {"verdict": "passed", "measured": {"cosine": 0.9996}}, {"verdict": "passed", "measured": {"cosine": 0.9999}},
+            ]},
+            {"gate": "residency", "verdict": "unproven", "checks": [{"verdict": "unproven"}]},
+        ]});
+        let text = proofs(Some(&gates));
+        assert!(
+            text.contains("| parity | 2 of 2 | passed |") && text.contains("least cosine with the golden is 0.999600")
+        );
+        assert!(text.contains("| residency | 0 of 1 | unproven |") && text.contains("Not run on a Mac"), "{text}");
+        assert!(proofs(None).contains("No report of gates"));
+        let passed = serde_json::json!({"gates": [{"gate": "residency", "verdict": "passed", "checks": []}]});
+        assert!(!proofs(Some(&passed)).contains("Not run on a Mac"));
+    }
+}

@@ -1,0 +1,254 @@
+//! Bundles on the hub: pushed with a model card, pulled with every digest checked.
+
+use std::path::{Path, PathBuf};
+
+use anec_base::{Diagnostic, Fault, FileError, Progress, Result, clock, hexadecimal, input};
+use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
+use anec_convert::report::{self, ConvertReport};
+use anec_hub::download::Transfer;
+use anec_hub::{FileHash, Hub, HubCommit, HubError, RemoteFile, RemoteRepository, Upload, UploadContent};
+use anec_report::{CardFacts, card};
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
+
+use crate::cache::{BundleCache, CacheRecord};
+
+/// The model card of a repository.
+const CARD: &str = "README.md";
+/// Bytes of a `report.json` or of gates' results, at most.
+const MOST_JSON: u64 = 256 << 20;
+
+/// What keeps a bundle from being shared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShareError {
+    /// A repository that holds no bundle.
+    #[error("{repository} holds no bundle: it has no {FILE_NAME}")]
+    NoBundle {
+        /// The repository.
+        repository: String,
+    },
+    /// A repository that lacks a file of its bundle.
+    #[error("{repository} lacks {file}, which its {FILE_NAME} names")]
+    Lacks {
+        /// The repository.
+        repository: String,
+        /// The file.
+        file: String,
+    },
+    /// Something is where the bundle is to be.
+    #[error("{}: exists already", .0.display())]
+    Exists(PathBuf),
+    /// A name that isn't one of the hub.
+    #[error("{0:?} is no repository of the hub")]
+    Name(String),
+    /// The results of the gates are of another bundle, or none.
+    #[error("{}: {problem}", path.display())]
+    Gates {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl Diagnostic for ShareError {
+    fn fault(&self) -> Fault {
+        match self {
+            ShareError::NoBundle { .. } | ShareError::Lacks { .. } => Fault::Source,
+            ShareError::Exists(_) | ShareError::Name(_) | ShareError::Gates { .. } => Fault::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        let text = match self {
+            ShareError::NoBundle { .. } => {
+                "`anec run hf:owner/name` converts a model; `anec pull` fetches what `anec push` wrote"
+            }
+            ShareError::Lacks { .. } => "the upload was broken off or changed by hand; push the bundle again",
+            ShareError::Exists(_) => "name another folder by --out, or remove this one",
+            ShareError::Name(_) => "give it as hf:owner/name",
+            ShareError::Gates { .. } => "give what `anec validate BUNDLE --json FILE` wrote",
+        };
+        Some(text.into())
+    }
+}
+
+/// Every file of a bundle but `bundle.json`, with the digests that it tells.
+fn files(bundle: &Bundle) -> impl Iterator<Item = &FileDigest> {
+    bundle.packages.iter().flat_map(|package| &package.files).chain([&bundle.host.file]).chain(&bundle.tokenizer_files)
+}
+
+/// Downloads a bundle into a folder that isn't there yet. It gets its name when all of it is there; what was broken off goes
+/// on when it is pulled again. Every file has the digest that the hub and `bundle.json` tell.
+///
+/// # Errors
+/// When the repository holds no bundle, or not all of it; when something is in the folder; when the hub can't be reached.
+pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Progress) -> Result<Bundle> {
+    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
+        return Err(ShareError::Exists(out.to_owned()).into());
+    }
+    let named = |name: &str| repository.file(name);
+    let Some(description) = named(FILE_NAME) else {
+        return Err(ShareError::NoBundle { repository: repository.name.clone() }.into());
+    };
+    // a folder for each commit: the files of one never meet those of another
+    let mut name = out.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".incomplete-{}", &repository.commit[..12]));
+    let folder = out.with_file_name(name);
+    hub.download(repository, description, &folder.join(FILE_NAME), &Transfer::new(progress, description.size))?;
+    let bundle = Bundle::read(&folder)?;
+    if let Some(problem) = bundle.check().into_iter().next() {
+        return Err(BundleError::Content { path: folder.join(FILE_NAME), problem }.into());
+    }
+    let mut wanted: Vec<(&RemoteFile, Option<&FileDigest>)> = Vec::new();
+    for file in files(&bundle) {
+        let lacks = || ShareError::Lacks { repository: repository.name.clone(), file: file.file.clone() };
+        wanted.push((named(&file.file).ok_or_else(lacks)?, Some(file)));
+    }
+    wanted.extend([report::FILE_NAME, CARD].iter().filter_map(|name| Some((named(name)?, None))));
+    let transfer = Transfer::new(progress, wanted.iter().map(|(file, _)| file.size).sum());
+    for (remote, digest) in wanted {
+        let to = folder.join(&remote.path);
+        if let (FileHash::Sha256(found), Some(digest)) = (&remote.hash, digest) {
+            same(&to, &digest.sha256, found)?;
+        }
+        hub.download(repository, remote, &to, &transfer)?;
+        if let (FileHash::GitBlob(_), Some(digest)) = (&remote.hash, digest) {
+            // git's digest was checked; these are small
+            let bytes = std::fs::read(&to).map_err(FileError::of(&to, "read"))?;
+            same(&to, &digest.sha256, &hexadecimal(&Sha256::digest(bytes)))?;
+        }
+    }
+    std::fs::rename(&folder, out).map_err(FileError::of(out, "create"))?;
+    Ok(bundle)
+}
+
+fn same(path: &Path, expected: &str, found: &str) -> Result<(), HubError> {
+    match expected == found {
+        true => Ok(()),
+        false => {
+            Err(HubError::Digest { path: path.to_owned(), expected: expected.to_owned(), found: found.to_owned() })
+        }
+    }
+}
+
+/// What [`Push::prepare`] makes ready.
+#[derive(Debug)]
+pub struct Push {
+    /// `owner/name`.
+    pub repository: String,
+    /// What goes up.
+    pub files: Vec<Upload>,
+    /// The model card.
+    pub card: String,
+}
+
+/// What is said of a bundle that isn't in it.
+#[derive(Clone, Debug, Default)]
+pub struct PushFacts {
+    /// Licence of the weights, as the hub calls it; the source's own if not given and the hub tells it.
+    pub license: Option<String>,
+    /// What `anec validate --json` wrote.
+    pub gates: Option<PathBuf>,
+}
+
+impl Push {
+    /// Looks at a bundle and writes its card. Nothing is sent; a source on `hub` is asked for its licence where none is given.
+    ///
+    /// # Errors
+    /// When the bundle isn't whole or can't be read.
+    pub fn prepare(folder: &Path, repository: &str, facts: &PushFacts, hub: Option<&Hub>) -> Result<Self> {
+        let bundle = Bundle::read(folder)?;
+        let content = |problem: String| BundleError::Content { path: folder.join(FILE_NAME), problem };
+        if let Some(problem) = bundle.check().into_iter().next() {
+            return Err(content(problem).into());
+        }
+        let mut uploads = Vec::new();
+        for file in files(&bundle) {
+            let path = folder.join(&file.file);
+            let size = std::fs::metadata(&path).map_err(FileError::of(&path, "open"))?.len();
+            if size != file.bytes {
+                return Err(content(format!("{} has {size} bytes, expected {}", file.file, file.bytes)).into());
+            }
+            let content = UploadContent::File { path, bytes: size, sha256: file.sha256.clone() };
+            uploads.push(Upload { path: file.file.clone(), content });
+        }
+        let json = |name: &str| -> Result<Option<Vec<u8>>> {
+            let path = folder.join(name);
+            if path.exists() { Ok(Some(input::read(&path, MOST_JSON)?)) } else { Ok(None) }
+        };
+        let measured = json(report::FILE_NAME)?;
+        let converted: Option<ConvertReport> = measured.as_deref().and_then(|text| serde_json::from_slice(text).ok());
+        let gates = facts.gates.as_ref().map(|path| gates_of(path, &bundle)).transpose()?;
+        let base =
+            anec_source::hub::Location::parse(&bundle.source.name).ok().flatten().map(|location| location.repository);
+        let asked = || hub?.license(base.as_deref()?).ok().flatten();
+        let card_facts =
+            CardFacts { repository: repository.to_owned(), license: facts.license.clone().or_else(asked), base };
+        let card = card(&bundle, converted.as_ref(), gates.as_ref(), &card_facts);
+        let inline = |path: &str, bytes: Vec<u8>| Upload { path: path.into(), content: UploadContent::Bytes(bytes) };
+        uploads.extend(measured.map(|bytes| inline(report::FILE_NAME, bytes)));
+        uploads.push(inline(CARD, card.clone().into_bytes()));
+        // the description last, as the bundle's own files are read in this order
+        uploads.extend(json(FILE_NAME)?.map(|bytes| inline(FILE_NAME, bytes)));
+        Ok(Push { repository: repository.to_owned(), files: uploads, card })
+    }
+
+    /// Sends it, in one commit to a branch; the repository is made if there is none.
+    ///
+    /// # Errors
+    /// When there is no token that may write, a file isn't what its digest says, or the hub can't be reached.
+    pub fn send(
+        &self,
+        hub: &Hub,
+        branch: &str,
+        private: bool,
+        message: &str,
+        progress: &Progress,
+    ) -> Result<HubCommit> {
+        hub.create(&self.repository, private)?;
+        Ok(hub.upload(&self.repository, branch, &self.files, message, progress)?)
+    }
+}
+
+/// What `anec validate --json` wrote of this bundle.
+fn gates_of(path: &Path, bundle: &Bundle) -> Result<Json> {
+    let bytes = input::read(path, MOST_JSON)?;
+    let wrong = |problem: String| ShareError::Gates { path: path.to_owned(), problem };
+    let json: Json = serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
+    match (json["gates"].is_array(), json["bundle"].as_str()) {
+        (true, Some(name)) if name == bundle.name => Ok(json),
+        (true, Some(name)) => Err(wrong(format!("it is of {name}, expected {}", bundle.name)).into()),
+        _ => Err(wrong("it isn't the report of gates".into()).into()),
+    }
+}
+
+impl BundleCache {
+    /// A bundle that the hub has as one: downloaded, once for each commit.
+    pub(crate) fn pulled(
+        &self,
+        origin: &str,
+        hub: &Hub,
+        repository: &RemoteRepository,
+        progress: &Progress,
+    ) -> Result<PathBuf> {
+        let own = anec_convert::open::name_of(origin);
+        let (name, folder) = self.place(&own, &[origin, &repository.commit]);
+        if self.has(&folder) {
+            self.touch(&name);
+            return Ok(folder);
+        }
+        progress.note(&format!("{origin} is a bundle: downloading it, once, into {}", folder.display()));
+        let record = CacheRecord {
+            origin: origin.to_owned(),
+            revision: repository.commit.clone(),
+            manifest: None,
+            anec_version: env!("CARGO_PKG_VERSION").into(),
+            made: clock::now(),
+        };
+        self.write(&name, &record)?;
+        pull(hub, repository, &folder, progress)?;
+        Ok(folder)
+    }
+}

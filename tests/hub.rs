@@ -1,0 +1,206 @@
+//! Models and bundles of the hub: run by name, pushed, pulled. Against a hub on this machine.
+
+use crate::common::folder::{anec, contents, finish, json, repository};
+use crate::verbs;
+
+use std::path::Path;
+use std::process::Command;
+
+use anec::manifest::builtin;
+use anec_testing::hub::{FakeHub, Habits};
+use serde_json::Value as Json;
+
+const TOKEN: &str = "hf_test";
+
+/// A user's machine: a folder for caches and work.
+struct Machine {
+    room: tempfile::TempDir,
+    endpoint: String,
+}
+
+impl Machine {
+    fn new(hub: &FakeHub) -> Self {
+        Machine { room: tempfile::tempdir().unwrap(), endpoint: hub.endpoint().to_owned() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = anec();
+        command.current_dir(self.room.path()).env("HF_ENDPOINT", &self.endpoint).env("HF_TOKEN", TOKEN);
+        command.env("HF_HOME", self.path("hf")).env("ANEC_CACHE", self.path("cache")).args(arguments);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> (i32, String, String) {
+        finish(self.command(arguments).output().unwrap())
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.room.path().join(name)
+    }
+}
+
+/// A hub that has the demo model.
+fn hub() -> FakeHub {
+    let hub = FakeHub::start(Habits { token: Some(TOKEN.into()), cut: Some(2_000_000), ..Habits::default() });
+    let files = contents(&repository("demo/model"));
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    hub.commit("owner/demo", &files);
+    hub
+}
+
+const RUN: [&str; 6] = ["run", "hf:owner/demo", "--prompt", "It was a dark night", "--max-tokens", "8"];
+
+#[test]
+fn a_model_of_the_hub_runs_by_its_name_and_is_converted_once() {
+    let hub = hub();
+    let machine = Machine::new(&hub);
+    let (code, first, stderr) = machine.run(&RUN);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("converting hf:owner/demo by defaults, once, into"), "{stderr}");
+    assert!(!hub.given().is_empty());
+    let (code, again, stderr) = machine.run(&RUN);
+    assert_eq!((code, &again), (0, &first), "{stderr}");
+    assert!(!stderr.contains("converting") && hub.given().is_empty(), "{stderr}");
+    // without the hub, and without the weights
+    std::fs::remove_dir_all(machine.path("hf")).unwrap();
+    let offline = machine.command(&RUN).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    let (code, text, stderr) = finish(offline);
+    assert_eq!((code, text), (0, first), "{stderr}");
+
+    // another commit is another model
+    hub.commit("owner/demo", &[("README.md", b"better")]);
+    let (_, _, stderr) = machine.run(&RUN);
+    assert!(stderr.contains("converting hf:owner/demo"), "{stderr}");
+    let (_, listing, _) = machine.run(&["ls", "--json"]);
+    let listing: Json = serde_json::from_str(&listing).unwrap();
+    let bundles = listing["bundles"].as_array().unwrap();
+    assert_eq!(bundles.len(), 2);
+    for bundle in bundles {
+        assert_eq!((&bundle["origin"], &bundle["complete"]), (&"hf:owner/demo".into(), &true.into()));
+        let files = contents(Path::new(bundle["folder"].as_str().unwrap()));
+        assert_eq!(bundle["bytes"], files.values().map(Vec::len).sum::<usize>());
+    }
+    let name = bundles[0]["name"].as_str().unwrap();
+    let (code, table, _) = machine.run(&["ls"]);
+    assert!(code == 0 && table.contains(name) && table.contains("2 bundles"), "{table}");
+    assert_eq!(machine.run(&["rm", "nothing", name]).0, 2);
+    assert_eq!(machine.run(&["rm", name]).0, 0);
+    let (code, removed, _) = machine.run(&["rm", "hf:owner/demo"]);
+    assert!(code == 0 && removed.starts_with("removed demo-"), "{removed}");
+    assert!(std::fs::read_dir(machine.path("cache/bundles")).unwrap().next().is_none());
+    let (code, _, stderr) = machine.run(&["run", "hf:owner/none", "--prompt", "x"]);
+    assert!(code == 4 && stderr.contains("the hub doesn't have the repository"), "{stderr}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_first_start_leaves_nothing_half_written() {
+    let hub = hub();
+    let machine = Machine::new(&hub);
+    // the disk ends in the middle of the bundle
+    let mut limited = Command::new("/bin/sh");
+    let program = machine.command(&RUN);
+    limited
+        .arg("-c")
+        .arg("trap '' XFSZ; ulimit -f 7000; exec \"$0\" \"$@\"")
+        .arg(program.get_program())
+        .args(program.get_args());
+    limited.current_dir(machine.room.path());
+    limited.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let (code, _, stderr) = finish(limited.output().unwrap());
+    assert_eq!(code, 5, "{stderr}");
+    let (_, listing, _) = machine.run(&["ls", "--json"]);
+    let listing: Json = serde_json::from_str(&listing).unwrap();
+    for bundle in listing["bundles"].as_array().unwrap() {
+        assert_eq!(bundle["complete"], false);
+    }
+    let (code, _, stderr) = machine.run(&RUN);
+    assert_eq!(code, 0, "{stderr}");
+}
+
+#[test]
+fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
+    let hub = hub();
+    let machine = Machine::new(&hub);
+    let bundle = verbs::bundle().to_str().unwrap();
+    let (code, _, stderr) = machine.run(&[
+        "validate",
+        bundle,
+        "--structure",
+        "--parity",
+        "--golden",
+        repository("demo/golden.safetensors").to_str().unwrap(),
+        "--json",
+        "gates.json",
+    ]);
+    assert_eq!(code, 0, "{stderr}");
+    let push = ["push", bundle, "hf:owner/bundle", "--license", "mit", "--gates", "gates.json"];
+    let (code, _, stderr) = finish(machine.command(&push).env_remove("HF_TOKEN").output().unwrap());
+    assert!(code == 2 && stderr.contains("HF_TOKEN"), "{stderr}");
+    let (code, plan, _) = machine.run(&[&push[..], &["--dry-run", "--json"]].concat());
+    let plan: Json = serde_json::from_str(&plan).unwrap();
+    assert_eq!((code, hub.commits("owner/bundle")), (0, 0));
+    let (code, said, stderr) = machine.run(&push);
+    assert!(code == 0 && said.contains("are at http://"), "{said}{stderr}");
+
+    let mut there = hub.files("owner/bundle");
+    assert_eq!(there.len(), plan["files"].as_array().unwrap().len());
+    let card = String::from_utf8(there.remove("README.md").unwrap()).unwrap();
+    assert_eq!(card, plan["card"].as_str().unwrap());
+    let front: Json = serde_yaml::from_str(card.split("---").nth(1).unwrap()).unwrap();
+    assert_eq!((&front["license"], &front["pipeline_tag"]), (&"mit".into(), &"text-generation".into()));
+    let digest = json(&verbs::bundle().join("bundle.json"))["source"]["files"][0]["sha256"].clone();
+    for part in ["Not run on a Mac", "| structure | ", "least cosine with the golden is 0.99", digest.as_str().unwrap()]
+    {
+        assert!(card.contains(part), "no `{part}` in\n{card}");
+    }
+    assert!(!card.contains(repository("").to_str().unwrap()), "folders are nobody's business");
+    assert_eq!(there, contents(verbs::bundle()));
+    let (_, said, _) = machine.run(&push);
+    assert!(said.contains("is up to date"), "{said}");
+
+    let (code, _, stderr) = machine.run(&["pull", "owner/bundle", "--out", "pulled"]);
+    assert_eq!(code, 0, "{stderr}");
+    let mut pulled = contents(&machine.path("pulled"));
+    assert_eq!(pulled.remove("README.md").unwrap(), card.as_bytes());
+    assert_eq!(pulled, there);
+    assert_eq!(machine.run(&["pull", "owner/bundle", "--out", "pulled"]).0, 2, "nothing is written over");
+    assert_eq!(machine.run(&["pull", "owner/demo", "--out", "other"]).0, 4, "a model is no bundle");
+    let words = ["--prompt", "It was a dark night", "--max-tokens", "8"];
+    let (code, pulled, stderr) = machine.run(&[&["run", "pulled"], &words[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let (code, named, stderr) = machine.run(&[&["run", "hf:owner/bundle"], &words[..]].concat());
+    assert!(code == 0 && stderr.contains("hf:owner/bundle is a bundle: downloading it"), "{stderr}");
+    assert_eq!(named, pulled);
+
+    // a repository that somebody changed by hand is found out
+    let manifest = there.keys().find(|name| name.ends_with("Manifest.json")).unwrap();
+    hub.commit("owner/bundle", &[(manifest, b"{}")]);
+    let (code, _, stderr) = machine.run(&["pull", "owner/bundle", "--out", "changed"]);
+    assert!(code == 4 && stderr.contains("its digest is"), "{stderr}");
+    assert!(!machine.path("changed").exists());
+}
+
+#[test]
+fn plans_and_shapes_need_neither_a_hub_nor_the_repository() {
+    let nobody = FakeHub::start(Habits::default());
+    let machine = Machine::new(&nobody);
+    for builtin in builtin::all() {
+        let (code, plan, stderr) = machine.run(&["plan", "--manifest", builtin.name, "--json"]);
+        assert_eq!(code, 0, "{}: {stderr}", builtin.name);
+        let plan: Json = serde_json::from_str(&plan).unwrap();
+        let from = if builtin.name == "demo" { "safetensors" } else { "shapes" };
+        assert_eq!(plan["shapes_from"], from, "{}", builtin.name);
+        assert_eq!(machine.run(&["inspect", builtin.name]).0, 0, "{}", builtin.name);
+    }
+    let (_, text, _) = machine.run(&["plan", "-m", "qwen3-0.6b"]);
+    assert!(text.starts_with("shapes from the built-in configuration"), "{text}");
+    assert!(nobody.log().is_empty(), "nobody was asked");
+
+    let (code, _, stderr) = machine.run(&["convert", "--manifest", "demo"]);
+    assert!(code == 0 && machine.path("demo.anec/bundle.json").exists(), "{stderr}");
+    let words = ["--prompt", "It was a dark night", "--max-tokens", "8"];
+    let (_, converted, _) = machine.run(&[&["run", "demo.anec"], &words[..]].concat());
+    let (code, named, stderr) = machine.run(&[&["run", "demo"], &words[..]].concat());
+    assert_eq!((code, named), (0, converted), "{stderr}");
+}
