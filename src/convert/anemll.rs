@@ -161,7 +161,7 @@ impl<'a> Parts<'a> {
         for (entry, _) in &layers {
             for port in &entry.inputs {
                 match &port.role {
-                    PortRole::Hidden | PortRole::Position => {}
+                    PortRole::Hidden | PortRole::SliceBegin | PortRole::SliceEnd => {}
                     PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => {}
                     PortRole::AttentionMask { window: None } => {}
                     _ => {
@@ -179,7 +179,7 @@ impl<'a> Parts<'a> {
                     return Err(wrong(format!("its layers have {} states, expected one cache", states.len())).into());
                 }
             }
-            if !entry.inputs.iter().any(|port| port.role == PortRole::Position) {
+            if !entry.inputs.iter().any(|port| port.role == PortRole::SliceBegin) {
                 return Err(wrong("its caches are written through masks, which apps don't give".into()).into());
             }
         }
@@ -331,7 +331,11 @@ impl<'a> Parts<'a> {
                         PortRole::AttentionMask { .. } => ops.maximum(causal, Constant::fp16(MASKED)),
                         PortRole::RopeCos { table } => self.rotary(&mut ops, table, positions, true)?,
                         PortRole::RopeSin { table } => self.rotary(&mut ops, table, positions, false)?,
-                        _ => position,
+                        PortRole::SliceEnd => {
+                            let end = ops.add(position, Constant::int32s(&[tokens as i32]));
+                            slot(&mut ops, end)
+                        }
+                        _ => slot(&mut ops, position),
                     };
                     given.insert(port.name.clone(), value);
                 }
@@ -407,6 +411,13 @@ impl<'a> Parts<'a> {
 fn program(functions: Vec<Function>) -> Program {
     let default_function = functions.first().map(|function| function.name.clone()).unwrap_or_default();
     Program { functions, default_function }
+}
+
+/// A position as where a slice of a cache `[1, heads, S, head_dim]` begins or ends: `0, 0, position, 0`.
+fn slot(ops: &mut FunctionBuilder, position: ValueId) -> ValueId {
+    let (before, after) =
+        (ops.constant("before", Constant::int32s(&[0, 0])), ops.constant("after", Constant::int32s(&[0])));
+    ops.concat(&[before, position, after], 0)
 }
 
 /// Rows of a table.

@@ -291,7 +291,8 @@ impl ProgramSpec {
             ProbeStep::Topk => ops.top_indices(x, 1, 1),
             ProbeStep::Argmax => ops.reduce_argmax(x, 1, true),
             ProbeStep::Gather => {
-                let indices = ops.integers("indices", &(0..channels as i32).rev().collect::<Vec<i32>>());
+                let indices =
+                    ops.constant("indices", Constant::int32s(&(0..channels as i32).rev().collect::<Vec<i32>>()));
                 let axis = ops.constant("axis", Constant::int32(1));
                 ops.op("gather", "gather", [("x", x), ("indices", indices), ("axis", axis)])
             }
@@ -439,18 +440,18 @@ impl ProbeStates {
                 ProbeWrite::SliceComputed => {
                     let position = ops.input(&format!("position_{index}"), TensorType::new(int32, [1u64]));
                     let next = ops.add(position, Constant::int32s(&[1]));
-                    let [zeros, zero, ones, width] =
-                        [&[0, 0][..], &[0], &[1, 1], &[self.width as i32]].map(|values| ops.integers("at", values));
+                    let [zeros, zero, ones, width] = [&[0, 0][..], &[0], &[1, 1], &[self.width as i32]]
+                        .map(|values| ops.constant("at", Constant::int32s(values)));
                     let begin = ops.concat(&[zeros, position, zero], 0);
                     let end = ops.concat(&[ones, next, width], 0);
                     let row = row(ops);
-                    ops.slice_update(old, row, begin, end)
+                    ops.slice_update_along(old, row, 2, begin, end)
                 }
                 ProbeWrite::SliceGiven => {
                     let begin = ops.input(&format!("begin_{index}"), TensorType::new(int32, [4u64]));
                     let end = ops.input(&format!("end_{index}"), TensorType::new(int32, [4u64]));
                     let row = row(ops);
-                    ops.slice_update(old, row, begin, end)
+                    ops.slice_update_along(old, row, 2, begin, end)
                 }
             };
             ops.write_state(state, new);
