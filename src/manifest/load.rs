@@ -200,7 +200,7 @@ impl MessageFormatter for Words {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Contexts, Granularity, HeadSplit, Int8Op, Lengths, NumberFormat, Role, WeightFormat};
+    use crate::{Contexts, Granularity, HeadSplit, Int8Op, Lengths, NumberFormat, QuantPlan, Role, WeightFormat};
     use anec_base::Diagnostic;
 
     fn read(text: &str, sets: &[&str]) -> Result<Manifest, ManifestError> {

@@ -242,7 +242,9 @@ fn gradient(sample: &Array2<f32>, blocks: &[Array2<f32>]) -> (f64, Vec<Array2<f3
     // of values `v` within `m`: r = v / m, the sum of r^24, and r^23 / m, all in one pass over few at a time
     let inverse = 1.0 / most;
     let mut sum = 0f64;
-    for values in products.iter_mut().filter_map(|product| product.as_slice_mut()).flat_map(|values| values.chunks_mut(CHUNK)) {
+    for values in
+        products.iter_mut().filter_map(|product| product.as_slice_mut()).flat_map(|values| values.chunks_mut(CHUNK))
+    {
         let mut powers = 0f32;
         for value in values {
             let ratio = *value * inverse;
