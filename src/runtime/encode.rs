@@ -8,8 +8,7 @@
 use std::sync::Arc;
 
 use super::error::RuntimeError;
-use super::forward::Chunking;
-use super::forward::ForwardOptions;
+use super::forward::{Chunking, ForwardOptions};
 use super::model::LoadedModel;
 use super::windows::Windows;
 use anec_base::Result;

@@ -194,6 +194,8 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
         host: HostFacts {
             file: digest,
             embedding: "embedding".into(),
+            positions: None,
+            token_types: None,
             rope: vec![RopeTable {
                 table: "rope".into(),
                 variants: vec![variant(SHORT, "short"), variant(longest, "long")],
