@@ -60,7 +60,19 @@ fn experiments_are_listed_anywhere_and_imported_anywhere() {
     std::fs::write(&file, report).unwrap();
     let (code, stdout, stderr) = run(&["doctor", "--import", file.to_str().unwrap()]);
     assert_eq!(code, 0, "{stderr}");
-    insta::assert_snapshot!(stdout);
+    let due = "Apple M4 Pro (Mac16,8), macOS 26.1 (25B1), Neural Engine of 16 cores, 2026-11-22T10:00:00Z
+
+confirmed:
+- id: state-count
+  evidence:
+    - { says: for, source: \"anec doctor --probe 0.1.0, state-four, tiny: failed (11)\", device: \"M4 Pro\", os: \"macOS 26.1 (25B1)\", date: \"2026-11-22\" }
+
+refuted:
+- id: depthwise-convolution
+  evidence:
+    - { says: against, source: \"anec doctor --probe 0.1.0, depthwise, tiny: resident, 5 of 5 ops on the Neural Engine\", device: \"M4 Pro\", os: \"macOS 26.1 (25B1)\", date: \"2026-11-22\" }
+";
+    assert_eq!(stdout, due);
 }
 
 #[cfg(not(target_os = "macos"))]

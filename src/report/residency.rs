@@ -196,7 +196,11 @@ mod tests {
         assert_eq!(verdict, Verdict::Failed);
         assert!(text.contains("13 of 2627 ops don't: 9 add on CPU, 4 concat on CPU"), "{text}");
         assert!(text.contains("undetermined are 1448 of 2627 ops"), "{text}");
-        insta::assert_snapshot!("public_artefact", text);
+        assert!(
+            text.contains("model, T = 1: 99.8 % on the Neural Engine, 0.2 % on the CPU of the planned cost"),
+            "{text}"
+        );
+        assert!(text.contains("none has a cost; no clock says where they run"), "{text}");
 
         let share = |least: f64, reason: Option<&str>| ResidencyThresholds {
             shortest_ms: 0.5,

@@ -107,9 +107,14 @@ pub fn judge(
     Ok(GateReport { notes: notes.collect(), ..GateReport::new(GATE, checks) })
 }
 
+/// A share in percent, without the noise of its last bits.
+fn percent(share: f64) -> f64 {
+    (share * 1e6).round() / 1e4
+}
+
 /// What is claimed where a share of the cost is asked for.
 fn share_claim(thresholds: &ResidencyThresholds) -> String {
-    let share = thresholds.cost_share.unwrap_or(1.0) * 100.0;
+    let share = percent(thresholds.cost_share.unwrap_or(1.0));
     format!("at least {share} % of the planned cost is on the Neural Engine")
 }
 
@@ -263,7 +268,7 @@ fn placement(
         problems.push(format!(
             "{:.2} % of the planned cost is there, at least {} %{elsewhere}",
             share * 100.0,
-            least * 100.0
+            percent(least)
         ));
     }
     let problem = (!problems.is_empty()).then(|| problems.join("; "));
