@@ -13,7 +13,7 @@ use crate::common::emitted;
 
 /// The layers of the demo model, for 1 to 4 tokens: int8 convolutions, norms, attention, states.
 fn emitted_function() -> Function {
-    let manifest = emitted::manifest("demo/model", &["context=64"]);
+    let manifest = emitted::manifest("demo/model", &["context=64", "activations=native"]);
     let (name, program) = emitted::programs(&manifest).swap_remove(0);
     assert!(name.starts_with("layers"));
     let function = program.functions.into_iter().next().unwrap();
