@@ -97,7 +97,7 @@ fn a_model_of_the_hub_runs_by_its_name_and_is_converted_once() {
 fn an_interrupted_first_start_leaves_nothing_half_written() {
     let hub = hub();
     let machine = Machine::new(&hub);
-    // the disk ends in the middle of the bundle
+    // the disk ends in the middle of the weights
     let mut limited = Command::new("/bin/sh");
     let program = machine.command(&RUN);
     limited

@@ -42,9 +42,7 @@ impl ManArgs {
         let mut command = Cli::command().disable_help_flag(true);
         command.build();
         let mut pages = vec![page(&command)];
-        pages.extend(
-            command.get_subcommands().map(|verb| page(&verb.clone().display_name(format!("anec-{}", verb.get_name())))),
-        );
+        pages.extend(command.get_subcommands().map(page));
         for (name, text) in &pages {
             write_file(&self.out.join(name), text)?;
         }
