@@ -152,7 +152,8 @@ mod tests {
         let mut out = vec![0f64; matrix.len()];
         for to in 0..by.signs.len() {
             for from in 0..by.signs.len() {
-                let sign = if ((to % by.width) & (from % by.width)).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let flips = ((to % by.width) & (from % by.width)).count_ones();
+                let sign = if flips.is_multiple_of(2) { 1.0 } else { -1.0 };
                 let factor = f64::from(by.mixing[to / by.width * blocks + from / by.width] * by.signs[from]) * sign;
                 for column in 0..columns {
                     out[to * columns + column] += factor * f64::from(matrix[from * columns + column]);

@@ -201,8 +201,6 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
                 variants: vec![variant(SHORT, "short"), variant(longest, "long")],
             }],
             rotation: None,
-            positions: None,
-            token_types: None,
         },
         tokenizer: BTreeMap::new(),
         tokenizer_files: Vec::new(),

@@ -123,7 +123,7 @@ impl BertConfig {
             layer_norm_eps,
             activation,
         };
-        if config.hidden_size % config.num_attention_heads != 0 {
+        if !config.hidden_size.is_multiple_of(config.num_attention_heads) {
             return Err(keys.value("hidden_size", &format!("a multiple of {} heads", config.num_attention_heads)));
         }
         if config.num_hidden_layers > 4096 {
