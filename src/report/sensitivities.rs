@@ -138,7 +138,7 @@ mod tests {
         let svg = sensitivities_svg(&groups);
         assert_eq!(svg.matches("<svg ").count(), 3, "one for each format, in one");
         assert_eq!(svg.matches("</svg>").count(), 3);
-        assert!(svg.contains("palette4 per tensor") && svg.contains("layer"), "{svg}");
+        assert!(svg.contains("palette4 per tensor") && svg.contains("mlp_up 1"), "{svg}");
         assert_eq!(svg.matches("<circle").count(), 4);
     }
 }
