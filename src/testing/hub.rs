@@ -224,10 +224,11 @@ impl FakeHub {
             let last = (start + body.len()).saturating_sub(1);
             headers.push(("content-range".into(), format!("bytes {start}-{last}/{}", content.len())));
         }
-        if state.habits.damages && start == 0 {
-            if let Some(first) = body.first_mut() {
-                *first ^= 1;
-            }
+        if state.habits.damages
+            && start == 0
+            && let Some(first) = body.first_mut()
+        {
+            *first ^= 1;
         }
         let key = format!("cut {name}");
         let cut = state.habits.cut.filter(|_| request.method == "GET" && !state.log.contains(&key));
