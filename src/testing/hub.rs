@@ -124,10 +124,15 @@ impl FakeHub {
             ("GET", ["api", "models", owner, name, "revision", revision]) => {
                 self.info(&format!("{owner}/{name}"), revision).unwrap_or_else(Reply::absent)
             }
+            ("GET", ["api", "models", owner, name, "tree", revision]) => {
+                self.tree(&format!("{owner}/{name}"), revision).unwrap_or_else(Reply::absent)
+            }
             ("GET" | "HEAD", [owner, name, "resolve", revision, file @ ..]) => {
                 let (repository, file) = (format!("{owner}/{name}"), decoded(&file.join("/")));
                 self.resolve(request, &repository, revision, &file).unwrap_or_else(Reply::absent)
             }
+            // the hub's token is none of its business
+            (_, ["cdn", ..]) if bearer.is_some() => Reply::json(400, json!({"error": "a token came along"})),
             ("GET" | "HEAD", ["cdn", oid]) => self.cdn(request, oid).unwrap_or_else(Reply::absent),
             ("PUT", ["lfs", oid]) => self.put(oid, None, &request.body),
             ("PUT", ["lfs", oid, part]) => self.put(oid, part.parse().ok(), &request.body),
@@ -176,6 +181,20 @@ impl FakeHub {
         Some(Reply::json(200, json!({"id": repository, "modelId": repository, "sha": sha, "siblings": siblings})))
     }
 
+    /// The files of a commit as the hub's own client asks for them.
+    fn tree(&self, repository: &str, revision: &str) -> Option<Reply> {
+        let state = self.lock();
+        let (_, tree) = commit_of(repository, state.repositories.get(repository)?, revision)?;
+        let entries = tree.iter().map(|(path, content)| {
+            let mut entry = json!({"type": "file", "path": path, "size": content.len(), "oid": git_blob(content)});
+            if is_lfs(path, content.len()) {
+                entry["lfs"] = json!({"oid": sha256(content), "size": content.len(), "pointerSize": 130});
+            }
+            entry
+        });
+        Some(Reply::json(200, Json::Array(entries.collect())))
+    }
+
     fn resolve(&self, request: &Request, repository: &str, revision: &str, file: &str) -> Option<Reply> {
         let mut state = self.lock();
         let (sha, tree) = commit_of(repository, state.repositories.get(repository)?, revision)?;
@@ -186,7 +205,9 @@ impl FakeHub {
         let common = vec![("x-repo-commit".to_owned(), sha)];
         if is_lfs(file, content.len()) {
             let oid = sha256(&content);
-            let (size, location) = (content.len().to_string(), format!("{}/cdn/{oid}", self.endpoint));
+            // files lie on another host, as the hub's do
+            let host = self.endpoint.replace("127.0.0.1", "localhost");
+            let (size, location) = (content.len().to_string(), format!("{host}/cdn/{oid}"));
             state.lfs.insert(oid.clone(), content);
             let headers = [("x-linked-etag", format!("\"{oid}\"")), ("x-linked-size", size), ("location", location)];
             let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value));
