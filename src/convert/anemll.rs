@@ -427,8 +427,9 @@ fn past_mask(ops: &mut FunctionBuilder, causal: ValueId, position: ValueId, slot
     let indices: Vec<i32> = (0..slots as i32).collect();
     let indices = ops.constant("slots", Constant::int32s(&indices));
     let before: ValueId = ops.op("less", "before", [("x", indices), ("y", position)]);
-    let arguments: [(&str, OpInput); 3] =
-        [("cond", before.into()), ("a", Constant::fp16(0.0).into()), ("b", Constant::fp16(MASKED).into())];
+    // tensors, not scalars: coremltools gives the result the shape of `a`
+    let [seen, hidden] = [0.0, MASKED].map(|value| Constant::fp16_tensor(&[slots], &vec![value; slots as usize]));
+    let arguments: [(&str, OpInput); 3] = [("cond", before.into()), ("a", seen.into()), ("b", hidden.into())];
     let shown = ops.op("select", "shown", arguments);
     ops.minimum(causal, shown)
 }
