@@ -1,6 +1,6 @@
 //! The numerics gate: what half precision does to a model. The [lint](super::lint) reads the program; this runs it over
 //! a text twice, in f32 and with every result rounded to fp16 (infinite beyond 65504), and compares layer by layer. What
-//! the Neural Engine's own arithmetic adds to that is [simulated](super::simulation).
+//! the Neural Engine's own arithmetic adds to that is simulated (`simulation`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
