@@ -6,9 +6,9 @@
 //!
 //! | module | what departs from exact arithmetic |
 //! |---|---|
-//! | [`tables`] | activations, which are looked up |
-//! | [`sums`] | sums of products: lanes, their range, subnormals, weights |
-//! | [`slices`] | slices of the last axis |
+//! | `tables` | activations, which are looked up |
+//! | `sums` | sums of products: lanes, their range, subnormals, weights |
+//! | `slices` | slices of the last axis |
 
 mod slices;
 pub(crate) mod sums;

@@ -37,7 +37,7 @@
 //! | [`bioes`] | the labels of whole spans |
 //! | [`redact`] | spans of a text of any length |
 //! | [`profile`] | how long the functions take |
-//! | [`bench`] | how fast a bundle runs |
+//! | [`bench`](mod@bench) | how fast a bundle runs |
 //! | [`energy`] | how much energy work takes |
 //! | [`prefix`] | sessions kept for texts with the same beginning |
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
