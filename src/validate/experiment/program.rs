@@ -341,7 +341,13 @@ impl ProgramSpec {
                 let y = ops.reduce_max(y, &[2], true);
                 ops.add(x, y)
             }
-            ProbeStep::Additions(count) => (0..count).fold(x, |x, index| ops.add(x, half((index % 3) as f32 - 1.0))),
+            // names of their own, for the builder tries one after another
+            ProbeStep::Additions(count) => (0..count).fold(x, |x, index| {
+                ops.enter(&format!("addition_{index}"));
+                let sum = ops.add(x, half((index % 3) as f32 - 1.0));
+                ops.leave();
+                sum
+            }),
             ProbeStep::Rows(rows) => self.project(ops, x, rows, channels, "rows"),
             ProbeStep::Columns(columns) => {
                 let copies = vec![x; (columns / channels).max(1) as usize];
