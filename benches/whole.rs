@@ -46,7 +46,7 @@ fn main() {
 fn convert(name: &str) {
     let found = builtin::find(name).unwrap_or_else(|error| panic!("{error}"));
     let manifest = Manifest::from_yaml(found.text, name, &[]).expect("the manifest is right");
-    let source = synthetic::source(name, published::configuration(found));
+    let source = synthetic::source(name, published::configuration(found).unwrap());
     let weights: u64 = source.tensors().map(|tensor| tensor.shape().iter().product::<u64>()).sum();
     let (model, ledger) = open_model(&source, &manifest).expect("the configuration is understood");
     let folder = std::env::var_os("ANEC_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);

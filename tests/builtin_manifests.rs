@@ -19,7 +19,7 @@ const LAYERS: usize = 1;
 fn converts(name: &str) {
     let found = builtin::find(name).unwrap();
     let mut manifest = Manifest::from_yaml(found.text, name, &[]).unwrap();
-    let config = published::configuration(found);
+    let config = published::configuration(found).unwrap();
     let source = synthetic::source(name, config.clone());
     let (model, ledger) = open_model(&source, &manifest).unwrap();
     let facts = model.facts();

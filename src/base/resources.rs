@@ -16,12 +16,14 @@ pub fn usage() -> Option<Usage> {
     use nix::sys::time::TimeVal;
 
     let usage = getrusage(UsageWho::RUSAGE_SELF).ok()?;
+    // Linux counts in getrusage what the process was that started this one, until it became this program
+    let peak = status_bytes("VmHWM:");
     let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
     // Linux counts kilobytes here, Apple's systems count bytes
     let unit = if cfg!(target_vendor = "apple") { 1 } else { 1024 };
     Some(Usage {
         cpu_seconds: seconds(usage.user_time()) + seconds(usage.system_time()),
-        peak_memory_bytes: u64::try_from(usage.max_rss()).unwrap_or(0) * unit,
+        peak_memory_bytes: peak.unwrap_or_else(|| u64::try_from(usage.max_rss()).unwrap_or(0) * unit),
     })
 }
 
@@ -33,8 +35,13 @@ pub fn usage() -> Option<Usage> {
 
 /// Memory that the process has now, in bytes, where the system tells: on Linux.
 pub fn resident_bytes() -> Option<u64> {
+    status_bytes("VmRSS:")
+}
+
+/// A size that Linux keeps of this process, in bytes.
+fn status_bytes(field: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
 }
 

@@ -80,7 +80,7 @@ impl InspectArgs {
         match builtin::find(&self.path) {
             Ok(found) if !PathBuf::from(&self.path).exists() => match found.name {
                 demo::MANIFEST => Ok(Source::open_path(&demo::source()?)?),
-                _ => Ok(published(found)),
+                _ => published(found),
             },
             _ => Ok(Source::open_observed(&self.path, &progress::bytes())?),
         }

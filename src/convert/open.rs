@@ -47,7 +47,7 @@ pub fn open_shapes(manifest: &Manifest, progress: &Progress) -> Result<Opened> {
     let name = manifest.source.as_deref().ok_or(ConvertError::NoSource)?;
     match hub::Location::parse(name)? {
         Some(location) if hub::cached(&location).is_none() => match builtin::for_source(name) {
-            Some(builtin) => with_model(published(builtin), manifest),
+            Some(builtin) => with_model(published(builtin)?, manifest),
             None => open_observed(manifest, progress),
         },
         _ => open_observed(manifest, progress),

@@ -4,32 +4,46 @@
 //! The list is written from the checkpoints and shares nothing with what a family looks for, so that the tests of the
 //! built-in manifests hold one against the other.
 
+use super::error::FamilyError;
+use anec_base::Result;
 use anec_manifest::builtin::Builtin;
 use anec_source::{Source, SourceDtype, SourceTensor};
 use serde_json::Value as Json;
 
+/// Names and shapes of tensors.
+type Shapes = Vec<(String, Vec<u64>)>;
+
 /// The source that a built-in manifest names, without its weights: the published configuration, and tensors that have a
 /// shape and nothing to read.
-pub fn published(builtin: &Builtin) -> Source {
-    let config = configuration(builtin);
-    let tensors = shapes(&config).into_iter().map(|(name, shape)| {
-        SourceTensor::shape_only(&name, SourceDtype::BF16, &shape).expect("a published shape doesn't overflow")
-    });
-    let tensors = tensors.collect();
-    let name = builtin.source();
-    Source::shapes(name, config, tensors).expect("no checkpoint has a name twice")
+///
+/// # Errors
+/// As [`configuration`] and [`shapes`]; a test tries every built-in manifest.
+pub fn published(builtin: &Builtin) -> Result<Source> {
+    let config = configuration(builtin)?;
+    let tensor = |(name, shape): (String, Vec<u64>)| SourceTensor::shape_only(&name, SourceDtype::BF16, &shape);
+    let tensors = shapes(&config)?.into_iter().map(tensor).collect::<anec_source::Result<_>>()?;
+    Ok(Source::shapes(builtin.source(), config, tensors)?)
 }
 
 /// The published `config.json` of the model that a built-in manifest is for.
-pub fn configuration(builtin: &Builtin) -> Json {
-    serde_json::from_str(builtin.config).expect("a published configuration is JSON")
+///
+/// # Errors
+/// When it is no JSON.
+pub fn configuration(builtin: &Builtin) -> Result<Json> {
+    let problem = |error: serde_json::Error| FamilyError::Value {
+        place: PLACE.into(),
+        key: builtin.name.into(),
+        found: error.to_string(),
+        expected: "JSON".into(),
+    };
+    Ok(serde_json::from_str(builtin.config).map_err(problem)?)
 }
 
 /// Names and shapes of a model's tensors, as its Hugging Face checkpoint has them.
 ///
-/// # Panics
+/// # Errors
 /// When the configuration lacks a key that the published ones of its family have.
-pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
+pub fn shapes(config: &Json) -> Result<Vec<(String, Vec<u64>)>> {
     match config["model_type"].as_str() {
         Some("openai_privacy_filter") => of_privacy_filter(config),
         Some("bert" | "roberta" | "xlm-roberta") => of_bert(config),
@@ -38,19 +52,30 @@ pub fn shapes(config: &Json) -> Vec<(String, Vec<u64>)> {
     }
 }
 
-fn of_privacy_filter(config: &Json) -> Vec<(String, Vec<u64>)> {
-    let number = |key: &str| config[key].as_u64().unwrap();
-    let (hidden, width, experts) = (number("hidden_size"), number("intermediate_size"), number("num_local_experts"));
+/// What errors call a configuration that is built in.
+const PLACE: &str = "the published configuration";
+
+fn missing(key: &str) -> FamilyError {
+    FamilyError::MissingKey { place: PLACE.into(), key: key.into() }
+}
+
+fn number(config: &Json, key: &str) -> Result<u64, FamilyError> {
+    config[key].as_u64().ok_or_else(|| missing(key))
+}
+
+fn of_privacy_filter(config: &Json) -> Result<Shapes> {
+    let number = |key: &str| number(config, key);
+    let (hidden, width, experts) = (number("hidden_size")?, number("intermediate_size")?, number("num_local_experts")?);
     let (heads, key_heads, head_dim) =
-        (number("num_attention_heads"), number("num_key_value_heads"), number("head_dim"));
-    let labels = config["id2label"].as_object().unwrap().len() as u64;
+        (number("num_attention_heads")?, number("num_key_value_heads")?, number("head_dim")?);
+    let labels = config["id2label"].as_object().ok_or_else(|| missing("id2label"))?.len() as u64;
     let mut shapes = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![number("vocab_size"), hidden]),
+        ("model.embed_tokens.weight".to_owned(), vec![number("vocab_size")?, hidden]),
         ("model.norm.weight".to_owned(), vec![hidden]),
         ("score.weight".to_owned(), vec![labels, hidden]),
         ("score.bias".to_owned(), vec![labels]),
     ];
-    for layer in 0..number("num_hidden_layers") {
+    for layer in 0..number("num_hidden_layers")? {
         let mut add = |name: &str, shape: &[u64]| shapes.push((format!("model.layers.{layer}.{name}"), shape.to_vec()));
         add("input_layernorm.weight", &[hidden]);
         add("post_attention_layernorm.weight", &[hidden]);
@@ -69,24 +94,24 @@ fn of_privacy_filter(config: &Json) -> Vec<(String, Vec<u64>)> {
         add("mlp.experts.down_proj", &[experts, width, hidden]);
         add("mlp.experts.down_proj_bias", &[experts, hidden]);
     }
-    shapes
+    Ok(shapes)
 }
 
-fn of_bert(config: &Json) -> Vec<(String, Vec<u64>)> {
-    let number = |key: &str| config[key].as_u64().unwrap();
-    let (hidden, width) = (number("hidden_size"), number("intermediate_size"));
+fn of_bert(config: &Json) -> Result<Shapes> {
+    let number = |key: &str| number(config, key);
+    let (hidden, width) = (number("hidden_size")?, number("intermediate_size")?);
     let mut shapes = Vec::new();
     for (name, rows) in
         [("word", "vocab_size"), ("position", "max_position_embeddings"), ("token_type", "type_vocab_size")]
     {
-        shapes.push((format!("embeddings.{name}_embeddings.weight"), vec![number(rows), hidden]));
+        shapes.push((format!("embeddings.{name}_embeddings.weight"), vec![number(rows)?, hidden]));
     }
     let mut with_bias = |name: String, shape: &[u64]| {
         shapes.push((format!("{name}.weight"), shape.to_vec()));
         shapes.push((format!("{name}.bias"), shape[..1].to_vec()));
     };
     with_bias("embeddings.LayerNorm".into(), &[hidden]);
-    for layer in 0..number("num_hidden_layers") {
+    for layer in 0..number("num_hidden_layers")? {
         for (name, shape) in [
             ("attention.self.query", &[hidden, hidden][..]),
             ("attention.self.key", &[hidden, hidden]),
@@ -100,18 +125,18 @@ fn of_bert(config: &Json) -> Vec<(String, Vec<u64>)> {
             with_bias(format!("encoder.layer.{layer}.{name}"), shape);
         }
     }
-    shapes
+    Ok(shapes)
 }
 
-fn of_modernbert(config: &Json) -> Vec<(String, Vec<u64>)> {
-    let number = |key: &str| config[key].as_u64().unwrap();
-    let (hidden, width) = (number("hidden_size"), number("intermediate_size"));
+fn of_modernbert(config: &Json) -> Result<Shapes> {
+    let number = |key: &str| number(config, key);
+    let (hidden, width) = (number("hidden_size")?, number("intermediate_size")?);
     let mut shapes = vec![
-        ("embeddings.tok_embeddings.weight".to_owned(), vec![number("vocab_size"), hidden]),
+        ("embeddings.tok_embeddings.weight".to_owned(), vec![number("vocab_size")?, hidden]),
         ("embeddings.norm.weight".to_owned(), vec![hidden]),
         ("final_norm.weight".to_owned(), vec![hidden]),
     ];
-    for layer in 0..number("num_hidden_layers") {
+    for layer in 0..number("num_hidden_layers")? {
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("layers.{layer}.{name}.weight"), shape.to_vec()));
         if layer > 0 {
@@ -123,36 +148,36 @@ fn of_modernbert(config: &Json) -> Vec<(String, Vec<u64>)> {
         add("mlp.Wi", &[2 * width, hidden]);
         add("mlp.Wo", &[hidden, width]);
     }
-    shapes
+    Ok(shapes)
 }
 
-fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
+fn of_decoder(config: &Json) -> Result<Shapes> {
     // the text part of a multimodal model leaves out what its class has as the default
     let (prefix, config) = match config.get("text_config") {
         Some(text) if text["model_type"] == "gemma3_text" => ("language_model.model.", text),
         Some(text) => ("model.language_model.", text),
         None => ("model.", config),
     };
-    let family = config["model_type"].as_str().unwrap();
+    let family = config["model_type"].as_str().ok_or_else(|| missing("model_type"))?;
     let default = |key: &str| match (family, key) {
-        ("gemma3_text", "num_attention_heads") => 8,
-        ("gemma3_text", "num_key_value_heads") => 4,
-        ("gemma3_text", "head_dim") => 256,
-        ("gemma3_text", "vocab_size") => 262_208,
-        _ => panic!("the configuration has no number `{key}`"),
+        ("gemma3_text", "num_attention_heads") => Some(8),
+        ("gemma3_text", "num_key_value_heads") => Some(4),
+        ("gemma3_text", "head_dim") => Some(256),
+        ("gemma3_text", "vocab_size") => Some(262_208),
+        _ => None,
     };
-    let number = |key: &str| config[key].as_u64().unwrap_or_else(|| default(key));
-    let (hidden, vocab) = (number("hidden_size"), number("vocab_size"));
+    let number = |key: &str| default(key).filter(|_| config[key].is_null()).map_or_else(|| number(config, key), Ok);
+    let (hidden, vocab) = (number("hidden_size")?, number("vocab_size")?);
     let lfm2 = family.starts_with("lfm2");
     let width = match family {
         "zaya" => 0,
-        "lfm2" => (number("block_ff_dim") * 2 / 3).next_multiple_of(number("block_multiple_of")),
-        _ => number("intermediate_size"),
+        "lfm2" => (number("block_ff_dim")? * 2 / 3).next_multiple_of(number("block_multiple_of")?),
+        _ => number("intermediate_size")?,
     };
-    let (heads, key_heads) = (number("num_attention_heads"), number("num_key_value_heads"));
+    let (heads, key_heads) = (number("num_attention_heads")?, number("num_key_value_heads")?);
     let head_dim = match family {
-        "gemma2" | "gemma3_text" => number("head_dim"),
-        _ => config["head_dim"].as_u64().unwrap_or(hidden / heads),
+        "gemma2" | "gemma3_text" => number("head_dim")?,
+        _ => config["head_dim"].as_u64().or(hidden.checked_div(heads)).unwrap_or(0),
     };
     let (queries, keys) = (heads * head_dim, key_heads * head_dim);
     let mut shapes = vec![
@@ -171,26 +196,26 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
         shapes.push(("mtp.fc.weight".to_owned(), vec![hidden, 2 * hidden]));
         shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
     }
-    for layer in 0..number("num_hidden_layers") {
+    for layer in 0..number("num_hidden_layers")? {
         let kind = config["layer_types"][layer as usize].as_str();
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));
         if kind == Some("conv") {
             add("conv.in_proj.weight", &[3 * hidden, hidden]);
-            add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")]);
+            add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")?]);
             add("conv.out_proj.weight", &[hidden, hidden]);
         } else if kind == Some("linear_attention") {
-            let heads = number("linear_num_value_heads");
-            let values = heads * number("linear_value_head_dim");
-            let mixed = 2 * number("linear_num_key_heads") * number("linear_key_head_dim") + values;
+            let heads = number("linear_num_value_heads")?;
+            let values = heads * number("linear_value_head_dim")?;
+            let mixed = 2 * number("linear_num_key_heads")? * number("linear_key_head_dim")? + values;
             add("linear_attn.in_proj_qkv.weight", &[mixed, hidden]);
             add("linear_attn.in_proj_z.weight", &[values, hidden]);
             add("linear_attn.in_proj_b.weight", &[heads, hidden]);
             add("linear_attn.in_proj_a.weight", &[heads, hidden]);
-            add("linear_attn.conv1d.weight", &[mixed, 1, number("linear_conv_kernel_dim")]);
+            add("linear_attn.conv1d.weight", &[mixed, 1, number("linear_conv_kernel_dim")?]);
             add("linear_attn.A_log", &[heads]);
             add("linear_attn.dt_bias", &[heads]);
-            add("linear_attn.norm.weight", &[number("linear_value_head_dim")]);
+            add("linear_attn.norm.weight", &[number("linear_value_head_dim")?]);
             add("linear_attn.out_proj.weight", &[hidden, values]);
         } else if family == "zaya" {
             let qkv = "self_attn.qkv_proj";
@@ -199,7 +224,7 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
             add(&format!("{qkv}.v_proj_current.weight"), &[keys / 2, hidden]);
             add(&format!("{qkv}.v_proj_delayed.weight"), &[keys / 2, hidden]);
             for (name, group, kernel) in [("depthwise", 1, "cca_time0"), ("grouped", head_dim, "cca_time1")] {
-                add(&format!("{qkv}.conv_qk_{name}.weight"), &[queries + keys, group, number(kernel)]);
+                add(&format!("{qkv}.conv_qk_{name}.weight"), &[queries + keys, group, number(kernel)?]);
                 add(&format!("{qkv}.conv_qk_{name}.bias"), &[queries + keys]);
             }
             add("self_attn.qk_norm.temp", &[key_heads]);
@@ -242,8 +267,8 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
             add("mlp.down_proj.weight", &[hidden, width]);
         } else if family == "zaya" {
             let (experts, width, router) =
-                (number("num_experts"), number("moe_intermediate_size"), "mlp.gate.router_mlp");
-            let state = number("router_hidden_size");
+                (number("num_experts")?, number("moe_intermediate_size")?, "mlp.gate.router_mlp");
+            let state = number("router_hidden_size")?;
             add("mlp.gate.down_proj.weight", &[state, hidden]);
             add("mlp.gate.down_proj.bias", &[state]);
             if layer > 0 {
@@ -258,8 +283,8 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
             add("mlp.gate.balancing_biases", &[experts + 1]);
             add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
             add("mlp.experts.down_proj", &[experts, hidden, width]);
-        } else if family == "lfm2_moe" && layer >= number("num_dense_layers") {
-            let (experts, width) = (number("num_experts"), number("moe_intermediate_size"));
+        } else if family == "lfm2_moe" && layer >= number("num_dense_layers")? {
+            let (experts, width) = (number("num_experts")?, number("moe_intermediate_size")?);
             add("feed_forward.gate.weight", &[experts, hidden]);
             add("feed_forward.expert_bias", &[experts]);
             for expert in 0..experts {
@@ -291,7 +316,7 @@ fn of_decoder(config: &Json) -> Vec<(String, Vec<u64>)> {
             add(&format!("{name}.weight"), &[hidden]);
         }
     }
-    shapes
+    Ok(shapes)
 }
 
 #[cfg(test)]
@@ -302,7 +327,7 @@ mod tests {
     #[test]
     fn every_built_in_manifest_has_its_shapes_and_no_weights() {
         for builtin in builtin::all() {
-            let source = published(builtin);
+            let source = published(builtin).unwrap();
             assert!(source.tensors().len() > 50, "{}: {} tensors", builtin.name, source.tensors().len());
             let tensor = source.tensors().next().unwrap();
             let error = tensor.read(0, &mut [0.0]).unwrap_err();
@@ -321,7 +346,7 @@ mod tests {
             ("qwen3-4b", 4022.5),
             ("smollm3-3b", 3075.1),
         ] {
-            let source = published(builtin::find(name).unwrap());
+            let source = published(builtin::find(name).unwrap()).unwrap();
             let parameters: u64 = source.tensors().map(SourceTensor::elements).sum();
             assert_eq!((parameters as f64 / 1e5).round() / 10.0, millions, "{name}");
         }

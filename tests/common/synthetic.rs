@@ -10,7 +10,7 @@ pub fn source(name: &str, config: Json) -> Source {
     let text = config.to_string();
     let plus_one = ["\"gemma2\"", "\"gemma3_text\"", "\"qwen3_5_text\""].iter().any(|family| text.contains(family));
     let norm_mean = if plus_one { 0.0 } else { 1.0 };
-    let tensors = shapes(&config).into_iter().enumerate().map(|(seed, (name, shape))| {
+    let tensors = shapes(&config).unwrap().into_iter().enumerate().map(|(seed, (name, shape))| {
         let mean = match name.as_str() {
             name if name.ends_with("norm.weight") => norm_mean,
             name if name.ends_with("_scale") || name.ends_with(".temp") => 1.0,
