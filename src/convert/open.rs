@@ -6,8 +6,8 @@ use anec_bundle::LedgerTotals;
 use anec_family::FamilyModel;
 use anec_family::published::published;
 use anec_manifest::{
-    Contexts, Granularity, Lengths, Manifest, NumberFormat, Quant, QuantOverride, ResidualScale, Role, Transforms,
-    WeightFormat, builtin,
+    Contexts, Granularity, Lengths, Manifest, NumberFormat, Quant, QuantOverride, ResidualScale, Role, Transform,
+    Transforms, WeightFormat, builtin,
 };
 use anec_source::{Adapter, Ledger, Source, hub};
 
@@ -74,6 +74,8 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
     }
     let transforms = match &manifest.transforms {
         Transforms::Auto if needs_transforms(manifest) => model.recipe(),
+        // error feedback gains by a rotation whatever shares a scale; new units by themselves gain nothing
+        Transforms::Auto if manifest.quant.is_calibrated() => rotation_only(model.recipe()),
         Transforms::Auto | Transforms::None => Vec::new(),
         Transforms::List(list) => list.clone(),
     };
@@ -87,6 +89,11 @@ fn needs_transforms(manifest: &Manifest) -> bool {
         |format: NumberFormat| format.weights != WeightFormat::None && format.granularity == Granularity::PerTensor;
     // a plan may choose such a format
     manifest.quant.plan.is_some() || manifest.quant.formats().any(shared)
+}
+
+/// A recipe that rotates; none otherwise.
+fn rotation_only(recipe: Vec<Transform>) -> Vec<Transform> {
+    if recipe.iter().any(|transform| transform.rotation().is_some()) { recipe } else { Vec::new() }
 }
 
 /// The roles whose rows feed a norm, where families have norms behind the blocks: no unit of such a row can be undone.

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Transforms {
-    /// The family's recipe, where a projection is quantized with one scale for the whole tensor; else none.
+    /// The family's recipe, where a projection is quantized with one scale for the whole tensor, or codes are chosen by
+    /// error feedback and the family can be rotated; else none.
     #[default]
     Auto,
     /// None.
