@@ -206,7 +206,7 @@ fn packages_cut_anywhere() {
         for file in FILES {
             let whole = std::fs::read(room.package.join(file)).unwrap();
             // every length of a small file, many of a large one
-            let step = (whole.len() / 1500).max(1);
+            let step = (whole.len() / 500).max(1);
             for length in (0..whole.len()).step_by(step) {
                 let result = room.with(file, &whole[..length], || frugally(|| exercise::package(&room.package)));
                 // a message may end after any field and be another message, and a manifest before its last newline

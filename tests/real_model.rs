@@ -157,14 +157,18 @@ fn in_half_precision(real: &Real, out: &Path) {
     assert!(measures.cosine > 0.999, "{measures:?}");
 }
 
-/// 64 tokens after each prompt are those of transformers, one by one, and so are the tokens of the prompts.
+/// How many texts are written to their end; of the others, so many tokens.
+const WHOLE_TEXTS: usize = 3;
+const BEGINNING: usize = 24;
+
+/// What is written after each prompt is what transformers writes, token by token, and so are the tokens of the prompts.
 fn greedy_texts(real: &Real, model: &Arc<LoadedModel>, bundle: &Path) {
     let tokenizer = Tokenizer::of(model.bundle(), bundle).unwrap();
     let golden = json(&real.fixture("golden.json"));
     let ids = |json: &Json| -> Vec<u32> { serde_json::from_value(json.clone()).unwrap() };
     let prompts = golden["prompts"].as_array().unwrap();
     assert!(prompts.len() >= 7);
-    for golden in prompts {
+    for (index, golden) in prompts.iter().enumerate() {
         let name = golden["name"].as_str().unwrap();
         let text = golden["prompt"].as_str().unwrap();
         let prompt = match golden.get("messages") {
@@ -178,11 +182,17 @@ fn greedy_texts(real: &Real, model: &Arc<LoadedModel>, bundle: &Path) {
             None => tokenizer.encode(text).unwrap(),
         };
         assert_eq!(prompt, ids(&golden["prompt_ids"]), "{name}");
-        let expected = ids(&golden["greedy"]);
+        let mut expected = ids(&golden["greedy"]);
+        let is_whole = index < WHOLE_TEXTS;
+        if !is_whole {
+            expected.truncate(BEGINNING);
+        }
         let request = GenerationRequest { prompt, max_tokens: expected.len(), ..GenerationRequest::default() };
         let generation = request.start(model).unwrap().run().unwrap();
         assert_eq!(generation.ids, expected, "{name}");
-        assert_eq!(tokenizer.decode(&generation.ids, true).unwrap(), golden["text"].as_str().unwrap(), "{name}");
+        if is_whole {
+            assert_eq!(tokenizer.decode(&generation.ids, true).unwrap(), golden["text"].as_str().unwrap(), "{name}");
+        }
         let rate = generation.timings.decode_tps;
         tell(&format!("{name}: {} tokens are transformers', {rate:.1} per second", expected.len()));
     }
