@@ -67,7 +67,7 @@ use watch::MomentLog;
 pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Chosen> {
     let begin = Instant::now();
     if open(manifest)?.model.facts().is_bidirectional() {
-        return Err(CalibrateError::LabelsTokens("feedback: gptq").into());
+        return Err(CalibrateError::Bidirectional("feedback: gptq").into());
     }
     let plain = PlainModel::new(manifest, scratch, progress)?;
     let PlainModel { opened, plan, bundle, folder, host } = &plain;
