@@ -116,11 +116,6 @@ impl LoadedModel {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
     }
 
-    /// The labels of a token classifier; none of other models.
-    pub fn labels(&self) -> &[String] {
-        self.bundle.model.classification().map_or(&[], |classification| &classification.label_set.labels)
-    }
-
     /// The host's tensors.
     pub(super) fn host(&self) -> &HostTables {
         &self.host
