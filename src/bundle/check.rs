@@ -54,7 +54,10 @@ impl Bundle {
         });
         let tokenizer = self.tokenizer.values().chain(self.tokenizer_files.iter().map(|file| &file.file));
         let names = packages.chain(tokenizer).chain([&self.host.file.file]);
-        names.filter(|name| !is_inside(name)).map(|name| format!("the file {name:?} is outside of its folder")).collect()
+        names
+            .filter(|name| !is_inside(name))
+            .map(|name| format!("the file {name:?} is outside of its folder"))
+            .collect()
     }
 
     fn host_problems(&self) -> Vec<String> {

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use anec_base::output::partial_name;
 use anec_base::{Diagnostic, Fault, FileError, Progress, Result};
-use anec_bundle::{Bundle, BundleError, FunctionEntry, MASKED, PortRole, RopeTable, Stage, StateRole, Task, TokenCount};
+use anec_bundle::{
+    Bundle, BundleError, FunctionEntry, MASKED, PortRole, RopeTable, Stage, StateRole, Task, TokenCount,
+};
 use anec_manifest::Overflow;
 use anec_mil::builder::OpInput;
 use anec_mil::verify::infer_types;

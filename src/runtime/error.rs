@@ -236,7 +236,9 @@ impl Diagnostic for RuntimeError {
                 "convert an encoder, or a folder whose modules.json says how sentence-transformers pools"
             }
             RuntimeError::NoTextLabels { .. } => "convert a model …ForSequenceClassification",
-            RuntimeError::NoLabels { .. } => "use `anec run`, or `anec embed` for vectors; `anec classify` and `anec redact` are for classifiers",
+            RuntimeError::NoLabels { .. } => {
+                "use `anec run`, or `anec embed` for vectors; `anec classify` and `anec redact` are for classifiers"
+            }
             RuntimeError::Window { .. } => {
                 "convert with a larger `lengths` in the manifest, or fewer layers in each package (`shards`)"
             }
