@@ -63,7 +63,7 @@ pub enum CacheError {
     #[error("there is no folder for the cache: neither ANEC_CACHE nor XDG_CACHE_HOME nor HOME is set")]
     NoFolder,
     /// Another process is writing a bundle.
-    #[error("{name} is being converted by another process")]
+    #[error("{name} is being made by another process")]
     Busy {
         /// The bundle.
         name: String,
@@ -209,8 +209,22 @@ impl BundleCache {
             folder.display()
         ));
         self.write(&name, &record)?;
-        Converter::new(manifest).out(&folder).progress(progress.clone()).convert()?;
-        Ok(folder)
+        let made = Converter::new(manifest).out(&folder).progress(progress.clone()).convert();
+        self.settle(&name, &folder, &record)?;
+        made.map(|_| folder)
+    }
+
+    /// Puts the record in order after a bundle was made, or wasn't: it stays if there is something that it is about.
+    pub(crate) fn settle(&self, name: &str, folder: &Path, record: &CacheRecord) -> Result<()> {
+        let path = self.record_of(name);
+        if self.has(folder) && !path.exists() {
+            // another process, which got nowhere, took it away
+            return self.write(name, record);
+        }
+        if !folder.exists() && begun(folder, record).iter().all(|begun| !begun.exists()) {
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(())
     }
 
     /// A name, and the folder of that name, for a bundle that these texts decide.
@@ -268,7 +282,8 @@ impl BundleCache {
                 let record: CacheRecord = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
                 let changed = entry.metadata().ok()?.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
                 let folder = folder.join(&name);
-                let (complete, bytes) = (self.has(&folder), size(&folder) + size(&partial(&folder)));
+                let begun: u64 = begun(&folder, &record).iter().map(|begun| size(begun)).sum();
+                let (complete, bytes) = (self.has(&folder), size(&folder) + begun);
                 Some(CachedBundle { name, folder, record, complete, bytes, used: changed.as_secs() })
             })
             .collect();
@@ -308,13 +323,18 @@ impl BundleCache {
     /// # Errors
     /// When another process is writing it, or the system refuses.
     pub fn remove(&self, bundle: &CachedBundle) -> Result<()> {
-        let begun = partial(&bundle.folder);
-        let lock = File::open(&begun).ok();
-        if lock.as_ref().is_some_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock))) {
+        let begun = begun(&bundle.folder, &bundle.record);
+        // held until all of it is gone
+        let locks: Vec<File> = begun.iter().filter_map(|begun| File::open(begun).ok()).collect();
+        if locks.iter().any(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock))) {
             return Err(CacheError::Busy { name: bundle.name.clone() }.into());
         }
-        // the record last: what is left after a kill is still listed
-        for folder in [&bundle.folder, &begun] {
+        // the description first: what is left after a kill is no bundle; the record last: it is still listed
+        let description = bundle.folder.join(anec_bundle::FILE_NAME);
+        if description.exists() {
+            std::fs::remove_file(&description).map_err(FileError::of(&description, "remove"))?;
+        }
+        for folder in begun.iter().chain([&bundle.folder]) {
             if folder.exists() {
                 std::fs::remove_dir_all(folder).map_err(FileError::of(folder, "remove"))?;
             }
@@ -322,6 +342,19 @@ impl BundleCache {
         let record = self.record_of(&bundle.name);
         Ok(std::fs::remove_file(&record).map_err(FileError::of(&record, "remove"))?)
     }
+}
+
+/// Where what was begun of a bundle lies: of a conversion, of a download.
+fn begun(folder: &Path, record: &CacheRecord) -> [PathBuf; 2] {
+    [partial(folder), incomplete(folder, &record.revision)]
+}
+
+/// Where a bundle of a commit is downloaded to before it gets its folder: the files of one commit never meet those of
+/// another.
+pub(crate) fn incomplete(folder: &Path, commit: &str) -> PathBuf {
+    let mut name = folder.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".incomplete-{}", commit.get(..12).unwrap_or(commit)));
+    folder.with_file_name(name)
 }
 
 /// A day, for people.
@@ -339,4 +372,52 @@ fn size(folder: &Path) -> u64 {
         Err(_) => 0,
     });
     sizes.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(revision: &str) -> CacheRecord {
+        let (origin, anec_version) = ("hf:o/m".into(), "0".into());
+        CacheRecord { origin, revision: revision.into(), manifest: None, anec_version, made: 0 }
+    }
+
+    #[test]
+    fn what_was_begun_is_listed_and_removed() {
+        let room = tempfile::tempdir().unwrap();
+        let cache = BundleCache::new(room.path());
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let (name, folder) = cache.place("m", &["hf:o/m", commit]);
+        let begun = incomplete(&folder, commit);
+        assert!(begun.ends_with(format!("{name}.incomplete-0123456789ab")));
+        cache.write(&name, &record(commit)).unwrap();
+        std::fs::create_dir_all(&begun).unwrap();
+        std::fs::write(begun.join("weight.bin"), [0; 100]).unwrap();
+        cache.settle(&name, &folder, &record(commit)).unwrap();
+        let found = cache.find("m").unwrap();
+        assert_eq!((found[0].complete, found[0].bytes), (false, 100));
+        // another process is at it
+        let lock = File::open(&begun).unwrap();
+        lock.lock().unwrap();
+        assert!(cache.remove(&found[0]).unwrap_err().to_string().contains("by another process"));
+        drop(lock);
+        cache.remove(&found[0]).unwrap();
+        assert!(std::fs::read_dir(cache.bundles()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn a_record_of_nothing_is_taken_away() {
+        let room = tempfile::tempdir().unwrap();
+        let cache = BundleCache::new(room.path());
+        let (name, folder) = cache.place("m", &["hf:o/m"]);
+        cache.write(&name, &record("main")).unwrap();
+        cache.settle(&name, &folder, &record("main")).unwrap();
+        assert!(cache.list().unwrap().is_empty());
+        // a bundle without one gets it
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join(anec_bundle::FILE_NAME), "{}").unwrap();
+        cache.settle(&name, &folder, &record("main")).unwrap();
+        assert!(cache.list().unwrap()[0].complete);
+    }
 }

@@ -8,7 +8,7 @@ use anec_base::{FileError, Result};
 use anec_calibrate::sensitivity::{self, SensitivityOptions};
 use anec_calibrate::{Planned, Sensitivities, calibrate, plan};
 use anec_convert::report::FILE_NAME as REPORT;
-use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, files, open};
+use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, files, open, output};
 use anec_exec::Precision;
 use anec_manifest::{Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
 use anec_runtime::LoadedModel;
@@ -173,15 +173,17 @@ impl Converter {
     }
 }
 
-/// The folder that a file is in.
-fn beside(path: Option<&Path>) -> &Path {
-    path.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+/// The folder that a folder which is to be written is in.
+fn beside(path: Option<&Path>) -> PathBuf {
+    let target = path.and_then(|path| output::target(path).ok());
+    let parent = target.as_deref().and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty());
+    parent.unwrap_or(Path::new(".")).to_owned()
 }
 
 /// A folder beside a file that is to be written, removed when it is dropped.
 pub(crate) fn scratch_beside(path: Option<&Path>, prefix: &str) -> Result<tempfile::TempDir> {
     let folder = beside(path);
-    let scratch = tempfile::Builder::new().prefix(prefix).tempdir_in(folder);
+    let scratch = tempfile::Builder::new().prefix(prefix).tempdir_in(&folder);
     Ok(scratch.map_err(FileError::of(folder, "create a folder in"))?)
 }
 

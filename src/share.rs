@@ -1,9 +1,11 @@
 //! Bundles on the hub: pushed with a model card, pulled with every digest checked.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anec_base::{Diagnostic, Fault, FileError, Progress, Result, clock, hexadecimal, input};
 use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
+use anec_convert::output;
 use anec_convert::report::{self, ConvertReport};
 use anec_hub::download::Transfer;
 use anec_hub::{FileHash, Hub, HubCommit, HubError, RemoteFile, RemoteRepository, Upload, UploadContent};
@@ -11,7 +13,7 @@ use anec_report::{CardFacts, card};
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
-use crate::cache::{BundleCache, CacheRecord};
+use crate::cache::{BundleCache, CacheRecord, incomplete};
 
 /// The model card of a repository.
 const CARD: &str = "README.md";
@@ -36,6 +38,14 @@ pub enum ShareError {
         /// The file.
         file: String,
     },
+    /// A file that is no description of a bundle.
+    #[error("{repository}: its {FILE_NAME} has {bytes} bytes, expected at most {MOST_JSON}")]
+    TooLarge {
+        /// The repository.
+        repository: String,
+        /// Its size.
+        bytes: u64,
+    },
     /// Something is where the bundle is to be.
     #[error("{}: exists already", .0.display())]
     Exists(PathBuf),
@@ -55,7 +65,7 @@ pub enum ShareError {
 impl Diagnostic for ShareError {
     fn fault(&self) -> Fault {
         match self {
-            ShareError::NoBundle { .. } | ShareError::Lacks { .. } => Fault::Source,
+            ShareError::NoBundle { .. } | ShareError::Lacks { .. } | ShareError::TooLarge { .. } => Fault::Source,
             ShareError::Exists(_) | ShareError::Name(_) | ShareError::Gates { .. } => Fault::Usage,
         }
     }
@@ -66,6 +76,7 @@ impl Diagnostic for ShareError {
                 "`anec run hf:owner/name` converts a model; `anec pull` fetches what `anec push` wrote"
             }
             ShareError::Lacks { .. } => "the upload was broken off or changed by hand; push the bundle again",
+            ShareError::TooLarge { .. } => "no bundle has so large a description; ask who made the repository",
             ShareError::Exists(_) => "name another folder by --out, or remove this one",
             ShareError::Name(_) => "give it as hf:owner/name",
             ShareError::Gates { .. } => "give what `anec validate BUNDLE --json FILE` wrote",
@@ -92,10 +103,19 @@ pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Pro
     let Some(description) = named(FILE_NAME) else {
         return Err(ShareError::NoBundle { repository: repository.name.clone() }.into());
     };
-    // a folder for each commit: the files of one never meet those of another
-    let mut name = out.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".incomplete-{}", &repository.commit[..12]));
-    let folder = out.with_file_name(name);
+    if description.size > MOST_JSON {
+        return Err(ShareError::TooLarge { repository: repository.name.clone(), bytes: description.size }.into());
+    }
+    let out = &output::target(out)?;
+    let folder = incomplete(out, &repository.commit);
+    std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
+    // waits for whoever else downloads it; systems that lock no folders do without
+    let lock = File::open(&folder).ok();
+    let _ = lock.as_ref().map(File::lock);
+    if out.join(FILE_NAME).is_file() {
+        let _ = std::fs::remove_dir(&folder);
+        return Ok(Bundle::read(out)?);
+    }
     hub.download(repository, description, &folder.join(FILE_NAME), &Transfer::new(progress, description.size))?;
     let bundle = Bundle::read(&folder)?;
     if let Some(problem) = bundle.check().into_iter().next() {
@@ -248,7 +268,25 @@ impl BundleCache {
             made: clock::now(),
         };
         self.write(&name, &record)?;
-        pull(hub, repository, &folder, progress)?;
-        Ok(folder)
+        let pulled = pull(hub, repository, &folder, progress);
+        self.settle(&name, &folder, &record)?;
+        pulled.map(|_| folder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_that_is_none_is_not_downloaded() {
+        let room = tempfile::tempdir().unwrap();
+        let hash = FileHash::git_blob(b"");
+        let file = RemoteFile { path: FILE_NAME.into(), size: 1 << 40, hash };
+        let repository = RemoteRepository { name: "o/m".into(), commit: "0".repeat(40), files: vec![file] };
+        let hub = Hub::new("http://127.0.0.1:9", None);
+        let error = pull(&hub, &repository, &room.path().join("out"), &Progress::hidden()).unwrap_err();
+        assert!(error.to_string().contains("its bundle.json has 1099511627776 bytes"), "{error}");
+        assert!(std::fs::read_dir(room.path()).unwrap().next().is_none());
     }
 }

@@ -151,6 +151,18 @@ fn a_reader_of_the_layout_computes_the_same_logits() {
                 assert!(worst <= 2e-3 * largest, "{layout}, position {position}: {worst} of {largest}");
             }
         }
+        // what a stranger's bundle says never becomes a path out of the folder
+        let description = Path::new(&bundle).join("bundle.json");
+        let good = std::fs::read_to_string(&description).unwrap();
+        std::fs::write(&description, good.replace("\"family\": \"qwen3\"", "\"family\": \"../qwen3\"")).unwrap();
+        let strange = path(&format!("{layout}-strange"));
+        assert_eq!(run(&["export", &bundle, "--anemll", &strange]).0, 0);
+        assert!(Path::new(&strange).join("qwen3_lm_head.mlpackage").exists());
+        std::fs::write(&description, good.replace("\"tokenizer.json\"", "\"../tokenizer.json\"")).unwrap();
+        let (code, _, stderr) = run(&["export", &bundle, "--anemll", &path("outside")]);
+        assert!(code != 0 && stderr.contains("is outside of its folder"), "{stderr}");
+        assert!(!Path::new(&path("outside")).exists() && !Path::new(&path("tokenizer.json")).exists());
+
         if let Some(python) = coremltools::python() {
             let packages = tempfile::tempdir().unwrap();
             for entry in std::fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path()) {

@@ -141,16 +141,20 @@ fn a_budget_decides_formats_by_layers_and_the_manifest_says_them() {
     assert!((8.0 * bytes / weights - plan["bits"].as_f64().unwrap()).abs() < 0.02, "{}", 8.0 * bytes / weights);
     assert!(std::fs::read_to_string(folder.path().join("plan.svg")).unwrap().contains("palette4"));
 
-    // what no format allows is refused
-    let sets = ["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"];
-    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_anec"))
-        .args(sets)
-        .args(["--plan", "max_mb=0.5"])
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(2) && stderr.contains("less than the formats allow"), "{stderr}");
+    // what no format allows is refused, and what the refusal names is enough
+    for key in ["max_mb", "bits"] {
+        let asked = |number: &str| {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_anec"));
+            command.args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"]);
+            let plan = format!("{key}={number}");
+            let output = command.args(["--plan", &plan]).current_dir(folder.path()).output().unwrap();
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let (code, stderr) = asked("0.5");
+        assert!(code == Some(2) && stderr.contains("less than the formats allow"), "{stderr}");
+        let least = stderr.split("expected at least ").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+        assert_eq!(asked(least).0, Some(0), "{key}={least}");
+    }
 }
 
 #[test]
@@ -165,7 +169,11 @@ fn what_cannot_be_calibrated_says_so() {
         assert_eq!(code, 2, "{stderr}");
         stderr
     };
-    assert!(refused("privacy_filter-plain", &[]).contains("a token classifier can't be calibrated"));
+    let both_ways = refused("privacy_filter-plain", &[]);
+    assert!(both_ways.contains("a model that looks at texts in both directions can't be calibrated"), "{both_ways}");
+    // it has no predictions that formats could change
+    let vectors = refused("../encoders/qwen3-embedding", &["quant.plan.bits=6"]);
+    assert!(vectors.contains("predictions of the next token, and the model makes none"), "{vectors}");
     let routers = refused("zaya-default", &["context=64"]);
     assert!(routers.contains("a model whose routers pass on what they gather can't be calibrated"), "{routers}");
 }

@@ -189,7 +189,10 @@ fn texts_become_files_of_vectors() {
     assert_eq!((embedding.pooling, embedding.normalize, embedding.bidirectional), (Pooling::Mean, true, true));
     assert_eq!((bundle.model.contexts.as_slice(), model.longest_text()), (&[64][..], Some(64)));
     let digested: Vec<&str> = bundle.source.files.iter().map(|file| file.file.as_str()).collect();
-    assert_eq!(digested, ["config.json", "config.json", "model.safetensors", "modules.json", "tokenizer.json"]);
+    assert_eq!(
+        digested,
+        ["1_Pooling/config.json", "config.json", "model.safetensors", "modules.json", "tokenizer.json"]
+    );
 
     let file = room.path().join("v.safetensors");
     let (bundle_path, file_path) = (out.to_str().unwrap(), file.to_str().unwrap());

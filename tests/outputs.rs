@@ -23,6 +23,18 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
+fn the_current_folder_can_be_the_bundle_if_it_is_empty() {
+    let room = tempfile::tempdir().unwrap();
+    let folder = room.path().join("here");
+    fs::create_dir(&folder).unwrap();
+    let convert = || finish(anec().current_dir(&folder).args(["convert", "-m", "demo", "-o", "."]).output().unwrap());
+    let (code, _, stderr) = convert();
+    assert_eq!(code, 0, "{stderr}");
+    assert!(folder.join("bundle.json").exists());
+    assert_eq!(names(room.path()), ["here"]);
+}
+
+#[test]
 fn a_folder_in_the_way_of_a_conversion_stays_as_it_is() {
     let room = tempfile::tempdir().unwrap();
     let at = |name: &str| room.path().join(name);

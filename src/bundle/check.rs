@@ -16,6 +16,7 @@ impl Bundle {
     pub fn check(&self) -> Vec<String> {
         let mut findings = Vec::new();
         findings.extend(self.model_problem());
+        findings.extend(self.file_problems());
         findings.extend(self.host_problems());
         findings.extend(self.package_problems());
         for entry in &self.functions {
@@ -43,6 +44,20 @@ impl Bundle {
         }
         let power_of_two = model.hidden_scale.is_normal() && model.hidden_scale.log2().fract() == 0.0;
         (!power_of_two).then(|| format!("`hidden_scale` is {}, expected a power of two", model.hidden_scale))
+    }
+
+    /// Files are inside the folder: a bundle of a stranger must not lead whoever reads or copies it elsewhere.
+    fn file_problems(&self) -> Vec<String> {
+        let packages = self.packages.iter().flat_map(|entry| {
+            let folders = [Some(&entry.package), entry.compiled.as_ref()].into_iter().flatten();
+            folders.chain(entry.files.iter().map(|file| &file.file))
+        });
+        let tokenizer = self.tokenizer.values().chain(self.tokenizer_files.iter().map(|file| &file.file));
+        let names = packages.chain(tokenizer).chain([&self.host.file.file]);
+        names
+            .filter(|name| !is_inside(name))
+            .map(|name| format!("the file {name:?} is outside of its folder"))
+            .collect()
     }
 
     fn host_problems(&self) -> Vec<String> {
@@ -193,6 +208,12 @@ fn experts_asked(functions: &[&FunctionEntry]) -> u64 {
         _ => 0,
     });
     asked.max().unwrap_or(0)
+}
+
+/// Whether a name is a path that goes down only, whatever the system.
+fn is_inside(name: &str) -> bool {
+    let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\\', ':', '\0']);
+    name.split('/').all(plain)
 }
 
 fn in_function(entry: &FunctionEntry, problem: String) -> String {

@@ -12,6 +12,13 @@ pub struct Cost {
     pub loss: f64,
 }
 
+impl Cost {
+    /// Whether the model still computes numbers with it.
+    fn is_usable(&self) -> bool {
+        self.loss < f64::MAX
+    }
+}
+
 /// What is to be kept within.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
@@ -43,7 +50,8 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
     for costs in groups {
         let mut next = vec![f64::INFINITY; room + 1];
         let mut pick = vec![u8::MAX; room + 1];
-        for (index, cost) in costs.iter().enumerate().take(usize::from(u8::MAX)) {
+        let usable = costs.iter().enumerate().take(usize::from(u8::MAX)).filter(|(_, cost)| cost.is_usable());
+        for (index, cost) in usable {
             let units = cost.bytes.div_ceil(unit) as usize;
             for at in units..=room {
                 let loss = least[at - units] + cost.loss;
@@ -56,7 +64,14 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
         picks.push(pick);
     }
     let mut at = match limit {
-        Limit::Bytes(_) => Some(room).filter(|room| least[*room].is_finite()),
+        // what is rounded up doesn't fit; what takes least, as it is, may
+        Limit::Bytes(bytes) if !least[room].is_finite() => {
+            let fits = |chosen: &Vec<usize>| {
+                groups.iter().zip(chosen).map(|(costs, index)| costs[*index].bytes).sum::<u64>() <= bytes
+            };
+            return smallest(groups).filter(fits);
+        }
+        Limit::Bytes(_) => Some(room),
         // sums of equal terms are equal but for their rounding
         Limit::Loss(loss) => (0..=room).find(|at| least[*at] <= loss * (1.0 + 1e-12)),
     }?;
@@ -68,6 +83,15 @@ pub fn choose(groups: &[Vec<Cost>], limit: Limit) -> Option<Vec<usize>> {
     }
     chosen.reverse();
     Some(chosen)
+}
+
+/// The smallest format of each group that doesn't lose everything; nothing where a group has none.
+pub fn smallest(groups: &[Vec<Cost>]) -> Option<Vec<usize>> {
+    let least = |costs: &Vec<Cost>| {
+        let usable = (0..costs.len()).filter(|index| costs[*index].is_usable());
+        usable.min_by_key(|index| costs[*index].bytes)
+    };
+    groups.iter().map(least).collect()
 }
 
 #[cfg(test)]
@@ -126,5 +150,14 @@ mod tests {
         assert_eq!(choose(&groups, Limit::Bytes(u64::MAX)), Some(vec![0, 0, 0]));
         assert_eq!(choose(&groups, Limit::Bytes(5_000_000_000)), None);
         assert_eq!(choose(&[], Limit::Bytes(1)), Some(vec![]));
+        // what the smallest formats take is enough for them, to the byte
+        assert_eq!(choose(&groups, Limit::Bytes(6_000_000_003)), Some(vec![2, 2, 2]));
+        assert_eq!(choose(&groups, Limit::Bytes(6_000_000_002)), None);
+        // a format that breaks the model isn't chosen, however small
+        for count in [1, 2] {
+            let broken = vec![vec![cost(8, 0.1), cost(1, f64::MAX)]; count];
+            assert_eq!(choose(&broken, Limit::Bytes(16)), Some(vec![0; count]));
+            assert_eq!(choose(&broken, Limit::Bytes(2)), None);
+        }
     }
 }

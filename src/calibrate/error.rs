@@ -10,8 +10,11 @@ use anec_quant::QuantError;
 #[non_exhaustive]
 pub enum CalibrateError {
     /// It isn't a model that a text runs through from left to right.
-    #[error("`quant.{0}`: a token classifier can't be calibrated")]
-    LabelsTokens(&'static str),
+    #[error("`quant.{0}`: a model that looks at texts in both directions can't be calibrated")]
+    Bidirectional(&'static str),
+    /// It gives vectors.
+    #[error("`quant.plan`: what formats cost is measured by predictions of the next token, and the model makes none")]
+    NoPredictions,
     /// Layers pass more to each other than hidden states.
     #[error("`quant.{0}`: a model whose routers pass on what they gather can't be calibrated")]
     Router(&'static str),
@@ -48,7 +51,8 @@ pub enum CalibrateError {
 impl Diagnostic for CalibrateError {
     fn fault(&self) -> Fault {
         match self {
-            CalibrateError::LabelsTokens(_)
+            CalibrateError::Bidirectional(_)
+            | CalibrateError::NoPredictions
             | CalibrateError::Router(_)
             | CalibrateError::NoTokens(_)
             | CalibrateError::Budget { .. }
@@ -59,9 +63,12 @@ impl Diagnostic for CalibrateError {
 
     fn help(&self) -> Option<String> {
         match self {
-            CalibrateError::LabelsTokens(key) | CalibrateError::Router(key) => {
+            CalibrateError::Bidirectional(key) | CalibrateError::Router(key) => {
                 let key = key.split(':').next().unwrap_or(key);
                 Some(format!("leave `quant.{key}` out"))
+            }
+            CalibrateError::NoPredictions => {
+                Some("leave it out, and say by `quant.overrides` or `quant.layers` which formats weights get".into())
             }
             CalibrateError::Budget { .. } => {
                 Some("ask for that, or let `anec quant` show what each format costs".into())

@@ -48,7 +48,9 @@ use anec_manifest::Manifest;
 use anec_mil::Function;
 use anec_quant::ErrorFeedback;
 use anec_runtime::inputs::{shape_of, shaped};
-use anec_runtime::{Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, LoadedModel, ObservedBackend, PackageStore};
+use anec_runtime::{
+    Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, InterceptedBackend, LoadedModel, PackageStore,
+};
 
 use codes::{Codes, Draft};
 pub use error::CalibrateError;
@@ -67,7 +69,7 @@ use watch::MomentLog;
 pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Result<Chosen> {
     let begin = Instant::now();
     if open(manifest)?.model.facts().is_bidirectional() {
-        return Err(CalibrateError::LabelsTokens("feedback: gptq").into());
+        return Err(CalibrateError::Bidirectional("feedback: gptq").into());
     }
     let plain = PlainModel::new(manifest, scratch, progress)?;
     let PlainModel { opened, plan, bundle, folder, host } = &plain;
@@ -195,7 +197,7 @@ impl Run<'_> {
         let programs = PackageStore::of(self.bundle, self.folder);
         let log = log.clone();
         let observer = Arc::new(move |_, name: &str, tensor: &Tensor| log.see(name, tensor));
-        let backend = ObservedBackend::new(CpuBackend::new(programs, Precision::F32), observer);
+        let backend = InterceptedBackend::observed(Arc::new(CpuBackend::new(programs, Precision::F32)), observer);
         let model = LoadedModel::new(self.bundle.clone(), self.folder, self.host.clone(), Box::new(backend))?;
         let width = self.bundle.model.hidden_size as usize;
         for hidden in &mut self.hidden {

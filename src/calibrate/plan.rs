@@ -10,7 +10,7 @@ use anec_convert::report::{PlanReport, PlannedGroup};
 use anec_manifest::{Manifest, Quant, QuantLayers, QuantOverride, QuantPlan, Role, Transforms};
 
 use super::CalibrateError;
-use super::budget::{Cost, Limit, choose};
+use super::budget::{Cost, Limit, choose, smallest};
 use super::sensitivity::{Sensitivities, as_planned};
 
 /// Turns at a limit of megabytes: what packages add to their weights depends a little on what was chosen.
@@ -49,15 +49,11 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
         .collect();
     let weights: u64 = measured.groups.iter().map(|group| group.weights).sum();
     let sum = |chosen: &[usize]| costs.iter().zip(chosen).map(|(costs, index)| costs[*index].bytes).sum::<u64>();
-    let smallest: Vec<usize> = costs
-        .iter()
-        .map(|costs| (0..costs.len()).min_by_key(|i| costs[*i].bytes))
-        .map(Option::unwrap_or_default)
-        .collect();
+    let smallest = smallest(&costs).unwrap_or_else(|| vec![0; costs.len()]);
     let chosen = match budget {
         QuantPlan::Bits(bits) => {
-            let limit = (bits * weights as f64 / 8.0) as u64;
-            let least = 8.0 * sum(&smallest) as f64 / weights.max(1) as f64;
+            let limit = (bits * weights as f64 / 8.0).round() as u64;
+            let least = rounded_up(8.0 * sum(&smallest) as f64 / weights.max(1) as f64);
             choose(&costs, Limit::Bytes(limit)).ok_or(CalibrateError::Budget { key: "bits", asked: bits, least })?
         }
         QuantPlan::Kl(nats) => {
@@ -65,9 +61,9 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
             choose(&costs, Limit::Loss(nats)).ok_or(CalibrateError::Budget { key: "kl", asked: nats, least })?
         }
         QuantPlan::MaxMb(megabytes) => {
-            let asked = (megabytes * 1e6) as u64;
+            let asked = (megabytes * 1e6).round() as u64;
             let rest = bytes_of(&with(&smallest))?.saturating_sub(sum(&smallest));
-            let least = (rest + sum(&smallest)) as f64 / 1e6;
+            let least = rounded_up((rest + sum(&smallest)) as f64 / 1e6);
             let refused = CalibrateError::Budget { key: "max_mb", asked: megabytes, least };
             let mut limit = asked.saturating_sub(rest);
             let mut found = None;
@@ -100,6 +96,11 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
         manifest: manifest.to_yaml(),
     };
     Ok(Planned { manifest, report })
+}
+
+/// To the four places that are shown of it, so that what is shown is enough.
+fn rounded_up(number: f64) -> f64 {
+    (number * 1e4).ceil() / 1e4
 }
 
 /// What a manifest says of quantization with the chosen formats: of each role the most frequent one, and by layers those that

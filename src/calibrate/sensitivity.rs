@@ -20,6 +20,7 @@ use anec_convert::open::{Opened, open};
 use anec_convert::plan::{ConvertPlan, PackagePlan};
 use anec_convert::report::{FormatCost, PlannedGroup};
 use anec_exec::{ExecOptions, Executable, Precision, WeightCache};
+use anec_family::Purpose;
 use anec_manifest::{
     Calibration, CalibrationText, Granularity, Manifest, NumberFormat, Quant, QuantOverride, QuantPlan, Role,
     WeightFormat,
@@ -144,7 +145,10 @@ pub fn measure(
     let manifest = as_planned(manifest);
     let opened = open(&manifest)?;
     if opened.model.facts().is_bidirectional() {
-        return Err(CalibrateError::LabelsTokens("plan").into());
+        return Err(CalibrateError::Bidirectional("plan").into());
+    }
+    if opened.model.facts().purpose != Purpose::TextGeneration {
+        return Err(CalibrateError::NoPredictions.into());
     }
     let groups = groups(&manifest, &opened, &plain_plan(&manifest, &opened)?)?;
     if groups.is_empty() {
@@ -202,15 +206,18 @@ fn inputs(manifest: &Manifest, opened: &Opened, tokens: usize) -> Result<String>
         CalibrationText::Builtin => "builtin".to_owned(),
         CalibrationText::File(path) => hexadecimal(&Sha256::digest(input::read_text(path, MOST_TEXT)?)),
     };
-    let sizes: Vec<u64> = opened.source.files().iter().map(|file| file.size()).collect();
+    // by their content: weights that were trained further have the names and sizes of those before
+    let files = opened.source.files().par_iter().map(|file| Ok(file.sha256()?.to_owned()));
+    let files = files.collect::<Result<Vec<String>>>()?;
     let of = serde_json::json!({
         "anec": env!("CARGO_PKG_VERSION"),
-        "source": opened.source.name(),
-        "sizes": sizes,
+        "files": files,
+        "adapters": manifest.adapters,
+        "overflow": manifest.quant.overflow,
         "transforms": opened.model.transformed().done,
         "scale": opened.model.facts().hidden_scale,
         "text": text,
-        "tokens": tokens,
+        "tokens": [tokens as u64, manifest.calibration.tokens],
     });
     Ok(hexadecimal(&Sha256::digest(of.to_string())))
 }
@@ -327,7 +334,7 @@ impl Trial {
         let rows = windows.flat_map(|(reference, found)| reference.chunks_exact(width).zip(found.chunks_exact(width)));
         let rows: Vec<(&[f32], &[f32])> = rows.collect();
         let losses: Vec<f64> = rows.par_iter().map(|(reference, found)| divergence(reference, found)).collect();
-        Ok((losses.iter().sum::<f64>() / losses.len().max(1) as f64).max(0.0))
+        Ok(mean_loss(&losses))
     }
 
     /// The logits, from a layer on.
@@ -361,6 +368,13 @@ impl Trial {
     }
 }
 
+/// The mean of divergences, which rounding can make smaller than 0. Where a format makes the model's numbers infinite there
+/// is none, and it loses everything: [`f64::MAX`], as JSON has no infinity.
+fn mean_loss(losses: &[f64]) -> f64 {
+    let mean = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
+    if mean.is_finite() { mean.max(0.0) } else { f64::MAX }
+}
+
 /// `Σ p log(p / q)` for the probabilities that two rows of logits stand for.
 fn divergence(reference: &[f32], found: &[f32]) -> f64 {
     let most = |row: &[f32]| f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -390,6 +404,15 @@ mod tests {
         assert!((divergence(&a, &b) - expected).abs() < 1e-14, "{} {expected}", divergence(&a, &b));
         // a constant is none
         assert!(divergence(&a, &a.map(|x| x + 100.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_format_that_breaks_the_model_loses_everything() {
+        assert_eq!(mean_loss(&[0.5, 1.5]), 1.0);
+        assert_eq!(mean_loss(&[-1e-9]), 0.0);
+        let broken = divergence(&[1.0, 2.0], &[f32::INFINITY, f32::NEG_INFINITY]);
+        assert_eq!(mean_loss(&[0.0, broken]), f64::MAX);
+        assert_eq!(mean_loss(&[0.0, f64::INFINITY]), f64::MAX);
     }
 
     #[test]

@@ -53,6 +53,7 @@ struct Talk<'a> {
 impl ChatArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
+        model.continues_texts()?;
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
         let template = ChatTemplate::of(model.bundle(), model.folder(), &tokenizer)?;
         self.sampling.sampling()?;

@@ -75,7 +75,7 @@ impl ClassifyArgs {
             return self.classify_whole(&model);
         }
         let windows = Windows::new(&model, self.labels.window, Hidden::No)?;
-        let scheme = Arc::new(Scheme::new(model.labels())?);
+        let scheme = Arc::new(Scheme::of(&model)?);
         let text = self.input.text();
         let tokens: Vec<(u32, Option<TokenEntry>)> = match text {
             Some(text) => {

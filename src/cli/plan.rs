@@ -49,14 +49,19 @@ pub struct PlanArgs {
 #[derive(Debug, clap::Args)]
 struct Limits {
     /// Weights of one package at most, in units of 1,000,000 bytes; what rules and chips allow if not given
-    #[arg(long, value_name = "N", requires = "search")]
+    #[arg(long, value_name = "N", requires = "search", value_parser = megabytes)]
     max_mb: Option<f64>,
     /// Memory with the functions of a text loaded at most, likewise
-    #[arg(long, value_name = "N", requires = "search")]
+    #[arg(long, value_name = "N", requires = "search", value_parser = megabytes)]
     max_memory_mb: Option<f64>,
     /// Fewest bits of a weight; 8 if not given
     #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=16))]
     least_bits: Option<u32>,
+}
+
+fn megabytes(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a number of megabytes above 0".into())
 }
 
 /// A manifest would take the place of another file.

@@ -61,6 +61,7 @@ struct Prompt {
 impl RunArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
+        model.continues_texts()?;
         let tokenizer = match Tokenizer::of(model.bundle(), model.folder()) {
             Ok(tokenizer) => Some(Arc::new(tokenizer)),
             Err(_) if self.prompt.ids.is_some() && !model.bundle().tokenizer.contains_key("tokenizer") => None,

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use anec_base::output::partial_name;
 use anec_base::{Diagnostic, Fault, FileError, Progress, Result};
-use anec_bundle::{Bundle, FunctionEntry, MASKED, PortRole, RopeTable, Stage, StateRole, Task, TokenCount};
+use anec_bundle::{
+    Bundle, BundleError, FunctionEntry, MASKED, PortRole, RopeTable, Stage, StateRole, Task, TokenCount,
+};
 use anec_manifest::Overflow;
 use anec_mil::builder::OpInput;
 use anec_mil::verify::infer_types;
@@ -22,6 +24,7 @@ use serde_json::json;
 
 use super::compile::Compiler;
 use super::files;
+use super::open::name_of;
 
 /// The name that the apps' models have for the cache of all layers.
 const STATE: &str = "model_model_kv_cache_0";
@@ -67,6 +70,9 @@ pub struct AnemllExport {
 /// When the bundle's form isn't one that the layout can hold, or the system refuses.
 pub fn export(folder: &Path, out: &Path, progress: &Progress) -> Result<AnemllExport> {
     let bundle = Bundle::read(folder)?;
+    if let Some(problem) = bundle.check().into_iter().next() {
+        return Err(BundleError::Content { path: folder.join(anec_bundle::FILE_NAME), problem }.into());
+    }
     let parts = Parts::of(folder, &bundle)?;
     if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
         let (problem, help) = ("exists already".into(), "name another folder, or remove this one".into());
@@ -131,7 +137,7 @@ impl<'a> Parts<'a> {
         }
         };
         if bundle.model.task != Task::TextGeneration {
-            return Err(wrong("it labels tokens, and the layout is for models that continue texts".into()).into());
+            return Err(wrong("it doesn't continue texts, which is what models of the layout do".into()).into());
         }
         let context = bundle.model.contexts.last().copied().unwrap_or(0);
         let all = Stage::Layers { first: 0, end: bundle.model.num_layers };
@@ -205,7 +211,8 @@ impl<'a> Parts<'a> {
     /// Writes all files into a folder; gives the names of packages and compiled models.
     fn write(&self, folder: &Path, progress: &Progress) -> Result<(Vec<String>, Vec<String>)> {
         let bundle = self.bundle;
-        let prefix = bundle.family.split('_').next().unwrap_or("model").to_owned();
+        // part of file names
+        let prefix = name_of(bundle.family.split('_').next().unwrap_or_default());
         let names =
             [format!("{prefix}_embeddings"), format!("{prefix}_FFN_PF_chunk_01of01"), format!("{prefix}_lm_head")];
         let programs = [self.embeddings()?, self.layers()?, self.head()?];

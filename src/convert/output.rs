@@ -97,12 +97,17 @@ fn differing(a: &Manifest, b: &Manifest) -> Vec<String> {
     keys
 }
 
-/// The folder that a path means: where the link leads to that it is, if it is one.
+/// The folder that a path means: where the link leads to that it is, if it is one; by its name, which `.` and `..` don't
+/// have.
 ///
 /// # Errors
 /// When links go in circles.
 pub fn target(path: &Path) -> Result<PathBuf, ConvertError> {
-    Ok(anec_base::output::resolve(path).map_err(FileError::of(path, "open"))?)
+    let target = match path.file_name() {
+        Some(_) => anec_base::output::resolve(path),
+        None => std::fs::canonicalize(path),
+    };
+    Ok(target.map_err(FileError::of(path, "open"))?)
 }
 
 /// Where the bundle of `path` is made.
@@ -164,11 +169,6 @@ fn is_folder(path: &Path) -> bool {
 
 /// A path beside another.
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    // `.` and `..` have no name of their own
-    let path = match path.file_name() {
-        Some(_) => path.to_owned(),
-        None => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()),
-    };
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(suffix);
     path.with_file_name(name)
@@ -182,7 +182,9 @@ mod tests {
     fn suffixes_go_to_the_name() {
         assert_eq!(with_suffix(Path::new("a/b.anec"), ".partial"), Path::new("a/b.anec.partial"));
         assert_eq!(with_suffix(Path::new("a/b.anec/"), ".partial"), Path::new("a/b.anec.partial"));
-        assert!(with_suffix(Path::new("."), ".partial").is_absolute());
+        // `.` has no name of its own
+        assert_eq!(target(Path::new("a.anec")).unwrap(), Path::new("a.anec"));
+        assert!(with_suffix(&target(Path::new(".")).unwrap(), ".partial").is_absolute());
     }
 
     #[test]

@@ -51,6 +51,9 @@ pub(super) use gemma::open as open_gemma;
 /// Names of the rotary tables: of layers that see all of the text, and of those that see a band.
 const ROPE_TABLES: [&str; 2] = ["rope", "rope_local"];
 
+/// Labels of a classifier that has no names for them, at most.
+const MOST_LABELS: u64 = 1 << 16;
+
 /// An encoder with its weights.
 struct Encoder {
     facts: FamilyFacts,
@@ -116,7 +119,12 @@ fn purpose(keys: &Keys<'_>, pooling: Pooling) -> Result<Purpose, FamilyError> {
         // without names there are two labels, as in transformers
         let labels = match keys.get("id2label") {
             Some(_) => labels(keys)?,
-            None => (0..keys.u64("num_labels")?.unwrap_or(2)).map(|label| format!("LABEL_{label}")).collect(),
+            None => match keys.u64("num_labels")?.unwrap_or(2) {
+                count if (1..=MOST_LABELS).contains(&count) => {
+                    (0..count).map(|label| format!("LABEL_{label}")).collect()
+                }
+                _ => return Err(keys.value("num_labels", &format!("1 to {MOST_LABELS}"))),
+            },
         };
         return Ok(Purpose::SequenceClassification(SequenceClassification { labels, pooling }));
     }
@@ -252,6 +260,27 @@ impl FamilyModel for Encoder {
         blocks.for_each(|block| scale_block(block, factor));
         if let Some(head) = &mut self.head {
             head.take_scaled(factor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_number_of_labels_is_one_that_a_classifier_can_have() {
+        let labels = |number: Json| {
+            let config = json!({"architectures": ["BertForSequenceClassification"], "num_labels": number});
+            let config = config.as_object().unwrap();
+            purpose(&Keys::new("config.json", "", config), Pooling::Cls).map_err(|error| error.to_string())
+        };
+        let Ok(Purpose::SequenceClassification(found)) = labels(json!(3)) else { panic!("no classifier") };
+        assert_eq!(found.labels, ["LABEL_0", "LABEL_1", "LABEL_2"]);
+        for wrong in [json!(0), json!(1e18), json!(u64::MAX)] {
+            let error = labels(wrong).unwrap_err();
+            assert!(error.contains("num_labels") && error.contains("1 to 65536"), "{error}");
         }
     }
 }

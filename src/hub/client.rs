@@ -137,6 +137,7 @@ pub(crate) fn answered(
         return match status {
             200..=299 => Ok(response),
             404 => Err(HubError::Absent { what: what.to_owned() }),
+            409 => Err(HubError::Exists { what: what.to_owned() }),
             401 | 403 => Err(HubError::Refused { what: what.to_owned() }),
             status if later => {
                 let problem = format!("the hub says {status}, {attempt} times");

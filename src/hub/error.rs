@@ -26,6 +26,12 @@ pub enum HubError {
         /// What was asked for.
         what: String,
     },
+    /// The hub answers that there is one already, or that it changed.
+    #[error("the hub has {what} already, or somebody else is changing it")]
+    Exists {
+        /// What was to be made.
+        what: String,
+    },
     /// The hub answers something else than what its API says.
     #[error("{what}: {problem}")]
     Answer {
@@ -76,7 +82,7 @@ impl Diagnostic for HubError {
         match self {
             HubError::Io(error) => error.fault(),
             HubError::Unreachable { .. } => Fault::Platform,
-            HubError::NoToken => Fault::Usage,
+            HubError::NoToken | HubError::Exists { .. } => Fault::Usage,
             HubError::Absent { .. } | HubError::Refused { .. } | HubError::Answer { .. } | HubError::Digest { .. } => {
                 Fault::Source
             }
@@ -90,7 +96,10 @@ impl Diagnostic for HubError {
                 "check the name and the revision; what isn't public needs a token in HF_TOKEN, and uploads need one that may write"
             }
             HubError::Answer { .. } => "try again later; HF_ENDPOINT names another hub",
-            HubError::Unreachable { .. } => "give the same command again: it goes on where it was",
+            HubError::Exists { .. } => "give the same command again",
+            HubError::Unreachable { .. } => {
+                "check the network and HF_ENDPOINT, and give the same command again: it goes on where it was"
+            }
             HubError::Digest { .. } => {
                 "give the same command again; if that doesn't help, the file at its origin is damaged"
             }

@@ -139,8 +139,7 @@ impl Hub {
         let (owner, name) = repository.split_once('/').unwrap_or(("", repository));
         let body = json!({"type": "model", "name": name, "organization": owner, "private": private});
         match self.post("the repository", "/api/repos/create", "application/json", body.to_string().as_bytes()) {
-            // it is there
-            Err(HubError::Answer { problem, .. }) if problem.contains("409") => Ok(()),
+            Err(HubError::Exists { .. }) => Ok(()),
             other => other.map(|_| ()),
         }
     }

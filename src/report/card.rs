@@ -35,17 +35,13 @@ pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, gates: Option<&J
     };
     let _ = writeln!(
         text,
-        "Core ML packages of {origin} (family `{}`, {} layers, context {}), made by [anec](https://pypi.org/project/anec/) {}.\n",
+        "Core ML packages of {origin} (family `{}`, {} layers, context {}), made by anec {}.\n",
         bundle.family,
         bundle.model.num_layers,
         bundle.model.contexts.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
         bundle.anec_version,
     );
-    let _ = writeln!(
-        text,
-        "```sh\nanec run hf:{0} --prompt \"…\"   # downloads it once; anec pull hf:{0} for a folder\nanec serve hf:{0}\n```\n",
-        facts.repository
-    );
+    let _ = writeln!(text, "```sh\n{}\n```\n", usage(&bundle.model.task, &facts.repository));
     text.push_str(&weights(bundle, converted));
     text.push_str(&packages(bundle));
     text.push_str(&proofs(gates));
@@ -54,10 +50,7 @@ pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, gates: Option<&J
 }
 
 fn front_matter(bundle: &Bundle, facts: &CardFacts) -> String {
-    let task = match bundle.model.task {
-        Task::TextGeneration => "text-generation",
-        _ => "token-classification",
-    };
+    let task = pipeline(&bundle.model.task);
     let mut text = String::from("---\n");
     // values go through JSON, whose strings are YAML's, too
     let quoted = |value: &str| Json::from(value).to_string();
@@ -73,6 +66,34 @@ fn front_matter(bundle: &Bundle, facts: &CardFacts) -> String {
         quoted(&bundle.family)
     );
     text
+}
+
+/// What the hub calls a task.
+fn pipeline(task: &Task) -> &'static str {
+    match task {
+        Task::TextGeneration => "text-generation",
+        Task::TokenClassification(_) => "token-classification",
+        Task::TextEmbedding(_) => "sentence-similarity",
+        Task::SequenceClassification(classification) if classification.labels.len() == 1 => "text-ranking",
+        Task::SequenceClassification(_) => "text-classification",
+    }
+}
+
+/// The commands that run it.
+fn usage(task: &Task, repository: &str) -> String {
+    let (first, serves) = match task {
+        Task::TextGeneration => ("run BUNDLE --prompt \"…\"", true),
+        Task::TokenClassification(_) => ("redact BUNDLE FILE", false),
+        Task::TextEmbedding(_) => ("embed BUNDLE --text \"…\" --out vector.safetensors", true),
+        Task::SequenceClassification(classification) if classification.labels.len() == 1 => {
+            ("classify BUNDLE --prompt \"a question\" --pair \"a text\"", true)
+        }
+        Task::SequenceClassification(_) => ("classify BUNDLE --prompt \"…\"", false),
+    };
+    let name = format!("hf:{repository}");
+    let first = first.replace("BUNDLE", &name);
+    let serve = if serves { format!("\nanec serve {name}") } else { String::new() };
+    format!("anec {first}   # downloads it once; anec pull {name} for a folder{serve}")
 }
 
 /// The source without the folders that it lay in.
@@ -185,6 +206,27 @@ fn origins(bundle: &Bundle, facts: &CardFacts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anec_bundle::{Pooling, SequenceClassification, TextEmbedding};
+
+    #[test]
+    fn every_task_has_its_name_and_its_command() {
+        let labels = |count: usize| {
+            let labels = (0..count).map(|label| label.to_string()).collect();
+            Task::SequenceClassification(SequenceClassification { labels, pooling: Pooling::Cls })
+        };
+        let embedding =
+            TextEmbedding { bidirectional: true, pooling: Pooling::Mean, projections: Vec::new(), normalize: true };
+        for (task, name, command) in [
+            (Task::TextGeneration, "text-generation", "anec run hf:o/m --prompt"),
+            (Task::TextEmbedding(embedding), "sentence-similarity", "anec embed hf:o/m --text"),
+            (labels(1), "text-ranking", "--pair"),
+            (labels(2), "text-classification", "anec classify hf:o/m --prompt"),
+        ] {
+            assert_eq!(pipeline(&task), name);
+            let usage = usage(&task, "o/m");
+            assert!(usage.starts_with("anec ") && usage.contains(command), "{usage}");
+        }
+    }
 
     #[test]
     fn a_card_is_front_matter_and_facts() {

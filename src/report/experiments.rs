@@ -42,7 +42,8 @@ pub fn rule_findings(report: &ProbeReport, findings: &[RuleFinding]) -> String {
         }
     }
     if findings.is_empty() {
-        text.push_str("\nnothing is said of any rule\n");
+        let why = if report.machine.neural_engine_cores.is_none() { "without a Neural Engine " } else { "" };
+        text.push_str(&format!("\n{why}nothing is said of any rule\n"));
     }
     text
 }

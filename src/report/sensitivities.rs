@@ -61,7 +61,12 @@ pub fn sensitivities(tokens: u64, groups: &[PlannedGroup], plan: Option<&PlanRep
 }
 
 fn nats(value: f64) -> String {
-    if value == 0.0 { "0".into() } else { format!("{value:.1e}") }
+    match value {
+        0.0 => "0".into(),
+        // what came out were no numbers
+        f64::MAX => "infinite".into(),
+        value => format!("{value:.1e}"),
+    }
 }
 
 /// The divergences over the layers, a plot for each format, a line for each role, as one SVG file.
@@ -75,10 +80,11 @@ pub fn sensitivities_svg(groups: &[PlannedGroup]) -> String {
     for index in 0..count {
         let points = |role: &Role| -> Vec<(f64, f64)> {
             let own = groups.iter().filter(|group| group.role == *role);
-            own.filter_map(|group| Some((group.layer? as f64, group.formats[index].kl))).collect()
+            let points = own.filter_map(|group| Some((group.layer? as f64, group.formats[index].kl)));
+            points.filter(|(_, kl)| *kl < f64::MAX).collect()
         };
         let head = groups.iter().find(|group| group.layer.is_none()).map(|group| group.formats[index].kl);
-        let head = head.filter(|kl| *kl > 0.0);
+        let head = head.filter(|kl| *kl > 0.0 && *kl < f64::MAX);
         let title = name(groups[0].formats[index].format);
         let plot = Plot {
             title: &title,

@@ -14,6 +14,7 @@ use anec_base::FileError;
 use serde_json::Value as Json;
 
 use super::error::RuntimeError;
+use super::model::LoadedModel;
 
 /// Tokens whose labels may be open before they are settled by force.
 const MOST_OPEN: usize = 1 << 16;
@@ -56,6 +57,17 @@ pub struct Scheme {
 }
 
 impl Scheme {
+    /// The labels of a model's tokens.
+    ///
+    /// # Errors
+    /// When it labels none, or as [`Scheme::new`].
+    pub fn of(model: &LoadedModel) -> Result<Self, RuntimeError> {
+        match model.bundle().model.classification() {
+            Some(classification) => Self::new(&classification.label_set.labels),
+            None => Err(RuntimeError::NoLabels { path: model.folder().to_owned() }),
+        }
+    }
+
     /// Understands labels.
     ///
     /// # Errors

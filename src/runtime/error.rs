@@ -126,7 +126,7 @@ pub enum RuntimeError {
         path: PathBuf,
     },
     /// The model continues a text and has no labels.
-    #[error("{}: the model continues a text; it has no labels for one", path.display())]
+    #[error("{}: the model doesn't label tokens", path.display())]
     NoLabels {
         /// The bundle.
         path: PathBuf,
@@ -236,7 +236,9 @@ impl Diagnostic for RuntimeError {
                 "convert an encoder, or a folder whose modules.json says how sentence-transformers pools"
             }
             RuntimeError::NoTextLabels { .. } => "convert a model …ForSequenceClassification",
-            RuntimeError::NoLabels { .. } => "use `anec run`, or convert a token classifier",
+            RuntimeError::NoLabels { .. } => {
+                "use `anec run`, or `anec embed` for vectors; `anec classify` and `anec redact` are for classifiers"
+            }
             RuntimeError::Window { .. } => {
                 "convert with a larger `lengths` in the manifest, or fewer layers in each package (`shards`)"
             }
@@ -244,7 +246,7 @@ impl Diagnostic for RuntimeError {
             RuntimeError::NoEnergy { .. } => {
                 "it needs macOS' powermetrics and root: `sudo anec bench --energy`, or leave out --energy"
             }
-            RuntimeError::NoTokenizer { .. } => "give token ids with --ids",
+            RuntimeError::NoTokenizer { .. } => "give token ids, by --tokens or `anec run --ids`",
             RuntimeError::NoChatTemplate { .. } => "leave out --chat: the prompt is then continued as it is",
             _ => return None,
         };

@@ -120,9 +120,7 @@ impl TokenSession {
     /// # Errors
     /// When the prompt is empty, a sampling parameter is out of its range, or states can't be had.
     pub fn generate(self, request: GenerationRequest) -> Result<Generation> {
-        if self.model().bundle().model.embedding().is_some() {
-            return Err(RuntimeError::GivesVectors { path: self.model().folder().to_owned() }.into());
-        }
+        self.model().continues_texts()?;
         Generation::new(self, request)
     }
 }

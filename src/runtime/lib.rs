@@ -28,7 +28,7 @@
 //! | [`forward`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
 //! | `call` | one call of a function: its inputs, its result |
-//! | `observed` | a backend that shows the values inside functions |
+//! | `intercepted` | a backend whose calls are timed, kept or looked into |
 //! | `prepared` | a call with its tensors |
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
@@ -75,10 +75,10 @@ mod grammar;
 pub(crate) mod hidden;
 pub mod host;
 pub mod inputs;
+mod intercepted;
 pub mod logprobs;
 pub mod lookup;
 pub mod model;
-mod observed;
 pub mod plan;
 pub mod prefix;
 mod prepared;
@@ -102,10 +102,10 @@ pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, GenerationRequest, Timings};
 pub use hidden::HiddenFrame;
 pub use host::HostTables;
+pub use intercepted::{InterceptedBackend, Interceptor, Observer};
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
 pub use model::LoadedModel;
-pub use observed::ObservedBackend;
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
 pub use session::TokenSession;

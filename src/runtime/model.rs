@@ -8,7 +8,7 @@ use super::cpu::{CpuBackend, PackageStore};
 use super::error::RuntimeError;
 use super::host::HostTables;
 use super::plan::{self, CallPlan, Route};
-use super::profile::{FunctionProfile, Profiled};
+use super::profile::{self, FunctionProfile};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
 use anec_bundle::{Port, PortRole, StatePort};
@@ -76,7 +76,7 @@ impl LoadedModel {
     /// # Errors
     /// As [`LoadedModel::new`].
     pub fn profiled(&self) -> Result<(Arc<Self>, FunctionProfile)> {
-        let (backend, profile) = Profiled::new(self.backend.clone());
+        let (backend, profile) = profile::profiled(self.backend.clone());
         Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
     }
 
@@ -114,11 +114,6 @@ impl LoadedModel {
     /// Tokens that end a text.
     pub fn end_tokens(&self) -> Vec<u32> {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
-    }
-
-    /// The labels of a token classifier; none of other models.
-    pub fn labels(&self) -> &[String] {
-        self.bundle.model.classification().map_or(&[], |classification| &classification.label_set.labels)
     }
 
     /// The host's tensors.

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::backend::{Backend, Sequence, Watch};
-use anec_base::Result;
-use anec_exec::Tensor;
+use super::backend::Backend;
+use super::intercepted::InterceptedBackend;
 
 /// Calls of a function and the time that they took together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,54 +20,22 @@ pub struct CallTime {
 pub type FunctionProfile = Arc<Mutex<BTreeMap<usize, CallTime>>>;
 
 /// A backend whose calls are measured.
-pub struct Profiled {
-    inner: Arc<dyn Backend>,
-    profile: FunctionProfile,
-}
-
-impl Profiled {
-    /// Measures the calls of a backend.
-    pub fn new(inner: Arc<dyn Backend>) -> (Self, FunctionProfile) {
-        let profile = FunctionProfile::default();
-        (Profiled { inner, profile: profile.clone() }, profile)
-    }
-}
-
-impl Backend for Profiled {
-    fn prepare(&self, function: usize) -> Result<()> {
-        self.inner.prepare(function)
-    }
-
-    fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(Measured { inner: self.inner.sequence()?, profile: self.profile.clone() }))
-    }
-}
-
-struct Measured {
-    inner: Box<dyn Sequence>,
-    profile: FunctionProfile,
-}
-
-impl Sequence for Measured {
-    fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
-        let start = Instant::now();
-        let outputs = self.inner.run(function, inputs, watch);
-        let mut profile = self.profile.lock().unwrap_or_else(PoisonError::into_inner);
-        let calls = profile.entry(function).or_default();
-        calls.count += 1;
-        calls.time += start.elapsed();
-        outputs
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.inner.reset()
-    }
-
-    fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        let copy = self.inner.fork()?;
-        let profile = &self.profile;
-        Ok(copy.map(|inner| Box::new(Measured { inner, profile: profile.clone() }) as Box<dyn Sequence>))
-    }
+pub fn profiled(inner: Arc<dyn Backend>) -> (InterceptedBackend, FunctionProfile) {
+    let profile = FunctionProfile::default();
+    let times = profile.clone();
+    let measured = InterceptedBackend::new(
+        inner,
+        Arc::new(move |sequence, function, inputs, watch| {
+            let start = Instant::now();
+            let outputs = sequence.run(function, inputs, watch);
+            let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+            let calls = times.entry(function).or_default();
+            calls.count += 1;
+            calls.time += start.elapsed();
+            outputs
+        }),
+    );
+    (measured, profile)
 }
 
 #[cfg(test)]

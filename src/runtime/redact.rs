@@ -91,7 +91,7 @@ impl Redactor {
     /// When the model doesn't label tokens in spans, has no tokenizer, or none of its kinds is called so.
     pub fn new(model: &Arc<LoadedModel>, kinds: &[String], biases: Biases, window: Option<u64>) -> Result<Self> {
         let windows = Windows::new(model, window, Hidden::No)?;
-        let scheme = Arc::new(Scheme::new(model.labels())?);
+        let scheme = Arc::new(Scheme::of(model)?);
         if let Some(unknown) = kinds.iter().find(|kind| !scheme.kinds().contains(kind)) {
             let problem = format!("the model has no spans `{unknown}`; it has {}", scheme.kinds().join(", "));
             return Err(RuntimeError::Labels { problem }.into());

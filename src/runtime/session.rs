@@ -48,15 +48,24 @@ impl LoadedModel {
     /// # Errors
     /// When it doesn't fit, the backend has no room, or the model looks at texts in both directions.
     pub fn start(self: &Arc<Self>, length: u64) -> Result<TokenSession> {
-        let path = || self.folder.clone();
-        match &self.bundle.model.task {
-            Task::TextGeneration => {}
-            Task::TextEmbedding(embedding) if !embedding.bidirectional => {}
-            Task::TokenClassification(_) => return Err(RuntimeError::LabelsTokens { path: path() }.into()),
-            Task::TextEmbedding(_) => return Err(RuntimeError::GivesVectors { path: path() }.into()),
-            Task::SequenceClassification(_) => return Err(RuntimeError::LabelsTexts { path: path() }.into()),
+        if self.bundle.model.band().is_some() {
+            self.continues_texts()?;
         }
         self.session(length)
+    }
+
+    /// Refuses a model that doesn't continue texts, by what it does instead.
+    ///
+    /// # Errors
+    /// When that is what it is.
+    pub fn continues_texts(&self) -> Result<(), RuntimeError> {
+        let path = self.folder.clone();
+        match &self.bundle.model.task {
+            Task::TextGeneration => Ok(()),
+            Task::TokenClassification(_) => Err(RuntimeError::LabelsTokens { path }),
+            Task::TextEmbedding(_) => Err(RuntimeError::GivesVectors { path }),
+            Task::SequenceClassification(_) => Err(RuntimeError::LabelsTexts { path }),
+        }
     }
 
     /// As [`LoadedModel::start`], whatever the model is for.

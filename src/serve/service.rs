@@ -16,7 +16,6 @@ use super::metrics::Metrics;
 use super::parameters::{Defaults, Parameters};
 use super::tools::Tools;
 use anec_base::Result;
-use anec_bundle::Task;
 use anec_runtime::chat::{Chat, ChatTemplate};
 use anec_runtime::tools::{CallReader, CallSyntax};
 use anec_runtime::{Constraint, EncodedText, GeneratedToken, Grammar, Grammars, LoadedModel, RuntimeError, Tokenizer};
@@ -261,13 +260,7 @@ impl Service {
         let wanted = || if client.strong_count() > 0 { Ok(()) } else { Err(ServeError::Stopping) };
         let Submission { prompt, parameters, logprobs, tools } = submission;
         let tools = tools.as_ref();
-        let path = || self.model.folder().to_owned();
-        match self.model.bundle().model.task {
-            Task::TextGeneration => {}
-            Task::TokenClassification(_) => return Err(RuntimeError::LabelsTokens { path: path() }.into()),
-            Task::TextEmbedding(_) => return Err(RuntimeError::GivesVectors { path: path() }.into()),
-            Task::SequenceClassification(_) => return Err(RuntimeError::LabelsTexts { path: path() }.into()),
-        }
+        self.model.continues_texts()?;
         let start = Instant::now();
         let field = prompt.field();
         wanted()?;

@@ -246,10 +246,6 @@ impl Source {
         let mut merged = Vec::new();
         for (name, sum) in &adapter.sums {
             let tensor = self.target(adapter, name)?;
-            if name.ends_with("embed_tokens.weight") && !self.tensors.contains_key("lm_head.weight") {
-                let problem = "the embedding is also the LM head, which the adapter leaves as it is";
-                return Err(adapter.wrong(name, problem.into()));
-            }
             let weight = SourceWeight::from(tensor.clone());
             let scale = (factor * sum.scale) as f32;
             if tensor.shape() != [sum.up.rows(), sum.down.columns()] {
@@ -280,12 +276,17 @@ impl Source {
             self.tensors.insert(name, computed);
         }
         for path in &adapter.files {
-            self.files.push(SourceFile::new(path)?);
+            self.files.push(SourceFile::new(path, &adapter.folder)?);
         }
         Ok(self)
     }
 
+    /// The weight that one of the adapter's changes.
     fn target(&self, adapter: &Adapter, name: &str) -> Result<&SourceTensor> {
+        if name.ends_with("embed_tokens.weight") && !self.tensors.contains_key("lm_head.weight") {
+            let problem = "the embedding is also the LM head, which the adapter leaves as it is";
+            return Err(adapter.wrong(name, problem.into()));
+        }
         self.tensors.get(name).ok_or_else(|| {
             let near = nearest(name, self.tensors.keys().map(String::as_str), 1);
             let near = near.first().map_or_else(String::new, |near| format!("; near it: `{near}`"));
@@ -380,8 +381,11 @@ mod tests {
         let names =
             ["base_model.model.embed_tokens.lora_embedding_A", "base_model.model.embed_tokens.lora_embedding_B"];
         let room = room(config(json!({})), &[(names[0], [2, 5]), (names[1], [3, 2])]);
-        let error = merged(&room, 1.0).err().unwrap().to_string();
-        assert!(error.contains("also the LM head, which the adapter leaves as it is"), "{error}");
+        let refused = |room: &tempfile::TempDir| merged(room, 1.0).err().unwrap().to_string();
+        assert!(refused(&room).contains("also the LM head, which the adapter leaves as it is"));
+        // PEFT trains a copy of a whole one, too, and the head keeps the old
+        let whole = self::room(config(json!({})), &[("base_model.model.embed_tokens.weight", [5, 3])]);
+        assert!(refused(&whole).contains("also the LM head, which the adapter leaves as it is"));
     }
 
     #[test]

@@ -39,13 +39,15 @@ pub struct SourceFile {
 }
 
 impl SourceFile {
-    /// The file at `path`.
+    /// The file at `path`, which is named by its path within `folder` if that is where it is.
     ///
     /// # Errors
     /// When it can't be looked at.
-    pub(super) fn new(path: &Path) -> Result<Self> {
+    pub(super) fn new(path: &Path, folder: &Path) -> Result<Self> {
         let size = std::fs::metadata(path).map_err(FileError::of(path, "open"))?.len();
-        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let own = || Path::new(path.file_name().unwrap_or(path.as_os_str()));
+        let within = path.strip_prefix(folder).ok().filter(|within| !within.as_os_str().is_empty());
+        let name = within.unwrap_or_else(own).to_string_lossy().replace('\\', "/");
         Ok(SourceFile { name, path: path.to_owned(), size, sha256: OnceLock::new() })
     }
 

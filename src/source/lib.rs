@@ -265,7 +265,8 @@ impl Source {
                 return Err(SourceError::tensor(tensor.path().unwrap_or(path), tensor.name(), problem));
             }
         }
-        let mut files = paths.iter().map(|path| SourceFile::new(path)).collect::<Result<Vec<_>>>()?;
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        let mut files = paths.iter().map(|path| SourceFile::new(path, folder)).collect::<Result<Vec<_>>>()?;
         files.sort_by(|a, b| (a.name(), a.path()).cmp(&(b.name(), b.path())));
         Ok(Source { name: path.display().to_string(), kind, files, tensors: by_name, description })
     }

@@ -77,6 +77,9 @@ pub enum SearchError {
     /// Experts are in packages of their own.
     #[error("a search divides layers whose experts are packed; `experts` puts them in packages of their own")]
     Experts,
+    /// Formats of weights are to be chosen by measurement.
+    #[error("a search chooses formats by speed, and `quant.plan` by what they lose: only one of them can be asked for")]
+    Plan,
     /// Nothing stays under the limits.
     #[error("no form of the model is allowed: {why}")]
     Nothing {
@@ -95,6 +98,9 @@ impl Diagnostic for SearchError {
             SearchError::NoChip => "name one: `--for m4-max`",
             SearchError::NoText { .. } => "`anec plan --for` predicts the speed of the manifest as it is",
             SearchError::Experts => "use `experts: packed`, or `anec plan --for` with the manifest as it is",
+            SearchError::Plan => {
+                "leave `quant.plan` out, or search with the manifest that `anec quant --plan … --out` writes, whose formats stay"
+            }
             SearchError::Nothing { .. } => "allow more: `--max-mb`, `--max-memory-mb`, `--least-bits`, fewer chips",
         };
         Some(help.into())
@@ -180,6 +186,9 @@ pub fn search(
     let has_experts = (0..model.facts().num_layers).any(|layer| model.experts(layer).is_some());
     if has_experts && !manifest.experts.is_packed() {
         return Err(SearchError::Experts.into());
+    }
+    if manifest.quant.plan.is_some() {
+        return Err(SearchError::Plan.into());
     }
     let (max_mb, why_max) = package_limit(targets, limits);
     let memory = memory_limit(targets, limits);
@@ -462,6 +471,10 @@ mod tests {
         assert!(error.contains("are more than 1 MB (the given limit)"), "{error}");
         assert_eq!(search(&[], SearchLimits::default()), "a search needs a chip");
         assert!(search(&["a14"], SearchLimits::default()).starts_with("the speed of A14 can't be predicted"));
+        let plan = Some(anec_manifest::QuantPlan::Bits(5.0));
+        let planned = Manifest { quant: Quant { plan, ..manifest.quant.clone() }, ..manifest.clone() };
+        let error = search(&planned, &*opened.model, &targets(&["m5"]), &SearchLimits::default()).unwrap_err();
+        assert!(error.to_string().contains("only one of them can be asked for"), "{error}");
     }
 
     /// A model of Qwen3 8B's dimensions whose weights are a hole in a file.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use indexmap::IndexMap;
 
 use anec_exec::{Precision, Tensor};
-use anec_runtime::{CpuBackend, ObservedBackend, PackageStore};
+use anec_runtime::{CpuBackend, InterceptedBackend, PackageStore};
 
 /// What was seen of one value over all calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -75,10 +75,10 @@ impl Log {
     }
 
     /// The CPU executor, whose functions run op by op, in a precision: what it computes is noted here.
-    pub fn backend(&self, programs: Arc<PackageStore>, precision: Precision) -> ObservedBackend {
+    pub fn backend(&self, programs: Arc<PackageStore>, precision: Precision) -> InterceptedBackend {
         let log = self.clone();
         let note = move |function, name: &str, tensor: &Tensor| log.note(function, name, tensor);
-        ObservedBackend::new(CpuBackend::unfused(programs, precision), Arc::new(note))
+        InterceptedBackend::observed(Arc::new(CpuBackend::unfused(programs, precision)), Arc::new(note))
     }
 
     fn note(&self, function: usize, name: &str, tensor: &Tensor) {

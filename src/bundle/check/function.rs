@@ -225,7 +225,7 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
         _ => false,
     };
     let written = |port: &Port| match port.role {
-        PortRole::KvWriteMask => port.shape_at(0)[2] == slots,
+        PortRole::KvWriteMask => port.shape_at(0).get(2) == Some(&slots),
         PortRole::SliceBegin => {
             slots == entry.context && entry.inputs.iter().any(|port| port.role == PortRole::SliceEnd)
         }
@@ -234,7 +234,7 @@ fn state_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
     if !entry.inputs.iter().any(|port| port.shape.len() == 4 && seen(port)) {
         return Some(format!("no attention mask is for the {slots} slots of state `{}`", state.name));
     }
-    if !entry.inputs.iter().any(|port| matches!(port.shape.len(), 1 | 4) && written(port)) {
+    if !entry.inputs.iter().any(written) {
         return Some(format!("nothing says which of the {slots} slots of state `{}` are written", state.name));
     }
     None

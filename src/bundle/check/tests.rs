@@ -118,6 +118,11 @@ fn every_contradiction_is_found() {
         ("/packages/0/weight_bytes", json!(101), "101 bytes of weights in files of 100"),
         ("/packages/0/files/0/file", json!("layer_1.mlpackage/weight.bin"), "layer_0.mlpackage lists the file"),
         ("/packages/3/package", json!("head_6.mlpackage"), "isn't listed"),
+        ("/packages/0/package", json!("../x.mlpackage"), "\"../x.mlpackage\" is outside of its folder"),
+        ("/packages/0/files/0/file", json!("layer_0.mlpackage/../../x"), "is outside of its folder"),
+        ("/packages/0/compiled", json!("C:\\x.mlmodelc"), "is outside of its folder"),
+        ("/host/file/file", json!("/etc/passwd"), "\"/etc/passwd\" is outside of its folder"),
+        ("/tokenizer/chat_template", json!("../../.profile"), "is outside of its folder"),
         ("/functions/1/function", json!("context_16_tokens_1"), "there are two functions"),
         ("/functions/0/tokens", json!({"fixed": 2}), "which its role contradicts"),
         ("/functions/0/tokens", json!({"range": [4, 1]}), "it takes 4 to 1 tokens"),
@@ -152,6 +157,31 @@ fn every_contradiction_is_found() {
         }
         let found = findings(changed);
         assert!(found.iter().any(|finding| finding.contains(expected)), "{place} = {value}: {found:?}");
+    }
+}
+
+#[test]
+fn no_port_of_a_strangers_bundle_ends_the_program() {
+    let held = json!({"role": "key_cache", "layer": 1});
+    let roles = [
+        json!({"role": "kv_write_mask"}),
+        json!({"role": "slice_begin"}),
+        json!({"role": "attention_mask"}),
+        json!({"role": "past_mask"}),
+        json!({"role": "call_mask"}),
+        json!({"role": "token_order"}),
+        json!({"role": "cache", "id": "c", "holds": held}),
+        json!({"role": "cache_rows", "id": "c", "holds": held}),
+        json!({"role": "state", "id": "s", "holds": held}),
+    ];
+    for (role, rank) in roles.iter().flat_map(|role| (0..6).map(move |rank| (role, rank))) {
+        let mut port = json!({"name": "port", "shape": vec![16; rank]});
+        port.as_object_mut().unwrap().extend(role.as_object().unwrap().clone());
+        let mut changed = sound();
+        for side in ["inputs", "outputs"] {
+            changed["functions"][4][side].as_array_mut().unwrap().push(port.clone());
+        }
+        assert!(!findings(changed).is_empty(), "{port}");
     }
 }
 

@@ -118,7 +118,7 @@ impl BertConfig {
             num_attention_heads: keys.size("num_attention_heads")?,
             vocab_size: keys.size("vocab_size")?,
             max_position_embeddings: keys.size("max_position_embeddings")?,
-            first_position: row.padding.map_or(0, |default| padding.unwrap_or(default) + 1),
+            first_position: row.padding.map_or(0, |default| padding.unwrap_or(default).saturating_add(1)),
             type_vocab_size: or("type_vocab_size", 2)?,
             layer_norm_eps,
             activation,

@@ -66,63 +66,65 @@ impl Computed {
     }
 }
 
-/// `Q^T W`: each element depends on a whole column, so all of it is held from the first read to the release of the last
-/// element.
-pub(super) struct Product {
-    pub(super) of: SourceWeight,
-    pub(super) matrix: Arc<dyn SquareMatrix>,
-    held: Mutex<Option<Arc<Vec<f32>>>>,
-}
+/// Values of a whole weight, held from the first read of what needs them to the release of its last element.
+#[derive(Default)]
+struct Held(Mutex<Option<Arc<Vec<f32>>>>);
 
-impl Product {
-    fn held(&self) -> Result<Arc<Vec<f32>>> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+impl Held {
+    /// The values of a weight; what `prepare` makes of them is held.
+    fn values(&self, of: &SourceWeight, prepare: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<Arc<Vec<f32>>> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(values) = &*held {
             return Ok(values.clone());
         }
-        let mut values = vec![0.0; self.of.elements() as usize];
-        self.of.read(0, &mut values)?;
-        self.of.release(0..self.of.elements());
-        self.matrix.multiply_columns(&mut values, self.of.columns() as usize)?;
+        let mut values = vec![0.0; of.elements() as usize];
+        of.read(0, &mut values)?;
+        of.release(0..of.elements());
+        prepare(&mut values)?;
         Ok(held.insert(Arc::new(values)).clone())
     }
 
+    /// Gives the values up once `range` reaches the end of so many elements.
+    fn release(&self, range: &Range<u64>, elements: u64) {
+        if range.end >= elements {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
+/// `Q^T W`: each element depends on a whole column, so all of it is held.
+pub(super) struct Product {
+    pub(super) of: SourceWeight,
+    pub(super) matrix: Arc<dyn SquareMatrix>,
+    held: Held,
+}
+
+impl Product {
     pub(super) fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
-        out.copy_from_slice(&self.held()?[first as usize..][..out.len()]);
+        let columns = self.of.columns() as usize;
+        let values = self.held.values(&self.of, |values| self.matrix.multiply_columns(values, columns))?;
+        out.copy_from_slice(&values[first as usize..][..out.len()]);
         Ok(())
     }
 
     pub(super) fn release(&self, range: Range<u64>) {
-        if range.end >= self.of.elements() {
-            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        }
+        self.held.release(&range, self.of.elements());
     }
 }
 
-/// `W + s B A` with narrow B `[rows, rank]` and A `[rank, columns]`. A is held from the first read to the release of the last
-/// element.
+/// `W + s B A` with narrow B `[rows, rank]` and A `[rank, columns]`, of which A is held.
 pub(super) struct LowRankSum {
     pub(super) of: SourceWeight,
     pub(super) up: SourceWeight,
     pub(super) down: SourceWeight,
     pub(super) scale: f32,
-    held: Mutex<Option<Arc<Vec<f32>>>>,
+    held: Held,
 }
 
 impl LowRankSum {
-    fn down(&self) -> Result<Arc<Vec<f32>>> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(values) = &*held {
-            return Ok(values.clone());
-        }
-        let mut values = vec![0.0; self.down.elements() as usize];
-        self.down.read(0, &mut values)?;
-        Ok(held.insert(Arc::new(values)).clone())
-    }
-
     pub(super) fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
         self.of.read(first, out)?;
-        let down = self.down()?;
+        let down = self.held.values(&self.down, |_| Ok(()))?;
         let (columns, rank) = (self.down.columns() as usize, self.up.columns() as usize);
         let mut up = vec![0.0; rank];
         let (mut at, mut rest) = (first as usize, out);
@@ -141,9 +143,7 @@ impl LowRankSum {
     }
 
     pub(super) fn release(&self, range: Range<u64>) {
-        if range.end >= self.of.elements() {
-            *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        }
+        self.held.release(&range, self.of.elements());
         self.of.release(range);
     }
 }
@@ -160,7 +160,7 @@ impl SourceWeight {
             return Err(self.wrong(problem));
         }
         let (of, up, down) = (self.clone(), up.clone(), down.clone());
-        let sum = LowRankSum { of, up, down, scale, held: Mutex::new(None) };
+        let sum = LowRankSum { of, up, down, scale, held: Held::default() };
         Ok(SourceWeight { node: Arc::new(super::Node::LowRankSum(sum)), shape: self.shape.clone() })
     }
 
@@ -200,7 +200,7 @@ impl SourceWeight {
         if self.shape.len() != 2 || self.shape[0] != matrix.size() {
             return Err(self.wrong(format!("a matrix of {} times shape {:?}", matrix.size(), self.shape)));
         }
-        let product = Product { of: self.clone(), matrix: matrix.clone(), held: Mutex::new(None) };
+        let product = Product { of: self.clone(), matrix: matrix.clone(), held: Held::default() };
         Ok(SourceWeight { node: Arc::new(super::Node::TransposedTimes(product)), shape: self.shape.clone() })
     }
 }

@@ -22,8 +22,8 @@ use anec_mil::verify::infer_what_can_be;
 use anec_mil::{Function, Program};
 use anec_package::Package;
 use anec_runtime::{
-    Backend, Chunking, CpuBackend, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Sequence, Watch,
-    Windows,
+    Chunking, CpuBackend, ForwardOptions, Hidden, HostTables, InterceptedBackend, Interceptor, LoadedModel,
+    PackageStore, Windows,
 };
 
 /// A function of fixed shapes with what it is called with.
@@ -54,9 +54,7 @@ pub fn calls_of_package(name: &str, package: &Package) -> Vec<RecordedCall> {
 pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result<Vec<RecordedCall>> {
     let host = Arc::new(HostTables::open(bundle, folder)?);
     let programs = PackageStore::of(bundle, folder);
-    let inputs = Inputs::default();
-    let backend = Recording { inner: CpuBackend::new(programs, Precision::F32), bundle: bundle.clone(), inputs };
-    let seen = backend.inputs.clone();
+    let (backend, seen) = recording(CpuBackend::new(programs, Precision::F32), bundle);
     let model = LoadedModel::new(bundle.clone(), folder, host, Box::new(backend))?;
     if model.bundle().model.band().is_some() {
         Windows::new(&model, None, Hidden::No)?.label(tokens)?;
@@ -65,7 +63,7 @@ pub fn calls_of_bundle(bundle: &Bundle, folder: &Path, tokens: &[u32]) -> Result
         session
             .forward(&tokens[..tokens.len().min(session.limit() as usize)], &ForwardOptions::all(Chunking::Largest))?;
     }
-    let seen = std::mem::take(&mut *seen.0.lock().unwrap_or_else(PoisonError::into_inner));
+    let seen = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
     let mut calls = Vec::new();
     for (index, inputs) in seen {
         let entry = &bundle.functions[index];
@@ -95,45 +93,18 @@ fn at_sizes(function: &Function, inputs: &[(String, Tensor)]) -> Function {
 /// Tensors by name.
 type Named = Vec<(String, Tensor)>;
 
-/// The inputs of the first call of each function, by its index in `bundle.json`.
-#[derive(Clone, Default)]
-struct Inputs(Arc<Mutex<BTreeMap<usize, Named>>>);
-
-struct Recording {
-    inner: CpuBackend,
-    bundle: Bundle,
-    inputs: Inputs,
-}
-
-impl Backend for Recording {
-    fn prepare(&self, function: usize) -> Result<()> {
-        self.inner.prepare(function)
-    }
-
-    fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        let inner = self.inner.sequence()?;
-        Ok(Box::new(Recorded { inner, bundle: self.bundle.clone(), inputs: self.inputs.clone() }))
-    }
-}
-
-struct Recorded {
-    inner: Box<dyn Sequence>,
-    bundle: Bundle,
-    inputs: Inputs,
-}
-
-impl Sequence for Recorded {
-    fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
-        let names = self.bundle.functions[function].inputs.iter().map(|port| port.name.clone());
-        let mut seen = self.inputs.0.lock().unwrap_or_else(PoisonError::into_inner);
+/// A backend that keeps the inputs of the first call of each function, by its index in `bundle.json`.
+fn recording(inner: CpuBackend, bundle: &Bundle) -> (InterceptedBackend, Arc<Mutex<BTreeMap<usize, Named>>>) {
+    let kept = Arc::new(Mutex::new(BTreeMap::<usize, Named>::new()));
+    let (seen, functions) = (kept.clone(), bundle.functions.clone());
+    let interceptor: Interceptor = Arc::new(move |sequence, function, inputs, watch| {
+        let names = functions[function].inputs.iter().map(|port| port.name.clone());
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.entry(function).or_insert_with(|| names.zip(inputs.iter().copied().cloned()).collect());
         drop(seen);
-        self.inner.run(function, inputs, watch)
-    }
-
-    fn reset(&mut self) -> Result<()> {
-        self.inner.reset()
-    }
+        sequence.run(function, inputs, watch)
+    });
+    (InterceptedBackend::new(Arc::new(inner), interceptor), kept)
 }
 
 /// Fails where fp16 doesn't hold a constant, or doesn't compute what f32 computes.

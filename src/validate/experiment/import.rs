@@ -22,8 +22,12 @@ pub struct RuleFinding {
 /// How much slower is slower.
 const SLOWER: f64 = 1.1;
 
-/// The findings of a report, in the order of the experiments. Rules of which it says nothing are missing.
+/// The findings of a report, in the order of the experiments. Rules of which it says nothing are missing; one of a machine
+/// without a Neural Engine, as virtual machines are, says nothing of any.
 pub fn import(report: &ProbeReport) -> Vec<RuleFinding> {
+    if report.machine.neural_engine_cores.is_none() {
+        return Vec::new();
+    }
     let mut rows: IndexMap<&str, Vec<Evidence>> = IndexMap::new();
     for entry in &report.outcomes {
         let Some(experiment) = experiments().iter().find(|experiment| experiment.id == entry.experiment) else {
@@ -46,7 +50,9 @@ pub fn import(report: &ProbeReport) -> Vec<RuleFinding> {
 fn verdict(report: &ProbeReport, entry: &ProbeEntry, settles: &Settles) -> Option<(Says, String)> {
     let kind = entry.outcome.kind?;
     if let Some(other) = &settles.slower_than {
-        let of = |entry: &ProbeEntry| entry.outcome.call_ms;
+        // where one of them isn't on the Neural Engine, times tell devices apart and not forms
+        let resident = |entry: &ProbeEntry| entry.outcome.kind == Some(OutcomeKind::Resident);
+        let of = |entry: &ProbeEntry| entry.outcome.call_ms.filter(|_| resident(entry));
         let same = |candidate: &&ProbeEntry| candidate.experiment == *other && candidate.size == entry.size;
         let (own, other_ms) = (of(entry)?, of(report.outcomes.iter().find(same)?)?);
         let says = if own >= other_ms * SLOWER { Says::For } else { Says::Against };
@@ -74,5 +80,38 @@ fn evidence(report: &ProbeReport, experiment: &Experiment, entry: &ProbeEntry, s
         device: Some(machine.chip.trim_start_matches("Apple ").to_owned()),
         os: Some(format!("macOS {} ({})", machine.os_version, machine.os_build)),
         date: Some(report.date.chars().take(10).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::{ProbeOutcome, ProbeSize};
+    use anec_coreml::plan::Machine;
+
+    fn report(cores: Option<u32>, outcomes: &[(&str, OutcomeKind, f64)]) -> ProbeReport {
+        let machine = Machine { neural_engine_cores: cores, ..anec_testing::fake::machine() };
+        let entry = |(experiment, kind, call_ms): &(&str, OutcomeKind, f64)| ProbeEntry {
+            experiment: (*experiment).to_owned(),
+            size: ProbeSize::Tiny,
+            outcome: ProbeOutcome { kind: Some(*kind), call_ms: Some(*call_ms), ..ProbeOutcome::default() },
+        };
+        let outcomes = outcomes.iter().map(entry).collect();
+        ProbeReport { schema_version: 1, anec_version: "0".into(), date: "2026-11-22".into(), machine, outcomes }
+    }
+
+    #[test]
+    fn times_are_compared_where_both_programs_are_on_the_neural_engine() {
+        use OutcomeKind::{Elsewhere, Resident};
+        let says = |kinds: [OutcomeKind; 2], cores| {
+            let outcomes = [("weights-int8-channel", kinds[0], 2.0), ("weights-int8-affine", kinds[1], 1.0)];
+            import(&report(cores, &outcomes)).first().map(|finding| finding.says)
+        };
+        assert_eq!(says([Resident, Resident], Some(16)), Some(Says::For));
+        assert_eq!(says([Elsewhere, Resident], Some(16)), None);
+        assert_eq!(says([Resident, Elsewhere], Some(16)), None);
+        // what a virtual machine does on its CPU is no evidence
+        assert_eq!(says([Resident, Resident], None), None);
+        assert!(import(&report(None, &[("rank-5", Elsewhere, 1.0)])).is_empty());
     }
 }

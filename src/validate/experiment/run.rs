@@ -81,6 +81,14 @@ impl ProbeOutcome {
         ProbeOutcome { kind: Some(kind), codes: codes.collect(), said: Some(said), ..ProbeOutcome::default() }
     }
 
+    /// Where its ops are; a plan that names none shows nothing.
+    fn place(&self) -> OutcomeKind {
+        match self.compute_ops > 0 && self.on_neural_engine == self.compute_ops {
+            true => OutcomeKind::Resident,
+            false => OutcomeKind::Elsewhere,
+        }
+    }
+
     fn refused(self, kind: OutcomeKind, error: &CoreMlError) -> Self {
         let ProbeOutcome { said, codes, .. } = ProbeOutcome::ended(kind, error.to_string());
         ProbeOutcome { kind: Some(kind), said, codes, ..self }
@@ -131,11 +139,7 @@ pub fn run(engine: &impl Engine, experiment: &Experiment, size: ProbeSize, room:
         std::fs::remove_dir_all(&folder).map_err(FileError::of(&folder, "remove"))?;
     }
     let right = outcome.error_to_f32.is_some_and(|error| error <= experiment.tolerance);
-    outcome.kind = Some(match outcome.on_neural_engine == outcome.compute_ops {
-        _ if !right => OutcomeKind::Wrong,
-        true => OutcomeKind::Resident,
-        false => OutcomeKind::Elsewhere,
-    });
+    outcome.kind = Some(if right { outcome.place() } else { OutcomeKind::Wrong });
     Ok(outcome)
 }
 
@@ -310,6 +314,15 @@ mod tests {
             assert!(outcome.error_to_f16.unwrap() < 1e-3, "{id}: {outcome:?}");
             assert_eq!(outcome.elsewhere.is_empty(), !id.contains("softplus-native"), "{id}");
         }
+    }
+
+    #[test]
+    fn a_plan_without_ops_shows_nothing() {
+        let of = |compute_ops, on_neural_engine| {
+            ProbeOutcome { compute_ops, on_neural_engine, ..ProbeOutcome::default() }.place()
+        };
+        assert_eq!(of(3, 3), OutcomeKind::Resident);
+        assert_eq!((of(3, 2), of(0, 0)), (OutcomeKind::Elsewhere, OutcomeKind::Elsewhere));
     }
 
     #[test]

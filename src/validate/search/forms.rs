@@ -156,6 +156,7 @@ fn is_open(quant: &Quant) -> bool {
     let plain = Quant::default();
     (quant.weights, quant.granularity, quant.row_scale, quant.op)
         == (plain.weights, plain.granularity, plain.row_scale, plain.op)
+        && quant.layers.is_empty()
         && quant.overrides.values().all(|own| own.weights.is_none())
 }
 
