@@ -142,16 +142,19 @@ fn formats() -> String {
     }
     let (_, gate) = place(5.0, 0.02);
     plot.line("rule", (across.0, gate), (across.1, gate));
-    plot.text(across.1, gate - 5.0, "end", "small", "the parity gate's limit, 0.02");
+    plot.text(across.0 + 6.0, gate - 5.0, "start", "small", "the parity gate's limit, 0.02");
     for (index, class, model) in [(0, "a", "Qwen2.5-Coder-0.5B"), (1, "b", "Gemma 3 270M")] {
-        for row in cells("formats.md", "| projections | bits a weight, with the head |", index) {
+        for (at, row) in cells("formats.md", "| projections | bits a weight, with the head |", index).iter().enumerate()
+        {
             let (bits, kl) = (row[1].parse::<f64>().unwrap(), row[2].parse::<f64>().unwrap());
             let (x, y) = place(bits, kl);
             plot.dot(class, (x, y), true);
-            plot.text(x + 9.0, y + 4.0, "start", "small", &row[0]);
+            // points of one form lie close together: labels above and below
+            let shift = if index == 0 { 4.0 } else { [-8.0, 16.0][at % 2] };
+            plot.text(x + 9.0, y + shift, "start", "small", &row[0]);
         }
-        plot.dot(class, (430.0, 60.0 + 20.0 * index as f64), true);
-        plot.text(442.0, 64.0 + 20.0 * index as f64, "start", "small", model);
+        plot.dot(class, (95.0, 335.0 + 20.0 * index as f64), true);
+        plot.text(107.0, 339.0 + 20.0 * index as f64, "start", "small", model);
     }
     plot.text(340.0, 415.0, "middle", "", "bits a weight, with the LM head");
     plot.text(80.0, 25.0, "start", "", "KL divergence, nats (CPU, f32, 300 tokens, no calibration)");
