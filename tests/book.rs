@@ -12,11 +12,11 @@ mod plots;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-
 use crate::common::folder::repository;
 
 /// Tools that commands of the book may use beside the program.
-const TOOLS: &[&str] = &["cat", "chmod", "cp", "cut", "dd", "grep", "head", "ls", "mkdir", "rm", "sed", "tail", "tr", "wc"];
+const TOOLS: &[&str] =
+    &["cat", "chmod", "cp", "cut", "dd", "grep", "head", "ls", "mkdir", "rm", "sed", "tail", "tr", "wc"];
 
 /// Whether pages are written instead of compared.
 fn updates() -> bool {
@@ -52,7 +52,8 @@ fn room() -> tempfile::TempDir {
     link(&repository("demo"), &room.path().join("demo"));
     link(Path::new(env!("CARGO_BIN_EXE_anec")), &programs.join("anec"));
     for tool in TOOLS {
-        let found = ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(tool)).into_iter().find(|path| path.exists());
+        let found =
+            ["/usr/bin", "/bin"].map(|folder| Path::new(folder).join(tool)).into_iter().find(|path| path.exists());
         link(&found.unwrap_or_else(|| panic!("this machine has no {tool}")), &programs.join(tool));
     }
     room
@@ -93,7 +94,7 @@ fn rerun(page: &Path, text: &str, wrong: &mut Vec<String>) -> (String, usize) {
             let Some(words) = command.strip_prefix("$ ") else { panic!("{}: no command: {command}", page.display()) };
             let (code, printed) = run(words, room.path(), status);
             // a command that fails is followed by the line that shows its status
-            if code != 0 && !after.first().is_some_and(|next| *next == "$ echo $?") {
+            if code != 0 && after.first().is_none_or(|next| *next != "$ echo $?") {
                 wrong.push(format!("{}: {words}: status {code}\n{printed}", page.display()));
             }
             written.push_str(command);
@@ -171,6 +172,9 @@ fn every_page_is_in_the_summary_and_every_link_leads_somewhere() {
         assert!(linked.contains(&format!("img/{name}")), "no page shows {name}");
         let text = std::fs::read_to_string(&image).unwrap();
         assert!(text.contains("prefers-color-scheme: dark"), "{name} has no colors for dark pages");
-        assert!(!text.contains("fill=\"#") && !text.contains("stroke=\"#"), "{name} has a color that no scheme changes");
+        assert!(
+            !text.contains("fill=\"#") && !text.contains("stroke=\"#"),
+            "{name} has a color that no scheme changes"
+        );
     }
 }

@@ -76,7 +76,8 @@ fn excerpt(path: &str, language: &str, from: &str, to: &str, above: usize) -> St
     let text = std::fs::read_to_string(repository(path)).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     let first = lines.iter().position(|line| line.contains(from)).unwrap_or_else(|| panic!("{path} has no {from}"));
-    let count = lines[first..].iter().position(|line| *line == to).unwrap_or_else(|| panic!("{path}: {from} has no end"));
+    let count =
+        lines[first..].iter().position(|line| *line == to).unwrap_or_else(|| panic!("{path}: {from} has no end"));
     let shown = lines[first - above..=first + count].iter().map(|line| line.strip_prefix("    ").unwrap_or(line));
     format!("```{language}\n{}\n```", shown.collect::<Vec<_>>().join("\n"))
 }
@@ -111,7 +112,13 @@ fn rules_summary() -> String {
         [format!("`{severity}`"), meaning.to_owned()].into_iter().chain(numbers).collect()
     };
     table(
-        &["severity", "what the forecast expects", "published, uncontradicted", "contradictory", "no measurement known"],
+        &[
+            "severity",
+            "what the forecast expects",
+            "published, uncontradicted",
+            "contradictory",
+            "no measurement known",
+        ],
         [
             row("falls", "the op or the package leaves the Neural Engine, or isn't compiled for it"),
             row("doubtful", "sources differ, or it depends on chip, system and size"),
@@ -126,7 +133,8 @@ fn rules(about: &[&str]) -> String {
     let mut out = String::new();
     for rule in rows(&rules).iter().filter(|rule| about.iter().any(|key| !rule["applies"][key].is_null())) {
         let id = text(rule, "id");
-        writeln!(out, "### {id}\n\n**{}** · {} · `{}`\n", text(rule, "what"), standing(rule), text(rule, "severity")).unwrap();
+        writeln!(out, "### {id}\n\n**{}** · {} · `{}`\n", text(rule, "what"), standing(rule), text(rule, "severity"))
+            .unwrap();
         writeln!(out, "{} *Remedy:* {}", text(rule, "why"), text(rule, "remedy")).unwrap();
         for (key, what) in [("chips", "chips"), ("systems", "systems")] {
             if !rule[key].is_null() {
@@ -139,8 +147,11 @@ fn rules(about: &[&str]) -> String {
         });
         writeln!(out, "\n{}", table(&["says", "source", "device, system", "date"], evidence)).unwrap();
         let settled = |probe: &&Json| rows(&probe["settles"]).iter().any(|settles| settles["rule"] == id);
-        let asked: Vec<String> =
-            rows(&probes["experiments"]).iter().filter(settled).map(|probe| format!("`{}`", text(probe, "id"))).collect();
+        let asked: Vec<String> = rows(&probes["experiments"])
+            .iter()
+            .filter(settled)
+            .map(|probe| format!("`{}`", text(probe, "id")))
+            .collect();
         if !asked.is_empty() {
             writeln!(out, "Experiments that settle it: {}.\n", asked.join(", ")).unwrap();
         }
@@ -150,7 +161,8 @@ fn rules(about: &[&str]) -> String {
 
 /// A fact of a chip, or of its generation; empty where nothing is published.
 fn fact<'a>(chips: &'a Json, chip: &'a Json, key: &str) -> &'a Json {
-    let generation = rows(&chips["generations"]).iter().find(|row| !row["name"].is_null() && row["name"] == chip["generation"]);
+    let generation =
+        rows(&chips["generations"]).iter().find(|row| !row["name"].is_null() && row["name"] == chip["generation"]);
     let own = &chip[key];
     if own.is_null() { generation.map_or(&Json::Null, |row| &row[key]) } else { own }
 }
@@ -196,7 +208,15 @@ fn weights_by_chip() -> String {
         })
     };
     let all = rows(&chips["generations"]).iter().chain(rows(&chips["chips"])).filter_map(of);
-    let names = ["int8 by affine", "int8 by blockwise", "scales of blocks", "int4", "one palette", "several palettes", "sparse"];
+    let names = [
+        "int8 by affine",
+        "int8 by blockwise",
+        "scales of blocks",
+        "int4",
+        "one palette",
+        "several palettes",
+        "sparse",
+    ];
     table(&[&["generation or chip"], &names[..]].concat(), all)
 }
 
@@ -226,7 +246,10 @@ fn arithmetic() -> String {
         let name = format!("`{}`", text(row, "effect"));
         std::iter::once(name).chain(["says", "chips", "ours", "source", "date"].map(|key| text(row, key))).collect()
     };
-    table(&["effect", "what is published", "chips", "assumed by the simulation", "source", "date"], rows(&effects).iter().map(row))
+    table(
+        &["effect", "what is published", "chips", "assumed by the simulation", "source", "date"],
+        rows(&effects).iter().map(row),
+    )
 }
 
 fn experiments() -> String {
@@ -269,7 +292,9 @@ fn ops() -> String {
     let said = |operator: &str| {
         let named = |rule: &&Json| {
             let applies = &rule["applies"];
-            [&applies["op"], &applies["constexpr"]].iter().any(|about| rows(&about["operators"]).iter().any(|name| name == operator))
+            [&applies["op"], &applies["constexpr"]]
+                .iter()
+                .any(|about| rows(&about["operators"]).iter().any(|name| name == operator))
         };
         let found = rows(&rules).iter().filter(named);
         found.map(|rule| format!("{} (`{}`)", text(rule, "id"), text(rule, "severity"))).collect::<Vec<_>>().join(", ")
@@ -277,9 +302,15 @@ fn ops() -> String {
     let mut specs: Vec<_> = catalogue::table().iter().collect();
     specs.sort_by_key(|spec| (spec.name, spec.since));
     let row = |spec: &&catalogue::OpSpec| {
-        let parameters = spec.parameters.iter().map(|p| if p.optional { format!("{}?", p.name) } else { p.name.to_owned() });
+        let parameters =
+            spec.parameters.iter().map(|p| if p.optional { format!("{}?", p.name) } else { p.name.to_owned() });
         let parameters: Vec<String> = parameters.collect();
-        vec![format!("`{}`", spec.name), spec.since.target().to_owned(), format!("`{}`", parameters.join(" ")), said(spec.name)]
+        vec![
+            format!("`{}`", spec.name),
+            spec.since.target().to_owned(),
+            format!("`{}`", parameters.join(" ")),
+            said(spec.name),
+        ]
     };
     let names: std::collections::BTreeSet<&str> = specs.iter().map(|spec| spec.name).collect();
     let head = table(&["operator", "since", "parameters", "rules of the forecast"], specs.iter().map(row));

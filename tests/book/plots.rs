@@ -29,18 +29,25 @@ struct Plot {
 
 impl Plot {
     fn new(width: f64, height: f64, title: &str) -> Plot {
-        let mut svg = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\">\n");
-        writeln!(svg, "<title>{title}</title>\n{STYLE}\n<rect class=\"panel\" width=\"{width}\" height=\"{height}\" rx=\"8\"/>").unwrap();
+        let mut svg =
+            format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\">\n");
+        writeln!(
+            svg,
+            "<title>{title}</title>\n{STYLE}\n<rect class=\"panel\" width=\"{width}\" height=\"{height}\" rx=\"8\"/>"
+        )
+        .unwrap();
         Plot { svg }
     }
 
     fn text(&mut self, x: f64, y: f64, anchor: &str, class: &str, text: &str) {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
-        writeln!(self.svg, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>").unwrap();
+        writeln!(self.svg, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>")
+            .unwrap();
     }
 
     fn line(&mut self, class: &str, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) {
-        writeln!(self.svg, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>").unwrap();
+        writeln!(self.svg, "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>")
+            .unwrap();
     }
 
     fn dot(&mut self, class: &str, (x, y): (f64, f64), filled: bool) {
@@ -49,7 +56,11 @@ impl Plot {
     }
 
     fn bar(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
-        writeln!(self.svg, "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>").unwrap();
+        writeln!(
+            self.svg,
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>"
+        )
+        .unwrap();
     }
 
     fn done(mut self) -> String {
@@ -69,8 +80,9 @@ fn cells(page: &str, head: &str, index: usize) -> Vec<Vec<String>> {
     let mut tables = text.split(head).skip(1 + index);
     let body = tables.next().unwrap_or_else(|| panic!("{page} has no such table: {head}"));
     let rows = body.lines().skip(2).take_while(|line| line.starts_with('|'));
-    let cells: Vec<Vec<String>> =
-        rows.map(|row| row.trim_matches('|').split('|').map(|cell| cell.trim().replace(['*', '`'], "")).collect()).collect();
+    let cells: Vec<Vec<String>> = rows
+        .map(|row| row.trim_matches('|').split('|').map(|cell| cell.trim().replace(['*', '`'], "")).collect())
+        .collect();
     assert!(cells.len() > 2, "{page}: {head}: {cells:?}");
     cells
 }
@@ -89,11 +101,19 @@ fn speed() -> String {
     }
     for share in [0.8, 1.0, 1.25] {
         let class = if share == 1.0 { "rule" } else { "faint" };
-        plot.line(class, place(range.0.max(range.0 / share), range.0.max(range.0 * share)), place(12800.0, 12800.0 * share));
+        plot.line(
+            class,
+            place(range.0.max(range.0 / share), range.0.max(range.0 * share)),
+            place(12800.0, 12800.0 * share),
+        );
     }
     for row in cells("speed.md", "| point | measured | predicted | error | role |", 0) {
         let number = |at: usize| row[at].parse::<f64>().unwrap();
-        plot.dot(if row[4].starts_with("judges") { "b" } else { "a" }, place(number(1), number(2)), !row[4].contains("missed"));
+        plot.dot(
+            if row[4].starts_with("judges") { "b" } else { "a" },
+            place(number(1), number(2)),
+            !row[4].contains("missed"),
+        );
     }
     plot.text(340.0, 450.0, "middle", "", "measured, tokens per second (published by others)");
     plot.text(80.0, 22.0, "start", "", "predicted, tokens per second");
@@ -122,16 +142,19 @@ fn formats() -> String {
     }
     let (_, gate) = place(5.0, 0.02);
     plot.line("rule", (across.0, gate), (across.1, gate));
-    plot.text(across.1, gate - 5.0, "end", "small", "the parity gate's limit, 0.02");
+    plot.text(across.0 + 6.0, gate - 5.0, "start", "small", "the parity gate's limit, 0.02");
     for (index, class, model) in [(0, "a", "Qwen2.5-Coder-0.5B"), (1, "b", "Gemma 3 270M")] {
-        for row in cells("formats.md", "| projections | bits a weight, with the head |", index) {
+        for (at, row) in cells("formats.md", "| projections | bits a weight, with the head |", index).iter().enumerate()
+        {
             let (bits, kl) = (row[1].parse::<f64>().unwrap(), row[2].parse::<f64>().unwrap());
             let (x, y) = place(bits, kl);
             plot.dot(class, (x, y), true);
-            plot.text(x + 9.0, y + 4.0, "start", "small", &row[0]);
+            // points of one form lie close together: labels above and below
+            let shift = if index == 0 { 4.0 } else { [-8.0, 16.0][at % 2] };
+            plot.text(x + 9.0, y + shift, "start", "small", &row[0]);
         }
-        plot.dot(class, (430.0, 60.0 + 20.0 * index as f64), true);
-        plot.text(442.0, 64.0 + 20.0 * index as f64, "start", "small", model);
+        plot.dot(class, (95.0, 335.0 + 20.0 * index as f64), true);
+        plot.text(107.0, 339.0 + 20.0 * index as f64, "start", "small", model);
     }
     plot.text(340.0, 415.0, "middle", "", "bits a weight, with the LM head");
     plot.text(80.0, 25.0, "start", "", "KL divergence, nats (CPU, f32, 300 tokens, no calibration)");
@@ -143,12 +166,23 @@ fn bandwidth() -> String {
     let text = std::fs::read_to_string(repository("validators/chips.yaml")).unwrap();
     let chips: Json = serde_yaml::from_str(&text).unwrap();
     let value = |chip: &Json, key: &str| chip[key]["value"].as_f64();
-    let bars: Vec<(String, f64, Option<f64>)> = chips["chips"].as_array().unwrap().iter()
-        .filter_map(|chip| Some((chip["name"].as_str()?.to_owned(), value(chip, "bandwidth_gb_s")?, value(chip, "memory_gb_s"))))
+    let bars: Vec<(String, f64, Option<f64>)> = chips["chips"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|chip| {
+            Some((chip["name"].as_str()?.to_owned(), value(chip, "bandwidth_gb_s")?, value(chip, "memory_gb_s")))
+        })
         .collect();
     let height = 60.0 + 22.0 * bars.len() as f64;
     let mut plot = Plot::new(640.0, height, "Bandwidth of Neural Engines");
-    plot.text(20.0, 26.0, "start", "", "weights read by the Neural Engine, GB/s (published); thin: the chip's memory, to 200");
+    plot.text(
+        20.0,
+        26.0,
+        "start",
+        "",
+        "weights read by the Neural Engine, GB/s (published); thin: the chip's memory, to 200",
+    );
     for (at, (name, engine, memory)) in bars.iter().enumerate() {
         let y = 44.0 + 22.0 * at as f64;
         let scale = |value: f64| value.min(200.0) / 200.0 * 430.0;
@@ -168,7 +202,13 @@ fn feedback() -> String {
     let height = 70.0 + 42.0 * rows.len() as f64;
     let mut plot = Plot::new(640.0, height, "Divergence with and without error feedback");
     let across = (170.0, 600.0);
-    plot.text(20.0, 26.0, "start", "", "KL divergence of the demo model, nats, logarithmic (CPU, f32, 5,053 positions)");
+    plot.text(
+        20.0,
+        26.0,
+        "start",
+        "",
+        "KL divergence of the demo model, nats, logarithmic (CPU, f32, 5,053 positions)",
+    );
     for (at, row) in rows.iter().enumerate() {
         let y = 46.0 + 42.0 * at as f64;
         plot.text(162.0, y + 18.0, "end", "small", &row[0]);
