@@ -473,7 +473,7 @@ mod tests {
         assert!(search(&["a14"], SearchLimits::default()).starts_with("the speed of A14 can't be predicted"));
         let plan = Some(anec_manifest::QuantPlan::Bits(5.0));
         let planned = Manifest { quant: Quant { plan, ..manifest.quant.clone() }, ..manifest.clone() };
-        let error = search(&planned, &*opened.model, &targets(&["m5"]), &SearchLimits::default()).unwrap_err();
+        let error = super::search(&planned, &*opened.model, &targets(&["m5"]), &SearchLimits::default()).unwrap_err();
         assert!(error.to_string().contains("only one of them can be asked for"), "{error}");
     }
 
