@@ -102,7 +102,7 @@ pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, GenerationRequest, Timings};
 pub use hidden::HiddenFrame;
 pub use host::HostTables;
-pub use intercepted::{InterceptedBackend, Interceptor, Observer};
+pub use intercepted::{InterceptedBackend, Interceptor};
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
 pub use model::LoadedModel;
