@@ -30,7 +30,6 @@ pub struct SequenceCall<'a> {
 struct Member<'a> {
     workspace: Workspace,
     state: &'a mut State,
-    outputs: Vec<Arc<Tensor>>,
     /// Why it goes no further.
     failure: Option<ExecError>,
 }
@@ -42,7 +41,8 @@ impl Executable {
         let mut members: Vec<Member<'_>> = calls.into_iter().map(|call| self.begin(call)).collect();
         let mut rest = &self.nodes[..];
         while !rest.is_empty() {
-            let (own, later) = rest.split_at(rest.iter().position(|node| node.shared().is_some()).unwrap_or(rest.len()));
+            let (own, later) =
+                rest.split_at(rest.iter().position(|node| node.shared().is_some()).unwrap_or(rest.len()));
             if !own.is_empty() {
                 pool::for_each_mut(&mut members, |_, member| {
                     member.attempt(self, |frame| own.iter().try_for_each(|node| node.run(frame)));
@@ -62,7 +62,7 @@ impl Executable {
         let mut workspace = std::mem::take(&mut state.workspace);
         workspace.begin(self.slots);
         let failure = self.check_inputs(&inputs).err();
-        let mut member = Member { workspace, state, outputs: Vec::new(), failure };
+        let mut member = Member { workspace, state, failure };
         member.attempt(self, |frame| {
             self.give_inputs(frame, &inputs);
             Ok(())
@@ -71,9 +71,9 @@ impl Executable {
     }
 
     fn end(&self, mut member: Member<'_>) -> Result<Vec<(String, Tensor)>, ExecError> {
-        let mut outputs = std::mem::take(&mut member.outputs);
+        let mut outputs = Vec::new();
         member.attempt(self, |frame| self.take_outputs(frame, &mut outputs));
-        let Member { mut workspace, state, failure, .. } = member;
+        let Member { mut workspace, state, failure } = member;
         workspace.clear();
         state.workspace = workspace;
         match failure {

@@ -357,7 +357,11 @@ pub(crate) mod tests {
                         let later = products(&columns[first..][..together], 2);
                         for (i, found) in found.iter().enumerate() {
                             let (r, c) = (i / together, i % together);
-                            assert_eq!(found.to_bits(), alone[first + c][r].to_bits(), "{together} columns of {length}");
+                            assert_eq!(
+                                found.to_bits(),
+                                alone[first + c][r].to_bits(),
+                                "{together} columns of {length}"
+                            );
                             assert!(r < 2 || later[i - 2 * together].to_bits() == found.to_bits());
                         }
                     }

@@ -75,7 +75,10 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
                 &x[token * x_layout.column..][..columns]
             } else {
                 let (column, rest) = room.split_at_mut(columns);
-                column.iter_mut().enumerate().for_each(|(k, place)| *place = x[k * x_layout.row + token * x_layout.column]);
+                column
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(k, place)| *place = x[k * x_layout.row + token * x_layout.column]);
                 room = rest;
                 column
             };

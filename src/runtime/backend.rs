@@ -19,7 +19,7 @@ pub struct FunctionCall<'a> {
 /// What one of several texts gives to a call of a function that they share.
 pub struct BatchMember<'a> {
     /// Its states.
-    pub sequence: &'a mut dyn Sequence,
+    pub sequence: &'a mut (dyn Sequence + 'static),
     /// Tensors, in the order of the function's inputs.
     pub inputs: Vec<&'a Tensor>,
 }

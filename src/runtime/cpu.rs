@@ -214,7 +214,7 @@ impl Backend for CpuBackend {
 
 impl CpuBackend {
     /// A text's sequence, if this backend made it.
-    fn own<'a>(&self, sequence: &'a mut dyn Sequence) -> Option<&'a mut CpuSequence> {
+    fn own<'a>(&self, sequence: &'a mut (dyn Sequence + 'static)) -> Option<&'a mut CpuSequence> {
         let sequence: &mut dyn Any = sequence;
         sequence.downcast_mut::<CpuSequence>().filter(|own| Arc::ptr_eq(&own.shared, &self.shared))
     }

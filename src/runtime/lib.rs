@@ -111,7 +111,7 @@ pub use observed::ObservedBackend;
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
 pub use session::TokenSession;
-pub use together::{NextTokens, forward_together};
 pub use text::{TextDelta, TextGeneration, TextStream};
+pub use together::{NextTokens, forward_together};
 pub use tokenizer::{Detokenizer, Tokenizer};
 pub use windows::Windows;

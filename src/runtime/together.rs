@@ -90,11 +90,8 @@ impl SharedCall {
     fn run(&self, model: &LoadedModel, texts: Vec<&mut NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
         let route = &model.plan.routes[self.route];
         let ropes: Vec<RopeChoice> = texts.iter().map(|text| text.session.rope().clone()).collect();
-        let begin = |(text, rope)| {
-            let (text, rope): (&'_ mut NextTokens<'_>, _) = (text, rope);
-            self.begin(model, route, text, rope)
-        };
-        let mut members: Vec<Member<'_>> = texts.into_iter().zip(&ropes).map(begin).collect();
+        let texts = texts.into_iter().zip(&ropes);
+        let mut members: Vec<Member<'_>> = texts.map(|(text, rope)| self.begin(model, route, text, rope)).collect();
         for step in &route.layers {
             self.layers(model, step, &mut members);
         }
@@ -114,7 +111,7 @@ impl SharedCall {
         text: &'a mut NextTokens<'_>,
         rope: &'a RopeChoice,
     ) -> Member<'a> {
-        let NextTokens { session, tokens } = text;
+        let (session, tokens) = (&mut *text.session, text.tokens);
         let (position, size) = (session.position(), self.chunk.size as usize);
         let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, size);
         let run = TokenRun { tokens, types: &[], position };
@@ -129,15 +126,17 @@ impl SharedCall {
 
     /// A part of the layers.
     fn layers(&self, model: &LoadedModel, step: &Step, members: &mut [Member<'_>]) {
-        let ready = |member: &mut Member<'_>| {
-            Ok(prepare(model, step, &mut member.flow, Some((&mut member.feed, &member.session.states)))?)
-        };
-        call_together(model, members, ready, |member, function, outputs| {
-            let entry = &model.bundle.functions[function];
-            let outputs = member.session.states.keep(entry, outputs, member.feed.place());
-            member.flow = after(model, function, outputs, member.take_flow())?;
-            Ok(())
-        });
+        call_together(
+            model,
+            members,
+            |member| Ok(prepare(model, step, &mut member.flow, Some((&mut member.feed, &member.session.states)))?),
+            |member, function, outputs| {
+                let entry = &model.bundle.functions[function];
+                let outputs = member.session.states.keep(entry, outputs, member.feed.place());
+                member.flow = after(model, function, outputs, member.take_flow())?;
+                Ok(())
+            },
+        );
         for group in &step.experts {
             for member in members.iter_mut().filter(|member| member.flow.has_share(&group.part)) {
                 member.attempt(|member| {
@@ -155,18 +154,22 @@ impl SharedCall {
         let Ok(chunk) = plan::chunk(&route.head, self.chunk.real, None) else { return };
         let (width, size) = (model.bundle.model.head_rows() as usize, chunk.size as usize);
         for step in &route.head {
-            let ready = |member: &mut Member<'_>| {
-                member.logits.resize(count * width, 0.0);
-                Ok(prepare(model, step, &mut member.flow.hidden.range(0..count, size).into(), None)?)
-            };
-            call_together(model, members, ready, |member, function, outputs| {
-                let rows = step.part.start as usize..step.part.end as usize;
-                let part = result(model, function, outputs, PortRole::Logits, rows.len(), size)?;
-                for (t, row) in member.logits.chunks_exact_mut(width).enumerate() {
-                    row[rows.clone()].iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
-                }
-                Ok(())
-            });
+            call_together(
+                model,
+                members,
+                |member| {
+                    member.logits.resize(count * width, 0.0);
+                    Ok(prepare(model, step, &mut member.flow.hidden.range(0..count, size).into(), None)?)
+                },
+                |member, function, outputs| {
+                    let rows = step.part.start as usize..step.part.end as usize;
+                    let part = result(model, function, outputs, PortRole::Logits, rows.len(), size)?;
+                    for (t, row) in member.logits.chunks_exact_mut(width).enumerate() {
+                        row[rows.clone()].iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
+                    }
+                    Ok(())
+                },
+            );
         }
     }
 }

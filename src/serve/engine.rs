@@ -14,7 +14,8 @@ use super::error::ServeError;
 use super::metrics::Metrics;
 use anec_base::Result;
 use anec_runtime::{
-    Constraint, Generation, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, TextDelta, TextGeneration, Tokenizer,
+    Constraint, Generation, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, TextDelta, TextGeneration,
+    Tokenizer,
 };
 
 /// How much an engine takes on.
@@ -272,14 +273,13 @@ impl Worker {
     /// then, and finds what was computed.
     fn compute_together(&mut self) {
         let limits = self.limits;
-        let takes_part = |text: &Active| text.text.generation().is_writing() && text.is_ready(&limits);
-        let writing = self.active.iter_mut().filter(|text| takes_part(text));
+        let writing = self.active.iter_mut().filter(|text| text.shares_calls(&limits));
         let generations = writing.map(|text| text.text.generation_mut());
         if catch_unwind(AssertUnwindSafe(|| Generation::compute_together(generations))).is_err() {
             // which of them it was, nobody knows
-            let (lost, rest) = std::mem::take(&mut self.active).into_iter().partition(|text| takes_part(text));
+            let all = std::mem::take(&mut self.active).into_iter();
+            let (lost, rest): (Vec<Active>, Vec<Active>) = all.partition(|text| text.shares_calls(&limits));
             self.active = rest;
-            let lost: Vec<Active> = lost;
             lost.into_iter().for_each(|text| text.fail(ServeError::panicked()));
         }
     }
@@ -386,9 +386,11 @@ impl Worker {
 }
 
 impl Active {
-    /// Whether its client is there and reads, and its time isn't up.
-    fn is_ready(&self, limits: &ServeLimits) -> bool {
-        !self.events.is_closed() && self.since.elapsed() <= limits.timeout && self.events.capacity() >= EVENTS / 2
+    /// Whether its next call is made with those of others: it is being written, its client is there and reads, and its
+    /// time isn't up.
+    fn shares_calls(&self, limits: &ServeLimits) -> bool {
+        let wanted = !self.events.is_closed() && self.since.elapsed() <= limits.timeout;
+        wanted && self.events.capacity() >= EVENTS / 2 && self.text.generation().is_writing()
     }
 
     /// One call of the model, at most.

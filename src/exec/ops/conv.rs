@@ -12,7 +12,6 @@ use crate::kernel::{Call, Input, Kernel, Matrix, WeightProduct};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, for_each_index, strides};
-use crate::weight::LoadedWeight;
 use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
@@ -171,8 +170,8 @@ impl Conv {
 impl Conv {
     /// Whether it multiplies each place's channels with a constant.
     pub fn mixes_channels(&self) -> bool {
-        let one = |weight: &LoadedWeight| weight.shape().iter().skip(2).all(|size| *size == 1);
-        self.groups == 1 && matches!(&self.weight, Matrix::Constant(weight) if one(weight))
+        let Matrix::Constant(weight) = &self.weight else { return false };
+        self.groups == 1 && weight.shape().iter().skip(2).all(|size| *size == 1)
     }
 }
 
