@@ -100,14 +100,14 @@ pub struct ExecOptions {
 
 /// A function made ready to run.
 pub struct Executable {
-    function: String,
-    options: ExecOptions,
+    pub(super) function: String,
+    pub(super) options: ExecOptions,
     inputs: Vec<(String, TensorType, usize)>,
     states: Vec<(String, TensorType)>,
     lengths: BTreeMap<Symbol, SymbolRange>,
-    nodes: Vec<Node>,
+    pub(super) nodes: Vec<Node>,
     outputs: Vec<(String, Operand)>,
-    slots: usize,
+    pub(super) slots: usize,
 }
 
 impl std::fmt::Debug for Executable {
@@ -284,8 +284,13 @@ impl Executable {
     ) -> Result<Vec<(String, Tensor)>, ExecError> {
         let mut outputs = Vec::with_capacity(self.outputs.len());
         self.in_frame(inputs, state, observer, profile, &mut outputs)?;
+        Ok(self.with_names(outputs))
+    }
+
+    /// Outputs under their names.
+    pub(super) fn with_names(&self, outputs: Vec<Arc<Tensor>>) -> Vec<(String, Tensor)> {
         let names = self.outputs.iter().map(|(name, _)| name.clone());
-        Ok(names.zip(outputs.into_iter().map(Arc::unwrap_or_clone)).collect())
+        names.zip(outputs.into_iter().map(Arc::unwrap_or_clone)).collect()
     }
 
     fn in_frame<'a>(
@@ -315,6 +320,13 @@ impl Executable {
         inputs: &[(&str, &Tensor)],
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
+        self.give_inputs(frame, inputs);
+        self.nodes.iter().try_for_each(|node| node.run(frame))?;
+        self.take_outputs(frame, outputs)
+    }
+
+    /// Puts inputs that have been checked into their slots.
+    pub(super) fn give_inputs(&self, frame: &mut Frame<'_>, inputs: &[(&str, &Tensor)]) {
         for (name, ty, slot) in &self.inputs {
             if let Some((_, tensor)) = inputs.iter().find(|(given, _)| given == name) {
                 let mut tensor = frame.workspace.pool.reshaped(&tensor.shape, &tensor.data);
@@ -324,7 +336,10 @@ impl Executable {
                 frame.workspace.slots[*slot] = Some(tensor);
             }
         }
-        self.nodes.iter().try_for_each(|node| node.run(frame))?;
+    }
+
+    /// Appends what a run has computed.
+    pub(super) fn take_outputs(&self, frame: &mut Frame<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<(), ExecError> {
         for (name, operand) in &self.outputs {
             outputs.push(match frame.fetch(operand) {
                 Some(Value::Tensor(tensor)) => tensor,
@@ -338,7 +353,7 @@ impl Executable {
         Ok(())
     }
 
-    fn check_inputs(&self, given: &[(&str, &Tensor)]) -> Result<(), ExecError> {
+    pub(super) fn check_inputs(&self, given: &[(&str, &Tensor)]) -> Result<(), ExecError> {
         let wrong = |input: &str, problem: String| ExecError::Input {
             function: self.function.clone(),
             input: input.to_owned(),

@@ -49,22 +49,44 @@ impl Frame<'_> {
 
     /// Carries out a step.
     pub fn step(&mut self, step: &Step) -> Result<(), ExecError> {
-        self.timed(step.operator, |frame| frame.run(step)).map_err(|problem| ExecError::Op {
+        self.timed(step.operator, |frame| frame.run(step)).map_err(|problem| self.failed(step, problem))
+    }
+
+    /// A step can't be carried out.
+    pub fn failed(&self, step: &Step, problem: String) -> ExecError {
+        ExecError::Op {
             function: self.function.to_owned(),
             op: step.name.clone(),
             operator: step.operator.to_owned(),
             problem,
-        })
+        }
     }
 
     fn run(&mut self, step: &Step) -> Result<(), String> {
+        self.fetch_arguments(step)?;
+        self.compute(step)?;
+        self.give_results(step)
+    }
+
+    /// Makes the arguments of a step ready.
+    pub fn fetch_arguments(&mut self, step: &Step) -> Result<(), String> {
         for operand in &step.operands {
             let value = self.fetch(operand).ok_or("an argument has not been computed")?;
             self.workspace.values.push(Some(value));
         }
+        Ok(())
+    }
+
+    /// Runs the kernel of a step whose arguments are ready.
+    pub fn compute(&mut self, step: &Step) -> Result<(), String> {
         let Workspace { values, results, pool, .. } = &mut self.workspace;
         let mut call = Call { values, state: self.state, takes_state: step.takes_state, results };
-        step.kernel.run(&mut call, pool)?;
+        step.kernel.run(&mut call, pool)
+    }
+
+    /// Puts what a step's kernel gave where it goes.
+    pub fn give_results(&mut self, step: &Step) -> Result<(), String> {
+        let Workspace { values, pool, .. } = &mut self.workspace;
         for value in values.drain(..).flatten() {
             if let Value::Tensor(tensor) = value {
                 pool.recycle(tensor);

@@ -9,14 +9,20 @@ use smallvec::SmallVec;
 
 use super::pool::Pool;
 use super::state::State;
-use super::tensor::{Tensor, TensorData};
+use super::tensor::{Dims, Tensor, TensorData};
 use super::value::Value;
 use super::weight::LoadedWeight;
+use anec_kernels::layout::MatrixLayout;
 
 /// An op made ready: one type for each group of operators, with the op's attributes as fields.
 pub(crate) trait Kernel: Any + Send + Sync {
     /// Computes the op, and gives its results to the call, in order.
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String>;
+
+    /// The one product with a weight that computes the op, if it is one: sequences that are computed together share it.
+    fn weight_product<'c>(&'c self, _: &'c Call<'_>) -> Result<Option<WeightProduct<'c>>, String> {
+        Ok(None)
+    }
 
     /// Whether each element of the result follows from the elements at the same place, or from single numbers.
     fn is_elementwise(&self) -> bool {
@@ -29,6 +35,17 @@ impl dyn Kernel {
     pub fn is<K: Kernel>(&self) -> Option<&K> {
         (self as &dyn Any).downcast_ref()
     }
+}
+
+/// `weight x + bias` of some tokens.
+pub(crate) struct WeightProduct<'c> {
+    pub weight: &'c LoadedWeight,
+    pub bias: Option<&'c [f32]>,
+    pub x: (&'c [f32], MatrixLayout),
+    pub tokens: usize,
+    /// Shape of the result, and where its elements lie.
+    pub shape: Dims,
+    pub layout: MatrixLayout,
 }
 
 /// An argument of an op, by its place among those of a call.

@@ -28,6 +28,7 @@
 //! | [`tensor`] | tensors in memory |
 //! | [`weight`] | constants in memory, and the cache that functions share |
 //! | [`executable`] | what can be run, and running it |
+//! | [`batch`] | running it for several sequences, which share the products with weights |
 //! | [`state`] | what a sequence keeps from run to run |
 //! | [`profile`] | where the time went |
 //! | `compile`, `constants`, `constexpr` | turning ops into steps, and constants, stored or compressed, into values |
@@ -42,6 +43,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod batch;
 mod compile;
 mod constants;
 mod constexpr;
@@ -67,6 +69,7 @@ pub mod weight;
 mod workspace;
 
 pub use anec_kernels::pool::{set_threads, threads};
+pub use batch::SequenceCall;
 pub use engine::{EngineEffect, EngineEffects};
 pub use error::ExecError;
 pub use executable::{ExecOptions, Executable, Precision};

@@ -57,6 +57,14 @@ impl Node {
         }
     }
 
+    /// The step that it is, if sequences can share it: one product with a large constant.
+    pub fn shared(&self) -> Option<&Step> {
+        match self {
+            Node::Step(step) if step.multiplies_weight() => Some(step),
+            _ => None,
+        }
+    }
+
     /// Carries it out.
     pub fn run(&self, frame: &mut Frame<'_>) -> Result<(), ExecError> {
         match self {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::kernel::{Input, Kernel};
-use super::ops::{ReadState, WriteState};
+use super::kernel::{Input, Kernel, Matrix};
+use super::ops::{Conv, Linear, Matmul, ReadState, WriteState};
 use super::value::Value;
 use anec_mil::{DataType, TensorType, ValueId};
 
@@ -58,6 +58,14 @@ impl Step {
     pub fn state(&self) -> Option<&Arc<str>> {
         let read = self.kernel.is::<ReadState>().map(|read| &read.name);
         read.or_else(|| self.kernel.is::<WriteState>().map(|write| &write.name))
+    }
+
+    /// Whether it multiplies something with a large constant.
+    pub fn multiplies_weight(&self) -> bool {
+        let constant = |operand: &Operand| matches!(operand, Operand::Constant(Value::Weight(_)));
+        let matmul = || self.kernel.is::<Matmul>().is_some() && self.operands.iter().any(constant);
+        let linear = || self.kernel.is::<Linear>().is_some_and(|op| matches!(op.weight, Matrix::Constant(_)));
+        self.kernel.is::<Conv>().is_some_and(Conv::mixes_channels) || linear() || matmul()
     }
 
     /// Declared type of the first result.

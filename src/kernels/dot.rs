@@ -100,7 +100,7 @@ pub struct Factors<'a> {
 }
 
 /// Adds the dot products of rows and columns, times the row's factor, to sums. The columns are equally long, and so
-/// are the rows.
+/// are the rows. A product has the same bits whatever other rows and columns there are.
 ///
 /// # Panics
 /// If a slice is too short or there are more than [`MOST_COLUMNS`] columns.
@@ -140,12 +140,12 @@ impl<S: Stored> Kernel for Dots<'_, S> {
                 4 if L::REGISTERS >= 32 => self.few::<L, 4, 4>(),
                 5 if L::REGISTERS >= 32 => self.few::<L, 5, 4>(),
                 6 if L::REGISTERS >= 32 => self.few::<L, 6, 4>(),
-                7 if L::REGISTERS >= 32 => self.few::<L, 7, 2>(),
-                8 if L::REGISTERS >= 32 => self.few::<L, 8, 2>(),
-                3 => self.few::<L, 3, 2>(),
+                7 if L::REGISTERS >= 32 => self.few::<L, 7, 3>(),
+                8 if L::REGISTERS >= 32 => self.few::<L, 8, 3>(),
+                3 => self.few::<L, 3, 3>(),
                 4 => self.few::<L, 4, 2>(),
-                5 => self.few::<L, 5, 1>(),
-                6 => self.few::<L, 6, 1>(),
+                5 => self.few::<L, 5, 2>(),
+                6 => self.few::<L, 6, 2>(),
                 7 => self.few::<L, 7, 1>(),
                 _ => self.few::<L, 8, 1>(),
             }
@@ -190,7 +190,8 @@ impl<S: Stored> Dots<'_, S> {
     }
 }
 
-/// The products of `R` rows and `C` columns.
+/// The products of `R` rows and `C` columns. Each is summed in the same order, whatever the others are: every vector of
+/// elements belongs to one of several sets of sums, which are added up at the end.
 ///
 /// # Safety
 /// The processor has the instruction set of `L`; `length` elements can be read from each column and each row, which are
@@ -205,31 +206,33 @@ unsafe fn tile<S: Stored, L: Lanes, const R: usize, const C: usize>(
     // SAFETY: as promised.
     unsafe {
         let w: [*const S; R] = std::array::from_fn(|r| rows.add(r * stride));
-        // several sets of sums, so that one multiplication need not wait for the one before it; large tiles have enough
-        // sums to wait for none
         let mut sums = [[[L::splat(0.0); C]; R]; SETS];
-        let mut k = 0;
+        let whole = length - length % (SETS * L::COUNT);
         if R * C == 1 {
-            while k + SETS * L::COUNT <= length {
-                for row in &w {
-                    prefetch::<S, L>(row.add(k), SETS * L::COUNT);
-                }
+            // all sets at once, so that one multiplication need not wait for the one before it
+            for k in (0..whole).step_by(SETS * L::COUNT) {
+                prefetch::<S, L>(w[0].wrapping_add(k).wrapping_byte_add(AHEAD), SETS * L::COUNT);
                 for (i, sums) in sums.iter_mut().enumerate() {
                     step::<S, L, R, C>(&w, columns, k + i * L::COUNT, sums);
                 }
-                k += SETS * L::COUNT;
             }
-        } else if R * C <= 8 {
-            while k + 2 * L::COUNT <= length {
-                for row in &w {
-                    // the same place in the rows that come next
-                    L::prefetch(row.wrapping_add(R * stride + k).cast());
+        } else {
+            // one set after the other: there are registers for the sums of one, and sums enough to wait for none
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let mut own = *sums;
+                for k in (0..whole).step_by(SETS * L::COUNT) {
+                    if i == 0 {
+                        // the same place in the rows that come next
+                        for row in &w {
+                            prefetch::<S, L>(row.wrapping_add(R * stride + k), SETS * L::COUNT);
+                        }
+                    }
+                    step::<S, L, R, C>(&w, columns, k + i * L::COUNT, &mut own);
                 }
-                step::<S, L, R, C>(&w, columns, k, &mut sums[0]);
-                step::<S, L, R, C>(&w, columns, k + L::COUNT, &mut sums[1]);
-                k += 2 * L::COUNT;
+                *sums = own;
             }
         }
+        let mut k = whole;
         while k + L::COUNT <= length {
             step::<S, L, R, C>(&w, columns, k, &mut sums[0]);
             k += L::COUNT;
@@ -246,14 +249,14 @@ unsafe fn tile<S: Stored, L: Lanes, const R: usize, const C: usize>(
     }
 }
 
-/// Sets of sums for a single row and column.
+/// Sets of sums of a row and a column.
 const SETS: usize = 4;
 
 /// How far ahead, in bytes, a row that is read alone is asked for: as much as comes from memory in the time that the
 /// first of it takes. A processor's own prefetching ends with each page.
 const AHEAD: usize = 4096;
 
-/// Asks for the elements that are [`AHEAD`] of `count` elements.
+/// Asks for the cache lines of `count` elements, which need not be ones that can be read.
 ///
 /// # Safety
 /// The processor has the instruction set of `L`.
@@ -261,7 +264,7 @@ const AHEAD: usize = 4096;
 unsafe fn prefetch<S, L: Lanes>(at: *const S, count: usize) {
     for line in 0..(count * size_of::<S>()).div_ceil(CACHE_LINE) {
         // SAFETY: as promised; the address need not be one that can be read.
-        unsafe { L::prefetch(at.cast::<i8>().wrapping_add(AHEAD + line * CACHE_LINE)) };
+        unsafe { L::prefetch(at.cast::<i8>().wrapping_add(line * CACHE_LINE)) };
     }
 }
 
@@ -278,11 +281,11 @@ unsafe fn step<S: Stored, L: Lanes, const R: usize, const C: usize>(
 ) {
     // SAFETY: as promised to this function.
     unsafe {
-        let x: [L; C] = std::array::from_fn(|c| L::load(columns[c].add(k)));
-        for r in 0..R {
-            let w: L = S::lanes(rows[r].add(k));
-            for c in 0..C {
-                sums[r][c] = w.mul_add(x[c], sums[r][c]);
+        let w: [L; R] = std::array::from_fn(|r| S::lanes(rows[r].add(k)));
+        for c in 0..C {
+            let x = L::load(columns[c].add(k));
+            for r in 0..R {
+                sums[r][c] = w[r].mul_add(x, sums[r][c]);
             }
         }
     }
@@ -329,6 +332,49 @@ pub(crate) mod tests {
                 }
             }
         }
+    }
+
+    fn check_alone<S: Stored>(store: impl Fn(f32) -> S) {
+        for length in [5, 16, 63, 64, 130, 896] {
+            let (count, stride) = (9, length + 1);
+            let values: Vec<S> = noise(count * stride, 3).into_iter().map(&store).collect();
+            let inputs: Vec<Vec<f32>> = (0..MOST_COLUMNS).map(|c| noise(length, 50 + c as u32)).collect();
+            let columns: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+            let factors = Factors { values: &[0.37], row: 0 };
+            each(|run| {
+                let products = |columns: &[&[f32]], row: usize| {
+                    let mut values_of = vec![0.5; count * columns.len()];
+                    let rows = Rows { values: &values[row * stride..], stride, count: count - row };
+                    let sums = Sums { values: &mut values_of, row: columns.len(), column: 1 };
+                    run.run(Dots { rows, columns, length, factors, sums });
+                    values_of
+                };
+                let alone: Vec<Vec<f32>> = columns.iter().map(|column| products(&[column], 0)).collect();
+                for together in 2..=MOST_COLUMNS {
+                    for first in [0, MOST_COLUMNS - together] {
+                        let found = products(&columns[first..][..together], 0);
+                        // from another row on, other rows share a tile
+                        let later = products(&columns[first..][..together], 2);
+                        for (i, found) in found.iter().enumerate() {
+                            let (r, c) = (i / together, i % together);
+                            assert_eq!(
+                                found.to_bits(),
+                                alone[first + c][r].to_bits(),
+                                "{together} columns of {length}"
+                            );
+                            assert!(r < 2 || later[i - 2 * together].to_bits() == found.to_bits());
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_product_has_the_same_bits_whatever_is_beside_it() {
+        check_alone(|v| v);
+        check_alone(f16::from_f32);
+        check_alone(|v| (v * 127.0) as i8);
     }
 
     #[test]

@@ -1,79 +1,138 @@
 //! Products of a stored weight `[O, K]` with activations of `T` tokens.
 
+use smallvec::SmallVec;
+
 use super::aligned_buf::AlignedBuf;
 use super::codes::{CodeTables, PackedCodes};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
-use super::layout::MatrixLayout;
+use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, DEPTH, Widen};
 use super::weight::{Elements, Scales, StoredWeight};
+
+/// Activations of some tokens, and where their product with a weight goes. For `x`, a row is a `k`; for `out`, a row is
+/// an `o`.
+pub struct TokenProduct<'a> {
+    /// The activations.
+    pub x: (&'a [f32], MatrixLayout),
+    /// How many tokens.
+    pub tokens: usize,
+    /// The results.
+    pub out: (&'a mut [f32], MatrixLayout),
+}
 
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
 ///
 /// Few tokens, many, and many on a processor with AMX are multiplied by different kernels. Two sum in f32, each in an
 /// order of its own, the third in integers: a prompt that is read in other chunks gives the same values within f32's
-/// rounding, not the same bits. A scale that a whole row has multiplies the finished sum.
+/// rounding, not the same bits. Up to eight tokens give each the bits that it has alone. A scale that a whole row has
+/// multiplies the finished sum.
 ///
 /// # Panics
-/// If a slice is too short for its layout.
+/// If a slice is too short for its layout, or two results share a place.
 pub fn multiply(
     weight: &StoredWeight,
-    (x, x_layout): (&[f32], MatrixLayout),
+    x: (&[f32], MatrixLayout),
     tokens: usize,
     bias: Option<&[f32]>,
-    (out, out_layout): (&mut [f32], MatrixLayout),
+    out: (&mut [f32], MatrixLayout),
 ) {
+    multiply_each(weight, bias, &mut [TokenProduct { x, tokens, out }]);
+}
+
+/// Several products with one weight, each with the bits that [`multiply`] gives it alone. Those of few tokens share one
+/// pass over the weight.
+///
+/// # Panics
+/// As [`multiply`].
+pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut [TokenProduct<'_>]) {
     let (rows, columns) = (weight.rows(), weight.columns());
-    assert!(x.len() >= x_layout.extent(columns, tokens) && out.len() >= out_layout.extent(rows, tokens));
-    if rows == 0 || tokens == 0 {
+    assert!(bias.is_none_or(|bias| bias.len() >= rows), "the bias is shorter than the weight has rows");
+    if rows == 0 {
         return;
     }
-    if tokens > MOST_COLUMNS {
-        by_tiles(weight, (x, x_layout), tokens, bias, (out, out_layout));
-        return;
+    let mut scattered = 0;
+    for TokenProduct { x, tokens, out } in products.iter_mut() {
+        assert!(x.0.len() >= x.1.extent(columns, *tokens) && out.0.len() >= out.1.extent(rows, *tokens));
+        let apart = (out.1.row > 0 || rows == 1) && out.1.is_injective(rows, *tokens);
+        assert!(apart || *tokens == 0, "results share a place");
+        if *tokens > MOST_COLUMNS {
+            by_tiles(weight, *x, *tokens, bias, (&mut *out.0, out.1));
+        } else if x.1.row != 1 {
+            scattered += *tokens;
+        }
     }
     // the columns of x, each in one piece
-    let mut gathered = AlignedBuf::new(if x_layout.row == 1 { 0 } else { tokens * columns });
-    let (x, step) = if x_layout.row == 1 {
-        (x, x_layout.column)
-    } else {
-        let column = |t: usize| (0..columns).map(move |k| x[k * x_layout.row + t * x_layout.column]);
-        gathered.floats().iter_mut().zip((0..tokens).flat_map(column)).for_each(|(place, value)| *place = value);
-        (&*gathered.floats(), columns)
-    };
-    let mut inputs: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
-    inputs.iter_mut().enumerate().take(tokens).for_each(|(t, input)| *input = &x[t * step..][..columns]);
-    let inputs = &inputs[..tokens];
-    let start = |row: usize| bias.map_or(0.0, |bias| bias[row]);
-    if out_layout.column == 1 && out_layout.row == tokens || tokens == 1 && out_layout.row == 1 {
-        return by_dots(weight, inputs, start, &mut out[..rows * tokens]);
-    }
-    let mut product = AlignedBuf::new(rows * tokens);
-    by_dots(weight, inputs, start, product.floats());
-    for (row, values) in product.floats().chunks_exact(tokens).enumerate() {
-        for (token, value) in values.iter().enumerate() {
-            out[row * out_layout.row + token * out_layout.column] = *value;
+    let mut gathered = AlignedBuf::new(scattered * columns);
+    let mut room = gathered.floats();
+    let mut all = SmallVec::<[Column<'_>; MOST_COLUMNS]>::new();
+    for TokenProduct { x: (x, x_layout), tokens, out } in products.iter_mut().filter(|own| own.tokens <= MOST_COLUMNS) {
+        let out = SharedOutput::new(out.0, out.1);
+        for token in 0..*tokens {
+            let x = if x_layout.row == 1 {
+                &x[token * x_layout.column..][..columns]
+            } else {
+                let (column, rest) = room.split_at_mut(columns);
+                column
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(k, place)| *place = x[k * x_layout.row + token * x_layout.column]);
+                room = rest;
+                column
+            };
+            all.push(Column { x, out, token });
         }
+    }
+    if !all.is_empty() {
+        by_dots(weight, &all, |row| bias.map_or(0.0, |bias| bias[row]));
     }
 }
 
-/// Few tokens: dot products, rows divided among threads.
-fn by_dots(weight: &StoredWeight, inputs: &[&[f32]], start: impl Fn(usize) -> f32 + Sync, out: &mut [f32]) {
-    let (tokens, columns) = (inputs.len(), weight.columns());
+/// The activations of a token, and where its results go.
+struct Column<'a> {
+    x: &'a [f32],
+    out: SharedOutput,
+    token: usize,
+}
+
+/// Few tokens: dot products, rows divided among threads. Those rows are read once, and then multiplied with so many columns
+/// at a time as there are registers for.
+fn by_dots(weight: &StoredWeight, all: &[Column<'_>], start: impl Fn(usize) -> f32 + Sync) {
+    let (rows, columns) = (weight.rows(), weight.columns());
     // enough work for a part to be worth fetching, and no more parts than even out what threads are given
-    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(weight.rows() / 256);
-    pool::for_each_chunk(out, share * tokens, |i, out| {
+    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(rows / 256);
+    // equally many at a time
+    let together = all.len().div_ceil(all.len().div_ceil(MOST_COLUMNS));
+    pool::for_each(rows.div_ceil(share), |i| {
         let first = i * share;
-        for (r, out) in out.chunks_exact_mut(tokens).enumerate() {
-            out.fill(start(first + r));
-        }
-        match weight.elements() {
-            Elements::F32(values) => dots(values, weight.scales(), columns, first, inputs, out),
-            Elements::F16(values) => dots(values, weight.scales(), columns, first, inputs, out),
-            Elements::Int8(values) => dots(values, weight.scales(), columns, first, inputs, out),
-            Elements::Codes(codes) => coded_dots(weight, codes, first, inputs, out),
+        let count = share.min(rows - first);
+        let mut sums = AlignedBuf::new(count * together);
+        for group in all.chunks(together) {
+            let mut inputs: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+            inputs.iter_mut().zip(group).for_each(|(input, column)| *input = column.x);
+            let inputs = &inputs[..group.len()];
+            let sums = &mut sums.floats()[..count * group.len()];
+            for (r, sums) in sums.chunks_exact_mut(group.len()).enumerate() {
+                sums.fill(start(first + r));
+            }
+            match weight.elements() {
+                Elements::F32(values) => dots(values, weight.scales(), columns, first, inputs, sums),
+                Elements::F16(values) => dots(values, weight.scales(), columns, first, inputs, sums),
+                Elements::Int8(values) => dots(values, weight.scales(), columns, first, inputs, sums),
+                Elements::Codes(codes) => coded_dots(weight, codes, first, inputs, sums),
+            }
+            for (c, column) in group.iter().enumerate() {
+                // SAFETY: `multiply_each` has checked that the output holds these rows of the token, and that no other
+                // result shares a place with them; each part is given other rows.
+                unsafe {
+                    let (at, layout) = column.out.at(first, column.token);
+                    for (r, sum) in sums.iter().skip(c).step_by(group.len()).enumerate() {
+                        *at.add(r * layout.row) = *sum;
+                    }
+                }
+            }
         }
     });
 }
@@ -175,13 +234,9 @@ impl Kernel for LookUp<'_> {
     }
 }
 
-/// Floats of all columns together that are multiplied with every row before the next are: half of a first-level cache.
-const NEAR: usize = 4096;
-
 fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, inputs: &[&[f32]], out: &mut [f32]) {
     let block = (columns / scales.blocks.max(1)).max(1);
     let count = out.len() / inputs.len();
-    let piece = if inputs.len() == 1 { columns } else { (NEAR / inputs.len()).max(1) };
     for start in (0..columns).step_by(block) {
         let end = (start + block).min(columns);
         let factors = match scales.values.as_slice() {
@@ -191,16 +246,10 @@ fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, 
                 Factors { values: &values[first * scales.blocks + which..], row: scales.blocks }
             }
         };
-        for from in (start..end).step_by(piece.max(1)) {
-            let range = from..(from + piece).min(end);
-            let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
-            for (part, input) in parts.iter_mut().zip(inputs) {
-                *part = &input[range.clone()];
-            }
-            let rows = Rows { values: &values[first * columns + range.start..], stride: columns, count };
-            let sums = Sums { values: out, row: inputs.len(), column: 1 };
-            add_dots(rows, &parts[..inputs.len()], factors, sums);
-        }
+        let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
+        parts.iter_mut().zip(inputs).for_each(|(part, input)| *part = &input[start..end]);
+        let rows = Rows { values: &values[first * columns + start..], stride: columns, count };
+        add_dots(rows, &parts[..inputs.len()], factors, Sums { values: out, row: inputs.len(), column: 1 });
     }
 }
 
@@ -388,6 +437,44 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn products_that_share_a_pass_have_the_bits_that_they_have_alone() {
+        let (rows, columns) = (517, 200);
+        let bytes: Vec<i8> = noise(rows * columns, 1).iter().map(|v| (v * 127.0) as i8).collect();
+        let codes: Vec<u8> = bytes.iter().map(|v| *v as u8).take(rows * columns / 2).collect();
+        let scales = |blocks: usize| Scales { values: noise(rows * blocks, 4), blocks };
+        let tables = CodeTables::new(4, 16, &noise(16, 5), rows);
+        let coded = Arc::new(Elements::Codes(PackedCodes::new(4, codes.into())));
+        let weights = [
+            StoredWeight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.clone().into())), scales(1)),
+            StoredWeight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.into())), scales(5)),
+            StoredWeight::coded(vec![rows, columns], coded, tables, scales(1)),
+        ];
+        let bias = noise(rows, 2);
+        // tokens of each, and whether they lie one after the other
+        let forms = [(1, false), (1, true), (9, false), (3, false), (8, true), (0, true), (1, false), (2, true)];
+        let layout = |(tokens, by_token): (usize, bool), size: usize| match by_token {
+            true => MatrixLayout { row: 1, column: size },
+            false => MatrixLayout { row: tokens, column: 1 },
+        };
+        for weight in &weights {
+            let inputs: Vec<Vec<f32>> =
+                forms.iter().enumerate().map(|(i, form)| noise(columns * form.0, 10 + i as u32)).collect();
+            let mut together: Vec<Vec<f32>> = forms.iter().map(|form| vec![f32::NAN; rows * form.0]).collect();
+            let mut alone = together.clone();
+            let given = forms.iter().zip(&inputs).zip(&mut together);
+            let product = |((form, x), out)| -> TokenProduct<'_> {
+                let (form, x, out): (&(usize, bool), &Vec<f32>, &mut Vec<f32>) = (form, x, out);
+                TokenProduct { x: (x, layout(*form, columns)), tokens: form.0, out: (out, layout(*form, rows)) }
+            };
+            multiply_each(weight, Some(&bias), &mut given.map(product).collect::<Vec<_>>());
+            for ((form, x), out) in forms.iter().zip(&inputs).zip(&mut alone) {
+                multiply(weight, (x, layout(*form, columns)), form.0, Some(&bias), (out, layout(*form, rows)));
+            }
+            assert_eq!(together, alone);
         }
     }
 }

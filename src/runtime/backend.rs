@@ -1,5 +1,7 @@
 //! What runs the functions of a bundle: the CPU executor, or Core ML on a Mac.
 
+use std::any::Any;
+
 use anec_base::Result;
 use anec_exec::Tensor;
 
@@ -14,6 +16,24 @@ pub struct FunctionCall<'a> {
     pub inputs: Vec<&'a Tensor>,
 }
 
+/// What one of several texts gives to a call of a function that they share.
+pub struct BatchMember<'a> {
+    /// Its states.
+    pub sequence: &'a mut (dyn Sequence + 'static),
+    /// Tensors, in the order of the function's inputs.
+    pub inputs: Vec<&'a Tensor>,
+}
+
+impl BatchMember<'_> {
+    /// Runs the function for this text only.
+    pub(super) fn run_alone(self, function: usize) -> BatchResult {
+        self.sequence.run(function, &self.inputs, None)
+    }
+}
+
+/// What a function gave to one of several texts: its outputs, in their order.
+pub type BatchResult = Result<Vec<Tensor>>;
+
 /// A bundle made ready to run on something.
 pub trait Backend: Send + Sync {
     /// Makes a function ready, which its first call would do otherwise: on Core ML that takes seconds to minutes.
@@ -27,10 +47,17 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// When the states can't be had.
     fn sequence(&self) -> Result<Box<dyn Sequence>>;
+
+    /// Runs a function for several texts, whose results are those of [`Sequence::run`] for each, bit for bit; one that
+    /// fails leaves the others as they are. A backend that can't share anything between them runs it for one after the
+    /// other.
+    fn run_batch(&self, function: usize, members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+        members.into_iter().map(|member| member.run_alone(function)).collect()
+    }
 }
 
 /// The states of one text.
-pub trait Sequence: Send {
+pub trait Sequence: Any + Send {
     /// Runs a function of the bundle, by its index in `bundle.json`, with tensors in the order of its inputs, and gives
     /// its outputs in their order. Floating-point tensors hold f32, whatever the port's type. Functions whose states have
     /// the same id share them.

@@ -14,7 +14,7 @@ use anec_bundle::{Port, PortRole};
 use anec_exec::{Tensor, TensorData};
 
 /// What goes from function to function beside the hidden states.
-pub(super) fn is_carried(role: &PortRole) -> bool {
+fn is_carried(role: &PortRole) -> bool {
     matches!(role, PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares)
 }
 
@@ -49,6 +49,24 @@ pub(super) fn prepare(
     };
     let inputs = entry.inputs.iter().map(&mut input).collect::<Result<Vec<_>, _>>()?;
     Ok(Prepared { function, inputs })
+}
+
+/// What goes on from a function that took the hidden states of `flow`.
+pub(super) fn after(
+    model: &LoadedModel,
+    function: usize,
+    outputs: Vec<Tensor>,
+    mut flow: Flow,
+) -> Result<Flow, RuntimeError> {
+    let (channels, size) = (flow.hidden.channels, flow.hidden.count);
+    for (port, tensor) in model.bundle.functions[function].outputs.iter().zip(&outputs) {
+        if is_carried(&port.role) {
+            flow.carried.retain(|(role, _)| *role != port.role);
+            flow.carried.push((port.role.clone(), Arc::new(tensor.clone())));
+        }
+    }
+    flow.hidden = result(model, function, outputs, PortRole::Hidden, channels, size)?;
+    Ok(flow)
 }
 
 /// The output of a role, of a call of `size` tokens.

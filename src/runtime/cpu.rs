@@ -1,14 +1,15 @@
 //! The backend that is everywhere: the emitted program on the CPU executor.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::backend::{Backend, Sequence, Watch};
+use super::backend::{Backend, BatchMember, BatchResult, Sequence, Watch};
 use super::error::RuntimeError;
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
-use anec_exec::{ExecError, ExecOptions, Executable, Precision, State, Tensor, WeightCache};
+use anec_exec::{ExecError, ExecOptions, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
 use anec_mil::{Function, Program, ValueType};
 
 /// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
@@ -87,6 +88,17 @@ impl Signature {
     /// The function can't be made ready or run.
     fn failed(&self, error: ExecError) -> RuntimeError {
         RuntimeError::Function { package: self.package.clone(), error }
+    }
+
+    /// Inputs in the bundle's order, under their names.
+    fn named<'a>(&'a self, inputs: &[&'a Tensor]) -> Vec<(&'a str, &'a Tensor)> {
+        self.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect()
+    }
+
+    /// Outputs in the bundle's order, which needn't be the program's.
+    fn in_order(&self, mut outputs: Vec<(String, Tensor)>) -> Vec<Tensor> {
+        let mut take = |name: &String| outputs.iter().position(|(n, _)| n == name).map(|i| outputs.swap_remove(i).1);
+        self.outputs.iter().filter_map(&mut take).collect()
     }
 
     /// The function with its states named by their ids, under which all functions of a text keep them.
@@ -177,6 +189,35 @@ impl Backend for CpuBackend {
         let (state, known) = (State::default(), BTreeSet::new());
         Ok(Box::new(CpuSequence { shared: self.shared.clone(), state, known }))
     }
+
+    fn run_batch(&self, function: usize, mut members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
+        let shared = &self.shared;
+        let own = members.iter_mut().all(|member| self.own(member.sequence).is_some());
+        let (true, Ok(executable), Ok(signature)) =
+            (own, shared.executable(function), shared.programs.signature(function))
+        else {
+            // a function that can't be loaded says so
+            return members.into_iter().map(|member| member.run_alone(function)).collect();
+        };
+        let call = |BatchMember { sequence, inputs }| {
+            let state = self.own(sequence)?.state_of(function, &executable);
+            Some(SequenceCall { inputs: signature.named(&inputs), state })
+        };
+        let ended = |result: Result<_, _>| match result {
+            Ok(outputs) => Ok(signature.in_order(outputs)),
+            Err(error) => Err(signature.failed(error).into()),
+        };
+        let calls = members.into_iter().filter_map(call).collect();
+        executable.run_batch(calls).into_iter().map(ended).collect()
+    }
+}
+
+impl CpuBackend {
+    /// A text's sequence, if this backend made it.
+    fn own<'a>(&self, sequence: &'a mut (dyn Sequence + 'static)) -> Option<&'a mut CpuSequence> {
+        let sequence: &mut dyn Any = sequence;
+        sequence.downcast_mut::<CpuSequence>().filter(|own| Arc::ptr_eq(&own.shared, &self.shared))
+    }
 }
 
 /// A text's states, by their ids.
@@ -188,24 +229,28 @@ struct CpuSequence {
     known: BTreeSet<usize>,
 }
 
+impl CpuSequence {
+    /// The states, with those of a function among them.
+    fn state_of(&mut self, function: usize, executable: &Executable) -> &mut State {
+        if self.known.insert(function) {
+            self.state.merge(executable.new_state());
+        }
+        &mut self.state
+    }
+}
+
 impl Sequence for CpuSequence {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
-        let executable = self.shared.executable(function)?;
-        let signature = self.shared.programs.signature(function)?;
-        let state = &mut self.state;
-        if self.known.insert(function) {
-            state.merge(executable.new_state());
-        }
-        let inputs: Vec<(&str, &Tensor)> =
-            signature.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect();
-        let mut outputs = match watch {
+        let shared = self.shared.clone();
+        let executable = shared.executable(function)?;
+        let signature = shared.programs.signature(function)?;
+        let state = self.state_of(function, &executable);
+        let inputs = signature.named(inputs);
+        let outputs = match watch {
             Some(watch) => executable.run_with(&inputs, state, watch),
             None => executable.run(&inputs, state),
-        }
-        .map_err(|error| signature.failed(error))?;
-        // in the bundle's order, which needn't be the program's
-        let mut take = |name: &String| outputs.iter().position(|(n, _)| n == name).map(|i| outputs.swap_remove(i).1);
-        Ok(signature.outputs.iter().filter_map(&mut take).collect())
+        };
+        Ok(signature.in_order(outputs.map_err(|error| signature.failed(error))?))
     }
 
     fn reset(&mut self) -> Result<()> {

@@ -9,13 +9,14 @@ use serde::Serialize;
 
 use super::constraint::Constraint;
 use super::error::RuntimeError;
-use super::forward::{Chunking, ForwardOptions, Hidden, Positions};
+use super::forward::{Chunking, ForwardOptions};
 use super::logprobs::Logprobs;
 use super::lookup::{PromptLookup, Speculation};
 use super::model::LoadedModel;
 use super::prefix::common;
 use super::sampling::{Sampler, Sampling};
 use super::session::TokenSession;
+use super::together::{NextTokens, forward_together};
 use anec_base::Result;
 
 /// What to continue, and how.
@@ -139,6 +140,8 @@ pub struct Generation {
     /// Prompt tokens that the session had already.
     cached: usize,
     ids: Vec<u32>,
+    /// A call that was made with those of other texts, and its logits.
+    computed: Option<Result<(Vec<u32>, Vec<f32>)>>,
     /// Tokens that [`Iterator::next`] hasn't given yet.
     ready: VecDeque<GeneratedToken>,
     finish: Option<Finish>,
@@ -171,6 +174,7 @@ impl Generation {
             prompt_chunk: usize::MAX,
             cached,
             ids: Vec::new(),
+            computed: None,
             ready: VecDeque::new(),
             finish: None,
             failed: false,
@@ -233,6 +237,31 @@ impl Generation {
             }
         }
         Ok(self.finish)
+    }
+
+    /// Whether the next step computes tokens that were chosen, rather than a part of the prompt.
+    pub fn is_writing(&self) -> bool {
+        self.finish.is_none() && !self.failed && self.first_token.is_some() && !self.ids.is_empty()
+    }
+
+    /// Makes the calls of the next steps of several texts, those that [are writing](Generation::is_writing), as
+    /// [`forward_together`]. The steps find what was computed; they give what they would give alone, bit for bit.
+    pub fn compute_together<'a>(generations: impl IntoIterator<Item = &'a mut Generation>) {
+        let mut asking = Vec::new();
+        for generation in generations.into_iter().filter(|own| own.is_writing() && own.computed.is_none()) {
+            match generation.next_call() {
+                Ok(call) => asking.push((generation, call)),
+                Err(error) => generation.computed = Some(Err(error)),
+            }
+        }
+        let mut texts: Vec<NextTokens<'_>> = Vec::with_capacity(asking.len());
+        for (generation, call) in &mut asking {
+            texts.push(NextTokens { session: &mut generation.session, tokens: call });
+        }
+        let found = forward_together(&mut texts);
+        for ((generation, call), logits) in asking.into_iter().zip(found) {
+            generation.computed = Some(logits.map(|logits| (call, logits)));
+        }
     }
 
     /// The next of the tokens that steps made ready.
@@ -298,12 +327,15 @@ impl Generation {
 
     /// Computes the last token and verifies drafted ones after it.
     fn decode(&mut self) -> Result<Option<Finish>> {
-        let before = self.session.position();
-        let Some(last) = self.ids.last() else { return Ok(Some(Finish::Length)) };
-        let mut call = vec![*last];
-        call.extend(self.draft()?);
-        let ask = ForwardOptions { logits: Positions::All, hidden: Hidden::No, chunking: Chunking::Largest };
-        let mut logits = self.session.forward(&call, &ask)?.logits;
+        let (call, mut logits) = match self.computed.take() {
+            Some(computed) => computed?,
+            None => {
+                let call = self.next_call()?;
+                let logits = self.session.forward(&call, &ForwardOptions::all(Chunking::Largest))?.logits;
+                (call, logits)
+            }
+        };
+        let before = self.session.position() - call.len() as u64;
         let width = logits.len() / call.len();
         let mut end = None;
         for (i, row) in logits.chunks_exact_mut(width).enumerate() {
@@ -321,6 +353,13 @@ impl Generation {
             }
         }
         Ok(end)
+    }
+
+    /// The last token, and drafted ones after it.
+    fn next_call(&mut self) -> Result<Vec<u32>> {
+        let mut call: Vec<u32> = self.ids.last().copied().into_iter().collect();
+        call.extend(self.draft()?);
+        Ok(call)
     }
 
     /// Drafts the next tokens: as many as fit into one call, the text and the context. None where rewinding would mean to

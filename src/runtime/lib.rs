@@ -30,6 +30,7 @@
 //! | `call` | one call of a function: its inputs, its result |
 //! | `intercepted` | a backend whose calls are timed, kept or looked into |
 //! | `prepared` | a call with its tensors |
+//! | [`together`] | texts that share calls |
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
 //! | [`windows`] | a text of any length on its way through a token classifier |
@@ -88,11 +89,12 @@ pub mod sampling;
 pub mod session;
 pub(crate) mod states;
 pub mod text;
+pub mod together;
 pub mod tokenizer;
 pub mod tools;
 pub mod windows;
 
-pub use backend::{Backend, Sequence, Watch};
+pub use backend::{Backend, BatchMember, BatchResult, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::CoreMlBackend;
 pub use cpu::{CpuBackend, PackageStore};
@@ -110,5 +112,6 @@ pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
 pub use session::TokenSession;
 pub use text::{TextDelta, TextGeneration, TextStream};
+pub use together::{NextTokens, forward_together};
 pub use tokenizer::{Detokenizer, Tokenizer};
 pub use windows::Windows;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::{FunctionCall, Watch};
-use super::call::{is_carried, prepare, result};
+use super::call::{after, prepare, result};
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 use super::hidden::{Columns, Flow, HiddenFrame, Record};
@@ -21,15 +21,15 @@ use anec_exec::Tensor;
 /// A text: its states and the tokens that they come from.
 pub struct TokenSession {
     model: Arc<LoadedModel>,
-    states: States,
-    route: usize,
+    pub(super) states: States,
+    pub(super) route: usize,
     rope: RopeChoice,
-    tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     limit: u64,
     /// Ascending; only for models whose states aren't all written by position.
     checkpoints: Vec<Checkpoint>,
     /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
-    poisoned: bool,
+    pub(super) poisoned: bool,
 }
 
 /// States after a number of tokens.
@@ -401,7 +401,7 @@ impl TokenSession {
     }
 
     /// What leaves the function of a step.
-    fn call(
+    pub(super) fn call(
         &mut self,
         model: &LoadedModel,
         step: &Step,
@@ -409,19 +409,11 @@ impl TokenSession {
         feed: &mut InputBuilder<'_>,
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
-        let (channels, size) = (flow.hidden.channels, flow.hidden.count);
         let prepared = prepare(model, step, &mut flow, Some((feed, &self.states)))?;
         let function = prepared.function;
         let entry = &model.bundle.functions[function];
         let outputs = self.states.run(entry, prepared, feed.place(), watch)?;
-        for (port, tensor) in entry.outputs.iter().zip(&outputs) {
-            if is_carried(&port.role) {
-                flow.carried.retain(|(role, _)| *role != port.role);
-                flow.carried.push((port.role.clone(), Arc::new(tensor.clone())));
-            }
-        }
-        let hidden = result(model, function, outputs, PortRole::Hidden, channels, size)?;
-        Ok(Flow { hidden, carried: flow.carried })
+        Ok(after(model, function, outputs, flow)?)
     }
 
     /// Appends the logits of `hidden`, one row of the vocabulary's width (or the labels') for each column; the hidden states

@@ -76,9 +76,14 @@ impl States {
         place: Place,
         watch: Option<Watch<'_>>,
     ) -> Result<Vec<Tensor>> {
-        let mut outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
+        let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
         // while the call holds the caches, they can't be written in place
         drop(prepared);
+        Ok(self.keep(entry, outputs, place))
+    }
+
+    /// Keeps the states among the outputs of a function, as [`run`](States::run) does.
+    pub(super) fn keep(&mut self, entry: &FunctionEntry, mut outputs: Vec<Tensor>, place: Place) -> Vec<Tensor> {
         for (port, output) in entry.outputs.iter().zip(&mut outputs) {
             match &port.role {
                 PortRole::State { id, .. } => {
@@ -95,7 +100,7 @@ impl States {
                 _ => {}
             }
         }
-        Ok(outputs)
+        outputs
     }
 
     /// All are zero again.

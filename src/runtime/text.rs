@@ -126,6 +126,11 @@ impl TextGeneration {
         &self.generation
     }
 
+    /// The same, to be computed with others.
+    pub fn generation_mut(&mut self) -> &mut Generation {
+        &mut self.generation
+    }
+
     /// The tokens behind the text, without the deltas that weren't taken.
     pub fn into_generation(self) -> Generation {
         self.generation

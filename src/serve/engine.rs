@@ -1,5 +1,6 @@
 //! The thread that computes. Texts wait in a bounded queue; those that run take turns of one call each, so that a long
-//! prompt holds up nobody for long, and the requests that have least get the next free place.
+//! prompt holds up nobody for long, and the requests that have least get the next free place. The calls of texts that are
+//! being written are made together.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +14,8 @@ use super::error::ServeError;
 use super::metrics::Metrics;
 use anec_base::Result;
 use anec_runtime::{
-    Constraint, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, TextDelta, TextGeneration, Tokenizer,
+    Constraint, Generation, GenerationOutput, GenerationRequest, LoadedModel, PrefixCache, TextDelta, TextGeneration,
+    Tokenizer,
 };
 
 /// How much an engine takes on.
@@ -232,6 +234,7 @@ enum Turn {
 impl Worker {
     fn run(mut self) {
         while self.admit() {
+            self.compute_together();
             let mut worked = false;
             let mut i = 0;
             while i < self.active.len() {
@@ -263,6 +266,21 @@ impl Worker {
         }
         for waiting in std::mem::take(&mut self.shared.lock().queue) {
             let _ = waiting.events.try_send(Event::Failed(ServeError::Stopping));
+        }
+    }
+
+    /// Makes the next calls of the texts that are being written, which share the model's weights. Each takes its turn
+    /// then, and finds what was computed.
+    fn compute_together(&mut self) {
+        let limits = self.limits;
+        let writing = self.active.iter_mut().filter(|text| text.shares_calls(&limits));
+        let generations = writing.map(|text| text.text.generation_mut());
+        if catch_unwind(AssertUnwindSafe(|| Generation::compute_together(generations))).is_err() {
+            // which of them it was, nobody knows
+            let all = std::mem::take(&mut self.active).into_iter();
+            let (lost, rest): (Vec<Active>, Vec<Active>) = all.partition(|text| text.shares_calls(&limits));
+            self.active = rest;
+            lost.into_iter().for_each(|text| text.fail(ServeError::panicked()));
         }
     }
 
@@ -368,6 +386,13 @@ impl Worker {
 }
 
 impl Active {
+    /// Whether its next call is made with those of others: it is being written, its client is there and reads, and its
+    /// time isn't up.
+    fn shares_calls(&self, limits: &ServeLimits) -> bool {
+        let wanted = !self.events.is_closed() && self.since.elapsed() <= limits.timeout;
+        wanted && self.events.capacity() >= EVENTS / 2 && self.text.generation().is_writing()
+    }
+
     /// One call of the model, at most.
     fn turn(&mut self, limits: &ServeLimits, metrics: &Metrics) -> Result<Turn, ServeError> {
         if self.events.is_closed() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -132,13 +133,15 @@ fn notes(quant: &Quant, weights: &[WeightUse], target: &ChipTarget<'_>) -> Vec<S
 }
 
 /// A function of a plan, with what it reads and computes.
+#[derive(Clone)]
 struct PlannedFunction<'a> {
     package: usize,
     stage: &'a Stage,
     name: &'a str,
     context: u64,
     tokens: u64,
-    workload: Workload,
+    weights: Vec<WeightUse>,
+    macs: u64,
 }
 
 /// Predicts what the conversion of a manifest would do on chips. `manifest` is the resolved one.
@@ -151,25 +154,30 @@ pub fn predict(
     plan: &ConvertPlan,
     targets: &[ChipTarget<'_>],
 ) -> Result<Vec<ChipPrediction>> {
-    let mut functions = Vec::new();
-    for (package, planned) in plan.packages.iter().enumerate() {
-        for request in &planned.functions {
-            let workload = Workload::of(model, &plan.form, &manifest.quant, request)?;
-            let mut lengths = match request.tokens {
-                TokenCount::Fixed(tokens) => vec![tokens],
-                TokenCount::Range(lower, upper) => vec![lower, upper],
-            };
-            lengths.dedup();
-            functions.extend(lengths.into_iter().map(|tokens| PlannedFunction {
-                package,
-                stage: &request.stage,
-                name: &request.name,
-                context: request.context,
-                tokens,
-                workload: workload.clone(),
-            }));
-        }
-    }
+    let requests = plan.packages.iter().enumerate();
+    let requests: Vec<_> = requests
+        .flat_map(|(package, planned)| planned.functions.iter().map(move |request| (package, request)))
+        .collect();
+    // a function is built to be counted, and no longer kept than that
+    let counted = requests.into_par_iter().map(|(package, request)| {
+        let workload = Workload::of(model, &plan.form, &manifest.quant, request)?;
+        let mut lengths = match request.tokens {
+            TokenCount::Fixed(tokens) => vec![tokens],
+            TokenCount::Range(lower, upper) => vec![lower, upper],
+        };
+        lengths.dedup();
+        let functions = lengths.into_iter().map(|tokens| PlannedFunction {
+            package,
+            stage: &request.stage,
+            name: &request.name,
+            context: request.context,
+            tokens,
+            weights: workload.weights.clone(),
+            macs: workload.macs(tokens),
+        });
+        Ok(functions.collect::<Vec<_>>())
+    });
+    let functions = counted.collect::<Result<Vec<_>>>()?.concat();
     targets.iter().map(|target| Ok(on_chip(manifest, plan, &functions, target)?)).collect()
 }
 
@@ -226,7 +234,7 @@ fn on_chip(
     });
     let numbers = SpeedPoints::built_in();
     let loaded = |function: &PlannedFunction<'_>| {
-        let weights = function.workload.weights.iter().map(|weight| reading(weight, &manifest.quant, target).0);
+        let weights = function.weights.iter().map(|weight| reading(weight, &manifest.quant, target).0);
         weights.sum::<f64>() * numbers.loaded.factor
     };
     // functions of one package and length hold the same weights
@@ -237,7 +245,7 @@ fn on_chip(
     });
     let stored: f64 =
         plan.packages.iter().map(|package| package.weight_bytes as f64 * package.functions.len() as f64).sum();
-    let mut weights: Vec<WeightUse> = functions.iter().flat_map(|function| function.workload.weights.clone()).collect();
+    let mut weights: Vec<WeightUse> = functions.iter().flat_map(|function| function.weights.clone()).collect();
     weights.dedup();
     let mut notes = notes(&manifest.quant, &weights, target);
     notes.extend(
@@ -262,12 +270,12 @@ fn work(manifest: &Manifest, plan: &ConvertPlan, function: &PlannedFunction<'_>,
     let head = matches!(function.stage, Stage::Head { .. });
     let mut work = CallWork {
         state_bytes: package.state_bytes.get(index).copied().unwrap_or(0) as f64,
-        macs: function.workload.macs(function.tokens) as f64,
+        macs: function.macs as f64,
         head,
         ..CallWork::default()
     }
     .written(manifest.kv_write());
-    for weight in &function.workload.weights {
+    for weight in &function.weights {
         let (bytes, palette) = reading(weight, &manifest.quant, target);
         work.weight_bytes += bytes;
         work.palette_weights += palette;

@@ -388,7 +388,7 @@ mod tests {
         let targets = targets(&["m5", "a17-pro"]);
         let found = search(&manifest, model, &targets, &SearchLimits::default()).unwrap();
         let (mut numbers, mut worse) = (Numbers(13), 0);
-        for _ in 0..200 {
+        for _ in 0..60 {
             let other = random(&manifest, model.facts().num_layers, &mut numbers);
             let plan = ConvertPlan::new(&other, model).unwrap();
             let time = objective(&predict(&other, model, &plan, &targets).unwrap());
@@ -397,7 +397,7 @@ mod tests {
             worse += usize::from(best < time * 0.999);
         }
         // chance isn't as good
-        assert!(worse > 180, "{worse} of 200");
+        assert!(worse > 54, "{worse} of 60");
     }
 
     #[test]
@@ -413,7 +413,7 @@ mod tests {
             let manifest = Manifest { shards, ..found.manifest.clone() };
             let plan = ConvertPlan::new(&manifest, model).unwrap();
             let fits = plan.packages.iter().all(|package| package.weight_bytes as f64 <= 1.7e6);
-            (objective(&predict(&manifest, model, &plan, &targets).unwrap()), fits)
+            fits.then(|| objective(&predict(&manifest, model, &plan, &targets).unwrap()))
         };
         let mut least = f64::INFINITY;
         for cuts in 0u32..1 << 5 {
@@ -424,10 +424,7 @@ mod tests {
                     _ => ranges.last_mut().unwrap()[1] = layer + 1,
                 }
             }
-            let (time, fits) = time(ranges);
-            if fits {
-                least = least.min(time);
-            }
+            least = time(ranges).map_or(least, |time| least.min(time));
         }
         assert!(
             (found.milliseconds_per_token - least).abs() < 1e-9 * least,

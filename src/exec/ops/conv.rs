@@ -8,7 +8,7 @@ use super::matmul::bias;
 use super::{Resolved, Row, computing};
 use crate::engine::sums::{multiply, product};
 use crate::engine::{EngineEffect, EngineEffects};
-use crate::kernel::{Call, Input, Kernel, Matrix};
+use crate::kernel::{Call, Input, Kernel, Matrix, WeightProduct};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, for_each_index, strides};
@@ -167,7 +167,35 @@ impl Conv {
     }
 }
 
+impl Conv {
+    /// Whether it multiplies each place's channels with a constant.
+    pub fn mixes_channels(&self) -> bool {
+        let Matrix::Constant(weight) = &self.weight else { return false };
+        self.groups == 1 && weight.shape().iter().skip(2).all(|size| *size == 1)
+    }
+}
+
 impl Kernel for Conv {
+    fn weight_product<'c>(&'c self, call: &'c Call<'_>) -> Result<Option<WeightProduct<'c>>, String> {
+        let Matrix::Constant(weight) = &self.weight else { return Ok(None) };
+        let x = call.tensor(self.x)?;
+        let rank = x.rank();
+        let fits = (3..=5).contains(&rank) && weight.shape().len() == rank && weight.columns() == x.shape[1];
+        if !fits || !self.mixes_channels() || x.shape[0] != 1 || self.effects != EngineEffects::NONE {
+            return Ok(None);
+        }
+        let axes = axes(&self.geometry, &x.shape[2..], &weight.shape()[2..])?;
+        if axes.iter().any(|axis| axis.stride != 1 || axis.out != axis.size) {
+            return Ok(None);
+        }
+        let tokens = axes.iter().map(|axis| axis.size).product();
+        let layout = MatrixLayout { row: tokens, column: 1 };
+        let mut shape = Dims::from_slice(&x.shape);
+        shape[1] = weight.rows();
+        let (bias, x) = (bias(call, self.bias, weight.rows())?, (call.floats(self.x)?, layout));
+        Ok(Some(WeightProduct { weight, bias, x, tokens, shape, layout }))
+    }
+
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let weight = call.matrix(&self.weight)?;
         let (rows, columns, groups) = (weight.rows(), weight.columns(), self.groups);

@@ -8,7 +8,7 @@ use super::norm::softmax_rows;
 use super::{Resolved, Row, computing};
 use crate::engine::EngineEffects;
 use crate::engine::sums::{multiply, product};
-use crate::kernel::{Call, Input, Kernel, Matrix};
+use crate::kernel::{Call, Input, Kernel, Matrix, WeightProduct};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
@@ -54,7 +54,31 @@ impl Linear {
     }
 }
 
+/// `x weightᵀ` of all rows of `x`, if that is what it can be multiplied to.
+fn product_of_rows<'c>(
+    effects: EngineEffects,
+    x: &'c Tensor,
+    weight: &'c LoadedWeight,
+    bias: Option<&'c [f32]>,
+) -> Option<WeightProduct<'c>> {
+    let (rows, columns) = (weight.rows(), weight.columns());
+    let values = x.floats()?;
+    if weight.shape().len() != 2 || x.shape.last() != Some(&columns) || effects != EngineEffects::NONE {
+        return None;
+    }
+    let (mut shape, tokens) = (Dims::from_slice(&x.shape), x.shape[..x.rank() - 1].iter().product());
+    shape[x.rank() - 1] = rows;
+    let (x, layout) = ((values, MatrixLayout { row: 1, column: columns }), MatrixLayout { row: 1, column: rows });
+    Some(WeightProduct { weight, bias, x, tokens, shape, layout })
+}
+
 impl Kernel for Linear {
+    fn weight_product<'c>(&'c self, call: &'c Call<'_>) -> Result<Option<WeightProduct<'c>>, String> {
+        let Matrix::Constant(weight) = &self.weight else { return Ok(None) };
+        let bias = bias(call, self.bias, weight.rows())?;
+        Ok(product_of_rows(self.effects, call.tensor(self.x)?, weight, bias))
+    }
+
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let weight = call.matrix(&self.weight)?;
         let (rows, columns) = (weight.rows(), weight.columns());
@@ -111,6 +135,15 @@ impl Matmul {
 }
 
 impl Kernel for Matmul {
+    fn weight_product<'c>(&'c self, call: &'c Call<'_>) -> Result<Option<WeightProduct<'c>>, String> {
+        match (call.value(self.x)?, call.value(self.y)?) {
+            (Value::Tensor(x), Value::Weight(y)) if self.transpose_y && !self.transpose_x => {
+                Ok(product_of_rows(self.effects, x, y, None))
+            }
+            _ => Ok(None),
+        }
+    }
+
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let (transpose_x, transpose_y, effects) = (self.transpose_x, self.transpose_y, self.effects);
         let result = match (call.value(self.x)?, call.value(self.y)?) {

@@ -1,0 +1,246 @@
+//! Calls of one function for several sequences, which share each pass over the weights.
+//!
+//! The function's nodes are carried out for all sequences before the next ones are. A product with a weight is carried out
+//! once, for the tokens of all; it gives each token the bits that it has alone. What stands between two such products
+//! depends on a sequence's own values and states, and runs sequence by sequence, each on one thread.
+
+use std::sync::Arc;
+
+use super::error::ExecError;
+use super::executable::{Executable, Precision};
+use super::frame::Frame;
+use super::kernel::{Call, WeightProduct};
+use super::pool::Pool;
+use super::state::State;
+use super::step::Step;
+use super::tensor::{Tensor, TensorData};
+use super::workspace::Workspace;
+use anec_kernels::pool;
+use anec_kernels::product::{TokenProduct, multiply_each};
+
+/// What a sequence gives to a call that it shares with others.
+pub struct SequenceCall<'a> {
+    /// Inputs by name, in any order.
+    pub inputs: Vec<(&'a str, &'a Tensor)>,
+    /// The sequence's states.
+    pub state: &'a mut State,
+}
+
+/// A sequence on its way through a function.
+struct Member<'a> {
+    workspace: Workspace,
+    state: &'a mut State,
+    /// Why it goes no further.
+    failure: Option<ExecError>,
+}
+
+impl Executable {
+    /// Runs the function for several sequences, whose results are those of [`run`](Executable::run) for each, bit for bit.
+    /// One that fails leaves the others as they are.
+    pub fn run_batch(&self, calls: Vec<SequenceCall<'_>>) -> Vec<Result<Vec<(String, Tensor)>, ExecError>> {
+        let mut members: Vec<Member<'_>> = calls.into_iter().map(|call| self.begin(call)).collect();
+        let mut rest = &self.nodes[..];
+        while !rest.is_empty() {
+            let (own, later) =
+                rest.split_at(rest.iter().position(|node| node.shared().is_some()).unwrap_or(rest.len()));
+            if !own.is_empty() {
+                pool::for_each_mut(&mut members, |_, member| {
+                    member.attempt(self, |frame| own.iter().try_for_each(|node| node.run(frame)));
+                });
+            }
+            let Some((node, later)) = later.split_first() else { break };
+            if let Some(step) = node.shared() {
+                self.share(step, &mut members);
+            }
+            rest = later;
+        }
+        members.into_iter().map(|member| self.end(member)).collect()
+    }
+
+    fn begin<'a>(&self, call: SequenceCall<'a>) -> Member<'a> {
+        let SequenceCall { inputs, state } = call;
+        let mut workspace = std::mem::take(&mut state.workspace);
+        workspace.begin(self.slots);
+        let failure = self.check_inputs(&inputs).err();
+        let mut member = Member { workspace, state, failure };
+        member.attempt(self, |frame| {
+            self.give_inputs(frame, &inputs);
+            Ok(())
+        });
+        member
+    }
+
+    fn end(&self, mut member: Member<'_>) -> Result<Vec<(String, Tensor)>, ExecError> {
+        let mut outputs = Vec::new();
+        member.attempt(self, |frame| self.take_outputs(frame, &mut outputs));
+        let Member { mut workspace, state, failure } = member;
+        workspace.clear();
+        state.workspace = workspace;
+        match failure {
+            None => Ok(self.with_names(outputs)),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Carries out a step that multiplies a weight: once for all, or one by one where they can't share it.
+    fn share(&self, step: &Step, members: &mut [Member<'_>]) {
+        let problem = |frame: &Frame<'_>, problem| frame.failed(step, problem);
+        for member in members.iter_mut() {
+            member.attempt(self, |frame| frame.fetch_arguments(step).map_err(|text| problem(frame, text)));
+        }
+        let shared = multiply_for_all(step, members);
+        for member in members.iter_mut() {
+            member.attempt(self, |frame| {
+                if !shared {
+                    frame.compute(step).map_err(|text| problem(frame, text))?;
+                }
+                frame.give_results(step).map_err(|text| problem(frame, text))
+            });
+        }
+    }
+}
+
+/// Multiplies what all members give to a step with its weight, in one pass; gives false, with everything as it was, if
+/// that can't be done.
+fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
+    let (mut calls, mut pools) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
+    for Member { workspace, state, .. } in members.iter_mut().filter(|member| member.failure.is_none()) {
+        let Workspace { values, results, pool, .. } = workspace;
+        calls.push(Call { values, state, takes_state: step.takes_state, results });
+        pools.push(pool);
+    }
+    let products = calls.iter().map(|call| step.kernel.weight_product(call).ok().flatten());
+    let Some(products) = products.collect::<Option<Vec<WeightProduct<'_>>>>() else { return false };
+    let Some(WeightProduct { weight, bias, .. }) = products.first() else { return false };
+    // a bias may be computed
+    let same = |other: &WeightProduct<'_>| std::ptr::eq(*weight, other.weight) && *bias == other.bias;
+    if !products.iter().all(same) {
+        return false;
+    }
+    let zeros = |(product, pool): (&WeightProduct<'_>, &mut Pool)| pool.filled(&product.shape, 0f32);
+    let mut outputs: Vec<Arc<Tensor>> = products.iter().zip(pools).map(zeros).collect();
+    let token_product = |(product, output)| -> Option<TokenProduct<'_>> {
+        let (product, output): (&WeightProduct<'_>, &mut Arc<Tensor>) = (product, output);
+        let TensorData::F32(out) = &mut Arc::get_mut(output)?.data else { return None };
+        Some(TokenProduct { x: product.x, tokens: product.tokens, out: (out, product.layout) })
+    };
+    let each = products.iter().zip(&mut outputs).map(token_product).collect::<Option<Vec<_>>>();
+    let Some(mut each) = each else { return false };
+    multiply_each(weight, *bias, &mut each);
+    drop(each);
+    drop(products);
+    for (call, output) in calls.iter_mut().zip(outputs) {
+        call.results.push(output);
+    }
+    true
+}
+
+impl Member<'_> {
+    /// Does something in the function's frame, unless the member has failed.
+    fn attempt(&mut self, function: &Executable, body: impl FnOnce(&mut Frame<'_>) -> Result<(), ExecError>) {
+        if self.failure.is_some() {
+            return;
+        }
+        let workspace = std::mem::take(&mut self.workspace);
+        let half = function.options.precision != Precision::F32;
+        let (observer, profile, state) = (None, None, &mut *self.state);
+        let mut frame = Frame { function: &function.function, workspace, state, half, observer, profile };
+        self.failure = body(&mut frame).err();
+        self.workspace = frame.workspace;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ExecOptions, WeightCache};
+    use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Opset, SymbolRange, TensorType};
+
+    const WIDTH: usize = 64;
+
+    fn noise(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 53) % 101) as f32 / 101.0 - 0.5).collect()
+    }
+
+    /// A text adds what a product gives to a state of its own; the sum goes through another product.
+    fn function() -> Function {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let x = ops.input("x", TensorType::new(DataType::Fp16, [1, WIDTH as u64, 1, 1]));
+        let state = ops.state("sum", TensorType::new(DataType::Fp16, [1, WIDTH as u64, 1, 1]));
+        let weight = |seed| Constant::fp16_tensor(&[WIDTH as u64, WIDTH as u64, 1, 1], &noise(WIDTH * WIDTH, seed));
+        let (first, second) = (ops.constant("first", weight(1)), ops.constant("second", weight(2)));
+        let given = ops.conv("given", x, first, None);
+        let before = ops.read_state(state);
+        let sum = ops.add(given, before);
+        ops.write_state(state, sum);
+        let y = ops.conv("y", sum, second, None);
+        ops.output("out", y);
+        ops.finish().unwrap()
+    }
+
+    #[test]
+    fn sequences_that_share_calls_have_the_bits_that_they_have_alone() {
+        for precision in [Precision::F32, Precision::F16, Precision::ANE] {
+            let executable = Executable::compile(&function(), ExecOptions { precision }, &WeightCache::new()).unwrap();
+            let products = executable.nodes.iter().filter(|node| node.shared().is_some()).count();
+            assert_eq!(products, 2, "{precision}");
+            for count in [1, 2, 7, 11] {
+                let mut alone: Vec<State> = (0..count).map(|_| executable.new_state()).collect();
+                let mut together = alone.clone();
+                for turn in 0..3 {
+                    let given = |i| Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 10 * turn + i));
+                    let inputs: Vec<Tensor> = (0..count).map(given).collect();
+                    let calls = inputs.iter().zip(&mut together);
+                    let calls = calls.map(|(x, state)| SequenceCall { inputs: vec![("x", x)], state }).collect();
+                    let found = executable.run_batch(calls);
+                    for ((found, state), x) in found.into_iter().zip(&mut alone).zip(&inputs) {
+                        assert_eq!(found.unwrap(), executable.run(&[("x", x)], state).unwrap(), "{precision}");
+                    }
+                }
+                assert_eq!(together, alone);
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_fails_leaves_the_others_as_they_are() {
+        let options = ExecOptions { precision: Precision::F32 };
+        let executable = Executable::compile(&function(), options, &WeightCache::new()).unwrap();
+        let (good, bad) = (Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 1)), Tensor::new([1, 2, 1, 1], vec![0.0; 2]));
+        let mut states: Vec<State> = (0..3).map(|_| executable.new_state()).collect();
+        // without its state
+        states.push(State::default());
+        let calls = [&good, &bad, &good, &good].into_iter().zip(&mut states);
+        let calls = calls.map(|(x, state)| SequenceCall { inputs: vec![("x", x)], state }).collect();
+        let found = executable.run_batch(calls);
+        let expected = executable.run(&[("x", &good)], &mut executable.new_state()).unwrap();
+        assert_eq!(found[0].as_ref().unwrap(), &expected);
+        assert_eq!(found[2].as_ref().unwrap(), &expected);
+        assert!(found[1].as_ref().unwrap_err().to_string().contains("its shape is [1, 2, 1, 1]"));
+        assert!(found[3].as_ref().unwrap_err().to_string().contains("sum"), "{:?}", found[3]);
+        // it can be run again
+        let calls = vec![SequenceCall { inputs: vec![("x", &good)], state: &mut states[1] }];
+        assert_eq!(executable.run_batch(calls).remove(0).unwrap(), expected);
+    }
+
+    #[test]
+    fn sequences_may_have_different_numbers_of_tokens() {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let tokens = ops.symbol("T", SymbolRange::Range { lower: 1, upper: Some(32), default: 1 });
+        let shape = [Dim::Fixed(1), Dim::Fixed(WIDTH as u64), Dim::Fixed(1), Dim::symbol(&tokens)];
+        let x = ops.input("x", TensorType::new(DataType::Fp16, shape));
+        let weight = Constant::fp16_tensor(&[WIDTH as u64, WIDTH as u64, 1, 1], &noise(WIDTH * WIDTH, 1));
+        let weight = ops.constant("weight", weight);
+        let y = ops.conv("y", x, weight, None);
+        ops.output("out", y);
+        let options = ExecOptions { precision: Precision::F32 };
+        let executable = Executable::compile(&ops.finish().unwrap(), options, &WeightCache::new()).unwrap();
+        let inputs = [1, 5, 20, 8, 1].map(|tokens| Tensor::new([1, WIDTH, 1, tokens], noise(WIDTH * tokens, tokens)));
+        let mut states = [(); 5].map(|()| State::default());
+        let calls = inputs.iter().zip(&mut states);
+        let calls = calls.map(|(x, state)| SequenceCall { inputs: vec![("x", x)], state }).collect();
+        for (found, x) in executable.run_batch(calls).into_iter().zip(&inputs) {
+            assert_eq!(found.unwrap(), executable.run(&[("x", x)], &mut State::default()).unwrap());
+        }
+    }
+}
