@@ -82,7 +82,7 @@ pub fn configuration(
                 set("layer_types", json!(types));
             }
         }
-        WindowRule::Pattern(_) | WindowRule::Types => {
+        WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) | WindowRule::Types => {
             set("sliding_window", json!(width));
             set("layer_types", json!(types));
         }
