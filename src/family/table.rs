@@ -143,6 +143,8 @@ pub enum WindowRule {
     None,
     /// Every layer, where `sliding_window` is a number; the value where the key is absent.
     Every(Option<u64>),
+    /// Every layer, where `use_sliding_window`.
+    EveryIfUsed,
     /// Where `use_sliding_window`, the layers from `max_window_layers` on, or as `layer_types` says.
     FromLayer,
     /// Where `use_sliding_window`, the layers without rotation, or as `layer_types` says.
@@ -746,10 +748,12 @@ pub const DECODERS: &[DecoderFamily] = &[
         mixture: MixtureKind::Softmax,
         qk_norm: QkNorm::PerHead,
         mlp_bias: Bias::Never,
-        // every layer has experts in all published models, and none a window
-        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("use_sliding_window", "0")],
-        // of training, and of windows that aren't used
-        neutral_keys: &["max_window_layers", "output_router_logits", "router_aux_loss_coef", "sliding_window"],
+        window: WindowRule::EveryIfUsed,
+        default_sizes: &[("sliding_window", 4096)],
+        // every layer has experts in all published models
+        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]")],
+        // of training, and of the dense models' windows
+        neutral_keys: &["max_window_layers", "output_router_logits", "router_aux_loss_coef"],
         ..LLAMA
     },
     DecoderFamily {

@@ -31,13 +31,16 @@ pub(super) fn read(
     let uses_window = match family.window {
         WindowRule::None => false,
         WindowRule::Every(_) | WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) | WindowRule::Types => true,
-        WindowRule::FromLayer | WindowRule::WithoutRope => keys.bool("use_sliding_window")?.unwrap_or(false),
+        WindowRule::EveryIfUsed | WindowRule::FromLayer | WindowRule::WithoutRope => {
+            keys.bool("use_sliding_window")?.unwrap_or(false)
+        }
     };
     let from_layer = keys.u64("max_window_layers")?.unwrap_or(28);
     let width = match family.window {
         WindowRule::None => None,
         WindowRule::Every(default) if !keys.has("sliding_window") => default,
         WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) if !keys.has("sliding_window") => default_window,
+        WindowRule::EveryIfUsed if !keys.has("sliding_window") => default_window.filter(|_| uses_window),
         _ => keys.u64("sliding_window")?.filter(|_| uses_window),
     };
     if width == Some(0) {
@@ -75,7 +78,7 @@ pub(super) fn read(
     }
     let slides = |layer: usize| match (&types, family.window) {
         (_, WindowRule::None) => false,
-        (_, WindowRule::Every(_)) => true,
+        (_, WindowRule::Every(_) | WindowRule::EveryIfUsed) => true,
         (Some(types), _) => types[layer] == sliding,
         (_, WindowRule::FromLayer) => layer as u64 >= from_layer,
         (_, WindowRule::WithoutRope) => !rotates[layer],

@@ -75,7 +75,7 @@ pub fn configuration(
         WindowRule::Every(_) => {
             set("sliding_window", json!(width));
         }
-        WindowRule::FromLayer | WindowRule::WithoutRope => {
+        WindowRule::EveryIfUsed | WindowRule::FromLayer | WindowRule::WithoutRope => {
             if width.is_some() {
                 set("use_sliding_window", json!(true));
                 set("sliding_window", json!(width));
