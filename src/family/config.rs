@@ -13,7 +13,9 @@ use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
 use super::rope::RopeConfig;
-use super::table::{Activation, Bias, DecoderFamily, MixerKind, NEUTRAL_KEYS, NormPlacement, QkNorm, Softcap};
+use super::table::{
+    Activation, Bias, DecoderFamily, MixerKind, MixtureKind, NEUTRAL_KEYS, NormPlacement, QkNorm, RouterScores, Softcap,
+};
 use keys::Keys;
 
 /// Tensors of multimodal models that the text model has no part in.
@@ -84,8 +86,20 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Biases in the feed-forward network.
     pub mlp_bias: bool,
-    /// The source holds q, k, v in one tensor and gate, up in another.
+    /// Norms take the mean away and have biases.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub layer_norms: bool,
+    /// The source holds q, k, v in one tensor.
     pub fused: bool,
+    /// The source holds gate and up in one tensor.
+    #[serde(skip)]
+    pub fused_mlp: bool,
+    /// The feed-forward network has no gate.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub plain_mlp: bool,
+    /// Among the scores is one for each head, of no token.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
     /// Queries come with a gate on what attention gives.
     pub gated_attention: bool,
     /// Shape of the layers with a short convolution.
@@ -164,6 +178,12 @@ pub struct ExpertsConfig {
     pub num_experts_per_tok: u64,
     /// Width of an expert.
     pub moe_intermediate_size: u64,
+    /// What becomes of the router's outputs.
+    #[serde(skip_serializing_if = "is_sigmoid")]
+    pub scores: RouterScores,
+    /// Gates and ups are held below a limit; experts and router have biases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clamped: Option<ClampedExperts>,
     /// The weights of the chosen ones are divided by their sum.
     pub norm_topk_prob: bool,
     /// A bias is added to the scores for choosing.
@@ -173,6 +193,40 @@ pub struct ExpertsConfig {
     /// Width of the state that routers pass on to those of the next layer, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_hidden_size: Option<u64>,
+}
+
+/// Experts whose gates and ups are held below a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ClampedExperts {
+    /// Gain of the sigmoid.
+    pub swiglu_alpha: f64,
+    /// The limit.
+    pub swiglu_limit: f64,
+}
+
+impl ClampedExperts {
+    /// By keys that have defaults.
+    pub fn read(keys: &Keys<'_>) -> Result<Self, FamilyError> {
+        let number = |key: &str, default: f64| Ok(keys.f64(key)?.unwrap_or(default));
+        match number("swiglu_limit", 7.0)? {
+            limit if limit <= 0.0 => Err(keys.value("swiglu_limit", "more than 0")),
+            swiglu_limit => Ok(ClampedExperts { swiglu_alpha: number("swiglu_alpha", 1.702)?, swiglu_limit }),
+        }
+    }
+}
+
+/// Experts may be stored in MXFP4, whose tensors say it themselves; nothing else is.
+fn number_format(keys: &Keys<'_>, family: &DecoderFamily, acknowledged: &[String]) -> Result<(), FamilyError> {
+    let Some(quantization) = keys.object("quantization_config")? else { return Ok(()) };
+    match quantization.str("quant_method")? {
+        Some("mxfp4") => quantization.finish(family.name, &["dequantize", "modules_to_not_convert"], acknowledged),
+        _ => Err(quantization.value("quant_method", "\"mxfp4\"")),
+    }
+}
+
+/// What configurations resolved before there was another kind leave out.
+fn is_sigmoid(scores: &RouterScores) -> bool {
+    *scores == RouterScores::Sigmoid
 }
 
 /// Gated DeltaNets.
@@ -253,6 +307,7 @@ impl DecoderConfig {
             Bias::Never => Ok(false),
             Bias::Always => Ok(true),
             Bias::Key(key) => Ok(keys.bool(key)?.unwrap_or(false)),
+            Bias::Unless(key) => Ok(keys.bool(key)?.unwrap_or(true)),
         };
         let rms_norm_eps = keys.f64("rms_norm_eps")?.unwrap_or(family.default_rms_norm_eps);
         if !(0.0..1.0).contains(&rms_norm_eps) {
@@ -278,10 +333,13 @@ impl DecoderConfig {
         };
         let (rope, rope_local) = rope::read(&keys, family, head_dim, max_position_embeddings, acknowledged)?;
         let experts = experts(&keys, family)?;
+        if family.mixture == MixtureKind::Clamped {
+            number_format(&keys, family, acknowledged)?;
+        }
         let read = DecoderConfig {
             family: family.name,
             hidden_size,
-            intermediate_size: match experts.filter(|_| family.depth_router) {
+            intermediate_size: match experts.filter(|_| matches!(family.mixture, MixtureKind::DepthRouted)) {
                 Some(experts) => experts.moe_intermediate_size, // there is no other network
                 None => intermediate_size(&keys, family, size("intermediate_size")?)?,
             },
@@ -290,7 +348,7 @@ impl DecoderConfig {
             num_key_value_heads,
             head_dim,
             vocab_size: size("vocab_size")?,
-            max_position_embeddings,
+            max_position_embeddings: longest_text(&keys, family, max_position_embeddings)?,
             rms_norm_eps,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
             bidirectional: family.may_look_both_ways && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
@@ -299,7 +357,11 @@ impl DecoderConfig {
             qkv_bias: bias(family.qkv_bias)?,
             output_bias: bias(family.output_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
+            layer_norms: family.layer_norms,
             fused: family.fused,
+            fused_mlp: family.fused_mlp,
+            plain_mlp: family.plain_mlp,
+            sinks: family.sinks,
             gated_attention: family.gated_attention,
             short_conv: short_conv(&keys, family)?,
             cca: cca(&keys, family, num_key_value_heads * head_dim)?,
@@ -339,6 +401,18 @@ impl DecoderConfig {
     /// Rows of the key projection, and of the value projection.
     pub fn key_width(&self) -> u64 {
         self.num_key_value_heads * self.head_dim
+    }
+}
+
+/// The longest text: queries of later positions may be scaled, each by its own factor.
+fn longest_text(keys: &Keys<'_>, family: &DecoderFamily, given: u64) -> Result<u64, FamilyError> {
+    if !family.late_query_scale {
+        return Ok(given);
+    }
+    let Some(rope) = keys.object("rope_scaling")?.or(keys.object("rope_parameters")?) else { return Ok(given) };
+    match rope.f64("llama_4_scaling_beta")?.filter(|beta| *beta != 0.0) {
+        None => Ok(given),
+        Some(_) => Ok(given.min(rope.size("original_max_position_embeddings")?)),
     }
 }
 
@@ -433,35 +507,55 @@ fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetC
 }
 
 fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConfig>, FamilyError> {
-    if !family.experts {
-        return Ok(None);
-    }
-    if family.depth_router {
-        let size = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
-        return Ok(Some(ExpertsConfig {
+    let size = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
+    let plain = |scores: RouterScores| -> Result<ExpertsConfig, FamilyError> {
+        let num_experts = keys.size("num_experts")?;
+        let num_experts_per_tok = keys.size("num_experts_per_tok")?;
+        if num_experts_per_tok > num_experts {
+            return Err(keys.value("num_experts_per_tok", &format!("at most {num_experts} experts")));
+        }
+        Ok(ExpertsConfig {
+            num_dense_layers: 0,
+            num_experts,
+            num_experts_per_tok,
+            moe_intermediate_size: keys.size("moe_intermediate_size")?,
+            scores,
+            clamped: None,
+            norm_topk_prob: false,
+            use_expert_bias: false,
+            routed_scaling_factor: 1.0,
+            router_hidden_size: None,
+        })
+    };
+    Ok(Some(match family.mixture {
+        MixtureKind::None => return Ok(None),
+        MixtureKind::Sigmoid => ExpertsConfig {
+            num_dense_layers: keys.u64("num_dense_layers")?.unwrap_or(2) as usize,
+            norm_topk_prob: keys.bool("norm_topk_prob")?.unwrap_or(true),
+            use_expert_bias: keys.bool("use_expert_bias")?.unwrap_or(true),
+            routed_scaling_factor: keys.f64("routed_scaling_factor")?.unwrap_or(1.0),
+            ..plain(RouterScores::Sigmoid)?
+        },
+        // a softmax divided by the sum of the chosen ones is their own
+        MixtureKind::Softmax => plain(match keys.bool("norm_topk_prob")? {
+            Some(true) => RouterScores::ChosenSoftmax,
+            _ => RouterScores::Softmax,
+        })?,
+        MixtureKind::ChosenSoftmax => plain(RouterScores::ChosenSoftmax)?,
+        MixtureKind::Clamped => {
+            ExpertsConfig { clamped: Some(ClampedExperts::read(keys)?), ..plain(RouterScores::ChosenSoftmax)? }
+        }
+        MixtureKind::DepthRouted => ExpertsConfig {
             num_dense_layers: 0,
             num_experts: size("num_experts", 16)?,
             num_experts_per_tok: 1,
             moe_intermediate_size: size("moe_intermediate_size", 2048)?,
+            scores: RouterScores::Sigmoid,
+            clamped: None,
             norm_topk_prob: false,
             use_expert_bias: true,
             routed_scaling_factor: 1.0,
             router_hidden_size: Some(size("router_hidden_size", 256)?),
-        }));
-    }
-    let num_experts = keys.size("num_experts")?;
-    let num_experts_per_tok = keys.size("num_experts_per_tok")?;
-    if num_experts_per_tok > num_experts {
-        return Err(keys.value("num_experts_per_tok", &format!("at most {num_experts} experts")));
-    }
-    Ok(Some(ExpertsConfig {
-        num_dense_layers: keys.u64("num_dense_layers")?.unwrap_or(2) as usize,
-        num_experts,
-        num_experts_per_tok,
-        moe_intermediate_size: keys.size("moe_intermediate_size")?,
-        norm_topk_prob: keys.bool("norm_topk_prob")?.unwrap_or(true),
-        use_expert_bias: keys.bool("use_expert_bias")?.unwrap_or(true),
-        routed_scaling_factor: keys.f64("routed_scaling_factor")?.unwrap_or(1.0),
-        router_hidden_size: None,
+        },
     }))
 }

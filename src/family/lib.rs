@@ -11,7 +11,7 @@
 //! // a dense family is a row that says how it differs from Llama
 //! let qwen = DECODERS.iter().find(|row| row.name == "qwen3").unwrap();
 //! assert_eq!(qwen.gguf, ["qwen3"]);
-//! assert!(!qwen.experts);
+//! assert_eq!(qwen.mixture, anec_family::table::MixtureKind::None);
 //! ```
 //!
 //! | module | holds |

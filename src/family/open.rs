@@ -153,7 +153,7 @@ fn open_onnx(
     let mut config = DecoderConfig::read(&place, &config, row, acknowledged)?;
     // the graph has what the weights were when it was written: fused ones apart, biases of zero left out, a tied head of
     // its own where it was quantized otherwise than the embedding
-    config.fused = false;
+    (config.fused, config.fused_mlp) = (false, false);
     config.tie_word_embeddings = graph.tied;
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
     config::onnx::check(&place, &config, graph)?;

@@ -20,7 +20,11 @@ type Shapes = Vec<(String, Vec<u64>)>;
 /// As [`configuration`] and [`shapes`]; a test tries every built-in manifest.
 pub fn published(builtin: &Builtin) -> Result<Source> {
     let config = configuration(builtin)?;
-    let tensor = |(name, shape): (String, Vec<u64>)| SourceTensor::shape_only(&name, SourceDtype::BF16, &shape);
+    let tensor = |(name, shape): (String, Vec<u64>)| {
+        // numbers in MXFP4 are stored as bytes
+        let bytes = name.ends_with("_blocks") || name.ends_with("_scales");
+        SourceTensor::shape_only(&name, if bytes { SourceDtype::U8 } else { SourceDtype::BF16 }, &shape)
+    };
     let tensors = shapes(&config)?.into_iter().map(tensor).collect::<anec_source::Result<_>>()?;
     Ok(Source::shapes(builtin.source(), config, tensors)?)
 }
@@ -154,7 +158,9 @@ fn of_modernbert(config: &Json) -> Result<Shapes> {
 fn of_decoder(config: &Json) -> Result<Shapes> {
     // the text part of a multimodal model leaves out what its class has as the default
     let (prefix, config) = match config.get("text_config") {
-        Some(text) if text["model_type"] == "gemma3_text" => ("language_model.model.", text),
+        Some(text) if text["model_type"] == "gemma3_text" || text["model_type"] == "ministral3" => {
+            ("language_model.model.", text)
+        }
         Some(text) => ("model.language_model.", text),
         None => ("model.", config),
     };
@@ -184,6 +190,9 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
         (format!("{prefix}{}norm.weight", if lfm2 { "embedding_" } else { "" }), vec![hidden]),
     ];
+    if family == "starcoder2" {
+        shapes.push(("model.norm.bias".to_owned(), vec![hidden]));
+    }
     if family == "zaya" {
         shapes.push(("model.input_hidden_states_bias".to_owned(), vec![hidden]));
         shapes.push(("model.input_hidden_states_scale".to_owned(), vec![hidden]));
@@ -241,18 +250,18 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 let gates = if family == "qwen3_5_text" { 2 } else { 1 };
                 for (name, rows) in [("q", gates * queries), ("k", keys), ("v", keys)] {
                     add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
-                    if family == "qwen2" {
+                    if matches!(family, "qwen2" | "gpt_oss" | "glm4" | "starcoder2") {
                         add(&format!("self_attn.{name}_proj.bias"), &[rows]);
                     }
                 }
             }
             let qk_norms: &[&str] = match family {
-                "qwen3" | "gemma3_text" | "qwen3_5_text" => &["q_norm", "k_norm"],
+                "qwen3" | "qwen3_moe" | "exaone4" | "gemma3_text" | "qwen3_5_text" => &["q_norm", "k_norm"],
                 "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
                 "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
                 _ => &[],
             };
-            if family == "olmo3" {
+            if matches!(family, "olmo3" | "olmoe") {
                 add("self_attn.q_norm.weight", &[queries]);
                 add("self_attn.k_norm.weight", &[keys]);
             }
@@ -261,8 +270,14 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             }
             let output = if lfm2 { "out_proj" } else { "o_proj" };
             add(&format!("self_attn.{output}.weight"), &[hidden, queries]);
+            if matches!(family, "gpt_oss" | "starcoder2") {
+                add("self_attn.o_proj.bias", &[hidden]);
+            }
+            if family == "gpt_oss" {
+                add("self_attn.sinks", &[heads]);
+            }
         }
-        if family == "phi3" {
+        if matches!(family, "phi3" | "glm4") {
             add("mlp.gate_up_proj.weight", &[2 * width, hidden]);
             add("mlp.down_proj.weight", &[hidden, width]);
         } else if family == "zaya" {
@@ -283,6 +298,33 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             add("mlp.gate.balancing_biases", &[experts + 1]);
             add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
             add("mlp.experts.down_proj", &[experts, hidden, width]);
+        } else if family == "starcoder2" {
+            for (name, rows, columns) in [("c_fc", width, hidden), ("c_proj", hidden, width)] {
+                add(&format!("mlp.{name}.weight"), &[rows, columns]);
+                add(&format!("mlp.{name}.bias"), &[rows]);
+            }
+        } else if family == "granitemoe" {
+            let experts = number("num_local_experts")?;
+            add("block_sparse_moe.router.layer.weight", &[experts, hidden]);
+            add("block_sparse_moe.input_linear.weight", &[experts, 2 * width, hidden]);
+            add("block_sparse_moe.output_linear.weight", &[experts, hidden, width]);
+        } else if family == "gpt_oss" {
+            let (experts, block) = (number("num_local_experts")?, 32);
+            add("mlp.router.weight", &[experts, hidden]);
+            add("mlp.router.bias", &[experts]);
+            for (name, rows, columns) in [("gate_up_proj", 2 * width, hidden), ("down_proj", hidden, width)] {
+                add(&format!("mlp.experts.{name}_blocks"), &[experts, rows, columns / block, block / 2]);
+                add(&format!("mlp.experts.{name}_scales"), &[experts, rows, columns / block]);
+                add(&format!("mlp.experts.{name}_bias"), &[experts, rows]);
+            }
+        } else if matches!(family, "qwen3_moe" | "olmoe") {
+            let (experts, width) = (number("num_experts")?, config["moe_intermediate_size"].as_u64().unwrap_or(width));
+            add("mlp.gate.weight", &[experts, hidden]);
+            for expert in 0..experts {
+                for (name, rows, columns) in [("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)] {
+                    add(&format!("mlp.experts.{expert}.{name}_proj.weight"), &[rows, columns]);
+                }
+            }
         } else if family == "lfm2_moe" && layer >= number("num_dense_layers")? {
             let (experts, width) = (number("num_experts")?, number("moe_intermediate_size")?);
             add("feed_forward.gate.weight", &[experts, hidden]);
@@ -309,11 +351,17 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 "pre_feedforward_layernorm",
                 "post_feedforward_layernorm",
             ],
-            "olmo3" => &["post_attention_layernorm", "post_feedforward_layernorm"],
+            "glm4" => {
+                &["input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"]
+            }
+            "exaone4" | "olmo3" => &["post_attention_layernorm", "post_feedforward_layernorm"],
             _ => &["input_layernorm", "post_attention_layernorm"],
         };
         for name in norms {
             add(&format!("{name}.weight"), &[hidden]);
+            if family == "starcoder2" {
+                add(&format!("{name}.bias"), &[hidden]);
+            }
         }
     }
     Ok(shapes)
@@ -338,13 +386,21 @@ mod tests {
     #[test]
     fn parameters_are_as_many_as_names_and_cards_say() {
         for (name, millions) in [
+            ("exaone-4-1.2b", 1279.4),
             ("gemma-3-270m", 268.1),
+            ("granite-3.1-1b-a400m", 1334.6),
+            ("granite-3.3-2b", 2533.5),
             ("llama-3.2-1b", 1235.8),
+            ("ministral-3-3b", 3429.0),
+            ("olmoe-1b-7b", 6919.2),
             ("phi4-mini", 3836.0),
             ("qwen2.5-0.5b", 494.0),
             ("qwen3-0.6b", 596.0),
+            ("qwen3-30b-a3b", 30532.1),
             ("qwen3-4b", 4022.5),
+            ("smollm2-1.7b", 1711.4),
             ("smollm3-3b", 3075.1),
+            ("starcoder2-3b", 3030.4),
         ] {
             let source = published(builtin::find(name).unwrap()).unwrap();
             let parameters: u64 = source.tensors().map(SourceTensor::elements).sum();

@@ -85,6 +85,35 @@ impl MixerKind {
     }
 }
 
+/// What becomes of a router's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouterScores {
+    /// A sigmoid, each expert for itself.
+    Sigmoid,
+    /// A softmax over all experts.
+    Softmax,
+    /// A softmax over the chosen ones: their weights sum to 1.
+    ChosenSoftmax,
+}
+
+/// Which mixtures of experts the layers have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MixtureKind {
+    /// None.
+    None,
+    /// Behind the first `num_dense_layers`; weights by sigmoid, and what is added to them for choosing.
+    Sigmoid,
+    /// In all layers; weights by softmax, over the chosen ones where `norm_topk_prob`.
+    Softmax,
+    /// In all layers; weights by softmax over the chosen ones.
+    ChosenSoftmax,
+    /// In all layers; weights by softmax over the chosen ones, biases everywhere, and gates and ups held below `swiglu_limit`.
+    Clamped,
+    /// In all layers, behind routers that pass on a state of `router_hidden_size`.
+    DepthRouted,
+}
+
 /// Whether a projection has a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bias {
@@ -94,6 +123,8 @@ pub enum Bias {
     Always,
     /// Where this key of the configuration is true.
     Key(&'static str),
+    /// But where this key of the configuration is false.
+    Unless(&'static str),
 }
 
 /// Whether something is held between minus and plus a cap, by `cap tanh(x / cap)`.
@@ -112,12 +143,16 @@ pub enum WindowRule {
     None,
     /// Every layer, where `sliding_window` is a number; the value where the key is absent.
     Every(Option<u64>),
+    /// Every layer, where `use_sliding_window`.
+    EveryIfUsed,
     /// Where `use_sliding_window`, the layers from `max_window_layers` on, or as `layer_types` says.
     FromLayer,
     /// Where `use_sliding_window`, the layers without rotation, or as `layer_types` says.
     WithoutRope,
     /// All but every so manieth layer (`sliding_window_pattern`, or this where the key is absent), or as `layer_types` says.
     Pattern(u64),
+    /// The same where `sliding_window` is a number; none where it is null.
+    PatternOrNone(u64),
     /// As `layer_types` says; none where there is no such key.
     Types,
 }
@@ -141,6 +176,8 @@ pub struct DecoderFamily {
     pub unused_tensors: &'static [&'static str],
     /// Sizes that a configuration may leave out because the class has a default for them.
     pub default_sizes: &'static [(&'static str, u64)],
+    /// Neighbouring dimensions of a head rotate together, in every file, and not those that are half of them apart.
+    pub neighbours_rotate: bool,
     /// In GGUF, the rows of q and k are interleaved for rotation of neighbours and must be put back.
     pub gguf_interleaved: bool,
     /// What mixes tokens in the layers that aren't softmax attention, if there are such; attention of another kind does so
@@ -148,12 +185,12 @@ pub struct DecoderFamily {
     pub mixer: MixerKind,
     /// `intermediate_size` is a nominal width, of which two thirds are taken and rounded up.
     pub nominal_intermediate_size: bool,
-    /// Layers after the first `num_dense_layers` have experts.
-    pub experts: bool,
-    /// All layers have, behind routers that pass on a state of `router_hidden_size`.
-    pub depth_router: bool,
+    /// Mixtures of experts.
+    pub mixture: MixtureKind,
     /// Both sides of every sum with the residual stream have biases and scales, and so has the embedding.
     pub residual_scaling: bool,
+    /// Among the scores of attention is one for each head, of no token (arXiv:2309.17453).
+    pub sinks: bool,
     /// Queries come with a gate on what attention gives, head by head.
     pub gated_attention: bool,
     /// Query-key norms.
@@ -162,8 +199,14 @@ pub struct DecoderFamily {
     pub norms: NormPlacement,
     /// Norms multiply by 1 + w. GGUF files hold the sum already.
     pub norm_plus_one: bool,
-    /// One tensor holds q, k and v; another gate and up.
+    /// Norms take the mean away and have biases.
+    pub layer_norms: bool,
+    /// One tensor holds q, k and v.
     pub fused: bool,
+    /// One tensor holds gate and up.
+    pub fused_mlp: bool,
+    /// The feed-forward network has no gate.
+    pub plain_mlp: bool,
     /// Biases of q, k and v.
     pub qkv_bias: Bias,
     /// Bias of the attention's output projection.
@@ -178,6 +221,8 @@ pub struct DecoderFamily {
     pub layer_types: [&'static str; 2],
     /// Some layers don't rotate: `no_rope_layers`, or every `no_rope_layer_interval`th.
     pub layers_without_rope: bool,
+    /// Where there are windows, layers that attend to everything don't rotate.
+    pub rope_in_windows: bool,
     /// Layers with a window rotate by a table of their own, unscaled: its base where `rope_local_base_freq` is absent.
     pub local_rope: Option<f64>,
     /// Scores are scaled by the root of `query_pre_attn_scalar` instead of the head's width.
@@ -190,6 +235,10 @@ pub struct DecoderFamily {
     pub ntk_alpha: bool,
     /// `partial_rotary_factor` where the key is absent, if the family has it.
     pub partial_rotary: Option<f64>,
+    /// The class scales RoPE where a configuration doesn't say how: it must.
+    pub scaled_rope: bool,
+    /// Queries are scaled from `original_max_position_embeddings` on, by `llama_4_scaling_beta`: texts end before that.
+    pub late_query_scale: bool,
     /// RoPE has sections for images, which are one for text.
     pub mrope: bool,
     /// `rope_theta` where no key gives it.
@@ -223,17 +272,21 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     gguf_names: &[],
     unused_tensors: &[],
     default_sizes: &[],
+    neighbours_rotate: false,
     gguf_interleaved: true,
     mixer: MixerKind::Attention,
     nominal_intermediate_size: false,
-    experts: false,
-    depth_router: false,
+    mixture: MixtureKind::None,
     residual_scaling: false,
+    sinks: false,
     gated_attention: false,
     qk_norm: QkNorm::None,
     norms: NormPlacement::Pre,
     norm_plus_one: false,
+    layer_norms: false,
     fused: false,
+    fused_mlp: false,
+    plain_mlp: false,
     qkv_bias: Bias::Key("attention_bias"),
     output_bias: Bias::Key("attention_bias"),
     mlp_bias: Bias::Key("mlp_bias"),
@@ -241,12 +294,15 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     window: WindowRule::None,
     layer_types: ["full_attention", "sliding_attention"],
     layers_without_rope: false,
+    rope_in_windows: false,
     local_rope: None,
     query_pre_attn_scalar: false,
     scaled_embedding: false,
     multipliers: false,
     ntk_alpha: false,
     partial_rotary: None,
+    scaled_rope: false,
+    late_query_scale: false,
     mrope: false,
     default_rope_theta: 10000.0,
     default_tie_word_embeddings: false,
@@ -264,6 +320,7 @@ pub const OPENAI_PRIVACY_FILTER: DecoderFamily = DecoderFamily {
     name: "openai_privacy_filter",
     gguf: &[],
     gguf_interleaved: false,
+    scaled_rope: true,
     default_rope_theta: 150_000.0,
     default_rms_norm_eps: 1e-5,
     neutral_keys: &[
@@ -286,6 +343,15 @@ const POST_NORMS: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// What Qwen3-MoE and OLMoE call those of experts.
+const QWEN_EXPERTS: &[(&str, &str)] = &[
+    ("feed_forward.gate", "mlp.gate"),
+    ("feed_forward.experts", "mlp.experts"),
+    ("w1", "gate_proj"),
+    ("w2", "down_proj"),
+    ("w3", "up_proj"),
 ];
 
 /// What LFM2 calls its tensors.
@@ -323,6 +389,21 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..LLAMA
     },
     DecoderFamily {
+        name: "ministral3",
+        wrappers: &["mistral3"],
+        gguf: &["mistral3"],
+        default_sizes: &[("head_dim", 128)],
+        qkv_bias: Bias::Never,
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        window: WindowRule::Every(None),
+        scaled_rope: true,
+        late_query_scale: true,
+        default_rope_theta: 1_000_000.0,
+        default_rms_norm_eps: 1e-5,
+        ..LLAMA
+    },
+    DecoderFamily {
         name: "qwen2",
         gguf: &["qwen2"],
         gguf_interleaved: false,
@@ -346,6 +427,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         gguf: &["phi3"],
         gguf_interleaved: false,
         fused: true,
+        fused_mlp: true,
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
@@ -372,6 +454,83 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..LLAMA
     },
     DecoderFamily { name: "granite", gguf: &["granite"], multipliers: true, ..LLAMA },
+    DecoderFamily {
+        name: "granitemoe",
+        gguf: &["granitemoe"],
+        key_names: &[("num_experts", "num_local_experts"), ("moe_intermediate_size", "intermediate_size")],
+        tensor_names: &[
+            ("feed_forward.gate", "block_sparse_moe.router.layer"),
+            ("feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+            ("feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+        ],
+        mixture: MixtureKind::ChosenSoftmax,
+        mlp_bias: Bias::Never,
+        multipliers: true,
+        neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "exaone4",
+        gguf: &["exaone4"],
+        gguf_interleaved: false,
+        gguf_names: POST_NORMS,
+        default_sizes: &[("sliding_window", 4096)],
+        qk_norm: QkNorm::PerHead,
+        norms: NormPlacement::Post,
+        qkv_bias: Bias::Never,
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        window: WindowRule::PatternOrNone(4),
+        rope_in_windows: true,
+        default_rms_norm_eps: 1e-5,
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "glm4",
+        gguf: &["glm4"],
+        neighbours_rotate: true,
+        tensor_names: &[
+            ("post_attention_layernorm", "post_self_attn_layernorm"),
+            ("pre_feedforward_layernorm", "post_attention_layernorm"),
+            ("post_feedforward_layernorm", "post_mlp_layernorm"),
+        ],
+        gguf_names: POST_NORMS,
+        default_sizes: &[("head_dim", 128)],
+        norms: NormPlacement::Both,
+        fused_mlp: true,
+        qkv_bias: Bias::Unless("attention_bias"),
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        partial_rotary: Some(0.5),
+        default_rms_norm_eps: 1.562_5e-7,
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "starcoder2",
+        gguf: &["starcoder2"],
+        gguf_interleaved: false,
+        key_names: &[("rms_norm_eps", "norm_epsilon")],
+        tensor_names: &[("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")],
+        layer_norms: true,
+        plain_mlp: true,
+        qkv_bias: Bias::Unless("use_bias"),
+        output_bias: Bias::Unless("use_bias"),
+        mlp_bias: Bias::Unless("use_bias"),
+        activation: Activation::GeluTanh,
+        window: WindowRule::Every(None),
+        default_tie_word_embeddings: true,
+        default_rms_norm_eps: 1e-5,
+        inert_keys: &[("mlp_type", "\"default\""), ("norm_type", "\"layer_norm\""), ("scale_attn_weights", "1")],
+        // of training, of precision, or said twice
+        neutral_keys: &[
+            "attention_softmax_in_fp32",
+            "embedding_dropout",
+            "layer_norm_epsilon",
+            "residual_dropout",
+            "scale_attention_softmax_in_fp32",
+        ],
+        ..LLAMA
+    },
     DecoderFamily {
         name: "olmo2",
         gguf: &["olmo2"],
@@ -536,7 +695,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         tensor_names: LFM2_TENSORS,
         gguf_names: LFM2_GGUF,
         mixer: MixerKind::ShortConv,
-        experts: true,
+        mixture: MixtureKind::Sigmoid,
         qk_norm: QkNorm::PerHead,
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
@@ -581,6 +740,64 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..LLAMA
     },
     DecoderFamily {
+        name: "qwen3_moe",
+        gguf: &["qwen3moe"],
+        gguf_interleaved: false,
+        key_names: &[("num_experts", "num_local_experts")],
+        tensor_names: QWEN_EXPERTS,
+        mixture: MixtureKind::Softmax,
+        qk_norm: QkNorm::PerHead,
+        mlp_bias: Bias::Never,
+        window: WindowRule::EveryIfUsed,
+        default_sizes: &[("sliding_window", 4096)],
+        // every layer has experts in all published models
+        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]")],
+        // of training, and of the dense models' windows
+        neutral_keys: &["max_window_layers", "output_router_logits", "router_aux_loss_coef"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "olmoe",
+        gguf: &["olmoe"],
+        gguf_interleaved: false,
+        key_names: &[("moe_intermediate_size", "intermediate_size")],
+        tensor_names: QWEN_EXPERTS,
+        mixture: MixtureKind::Softmax,
+        qk_norm: QkNorm::WholeWidth,
+        mlp_bias: Bias::Never,
+        default_rms_norm_eps: 1e-5,
+        neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "gpt_oss",
+        gguf: &["gpt-oss"],
+        gguf_interleaved: false,
+        key_names: &[("num_experts", "num_local_experts"), ("moe_intermediate_size", "intermediate_size")],
+        tensor_names: &[("feed_forward.gate", "mlp.router"), ("feed_forward.experts", "mlp.experts")],
+        gguf_names: &[("post_attention_layernorm", "post_attention_norm")],
+        default_sizes: &[("head_dim", 64), ("sliding_window", 128)],
+        mixture: MixtureKind::Clamped,
+        sinks: true,
+        qkv_bias: Bias::Unless("attention_bias"),
+        output_bias: Bias::Unless("attention_bias"),
+        window: WindowRule::Pattern(2),
+        scaled_rope: true,
+        default_rope_theta: 150_000.0,
+        default_rms_norm_eps: 1e-5,
+        // published measurements of the larger model: hidden states reach 45,000, then more than fp16 holds
+        hidden_scale: 1.0 / 16.0,
+        neutral_keys: &[
+            // of training
+            "output_router_logits",
+            "router_aux_loss_coef",
+            // of other runtimes, one of them said twice
+            "experts_per_token",
+            "initial_context_length",
+        ],
+        ..LLAMA
+    },
+    DecoderFamily {
         name: "zaya",
         gguf: &[],
         tensor_names: &[
@@ -595,8 +812,7 @@ pub const DECODERS: &[DecoderFamily] = &[
             ("max_position_embeddings", 131_072),
         ],
         mixer: MixerKind::Cca,
-        experts: true,
-        depth_router: true,
+        mixture: MixtureKind::DepthRouted,
         residual_scaling: true,
         window: WindowRule::Types,
         layer_types: ["hybrid", "hybrid_sliding"],

@@ -1,10 +1,10 @@
 //! Finds the weights of a decoder in a source, whatever the source calls them, and checks their shapes.
 
-mod experts;
+pub(super) mod experts;
 mod mixers;
 
 use super::blocks::linear::Linear;
-use super::blocks::mlp::Mlp;
+use super::blocks::mlp::{Mlp, PlainMlp};
 use super::blocks::norm::Norm;
 use super::blocks::residual::{BiasAndScale, ResidualScaling};
 use super::config::{DecoderConfig, ExpertsConfig};
@@ -13,7 +13,7 @@ use super::layer::{FeedForward, Layer, Mixer, Norms};
 use super::table::{DecoderFamily, MixerKind, NormPlacement};
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::{Ledger, SourceWeight};
+use anec_source::{Ledger, SourceTensor, SourceWeight};
 
 /// How a source names tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.sinks", "attn_sinks"),
     ("post_attention_layernorm", "ffn_norm"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.gate_up_proj", "ffn_up"),
@@ -165,6 +166,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
                     FeedForward::DepthMoe(Box::new(self.depth_moe(index, experts, width)?))
                 }
                 Some(experts) => FeedForward::Moe(Box::new(self.moe(index, experts)?)),
+                None if self.config.plain_mlp => FeedForward::Plain(Box::new(self.plain_mlp(index)?)),
                 None => FeedForward::Mlp(Box::new(self.mlp(index)?)),
             },
             feed_forward_norms: Norms {
@@ -203,7 +205,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     fn mlp(&mut self, index: usize) -> Result<Mlp> {
         let config = self.config;
         let (width, hidden) = (config.intermediate_size, config.hidden_size);
-        let [gate, up] = if config.fused {
+        let [gate, up] = if config.fused_mlp {
             let name = self.layer_name(index, "mlp.gate_up_proj");
             let fused = self.matrix(&name, 2 * width, hidden, "2 intermediate_size, hidden_size")?;
             [fused.slice(0..width)?, fused.slice(width..2 * width)?]
@@ -227,6 +229,22 @@ impl<'a, 'b> Tensors<'a, 'b> {
         })
     }
 
+    fn plain_mlp(&mut self, index: usize) -> Result<PlainMlp> {
+        let (config, width, hidden) = (self.config, self.config.intermediate_size, self.config.hidden_size);
+        let because = "intermediate_size, hidden_size";
+        let biases = self.has_bias(config.mlp_bias, index, "mlp.down_proj");
+        let mut linear = |name, role, tensor: &str, rows: u64, columns: u64| -> Result<Linear> {
+            let weight = self.layer_matrix(index, tensor, rows, columns, because)?;
+            let bias = biases.then(|| self.layer_bias(index, tensor, rows)).transpose()?;
+            Ok(Linear { name, role, weight, bias })
+        };
+        Ok(PlainMlp {
+            up: linear("up_proj", Role::MlpUp, "mlp.up_proj", width, hidden)?,
+            down: linear("down_proj", Role::MlpDown, "mlp.down_proj", hidden, width)?,
+            activation: config.activation,
+        })
+    }
+
     fn norm(&mut self, index: usize, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
         let tensor = format!("{}.weight", self.layer_name(index, tensor));
         self.norm_of(&tensor, name, width, because)
@@ -234,6 +252,10 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn norm_of(&mut self, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
         let mut weight = self.take(tensor, &[width], because)?;
+        if self.config.layer_norms {
+            let bias = self.take(&tensor.replace(".weight", ".bias"), &[width], because)?;
+            return Ok(Norm::layer(name, weight, Some(bias), self.config.rms_norm_eps));
+        }
         // other sources hold the gain, 1 + w
         if self.family.norm_plus_one && self.naming != Naming::HuggingFace {
             weight = weight.add(-1.0);
@@ -305,6 +327,10 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
 /// A tensor of the ledger, of the shape that the configuration gives it; `because` names the keys that say so.
 pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
+    take_tensor(ledger, name, shape, because).map(SourceWeight::from)
+}
+
+fn take_tensor(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: &str) -> Result<SourceTensor> {
     let tensor = ledger.take(name)?;
     if tensor.shape() != shape {
         let source = ledger.source().name();
@@ -317,5 +343,5 @@ pub(super) fn take(ledger: &mut Ledger<'_>, name: &str, shape: &[u64], because: 
         }
         .into());
     }
-    Ok(SourceWeight::from(tensor))
+    Ok(tensor)
 }

@@ -97,6 +97,7 @@ fn dispatch(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
         F8_E4M3 => each(input, output, numbers::f8_e4m3),
         F8_E5M2 => each(input, output, numbers::f8_e5m2),
         F8_E8M0 => each(input, output, numbers::f8_e8m0),
+        F4_E2M1 => each_block(input, output, numbers::f4_e2m1),
         Bool => each(input, output, |[b]: [u8; 1]| f32::from(b != 0)),
         I8 => each(input, output, |b| i8::from_le_bytes(b).into()),
         I16 => each(input, output, |b| i16::from_le_bytes(b).into()),

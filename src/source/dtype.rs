@@ -22,6 +22,8 @@ pub enum SourceDtype {
     F8_E5M2,
     /// A power of two.
     F8_E8M0,
+    /// 2 exponent bits and 1 mantissa bit, two to a byte, the first in its low half.
+    F4_E2M1,
     #[serde(rename = "BOOL")]
     Bool,
     I8,
@@ -80,7 +82,7 @@ pub struct BlockLayout {
 use SourceDtype::*;
 
 /// Type, name, number in GGUF, elements and bytes of a block.
-const TABLE: [(SourceDtype, &str, Option<u32>, u64, u64); 45] = [
+const TABLE: [(SourceDtype, &str, Option<u32>, u64, u64); 46] = [
     (F64, "F64", Some(28), 1, 8),
     (F32, "F32", Some(0), 1, 4),
     (F16, "F16", Some(1), 1, 2),
@@ -88,6 +90,7 @@ const TABLE: [(SourceDtype, &str, Option<u32>, u64, u64); 45] = [
     (F8_E4M3, "F8_E4M3", None, 1, 1),
     (F8_E5M2, "F8_E5M2", None, 1, 1),
     (F8_E8M0, "F8_E8M0", None, 1, 1),
+    (F4_E2M1, "F4_E2M1", None, 2, 1),
     (Bool, "BOOL", None, 1, 1),
     (I8, "I8", Some(24), 1, 1),
     (I16, "I16", Some(25), 1, 2),
@@ -205,7 +208,7 @@ impl SourceDtype {
 
     /// Whether its elements are numbers with a fraction.
     pub fn is_float(self) -> bool {
-        matches!(self, F64 | F32 | F16 | BF16 | F8_E4M3 | F8_E5M2 | F8_E8M0)
+        matches!(self, F64 | F32 | F16 | BF16 | F8_E4M3 | F8_E5M2 | F8_E8M0 | F4_E2M1)
     }
 
     /// The size of a block.

@@ -83,7 +83,11 @@ impl SourceTensor {
     /// # Errors
     /// When the shape overflows.
     pub fn random(name: &str, shape: &[u64], seed: u64, mean: f32, standard_deviation: f32) -> Result<Self> {
-        let data = Data::Random(Normal { seed, mean, standard_deviation });
+        SourceTensor::random_of(name, shape, Normal { seed, mean, standard_deviation })
+    }
+
+    fn random_of(name: &str, shape: &[u64], normal: Normal) -> Result<Self> {
+        let data = Data::Random(normal);
         byte_length(SourceDtype::F32, shape)
             .map_err(|problem| SourceError::tensor(Path::new("random"), name, problem))?;
         let (name, shape, elements) = (name.to_owned(), shape.to_vec(), shape.iter().product());
@@ -107,6 +111,27 @@ impl SourceTensor {
         let (shape, elements) = (of.shape().to_vec(), of.elements());
         let data = Data::Computed { of, bytes, path: path.to_owned() };
         SourceTensor(Arc::new(Inner { name, dtype, shape, elements, data }))
+    }
+
+    /// The same bytes as elements of another type, for formats that store as bytes what they have no type for. Numbers that
+    /// are computed are those of another shape.
+    ///
+    /// # Errors
+    /// When those elements take another number of bytes.
+    pub fn viewed_as(&self, dtype: SourceDtype, shape: &[u64]) -> Result<Self> {
+        let wrong = |problem: String| SourceError::Weight { weight: self.name().to_owned(), problem };
+        let bytes = byte_length(dtype, shape).map_err(wrong)?;
+        let data = match &self.0.data {
+            Data::Random(normal) => return SourceTensor::random_of(self.name(), shape, *normal),
+            _ if bytes != self.byte_length() => {
+                return Err(wrong(format!("{dtype} {shape:?} takes {bytes} bytes, but it has {}", self.byte_length())));
+            }
+            Data::File { file, range } => Data::File { file: file.clone(), range: range.clone() },
+            Data::Absent { bytes } => Data::Absent { bytes: *bytes },
+            Data::Computed { .. } => return Err(wrong(format!("it is computed, and has no bytes to read as {dtype}"))),
+        };
+        let (name, shape, elements) = (self.name().to_owned(), shape.to_vec(), shape.iter().product());
+        Ok(SourceTensor(Arc::new(Inner { name, dtype, shape, elements, data })))
     }
 
     /// Name in the source.

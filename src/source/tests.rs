@@ -391,3 +391,29 @@ fn a_random_source_has_the_tensors_and_configuration_it_is_given() {
     assert_eq!(source.config().unwrap()["hidden_size"], 3);
     assert!(Source::random("twice", json!({}), vec![tensor("a"), tensor("a")]).is_err());
 }
+
+#[test]
+fn bytes_of_microscaled_numbers_are_read_exactly() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.safetensors");
+    // one row of 32 numbers: codes 0 to 15, the first of two in the low half of a byte, twice; half of each
+    let codes: Vec<u8> = (0..16u8).map(|i| (2 * i & 15) | (2 * i & 15 | 1) << 4).collect();
+    let blocks = TensorView::new(Dtype::U8, vec![1, 1, 1, 16], &codes).unwrap();
+    let scales = TensorView::new(Dtype::U8, vec![1, 1, 1], &[126]).unwrap();
+    fs::write(&path, ::safetensors::serialize([("w_blocks", blocks), ("w_scales", scales)], None).unwrap()).unwrap();
+
+    let source = Source::open_path(&path).unwrap();
+    let blocks = source.tensor("w_blocks").unwrap();
+    let codes = blocks.viewed_as(SourceDtype::F4_E2M1, &[1, 32]).unwrap();
+    let scales = source.tensor("w_scales").unwrap().viewed_as(SourceDtype::F8_E8M0, &[1, 1]).unwrap();
+    let weight = SourceWeight::from_blocks(codes.into(), scales.into(), ZeroPoints::All(0.0), [1, 32]).unwrap();
+    let mut found = [0.0; 32];
+    weight.read(0, &mut found).unwrap();
+    let positive = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0];
+    let all = [positive, positive.map(|number| -number)].concat();
+    assert_eq!(found[..16], all);
+    assert_eq!(found[16..], all);
+
+    let message = blocks.viewed_as(SourceDtype::F4_E2M1, &[1, 64]).unwrap_err().to_string();
+    assert!(message.contains("F4_E2M1 [1, 64] takes 32 bytes, but it has 16"), "{message}");
+}

@@ -13,7 +13,7 @@ pub fn source(name: &str, config: Json) -> Source {
     let tensors = shapes(&config).unwrap().into_iter().enumerate().map(|(seed, (name, shape))| {
         let mean = match name.as_str() {
             name if name.ends_with("norm.weight") => norm_mean,
-            name if name.ends_with("_scale") || name.ends_with(".temp") => 1.0,
+            name if name.ends_with("_scale") || name.ends_with("_scales") || name.ends_with(".temp") => 1.0,
             _ => 0.0,
         };
         SourceTensor::random(&name, &shape, seed as u64, mean, 0.02).unwrap()

@@ -7,8 +7,9 @@ use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
 use super::state::{Slot, StateKind, StateSpec};
 use crate::table::QkNorm;
-use anec_manifest::{AttentionForm, Layout};
+use anec_manifest::{AttentionForm, Layout, Role};
 use anec_mil::{Constant, ValueId};
+use anec_source::SourceWeight;
 
 /// The weights and constants of one layer's attention.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct Attention {
     pub qk_norm: Option<(Norm, Norm)>,
     /// Where they sit.
     pub qk_norm_place: QkNorm,
+    /// A score for each query head, `[num_attention_heads]`, which takes its part of the weight.
+    pub sinks: Option<SourceWeight>,
     /// Query heads.
     pub num_attention_heads: u64,
     /// Key-value heads.
@@ -127,10 +130,16 @@ pub(super) fn attend(
     };
     let (keys, values) =
         g.scope("cache", |g| (update(g, keys, inputs.write, key), update(g, values, inputs.write, value)));
+    let sinks = weights.sinks.as_ref().map(|sinks| sink_scores(g, sinks));
     match g.form.attention {
-        AttentionForm::PerHead => per_head(g, query, keys, values, inputs.mask, weights),
-        AttentionForm::Grouped => grouped(g, query, keys, values, inputs.mask, weights),
+        AttentionForm::PerHead => per_head(g, query, keys, values, inputs.mask, sinks, weights),
+        AttentionForm::Grouped => grouped(g, query, keys, values, inputs.mask, sinks, weights),
     }
+}
+
+/// The scores of sinks, `[1, heads, 1, 1]`.
+pub(super) fn sink_scores(g: &mut Graph<'_>, sinks: &SourceWeight) -> ValueId {
+    g.weight("sinks", Role::Table, sinks, &[1, sinks.elements(), 1, 1])
 }
 
 /// `[1, heads * head_dim, T, 1]` to `[1, heads, T, head_dim]`; the same for the other layout.
@@ -156,16 +165,19 @@ fn per_head(
     keys: ValueId,
     values: ValueId,
     mask: ValueId,
+    sinks: Option<ValueId>,
     weights: &Attention,
 ) -> ValueId {
     let group = weights.num_attention_heads / weights.num_key_value_heads;
     let parts: Vec<ValueId> = (0..weights.num_key_value_heads)
         .map(|head| {
             g.scope(&format!("head_{head}"), |g| {
-                let query = g.ops.slice(query, 1, head * group..(head + 1) * group);
+                let queries = head * group..(head + 1) * group;
+                let query = g.ops.slice(query, 1, queries.clone());
+                let sinks = sinks.map(|sinks| g.ops.slice(sinks, 1, queries));
                 let keys = g.ops.slice(keys, 1, head..head + 1);
                 let values = g.ops.slice(values, 1, head..head + 1);
-                softmax_product(g, query, keys, values, mask, weights.softcap)
+                softmax_product(g, query, keys, values, mask, sinks, weights.softcap)
             })
         })
         .collect();
@@ -182,31 +194,54 @@ fn grouped(
     keys: ValueId,
     values: ValueId,
     mask: ValueId,
+    sinks: Option<ValueId>,
     weights: &Attention,
 ) -> ValueId {
     let group = weights.num_attention_heads / weights.num_key_value_heads;
     let (heads, key_heads) = (weights.num_attention_heads as i32, weights.num_key_value_heads as i32);
     let width = weights.head_dim as i32;
     if group == 1 {
-        return softmax_product(g, query, keys, values, mask, weights.softcap);
+        return softmax_product(g, query, keys, values, mask, sinks, weights.softcap);
     }
+    // of each query: sinks are stacked as queries are
+    let sinks = sinks.map(|sinks| {
+        let column = g.ops.slice(query, 3, 0..1);
+        let zeros = g.ops.mul(column, Constant::fp16(0.0));
+        let sinks = g.ops.add(zeros, sinks);
+        g.ops.reshape(sinks, &[1, key_heads, -1, 1])
+    });
     let query = g.ops.reshape(query, &[1, key_heads, -1, width]);
     let mask = g.ops.concat(&vec![mask; group as usize], 2);
-    let out = softmax_product(g, query, keys, values, mask, weights.softcap);
+    let out = softmax_product(g, query, keys, values, mask, sinks, weights.softcap);
     g.ops.reshape(out, &[1, heads, -1, width])
 }
 
-fn softmax_product(
+/// `softmax(q k^T + mask) v`. With sinks, `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the largest m of
+/// them and the sink: every exponential lies between 0 and 1, and the sum is at least 1.
+pub(super) fn softmax_product(
     g: &mut Graph<'_>,
     query: ValueId,
     keys: ValueId,
     values: ValueId,
     mask: ValueId,
+    sinks: Option<ValueId>,
     cap: Option<f64>,
 ) -> ValueId {
     let scores = g.ops.matmul(query, keys, false, true);
     let scores = softcap(g, scores, cap);
     let scores = g.ops.add(scores, mask);
-    let weights = g.ops.softmax(scores, -1);
+    let Some(sinks) = sinks else {
+        let weights = g.ops.softmax(scores, -1);
+        return g.ops.matmul(weights, values, false, false);
+    };
+    let largest = g.ops.reduce_max(scores, &[3], true);
+    let largest = g.ops.maximum(largest, sinks);
+    let scores = g.ops.sub(scores, largest);
+    let seen = g.ops.exp(scores);
+    let total = g.ops.reduce_sum(seen, &[3], true);
+    let sinks = g.ops.sub(sinks, largest);
+    let sunk = g.ops.exp(sinks);
+    let total = g.ops.add(total, sunk);
+    let weights = g.ops.real_div(seen, total);
     g.ops.matmul(weights, values, false, false)
 }

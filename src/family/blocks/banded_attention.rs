@@ -6,12 +6,11 @@
 //! its part of the weight, so that a head may look at nothing at all.
 
 use super::Graph;
-use super::attention::{Attention, merge_heads, softcap, split_heads};
-
+use super::attention::{Attention, merge_heads, sink_scores, softmax_product, split_heads};
 use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
-use anec_manifest::{AttentionForm, Role};
+use anec_manifest::AttentionForm;
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
@@ -53,7 +52,7 @@ impl From<Attention> for BandedAttention {
             value: attention.value,
             output: attention.output,
             qk_norm: attention.qk_norm,
-            sinks: None,
+            sinks: attention.sinks,
             num_attention_heads: attention.num_attention_heads,
             num_key_value_heads: attention.num_key_value_heads,
             head_dim: attention.head_dim,
@@ -99,7 +98,7 @@ pub fn banded_attention(
     let root = Constant::fp16(weights.scale.sqrt() as f32);
     let query = g.ops.mul(query, root.clone());
     let key = g.ops.mul(key, root);
-    let sinks = weights.sinks.as_ref().map(|sinks| g.weight("sinks", Role::Table, sinks, &[1, heads, 1, 1]));
+    let sinks = weights.sinks.as_ref().map(|sinks| sink_scores(g, sinks));
     let group = heads / key_heads;
     let merged = match g.form.attention {
         AttentionForm::PerHead => {
@@ -135,34 +134,4 @@ pub fn banded_attention(
     };
     let merged = merge_heads(g, merged, heads * width);
     linear(g, merged, &weights.output)
-}
-
-/// `softmax(q k^T + mask) v`. With sinks, `e^(s - m) / (sum e^(s - m) + e^(sink - m)) v` with the scores s and the largest m of them and the sink: every
-/// exponential lies between 0 and 1, and the sum is at least 1.
-fn softmax_product(
-    g: &mut Graph<'_>,
-    query: ValueId,
-    key: ValueId,
-    value: ValueId,
-    mask: ValueId,
-    sinks: Option<ValueId>,
-    cap: Option<f64>,
-) -> ValueId {
-    let scores = g.ops.matmul(query, key, false, true);
-    let scores = softcap(g, scores, cap);
-    let scores = g.ops.add(scores, mask);
-    let Some(sinks) = sinks else {
-        let weights = g.ops.softmax(scores, -1);
-        return g.ops.matmul(weights, value, false, false);
-    };
-    let largest = g.ops.reduce_max(scores, &[3], true);
-    let largest = g.ops.maximum(largest, sinks);
-    let scores = g.ops.sub(scores, largest);
-    let seen = g.ops.exp(scores);
-    let total = g.ops.reduce_sum(seen, &[3], true);
-    let sinks = g.ops.sub(sinks, largest);
-    let sunk = g.ops.exp(sinks);
-    let total = g.ops.add(total, sunk);
-    let weights = g.ops.real_div(seen, total);
-    g.ops.matmul(weights, value, false, false)
 }

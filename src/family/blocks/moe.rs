@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::Graph;
 use super::activation::activate;
 use super::linear::{Linear, linear};
-use crate::table::Activation;
+use crate::table::{Activation, RouterScores};
 use anec_base::Result;
 use anec_manifest::{Layout, Role};
 use anec_mil::{Constant, DataType, TensorType, ValueId};
@@ -28,7 +28,7 @@ pub struct Moe {
     /// Router, `[num_experts, hidden]`.
     pub router: Linear,
     /// What becomes of its outputs.
-    pub scores: Scores,
+    pub scores: RouterScores,
     /// Added to the scores for choosing only, `[num_experts]`.
     pub selection_bias: Option<SourceWeight>,
     /// Experts.
@@ -90,15 +90,6 @@ impl Experts {
             num_experts: experts.end - experts.start,
         })
     }
-}
-
-/// What becomes of a router's outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scores {
-    /// A sigmoid, each expert for itself.
-    Sigmoid,
-    /// A softmax over the chosen ones: their weights sum to 1.
-    ChosenSoftmax,
 }
 
 /// How gates act on ups.
@@ -176,7 +167,7 @@ pub fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let experts = weights.experts.num_experts;
     let mut scores = linear(g, x, &weights.router);
-    if weights.scores == Scores::Sigmoid {
+    if weights.scores == RouterScores::Sigmoid {
         scores = g.ops.sigmoid(scores);
     }
     let ranked = match &weights.selection_bias {
@@ -187,13 +178,17 @@ fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
         }
     };
     let mask = chosen(g, ranked, experts, weights.num_experts_per_tok);
-    if weights.scores == Scores::ChosenSoftmax {
+    if weights.scores == RouterScores::ChosenSoftmax {
         // the others are put where nothing is left of them; the largest score is among the chosen, so that the
         // exponentials stay within 0 and 1 however large the scores are
         let others = g.ops.sub(mask, Constant::fp16(1.0));
         let closed = g.ops.mul(others, Constant::fp16(FAR));
         let scores = g.ops.add(scores, closed);
         return g.ops.softmax(scores, 1);
+    }
+    if weights.scores == RouterScores::Softmax {
+        // behind the choice: the exponentials of two scores can be equal where the scores aren't
+        scores = g.ops.softmax(scores, 1);
     }
     let mut shares = g.ops.mul(scores, mask);
     if weights.norm_topk_prob {

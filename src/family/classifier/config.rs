@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
+use crate::config::ClampedExperts;
 use crate::config::keys::Keys;
 use crate::config::rope;
 use crate::error::FamilyError;
@@ -38,10 +39,9 @@ pub struct ClassifierConfig {
     pub num_experts: u64,
     /// Experts that a token is given.
     pub num_experts_per_tok: u64,
-    /// Gain of the sigmoid in the experts.
-    pub swiglu_alpha: f64,
     /// Where the experts' gates and ups are held.
-    pub swiglu_limit: f64,
+    #[serde(flatten)]
+    pub clamped: ClampedExperts,
     /// Rotary embedding, of neighbouring dimensions.
     pub rope: RopeConfig,
     /// Labels, by number.
@@ -75,12 +75,6 @@ impl ClassifierConfig {
         if !(0.0..1.0).contains(&rms_norm_eps) {
             return Err(keys.value("rms_norm_eps", "between 0 and 1"));
         }
-        let swiglu_limit = number("swiglu_limit", 7.0)?;
-        if swiglu_limit <= 0.0 {
-            return Err(keys.value("swiglu_limit", "more than 0"));
-        }
-        // the class has a default, YaRN, that is none of the other families'
-        keys.required("rope_parameters", keys.get("rope_parameters"))?;
         let head_dim = keys.size("head_dim")?;
         let max_position_embeddings = keys.size("max_position_embeddings")?;
         let read = ClassifierConfig {
@@ -97,8 +91,7 @@ impl ClassifierConfig {
             attention_bias: keys.bool("attention_bias")?.unwrap_or(true),
             num_experts,
             num_experts_per_tok,
-            swiglu_alpha: number("swiglu_alpha", 1.702)?,
-            swiglu_limit,
+            clamped: ClampedExperts::read(&keys)?,
             rope: rope::read(&keys, family, head_dim, max_position_embeddings, acknowledged)?.0,
             labels: labels(&keys)?,
         };

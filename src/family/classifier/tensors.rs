@@ -4,8 +4,10 @@ use super::config::ClassifierConfig;
 use super::{Classifier, Layer, facts};
 use crate::blocks::banded_attention::BandedAttention;
 use crate::blocks::linear::Linear;
-use crate::blocks::moe::{Experts, Gating, Moe, Scores};
+use crate::blocks::moe::Moe;
 use crate::blocks::norm::Norm;
+use crate::table::RouterScores;
+use crate::tensors::experts::clamped_experts;
 use crate::tensors::take;
 use anec_base::Result;
 use anec_manifest::Role;
@@ -113,32 +115,19 @@ impl<'a, 'b> Tensors<'a, 'b> {
         };
         let both = self.take(&format!("{prefix}.experts.gate_up_proj"), &[experts, hidden, 2 * width], because)?;
         let both_bias = self.take(&format!("{prefix}.experts.gate_up_proj_bias"), &[experts, 2 * width], because)?;
-        let half = |name, first: u64| -> Result<Linear> {
+        let half = |first: u64| -> Result<_> {
             let columns = first * width..(first + 1) * width;
             let weight = both.columns_range(columns.clone())?.transpose()?.reshape(&[experts * width, hidden])?;
-            let bias = both_bias.columns_range(columns)?.reshape(&[experts * width])?;
-            Ok(Linear { name, role: Role::Expert, weight, bias: Some(bias) })
+            Ok((weight, both_bias.columns_range(columns)?))
         };
+        let halves = [half(0)?, half(1)?];
         let down = self.take(&format!("{prefix}.experts.down_proj"), &[experts, width, hidden], because)?;
         let down: SourceWeight = down.reshape(&[experts * width, hidden])?.transpose()?;
         let down_bias = self.take(&format!("{prefix}.experts.down_proj_bias"), &[experts, hidden], because)?;
-        let experts = Experts {
-            gate: half("gate_proj", 0)?,
-            up: half("up_proj", 1)?,
-            down: Linear { name: "down_proj", role: Role::Expert, weight: down, bias: None },
-            // a bias, though it is a projection: never quantized
-            down_bias: Some(Linear {
-                name: "down_biases",
-                role: Role::Bias,
-                weight: down_bias.transpose()?,
-                bias: None,
-            }),
-            gating: Gating::ClampedSwiGlu { alpha: config.swiglu_alpha, limit: config.swiglu_limit },
-            num_experts: experts,
-        };
+        let experts = clamped_experts(halves, down, &down_bias, experts, config.clamped)?;
         Ok(Moe {
             router,
-            scores: Scores::ChosenSoftmax,
+            scores: RouterScores::ChosenSoftmax,
             selection_bias: None,
             experts,
             num_experts_per_tok: config.num_experts_per_tok,

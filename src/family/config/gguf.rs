@@ -17,6 +17,7 @@ const NAMES: &[(&str, &str)] = &[
     ("attention.head_count", "num_attention_heads"),
     ("attention.head_count_kv", "num_key_value_heads"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.layer_norm_epsilon", "rms_norm_eps"),
     ("attention.key_length", "head_dim"),
     ("attention.sliding_window", "sliding_window"),
     ("attention.sliding_window_pattern", "sliding_window_pattern"),
@@ -40,7 +41,10 @@ const NAMES: &[(&str, &str)] = &[
     ("ssm.inner_size", "linear_value_width"),
 ];
 
-/// The same for architectures with experts; others may write a number of 0.
+/// Architectures with experts; others may write a number of 0.
+const WITH_EXPERTS: &[&str] = &["gpt-oss", "granitemoe", "lfm2moe", "olmoe", "qwen3moe"];
+
+/// Keys of theirs.
 const EXPERT_NAMES: &[(&str, &str)] = &[
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
@@ -101,7 +105,8 @@ pub fn configuration(
     let mut rope = Map::new();
     for (key, value) in metadata.iter() {
         let Some(own) = key.strip_prefix(&prefix) else { continue };
-        let expert_name = EXPERT_NAMES.iter().find(|(gguf, _)| *gguf == own).filter(|_| architecture == "lfm2moe");
+        let expert_name =
+            EXPERT_NAMES.iter().find(|(gguf, _)| *gguf == own).filter(|_| WITH_EXPERTS.contains(&architecture));
         if let Some((_, name)) = expert_name {
             config.insert((*name).to_owned(), json_of(value));
         } else if let Some((_, name)) = NAMES.iter().find(|(gguf, _)| *gguf == own) {
@@ -130,6 +135,15 @@ pub fn configuration(
         "gemma2" | "gemma3" => gemma(&mut config),
         "lfm2" | "lfm2moe" => lfm2(&mut config),
         "qwen35" => qwen3_5(&mut config),
+        // neither has a key for it, and llama.cpp divides the weights of the one and not of the other
+        "qwen3moe" | "olmoe" => {
+            config.insert("norm_topk_prob".into(), json!(architecture == "qwen3moe"));
+        }
+        "mistral3" => mistral3(&mut config, &mut rope),
+        // no key says so: its ramp ends between dimensions
+        "gpt-oss" => {
+            rope.insert("truncate".into(), json!(false));
+        }
         _ => {}
     }
     config.entry("vocab_size").or_insert(json!(vocab_size));
@@ -182,6 +196,17 @@ fn lfm2(config: &mut Map<String, Json>) {
     let kinds: Vec<&str> = heads.iter().map(|n| if *n > 0 { "full_attention" } else { "conv" }).collect();
     config.insert("layer_types".into(), json!(kinds));
     config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
+}
+
+/// Ministral 3 files have a scale of late queries, and one factor of YaRN's attention for what are two of the same size.
+fn mistral3(config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
+    if let Some(beta) = config.remove("mistral3.attention.temperature_scale") {
+        rope.insert("llama_4_scaling_beta".into(), beta);
+    }
+    if let Some(scale) = config.remove("mistral3.rope.scaling.yarn_log_multiplier") {
+        rope.insert("mscale".into(), scale.clone());
+        rope.insert("mscale_all_dim".into(), scale);
+    }
 }
 
 /// Qwen3.5 files give the width of all value heads together, and count the layers that guess more than one token.

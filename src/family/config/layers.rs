@@ -30,14 +30,17 @@ pub(super) fn read(
     };
     let uses_window = match family.window {
         WindowRule::None => false,
-        WindowRule::Every(_) | WindowRule::Pattern(_) | WindowRule::Types => true,
-        WindowRule::FromLayer | WindowRule::WithoutRope => keys.bool("use_sliding_window")?.unwrap_or(false),
+        WindowRule::Every(_) | WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) | WindowRule::Types => true,
+        WindowRule::EveryIfUsed | WindowRule::FromLayer | WindowRule::WithoutRope => {
+            keys.bool("use_sliding_window")?.unwrap_or(false)
+        }
     };
     let from_layer = keys.u64("max_window_layers")?.unwrap_or(28);
     let width = match family.window {
         WindowRule::None => None,
         WindowRule::Every(default) if !keys.has("sliding_window") => default,
-        WindowRule::Pattern(_) if !keys.has("sliding_window") => default_window,
+        WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) if !keys.has("sliding_window") => default_window,
+        WindowRule::EveryIfUsed if !keys.has("sliding_window") => default_window.filter(|_| uses_window),
         _ => keys.u64("sliding_window")?.filter(|_| uses_window),
     };
     if width == Some(0) {
@@ -60,7 +63,12 @@ pub(super) fn read(
         return Err(keys.value("sliding_window", "a width, for the sliding layers"));
     }
     let pattern = match family.window {
-        WindowRule::Pattern(every) => {
+        // a list of layers goes before a period, which may also be spelled `LLLG`
+        WindowRule::PatternOrNone(_) if types.is_some() || width.is_none() => {
+            keys.accept("sliding_window_pattern");
+            1
+        }
+        WindowRule::Pattern(every) | WindowRule::PatternOrNone(every) => {
             keys.u64("sliding_window_pattern")?.or(keys.u64("_sliding_window_pattern")?).unwrap_or(every)
         }
         _ => 1,
@@ -69,17 +77,20 @@ pub(super) fn read(
         return Err(keys.value("sliding_window_pattern", "at least 1"));
     }
     let slides = |layer: usize| match (&types, family.window) {
-        (Some(types), WindowRule::FromLayer | WindowRule::WithoutRope | WindowRule::Pattern(_) | WindowRule::Types) => {
-            types[layer] == sliding
-        }
+        (_, WindowRule::None) => false,
+        (_, WindowRule::Every(_) | WindowRule::EveryIfUsed) => true,
+        (Some(types), _) => types[layer] == sliding,
         (_, WindowRule::FromLayer) => layer as u64 >= from_layer,
         (_, WindowRule::WithoutRope) => !rotates[layer],
-        (_, WindowRule::Every(_)) => true,
-        (_, WindowRule::Pattern(_)) => !(layer as u64 + 1).is_multiple_of(pattern),
-        (_, WindowRule::None | WindowRule::Types) => false,
+        (_, WindowRule::Pattern(_) | WindowRule::PatternOrNone(_)) => !(layer as u64 + 1).is_multiple_of(pattern),
+        (_, WindowRule::Types) => false,
     };
     Ok((0..count)
-        .map(|layer| LayerConfig { mixer: family.mixer, rope: rotates[layer], window: width.filter(|_| slides(layer)) })
+        .map(|layer| {
+            let window = width.filter(|_| slides(layer));
+            let rope = rotates[layer] && (!family.rope_in_windows || width.is_none() || window.is_some());
+            LayerConfig { mixer: family.mixer, rope, window }
+        })
         .collect())
 }
 

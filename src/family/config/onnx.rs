@@ -75,14 +75,14 @@ pub fn configuration(
         WindowRule::Every(_) => {
             set("sliding_window", json!(width));
         }
-        WindowRule::FromLayer | WindowRule::WithoutRope => {
+        WindowRule::EveryIfUsed | WindowRule::FromLayer | WindowRule::WithoutRope => {
             if width.is_some() {
                 set("use_sliding_window", json!(true));
                 set("sliding_window", json!(width));
                 set("layer_types", json!(types));
             }
         }
-        WindowRule::Pattern(_) | WindowRule::Types => {
+        WindowRule::Pattern(_) | WindowRule::PatternOrNone(_) | WindowRule::Types => {
             set("sliding_window", json!(width));
             set("layer_types", json!(types));
         }

@@ -33,6 +33,9 @@ pub(crate) fn read(
     }
     // `rope_scaling` is the older spelling and wins where both are there, as in transformers
     let scaling = keys.object("rope_scaling")?.or(parameters);
+    if family.scaled_rope {
+        keys.required("rope_parameters", scaling.as_ref())?;
+    }
     let local = local_theta.map(|theta| reader.table(None, theta)).transpose()?;
     Ok((reader.table(scaling, theta)?, local))
 }
@@ -73,6 +76,11 @@ impl Reader<'_> {
             (None, None | Some(1.0)) => 1.0,
             (None, Some(_)) => return Err(keys.value("partial_rotary_factor", "1 in this family")),
         };
+        if family.late_query_scale {
+            // beyond the longest text, and said twice
+            scaling.accept("llama_4_scaling_beta");
+            scaling.accept("max_position_embeddings");
+        }
         if family.mrope {
             // text has the same position in every section
             scaling.accept("mrope_section");

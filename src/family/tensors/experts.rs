@@ -1,13 +1,18 @@
 //! The weights of experts.
 
-use super::{Naming, Tensors};
+use std::ops::Range;
+
+use super::{Naming, Tensors, take_tensor};
 use crate::blocks::depth_router::{DepthMoe, DepthRouter};
 use crate::blocks::linear::Linear;
-use crate::blocks::moe::{Experts, Gating, Moe, Scores};
-use crate::config::ExpertsConfig;
+use crate::blocks::moe::{Experts, Gating, Moe};
+use crate::config::{ClampedExperts, ExpertsConfig};
 use anec_base::Result;
 use anec_manifest::Role;
-use anec_source::{RowOrder, SourceWeight};
+use anec_source::{RowOrder, SourceDtype, SourceWeight, ZeroPoints};
+
+/// Numbers that have an exponent in common in MXFP4.
+const MXFP4_BLOCK: u64 = 32;
 
 impl Tensors<'_, '_> {
     pub(super) fn moe(&mut self, index: usize, config: ExpertsConfig) -> Result<Moe> {
@@ -15,11 +20,15 @@ impl Tensors<'_, '_> {
         let router = self.layer_matrix(index, "feed_forward.gate", experts, hidden, "num_experts, hidden_size")?;
         let bias = self.layer_name(index, "feed_forward.expert_bias");
         let selection_bias = config.use_expert_bias.then(|| self.take(&bias, &[experts], "num_experts")).transpose()?;
+        let router_bias = config.clamped.map(|_| self.layer_bias(index, "feed_forward.gate", experts)).transpose()?;
         Ok(Moe {
-            router: Linear { name: "gate", role: Role::Router, weight: router, bias: None },
-            scores: Scores::Sigmoid,
+            router: Linear { name: "gate", role: Role::Router, weight: router, bias: router_bias },
+            scores: config.scores,
             selection_bias,
-            experts: self.experts(index, config)?,
+            experts: match config.clamped {
+                Some(clamped) => self.clamped_experts(index, config, clamped)?,
+                None => self.experts(index, config)?,
+            },
             num_experts_per_tok: config.num_experts_per_tok,
             norm_topk_prob: config.norm_topk_prob,
             routed_scaling_factor: config.routed_scaling_factor,
@@ -77,7 +86,12 @@ impl Tensors<'_, '_> {
             return Ok([gate, up, take("ffn_down_exps", &[experts, hidden, width])?]);
         }
         let prefix = self.layer_name(index, "feed_forward.experts");
-        let fused = format!("{prefix}.gate_up_proj");
+        let stacked = |part: &str| match self.own_name(part) {
+            own if own == part => format!("{prefix}{}", &part["feed_forward.experts".len()..]),
+            own => self.layer_name(index, own),
+        };
+        let [fused, stacked_down] =
+            ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"].map(stacked);
         if self.ledger.has(&fused) {
             // since transformers 5: an expert's gate, then its up
             let both = self.take(&fused, &[experts, 2 * width, hidden], because)?;
@@ -86,20 +100,92 @@ impl Tensors<'_, '_> {
                 let range = first * width * hidden..(first + 1) * width * hidden;
                 Ok(both.columns_range(range)?.reshape(&[experts * width, hidden])?)
             };
-            let down = self.take(&format!("{prefix}.down_proj"), &[experts, hidden, width], because)?;
+            let down = self.take(&stacked_down, &[experts, hidden, width], because)?;
             return Ok([half(0)?, half(1)?, stack(down)?]);
         }
+        let [gate, up, down] = ["w1", "w3", "w2"].map(|name| self.own_name(name));
         let mut all = |name: &str, rows: u64, columns: u64| -> Result<SourceWeight> {
             let one = |expert: u64| self.matrix(&format!("{prefix}.{expert}.{name}"), rows, columns, because);
             Ok(SourceWeight::concatenate((0..experts).map(one).collect::<Result<Vec<_>>>()?)?)
         };
-        Ok([all("w1", width, hidden)?, all("w3", width, hidden)?, all("w2", hidden, width)?])
+        Ok([all(gate, width, hidden)?, all(up, width, hidden)?, all(down, hidden, width)?])
     }
+
+    /// Experts with biases. transformers has gates and ups in turn, as matrices `[inputs, outputs]` or, in MXFP4, on their side.
+    fn clamped_experts(&mut self, index: usize, config: ExpertsConfig, clamped: ClampedExperts) -> Result<Experts> {
+        let (experts, width, hidden) = (config.num_experts, config.moe_intermediate_size, self.config.hidden_size);
+        let because = "num_experts, intermediate_size, hidden_size";
+        let prefix = self.layer_name(index, "feed_forward.experts");
+        let (halves, down, down_bias) = if self.naming == Naming::Gguf {
+            let mut bias = |name: &str, rows: u64| {
+                self.take(&format!("blk.{index}.{name}.bias"), &[experts, rows], "num_experts, rows of the weight")
+            };
+            let biases = [bias("ffn_gate_exps", width)?, bias("ffn_up_exps", width)?, bias("ffn_down_exps", hidden)?];
+            let [gate_bias, up_bias, down_bias] = biases;
+            let [gate, up, down] = self.expert_weights(index, config)?;
+            ([(gate, gate_bias), (up, up_bias)], side_by_side(&down, experts, hidden)?, down_bias)
+        } else {
+            let both_bias = self.take(&format!("{prefix}.gate_up_proj_bias"), &[experts, 2 * width], because)?;
+            let down_bias = self.take(&format!("{prefix}.down_proj_bias"), &[experts, hidden], because)?;
+            let (both, down) = if self.ledger.has(&format!("{prefix}.gate_up_proj_blocks")) {
+                let both = self.mxfp4(&format!("{prefix}.gate_up_proj"), [experts, 2 * width, hidden], because)?;
+                let down = self.mxfp4(&format!("{prefix}.down_proj"), [experts, hidden, width], because)?;
+                (both, side_by_side(&down, experts, hidden)?)
+            } else {
+                let both = self.take(&format!("{prefix}.gate_up_proj"), &[experts, hidden, 2 * width], because)?;
+                let down = self.take(&format!("{prefix}.down_proj"), &[experts, width, hidden], because)?;
+                let both = both.transpose()?.reshape(&[experts * 2 * width, hidden])?;
+                (both, down.reshape(&[experts * width, hidden])?.transpose()?)
+            };
+            let rows = experts * width;
+            let apart = |weight: &SourceWeight| weight.reorder(RowOrder::Transposed([rows, 2]));
+            let (both, bias) = (apart(&both)?, apart(&both_bias.reshape(&[2 * rows])?)?);
+            let half = |range: Range<u64>| -> Result<_> { Ok((both.slice(range.clone())?, bias.slice(range)?)) };
+            ([half(0..rows)?, half(rows..2 * rows)?], down, down_bias)
+        };
+        clamped_experts(halves, down, &down_bias, experts, clamped)
+    }
+
+    /// Matrices in MXFP4 (OCP Microscaling Formats 1.0), which safetensors files hold as bytes: 32 numbers of a row, two to a
+    /// byte, have an exponent in common. Gives them one after another.
+    fn mxfp4(&mut self, name: &str, [count, rows, columns]: [u64; 3], because: &str) -> Result<SourceWeight> {
+        let blocks = columns.div_ceil(MXFP4_BLOCK);
+        let codes = [count, rows, blocks, MXFP4_BLOCK / 2];
+        let codes = take_tensor(self.ledger, &format!("{name}_blocks"), &codes, because)?;
+        let scales = take_tensor(self.ledger, &format!("{name}_scales"), &[count, rows, blocks], because)?;
+        let codes = codes.viewed_as(SourceDtype::F4_E2M1, &[count * rows, blocks * MXFP4_BLOCK])?;
+        let scales = scales.viewed_as(SourceDtype::F8_E8M0, &[count * rows, blocks])?;
+        let codes = SourceWeight::from(codes).columns_range(0..columns)?;
+        Ok(SourceWeight::from_blocks(codes, scales.into(), ZeroPoints::All(0.0), [1, MXFP4_BLOCK])?)
+    }
+}
+
+/// Experts whose gates and ups are held below a limit, of gates and ups `[experts * width, hidden]` with biases
+/// `[experts, width]`, downs `[hidden, experts * width]` and biases `[experts, hidden]`.
+pub(crate) fn clamped_experts(
+    [gate, up]: [(SourceWeight, SourceWeight); 2],
+    down: SourceWeight,
+    down_bias: &SourceWeight,
+    num_experts: u64,
+    ClampedExperts { swiglu_alpha: alpha, swiglu_limit: limit }: ClampedExperts,
+) -> Result<Experts> {
+    let half = |name, (weight, bias): (SourceWeight, SourceWeight)| -> Result<Linear> {
+        let bias = bias.reshape(&[bias.elements()])?;
+        Ok(Linear { name, role: Role::Expert, weight, bias: Some(bias) })
+    };
+    Ok(Experts {
+        gate: half("gate_proj", gate)?,
+        up: half("up_proj", up)?,
+        down: Linear { name: "down_proj", role: Role::Expert, weight: down, bias: None },
+        // a bias, though it is a projection: never quantized
+        down_bias: Some(Linear { name: "down_biases", role: Role::Bias, weight: down_bias.transpose()?, bias: None }),
+        gating: Gating::ClampedSwiGlu { alpha, limit },
+        num_experts,
+    })
 }
 
 /// Matrices of `rows` rows, one after another, as one of `rows` rows: side by side.
 fn side_by_side(stacked: &SourceWeight, count: u64, rows: u64) -> Result<SourceWeight> {
-    let order: Vec<u64> = (0..rows).flat_map(|row| (0..count).map(move |matrix| matrix * rows + row)).collect();
-    let by_row = stacked.reorder(RowOrder::Explicit(order.into()))?;
+    let by_row = stacked.reorder(RowOrder::Transposed([count, rows]))?;
     Ok(by_row.reshape(&[rows, count * stacked.columns()])?)
 }

@@ -79,6 +79,7 @@ impl Tensors<'_, '_> {
             output,
             qk_norm: self.qk_norm(index)?,
             qk_norm_place: config.qk_norm,
+            sinks: config.sinks.then(|| self.sinks(index)).transpose()?,
             num_attention_heads: config.num_attention_heads,
             num_key_value_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
@@ -86,6 +87,12 @@ impl Tensors<'_, '_> {
             scale: config.attention_scale,
             softcap: config.attention_softcap,
         })
+    }
+
+    fn sinks(&mut self, index: usize) -> Result<SourceWeight> {
+        let name = self.layer_name(index, "self_attn.sinks");
+        let name = if self.naming == Naming::Gguf { format!("{name}.weight") } else { name };
+        self.take(&name, &[self.config.num_attention_heads], "num_attention_heads")
     }
 
     /// Queries and gates of projections that hold a head's queries, then its gates (or of their bias).
@@ -111,12 +118,15 @@ impl Tensors<'_, '_> {
 
     /// Rows of q or k (or of their biases) in the order of half-split rotation.
     fn half_split(&self, weight: SourceWeight) -> Result<SourceWeight> {
-        if self.naming != Naming::Gguf || !self.family.gguf_interleaved {
-            return Ok(weight);
-        }
-        // llama.cpp's converter interleaves whole heads, rotated or not
         let head_dim = self.config.head_dim;
-        Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim: head_dim })?)
+        let rotary_dim = match self.naming {
+            // products of queries and keys stay the same when the dimensions of both are put in another order
+            Naming::HuggingFace | Naming::Gguf if self.family.neighbours_rotate => self.config.rope.rope_dim,
+            // llama.cpp's converter interleaves whole heads, rotated or not
+            Naming::Gguf if self.family.gguf_interleaved => head_dim,
+            _ => return Ok(weight),
+        };
+        Ok(weight.reorder(RowOrder::InterleavedToHalves { head_dim, rotary_dim })?)
     }
 
     pub(super) fn cca(&mut self, index: usize) -> Result<Cca> {
@@ -162,6 +172,7 @@ impl Tensors<'_, '_> {
                 output,
                 qk_norm: None,
                 qk_norm_place: config.qk_norm,
+                sinks: None,
                 num_attention_heads: config.num_attention_heads,
                 num_key_value_heads: config.num_key_value_heads,
                 head_dim: config.head_dim,

@@ -10,8 +10,9 @@ use anec_manifest::{RotateBy, RotationOptions, Transform};
 /// The reason, as a part of a sentence.
 pub fn permits(config: &DecoderConfig, transform: Transform) -> Result<(), &'static str> {
     match transform {
-        Transform::Fold | Transform::Equalize => Ok(()),
-        Transform::Gains => Ok(()),
+        Transform::Equalize => Ok(()),
+        _ if config.layer_norms => Err("norms take the mean away and have biases, which stand behind their gains"),
+        Transform::Fold | Transform::Gains => Ok(()),
         Transform::Rotate | Transform::RotateBy(_) => match config.norms {
             NormPlacement::Pre if config.residual_scaling => {
                 Err("sums with the residual stream have a scale for each channel, and a rotation mixes channels")
@@ -30,6 +31,7 @@ pub fn recipe(config: &DecoderConfig) -> Vec<Transform> {
     let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions::default() });
     match permits(config, rotate) {
         Ok(()) => vec![Transform::Fold, rotate, Transform::Equalize],
+        Err(_) if config.layer_norms => vec![Transform::Equalize],
         Err(_) => vec![Transform::Gains, Transform::Equalize],
     }
 }
@@ -45,6 +47,10 @@ pub(super) fn not_equalized(config: &DecoderConfig) -> Vec<String> {
         (
             has(MixerKind::Cca),
             "queries and keys keep their units: each is averaged with the other in front of the convolutions",
+        ),
+        (
+            config.experts.is_some_and(|experts| experts.clamped.is_some()),
+            "experts' ups and downs keep their units: gates and ups are held below a limit",
         ),
     ];
     reasons.into_iter().filter(|(applies, _)| *applies).map(|(_, reason)| reason.to_owned()).collect()

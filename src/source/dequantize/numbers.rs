@@ -62,6 +62,13 @@ pub fn f8_e8m0([byte]: [u8; 1]) -> f32 {
     })
 }
 
+/// Two numbers of 4 bits: sign, two exponent bits with bias 1, one mantissa bit; neither infinities nor NaN.
+#[inline(always)]
+pub fn f4_e2m1(&[byte]: &[u8; 1], values: &mut [f32; 2]) {
+    const VALUES: [f32; 16] = [0., 0.5, 1., 1.5, 2., 3., 4., 6., -0., -0.5, -1., -1.5, -2., -3., -4., -6.];
+    *values = [byte & 0xF, byte >> 4].map(|code| VALUES[usize::from(code)]);
+}
+
 #[inline(always)]
 pub fn u4(&[byte]: &[u8; 1], values: &mut [f32; 2]) {
     *values = [byte & 0xF, byte >> 4].map(f32::from);
@@ -101,6 +108,8 @@ mod tests {
         assert_eq!(two, [-1.0, -8.0]);
         i4(&[0x72], &mut two);
         assert_eq!(two, [2.0, 7.0]);
+        f4_e2m1(&[0xF1], &mut two);
+        assert_eq!(two, [0.5, -6.0]);
         u2(&[0b11_10_01_00], &mut four);
         assert_eq!(four, [0.0, 1.0, 2.0, 3.0]);
     }

@@ -88,6 +88,7 @@ impl SourceWeight {
                     RowOrder::InterleavedToHalves { head_dim, rotary_dim } => {
                         write!(key, ".halves({head_dim}, {rotary_dim}; {run})")
                     }
+                    RowOrder::Transposed([rows, columns]) => write!(key, ".transposed({rows}, {columns}; {run})"),
                     RowOrder::Explicit(rows) => {
                         let mut hasher = Sha256::new();
                         rows.iter().for_each(|row| hasher.update(row.to_le_bytes()));

@@ -14,6 +14,8 @@ pub enum RowOrder {
         /// How many of them are rotated; even.
         rotary_dim: u64,
     },
+    /// Entries as a matrix of so many rows and columns, on its side: the first of each row, then the second of each.
+    Transposed([u64; 2]),
     /// Entry `i` of the result is entry `rows[i]`; entries may be left out or repeated.
     Explicit(Arc<[u64]>),
 }
@@ -27,6 +29,7 @@ impl RowOrder {
                 let half = rotary_dim / 2;
                 if place < rotary_dim { head * head_dim + 2 * (place % half) + place / half } else { row }
             }
+            &RowOrder::Transposed([rows, columns]) => row % rows * columns + row / rows,
             RowOrder::Explicit(rows) => rows[row as usize],
         }
     }
@@ -43,6 +46,10 @@ impl RowOrder {
                 }
                 Ok(rows)
             }
+            &RowOrder::Transposed([height, width]) => match height.checked_mul(width) {
+                Some(count) if count == rows => Ok(rows),
+                _ => Err(format!("{rows} rows aren't a matrix of {height} x {width}")),
+            },
             RowOrder::Explicit(origins) => match origins.iter().find(|&&row| row >= rows) {
                 Some(row) => Err(format!("row {row} is asked for, but there are {rows}")),
                 None => Ok(origins.len() as u64),

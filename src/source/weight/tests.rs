@@ -100,6 +100,17 @@ fn rows_can_be_left_out_and_repeated() {
 }
 
 #[test]
+fn rows_that_alternate_are_put_apart() {
+    let order = || RowOrder::Transposed([3, 2]);
+    let apart = numbered("w", 6, 4).reorder(order()).unwrap();
+    assert_eq!(row_numbers(&apart), [0, 2, 4, 1, 3, 5]);
+    assert_eq!(row_numbers(&apart.reorder(RowOrder::Transposed([2, 3])).unwrap()), [0, 1, 2, 3, 4, 5]);
+    assert_ne!(apart.key(), numbered("w", 6, 4).reorder(RowOrder::Transposed([2, 3])).unwrap().key());
+    let message = numbered("w", 5, 4).reorder(order()).unwrap_err().to_string();
+    assert!(message.contains("5 rows aren't a matrix of 3 x 2"), "{message}");
+}
+
+#[test]
 fn columns_are_cut_from_every_row() {
     let middle = numbered("w", 3, 5).columns_range(1..3).unwrap();
     assert_eq!(all(&middle), [0.01, 0.02, 1.01, 1.02, 2.01, 2.02]);
