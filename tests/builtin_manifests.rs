@@ -41,7 +41,13 @@ fn converts(name: &str) {
     }
 
     // a few layers and the last piece of the LM head, written
-    manifest.shards.layers = Some(vec![[0, LAYERS], [LAYERS, facts.num_layers]]);
+    let parts = if manifest.experts.is_packed() {
+        vec![[0, LAYERS], [LAYERS, facts.num_layers]]
+    } else {
+        // a part ends where experts of packages of their own are called
+        (0..facts.num_layers).map(|layer| [layer, layer + 1]).collect()
+    };
+    manifest.shards.layers = Some(parts);
     let manifest = resolve(&manifest, &source, &*model);
     let plan = ConvertPlan::new(&manifest, &*model).unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -187,7 +187,7 @@ mod tests {
             for count in [1, 2, 7, 11] {
                 let mut alone: Vec<State> = (0..count).map(|_| executable.new_state()).collect();
                 let mut together = alone.clone();
-                for turn in 0..3 {
+                for turn in 0..3_usize {
                     let given = |i| Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 10 * turn + i));
                     let inputs: Vec<Tensor> = (0..count).map(given).collect();
                     let calls = inputs.iter().zip(&mut together);
