@@ -83,7 +83,7 @@ impl SharedCall {
         let chunk = plan::chunk(&session.route().layers, count, None).ok();
         let chunk = chunk.filter(|chunk| fits && chunk.real == count && model.bundle().model.has_head())?;
         let head = plan::chunk(&session.route().head, count, None).ok()?;
-        (head.real == count).then(|| SharedCall { model: std::sync::Arc::as_ptr(model), route: session.route, chunk })
+        (head.real == count).then_some(SharedCall { model: std::sync::Arc::as_ptr(model), route: session.route, chunk })
     }
 
     /// The logits of each text.

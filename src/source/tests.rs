@@ -397,7 +397,7 @@ fn bytes_of_microscaled_numbers_are_read_exactly() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.safetensors");
     // one row of 32 numbers: codes 0 to 15, the first of two in the low half of a byte, twice; half of each
-    let codes: Vec<u8> = (0..16u8).map(|i| (2 * i & 15) | (2 * i & 15 | 1) << 4).collect();
+    let codes: Vec<u8> = (0..16u8).map(|i| ((2 * i) & 15) | ((((2 * i) & 15) | 1) << 4)).collect();
     let blocks = TensorView::new(Dtype::U8, vec![1, 1, 1, 16], &codes).unwrap();
     let scales = TensorView::new(Dtype::U8, vec![1, 1, 1], &[126]).unwrap();
     fs::write(&path, ::safetensors::serialize([("w_blocks", blocks), ("w_scales", scales)], None).unwrap()).unwrap();
