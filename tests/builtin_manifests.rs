@@ -1,5 +1,5 @@
-//! Every built-in manifest converts the model it is for: its graphs are built in full depth and width from the published
-//! configuration, and packages of a few layers and a piece of the LM head are written from synthesised weights.
+//! Every built-in manifest converts the model it is for: its graphs are planned in full depth and width from the published
+//! configuration, a third of them are built, and packages of a few layers and a piece of the LM head are written from synthesised weights.
 
 use crate::common::synthetic;
 
@@ -31,10 +31,10 @@ fn converts(name: &str) {
     assert!(ledger.ignored.keys().all(|name| name.starts_with("mtp.")), "{:?}", ledger.ignored);
     assert!(manifest.context.all().iter().all(|context| *context <= facts.max_position_embeddings));
 
-    // the whole model, planned and built
+    // the whole model, planned; every third package built, for most are alike
     let full = ConvertPlan::new(&manifest, &*model).unwrap();
-    for package in &full.packages {
-        assert!(package.weight_bytes as f64 <= manifest.shards.max_mb * 1e6, "{}", package.name);
+    assert!(full.packages.iter().all(|package| package.weight_bytes as f64 <= manifest.shards.max_mb * 1e6));
+    for package in full.packages.iter().step_by(3) {
         let mut emitter = Emitter::new(&manifest.quant);
         let (program, _) = build_package(&*model, &full.form, package, &mut emitter).unwrap();
         assert!(program.functions.iter().all(|f| f.block.ops.len() > 3));
