@@ -7,9 +7,10 @@
 use std::sync::Arc;
 
 use super::error::ExecError;
-use super::executable::{Executable, Precision};
+use super::executable::Executable;
 use super::frame::Frame;
 use super::kernel::{Call, WeightProduct};
+use super::node::Node;
 use super::pool::Pool;
 use super::state::State;
 use super::step::Step;
@@ -39,20 +40,17 @@ impl Executable {
     /// One that fails leaves the others as they are.
     pub fn run_batch(&self, calls: Vec<SequenceCall<'_>>) -> Vec<Result<Vec<(String, Tensor)>, ExecError>> {
         let mut members: Vec<Member<'_>> = calls.into_iter().map(|call| self.begin(call)).collect();
-        let mut rest = &self.nodes[..];
-        while !rest.is_empty() {
-            let (own, later) =
-                rest.split_at(rest.iter().position(|node| node.shared().is_some()).unwrap_or(rest.len()));
+        for run in self.nodes.split_inclusive(|node| node.shared().is_some()) {
+            let step = run.last().and_then(Node::shared);
+            let own = &run[..run.len() - usize::from(step.is_some())];
             if !own.is_empty() {
                 pool::for_each_mut(&mut members, |_, member| {
                     member.attempt(self, |frame| own.iter().try_for_each(|node| node.run(frame)));
                 });
             }
-            let Some((node, later)) = later.split_first() else { break };
-            if let Some(step) = node.shared() {
+            if let Some(step) = step {
                 self.share(step, &mut members);
             }
-            rest = later;
         }
         members.into_iter().map(|member| self.end(member)).collect()
     }
@@ -142,9 +140,7 @@ impl Member<'_> {
             return;
         }
         let workspace = std::mem::take(&mut self.workspace);
-        let half = function.options.precision != Precision::F32;
-        let (observer, profile, state) = (None, None, &mut *self.state);
-        let mut frame = Frame { function: &function.function, workspace, state, half, observer, profile };
+        let mut frame = function.frame(workspace, &mut *self.state, None, None);
         self.failure = body(&mut frame).err();
         self.workspace = frame.workspace;
     }
@@ -153,7 +149,7 @@ impl Member<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExecOptions, WeightCache};
+    use crate::{ExecOptions, Precision, WeightCache};
     use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Opset, SymbolRange, TensorType};
 
     const WIDTH: usize = 64;

@@ -21,6 +21,7 @@ use super::step::{Operand, Step};
 use super::tensor::Tensor;
 use super::value::Value;
 use super::weight::WeightCache;
+use super::workspace::Workspace;
 use anec_mil::{Binding, Dim, Function, Symbol, SymbolRange, TensorType, Uses, ValueType};
 
 /// How values declared fp16 are computed with.
@@ -100,8 +101,8 @@ pub struct ExecOptions {
 
 /// A function made ready to run.
 pub struct Executable {
-    pub(super) function: String,
-    pub(super) options: ExecOptions,
+    function: String,
+    options: ExecOptions,
     inputs: Vec<(String, TensorType, usize)>,
     states: Vec<(String, TensorType)>,
     lengths: BTreeMap<Symbol, SymbolRange>,
@@ -302,16 +303,27 @@ impl Executable {
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
         self.check_inputs(inputs)?;
-        let half = self.options.precision != Precision::F32;
         let mut workspace = std::mem::take(&mut state.workspace);
         workspace.begin(self.slots);
         outputs.drain(..).for_each(|tensor| workspace.pool.recycle(tensor));
-        let mut frame = Frame { function: &self.function, workspace, state, half, observer, profile };
+        let mut frame = self.frame(workspace, state, observer, profile);
         let result = self.run_frame(&mut frame, inputs, outputs);
         let Frame { mut workspace, state, .. } = frame;
         workspace.clear();
         state.workspace = workspace;
         result
+    }
+
+    /// Where nodes are carried out.
+    pub(super) fn frame<'a>(
+        &'a self,
+        workspace: Workspace,
+        state: &'a mut State,
+        observer: Option<Observer<'a>>,
+        profile: Option<&'a mut ExecProfile>,
+    ) -> Frame<'a> {
+        let half = self.options.precision != Precision::F32;
+        Frame { function: &self.function, workspace, state, half, observer, profile }
     }
 
     fn run_frame(

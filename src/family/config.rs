@@ -339,7 +339,7 @@ impl DecoderConfig {
         let read = DecoderConfig {
             family: family.name,
             hidden_size,
-            intermediate_size: match experts.filter(|_| matches!(family.mixture, MixtureKind::DepthRouted)) {
+            intermediate_size: match experts.filter(|_| family.mixture == MixtureKind::DepthRouted) {
                 Some(experts) => experts.moe_intermediate_size, // there is no other network
                 None => intermediate_size(&keys, family, size("intermediate_size")?)?,
             },
@@ -508,24 +508,25 @@ fn delta_net(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<DeltaNetC
 
 fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConfig>, FamilyError> {
     let size = |key: &str, default: u64| if keys.get(key).is_some() { keys.size(key) } else { Ok(default) };
+    let of_sizes = |num_experts, num_experts_per_tok, moe_intermediate_size, scores| ExpertsConfig {
+        num_dense_layers: 0,
+        num_experts,
+        num_experts_per_tok,
+        moe_intermediate_size,
+        scores,
+        clamped: None,
+        norm_topk_prob: false,
+        use_expert_bias: false,
+        routed_scaling_factor: 1.0,
+        router_hidden_size: None,
+    };
     let plain = |scores: RouterScores| -> Result<ExpertsConfig, FamilyError> {
         let num_experts = keys.size("num_experts")?;
         let num_experts_per_tok = keys.size("num_experts_per_tok")?;
         if num_experts_per_tok > num_experts {
             return Err(keys.value("num_experts_per_tok", &format!("at most {num_experts} experts")));
         }
-        Ok(ExpertsConfig {
-            num_dense_layers: 0,
-            num_experts,
-            num_experts_per_tok,
-            moe_intermediate_size: keys.size("moe_intermediate_size")?,
-            scores,
-            clamped: None,
-            norm_topk_prob: false,
-            use_expert_bias: false,
-            routed_scaling_factor: 1.0,
-            router_hidden_size: None,
-        })
+        Ok(of_sizes(num_experts, num_experts_per_tok, keys.size("moe_intermediate_size")?, scores))
     };
     Ok(Some(match family.mixture {
         MixtureKind::None => return Ok(None),
@@ -546,16 +547,9 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
             ExpertsConfig { clamped: Some(ClampedExperts::read(keys)?), ..plain(RouterScores::ChosenSoftmax)? }
         }
         MixtureKind::DepthRouted => ExpertsConfig {
-            num_dense_layers: 0,
-            num_experts: size("num_experts", 16)?,
-            num_experts_per_tok: 1,
-            moe_intermediate_size: size("moe_intermediate_size", 2048)?,
-            scores: RouterScores::Sigmoid,
-            clamped: None,
-            norm_topk_prob: false,
             use_expert_bias: true,
-            routed_scaling_factor: 1.0,
             router_hidden_size: Some(size("router_hidden_size", 256)?),
+            ..of_sizes(size("num_experts", 16)?, 1, size("moe_intermediate_size", 2048)?, RouterScores::Sigmoid)
         },
     }))
 }

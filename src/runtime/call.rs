@@ -1,5 +1,6 @@
 //! A call of a function: its inputs out of what came before, its result out of its outputs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::error::RuntimeError;
@@ -67,6 +68,13 @@ pub(super) fn after(
     }
     flow.hidden = result(model, function, outputs, PortRole::Hidden, channels, size)?;
     Ok(flow)
+}
+
+/// Copies the logits of a piece of the head to their places among all: a row of `width` for each of the first tokens.
+pub(super) fn place_logits(piece: &Columns, rows: Range<usize>, logits: &mut [f32], width: usize) {
+    for (t, row) in logits.chunks_exact_mut(width).enumerate() {
+        row[rows.clone()].iter_mut().zip(piece.column(t)).for_each(|(logit, value)| *logit = value);
+    }
 }
 
 /// The output of a role, of a call of `size` tokens.

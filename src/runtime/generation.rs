@@ -226,7 +226,7 @@ impl Generation {
     /// When the prompt doesn't fit, or a function fails.
     pub fn step(&mut self) -> Result<Option<Finish>> {
         if self.finish.is_none() {
-            let stepped = if self.first_token.is_some() { self.decode() } else { self.prefill() };
+            let stepped = if self.has_begun() { self.decode() } else { self.prefill() };
             match stepped {
                 Ok(Some(finish)) => self.stop(finish),
                 Ok(None) => {}
@@ -241,7 +241,7 @@ impl Generation {
 
     /// Whether the next step computes tokens that were chosen, rather than a part of the prompt.
     pub fn is_writing(&self) -> bool {
-        self.finish.is_none() && !self.failed && self.first_token.is_some() && !self.ids.is_empty()
+        self.finish.is_none() && !self.failed && self.has_begun() && !self.ids.is_empty()
     }
 
     /// Makes the calls of the next steps of several texts, those that [are writing](Generation::is_writing), as

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::{FunctionCall, Watch};
-use super::call::{after, prepare, result};
+use super::call::{after, place_logits, prepare, result};
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 use super::hidden::{Columns, Flow, HiddenFrame, Record};
@@ -341,10 +341,7 @@ impl TokenSession {
         chunk: Chunk,
         mut record: Option<&mut Record>,
     ) -> Result<Columns> {
-        let size = chunk.size as usize;
-        let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, size);
-        let text = TokenRun { tokens, types: &[], position: self.position() };
-        model.host.embed(text, size, &mut hidden.values)?;
+        let hidden = self.embedded(model, tokens, chunk)?;
         if let Some(record) = record.as_deref_mut() {
             record.add(0, &hidden, 0..chunk.real as usize);
         }
@@ -355,6 +352,14 @@ impl TokenSession {
             flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
         }
         Ok(flow.hidden)
+    }
+
+    /// The embedding of the next tokens, as many columns as the call takes.
+    pub(super) fn embedded(&self, model: &LoadedModel, tokens: &[u32], chunk: Chunk) -> Result<Columns> {
+        let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, chunk.size as usize);
+        let text = TokenRun { tokens, types: &[], position: self.position() };
+        model.host.embed(text, chunk.size as usize, &mut hidden.values)?;
+        Ok(hidden)
     }
 
     /// What leaves a part of the layers, recorded with what is wanted of the states inside it.
@@ -446,11 +451,7 @@ impl TokenSession {
             for ((step, prepared), outputs) in route.head.iter().zip(&prepared).zip(given) {
                 let rows = step.part.start as usize..step.part.end as usize;
                 let part = result(model, prepared.function, outputs, PortRole::Logits, rows.len(), size)?;
-                for t in 0..real {
-                    let first = base + (done + t) * width;
-                    let row = &mut logits[first + rows.start..first + rows.end];
-                    row.iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
-                }
+                place_logits(&part, rows, &mut logits[base + done * width..][..real * width], width);
             }
             done += real;
         }

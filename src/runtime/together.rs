@@ -5,11 +5,13 @@
 //! one call takes. Others are computed one after the other, and so are experts in functions of their own, of which each
 //! text needs others.
 
+use std::sync::Arc;
+
 use super::backend::BatchMember;
-use super::call::{after, prepare, result};
+use super::call::{after, place_logits, prepare, result};
 use super::forward::ForwardOptions;
 use super::hidden::{Columns, Flow};
-use super::host::{RopeChoice, TokenRun};
+use super::host::RopeChoice;
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
@@ -61,7 +63,10 @@ struct SharedCall {
     /// Where the model lies in memory.
     model: *const LoadedModel,
     route: usize,
+    /// Of the layers.
     chunk: Chunk,
+    /// Of the LM head, which takes the same tokens.
+    head: Chunk,
 }
 
 /// A text on its way through the layers.
@@ -83,7 +88,8 @@ impl SharedCall {
         let chunk = plan::chunk(&session.route().layers, count, None).ok();
         let chunk = chunk.filter(|chunk| fits && chunk.real == count && model.bundle().model.has_head())?;
         let head = plan::chunk(&session.route().head, count, None).ok()?;
-        (head.real == count).then_some(SharedCall { model: std::sync::Arc::as_ptr(model), route: session.route, chunk })
+        let model = Arc::as_ptr(model);
+        (head.real == count).then_some(SharedCall { model, route: session.route, chunk, head })
     }
 
     /// The logits of each text.
@@ -112,16 +118,16 @@ impl SharedCall {
         rope: &'a RopeChoice,
     ) -> Member<'a> {
         let (session, tokens) = (&mut *text.session, text.tokens);
-        let (position, size) = (session.position(), self.chunk.size as usize);
-        let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, size);
-        let run = TokenRun { tokens, types: &[], position };
-        let failure = model.host.embed(run, size, &mut hidden.values).err().map(Error::from);
-        if failure.is_none() {
+        let feed = InputBuilder::new(&model.host, rope, session.position(), self.chunk, route.context);
+        let embedded = session.embedded(model, tokens, self.chunk);
+        let mut member = Member { session, tokens, feed, flow: no_flow(), logits: Vec::new(), failure: None };
+        member.attempt(|member| {
+            member.flow = embedded?.into();
             // what is written by position is written again
-            session.poisoned = !model.rewindable;
-        }
-        let feed = InputBuilder::new(&model.host, rope, position, self.chunk, route.context);
-        Member { session, tokens, feed, flow: hidden.into(), logits: Vec::new(), failure }
+            member.session.poisoned = !model.rewindable;
+            Ok(())
+        });
+        member
     }
 
     /// A part of the layers.
@@ -151,8 +157,7 @@ impl SharedCall {
     /// The LM head: the logits of the tokens that count.
     fn head(&self, model: &LoadedModel, route: &Route, members: &mut [Member<'_>]) {
         let count = self.chunk.real as usize;
-        let Ok(chunk) = plan::chunk(&route.head, self.chunk.real, None) else { return };
-        let (width, size) = (model.bundle.model.head_rows() as usize, chunk.size as usize);
+        let (width, size) = (model.bundle.model.head_rows() as usize, self.head.size as usize);
         for step in &route.head {
             call_together(
                 model,
@@ -164,9 +169,7 @@ impl SharedCall {
                 |member, function, outputs| {
                     let rows = step.part.start as usize..step.part.end as usize;
                     let part = result(model, function, outputs, PortRole::Logits, rows.len(), size)?;
-                    for (t, row) in member.logits.chunks_exact_mut(width).enumerate() {
-                        row[rows.clone()].iter_mut().zip(part.column(t)).for_each(|(logit, value)| *logit = value);
-                    }
+                    place_logits(&part, rows, &mut member.logits, width);
                     Ok(())
                 },
             );
@@ -184,8 +187,13 @@ impl Member<'_> {
     }
 
     fn take_flow(&mut self) -> Flow {
-        std::mem::replace(&mut self.flow, Columns::zeros(0, 0).into())
+        std::mem::replace(&mut self.flow, no_flow())
     }
+}
+
+/// Nothing, in the place of what a call has taken or couldn't be given.
+fn no_flow() -> Flow {
+    Columns::zeros(0, 0).into()
 }
 
 /// Calls one function for all texts that haven't failed, with what `ready` prepares of each; `take` is given its outputs.

@@ -165,9 +165,7 @@ impl Conv {
             effects: EngineEffects::NONE,
         }))
     }
-}
 
-impl Conv {
     /// Whether it multiplies each place's channels with a constant.
     pub fn mixes_channels(&self) -> bool {
         let Matrix::Constant(weight) = &self.weight else { return false };

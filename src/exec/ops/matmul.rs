@@ -54,37 +54,43 @@ impl Linear {
     }
 }
 
-/// `x weightᵀ` of all rows of `x`, if that is what it can be multiplied to.
+/// `x weightᵀ` of all rows of `x`, whose width is the weight's.
 fn product_of_rows<'c>(
-    effects: EngineEffects,
     x: &'c Tensor,
     weight: &'c LoadedWeight,
     bias: Option<&'c [f32]>,
-) -> Option<WeightProduct<'c>> {
+) -> Result<WeightProduct<'c>, String> {
     let (rows, columns) = (weight.rows(), weight.columns());
-    let values = x.floats()?;
-    if weight.shape().len() != 2 || x.shape.last() != Some(&columns) || effects != EngineEffects::NONE {
-        return None;
+    let values = x.floats().ok_or_else(|| format!("`x` holds {}, not floats", x.data.kind()))?;
+    let mut shape = Dims::from_slice(&x.shape);
+    if let Some(last) = shape.last_mut() {
+        *last = rows;
     }
-    let (mut shape, tokens) = (Dims::from_slice(&x.shape), x.shape[..x.rank() - 1].iter().product());
-    shape[x.rank() - 1] = rows;
+    let tokens = shape[..shape.len().saturating_sub(1)].iter().product();
     let (x, layout) = ((values, MatrixLayout { row: 1, column: columns }), MatrixLayout { row: 1, column: rows });
-    Some(WeightProduct { weight, bias, x, tokens, shape, layout })
+    Ok(WeightProduct { weight, bias, x, tokens, shape, layout })
+}
+
+/// Whether `x weightᵀ` is a product of rows.
+fn multiplies_rows(x: &Tensor, weight: &LoadedWeight) -> bool {
+    weight.shape().len() == 2 && x.shape.last() == Some(&weight.columns())
 }
 
 impl Kernel for Linear {
     fn weight_product<'c>(&'c self, call: &'c Call<'_>) -> Result<Option<WeightProduct<'c>>, String> {
         let Matrix::Constant(weight) = &self.weight else { return Ok(None) };
-        let bias = bias(call, self.bias, weight.rows())?;
-        Ok(product_of_rows(self.effects, call.tensor(self.x)?, weight, bias))
+        let x = call.tensor(self.x)?;
+        if self.effects != EngineEffects::NONE || !multiplies_rows(x, weight) {
+            return Ok(None);
+        }
+        product_of_rows(x, weight, bias(call, self.bias, weight.rows())?).map(Some)
     }
 
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let weight = call.matrix(&self.weight)?;
-        let (rows, columns) = (weight.rows(), weight.columns());
-        let bias = bias(call, self.bias, rows)?;
+        let bias = bias(call, self.bias, weight.rows())?;
         let x = call.tensor(self.x)?;
-        if weight.shape().len() != 2 || x.shape.last() != Some(&columns) {
+        if !multiplies_rows(x, &weight) {
             let (x, weight) = (&x.shape, weight.shape());
             return Err(format!("`x` of shape {x:?} doesn't fit a weight of shape {weight:?}"));
         }
@@ -100,17 +106,10 @@ fn rows_times_weight(
     weight: &LoadedWeight,
     bias: Option<&[f32]>,
 ) -> Result<Arc<Tensor>, String> {
-    let (rows, columns) = (weight.rows(), weight.columns());
-    let values = x.floats().ok_or_else(|| format!("`x` holds {}, not floats", x.data.kind()))?;
-    let mut shape = Dims::from_slice(&x.shape);
-    if let Some(last) = shape.last_mut() {
-        *last = rows;
-    }
-    let tokens: usize = shape[..shape.len().saturating_sub(1)].iter().product();
-    let layouts = (MatrixLayout { row: 1, column: columns }, MatrixLayout { row: 1, column: rows });
-    Ok(pool.make(&shape, |out| {
-        out.resize(tokens * rows, 0.0);
-        multiply(effects, weight, (values, layouts.0), tokens, bias, (out, layouts.1));
+    let product = product_of_rows(x, weight, bias)?;
+    Ok(pool.make(&product.shape, |out| {
+        out.resize(product.tokens * weight.rows(), 0.0);
+        multiply(effects, weight, product.x, product.tokens, bias, (out, product.layout));
     }))
 }
 
@@ -137,8 +136,13 @@ impl Matmul {
 impl Kernel for Matmul {
     fn weight_product<'c>(&'c self, call: &'c Call<'_>) -> Result<Option<WeightProduct<'c>>, String> {
         match (call.value(self.x)?, call.value(self.y)?) {
-            (Value::Tensor(x), Value::Weight(y)) if self.transpose_y && !self.transpose_x => {
-                Ok(product_of_rows(self.effects, x, y, None))
+            (Value::Tensor(x), Value::Weight(y))
+                if self.transpose_y
+                    && !self.transpose_x
+                    && self.effects == EngineEffects::NONE
+                    && multiplies_rows(x, y) =>
+            {
+                product_of_rows(x, y, None).map(Some)
             }
             _ => Ok(None),
         }
@@ -148,10 +152,7 @@ impl Kernel for Matmul {
         let (transpose_x, transpose_y, effects) = (self.transpose_x, self.transpose_y, self.effects);
         let result = match (call.value(self.x)?, call.value(self.y)?) {
             (Value::Tensor(x), Value::Weight(y))
-                if y.shape().len() == 2
-                    && transpose_y
-                    && !(transpose_x && x.rank() > 1)
-                    && x.shape.last() == Some(&y.columns()) =>
+                if transpose_y && !(transpose_x && x.rank() > 1) && multiplies_rows(x, y) =>
             {
                 rows_times_weight(effects, pool, x, y, None)?
             }
