@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HEAD8 = "quant.overrides={lm_head: {weights: int8, granularity: per_channel, row_scale: false}}"
@@ -56,9 +57,8 @@ def run(command: list[str], env: dict[str, str], accepted: tuple[int, ...] = (0,
     return done.stdout
 
 
-def measure(anec: str, source: str, sets: list[str], work: Path, golden: Path, env: dict[str, str]) -> dict:
+def measure(anec: str, source: str, sets: list[str], bundle: Path, golden: Path, env: dict[str, str]) -> dict:
     """Converts one form and compares it; the bundle is removed."""
-    bundle = work / "bundle"
     shutil.rmtree(bundle, ignore_errors=True)
     flags = [flag for key in CALLS + sets for flag in ("--set", key)]
     command = [anec, "convert", "--source", source, "--out", str(bundle), "--force", "--no-compile", "--json", *flags]
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for the golden (1.5 GB), bundles and results")
     parser.add_argument("--forms", action="append", help="one form, by name or as name=key=value;key=value; may be repeated")
     parser.add_argument("--threads", type=int, help="threads of anec; one for each core if not given")
+    parser.add_argument("--jobs", type=int, default=1, help="forms that are measured at the same time")
     parser.add_argument("--again", action="store_true", help="measures anew what was measured")
     args = parser.parse_args()
     env = dict(os.environ)
@@ -112,12 +113,25 @@ def main() -> None:
     known = json.loads(results.read_text()) if results.exists() else {}
     print("| form | KL | p1 | worst | top-1 | perplexity | gate | MB | bits | seconds | processor seconds |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for name, sets in forms.items():
+    failed: list[str] = []
+
+    def row_of(form: tuple[int, tuple[str, list[str]]]) -> str:
+        index, (name, sets) = form
         key = f"{name}: {' '.join(sets)}"
         if args.again or key not in known:
-            known[key] = measure(args.anec, args.source, sets, args.work, golden, env)
-            results.write_text(json.dumps(known, indent=1))
-        print(row(name, known[key]), flush=True)
+            try:
+                known[key] = measure(args.anec, args.source, sets, args.work / f"bundle-{index}", golden, env)
+            except SystemExit as error:
+                failed.append(name)
+                return f"| {name} | could not be measured: see below |\n{error}"
+            results.write_text(json.dumps(dict(known), indent=1))
+        return row(name, known[key])
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for line in pool.map(row_of, enumerate(forms.items())):
+            print(line, flush=True)
+    if failed:
+        raise SystemExit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
