@@ -117,6 +117,8 @@ each! {
     qwen3_embedding_0_6b: "qwen3-embedding-0.6b",
     qwen3_5_0_8b: "qwen3.5-0.8b",
     qwen3_5_2b: "qwen3.5-2b",
+    qwen3_5_35b_a3b: "qwen3.5-35b-a3b",
+    qwen3_next_80b_a3b: "qwen3-next-80b-a3b",
     qwen3_5_4b: "qwen3.5-4b",
     qwen3_5_9b: "qwen3.5-9b",
     smollm2_1_7b: "smollm2-1.7b",

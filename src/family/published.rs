@@ -176,7 +176,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
     let (hidden, vocab) = (number("hidden_size")?, number("vocab_size")?);
     let lfm2 = family.starts_with("lfm2");
     let width = match family {
-        "zaya" => 0,
+        "zaya" | "qwen3_5_moe_text" => 0,
         "lfm2" => (number("block_ff_dim")? * 2 / 3).next_multiple_of(number("block_multiple_of")?),
         _ => number("intermediate_size")?,
     };
@@ -206,7 +206,11 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
     }
     for layer in 0..number("num_hidden_layers")? {
-        let kind = config["layer_types"][layer as usize].as_str();
+        let named = config["layer_types"][layer as usize].as_str();
+        let kind = match config["full_attention_interval"].as_u64() {
+            Some(interval) if named.is_none() && (layer + 1) % interval != 0 => Some("linear_attention"),
+            _ => named,
+        };
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));
         if kind == Some("conv") {
@@ -217,10 +221,15 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             let heads = number("linear_num_value_heads")?;
             let values = heads * number("linear_value_head_dim")?;
             let mixed = 2 * number("linear_num_key_heads")? * number("linear_key_head_dim")? + values;
-            add("linear_attn.in_proj_qkv.weight", &[mixed, hidden]);
-            add("linear_attn.in_proj_z.weight", &[values, hidden]);
-            add("linear_attn.in_proj_b.weight", &[heads, hidden]);
-            add("linear_attn.in_proj_a.weight", &[heads, hidden]);
+            if family == "qwen3_next" {
+                add("linear_attn.in_proj_qkvz.weight", &[mixed + values, hidden]);
+                add("linear_attn.in_proj_ba.weight", &[2 * heads, hidden]);
+            } else {
+                add("linear_attn.in_proj_qkv.weight", &[mixed, hidden]);
+                add("linear_attn.in_proj_z.weight", &[values, hidden]);
+                add("linear_attn.in_proj_b.weight", &[heads, hidden]);
+                add("linear_attn.in_proj_a.weight", &[heads, hidden]);
+            }
             add("linear_attn.conv1d.weight", &[mixed, 1, number("linear_conv_kernel_dim")?]);
             add("linear_attn.A_log", &[heads]);
             add("linear_attn.dt_bias", &[heads]);
@@ -247,7 +256,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             if family == "phi3" {
                 add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
             } else {
-                let gates = if family == "qwen3_5_text" { 2 } else { 1 };
+                let gates = if matches!(family, "qwen3_5_text" | "qwen3_5_moe_text" | "qwen3_next") { 2 } else { 1 };
                 for (name, rows) in [("q", gates * queries), ("k", keys), ("v", keys)] {
                     add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
                     if matches!(family, "qwen2" | "gpt_oss" | "glm4" | "starcoder2") {
@@ -256,7 +265,8 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 }
             }
             let qk_norms: &[&str] = match family {
-                "qwen3" | "qwen3_moe" | "exaone4" | "gemma3_text" | "qwen3_5_text" => &["q_norm", "k_norm"],
+                "qwen3" | "qwen3_moe" | "exaone4" | "gemma3_text" | "qwen3_5_text" | "qwen3_5_moe_text"
+                | "qwen3_next" => &["q_norm", "k_norm"],
                 "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
                 "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
                 _ => &[],
@@ -317,7 +327,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 add(&format!("mlp.experts.{name}_scales"), &[experts, rows, columns / block]);
                 add(&format!("mlp.experts.{name}_bias"), &[experts, rows]);
             }
-        } else if matches!(family, "qwen3_moe" | "olmoe") {
+        } else if family == "qwen3_5_moe_text" {
+            let (experts, width) = (number("num_experts")?, number("moe_intermediate_size")?);
+            add("mlp.gate.weight", &[experts, hidden]);
+            add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
+            add("mlp.experts.down_proj", &[experts, hidden, width]);
+        } else if matches!(family, "qwen3_moe" | "qwen3_next" | "olmoe") {
             let (experts, width) = (number("num_experts")?, config["moe_intermediate_size"].as_u64().unwrap_or(width));
             add("mlp.gate.weight", &[experts, hidden]);
             for expert in 0..experts {
@@ -342,6 +357,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             add(&format!("{gate}.weight"), &[width, hidden]);
             add(&format!("{up}.weight"), &[width, hidden]);
             add(&format!("{down}.weight"), &[hidden, width]);
+        }
+        if let Some(width) = config["shared_expert_intermediate_size"].as_u64() {
+            for (name, rows, columns) in [("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)] {
+                add(&format!("mlp.shared_expert.{name}_proj.weight"), &[rows, columns]);
+            }
+            add("mlp.shared_expert_gate.weight", &[1, hidden]);
         }
         let norms: &[&str] = match family {
             "lfm2" | "lfm2_moe" => &["operator_norm", "ffn_norm"],
@@ -398,6 +419,8 @@ mod tests {
             ("qwen3-0.6b", 596.0),
             ("qwen3-30b-a3b", 30532.1),
             ("qwen3-4b", 4022.5),
+            ("qwen3-next-80b-a3b", 79674.4),
+            ("qwen3.5-35b-a3b", 34660.6),
             ("smollm2-1.7b", 1711.4),
             ("smollm3-3b", 3075.1),
             ("starcoder2-3b", 3030.4),
