@@ -407,13 +407,7 @@ impl DecoderConfig {
             },
             residual_multiplier: multiplier("residual_multiplier", 1.0)?,
             hidden_scale: family.hidden_scale,
-            logits_scaling: match beside_attention {
-                true => match keys.f64("lm_head_multiplier")?.unwrap_or(1.0) {
-                    0.0 => return Err(keys.value("lm_head_multiplier", "not 0")),
-                    multiplier => 1.0 / multiplier,
-                },
-                false => multiplier("logits_scaling", 1.0)?,
-            },
+            logits_scaling: multiplier("logits_scaling", 1.0)?,
         };
         let neutral = [NEUTRAL_KEYS, family.neutral_keys].concat();
         keys.finish(family.name, &neutral, acknowledged)?;

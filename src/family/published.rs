@@ -186,9 +186,14 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         _ => config["head_dim"].as_u64().or(hidden.checked_div(heads)).unwrap_or(0),
     };
     let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+    let final_norm = match family {
+        "falcon_h1" => "final_layernorm",
+        _ if lfm2 => "embedding_norm",
+        _ => "norm",
+    };
     let mut shapes = vec![
         (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
-        (format!("{prefix}{}norm.weight", if lfm2 { "embedding_" } else { "" }), vec![hidden]),
+        (format!("{prefix}{final_norm}.weight"), vec![hidden]),
     ];
     if family == "starcoder2" {
         shapes.push(("model.norm.bias".to_owned(), vec![hidden]));
@@ -213,7 +218,26 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         };
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));
-        if kind == Some("conv") {
+        // Mamba-2 alone, or beside attention
+        let mamba = kind == Some("mamba") || family == "falcon_h1";
+        if mamba {
+            let heads = number("mamba_n_heads")?;
+            let width = heads * number("mamba_d_head")?;
+            let mixed = width + 2 * number("mamba_n_groups")? * number("mamba_d_state")?;
+            add("mamba.in_proj.weight", &[width + mixed + heads, hidden]);
+            add("mamba.conv1d.weight", &[mixed, 1, number("mamba_d_conv")?]);
+            add("mamba.conv1d.bias", &[mixed]);
+            for name in ["A_log", "D", "dt_bias"] {
+                add(&format!("mamba.{name}"), &[heads]);
+            }
+            if config["mamba_rms_norm"] != false {
+                add("mamba.norm.weight", &[width]);
+            }
+            add("mamba.out_proj.weight", &[hidden, width]);
+        }
+        if kind == Some("mamba") {
+            // nothing beside it
+        } else if kind == Some("conv") {
             add("conv.in_proj.weight", &[3 * hidden, hidden]);
             add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")?]);
             add("conv.out_proj.weight", &[hidden, hidden]);
@@ -318,6 +342,15 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             add("block_sparse_moe.router.layer.weight", &[experts, hidden]);
             add("block_sparse_moe.input_linear.weight", &[experts, 2 * width, hidden]);
             add("block_sparse_moe.output_linear.weight", &[experts, hidden, width]);
+        } else if family == "granitemoehybrid" {
+            let (experts, shared) = (number("num_local_experts")?, number("shared_intermediate_size")?);
+            if experts > 0 {
+                add("block_sparse_moe.router.layer.weight", &[experts, hidden]);
+                add("block_sparse_moe.input_linear.weight", &[experts, 2 * width, hidden]);
+                add("block_sparse_moe.output_linear.weight", &[experts, hidden, width]);
+            }
+            add("shared_mlp.input_linear.weight", &[2 * shared, hidden]);
+            add("shared_mlp.output_linear.weight", &[hidden, shared]);
         } else if family == "gpt_oss" {
             let (experts, block) = (number("num_local_experts")?, 32);
             add("mlp.router.weight", &[experts, hidden]);
@@ -352,6 +385,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         } else {
             let [gate, up, down] = match family {
                 "lfm2" | "lfm2_moe" => ["feed_forward.w1", "feed_forward.w3", "feed_forward.w2"],
+                "falcon_h1" => ["feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"],
                 _ => ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
             };
             add(&format!("{gate}.weight"), &[width, hidden]);
@@ -366,6 +400,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         }
         let norms: &[&str] = match family {
             "lfm2" | "lfm2_moe" => &["operator_norm", "ffn_norm"],
+            "falcon_h1" => &["input_layernorm", "pre_ff_layernorm"],
             "gemma2" | "gemma3_text" => &[
                 "input_layernorm",
                 "post_attention_layernorm",
@@ -408,9 +443,11 @@ mod tests {
     fn parameters_are_as_many_as_names_and_cards_say() {
         for (name, millions) in [
             ("exaone-4-1.2b", 1279.4),
+            ("falcon-h1-0.5b", 521.4),
             ("gemma-3-270m", 268.1),
             ("granite-3.1-1b-a400m", 1334.6),
             ("granite-3.3-2b", 2533.5),
+            ("granite-4.0-h-tiny", 6939.0),
             ("llama-3.2-1b", 1235.8),
             ("ministral-3-3b", 3429.0),
             ("olmoe-1b-7b", 6919.2),

@@ -115,9 +115,17 @@ impl<'a, 'b> Tensors<'a, 'b> {
             if self.naming == Naming::HuggingFace {
                 self.ledger.ignore(&format!("{name}.weight"), "tied to the embedding, as the configuration says");
             }
-            return Ok(embedding.clone());
+            return Ok(self.multiplied_head(embedding.clone()));
         }
-        self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
+        let head = self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")?;
+        Ok(self.multiplied_head(head))
+    }
+
+    fn multiplied_head(&self, head: SourceWeight) -> SourceWeight {
+        match self.config.block_multipliers {
+            Some(factors) if factors.lm_head != 1.0 => head.scale(factors.lm_head as f32),
+            _ => head,
+        }
     }
 
     /// What stands for the LM head of a model that is wanted for its hidden states: nothing of its file.

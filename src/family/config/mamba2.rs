@@ -134,7 +134,7 @@ fn step_limit(keys: &Keys<'_>) -> Result<Option<[f64; 2]>, FamilyError> {
     }
 }
 
-/// Factors of inputs and outputs of blocks, which go into their weights (arXiv:2507.22448).
+/// Factors of inputs and outputs of blocks and of the logits, which go into the weights (arXiv:2507.22448).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct BlockMultipliers {
     /// Of what attention is given.
@@ -153,6 +153,8 @@ pub struct BlockMultipliers {
     pub mlp_gate: f64,
     /// Of what that network gives.
     pub mlp_out: f64,
+    /// Of the logits.
+    pub lm_head: f64,
 }
 
 impl BlockMultipliers {
@@ -172,6 +174,7 @@ impl BlockMultipliers {
             ssm_out: one("ssm_out_multiplier")?,
             mlp_gate,
             mlp_out,
+            lm_head: one("lm_head_multiplier")?,
         };
         Ok(Some(read).filter(|read| *read != BlockMultipliers::ONES))
     }
@@ -185,6 +188,7 @@ impl BlockMultipliers {
         ssm_out: 1.0,
         mlp_gate: 1.0,
         mlp_out: 1.0,
+        lm_head: 1.0,
     };
 }
 
