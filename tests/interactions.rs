@@ -1,5 +1,5 @@
 //! Forms of a model in combinations that nobody chose: experts, states, writes, lengths of calls and number formats are drawn at
-//! random for every family, and the bundle still computes what transformers does, in calls of every size.
+//! random for every family, and the bundle still computes what transformers does, in calls of every size and with other texts.
 //!
 //! `ANEC_SEED` draws others, `ANEC_COMBINATIONS` so many. What fails is printed with the manifest keys that show it again.
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anec::exec::Precision;
-use anec::runtime::{Chunking, ForwardOptions, LoadedModel};
+use anec::runtime::{Chunking, ForwardOptions, LoadedModel, NextTokens, forward_together};
 use anec::{Converter, Manifest};
 use rayon::prelude::*;
 use safetensors::SafeTensors;
@@ -157,6 +157,25 @@ fn fault(combination: &Combination, golden: &Path, out: &Path) -> Result<(), Str
         let same = least_cosine(&logits(chunking.clone())?, &found, tokens.len());
         if same.is_nan() || same < 0.99999 {
             return Err(format!("{chunking:?}: cosine {same} with calls of {sizes:?}"));
+        }
+    }
+    // nor do texts that are computed with it, to the last bit
+    let (begin, next) = (&tokens[..tokens.len() / 2], tokens[tokens.len() / 2]);
+    let texts = [begin, &begin[1..], &begin[..begin.len() - 2]];
+    let start = |text: &[u32]| {
+        let mut session = loaded.start(tokens.len() as u64)?;
+        session.forward(text, &ForwardOptions::none())?;
+        anec::base::Result::Ok(session)
+    };
+    let sessions = || texts.iter().map(|text| start(text)).collect::<anec::base::Result<Vec<_>>>();
+    let problem = |error: anec::base::Error| format!("texts computed together: {error}");
+    let (mut together, apart) = (sessions().map_err(problem)?, sessions().map_err(problem)?);
+    let calls = together.iter_mut().map(|session| NextTokens { session, tokens: std::slice::from_ref(&next) });
+    let shared = forward_together(&mut calls.collect::<Vec<_>>());
+    for (shared, mut session) in shared.into_iter().zip(apart) {
+        let alone = session.forward(&[next], &ForwardOptions::last()).map_err(problem)?.logits;
+        if shared.map_err(problem)? != alone {
+            return Err("texts computed together have other logits than alone".into());
         }
     }
     Ok(())
