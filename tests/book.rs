@@ -6,6 +6,7 @@
 #![cfg(unix)]
 
 mod compare;
+mod families;
 mod generated;
 mod plots;
 
@@ -136,7 +137,7 @@ fn every_command_of_the_book_prints_what_its_page_shows() {
 #[test]
 fn tables_and_plots_are_those_of_the_files_that_the_program_reads() {
     let (mut wrong, mut count) = (Vec::new(), 0);
-    for page in pages() {
+    for page in pages().into_iter().chain([repository("README.md")]) {
         let text = std::fs::read_to_string(&page).unwrap();
         let (written, sections) = generated::rewrite(&page, &text);
         count += sections;

@@ -39,6 +39,7 @@ mod formats;
 mod fused;
 mod generation;
 mod hub;
+mod interactions;
 mod library;
 mod lora;
 mod mil;

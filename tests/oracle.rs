@@ -257,7 +257,7 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
                 write(format!("{model}-{package}"), &program);
             }
         }
-        if ["lfm2", "lfm2_moe", "qwen3_5_text", "zaya"].contains(&family) {
+        if ["lfm2", "lfm2_moe", "qwen3_5_text", "zaya", "granitemoehybrid", "falcon_h1"].contains(&family) {
             carried += 1;
             let [state, lengths] = [["per_layer", "range=[1, 4]"], ["unified", "fixed=[3, 1]"]][carried % 2];
             let (state, lengths) = (format!("state={state}"), format!("lengths.{lengths}"));
@@ -267,7 +267,7 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
                 write(format!("{model}-carried-{package}"), &program);
             }
         }
-        if ["lfm2_moe", "zaya", "openai_privacy_filter"].contains(&family) {
+        if ["lfm2_moe", "zaya", "granitemoehybrid", "openai_privacy_filter"].contains(&family) {
             apart += 1;
             let sets = ["context=32", ["experts=split", "experts=routed"][apart % 2], "shards.max_experts=3"];
             let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &sets);

@@ -54,6 +54,10 @@ const CASES: &[Case] = &[
         ],
     ),
     Case { chunk: Some(2), ..case("lfm2-default", &["context=40", "state=unified"]) },
+    case("granitemoehybrid-default", &["context=40", "experts=split", "recurrent_states=input_output"]),
+    Case { chunk: Some(3), ..case("granitemoehybrid-dense", &["context=40", "state=unified", "layout=bc1s"]) },
+    case("falcon_h1-grouped", &["context=[24, 40]", "lengths={fixed: [1, 4]}"]),
+    case("qwen3_5_moe-default", &["context=40", "experts=routed", "lengths={fixed: [1, 4]}"]),
     // experts in the layers' functions, in their own, in one function for each; a router that hands on what it saw
     case("lfm2_moe-default", &["context=40"]),
     case("lfm2_moe-default", &["context=[24, 40]", "lengths={fixed: [1, 4]}", "experts=split"]),

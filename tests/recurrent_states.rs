@@ -16,13 +16,17 @@ use folder::run;
 use serde_json::Value as Json;
 
 /// A fixture of each family with a recurrence, and the layouts that its bundles have.
-const CASES: [(&str, &[&str]); 8] = [
+const CASES: [(&str, &[&str]); 12] = [
     ("lfm2-default", &["state=per_layer"]),
     ("lfm2-first", &["state=unified", "layout=bc1s", "lengths={fixed: [1, 3]}"]),
     ("lfm2_moe-default", &["state=unified"]),
     ("lfm2_moe-split", &["state=per_layer", "experts=routed", "lengths={fixed: [1, 4]}", "context=[32, 64]"]),
     ("qwen3_5-default", &["state=unified", "lengths={fixed: [1, 4]}"]),
     ("qwen3_5-grouped", &["state=per_layer", "shards.layers=[[0, 2], [2, LAYERS]]"]),
+    ("qwen3_next-default", &["state=per_layer", "experts=split", "lengths={fixed: [1, 3]}"]),
+    ("granitemoehybrid-default", &["state=unified", "experts=routed"]),
+    ("granitemoehybrid-dense", &["state=per_layer", "layout=bc1s", "lengths={fixed: [1, 4]}"]),
+    ("falcon_h1-grouped", &["state=unified", "shards.layers=[[0, 1], [1, LAYERS]]"]),
     ("zaya-default", &["state=per_layer", "shards.layers=[[0, 1], [1, LAYERS]]"]),
     ("zaya-sliding", &["state=unified", "lengths={fixed: [1, 2]}", "numerics.scale=0.125"]),
 ];

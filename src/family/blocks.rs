@@ -13,6 +13,7 @@
 //! | [`causal_conv`] | depthwise convolution with carried inputs |
 //! | [`short_conv`] | `W_out (C * conv(B * x))` |
 //! | [`delta_net`] | a linear recurrence of matrices |
+//! | [`mamba2`] | another, whose corrections don't depend on what is known |
 //! | [`activation`] | SiLU, GELU, softplus |
 //! | [`mlp`] | `W_down (act(W_gate x) * W_up x)`, `W_down act(W_up x)` |
 //! | [`moe`] | a few of many such networks |
@@ -28,6 +29,7 @@ pub mod cca;
 pub mod delta_net;
 pub mod depth_router;
 pub mod linear;
+pub mod mamba2;
 pub mod mlp;
 pub mod moe;
 pub mod norm;

@@ -5,6 +5,7 @@
 pub mod gguf;
 pub mod keys;
 mod layers;
+mod mamba2;
 pub mod onnx;
 pub(super) mod rope;
 
@@ -14,9 +15,11 @@ use serde_json::{Map, Value as Json};
 use super::error::FamilyError;
 use super::rope::RopeConfig;
 use super::table::{
-    Activation, Bias, DecoderFamily, MixerKind, MixtureKind, NEUTRAL_KEYS, NormPlacement, QkNorm, RouterScores, Softcap,
+    Activation, Bias, DecoderFamily, MixerKind, MixtureKind, NEUTRAL_KEYS, NormPlacement, QkNorm, RouterScores,
+    SharedExpertRule, Softcap,
 };
 use keys::Keys;
+pub use mamba2::{BlockMultipliers, Mamba2Config, Mamba2Norm};
 
 /// Tensors of multimodal models that the text model has no part in.
 pub const NOT_TEXT: &[&str] = &[
@@ -112,6 +115,12 @@ pub struct DecoderConfig {
     pub experts: Option<ExpertsConfig>,
     /// Shape of the layers with a DeltaNet.
     pub delta_net: Option<DeltaNetConfig>,
+    /// Shape of the layers with Mamba-2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mamba2: Option<Mamba2Config>,
+    /// Factors that go into the weights of blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_multipliers: Option<BlockMultipliers>,
     /// Activation of the feed-forward network's gate.
     pub activation: Activation,
     /// Rotary embedding.
@@ -193,6 +202,18 @@ pub struct ExpertsConfig {
     /// Width of the state that routers pass on to those of the next layer, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_hidden_size: Option<u64>,
+    /// The expert that every token is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedExpertConfig>,
+}
+
+/// An expert that every token is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SharedExpertConfig {
+    /// Its width.
+    pub intermediate_size: u64,
+    /// Its output is multiplied by a sigmoid for each token.
+    pub gated: bool,
 }
 
 /// Experts whose gates and ups are held below a limit.
@@ -336,11 +357,13 @@ impl DecoderConfig {
         if family.mixture == MixtureKind::Clamped {
             number_format(&keys, family, acknowledged)?;
         }
+        let beside_attention = family.mixer == MixerKind::AttentionAndMamba2;
         let read = DecoderConfig {
             family: family.name,
             hidden_size,
-            intermediate_size: match experts.filter(|_| family.mixture == MixtureKind::DepthRouted) {
+            intermediate_size: match experts.filter(|_| family.has_only_experts()) {
                 Some(experts) => experts.moe_intermediate_size, // there is no other network
+                None if family.shared_expert == SharedExpertRule::Fused => size("shared_intermediate_size")?,
                 None => intermediate_size(&keys, family, size("intermediate_size")?)?,
             },
             num_hidden_layers,
@@ -367,6 +390,8 @@ impl DecoderConfig {
             cca: cca(&keys, family, num_key_value_heads * head_dim)?,
             residual_scaling: family.residual_scaling,
             delta_net: delta_net(&keys, family)?,
+            mamba2: Mamba2Config::read(&keys, family, hidden_size)?,
+            block_multipliers: BlockMultipliers::read(&keys, family)?,
             experts,
             activation: family.activation,
             rope,
@@ -377,6 +402,7 @@ impl DecoderConfig {
             logits_softcap: softcap(&keys, "final_logit_softcapping", family.logits_softcap)?,
             embedding_multiplier: match family.scaled_embedding {
                 true => (hidden_size as f64).sqrt(),
+                false if beside_attention => keys.f64("embedding_multiplier")?.unwrap_or(1.0),
                 false => multiplier("embedding_multiplier", 1.0)?,
             },
             residual_multiplier: multiplier("residual_multiplier", 1.0)?,
@@ -519,6 +545,18 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
         use_expert_bias: false,
         routed_scaling_factor: 1.0,
         router_hidden_size: None,
+        shared: None,
+    };
+    let shared = match family.shared_expert {
+        SharedExpertRule::None => None,
+        SharedExpertRule::Gated => {
+            let intermediate_size = size("shared_expert_intermediate_size", 512)?;
+            Some(SharedExpertConfig { intermediate_size, gated: true })
+        }
+        SharedExpertRule::Fused => {
+            let intermediate_size = size("shared_intermediate_size", 1024)?;
+            Some(SharedExpertConfig { intermediate_size, gated: false })
+        }
     };
     let plain = |scores: RouterScores| -> Result<ExpertsConfig, FamilyError> {
         let num_experts = keys.size("num_experts")?;
@@ -526,7 +564,8 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
         if num_experts_per_tok > num_experts {
             return Err(keys.value("num_experts_per_tok", &format!("at most {num_experts} experts")));
         }
-        Ok(of_sizes(num_experts, num_experts_per_tok, keys.size("moe_intermediate_size")?, scores))
+        let experts = of_sizes(num_experts, num_experts_per_tok, keys.size("moe_intermediate_size")?, scores);
+        Ok(ExpertsConfig { shared, ..experts })
     };
     Ok(Some(match family.mixture {
         MixtureKind::None => return Ok(None),
@@ -543,6 +582,16 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
             _ => RouterScores::Softmax,
         })?,
         MixtureKind::ChosenSoftmax => plain(RouterScores::ChosenSoftmax)?,
+        MixtureKind::ChosenSoftmaxUnless => plain(match keys.bool("norm_topk_prob")? {
+            Some(false) => RouterScores::Softmax,
+            _ => RouterScores::ChosenSoftmax,
+        })?,
+        MixtureKind::ChosenSoftmaxIfAny if keys.u64("num_experts")? == Some(0) => {
+            // of experts that aren't there
+            let _ = (keys.get("num_experts_per_tok"), keys.get("moe_intermediate_size"));
+            return Ok(None);
+        }
+        MixtureKind::ChosenSoftmaxIfAny => plain(RouterScores::ChosenSoftmax)?,
         MixtureKind::Clamped => {
             ExpertsConfig { clamped: Some(ClampedExperts::read(keys)?), ..plain(RouterScores::ChosenSoftmax)? }
         }

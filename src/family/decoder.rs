@@ -131,8 +131,8 @@ impl Decoder {
         let caches: BTreeSet<u64> = views.iter().map(|(_, slots)| *slots).collect();
         let writes: Vec<(u64, Write)> =
             caches.iter().rev().map(|slots| (*slots, self.write(g, &mut ports, *slots, request))).collect();
-        let order = match layers.clone().any(|layer| config.layers[layer].mixer == MixerKind::DeltaNet) {
-            true => self.token_order(g, &mut ports, request),
+        let order = match layers.clone().any(|layer| config.layers[layer].mixer.scans()) {
+            true => self.token_order(g, &mut ports, layers.clone(), request),
             false => None,
         };
         let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
@@ -194,7 +194,13 @@ impl Decoder {
     }
 
     /// The order of the tokens of a call of several.
-    fn token_order(&self, g: &mut Graph<'_>, ports: &mut Ports, request: &FunctionRequest) -> Option<TokenOrder> {
+    fn token_order(
+        &self,
+        g: &mut Graph<'_>,
+        ports: &mut Ports,
+        mut layers: Range<usize>,
+        request: &FunctionRequest,
+    ) -> Option<TokenOrder> {
         let most = match request.tokens {
             TokenCount::Fixed(1) => return None,
             several => several.most(),
@@ -203,7 +209,8 @@ impl Decoder {
         let levels = TokenOrder::levels(most).max(1);
         let shape = vec![Dim::Fixed(1), Dim::Fixed(1 + levels), g.tokens.clone(), g.tokens.clone()];
         let planes = ports.input(g, "token_order", PortRole::TokenOrder, shape);
-        Some(TokenOrder::from_planes(g, planes, levels))
+        let inverts = layers.any(|layer| self.config.layers[layer].mixer == MixerKind::DeltaNet);
+        Some(TokenOrder::from_planes(g, planes, levels, inverts))
     }
 
     /// How caches of `slots` slots are written. In a ring a call's slots may lie at both ends, so there is no slice.

@@ -18,8 +18,9 @@ use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
 use super::blocks::depth_router::{DepthMoe, depth_moe, depth_shares};
 use super::blocks::linear::Linear;
+use super::blocks::mamba2::{Mamba2, mamba2};
 use super::blocks::mlp::{Mlp, PlainMlp, mlp, plain_mlp};
-use super::blocks::moe::{Experts, Moe, experts, moe, shares};
+use super::blocks::moe::{Experts, Moe, SharedExpert, experts, moe, shared_expert, shares};
 use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
 use super::blocks::short_conv::{ShortConv, short_conv};
@@ -78,6 +79,10 @@ pub enum Mixer {
     ShortConv(Box<ShortConv>),
     /// Gated DeltaNet.
     DeltaNet(Box<DeltaNet>),
+    /// Mamba-2.
+    Mamba2(Box<Mamba2>),
+    /// Softmax attention and Mamba-2 on the same input, whose outputs are added.
+    AttentionAndMamba2(Box<(Attention, Mamba2)>),
 }
 
 /// What works on each token of a layer alone.
@@ -118,7 +123,7 @@ pub struct MixerInputs<'a> {
     pub attention: Option<AttentionInputs>,
     /// For attention on both sides.
     pub band: Option<BandInputs>,
-    /// For DeltaNet in calls of more than one token.
+    /// For linear recurrences in calls of more than one token.
     pub order: Option<&'a TokenOrder>,
     /// What the layer carries.
     pub states: &'a [Slot],
@@ -128,10 +133,7 @@ impl Layer {
     /// Its two blocks.
     pub fn blocks(&mut self) -> [ResidualBlock<'_>; 2] {
         let (readers, writers) = match &mut self.mixer {
-            Mixer::Attention(attention) => {
-                let Attention { query, key, value, gate, output, .. } = &mut **attention;
-                ([query, key, value].into_iter().chain(gate).collect(), vec![output])
-            }
+            Mixer::Attention(attention) => of_attention(attention),
             Mixer::Banded(attention) => {
                 let BandedAttention { query, key, value, output, .. } = &mut **attention;
                 (vec![query, key, value], vec![output])
@@ -145,12 +147,27 @@ impl Layer {
                 let DeltaNet { query_key_value, gate, step, decay, output, .. } = &mut **net;
                 (vec![query_key_value, gate, step, decay], vec![output])
             }
+            Mixer::Mamba2(mamba) => of_mamba2(mamba),
+            Mixer::AttentionAndMamba2(both) => {
+                let (mut readers, mut writers) = of_attention(&mut both.0);
+                let (more_readers, more_writers) = of_mamba2(&mut both.1);
+                readers.extend(more_readers);
+                writers.extend(more_writers);
+                (readers, writers)
+            }
         };
         let mixer = ResidualBlock { norms: &mut self.mixer_norms, readers, writers };
         let (readers, writers) = match &mut self.feed_forward {
             FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down]),
             FeedForward::Plain(mlp) => (vec![&mut mlp.up], vec![&mut mlp.down]),
-            FeedForward::Moe(moe) => of_experts(&mut moe.router, &mut moe.experts),
+            FeedForward::Moe(moe) => {
+                let (mut readers, mut writers) = of_experts(&mut moe.router, &mut moe.experts);
+                if let Some(SharedExpert { mlp, gate }) = &mut moe.shared {
+                    readers.extend([&mut mlp.gate, &mut mlp.up].into_iter().chain(gate));
+                    writers.push(&mut mlp.down);
+                }
+                (readers, writers)
+            }
             FeedForward::DepthMoe(moe) => of_experts(&mut moe.router.down, &mut moe.experts),
         };
         [mixer, ResidualBlock { norms: &mut self.feed_forward_norms, readers, writers }]
@@ -164,6 +181,8 @@ impl Layer {
             Mixer::Cca(cca) => cca.states(slots),
             Mixer::ShortConv(conv) => conv.states(),
             Mixer::DeltaNet(delta) => delta.states(),
+            Mixer::Mamba2(mamba) => mamba.states(),
+            Mixer::AttentionAndMamba2(both) => [both.0.states(slots), both.1.states()].concat(),
         }
     }
 
@@ -212,10 +231,19 @@ impl Layer {
             }
             FeedForward::Mlp(_) | FeedForward::Plain(_) => (g.missing("experts", "experts", x), None),
         };
-        let hidden = match &norms.scaling {
+        let mut hidden = match &norms.scaling {
             Some(scaling) => scaled_base(g, x, scaling)?,
             None => x,
         };
+        if let FeedForward::Moe(moe) = &self.feed_forward
+            && let Some(shared) = &moe.shared
+        {
+            let mut out = g.scope("moe", |g| shared_expert(g, input, shared));
+            if residual_multiplier != 1.0 {
+                out = g.ops.mul(out, Constant::fp16(residual_multiplier as f32));
+            }
+            hidden = g.ops.add(hidden, out);
+        }
         Ok((Stream { hidden, router }, ExpertTask { input, shares }))
     }
 
@@ -292,11 +320,35 @@ impl Layer {
                 &[conv, matrices] => delta_net(g, x, weights, [conv, matrices], inputs.order),
                 _ => g.missing("delta_net", "two states", x),
             }),
+            Mixer::Mamba2(weights) => g.scope("mamba", |g| match inputs.states {
+                &[conv, matrices] => mamba2(g, x, weights, [conv, matrices], inputs.order),
+                _ => g.missing("mamba2", "two states", x),
+            }),
+            Mixer::AttentionAndMamba2(both) => match (inputs.attention, inputs.states) {
+                (Some(shared), &[keys, values, conv, matrices]) => {
+                    let seen = g.scope("attn", |g| attention(g, x, &both.0, [keys, values], shared));
+                    let kept = g.scope("mamba", |g| mamba2(g, x, &both.1, [conv, matrices], inputs.order));
+                    g.ops.add(kept, seen)
+                }
+                _ => g.missing("attention beside mamba2", "its inputs and four states", x),
+            },
         })
     }
 }
 
-/// What reads and what writes the stream, of experts with a router.
+/// What reads and what writes the stream, of attention.
+fn of_attention(attention: &mut Attention) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
+    let Attention { query, key, value, gate, output, .. } = attention;
+    ([query, key, value].into_iter().chain(gate).collect(), vec![output])
+}
+
+/// The same of Mamba-2.
+fn of_mamba2(mamba: &mut Mamba2) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
+    let Mamba2 { gate, inputs, step, output, .. } = mamba;
+    (vec![gate, inputs, step], vec![output])
+}
+
+/// The same of experts with a router.
 fn of_experts<'a>(router: &'a mut Linear, experts: &'a mut Experts) -> (Vec<&'a mut Linear>, Vec<&'a mut Linear>) {
     let Experts { gate, up, down, down_bias, .. } = experts;
     (vec![router, gate, up], [down].into_iter().chain(down_bias).collect())

@@ -110,7 +110,11 @@ fn open_gguf(
     };
     let vocab_size = source.tensor("token_embd.weight").map_or(0, |t| t.rows());
     let tied = !ledger.has("output.weight");
-    let config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
+    let mut config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
+    if row.mixer == table::MixerKind::AttentionAndMamba2 {
+        // there is no key for it
+        config.insert("mamba_rms_norm".into(), Json::Bool(ledger.has("blk.0.ssm_norm.weight")));
+    }
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
     for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
         ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
@@ -214,7 +218,10 @@ fn assemble(
         purpose,
         max_position_embeddings: config.max_position_embeddings,
         hidden_scale: 1.0,
-        recurrent: config.short_conv.is_some() || config.cca.is_some() || config.delta_net.is_some(),
+        recurrent: config.short_conv.is_some()
+            || config.cca.is_some()
+            || config.delta_net.is_some()
+            || config.mamba2.is_some(),
         config: serde_json::to_value(&config).unwrap_or(Json::Null),
     };
     let hidden_scale = config.hidden_scale;

@@ -176,7 +176,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
     let (hidden, vocab) = (number("hidden_size")?, number("vocab_size")?);
     let lfm2 = family.starts_with("lfm2");
     let width = match family {
-        "zaya" => 0,
+        "zaya" | "qwen3_5_moe_text" => 0,
         "lfm2" => (number("block_ff_dim")? * 2 / 3).next_multiple_of(number("block_multiple_of")?),
         _ => number("intermediate_size")?,
     };
@@ -186,9 +186,14 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         _ => config["head_dim"].as_u64().or(hidden.checked_div(heads)).unwrap_or(0),
     };
     let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+    let final_norm = match family {
+        "falcon_h1" => "final_layernorm",
+        _ if lfm2 => "embedding_norm",
+        _ => "norm",
+    };
     let mut shapes = vec![
         (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
-        (format!("{prefix}{}norm.weight", if lfm2 { "embedding_" } else { "" }), vec![hidden]),
+        (format!("{prefix}{final_norm}.weight"), vec![hidden]),
     ];
     if family == "starcoder2" {
         shapes.push(("model.norm.bias".to_owned(), vec![hidden]));
@@ -203,13 +208,38 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
     // a layer that guesses the token after the next, which is ignored
     if config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0) {
         shapes.push(("mtp.fc.weight".to_owned(), vec![hidden, 2 * hidden]));
-        shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
+        if width > 0 {
+            shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
+        }
     }
     for layer in 0..number("num_hidden_layers")? {
-        let kind = config["layer_types"][layer as usize].as_str();
+        let named = config["layer_types"][layer as usize].as_str();
+        let kind = match config["full_attention_interval"].as_u64() {
+            Some(interval) if named.is_none() && (layer + 1) % interval != 0 => Some("linear_attention"),
+            _ => named,
+        };
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));
-        if kind == Some("conv") {
+        // Mamba-2 alone, or beside attention
+        let mamba = kind == Some("mamba") || family == "falcon_h1";
+        if mamba {
+            let heads = number("mamba_n_heads")?;
+            let width = heads * number("mamba_d_head")?;
+            let mixed = width + 2 * number("mamba_n_groups")? * number("mamba_d_state")?;
+            add("mamba.in_proj.weight", &[width + mixed + heads, hidden]);
+            add("mamba.conv1d.weight", &[mixed, 1, number("mamba_d_conv")?]);
+            add("mamba.conv1d.bias", &[mixed]);
+            for name in ["A_log", "D", "dt_bias"] {
+                add(&format!("mamba.{name}"), &[heads]);
+            }
+            if config["mamba_rms_norm"] != false {
+                add("mamba.norm.weight", &[width]);
+            }
+            add("mamba.out_proj.weight", &[hidden, width]);
+        }
+        if kind == Some("mamba") {
+            // nothing beside it
+        } else if kind == Some("conv") {
             add("conv.in_proj.weight", &[3 * hidden, hidden]);
             add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")?]);
             add("conv.out_proj.weight", &[hidden, hidden]);
@@ -217,10 +247,15 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             let heads = number("linear_num_value_heads")?;
             let values = heads * number("linear_value_head_dim")?;
             let mixed = 2 * number("linear_num_key_heads")? * number("linear_key_head_dim")? + values;
-            add("linear_attn.in_proj_qkv.weight", &[mixed, hidden]);
-            add("linear_attn.in_proj_z.weight", &[values, hidden]);
-            add("linear_attn.in_proj_b.weight", &[heads, hidden]);
-            add("linear_attn.in_proj_a.weight", &[heads, hidden]);
+            if family == "qwen3_next" {
+                add("linear_attn.in_proj_qkvz.weight", &[mixed + values, hidden]);
+                add("linear_attn.in_proj_ba.weight", &[2 * heads, hidden]);
+            } else {
+                add("linear_attn.in_proj_qkv.weight", &[mixed, hidden]);
+                add("linear_attn.in_proj_z.weight", &[values, hidden]);
+                add("linear_attn.in_proj_b.weight", &[heads, hidden]);
+                add("linear_attn.in_proj_a.weight", &[heads, hidden]);
+            }
             add("linear_attn.conv1d.weight", &[mixed, 1, number("linear_conv_kernel_dim")?]);
             add("linear_attn.A_log", &[heads]);
             add("linear_attn.dt_bias", &[heads]);
@@ -247,7 +282,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             if family == "phi3" {
                 add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
             } else {
-                let gates = if family == "qwen3_5_text" { 2 } else { 1 };
+                let gates = if matches!(family, "qwen3_5_text" | "qwen3_5_moe_text" | "qwen3_next") { 2 } else { 1 };
                 for (name, rows) in [("q", gates * queries), ("k", keys), ("v", keys)] {
                     add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
                     if matches!(family, "qwen2" | "gpt_oss" | "glm4" | "starcoder2") {
@@ -256,7 +291,8 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 }
             }
             let qk_norms: &[&str] = match family {
-                "qwen3" | "qwen3_moe" | "exaone4" | "gemma3_text" | "qwen3_5_text" => &["q_norm", "k_norm"],
+                "qwen3" | "qwen3_moe" | "exaone4" | "gemma3_text" | "qwen3_5_text" | "qwen3_5_moe_text"
+                | "qwen3_next" => &["q_norm", "k_norm"],
                 "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
                 "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
                 _ => &[],
@@ -308,6 +344,15 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             add("block_sparse_moe.router.layer.weight", &[experts, hidden]);
             add("block_sparse_moe.input_linear.weight", &[experts, 2 * width, hidden]);
             add("block_sparse_moe.output_linear.weight", &[experts, hidden, width]);
+        } else if family == "granitemoehybrid" {
+            let (experts, shared) = (number("num_local_experts")?, number("shared_intermediate_size")?);
+            if experts > 0 {
+                add("block_sparse_moe.router.layer.weight", &[experts, hidden]);
+                add("block_sparse_moe.input_linear.weight", &[experts, 2 * width, hidden]);
+                add("block_sparse_moe.output_linear.weight", &[experts, hidden, width]);
+            }
+            add("shared_mlp.input_linear.weight", &[2 * shared, hidden]);
+            add("shared_mlp.output_linear.weight", &[hidden, shared]);
         } else if family == "gpt_oss" {
             let (experts, block) = (number("num_local_experts")?, 32);
             add("mlp.router.weight", &[experts, hidden]);
@@ -317,7 +362,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 add(&format!("mlp.experts.{name}_scales"), &[experts, rows, columns / block]);
                 add(&format!("mlp.experts.{name}_bias"), &[experts, rows]);
             }
-        } else if matches!(family, "qwen3_moe" | "olmoe") {
+        } else if family == "qwen3_5_moe_text" {
+            let (experts, width) = (number("num_experts")?, number("moe_intermediate_size")?);
+            add("mlp.gate.weight", &[experts, hidden]);
+            add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
+            add("mlp.experts.down_proj", &[experts, hidden, width]);
+        } else if matches!(family, "qwen3_moe" | "qwen3_next" | "olmoe") {
             let (experts, width) = (number("num_experts")?, config["moe_intermediate_size"].as_u64().unwrap_or(width));
             add("mlp.gate.weight", &[experts, hidden]);
             for expert in 0..experts {
@@ -337,14 +387,22 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         } else {
             let [gate, up, down] = match family {
                 "lfm2" | "lfm2_moe" => ["feed_forward.w1", "feed_forward.w3", "feed_forward.w2"],
+                "falcon_h1" => ["feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"],
                 _ => ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
             };
             add(&format!("{gate}.weight"), &[width, hidden]);
             add(&format!("{up}.weight"), &[width, hidden]);
             add(&format!("{down}.weight"), &[hidden, width]);
         }
+        if let Some(width) = config["shared_expert_intermediate_size"].as_u64() {
+            for (name, rows, columns) in [("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)] {
+                add(&format!("mlp.shared_expert.{name}_proj.weight"), &[rows, columns]);
+            }
+            add("mlp.shared_expert_gate.weight", &[1, hidden]);
+        }
         let norms: &[&str] = match family {
             "lfm2" | "lfm2_moe" => &["operator_norm", "ffn_norm"],
+            "falcon_h1" => &["input_layernorm", "pre_ff_layernorm"],
             "gemma2" | "gemma3_text" => &[
                 "input_layernorm",
                 "post_attention_layernorm",
@@ -387,9 +445,11 @@ mod tests {
     fn parameters_are_as_many_as_names_and_cards_say() {
         for (name, millions) in [
             ("exaone-4-1.2b", 1279.4),
+            ("falcon-h1-0.5b", 521.4),
             ("gemma-3-270m", 268.1),
             ("granite-3.1-1b-a400m", 1334.6),
             ("granite-3.3-2b", 2533.5),
+            ("granite-4.0-h-tiny", 6939.0),
             ("llama-3.2-1b", 1235.8),
             ("ministral-3-3b", 3429.0),
             ("olmoe-1b-7b", 6919.2),
@@ -398,6 +458,9 @@ mod tests {
             ("qwen3-0.6b", 596.0),
             ("qwen3-30b-a3b", 30532.1),
             ("qwen3-4b", 4022.5),
+            ("qwen3-next-80b-a3b", 79674.4),
+            // 34,660.6 and what is listed of the layer that guesses
+            ("qwen3.5-35b-a3b", 34669.0),
             ("smollm2-1.7b", 1711.4),
             ("smollm3-3b", 3075.1),
             ("starcoder2-3b", 3030.4),

@@ -66,12 +66,21 @@ pub enum MixerKind {
     ShortConv,
     /// Gated DeltaNet.
     DeltaNet,
+    /// Mamba-2.
+    Mamba2,
+    /// Softmax attention and Mamba-2 beside each other, on the same input.
+    AttentionAndMamba2,
 }
 
 impl MixerKind {
     /// Whether it looks at tokens through a mask, with keys and values in a cache.
     pub fn attends(self) -> bool {
-        matches!(self, MixerKind::Attention | MixerKind::Cca)
+        matches!(self, MixerKind::Attention | MixerKind::Cca | MixerKind::AttentionAndMamba2)
+    }
+
+    /// Whether the tokens of a call go through a linear recurrence at once, which takes their order as an input.
+    pub fn scans(self) -> bool {
+        matches!(self, MixerKind::DeltaNet | MixerKind::Mamba2 | MixerKind::AttentionAndMamba2)
     }
 
     /// What `layer_types` calls such a layer, where there are others.
@@ -80,7 +89,8 @@ impl MixerKind {
             MixerKind::Attention => "full_attention",
             MixerKind::Cca => "hybrid",
             MixerKind::ShortConv => "conv",
-            MixerKind::DeltaNet => "linear_attention",
+            MixerKind::DeltaNet | MixerKind::Mamba2 => "linear_attention",
+            MixerKind::AttentionAndMamba2 => "hybrid",
         }
     }
 }
@@ -108,10 +118,25 @@ pub enum MixtureKind {
     Softmax,
     /// In all layers; weights by softmax over the chosen ones.
     ChosenSoftmax,
+    /// In all layers; weights by softmax, over the chosen ones unless `norm_topk_prob` is false.
+    ChosenSoftmaxUnless,
+    /// In all layers, unless `num_local_experts` is 0; weights by softmax over the chosen ones.
+    ChosenSoftmaxIfAny,
     /// In all layers; weights by softmax over the chosen ones, biases everywhere, and gates and ups held below `swiglu_limit`.
     Clamped,
     /// In all layers, behind routers that pass on a state of `router_hidden_size`.
     DepthRouted,
+}
+
+/// Whether layers with experts have one that every token is given, beside the chosen ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharedExpertRule {
+    /// No.
+    None,
+    /// Of width `shared_expert_intermediate_size`, times `sigmoid(w x)`.
+    Gated,
+    /// Of width `shared_intermediate_size`, with gate and up in one tensor; the only network where there are no experts.
+    Fused,
 }
 
 /// Whether a projection has a bias.
@@ -187,6 +212,8 @@ pub struct DecoderFamily {
     pub nominal_intermediate_size: bool,
     /// Mixtures of experts.
     pub mixture: MixtureKind,
+    /// An expert for all tokens.
+    pub shared_expert: SharedExpertRule,
     /// Both sides of every sum with the residual stream have biases and scales, and so has the embedding.
     pub residual_scaling: bool,
     /// Among the scores of attention is one for each head, of no token (arXiv:2309.17453).
@@ -219,6 +246,8 @@ pub struct DecoderFamily {
     pub window: WindowRule,
     /// What `layer_types` calls layers that attend to everything, and those with a window.
     pub layer_types: [&'static str; 2],
+    /// Layers rotate only where `position_embedding_type` is "rope".
+    pub rope_if_said: bool,
     /// Some layers don't rotate: `no_rope_layers`, or every `no_rope_layer_interval`th.
     pub layers_without_rope: bool,
     /// Where there are windows, layers that attend to everything don't rotate.
@@ -262,6 +291,13 @@ pub struct DecoderFamily {
     pub neutral_keys: &'static [&'static str],
 }
 
+impl DecoderFamily {
+    /// Whether no layer has a feed-forward network other than experts.
+    pub fn has_only_experts(&self) -> bool {
+        self.mixture == MixtureKind::DepthRouted || self.shared_expert == SharedExpertRule::Gated
+    }
+}
+
 /// What all rows begin with.
 pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     name: "llama",
@@ -277,6 +313,7 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     mixer: MixerKind::Attention,
     nominal_intermediate_size: false,
     mixture: MixtureKind::None,
+    shared_expert: SharedExpertRule::None,
     residual_scaling: false,
     sinks: false,
     gated_attention: false,
@@ -293,6 +330,7 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     activation: Activation::Silu,
     window: WindowRule::None,
     layer_types: ["full_attention", "sliding_attention"],
+    rope_if_said: false,
     layers_without_rope: false,
     rope_in_windows: false,
     local_rope: None,
@@ -352,6 +390,33 @@ const QWEN_EXPERTS: &[(&str, &str)] = &[
     ("w1", "gate_proj"),
     ("w2", "down_proj"),
     ("w3", "up_proj"),
+];
+
+/// What Qwen3.5 and Qwen3-Next call in GGUF what others don't have.
+const QWEN_HYBRID_GGUF: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("linear_attn.in_proj_qkvz", "ssm_in"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
+];
+
+/// What GGUF calls the tensors of Mamba-2.
+const MAMBA2_GGUF: &[(&str, &str)] = &[
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.A_log", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.dt_bias", "ssm_dt.bias"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
 ];
 
 /// What LFM2 calls its tensors.
@@ -467,6 +532,66 @@ pub const DECODERS: &[DecoderFamily] = &[
         mlp_bias: Bias::Never,
         multipliers: true,
         neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "granitemoehybrid",
+        gguf: &["granitehybrid"],
+        key_names: &[
+            ("num_experts", "num_local_experts"),
+            ("moe_intermediate_size", "intermediate_size"),
+            ("layer_types", "layers_block_type"),
+        ],
+        tensor_names: &[
+            ("feed_forward.gate", "block_sparse_moe.router.layer"),
+            ("feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+            ("feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+            ("mlp.shared_expert.gate_up_proj", "shared_mlp.input_linear"),
+            ("mlp.shared_expert.down_proj", "shared_mlp.output_linear"),
+            ("mlp.gate_up_proj", "shared_mlp.input_linear"),
+            ("mlp.down_proj", "shared_mlp.output_linear"),
+        ],
+        gguf_names: MAMBA2_GGUF,
+        default_sizes: &[("shared_intermediate_size", 1024)],
+        mixer: MixerKind::Mamba2,
+        mixture: MixtureKind::ChosenSoftmaxIfAny,
+        shared_expert: SharedExpertRule::Fused,
+        fused_mlp: true,
+        output_bias: Bias::Key("attention_bias"),
+        mlp_bias: Bias::Never,
+        rope_if_said: true,
+        multipliers: true,
+        inert_keys: &[("normalization_function", "\"rmsnorm\"")],
+        // of training, of how much text kernels take at a time, or of a RoPE that isn't there
+        neutral_keys: &["mamba_chunk_size", "output_router_logits", "router_aux_loss_coef", "init_method"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "falcon_h1",
+        gguf: &["falcon-h1"],
+        gguf_interleaved: false,
+        tensor_names: &[
+            ("post_attention_layernorm", "pre_ff_layernorm"),
+            ("mlp.gate_proj", "feed_forward.gate_proj"),
+            ("mlp.up_proj", "feed_forward.up_proj"),
+            ("mlp.down_proj", "feed_forward.down_proj"),
+            ("norm", "final_layernorm"),
+        ],
+        gguf_names: MAMBA2_GGUF,
+        mixer: MixerKind::AttentionAndMamba2,
+        default_rms_norm_eps: 1e-5,
+        inert_keys: &[("mamba_use_mlp", "1")],
+        // of training, of how much text kernels take at a time, of what a call returns, or said twice
+        neutral_keys: &[
+            "mamba_chunk_size",
+            "mamba_expand",
+            "mlp_expansion_factor",
+            "num_logits_to_keep",
+            "time_step_floor",
+            "time_step_max",
+            "time_step_min",
+            "time_step_rank",
+        ],
         ..LLAMA
     },
     DecoderFamily {
@@ -713,18 +838,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         wrappers: &["qwen3_5"],
         gguf: &["qwen35"],
         gguf_interleaved: false,
-        gguf_names: &[
-            ("post_attention_layernorm", "post_attention_norm"),
-            ("linear_attn.in_proj_qkv", "attn_qkv"),
-            ("linear_attn.in_proj_z", "attn_gate"),
-            ("linear_attn.in_proj_b", "ssm_beta"),
-            ("linear_attn.in_proj_a", "ssm_alpha"),
-            ("linear_attn.conv1d", "ssm_conv1d"),
-            ("linear_attn.A_log", "ssm_a"),
-            ("linear_attn.dt_bias", "ssm_dt.bias"),
-            ("linear_attn.norm", "ssm_norm"),
-            ("linear_attn.out_proj", "ssm_out"),
-        ],
+        gguf_names: QWEN_HYBRID_GGUF,
         // a layer that guesses the token after the next
         unused_tensors: &["mtp.*"],
         mixer: MixerKind::DeltaNet,
@@ -754,6 +868,50 @@ pub const DECODERS: &[DecoderFamily] = &[
         inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]")],
         // of training, and of the dense models' windows
         neutral_keys: &["max_window_layers", "output_router_logits", "router_aux_loss_coef"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "qwen3_next",
+        gguf: &["qwen3next"],
+        gguf_interleaved: false,
+        tensor_names: QWEN_EXPERTS,
+        gguf_names: QWEN_HYBRID_GGUF,
+        unused_tensors: &["mtp.*"],
+        default_sizes: &[("head_dim", 256)],
+        mixer: MixerKind::DeltaNet,
+        mixture: MixtureKind::ChosenSoftmaxUnless,
+        shared_expert: SharedExpertRule::Gated,
+        gated_attention: true,
+        qk_norm: QkNorm::PerHead,
+        norm_plus_one: true,
+        mlp_bias: Bias::Never,
+        partial_rotary: Some(0.25),
+        // every layer has experts in the published models
+        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]")],
+        neutral_keys: &["intermediate_size", "output_router_logits", "router_aux_loss_coef"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "qwen3_5_moe_text",
+        wrappers: &["qwen3_5_moe"],
+        gguf: &["qwen35moe"],
+        gguf_interleaved: false,
+        tensor_names: QWEN_EXPERTS,
+        gguf_names: QWEN_HYBRID_GGUF,
+        unused_tensors: &["mtp.*"],
+        default_sizes: &[("head_dim", 256)],
+        mixer: MixerKind::DeltaNet,
+        mixture: MixtureKind::ChosenSoftmax,
+        shared_expert: SharedExpertRule::Gated,
+        gated_attention: true,
+        qk_norm: QkNorm::PerHead,
+        norm_plus_one: true,
+        mlp_bias: Bias::Never,
+        partial_rotary: Some(0.25),
+        mrope: true,
+        inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
+        // of training, and of the prediction of several tokens at once
+        neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers", "output_router_logits", "router_aux_loss_coef"],
         ..LLAMA
     },
     DecoderFamily {

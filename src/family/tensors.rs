@@ -1,6 +1,7 @@
 //! Finds the weights of a decoder in a source, whatever the source calls them, and checks their shapes.
 
 pub(super) mod experts;
+mod mamba2;
 mod mixers;
 
 use super::blocks::linear::Linear;
@@ -44,6 +45,10 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.down_proj", "ffn_down"),
     ("feed_forward.gate", "ffn_gate_inp"),
     ("feed_forward.expert_bias", "exp_probs_b.bias"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 ];
 
 /// Where the layers and the embedding may lie: with a head, within multimodal models, old and new, or without a head.
@@ -110,9 +115,17 @@ impl<'a, 'b> Tensors<'a, 'b> {
             if self.naming == Naming::HuggingFace {
                 self.ledger.ignore(&format!("{name}.weight"), "tied to the embedding, as the configuration says");
             }
-            return Ok(embedding.clone());
+            return Ok(self.multiplied_head(embedding.clone()));
         }
-        self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")
+        let head = self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")?;
+        Ok(self.multiplied_head(head))
+    }
+
+    fn multiplied_head(&self, head: SourceWeight) -> SourceWeight {
+        match self.config.block_multipliers {
+            Some(factors) if factors.lm_head != 1.0 => head.scale(factors.lm_head as f32),
+            _ => head,
+        }
     }
 
     /// What stands for the LM head of a model that is wanted for its hidden states: nothing of its file.
@@ -156,6 +169,11 @@ impl<'a, 'b> Tensors<'a, 'b> {
                 MixerKind::Cca => Mixer::Cca(Box::new(self.cca(index)?)),
                 MixerKind::ShortConv => Mixer::ShortConv(Box::new(self.short_conv(index)?)),
                 MixerKind::DeltaNet => Mixer::DeltaNet(Box::new(self.delta_net(index)?)),
+                MixerKind::Mamba2 => Mixer::Mamba2(Box::new(self.mamba2(index)?)),
+                MixerKind::AttentionAndMamba2 => {
+                    let both = (self.multiplied_attention(index)?, self.mamba2(index)?);
+                    Mixer::AttentionAndMamba2(Box::new(both))
+                }
             },
             mixer_norms: Norms {
                 scaling: self.residual_scaling(index, "post_attention_residual_scale", "attn_sum")?,
@@ -205,7 +223,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
     fn mlp(&mut self, index: usize) -> Result<Mlp> {
         let config = self.config;
         let (width, hidden) = (config.intermediate_size, config.hidden_size);
-        let [gate, up] = if config.fused_mlp {
+        // llama.cpp's converter takes some apart
+        let apart = self.naming == Naming::Gguf && self.ledger.has(&format!("blk.{index}.ffn_gate.weight"));
+        let [mut gate, up] = if config.fused_mlp && !apart {
             let name = self.layer_name(index, "mlp.gate_up_proj");
             let fused = self.matrix(&name, 2 * width, hidden, "2 intermediate_size, hidden_size")?;
             [fused.slice(0..width)?, fused.slice(width..2 * width)?]
@@ -216,11 +236,17 @@ impl<'a, 'b> Tensors<'a, 'b> {
                 self.layer_matrix(index, "mlp.up_proj", width, hidden, because)?,
             ]
         };
-        let down = self.layer_matrix(index, "mlp.down_proj", hidden, width, "hidden_size, intermediate_size")?;
+        let mut down = self.layer_matrix(index, "mlp.down_proj", hidden, width, "hidden_size, intermediate_size")?;
         let biases = self.has_bias(config.mlp_bias, index, "mlp.down_proj");
         let mut bias = |name: &str, rows: u64| biases.then(|| self.layer_bias(index, name, rows)).transpose();
-        let (gate_bias, up_bias) = (bias("mlp.gate_proj", width)?, bias("mlp.up_proj", width)?);
-        let down_bias = bias("mlp.down_proj", hidden)?;
+        let (mut gate_bias, up_bias) = (bias("mlp.gate_proj", width)?, bias("mlp.up_proj", width)?);
+        let mut down_bias = bias("mlp.down_proj", hidden)?;
+        if let Some(factors) = config.block_multipliers {
+            let (of_gate, of_down) = (factors.mlp_gate as f32, factors.mlp_out as f32);
+            (gate, down) = (gate.scale(of_gate), down.scale(of_down));
+            gate_bias = gate_bias.map(|bias| bias.scale(of_gate));
+            down_bias = down_bias.map(|bias| bias.scale(of_down));
+        }
         Ok(Mlp {
             gate: Linear { name: "gate_proj", role: Role::MlpUp, weight: gate, bias: gate_bias },
             up: Linear { name: "up_proj", role: Role::MlpUp, weight: up, bias: up_bias },
@@ -294,6 +320,13 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn take(&mut self, name: &str, shape: &[u64], because: &str) -> Result<SourceWeight> {
         take(self.ledger, name, shape, because)
+    }
+
+    /// A tensor that sources have in several shapes of as many elements; the first is what errors expect.
+    fn take_any(&mut self, name: &str, shapes: &[&[u64]], because: &str) -> Result<SourceWeight> {
+        let found = self.ledger.source().tensor(name).map(|tensor| tensor.shape().to_vec());
+        let shape = shapes.iter().find(|shape| Some(**shape) == found.as_deref()).unwrap_or(&shapes[0]);
+        self.take(name, shape, because)
     }
 
     fn model_name(&self, hugging_face: &str, gguf: &str) -> String {

@@ -41,6 +41,7 @@ fn section(name: &str) -> String {
         "errors" => errors(),
         "thresholds" => thresholds(),
         "ops" => ops(),
+        "families" => super::families::table(),
         "family-row" => excerpt("src/family/table.rs", "rust", "name: \"qwen3\",", "    },", 1),
         "family-cases" => excerpt("tests/fixtures/families/case_table.py", "python", "\"qwen3-default\",", "    ),", 1),
         _ => panic!("no generated section is called {name}"),

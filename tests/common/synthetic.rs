@@ -8,7 +8,8 @@ use serde_json::Value as Json;
 pub fn source(name: &str, config: Json) -> Source {
     // the norms of some multiply by 1 + w
     let text = config.to_string();
-    let plus_one = ["\"gemma2\"", "\"gemma3_text\"", "\"qwen3_5_text\""].iter().any(|family| text.contains(family));
+    let plus_one =
+        ["\"gemma2\"", "\"gemma3_text\"", "\"qwen3_5_", "\"qwen3_next\""].iter().any(|family| text.contains(family));
     let norm_mean = if plus_one { 0.0 } else { 1.0 };
     let tensors = shapes(&config).unwrap().into_iter().enumerate().map(|(seed, (name, shape))| {
         let mean = match name.as_str() {

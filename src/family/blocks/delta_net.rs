@@ -76,8 +76,8 @@ pub struct TokenOrder {
     lower: ValueId,
     /// j < i
     strict: ValueId,
-    /// j = i
-    identity: ValueId,
+    /// j = i, if something is to be inverted.
+    identity: Option<ValueId>,
     /// For blocks of 1, 2, 4 … tokens: i in the second and j in the first of two neighbours.
     levels: Vec<ValueId>,
 }
@@ -88,14 +88,14 @@ impl TokenOrder {
         u64::from(tokens.max(1).next_power_of_two().trailing_zeros())
     }
 
-    /// From the input `token_order` `[1, 1 + levels, T, T]`.
-    pub fn from_planes(g: &mut Graph<'_>, planes: ValueId, levels: u64) -> TokenOrder {
+    /// From the input `token_order` `[1, 1 + levels, T, T]`; `inverts` where a DeltaNet is among the layers.
+    pub fn from_planes(g: &mut Graph<'_>, planes: ValueId, levels: u64, inverts: bool) -> TokenOrder {
         g.scope("token_order", |g| {
             let lower = g.ops.slice(planes, 1, 0..1);
             let levels: Vec<ValueId> = (1..=levels).map(|level| g.ops.slice(planes, 1, level..level + 1)).collect();
             // every pair j < i belongs to exactly one level
             let strict = levels.iter().copied().reduce(|sum, level| g.ops.add(sum, level)).unwrap_or(lower);
-            let identity = g.ops.sub(lower, strict);
+            let identity = inverts.then(|| g.ops.sub(lower, strict));
             TokenOrder { lower, strict, identity, levels }
         })
     }
@@ -175,7 +175,7 @@ pub fn delta_net(
 }
 
 /// `[1, heads, T, 1]` from one channel for each head.
-fn per_head(g: &mut Graph<'_>, x: ValueId) -> ValueId {
+pub(super) fn per_head(g: &mut Graph<'_>, x: ValueId) -> ValueId {
     match g.form.layout {
         Layout::Bcs1 => x,
         Layout::Bc1s => g.ops.transpose(x, &[0, 1, 3, 2]),
@@ -214,15 +214,7 @@ fn chunk(
     before: ValueId,
     order: &TokenOrder,
 ) -> (ValueId, ValueId) {
-    // d: the decay between two tokens; e: the decay since before the call
-    let row = g.ops.transpose(decay, &[0, 1, 3, 2]);
-    let up_to = g.ops.mul(order.lower, row);
-    let between = g.ops.matmul(up_to, order.strict, false, false);
-    let between = g.ops.exp(between);
-    let between = g.ops.mul(between, order.lower);
-    let since = g.ops.reduce_sum(up_to, &[3], true);
-    let since = g.ops.exp(since);
-
+    let (between, since) = decays(g, decay, order);
     let products = g.ops.matmul(key, key, false, true);
     let products = g.ops.mul(products, between);
     let coupling = g.ops.mul(products, step);
@@ -249,9 +241,21 @@ fn chunk(
     (out, g.ops.add(left, added))
 }
 
+/// Of log-decays `[1, heads, T, 1]`: d, the decay between two tokens, `[1, heads, T, T]`, and e, the decay since before the
+/// call, `[1, heads, T, 1]`.
+pub(super) fn decays(g: &mut Graph<'_>, decay: ValueId, order: &TokenOrder) -> (ValueId, ValueId) {
+    let row = g.ops.transpose(decay, &[0, 1, 3, 2]);
+    let up_to = g.ops.mul(order.lower, row);
+    let between = g.ops.matmul(up_to, order.strict, false, false);
+    let between = g.ops.exp(between);
+    let between = g.ops.mul(between, order.lower);
+    let since = g.ops.reduce_sum(up_to, &[3], true);
+    (between, g.ops.exp(since))
+}
+
 /// `(I + L)^-1`, where L is the strictly lower part of `coupling`.
 fn invert(g: &mut Graph<'_>, coupling: ValueId, order: &TokenOrder) -> ValueId {
-    let mut inverse = order.identity;
+    let Some(mut inverse) = order.identity else { return g.missing("delta_net", "the identity", coupling) };
     for (level, mask) in order.levels.iter().enumerate() {
         let below = g.ops.mul(coupling, *mask);
         inverse = if level == 0 {

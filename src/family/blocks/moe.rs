@@ -4,12 +4,15 @@
 //! The packed form computes every expert in three wide projections and multiplies each expert's part by its weight,
 //! which is 0 for those that weren't chosen: exact, without any routing on the host, at the price of reading all experts.
 //! Or some of the experts are a function of their own, which the host calls where one of them was chosen.
+//!
+//! Beside them may be one that every token is given (arXiv:2401.06066), `sigmoid(w x) mlp(x)`, or without the sigmoid.
 
 use std::ops::Range;
 
 use super::Graph;
 use super::activation::activate;
 use super::linear::{Linear, linear};
+use super::mlp::{Mlp, mlp};
 use crate::table::{Activation, RouterScores};
 use anec_base::Result;
 use anec_manifest::{Layout, Role};
@@ -39,6 +42,17 @@ pub struct Moe {
     pub norm_topk_prob: bool,
     /// Multiplied to the weights.
     pub routed_scaling_factor: f64,
+    /// The expert that every token is given.
+    pub shared: Option<SharedExpert>,
+}
+
+/// An expert that every token is given.
+#[derive(Clone, Debug)]
+pub struct SharedExpert {
+    /// Its network.
+    pub mlp: Mlp,
+    /// Its weight for a token, before the sigmoid, `[1, hidden]`; 1 if absent.
+    pub gate: Option<Linear>,
 }
 
 /// The experts of a layer.
@@ -133,7 +147,25 @@ fn gated(g: &mut Graph<'_>, x: ValueId, weights: &Experts) -> ValueId {
 /// The block on normalised hidden states; gives what is added to the residual stream.
 pub fn moe(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let shares = shares(g, x, weights);
-    experts(g, x, shares, &weights.experts)
+    let out = experts(g, x, shares, &weights.experts);
+    match &weights.shared {
+        None => out,
+        Some(shared) => {
+            let for_all = shared_expert(g, x, shared);
+            g.ops.add(out, for_all)
+        }
+    }
+}
+
+/// What the expert that every token is given adds.
+pub fn shared_expert(g: &mut Graph<'_>, x: ValueId, weights: &SharedExpert) -> ValueId {
+    g.scope("shared", |g| {
+        let out = mlp(g, x, &weights.mlp);
+        let Some(gate) = &weights.gate else { return out };
+        let gate = linear(g, x, gate);
+        let gate = g.ops.sigmoid(gate);
+        g.ops.mul(out, gate)
+    })
 }
 
 /// Each expert's weight for each token, 0 for those not chosen: `[1, num_experts, T, 1]` (or `[1, num_experts, 1, T]`).

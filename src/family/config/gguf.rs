@@ -42,13 +42,15 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Architectures with experts; others may write a number of 0.
-const WITH_EXPERTS: &[&str] = &["gpt-oss", "granitemoe", "lfm2moe", "olmoe", "qwen3moe"];
+const WITH_EXPERTS: &[&str] =
+    &["gpt-oss", "granitehybrid", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"];
 
 /// Keys of theirs.
 const EXPERT_NAMES: &[(&str, &str)] = &[
     ("expert_count", "num_experts"),
     ("expert_used_count", "num_experts_per_tok"),
     ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
     ("leading_dense_block_count", "num_dense_layers"),
     ("expert_gating_func", "expert_gating_func"),
 ];
@@ -134,7 +136,14 @@ pub fn configuration(
     match architecture {
         "gemma2" | "gemma3" => gemma(&mut config),
         "lfm2" | "lfm2moe" => lfm2(&mut config),
-        "qwen35" => qwen3_5(&mut config),
+        "granitehybrid" => {
+            let rotates = metadata.iter().any(|(key, value)| {
+                key == "granitehybrid.rope.scaling.finetuned" && matches!(value, GgufValue::Bool(true))
+            });
+            granite_hybrid(&mut config, rotates);
+        }
+        "falcon-h1" => mamba2(&mut config),
+        "qwen35" | "qwen35moe" | "qwen3next" => qwen3_5(&mut config, architecture),
         // neither has a key for it, and llama.cpp divides the weights of the one and not of the other
         "qwen3moe" | "olmoe" => {
             config.insert("norm_topk_prob".into(), json!(architecture == "qwen3moe"));
@@ -198,6 +207,44 @@ fn lfm2(config: &mut Map<String, Json>) {
     config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
 }
 
+/// The shape of Mamba-2, in the words of `config.json`.
+fn mamba2(config: &mut Map<String, Json>) {
+    for (gguf, own) in [
+        ("linear_conv_kernel_dim", "mamba_d_conv"),
+        ("linear_key_head_dim", "mamba_d_state"),
+        ("linear_num_key_heads", "mamba_n_groups"),
+        ("linear_num_value_heads", "mamba_n_heads"),
+        ("linear_value_width", "mamba_d_ssm"),
+    ] {
+        if let Some(value) = config.remove(gguf) {
+            config.insert(own.into(), value);
+        }
+    }
+    config.insert("mamba_norm_before_gate".into(), json!(false));
+}
+
+/// In Granite 4 files the layers that have no key-value heads are Mamba-2.
+fn granite_hybrid(config: &mut Map<String, Json>, rotates: bool) {
+    mamba2(config);
+    config.remove("mamba_norm_before_gate");
+    let width = config.remove("mamba_d_ssm").and_then(|width| width.as_f64());
+    if let (Some(width), Some(hidden)) = (width, config.get("hidden_size").and_then(Json::as_f64)) {
+        config.insert("mamba_expand".into(), json!(width / hidden));
+    }
+    let shared = config.remove("shared_expert_intermediate_size").or(config.get("intermediate_size").cloned());
+    if let Some(shared) = shared {
+        config.insert("shared_intermediate_size".into(), shared);
+    }
+    if rotates {
+        config.insert("position_embedding_type".into(), json!("rope"));
+    }
+    let Some(heads) = config.get("num_key_value_heads").and_then(Json::as_array) else { return };
+    let heads: Vec<u64> = heads.iter().filter_map(Json::as_u64).collect();
+    let kinds: Vec<&str> = heads.iter().map(|n| if *n > 0 { "full_attention" } else { "linear_attention" }).collect();
+    config.insert("layer_types".into(), json!(kinds));
+    config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
+}
+
 /// Ministral 3 files have a scale of late queries, and one factor of YaRN's attention for what are two of the same size.
 fn mistral3(config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
     if let Some(beta) = config.remove("mistral3.attention.temperature_scale") {
@@ -209,9 +256,10 @@ fn mistral3(config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
     }
 }
 
-/// Qwen3.5 files give the width of all value heads together, and count the layers that guess more than one token.
-fn qwen3_5(config: &mut Map<String, Json>) {
-    let guessing = config.remove(&format!("qwen35.{GUESSING}")).and_then(|count| count.as_u64());
+/// Qwen3.5 and Qwen3-Next files give the width of all value heads together, and count the layers that guess more than one
+/// token.
+fn qwen3_5(config: &mut Map<String, Json>, architecture: &str) {
+    let guessing = config.remove(&format!("{architecture}.{GUESSING}")).and_then(|count| count.as_u64());
     if let (Some(guessing), Some(all)) = (guessing, config.get("num_hidden_layers").and_then(Json::as_u64)) {
         config.insert("num_hidden_layers".into(), json!(all.saturating_sub(guessing)));
     }

@@ -13,7 +13,8 @@ pub(super) fn read(
     default_window: Option<u64>,
 ) -> Result<Vec<LayerConfig>, FamilyError> {
     if !family.mixer.attends() {
-        let layer = |mixer| LayerConfig { mixer, rope: mixer == MixerKind::Attention, window: None };
+        let rotates = !family.rope_if_said || keys.str("position_embedding_type")? == Some("rope");
+        let layer = |mixer| LayerConfig { mixer, rope: rotates && mixer == MixerKind::Attention, window: None };
         return Ok(mixers(keys, family.mixer, count)?.into_iter().map(layer).collect());
     }
     let rotates: Vec<bool> = if family.layers_without_rope {
@@ -97,7 +98,17 @@ pub(super) fn read(
 /// Which layers are attention and which are `other`.
 fn mixers(keys: &Keys<'_>, other: MixerKind, count: usize) -> Result<Vec<MixerKind>, FamilyError> {
     let kind = |attention: bool| if attention { MixerKind::Attention } else { other };
-    if let Some(types) = keys.strings("layer_types")? {
+    if let Some(mut types) = keys.strings("layer_types")? {
+        if other == MixerKind::Mamba2 {
+            // before transformers 5
+            for name in &mut types {
+                *name = match *name {
+                    "attention" => MixerKind::Attention.layer_type(),
+                    "mamba" => other.layer_type(),
+                    name => name,
+                };
+            }
+        }
         // the older spellings, which it replaces
         keys.accept("full_attn_idxs");
         keys.accept("full_attention_interval");
@@ -115,6 +126,7 @@ fn mixers(keys: &Keys<'_>, other: MixerKind, count: usize) -> Result<Vec<MixerKi
             let Some(list) = keys.f64s("full_attn_idxs")? else { return Ok(vec![MixerKind::Attention; count]) };
             Ok((0..count).map(|layer| kind(list.contains(&(layer as f64)))).collect())
         }
+        MixerKind::Mamba2 => Ok(vec![other; count]),
         _ => match keys.u64("full_attention_interval")?.unwrap_or(4) {
             0 => Err(keys.value("full_attention_interval", "at least 1")),
             interval => Ok((0..count as u64).map(|layer| kind((layer + 1) % interval == 0)).collect()),

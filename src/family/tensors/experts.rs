@@ -5,8 +5,10 @@ use std::ops::Range;
 use super::{Naming, Tensors, take_tensor};
 use crate::blocks::depth_router::{DepthMoe, DepthRouter};
 use crate::blocks::linear::Linear;
-use crate::blocks::moe::{Experts, Gating, Moe};
-use crate::config::{ClampedExperts, ExpertsConfig};
+use crate::blocks::mlp::Mlp;
+use crate::blocks::moe::{Experts, Gating, Moe, SharedExpert};
+use crate::config::{ClampedExperts, ExpertsConfig, SharedExpertConfig};
+use crate::table::SharedExpertRule;
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{RowOrder, SourceDtype, SourceWeight, ZeroPoints};
@@ -32,7 +34,37 @@ impl Tensors<'_, '_> {
             num_experts_per_tok: config.num_experts_per_tok,
             norm_topk_prob: config.norm_topk_prob,
             routed_scaling_factor: config.routed_scaling_factor,
+            shared: config.shared.map(|shared| self.shared_expert(index, shared)).transpose()?,
         })
+    }
+
+    fn shared_expert(&mut self, index: usize, config: SharedExpertConfig) -> Result<SharedExpert> {
+        let (width, hidden) = (config.intermediate_size, self.config.hidden_size);
+        let because = "the width of the shared expert, hidden_size";
+        let fused = self.naming != Naming::Gguf && self.family.shared_expert == SharedExpertRule::Fused;
+        let mut linear = |name, role, part: &str, rows: u64, columns: u64| -> Result<Linear> {
+            let weight = self.layer_matrix(index, &format!("mlp.shared_expert.{part}"), rows, columns, because)?;
+            Ok(Linear { name, role, weight, bias: None })
+        };
+        let (gate, up) = if fused {
+            let both = linear("gate_up_proj", Role::MlpUp, "gate_up_proj", 2 * width, hidden)?;
+            let half = |name, range: Range<u64>| -> Result<Linear> {
+                Ok(Linear { name, weight: both.weight.slice(range)?, ..both.clone() })
+            };
+            (half("gate_proj", 0..width)?, half("up_proj", width..2 * width)?)
+        } else {
+            let gate = linear("gate_proj", Role::MlpUp, "gate_proj", width, hidden)?;
+            (gate, linear("up_proj", Role::MlpUp, "up_proj", width, hidden)?)
+        };
+        let down = linear("down_proj", Role::MlpDown, "down_proj", hidden, width)?;
+        let mlp = Mlp { gate, up, down, activation: self.config.activation };
+        let gate = config.gated.then(|| -> Result<Linear> {
+            let name = format!("{}.weight", self.layer_name(index, "mlp.shared_expert_gate"));
+            // GGUF files may have it as a vector
+            let weight = self.take_any(&name, &[&[1, hidden], &[hidden]], "hidden_size")?.reshape(&[1, hidden])?;
+            Ok(Linear { name: "gate", role: Role::Router, weight, bias: None })
+        });
+        Ok(SharedExpert { mlp, gate: gate.transpose()? })
     }
 
     pub(super) fn depth_moe(&mut self, index: usize, config: ExpertsConfig, width: u64) -> Result<DepthMoe> {

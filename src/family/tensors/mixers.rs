@@ -1,5 +1,7 @@
 //! The weights of what mixes tokens.
 
+use std::ops::Range;
+
 use super::{Naming, Tensors};
 use crate::blocks::attention::Attention;
 use crate::blocks::causal_conv::CausalConv;
@@ -224,10 +226,31 @@ impl Tensors<'_, '_> {
         let take = |tensors: &mut Self, name: &str, rows: u64, columns: u64| {
             tensors.layer_matrix(index, &format!("linear_attn.{name}"), rows, columns, because)
         };
-        let query_key_value = take(self, "in_proj_qkv", mixed, hidden)?;
-        let gate = take(self, "in_proj_z", values, hidden)?;
-        let step = take(self, "in_proj_b", heads, hidden)?;
-        let decay = take(self, "in_proj_a", heads, hidden)?;
+        // Qwen3-Next keeps by key head what Qwen3.5 keeps apart, and its value heads in one order everywhere
+        let holds = |tensors: &Self, name: &str| {
+            let name = tensors.layer_name(index, &format!("linear_attn.{name}"));
+            tensors.ledger.has(&format!("{name}.weight"))
+        };
+        let [query_key_value, gate] = match holds(self, "in_proj_qkvz") {
+            true => {
+                let all = take(self, "in_proj_qkvz", mixed + values, hidden)?;
+                let (width, inner) = (config.key_head_dim, values / config.num_key_heads);
+                let part = |first: u64, rows: u64| of_key_heads(&all, config.num_key_heads, first..first + rows);
+                let parts = vec![part(0, width)?, part(width, width)?, part(2 * width, inner)?];
+                [SourceWeight::concatenate(parts)?, part(2 * width + inner, inner)?]
+            }
+            false => [take(self, "in_proj_qkv", mixed, hidden)?, take(self, "in_proj_z", values, hidden)?],
+        };
+        let together = holds(self, "in_proj_ba");
+        let [step, decay] = match together {
+            true => {
+                let both = take(self, "in_proj_ba", 2 * heads, hidden)?;
+                let group = heads / config.num_key_heads;
+                [0..group, group..2 * group].map(|range| of_key_heads(&both, config.num_key_heads, range))
+            }
+            false => [take(self, "in_proj_b", heads, hidden), take(self, "in_proj_a", heads, hidden)],
+        };
+        let (step, decay) = (step?, decay?);
         let output = take(self, "out_proj", hidden, values)?;
         let conv = self.conv_weight(index, "linear_attn.conv1d", mixed, config.kernel, because)?;
         let decay_bias = self.layer_name(index, "linear_attn.dt_bias");
@@ -240,7 +263,7 @@ impl Tensors<'_, '_> {
         // this norm multiplies by its weight alone in every family
         let norm = format!("{}.weight", self.layer_name(index, "linear_attn.norm"));
         let norm = self.take(&norm, &[config.value_head_dim], "linear_value_head_dim")?;
-        let order = ValueHeads { config, sorted: self.naming == Naming::Gguf };
+        let order = ValueHeads { config, sorted: self.naming == Naming::Gguf && !together };
         let small = |name, weight| Linear { name, role: Role::Table, weight, bias: None };
         Ok(DeltaNet {
             query_key_value: Linear {
@@ -270,7 +293,7 @@ impl Tensors<'_, '_> {
     }
 
     /// `[channels, kernel]`; transformers has a dimension of 1 between them.
-    fn conv_weight(
+    pub(super) fn conv_weight(
         &mut self,
         index: usize,
         name: &str,
@@ -287,10 +310,18 @@ impl Tensors<'_, '_> {
         }
     }
 
-    fn no_such_mixer(&self, index: usize, what: &str) -> anec_base::Error {
+    pub(super) fn no_such_mixer(&self, index: usize, what: &str) -> anec_base::Error {
         let (place, key) = (self.family.name.to_owned(), format!("layers.{index}"));
         FamilyError::Value { place, key, found: what.into(), expected: "a mixer of this family".into() }.into()
     }
+}
+
+/// Rows `range` of each key head of a projection that has the rows of a head one after another.
+fn of_key_heads(all: &SourceWeight, heads: u64, range: Range<u64>) -> Result<SourceWeight> {
+    let columns = all.columns();
+    let by_head = all.reshape(&[heads, all.elements() / heads])?;
+    let part = by_head.columns_range(range.start * columns..range.end * columns)?;
+    Ok(part.reshape(&[heads * (range.end - range.start), columns])?)
 }
 
 /// The order of value heads. transformers has those of the first key head first; the graph, like GGUF, has the first of

@@ -17,6 +17,7 @@ use super::vector;
 use crate::blocks::attention::Attention;
 use crate::blocks::cca::Cca;
 use crate::blocks::linear::Linear;
+use crate::blocks::mlp::Mlp;
 use crate::decoder::Decoder;
 use crate::layer::{FeedForward, Mixer};
 use crate::table::{Activation, QkNorm};
@@ -47,16 +48,33 @@ impl Decoder {
                 // no decoder has it
                 Mixer::Banded(_) => {}
                 Mixer::ShortConv(conv) => deferred.push(super::kernels::short_conv(conv, index)?),
-                Mixer::DeltaNet(net) => deferred.push(super::kernels::delta_net(net, index)?),
+                Mixer::DeltaNet(net) => {
+                    deferred.push(super::kernels::convolved(&mut net.query_key_value, &mut net.conv, index)?);
+                }
+                Mixer::Mamba2(mamba) => {
+                    deferred.push(super::kernels::convolved(&mut mamba.inputs, &mut mamba.conv, index)?);
+                }
+                Mixer::AttentionAndMamba2(both) => {
+                    let (attention, mamba) = &mut **both;
+                    deferred.push(value_and_output(attention, None, &place)?);
+                    deferred.extend(query_and_key(attention, self.config.layers[index].rope, &place)?);
+                    deferred.push(super::kernels::convolved(&mut mamba.inputs, &mut mamba.conv, index)?);
+                }
             }
             let place = of_layer(layer.feed_forward_norms.gain());
             let (gate, up, down, activation) = match &mut layer.feed_forward {
                 FeedForward::Mlp(mlp) => (&mlp.gate, &mut mlp.up, &mut mlp.down, mlp.activation),
                 FeedForward::Plain(_) => continue,
-                FeedForward::Moe(moe) => match moe.experts.up_and_down() {
-                    Some(parts) => parts,
-                    None => continue,
-                },
+                FeedForward::Moe(moe) => {
+                    if let Some(shared) = &mut moe.shared {
+                        let Mlp { gate, up, down, activation } = &mut shared.mlp;
+                        deferred.push(up_and_down(gate, up, down, *activation, &place)?);
+                    }
+                    match moe.experts.up_and_down() {
+                        Some(parts) => parts,
+                        None => continue,
+                    }
+                }
                 FeedForward::DepthMoe(moe) => match moe.experts.up_and_down() {
                     Some(parts) => parts,
                     None => continue,

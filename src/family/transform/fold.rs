@@ -1,6 +1,6 @@
 //! Gains into their readers: `W (g * n) = (W diag(g)) n`, for a norm's output `g * n` and every projection `W` that reads
 //! it. The norm is left without a gain. So is that of a DeltaNet, whose heads share it and whose gate, which is multiplied
-//! element by element, doesn't mind.
+//! element by element, doesn't mind; and that of Mamba-2.
 
 use crate::blocks::norm::Norm;
 use crate::decoder::Decoder;
@@ -23,6 +23,16 @@ impl Decoder {
             {
                 let of_heads = SourceWeight::concatenate(vec![gain; net.num_value_heads as usize])?;
                 net.output.weight = net.output.weight.multiply_rows(&of_heads)?;
+            }
+            let mamba = match &mut layer.mixer {
+                Mixer::Mamba2(mamba) => Some(&mut **mamba),
+                Mixer::AttentionAndMamba2(both) => Some(&mut both.1),
+                _ => None,
+            };
+            if let Some(mamba) = mamba
+                && let Some(gain) = mamba.norm.as_mut().and_then(take_gain)
+            {
+                mamba.output.weight = mamba.output.weight.multiply_rows(&gain)?;
             }
         }
         if let Some(gain) = take_gain(&mut self.final_norm) {

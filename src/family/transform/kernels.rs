@@ -3,7 +3,8 @@
 
 use super::balance::largest;
 use super::equalize::{narrow, scale_rows};
-use crate::blocks::delta_net::DeltaNet;
+use crate::blocks::causal_conv::CausalConv;
+use crate::blocks::linear::Linear;
 use crate::blocks::short_conv::ShortConv;
 use anec_base::Result;
 use anec_source::{SourceWeight, WeightExtent};
@@ -11,11 +12,11 @@ use anec_source::{SourceWeight, WeightExtent};
 /// Units stay within this and its inverse, for the sake of the kernels' range.
 const MOST: f64 = 256.0;
 
-/// DeltaNet: `conv(W x)`, with the rows of `W` times `s` and the kernel over it.
-pub(super) fn delta_net(net: &mut DeltaNet, layer: usize) -> Result<SourceWeight> {
-    let units = level_rows(&net.query_key_value.weight, &format!("units of the convolution, layer {layer}"));
-    scale_rows(&mut net.query_key_value, &units)?;
-    net.conv.weight = net.conv.weight.scale_rows(&units.reciprocal())?;
+/// DeltaNet and Mamba-2: `conv(W x)`, with the rows of `W` times `s` and the kernel over it.
+pub(super) fn convolved(projection: &mut Linear, conv: &mut CausalConv, layer: usize) -> Result<SourceWeight> {
+    let units = level_rows(&projection.weight, &format!("units of the convolution, layer {layer}"));
+    scale_rows(projection, &units)?;
+    conv.weight = conv.weight.scale_rows(&units.reciprocal())?;
     Ok(units)
 }
 

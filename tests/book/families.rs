@@ -1,0 +1,97 @@
+//! The table of families: what each was held against, from the fixtures.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use anec::family::encoder_families;
+use anec::family::table::{DECODERS, OPENAI_PRIVACY_FILTER};
+use anec::manifest::{Manifest, builtin};
+use serde_json::Value as Json;
+
+use crate::common::folder::{json, repository};
+
+/// What a family was held against.
+struct Evidence {
+    family: &'static str,
+    /// `general.architecture` of its GGUF files.
+    architectures: &'static [&'static str],
+    /// Small random models whose logits or vectors are compared with transformers'.
+    random: usize,
+    /// Those that are read from GGUF, too.
+    gguf: usize,
+}
+
+/// One row for each family of the program.
+pub fn table() -> String {
+    let cases = json(&repository("tests/fixtures/families/cases.json"));
+    let cases = ["cases", "classifiers"].map(|kind| cases[kind].as_array().unwrap().clone()).concat();
+    let decoders = DECODERS.iter().chain([&OPENAI_PRIVACY_FILTER]).map(|row| {
+        let own: Vec<&Json> = cases.iter().filter(|case| case["family"] == row.name).collect();
+        let gguf = own.iter().filter(|case| case["gguf"].is_string()).count();
+        Evidence { family: row.name, architectures: row.gguf, random: own.len() + encoders(row.name), gguf }
+    });
+    let encoders = encoder_families().map(|(family, _)| Evidence {
+        family,
+        architectures: &[],
+        random: encoders(family),
+        gguf: 0,
+    });
+
+    let manifests: Vec<(&str, String)> = builtin::all()
+        .iter()
+        .filter(|builtin| builtin.name != "demo")
+        .map(|builtin| {
+            let manifest = Manifest::from_yaml(builtin.text, builtin.name, &[]).unwrap();
+            (builtin.name, manifest.family.expect(builtin.name))
+        })
+        .collect();
+    let quoted = quoted();
+    let run = |name: &str| repository("tests/fixtures").join(name).is_dir();
+    let mut out = "| family | random weights | of them from GGUF | published weights | configuration, compared with quotations | \
+                   configuration, not compared |\n|---|---|---|---|---|---|\n"
+        .to_owned();
+    for evidence in decoders.chain(encoders) {
+        let Evidence { family, architectures, random, gguf } = evidence;
+        assert!(random > 0, "{family}: no small model of it");
+        let own = || manifests.iter().filter(|(_, of)| of == family).map(|(name, _)| *name);
+        let list = |names: Vec<&str>| names.join(", ");
+        let gguf = match gguf {
+            0 => String::new(),
+            count => format!("{count} ({})", architectures.join(", ")),
+        };
+        let (published, compared) = (own().filter(|name| run(name)), own().filter(|name| quoted.contains(*name)));
+        let rest = own().filter(|name| !run(name) && !quoted.contains(*name));
+        writeln!(
+            out,
+            "| {family} | {random} | {gguf} | {} | {} | {} |",
+            list(published.collect()),
+            list(compared.collect()),
+            list(rest.collect())
+        )
+        .unwrap();
+    }
+    out
+}
+
+/// Small encoders of a family.
+fn encoders(family: &str) -> usize {
+    let folders = std::fs::read_dir(repository("tests/fixtures/encoders")).unwrap().flatten();
+    folders
+        .map(|entry| entry.path().join("config.json"))
+        .filter(|config| config.is_file() && json(config)["model_type"] == family)
+        .count()
+}
+
+/// Names of configurations that were compared with what others quote of them, by the list beside the configurations.
+fn quoted() -> BTreeSet<String> {
+    let page = std::fs::read_to_string(repository("manifests/configs/README.md")).unwrap();
+    let (_, list) = page.split_once("## What was checked").unwrap();
+    let first_cells = list.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').nth(1).unwrap());
+    let names: BTreeSet<String> =
+        first_cells.flat_map(|cell| cell.split(',')).map(|name| name.trim().trim_matches('`').to_owned()).collect();
+    for name in &names {
+        assert!(builtin::find(name).is_ok(), "{name} is no built-in manifest");
+    }
+    assert!(names.len() >= 8, "{names:?}");
+    names
+}
