@@ -187,6 +187,7 @@ impl FamilyModel for Classifier {
             rotation: None,
             positions: None,
             token_types: None,
+            per_layer_embedding: None,
             projections: Vec::new(),
         })
     }

@@ -212,6 +212,8 @@ pub struct HostTensors {
     /// The matrix `Q` by which hidden states are rotated, if they are, `[hidden_size, hidden_size]`: a row of hidden
     /// states is the model's times `Q`.
     pub rotation: Option<SourceWeight>,
+    /// Vectors of each token for each layer, `[vocab_size, layers * width]`.
+    pub per_layer_embedding: Option<SourceWeight>,
     /// Projections of what is pooled.
     pub projections: Vec<HostProjection>,
 }

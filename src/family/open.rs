@@ -110,7 +110,11 @@ fn open_gguf(
     };
     let vocab_size = source.tensor("token_embd.weight").map_or(0, |t| t.rows());
     let tied = !ledger.has("output.weight");
-    let config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
+    let mut config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
+    if let Some(layer) = row.gemma4_layers.then(|| config::gguf::first_full_layer(&config)).flatten() {
+        // no key says so
+        config.insert("attention_k_eq_v".into(), Json::Bool(!ledger.has(&format!("blk.{layer}.attn_v.weight"))));
+    }
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
     for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
         ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
@@ -203,6 +207,7 @@ fn assemble(
         Purpose::TextEmbedding { .. } => tensors.no_head(&embedding),
         _ => tensors.head(&embedding)?,
     };
+    let per_layer_embedding = tensors.per_layer_embedding(&embedding)?;
     let embedding = tensors.scaled_embedding(&embedding)?;
     let final_norm = tensors.final_norm()?;
     let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
@@ -223,6 +228,7 @@ fn assemble(
         facts,
         layers,
         embedding,
+        per_layer_embedding,
         final_norm,
         head,
         rotation: None,

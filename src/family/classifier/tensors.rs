@@ -133,6 +133,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             num_experts_per_tok: config.num_experts_per_tok,
             norm_topk_prob: false,
             routed_scaling_factor: 1.0,
+            expert_scale: None,
         })
     }
 

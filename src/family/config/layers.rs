@@ -13,7 +13,7 @@ pub(super) fn read(
     default_window: Option<u64>,
 ) -> Result<Vec<LayerConfig>, FamilyError> {
     if !family.mixer.attends() {
-        let layer = |mixer| LayerConfig { mixer, rope: mixer == MixerKind::Attention, window: None };
+        let layer = |mixer| LayerConfig::new(mixer, mixer == MixerKind::Attention, None);
         return Ok(mixers(keys, family.mixer, count)?.into_iter().map(layer).collect());
     }
     let rotates: Vec<bool> = if family.layers_without_rope {
@@ -89,7 +89,7 @@ pub(super) fn read(
         .map(|layer| {
             let window = width.filter(|_| slides(layer));
             let rope = rotates[layer] && (!family.rope_in_windows || width.is_none() || window.is_some());
-            LayerConfig { mixer: family.mixer, rope, window }
+            LayerConfig::new(family.mixer, rope, window)
         })
         .collect())
 }
