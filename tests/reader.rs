@@ -71,7 +71,13 @@ const CASES: &[Case] = &[
     Case { chunk: Some(3), ..case("gemma4-dense", &["context=40", "state=unified", "shards.layers=[[0, 4], [4, 7]]"]) },
     case(
         "gemma4-dense",
-        &["context=40", "state=host", "layout=bc1s", "lengths={fixed: [1, 4]}", "shards.layers=[[0, 3], [3, 5], [5, 7]]"],
+        &[
+            "context=40",
+            "state=host",
+            "layout=bc1s",
+            "lengths={fixed: [1, 4]}",
+            "shards.layers=[[0, 3], [3, 5], [5, 7]]",
+        ],
     ),
     case("gemma4-experts", &["context=40"]),
     // weights of a byte

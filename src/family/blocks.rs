@@ -43,12 +43,12 @@ pub mod state;
 use std::collections::BTreeMap;
 
 use super::{EmitWeight, LoweringOptions};
-use attention::SharedKeyValues;
 use anec_base::{Error, Result};
 use anec_bundle::{PortDim, layer_scope};
 use anec_manifest::{Layout, Role};
 use anec_mil::{Dim, FunctionBuilder, ValueId};
 use anec_source::SourceWeight;
+use attention::SharedKeyValues;
 
 /// A function being built: its ops, its form and the way weights get in.
 pub struct Graph<'a> {

@@ -83,7 +83,9 @@ pub enum FamilyError {
         eps: f64,
     },
     /// Experts in functions of their own, whose outputs have a norm together.
-    #[error("`experts: {form}`: the sum of the experts goes through a norm, so that parts of it can't be added one by one")]
+    #[error(
+        "`experts: {form}`: the sum of the experts goes through a norm, so that parts of it can't be added one by one"
+    )]
     ExpertsNormed {
         /// The form of experts.
         form: String,

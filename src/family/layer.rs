@@ -217,17 +217,18 @@ impl Layer {
     ) -> Stream {
         let mut router = stream.router;
         let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
-        let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, normal| match &self.feed_forward {
-            FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, normal, weights)),
-            FeedForward::Plain(weights) => g.scope("mlp", |g| plain_mlp(g, normal, weights)),
-            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, normal, weights)),
-            FeedForward::DenseAndMoe(weights) => dense_and_moe(g, x, normal, weights),
-            FeedForward::DepthMoe(weights) => {
-                let (out, state) = g.scope("moe", |g| depth_moe(g, normal, weights, router));
-                router = Some(state);
-                out
-            }
-        });
+        let hidden =
+            self.feed_forward_norms.residual(g, x, residual_multiplier, |g, normal| match &self.feed_forward {
+                FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, normal, weights)),
+                FeedForward::Plain(weights) => g.scope("mlp", |g| plain_mlp(g, normal, weights)),
+                FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, normal, weights)),
+                FeedForward::DenseAndMoe(weights) => dense_and_moe(g, x, normal, weights),
+                FeedForward::DepthMoe(weights) => {
+                    let (out, state) = g.scope("moe", |g| depth_moe(g, normal, weights, router));
+                    router = Some(state);
+                    out
+                }
+            });
         let hidden = self.finish(g, hidden, inputs, residual_multiplier);
         Stream { hidden: g.ops.rename(hidden, "hidden"), router }
     }

@@ -216,8 +216,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         let wide_heads = family == "gemma4_text" && kind == Some("full_attention");
         let head_dim = if wide_heads { number("global_head_dim")? } else { head_dim };
         let (queries, keys) = (heads * head_dim, key_heads * head_dim);
-        let shared = family == "gemma4_text"
-            && layer + number("num_kv_shared_layers")? >= number("num_hidden_layers")?;
+        let shared = family == "gemma4_text" && layer + number("num_kv_shared_layers")? >= number("num_hidden_layers")?;
         let width = if shared && config["use_double_wide_mlp"] == true { 2 * width } else { width };
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));

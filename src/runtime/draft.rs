@@ -96,7 +96,11 @@ mod tests {
         GenerationRequest { prompt: PROMPT.to_vec(), max_tokens, sampling, ..GenerationRequest::default() }
     }
 
-    fn write(model: &Arc<LoadedModel>, request: &GenerationRequest, draft: Option<&Arc<LoadedModel>>) -> (Vec<u32>, Speculation) {
+    fn write(
+        model: &Arc<LoadedModel>,
+        request: &GenerationRequest,
+        draft: Option<&Arc<LoadedModel>>,
+    ) -> (Vec<u32>, Speculation) {
         let mut generation = request.clone().start(model).unwrap();
         if let Some(draft) = draft {
             generation = generation.with_draft(draft, 3).unwrap();

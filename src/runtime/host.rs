@@ -243,12 +243,7 @@ impl HostTables {
     ///
     /// # Errors
     /// When there is no table of that, or a token isn't in the vocabulary.
-    pub fn per_layer_input(
-        &self,
-        tokens: &[u32],
-        layers: Range<usize>,
-        size: usize,
-    ) -> Result<Vec<f32>, RuntimeError> {
+    pub fn per_layer_input(&self, tokens: &[u32], layers: Range<usize>, size: usize) -> Result<Vec<f32>, RuntimeError> {
         let Some(table) = self.per_layer.as_ref().filter(|_| layers.end <= self.num_layers) else {
             return Err(RuntimeError::bundle(self.file.path(), "there is no table of what layers are told of tokens"));
         };

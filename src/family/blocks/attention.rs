@@ -62,7 +62,8 @@ impl Attention {
         }
         // all heads at once are channels, single heads lie in the last dimension
         let axis = if place == QkNorm::WholeWidth { 1 } else { 3 };
-        let normed = |g: &mut Graph<'_>, x, norm: &Option<Norm>| norm.as_ref().map_or(x, |norm| rms_norm(g, x, norm, axis));
+        let normed =
+            |g: &mut Graph<'_>, x, norm: &Option<Norm>| norm.as_ref().map_or(x, |norm| rms_norm(g, x, norm, axis));
         let query = normed(g, query, &self.query_norm);
         (query, key.map(|key| normed(g, key, &self.key_norm)))
     }

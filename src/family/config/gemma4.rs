@@ -45,7 +45,9 @@ impl Reader<'_> {
     ) -> Result<[LayerHeads; 2], FamilyError> {
         let keys = self.keys;
         if !matches!(keys.str("use_bidirectional_attention")?, None | Some("vision")) {
-            return Err(keys.value("use_bidirectional_attention", "null or \"vision\": text is looked at in one direction"));
+            return Err(
+                keys.value("use_bidirectional_attention", "null or \"vision\": text is looked at in one direction")
+            );
         }
         // the last layer attends to everything, whatever its type says
         if let Some(last) = layers.last_mut() {
@@ -62,7 +64,9 @@ impl Reader<'_> {
             let first = all.next().map_or(plain, |(_, heads)| *heads);
             match all.all(|(_, heads)| heads.head_dim == first.head_dim) {
                 true => Ok(first),
-                false => Err(keys.value("per_layer_config", "one head_dim for all layers of a type: they rotate alike")),
+                false => {
+                    Err(keys.value("per_layer_config", "one head_dim for all layers of a type: they rotate alike"))
+                }
             }
         };
         let heads = [of_type(false)?, of_type(true)?];

@@ -118,7 +118,8 @@ pub fn configuration(
             own.strip_prefix("rope.scaling.").and_then(|own| ROPE_NAMES.iter().find(|(gguf, _)| *gguf == own))
         {
             rope.insert((*name).to_owned(), json_of(value));
-        } else if let Some(kind) = own.strip_prefix("attention.value_length").filter(|kind| ["", "_swa"].contains(kind)) {
+        } else if let Some(kind) = own.strip_prefix("attention.value_length").filter(|kind| ["", "_swa"].contains(kind))
+        {
             let same = metadata.u64(&format!("{prefix}attention.key_length{kind}"))? == metadata.u64(key)?;
             if !same {
                 let expected = format!("the same as attention.key_length{kind}");

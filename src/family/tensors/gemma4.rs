@@ -122,7 +122,9 @@ fn combined(
         embedding.read_rows(first, &mut tokens)?;
         let views = ArrayView2::from_shape((rows, hidden), &tokens)
             .and_then(|tokens| Ok((tokens, ArrayView2::from_shape((columns, hidden), projection)?)))
-            .and_then(|(tokens, weights)| Ok((tokens, weights, ArrayViewMut2::from_shape((rows, columns), &mut *out)?)));
+            .and_then(|(tokens, weights)| {
+                Ok((tokens, weights, ArrayViewMut2::from_shape((rows, columns), &mut *out)?))
+            });
         if let Ok((tokens, weights, mut product)) = views {
             general_mat_mul(1.0, &tokens, &weights.t(), 0.0, &mut product);
         }

@@ -212,7 +212,8 @@ fn query_and_key(attention: &mut Attention, rotated: bool, place: &Place) -> Res
         Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => {
             let width = attention.head_dim as usize;
             let query = level_heads(&mut attention.query, width, &place.name("query heads"))?;
-            let key = attention.key.as_mut().map(|key| level_heads(key, width, &place.name("key heads"))).transpose()?;
+            let key =
+                attention.key.as_mut().map(|key| level_heads(key, width, &place.name("key heads"))).transpose()?;
             Ok([query].into_iter().chain(key).collect())
         }
         Some(QkNorm::WholeWidth) => Ok(Vec::new()),
