@@ -22,6 +22,8 @@ pub const FILE_NAME: &str = "host.safetensors";
 const EMBEDDING: &str = "embedding";
 /// Name of the table of what layers are told of tokens.
 const PER_LAYER_EMBEDDING: &str = "per_layer_embedding";
+/// Rows of it that are computed together: each takes a product with the same matrix.
+const TOGETHER: u64 = 64;
 /// Name of the matrix by which hidden states are rotated.
 const ROTATION: &str = "rotation";
 /// Names of the tables of learned positions and of token types.
@@ -103,7 +105,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
     let embedding = Fp16::new(host.embedding.clone(), overflow);
-    let per_layer = host.per_layer_embedding.clone().map(|table| Fp16::new(table, overflow));
+    let per_layer = host.per_layer_embedding.clone().map(|table| Fp16::by_rows(table, overflow, TOGETHER));
     let length = (header.len() as u64).to_le_bytes().to_vec();
     let mut parts = vec![FilePart::Bytes(length.into()), FilePart::Bytes(header.into())];
     parts.extend(tables.into_iter().map(|values| FilePart::Bytes(little_endian(values).into())));
