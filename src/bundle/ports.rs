@@ -59,8 +59,8 @@ pub enum PortRole {
         /// The layer that they come from.
         layer: usize,
     },
-    /// What the experts of the last layer before work on, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`: an output of the
-    /// layer's function, an input of those of its experts.
+    /// What the experts of the last layer before work on, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`, or several such things
+    /// side by side: an output of the layer's function, an input of those of its experts.
     ExpertInput,
     /// The share of each of the layer's experts in each token, 0 for those that it wasn't given,
     /// `[1, experts, T, 1]` or `[1, experts, 1, T]`: likewise.

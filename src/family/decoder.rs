@@ -231,10 +231,13 @@ impl Decoder {
 
     fn experts_function(&self, g: &mut Graph<'_>, index: usize, range: Range<u64>) -> Result<Ports> {
         let (config, layer) = (&self.config, &self.layers[index]);
-        let count = layer.expert_counts().map_or(0, |counts| counts.count);
+        let counts = layer.expert_counts();
+        let count = counts.map_or(0, |counts| counts.apart());
+        // what joins them is given the hidden states, and what works beside them
+        let parts = if counts.is_some_and(|counts| counts.joined) { 3 } else { 1 };
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
-        let task = ports.expert_task(g, config.hidden_size, count);
+        let task = ports.expert_task(g, parts * config.hidden_size, count);
         let hidden = g.layer(index, |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         Ok(ports)
@@ -420,10 +423,10 @@ impl Ports {
         self.output(g, "expert_shares", PortRole::ExpertShares, shares);
     }
 
-    /// The inputs of a function of some of a layer's `count` experts.
-    pub(super) fn expert_task(&mut self, g: &mut Graph<'_>, hidden_size: u64, count: u64) -> ExpertTask {
+    /// The inputs of a function of some of a layer's `count` experts, which work on so many channels.
+    pub(super) fn expert_task(&mut self, g: &mut Graph<'_>, channels: u64, count: u64) -> ExpertTask {
         ExpertTask {
-            input: self.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(hidden_size)),
+            input: self.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(channels)),
             shares: self.input(g, "expert_shares", PortRole::ExpertShares, g.hidden_shape(count)),
         }
     }

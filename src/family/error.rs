@@ -82,11 +82,11 @@ pub enum FamilyError {
         /// The epsilon, scaled as the stream is.
         eps: f64,
     },
-    /// Experts in functions of their own, whose outputs have a norm together.
+    /// Experts in functions of their own, in layers that are told of tokens behind them.
     #[error(
-        "`experts: {form}`: the sum of the experts goes through a norm, so that parts of it can't be added one by one"
+        "`experts: {form}`: layers are told of tokens behind their experts, and functions of experts know nothing of tokens"
     )]
-    ExpertsNormed {
+    ExpertsInside {
         /// The form of experts.
         form: String,
     },
@@ -111,7 +111,7 @@ impl Diagnostic for FamilyError {
         match self {
             FamilyError::OtherFamily { .. }
             | FamilyError::Epsilon { .. }
-            | FamilyError::ExpertsNormed { .. }
+            | FamilyError::ExpertsInside { .. }
             | FamilyError::Positions { .. } => Fault::Usage,
             _ => Fault::Source,
         }
@@ -128,7 +128,7 @@ impl Diagnostic for FamilyError {
                  [{key}]` to the manifest"
             ),
             FamilyError::Epsilon { .. } => "use `norm: accurate`, or a larger `numerics.scale`".into(),
-            FamilyError::ExpertsNormed { .. } => "use `experts: packed`".into(),
+            FamilyError::ExpertsInside { .. } => "use `experts: packed`".into(),
             FamilyError::Positions { positions, .. } => format!("`--set context={positions}` is the most"),
             FamilyError::NoConfig { .. } => {
                 "give the Hugging Face folder instead of the single file: config.json must lie beside the weights"

@@ -17,7 +17,7 @@ use super::blocks::attention::{Attention, AttentionInputs, attention};
 use super::blocks::banded_attention::{BandInputs, BandedAttention, banded_attention};
 use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
-use super::blocks::dense_and_moe::{DenseAndMoe, dense_and_moe};
+use super::blocks::dense_and_moe::{DenseAndMoe, ask_experts, dense_and_moe, join};
 use super::blocks::depth_router::{DepthMoe, depth_moe, depth_shares};
 use super::blocks::linear::Linear;
 use super::blocks::mlp::{Mlp, PlainMlp, mlp, plain_mlp};
@@ -244,6 +244,11 @@ impl Layer {
                 })
             }),
         };
+        self.scaled(g, x)
+    }
+
+    /// Hidden states times the layer's factor, if it has one.
+    fn scaled(&self, g: &mut Graph<'_>, x: ValueId) -> ValueId {
         let Some(scalar) = &self.scalar else { return x };
         let scalar = g.weight("scalar", Role::Table, scalar, &[1, 1, 1, 1]);
         g.ops.mul(x, scalar)
@@ -270,9 +275,14 @@ impl Layer {
                 (shares, Some(state))
             }
             FeedForward::Mlp(_) | FeedForward::Plain(_) => (g.missing("experts", "experts", x), None),
-            FeedForward::DenseAndMoe(_) => {
-                g.refuse(FamilyError::ExpertsNormed { form: g.form.experts.to_string() });
-                return Ok((stream, ExpertTask { input, shares: input }));
+            FeedForward::DenseAndMoe(weights) => {
+                if self.per_layer_input.is_some() {
+                    g.refuse(FamilyError::ExpertsInside { form: g.form.experts.to_string() });
+                }
+                let [input, shares] = ask_experts(g, x, input, weights);
+                // experts are added to nothing: what they give together has a norm
+                let nothing = g.ops.mul(x, Constant::fp16(0.0));
+                return Ok((Stream { hidden: nothing, router: None }, ExpertTask { input, shares }));
             }
         };
         let hidden = match &norms.scaling {
@@ -294,6 +304,9 @@ impl Layer {
         range: Range<u64>,
         residual_multiplier: f64,
     ) -> Result<ValueId> {
+        if let FeedForward::DenseAndMoe(weights) = &self.feed_forward {
+            return self.add_beside_dense(g, hidden, task, range, weights);
+        }
         let Some(all) = self.experts() else { return Ok(g.missing("experts", "experts", hidden)) };
         let part = all.part(range.clone())?;
         let out = g.scope("moe", |g| {
@@ -311,18 +324,51 @@ impl Layer {
         Ok(g.ops.add(hidden, out))
     }
 
+    /// What experts `range` beside a dense network give together, added to what those before gave. The last of the range may be
+    /// what comes behind all experts, and ends the layer.
+    fn add_beside_dense(
+        &self,
+        g: &mut Graph<'_>,
+        hidden: ValueId,
+        task: ExpertTask,
+        range: Range<u64>,
+        weights: &DenseAndMoe,
+    ) -> Result<ValueId> {
+        let count = weights.moe.experts.num_experts;
+        let width = weights.moe.experts.gate.weight.columns();
+        let part_of_input = |g: &mut Graph<'_>, part: u64| g.ops.slice(task.input, 1, part * width..(part + 1) * width);
+        let own = range.start..range.end.min(count);
+        let mut sum = hidden;
+        if !own.is_empty() {
+            let part = weights.moe.experts.part(own.clone())?;
+            let input = part_of_input(g, 0);
+            let out = g.scope("moe", |g| {
+                let shares = g.ops.slice(task.shares, 1, own);
+                experts(g, input, shares, &part)
+            });
+            sum = g.ops.add(sum, out);
+        }
+        if range.end <= count {
+            return Ok(sum);
+        }
+        let [x, dense] = [part_of_input(g, 1), part_of_input(g, 2)];
+        let both = join(g, dense, sum, weights);
+        let after = self.feed_forward_norms.after.as_ref();
+        let added = after.map_or(both, |norm| rms_norm(g, both, norm, 1));
+        let x = g.ops.add(x, added);
+        Ok(self.scaled(g, x))
+    }
+
     /// How many experts it has, and gives a token.
     pub fn expert_counts(&self) -> Option<ExpertCounts> {
         match &self.feed_forward {
             FeedForward::Mlp(_) | FeedForward::Plain(_) => None,
             FeedForward::DenseAndMoe(both) => {
-                let moe = &both.moe;
-                Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
+                let (count, per_token) = (both.moe.experts.num_experts, both.moe.num_experts_per_tok);
+                Some(ExpertCounts { count, per_token, joined: true })
             }
-            FeedForward::Moe(moe) => {
-                Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
-            }
-            FeedForward::DepthMoe(moe) => Some(ExpertCounts { count: moe.experts.num_experts, per_token: 1 }),
+            FeedForward::Moe(moe) => Some(ExpertCounts::new(moe.experts.num_experts, moe.num_experts_per_tok)),
+            FeedForward::DepthMoe(moe) => Some(ExpertCounts::new(moe.experts.num_experts, 1)),
         }
     }
 

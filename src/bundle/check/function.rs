@@ -129,7 +129,11 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
     let columns = |channels: u64| shape == [1, channels, t, 1] || shape == [1, channels, 1, t];
     let slots = |slots: u64| (1..=entry.context).contains(&slots);
     match &port.role {
-        PortRole::Hidden | PortRole::ExpertInput => columns(bundle.model.hidden_size),
+        PortRole::Hidden => columns(bundle.model.hidden_size),
+        PortRole::ExpertInput => {
+            let whole = |channels: &u64| channels.is_multiple_of(bundle.model.hidden_size.max(1));
+            shape.get(1).filter(|channels| whole(channels)).is_some_and(|channels| columns(*channels))
+        }
         PortRole::RouterState | PortRole::ExpertShares => shape.get(1).is_some_and(|channels| columns(*channels)),
         // of the function's layers, each as wide as the others
         PortRole::PerLayerInput { first, end } => {
