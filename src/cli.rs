@@ -14,6 +14,7 @@ mod completions;
 mod convert;
 mod demo;
 mod doctor;
+mod draft;
 mod embed;
 mod explain;
 mod export;

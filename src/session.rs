@@ -73,7 +73,7 @@ impl Model {
 
     /// Begins a text.
     pub fn session(&self) -> Session {
-        Session { model: self.clone(), session: None }
+        Session { model: self.clone(), session: None, draft: None }
     }
 
     fn needed_tokenizer(&self) -> Result<Arc<Tokenizer>> {
@@ -204,9 +204,19 @@ pub struct Session {
     model: Model,
     /// None before the first prompt, whose length decides how much room is needed.
     session: Option<anec_runtime::TokenSession>,
+    /// A smaller model that drafts, and most tokens of a draft.
+    draft: Option<(Model, usize)>,
 }
 
 impl Session {
+    /// Lets a smaller model with the same tokenizer draft up to `tokens` tokens that are checked in one call. The text is the same
+    /// either way.
+    #[must_use]
+    pub fn with_draft(mut self, model: &Model, tokens: usize) -> Self {
+        self.draft = Some((model.clone(), tokens));
+        self
+    }
+
     /// Continues a prompt: text comes piece by piece, each when it is certain.
     ///
     /// # Errors
@@ -233,7 +243,10 @@ impl Session {
             Some(session) if session.limit() >= request.length(model) => session,
             _ => model.start(request.length(model))?,
         };
-        let generation = session.generate(request)?.with_constraint(constraint);
+        let mut generation = session.generate(request)?.with_constraint(constraint);
+        if let Some((draft, tokens)) = &self.draft {
+            generation = generation.with_draft(&draft.model, *tokens)?;
+        }
         let text = TextGeneration::new(generation, &tokenizer, &options.stops, &[])?;
         Ok(TextPieces { text: Some(text), session: &mut self.session })
     }

@@ -93,6 +93,8 @@ each! {
     gemma_3_1b: "gemma-3-1b",
     gemma_3_270m: "gemma-3-270m",
     gemma_3_4b: "gemma-3-4b",
+    gemma_4_e2b: "gemma-4-e2b",
+    gemma_4_e4b: "gemma-4-e4b",
     glm_4_9b: "glm-4-9b",
     gpt_oss_20b: "gpt-oss-20b",
     granite_3_1_1b_a400m: "granite-3.1-1b-a400m",

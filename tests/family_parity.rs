@@ -60,6 +60,7 @@ struct Runner {
     head: (FunctionGraph, Executable),
     host: HostTensors,
     hidden_size: usize,
+    num_layers: usize,
     layout: Layout,
 }
 
@@ -96,6 +97,7 @@ impl Runner {
             head: build(Stage::Head { first: 0, end: facts.vocab_size })?,
             host: model.host(context)?,
             hidden_size: facts.hidden_size as usize,
+            num_layers: facts.num_layers,
             layout: form.layout,
         })
     }
@@ -203,6 +205,17 @@ impl Runner {
                         let mut row = vec![0f32; self.hidden_size];
                         self.host.embedding.read_rows(*token as u64, &mut row)?;
                         rows.push(row);
+                    }
+                    self.hidden(&rows)
+                }
+                PortRole::PerLayerInput { first: layer, end } => {
+                    let table = self.host.per_layer_embedding.as_ref().expect("a table");
+                    let mut rows = Vec::new();
+                    for token in chunk {
+                        let mut row = vec![0f32; table.columns() as usize];
+                        table.read_rows(*token as u64, &mut row)?;
+                        let width = row.len() / self.num_layers;
+                        rows.push(row[layer * width..end * width].to_vec());
                     }
                     self.hidden(&rows)
                 }
@@ -405,6 +418,9 @@ fn every_form_gives_the_same_logits() {
         "mistral-window",
         "gemma2-default",
         "gemma3-linear",
+        "gemma4-dense",
+        "gemma4-experts",
+        "gemma4-overrides",
         "hunyuan-bias",
         "lfm2-bias",
         "qwen3_5-multimodal",

@@ -57,6 +57,13 @@ fn guessing_changes_no_token_over_hundreds() {
             assert!(found.speculation.drafted > 0 && found.speculation.accepted <= found.speculation.drafted);
         }
     }
+    // a draft model that is the model itself guesses right, whatever is random
+    for sampling in [Sampling::default(), warm, penalised] {
+        let plain = request("The lady said to the lady that the lady", 60, sampling);
+        let drafted = plain.clone().start(&model().0).unwrap().with_draft(&model().0, 4).unwrap().run().unwrap();
+        assert_eq!(drafted.ids, fresh(&plain).ids);
+        assert!(drafted.speculation.accepted >= 40, "{:?}", drafted.speculation);
+    }
     // greedy texts of a small model go round in circles: most guesses are right
     let found = fresh(&GenerationRequest {
         speculation: 3,

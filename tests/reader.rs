@@ -70,6 +70,21 @@ const CASES: &[Case] = &[
     case("qwen3-default", &["state=host", "lengths={fixed: [7]}", "context=64"]),
     Case { chunk: Some(3), ..case("gemma3-default", &["state=host", "context=48", "layout=bc1s"]) },
     case("zaya-sliding", &["state=host", "context=40", "attention=grouped"]),
+    // vectors of tokens for layers; keys and values that functions give to those behind them, in states of each form
+    case("gemma4-dense", &["context=40", "shards.layers=[[0, 3], [3, 5], [5, 6], [6, 7]]"]),
+    Case { chunk: Some(3), ..case("gemma4-dense", &["context=40", "state=unified", "shards.layers=[[0, 4], [4, 7]]"]) },
+    case(
+        "gemma4-dense",
+        &[
+            "context=40",
+            "state=host",
+            "layout=bc1s",
+            "lengths={fixed: [1, 4]}",
+            "shards.layers=[[0, 3], [3, 5], [5, 7]]",
+        ],
+    ),
+    case("gemma4-experts", &["context=40"]),
+    case("gemma4-experts", &["context=40", "experts=split", "layout=bc1s"]),
     // weights of a byte
     case("olmo2-default", &["context=40", INT8]),
     // palettes of rows that have a scale, and integers of blocks

@@ -9,7 +9,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::{Bundle, FunctionEntry, Port, PortDim, PortRole, Stage};
+use crate::{Bundle, FunctionEntry, PortDim, PortRole, Stage};
 
 impl Bundle {
     /// Where it contradicts itself; empty where it doesn't. A runtime refuses a bundle with findings.
@@ -136,7 +136,7 @@ impl Bundle {
                 });
                 problems.extend(tiling(format!("experts of layer {last}"), &experts, experts_asked(functions)));
             }
-            problems.extend(layers.router_problem());
+            problems.extend(layers.carried_problem());
         }
         let head = self.parts(|entry| match entry.stage {
             Stage::Head { first, end } => Some(first..end),
@@ -186,15 +186,21 @@ impl Parts<'_> {
         (next != total).then(|| format!("they end at {next} of {total}"))
     }
 
-    /// What routers have gathered is given by a function before the one that takes it.
-    fn router_problem(&self) -> Option<String> {
-        let of_routers = |ports: &[Port]| ports.iter().any(|port| port.role == PortRole::RouterState);
-        let mut given = false;
+    /// What goes from function to function beside the hidden states is given by a function before the one that takes it.
+    fn carried_problem(&self) -> Option<String> {
+        let mut given: Vec<&PortRole> = Vec::new();
         for functions in self.0.values() {
-            if let Some(entry) = functions.iter().find(|entry| of_routers(&entry.inputs) && !given) {
-                return Some(in_function(entry, "no function before it gives the routers' state".into()));
+            for entry in functions {
+                let mut inputs = entry.inputs.iter().filter(|port| port.role.is_carried());
+                if let Some(port) = inputs.find(|port| !given.contains(&&port.role)) {
+                    return Some(in_function(entry, format!("no function before it gives `{}`", port.name)));
+                }
             }
-            given |= functions.iter().all(|entry| of_routers(&entry.outputs));
+            let gives = |entry: &FunctionEntry, role: &PortRole| entry.outputs.iter().any(|port| port.role == *role);
+            let outputs = functions.iter().flat_map(|entry| &entry.outputs).map(|port| &port.role);
+            let by_all = outputs.filter(|role| role.is_carried() && functions.iter().all(|entry| gives(entry, role)));
+            let by_all: Vec<&PortRole> = by_all.collect();
+            given.extend(by_all);
         }
         None
     }

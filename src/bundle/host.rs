@@ -19,6 +19,10 @@ pub struct HostFacts {
     /// to its embedding, 0 for a text, 1 for the second of a pair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_types: Option<String>,
+    /// Name of the table of what layers are told of tokens, fp16 `[vocab_size, layers * width]`, if there is one: the vectors of a
+    /// token for all layers, one after another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_layer_embedding: Option<String>,
     /// Rotary tables.
     pub rope: Vec<RopeTable>,
     /// Name of the orthogonal matrix `Q` by which hidden states are rotated, f32 `[hidden_size, hidden_size]`, if they

@@ -39,8 +39,28 @@ pub enum PortRole {
     /// What the routers of the layers before have gathered about the tokens of the call,
     /// `[1, router_hidden_size, T, 1]` or `[1, router_hidden_size, 1, T]`: an output of one function, an input of the next.
     RouterState,
-    /// What the experts of the last layer before work on, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`: an output of the
-    /// layer's function, an input of those of its experts.
+    /// Vectors of the tokens of the call for layers `first..end`, `[1, (end - first) * width, T, 1]` or
+    /// `[1, (end - first) * width, 1, T]`: columns `first * width .. end * width` of the tokens' rows of the host tensor
+    /// [`per_layer_embedding`](crate::HostFacts::per_layer_embedding).
+    PerLayerInput {
+        /// First layer.
+        first: usize,
+        /// One past the last.
+        end: usize,
+    },
+    /// Keys of the tokens of the call, rotated, `[1, heads, T, head_dim]`, which layers of other functions look at, too: an
+    /// output of the layer's function, an input of those behind it.
+    SharedKeys {
+        /// The layer that they come from.
+        layer: usize,
+    },
+    /// Values, likewise.
+    SharedValues {
+        /// The layer that they come from.
+        layer: usize,
+    },
+    /// What the experts of the last layer before work on, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`, or several such things
+    /// side by side: an output of the layer's function, an input of those of its experts.
     ExpertInput,
     /// The share of each of the layer's experts in each token, 0 for those that it wasn't given,
     /// `[1, experts, T, 1]` or `[1, experts, 1, T]`: likewise.
@@ -122,6 +142,13 @@ pub enum PortRole {
     Logits,
     /// Index of the largest logit within the part, `[1, 1, T, 1]` or `[1, 1, 1, T]`.
     Argmax,
+}
+
+impl PortRole {
+    /// Whether it goes from a function to those of the layers behind it, beside the hidden states.
+    pub fn is_carried(&self) -> bool {
+        matches!(self, PortRole::RouterState | PortRole::SharedKeys { .. } | PortRole::SharedValues { .. })
+    }
 }
 
 impl Port {

@@ -17,7 +17,7 @@ use anec::source::hub;
 use anec::{BundleCache, Prompt};
 
 /// A bundle, and how it is run.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Runner {
     /// Folder of the bundle; or a model: hf:owner/name[@revision][/file], or the name of a built-in manifest, which is converted
     /// once, into the cache
@@ -31,7 +31,7 @@ pub struct Runner {
 }
 
 /// What runs a bundle.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Backend {
     /// What runs it
     #[arg(long, value_enum, value_name = "NAME", default_value_t = BackendName::Cpu)]
@@ -65,6 +65,11 @@ pub enum BackendName {
 }
 
 impl Runner {
+    /// Another bundle, run the same way.
+    pub fn another(&self, bundle: &Path) -> Runner {
+        Runner { bundle: bundle.to_owned(), ..self.clone() }
+    }
+
     /// Opens the bundle. Nothing is loaded yet.
     ///
     /// # Errors

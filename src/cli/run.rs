@@ -9,6 +9,7 @@ use anec::base::{Diagnostic, Fault, FileError};
 
 use serde_json::json;
 
+use super::draft::DraftArgs;
 use super::model::Runner;
 use super::sampling::SamplingArgs;
 use super::{print, print_json};
@@ -30,6 +31,8 @@ pub struct RunArgs {
     prompt: Prompt,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Makes the text JSON by the JSON Schema in this file
     #[arg(long, value_name = "FILE", conflicts_with = "ids")]
     json_schema: Option<PathBuf>,
@@ -75,6 +78,10 @@ impl RunArgs {
         };
         let constrained = constraint.is_some();
         let generation = request.clone().start(&model)?.with_constraint(constraint);
+        let generation = match self.draft.load(&self.runner, &model)? {
+            Some((draft, tokens)) => generation.with_draft(&draft, tokens)?,
+            None => generation,
+        };
         let (generation, text) =
             write(generation, tokenizer.as_ref(), self.sampling.stops(), |text| self.json || show(text))?;
         if self.json {

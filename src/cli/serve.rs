@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 #[cfg(unix)]
 use tokio_io_timeout::TimeoutWriter;
 
+use super::draft::DraftArgs;
 use super::model::Runner;
 use anec::base::Result;
 use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
@@ -74,6 +75,8 @@ pub struct ServeArgs {
     /// Guesses up to N tokens from a text's own past and checks them in one call; the text stays the same
     #[arg(long, value_name = "N", default_value_t = 0)]
     speculation: u16,
+    #[command(flatten)]
+    draft: DraftArgs,
 }
 
 /// A key that clients can send.
@@ -107,7 +110,8 @@ impl ServeArgs {
             kept: self.kept.into(),
             timeout: Duration::from_secs(self.timeout),
         };
-        let service = Service::new(model, name, self.runner.device(), limits, self.speculation.into())?;
+        let draft = self.draft.load(&self.runner, &model)?;
+        let service = Service::new(model, name, self.runner.device(), limits, self.speculation.into(), draft)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             // the model needs the processors
             .worker_threads(2)

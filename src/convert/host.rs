@@ -1,5 +1,6 @@
 //! `host.safetensors`: what the host computes with, streamed. What is f32 (rotary tables, a rotation of hidden states,
-//! positions) comes first, so that it is aligned; then the embedding (fp16).
+//! positions) comes first, so that it is aligned; then the embedding (fp16),
+//! and what layers are told of tokens (fp16).
 
 use std::path::Path;
 
@@ -19,6 +20,10 @@ use anec_source::SourceWeight;
 pub const FILE_NAME: &str = "host.safetensors";
 /// Name of the embedding table.
 const EMBEDDING: &str = "embedding";
+/// Name of the table of what layers are told of tokens.
+const PER_LAYER_EMBEDDING: &str = "per_layer_embedding";
+/// Rows of it that are computed together: each takes a product with the same matrix.
+const TOGETHER: u64 = 64;
 /// Name of the matrix by which hidden states are rotated.
 const ROTATION: &str = "rotation";
 /// Names of the tables of learned positions and of token types.
@@ -50,7 +55,8 @@ fn matrices(host: &HostTensors) -> Vec<(String, &SourceWeight)> {
 pub fn bytes(host: &HostTensors) -> u64 {
     let tables = host.rope.iter().flat_map(|t| &t.variants).map(|v| 4 * (v.cos.len() + v.sin.len()) as u64);
     let matrices: u64 = matrices(host).iter().map(|(_, matrix)| 4 * matrix.elements()).sum();
-    tables.sum::<u64>() + matrices + 2 * host.embedding.elements()
+    let halves = host.embedding.elements() + host.per_layer_embedding.as_ref().map_or(0, SourceWeight::elements);
+    tables.sum::<u64>() + matrices + 2 * halves
 }
 
 /// Writes the file.
@@ -92,14 +98,19 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     }
     tables.extend(read.iter().map(Vec::as_slice));
     declare(EMBEDDING, "F16", host.embedding.shape(), 2 * host.embedding.elements());
+    if let Some(table) = &host.per_layer_embedding {
+        declare(PER_LAYER_EMBEDDING, "F16", table.shape(), 2 * table.elements());
+    }
 
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(64) - 8, b' ');
     let embedding = Fp16::new(host.embedding.clone(), overflow);
+    let per_layer = host.per_layer_embedding.clone().map(|table| Fp16::by_rows(table, overflow, TOGETHER));
     let length = (header.len() as u64).to_le_bytes().to_vec();
     let mut parts = vec![FilePart::Bytes(length.into()), FilePart::Bytes(header.into())];
     parts.extend(tables.into_iter().map(|values| FilePart::Bytes(little_endian(values).into())));
     parts.push(FilePart::Content(&embedding));
+    parts.extend(per_layer.iter().map(|table| FilePart::Content(table)));
     // what comes before the tables is no part of the bytes that were announced
     let written = |part, bytes| progress.add(if part < 2 { 0 } else { bytes });
     let file = files::write_parts(path, &parts, &written)?;
@@ -109,6 +120,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
         embedding: EMBEDDING.into(),
         positions: named(&host.positions, POSITIONS),
         token_types: named(&host.token_types, TOKEN_TYPES),
+        per_layer_embedding: named(&host.per_layer_embedding, PER_LAYER_EMBEDDING),
         rope,
         rotation: named(&host.rotation, ROTATION),
     })
@@ -133,6 +145,7 @@ mod tests {
             rotation: Some(SourceWeight::from_values("q", &[3, 3], values(9)).unwrap()),
             positions: None,
             token_types: None,
+            per_layer_embedding: None,
             projections: Vec::new(),
         };
         let folder = tempfile::tempdir().unwrap();
@@ -161,6 +174,7 @@ mod tests {
             rotation: None,
             positions: None,
             token_types: None,
+            per_layer_embedding: None,
             projections: Vec::new(),
         };
         let folder = tempfile::tempdir().unwrap();

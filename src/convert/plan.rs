@@ -101,7 +101,7 @@ impl ConvertPlan {
             });
             let layer = range.end - 1;
             if let Some(counts) = apart(layer) {
-                let experts = Experts { manifest, size: &size, functions: &functions, layer, count: counts.count };
+                let experts = Experts { manifest, size: &size, functions: &functions, layer, count: counts.apart() };
                 packages.extend(experts.packages(limit, &format!("experts_{layer:0digits$}"), contexts.len())?);
             }
         }
@@ -121,7 +121,8 @@ impl ConvertPlan {
                 state_bytes: vec![0; contexts.len()],
             });
         }
-        let experts_per_token = counts.iter().flatten().map(|counts| counts.per_token).max().unwrap_or(0);
+        let experts_per_token = counts.iter().flatten();
+        let experts_per_token = experts_per_token.map(|of| of.per_token + u64::from(of.joined)).max().unwrap_or(0);
         Ok(ConvertPlan { form, contexts, packages, experts_per_token })
     }
 

@@ -18,6 +18,8 @@
 //! | [`mlp`] | `W_down (act(W_gate x) * W_up x)`, `W_down act(W_up x)` |
 //! | [`moe`] | a few of many such networks |
 //! | [`depth_router`] | one of them or none, by a state that goes from layer to layer |
+//! | [`dense_and_moe`] | `norm(mlp x) + norm(moe x)` |
+//! | [`per_layer_input`] | `W_out (act(W_gate x) * e)` |
 //! | [`residual`] | `(f + b_f) s_f + (x + b_x) s_x` |
 
 pub mod activation;
@@ -27,16 +29,20 @@ pub mod cache;
 pub mod causal_conv;
 pub mod cca;
 pub mod delta_net;
+pub mod dense_and_moe;
 pub mod depth_router;
 pub mod linear;
 pub mod mamba2;
 pub mod mlp;
 pub mod moe;
 pub mod norm;
+pub mod per_layer_input;
 pub mod residual;
 pub mod rope;
 pub mod short_conv;
 pub mod state;
+
+use std::collections::BTreeMap;
 
 use super::{EmitWeight, LoweringOptions};
 use anec_base::{Error, Result};
@@ -44,6 +50,7 @@ use anec_bundle::{PortDim, layer_scope};
 use anec_manifest::{Layout, Role};
 use anec_mil::{Dim, FunctionBuilder, ValueId};
 use anec_source::SourceWeight;
+use attention::SharedKeyValues;
 
 /// A function being built: its ops, its form and the way weights get in.
 pub struct Graph<'a> {
@@ -55,6 +62,8 @@ pub struct Graph<'a> {
     pub tokens: Dim,
     /// What the states that are inputs and outputs hold at this point.
     kept: Vec<ValueId>,
+    /// Keys and values that several layers look at, by the layer that they come from.
+    pub shared: BTreeMap<usize, SharedKeyValues>,
     weights: &'a mut dyn EmitWeight,
     error: Option<Error>,
 }
@@ -62,7 +71,7 @@ pub struct Graph<'a> {
 impl<'a> Graph<'a> {
     /// An empty function.
     pub fn new(ops: FunctionBuilder, form: LoweringOptions, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
-        Graph { ops, form, tokens, kept: Vec::new(), weights, error: None }
+        Graph { ops, form, tokens, kept: Vec::new(), shared: BTreeMap::new(), weights, error: None }
     }
 
     /// The fp16 value of a weight, seen as a tensor of `shape`.

@@ -158,7 +158,7 @@ impl FamilyModel for Classifier {
 
     fn experts(&self, layer: usize) -> Option<ExpertCounts> {
         let moe = &self.layers[layer].experts;
-        Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
+        Some(ExpertCounts::new(moe.experts.num_experts, moe.num_experts_per_tok))
     }
 
     fn layer_state_bytes(&self, _layer: usize, _context: u64, _most_tokens: u64) -> u64 {
@@ -187,6 +187,7 @@ impl FamilyModel for Classifier {
             rotation: None,
             positions: None,
             token_types: None,
+            per_layer_embedding: None,
             projections: Vec::new(),
         })
     }

@@ -2,6 +2,7 @@
 //!
 //! GGUF metadata is first put into the words of `config.json` ([`gguf`]); then one reader serves both.
 
+mod gemma4;
 pub mod gguf;
 pub mod keys;
 mod layers;
@@ -28,6 +29,9 @@ pub const NOT_TEXT: &[&str] = &[
     "model.vision_tower.*",
     "model.multi_modal_projector.*",
     "model.visual.*",
+    "model.audio_tower.*",
+    "model.embed_vision.*",
+    "model.embed_audio.*",
 ];
 
 /// The text model's configuration within a multimodal one.
@@ -79,8 +83,14 @@ pub struct DecoderConfig {
     /// Tokens see those on both sides.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bidirectional: bool,
+    /// Vectors of each token for each layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_layer_embedding: Option<PerLayerEmbeddingConfig>,
     /// Query-key norms.
     pub qk_norm: QkNorm,
+    /// Each head of values is normed, without a gain.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub value_norm: bool,
     /// Place of the norms.
     pub norms: NormPlacement,
     /// Biases on q, k and v.
@@ -156,6 +166,43 @@ pub struct LayerConfig {
     pub rope: bool,
     /// Tokens that the layer sees, the token itself included; all if absent.
     pub window: Option<u64>,
+    /// Its heads, where they aren't the model's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<LayerHeads>,
+    /// Values are what the key projection gives.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub value_is_key: bool,
+    /// The layer whose keys and values it looks at, if not its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys_of: Option<usize>,
+    /// Width of its feed-forward network, where it isn't the model's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub intermediate_size: Option<u64>,
+}
+
+impl LayerConfig {
+    /// A layer like all others.
+    pub fn new(mixer: MixerKind, rope: bool, window: Option<u64>) -> Self {
+        LayerConfig { mixer, rope, window, heads: None, value_is_key: false, keys_of: None, intermediate_size: None }
+    }
+}
+
+/// Heads of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LayerHeads {
+    /// Key-value heads.
+    pub num_key_value_heads: u64,
+    /// Width of a head.
+    pub head_dim: u64,
+}
+
+/// Vectors of each token for each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PerLayerEmbeddingConfig {
+    /// Tokens that have them.
+    pub vocab_size: u64,
+    /// Elements of a vector.
+    pub width: u64,
 }
 
 /// Gated short convolutions.
@@ -199,6 +246,9 @@ pub struct ExpertsConfig {
     pub use_expert_bias: bool,
     /// Multiplied to the weights.
     pub routed_scaling_factor: f64,
+    /// A dense network works beside them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub beside_dense: bool,
     /// Width of the state that routers pass on to those of the next layer, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_hidden_size: Option<u64>,
@@ -289,6 +339,8 @@ impl DecoderConfig {
         family: &'static DecoderFamily,
         acknowledged: &[String],
     ) -> Result<Self, FamilyError> {
+        let with_defaults = gemma4::with_defaults(config, family);
+        let config = with_defaults.as_ref().unwrap_or(config);
         let keys = Keys::new(place, "", config).named(family.key_names);
         let default_size = |key: &str| family.default_sizes.iter().find(|(name, _)| *name == key).map(|(_, n)| *n);
         let optional_size = |key: &str| match keys.get(key) {
@@ -344,6 +396,8 @@ impl DecoderConfig {
         };
         let attention_scale = if family.multipliers {
             multiplier("attention_multiplier", 1.0)? // granite's class default
+        } else if family.gemma4_layers {
+            1.0
         } else if family.query_pre_attn_scalar {
             match keys.f64("query_pre_attn_scalar")?.unwrap_or(256.0) {
                 scalar if scalar > 0.0 => scalar.powf(-0.5),
@@ -352,8 +406,22 @@ impl DecoderConfig {
         } else {
             (head_dim as f64).powf(-0.5)
         };
-        let (rope, rope_local) = rope::read(&keys, family, head_dim, max_position_embeddings, acknowledged)?;
+        let mut layers = layers::read(&keys, family, num_hidden_layers, default_size("sliding_window"))?;
         let experts = experts(&keys, family)?;
+        let intermediate_size = match experts.filter(|_| family.has_only_experts()) {
+            Some(experts) => experts.moe_intermediate_size, // there is no other network
+            None if family.shared_expert == SharedExpertRule::Fused => size("shared_intermediate_size")?,
+            None => intermediate_size(&keys, family, size("intermediate_size")?)?,
+        };
+        let mut heads = [LayerHeads { num_key_value_heads, head_dim }; 2];
+        let mut per_layer_embedding = None;
+        if family.gemma4_layers {
+            let reader = gemma4::Reader { keys: &keys, family, num_attention_heads, intermediate_size };
+            heads = reader.layers(&mut layers, heads[0], acknowledged)?;
+            per_layer_embedding = reader.per_layer_embedding(&size)?;
+        }
+        let head_dims = heads.map(|heads| heads.head_dim);
+        let (rope, rope_local) = rope::read(&keys, family, head_dims, max_position_embeddings, acknowledged)?;
         if family.mixture == MixtureKind::Clamped {
             number_format(&keys, family, acknowledged)?;
         }
@@ -361,11 +429,7 @@ impl DecoderConfig {
         let read = DecoderConfig {
             family: family.name,
             hidden_size,
-            intermediate_size: match experts.filter(|_| family.has_only_experts()) {
-                Some(experts) => experts.moe_intermediate_size, // there is no other network
-                None if family.shared_expert == SharedExpertRule::Fused => size("shared_intermediate_size")?,
-                None => intermediate_size(&keys, family, size("intermediate_size")?)?,
-            },
+            intermediate_size,
             num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
@@ -375,7 +439,9 @@ impl DecoderConfig {
             rms_norm_eps,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
             bidirectional: family.may_look_both_ways && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
+            per_layer_embedding,
             qk_norm: family.qk_norm,
+            value_norm: family.gemma4_layers,
             norms: family.norms,
             qkv_bias: bias(family.qkv_bias)?,
             output_bias: bias(family.output_bias)?,
@@ -396,7 +462,7 @@ impl DecoderConfig {
             activation: family.activation,
             rope,
             rope_local,
-            layers: layers::read(&keys, family, num_hidden_layers, default_size("sliding_window"))?,
+            layers,
             attention_scale,
             attention_softcap: softcap(&keys, "attn_logit_softcapping", family.scores_softcap)?,
             logits_softcap: softcap(&keys, "final_logit_softcapping", family.logits_softcap)?,
@@ -414,19 +480,31 @@ impl DecoderConfig {
         Ok(read)
     }
 
-    /// Rows of the query projection.
-    pub fn query_width(&self) -> u64 {
-        self.num_attention_heads * self.head_dim
-    }
-
     /// The rotary embedding of a layer.
     pub fn rope_of(&self, layer: usize) -> &RopeConfig {
         self.rope_local.as_ref().filter(|_| self.layers[layer].window.is_some()).unwrap_or(&self.rope)
     }
 
-    /// Rows of the key projection, and of the value projection.
-    pub fn key_width(&self) -> u64 {
-        self.num_key_value_heads * self.head_dim
+    /// The heads of a layer.
+    pub fn heads_of(&self, layer: usize) -> LayerHeads {
+        let Self { num_key_value_heads, head_dim, .. } = *self;
+        self.layers[layer].heads.unwrap_or(LayerHeads { num_key_value_heads, head_dim })
+    }
+
+    /// Rows of a layer's query projection.
+    pub fn query_width(&self, layer: usize) -> u64 {
+        self.num_attention_heads * self.heads_of(layer).head_dim
+    }
+
+    /// Rows of a layer's key projection, and of its value projection.
+    pub fn key_width(&self, layer: usize) -> u64 {
+        let heads = self.heads_of(layer);
+        heads.num_key_value_heads * heads.head_dim
+    }
+
+    /// Whether other layers look at a layer's keys and values, behind `end` if it is given.
+    pub fn is_looked_at(&self, layer: usize, from: usize) -> bool {
+        self.layers[from..].iter().any(|other| other.keys_of == Some(layer))
     }
 }
 
@@ -544,6 +622,7 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
         norm_topk_prob: false,
         use_expert_bias: false,
         routed_scaling_factor: 1.0,
+        beside_dense: false,
         router_hidden_size: None,
         shared: None,
     };
@@ -581,6 +660,14 @@ fn experts(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<ExpertsConf
             Some(true) => RouterScores::ChosenSoftmax,
             _ => RouterScores::Softmax,
         })?,
+        MixtureKind::BesideDense if !keys.bool("enable_moe_block")?.unwrap_or(false) => {
+            // without effect
+            ["num_experts", "num_experts_per_tok", "moe_intermediate_size"].iter().for_each(|key| keys.accept(key));
+            keys.accept("top_k_experts");
+            return Ok(None);
+        }
+        // a softmax divided by the sum of the chosen ones is their own
+        MixtureKind::BesideDense => ExpertsConfig { beside_dense: true, ..plain(RouterScores::ChosenSoftmax)? },
         MixtureKind::ChosenSoftmax => plain(RouterScores::ChosenSoftmax)?,
         MixtureKind::ChosenSoftmaxUnless => plain(match keys.bool("norm_topk_prob")? {
             Some(false) => RouterScores::Softmax,

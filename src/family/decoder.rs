@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::blocks::attention::{AttentionInputs, softcap};
+use super::blocks::attention::{AttentionInputs, SharedKeyValues, softcap};
 use super::blocks::cache::Write;
 use super::blocks::delta_net::TokenOrder;
 use super::blocks::linear::{Linear, linear};
@@ -17,7 +17,7 @@ use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::blocks::{Graph, extents};
 use super::config::DecoderConfig;
-use super::layer::{ExpertTask, Layer, MixerInputs, Stream};
+use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::table::{MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
 use super::{
@@ -45,6 +45,8 @@ pub struct Decoder {
     pub layers: Vec<Layer>,
     /// Token embedding `[vocab_size, hidden_size]`, as it enters the first layer but for a multiplier.
     pub embedding: SourceWeight,
+    /// Vectors of each token for each layer, `[vocab_size, layers * width]`, if it has them.
+    pub per_layer_embedding: Option<SourceWeight>,
     /// Final norm.
     pub final_norm: Norm,
     /// LM head `[vocab_size, hidden_size]`; the embedding where they are tied.
@@ -84,6 +86,11 @@ impl Decoder {
         let router = router_width.filter(|_| layers.start > 0).map(|width| {
             let shape = g.hidden_shape(width);
             ports.input(g, "router_state", PortRole::RouterState, shape)
+        });
+        let per_layer = config.per_layer_embedding.map(|vectors| {
+            let shape = g.hidden_shape(layers.len() as u64 * vectors.width);
+            let role = PortRole::PerLayerInput { first: layers.start, end: layers.end };
+            (ports.input(g, "per_layer_input", role, shape), vectors.width)
         });
         let local = |layer: usize| config.rope_local.is_some() && config.layers[layer].window.is_some();
         let mut rotation = |g: &mut Graph<'_>, of_local: bool| {
@@ -135,7 +142,16 @@ impl Decoder {
             true => self.token_order(g, &mut ports, layers.clone(), request),
             false => None,
         };
-        let specs = layers.clone().map(|layer| (layer, self.layers[layer].states(of_layer(layer).1))).collect();
+        let given = self.given_keys(g, &mut ports, &layers);
+        let specs = layers.clone().map(|layer| {
+            let slots = of_layer(layer).1;
+            match &self.layers[layer].mixer {
+                // caches of what functions before have given
+                Mixer::Attention(attention) if given.contains(&layer) => (layer, attention.states(slots)),
+                _ => (layer, self.layers[layer].states(slots)),
+            }
+        });
+        let specs = specs.collect();
         let states = States::declare(g, specs, context);
         ports.inputs.extend(states.inputs.iter().cloned());
         let mut stream = Stream { hidden, router };
@@ -149,8 +165,14 @@ impl Decoder {
                 rotation: rotation.filter(|_| config.layers[index].rope),
                 mask,
                 write,
+                shares: config.layers[index].keys_of.or(config.is_looked_at(index, index).then_some(index)),
             });
-            let inputs = MixerInputs { attention, band: None, order: order.as_ref(), states: states.of(index) };
+            let per_layer = per_layer.map(|(vectors, width)| {
+                let first = (index - layers.start) as u64 * width;
+                if layers.len() == 1 { vectors } else { g.ops.slice(vectors, 1, first..first + width) }
+            });
+            let order = order.as_ref();
+            let inputs = MixerInputs { attention, band: None, order, states: states.of(index), per_layer };
             let layer = &self.layers[index];
             if task.is_some() {
                 g.missing("layers", "to end where experts are left out", stream.hidden);
@@ -175,6 +197,11 @@ impl Decoder {
         if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
             ports.output(g, "router_state_out", PortRole::RouterState, state);
         }
+        for layer in layers.clone().filter(|layer| config.is_looked_at(*layer, layers.end)) {
+            let Some(SharedKeyValues { rows: [keys, values], .. }) = g.shared.get(&layer).copied() else { continue };
+            ports.output(g, &format!("shared_k_{layer}_out"), PortRole::SharedKeys { layer }, keys);
+            ports.output(g, &format!("shared_v_{layer}_out"), PortRole::SharedValues { layer }, values);
+        }
         ports.asked_experts(g, task);
         states.write_stacked(g, |slots| writes.iter().find(|(of, _)| *of == slots).map(|(_, write)| *write));
         ports.outputs.extend(states.outputs(g));
@@ -182,12 +209,35 @@ impl Decoder {
         Ok(ports)
     }
 
+    /// Inputs of the keys and values that layers of functions before have given to those of this one. Gives the first layer
+    /// here that looks at each.
+    fn given_keys(&self, g: &mut Graph<'_>, ports: &mut Ports, layers: &Range<usize>) -> BTreeSet<usize> {
+        let mut first = BTreeSet::new();
+        for index in layers.clone() {
+            let of = self.config.layers[index].keys_of.filter(|of| *of < layers.start && !g.shared.contains_key(of));
+            let Some(layer) = of else { continue };
+            let heads = self.config.heads_of(layer);
+            let mut rows = |g: &mut Graph<'_>, name: &str, role: PortRole| {
+                let [count, width] = [heads.num_key_value_heads, heads.head_dim].map(Dim::Fixed);
+                ports.input(g, &format!("{name}_{layer}"), role, vec![Dim::Fixed(1), count, g.tokens.clone(), width])
+            };
+            let keys = rows(g, "shared_k", PortRole::SharedKeys { layer });
+            let values = rows(g, "shared_v", PortRole::SharedValues { layer });
+            g.shared.insert(layer, SharedKeyValues { rows: [keys, values], seen: None });
+            first.insert(index);
+        }
+        first
+    }
+
     fn experts_function(&self, g: &mut Graph<'_>, index: usize, range: Range<u64>) -> Result<Ports> {
         let (config, layer) = (&self.config, &self.layers[index]);
-        let count = layer.expert_counts().map_or(0, |counts| counts.count);
+        let counts = layer.expert_counts();
+        let count = counts.map_or(0, |counts| counts.apart());
+        // what joins them is given the hidden states, and what works beside them
+        let parts = if counts.is_some_and(|counts| counts.joined) { 3 } else { 1 };
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
-        let task = ports.expert_task(g, config.hidden_size, count);
+        let task = ports.expert_task(g, parts * config.hidden_size, count);
         let hidden = g.layer(index, |g| layer.add_experts(g, hidden, task, range, config.residual_multiplier))?;
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         Ok(ports)
@@ -305,6 +355,7 @@ impl FamilyModel for Decoder {
             token_types: None,
             rope: rope.into_iter().chain(local).collect(),
             rotation,
+            per_layer_embedding: self.per_layer_embedding.clone(),
             projections: Vec::new(),
         })
     }
@@ -379,10 +430,10 @@ impl Ports {
         self.output(g, "expert_shares", PortRole::ExpertShares, shares);
     }
 
-    /// The inputs of a function of some of a layer's `count` experts.
-    pub(super) fn expert_task(&mut self, g: &mut Graph<'_>, hidden_size: u64, count: u64) -> ExpertTask {
+    /// The inputs of a function of some of a layer's `count` experts, which work on so many channels.
+    pub(super) fn expert_task(&mut self, g: &mut Graph<'_>, channels: u64, count: u64) -> ExpertTask {
         ExpertTask {
-            input: self.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(hidden_size)),
+            input: self.input(g, "expert_input", PortRole::ExpertInput, g.hidden_shape(channels)),
             shares: self.input(g, "expert_shares", PortRole::ExpertShares, g.hidden_shape(count)),
         }
     }

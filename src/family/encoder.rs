@@ -179,7 +179,7 @@ impl Encoder {
         }
         for (index, EncoderLayer { layer, band }) in range.clone().zip(layers) {
             let band = shared.iter().find(|(of, _)| of == band).map(|(_, inputs)| *inputs);
-            let inputs = MixerInputs { attention: None, band, order: None, states: &[] };
+            let inputs = MixerInputs { attention: None, band, order: None, states: &[], per_layer: None };
             let stream = Stream { hidden, router: None };
             hidden = g.scope(&layer_scope(index), |g| layer.apply(g, stream, inputs, 1.0).hidden);
             if index + 1 < range.end {
@@ -239,6 +239,7 @@ impl FamilyModel for Encoder {
             token_types: self.token_types.clone(),
             rope: tables.collect(),
             rotation: None,
+            per_layer_embedding: None,
             projections: Vec::new(),
         })
     }

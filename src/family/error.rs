@@ -82,6 +82,14 @@ pub enum FamilyError {
         /// The epsilon, scaled as the stream is.
         eps: f64,
     },
+    /// Experts in functions of their own, in layers that are told of tokens behind them.
+    #[error(
+        "`experts: {form}`: layers are told of tokens behind their experts, and functions of experts know nothing of tokens"
+    )]
+    ExpertsInside {
+        /// The form of experts.
+        form: String,
+    },
     /// A context that the model's learned positions don't reach.
     #[error("the model has {positions} learned positions, too few for a context of {context} tokens")]
     Positions {
@@ -101,9 +109,10 @@ pub enum FamilyError {
 impl Diagnostic for FamilyError {
     fn fault(&self) -> Fault {
         match self {
-            FamilyError::OtherFamily { .. } | FamilyError::Epsilon { .. } | FamilyError::Positions { .. } => {
-                Fault::Usage
-            }
+            FamilyError::OtherFamily { .. }
+            | FamilyError::Epsilon { .. }
+            | FamilyError::ExpertsInside { .. }
+            | FamilyError::Positions { .. } => Fault::Usage,
             _ => Fault::Source,
         }
     }
@@ -119,6 +128,7 @@ impl Diagnostic for FamilyError {
                  [{key}]` to the manifest"
             ),
             FamilyError::Epsilon { .. } => "use `norm: accurate`, or a larger `numerics.scale`".into(),
+            FamilyError::ExpertsInside { .. } => "use `experts: packed`".into(),
             FamilyError::Positions { positions, .. } => format!("`--set context={positions}` is the most"),
             FamilyError::NoConfig { .. } => {
                 "give the Hugging Face folder instead of the single file: config.json must lie beside the weights"

@@ -3,6 +3,7 @@
 //! ```text
 //! x = x + r * mixer(norm(x))
 //! x = x + r * feed_forward(norm(x))
+//! x = s (x + norm(per_layer_input(x)))      (in families that have it)
 //! ```
 //!
 //! Some families norm what the blocks give, instead or as well, or the sum; some scale both sides of the sum. A router may pass on
@@ -16,16 +17,20 @@ use super::blocks::attention::{Attention, AttentionInputs, attention};
 use super::blocks::banded_attention::{BandInputs, BandedAttention, banded_attention};
 use super::blocks::cca::{Cca, cca};
 use super::blocks::delta_net::{DeltaNet, TokenOrder, delta_net};
+use super::blocks::dense_and_moe::{DenseAndMoe, ask_experts, dense_and_moe, join};
 use super::blocks::depth_router::{DepthMoe, depth_moe, depth_shares};
 use super::blocks::linear::Linear;
 use super::blocks::mamba2::{Mamba2, mamba2};
 use super::blocks::mlp::{Mlp, PlainMlp, mlp, plain_mlp};
 use super::blocks::moe::{Experts, Moe, SharedExpert, experts, moe, shared_expert, shares};
 use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::per_layer_input::{PerLayerInput, per_layer_input};
 use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
+use super::error::FamilyError;
 use anec_base::Result;
+use anec_manifest::Role;
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
 
@@ -40,6 +45,10 @@ pub struct Layer {
     pub feed_forward: FeedForward,
     /// Its norms.
     pub feed_forward_norms: Norms,
+    /// What it is told of the tokens, with its norms.
+    pub per_layer_input: Option<(PerLayerInput, Norms)>,
+    /// Multiplied to what leaves it, `[1]`.
+    pub scalar: Option<SourceWeight>,
 }
 
 /// What is around a block: norms, and the sum with the residual stream.
@@ -58,8 +67,14 @@ pub struct Norms {
 /// A block between the residual stream and itself, by the projections that touch the stream.
 #[derive(Debug)]
 pub struct ResidualBlock<'a> {
-    /// What is around it.
-    pub norms: &'a mut Norms,
+    /// The norm before it, if there is one.
+    pub before: Option<&'a mut Norm>,
+    /// The norm of what it adds.
+    pub after: Option<&'a mut Norm>,
+    /// The norm of the sum.
+    pub of_sum: Option<&'a mut Norm>,
+    /// Scales of the sum.
+    pub scaling: Option<&'a mut ResidualScaling>,
     /// What reads the stream, through the norm before, if there is one.
     pub readers: Vec<&'a mut Linear>,
     /// What writes to it, through the norm after, if there is one.
@@ -94,6 +109,8 @@ pub enum FeedForward {
     Plain(Box<PlainMlp>),
     /// A mixture of experts.
     Moe(Box<Moe>),
+    /// A gated network and a mixture of experts, side by side.
+    DenseAndMoe(Box<DenseAndMoe>),
     /// A mixture of experts whose router knows what those of the layers before saw.
     DepthMoe(Box<DepthMoe>),
 }
@@ -127,11 +144,13 @@ pub struct MixerInputs<'a> {
     pub order: Option<&'a TokenOrder>,
     /// What the layer carries.
     pub states: &'a [Slot],
+    /// What it is told of the tokens, if it is.
+    pub per_layer: Option<ValueId>,
 }
 
 impl Layer {
-    /// Its two blocks.
-    pub fn blocks(&mut self) -> [ResidualBlock<'_>; 2] {
+    /// Its blocks: the mixer, the feed-forward network, and what else reads or writes the stream.
+    pub fn blocks(&mut self) -> Vec<ResidualBlock<'_>> {
         let (readers, writers) = match &mut self.mixer {
             Mixer::Attention(attention) => of_attention(attention),
             Mixer::Banded(attention) => {
@@ -140,7 +159,8 @@ impl Layer {
             }
             Mixer::Cca(cca) => {
                 let Attention { query, key, value, output, .. } = &mut cca.attention;
-                (vec![query, key, value, &mut cca.delayed_value], vec![output])
+                let readers = [query].into_iter().chain(key).chain(value).chain([&mut cca.delayed_value]);
+                (readers.collect(), vec![output])
             }
             Mixer::ShortConv(conv) => (vec![&mut conv.input], vec![&mut conv.output]),
             Mixer::DeltaNet(net) => {
@@ -156,26 +176,43 @@ impl Layer {
                 (readers, writers)
             }
         };
-        let mixer = ResidualBlock { norms: &mut self.mixer_norms, readers, writers };
-        let (readers, writers) = match &mut self.feed_forward {
-            FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down]),
-            FeedForward::Plain(mlp) => (vec![&mut mlp.up], vec![&mut mlp.down]),
+        let mut blocks = vec![self.mixer_norms.around(readers, writers)];
+        let norms = &mut self.feed_forward_norms;
+        match &mut self.feed_forward {
+            FeedForward::Mlp(mlp) => blocks.push(norms.around(vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down])),
+            FeedForward::Plain(mlp) => blocks.push(norms.around(vec![&mut mlp.up], vec![&mut mlp.down])),
             FeedForward::Moe(moe) => {
                 let (mut readers, mut writers) = of_experts(&mut moe.router, &mut moe.experts);
                 if let Some(SharedExpert { mlp, gate }) = &mut moe.shared {
                     readers.extend([&mut mlp.gate, &mut mlp.up].into_iter().chain(gate));
                     writers.push(&mut mlp.down);
                 }
-                (readers, writers)
+                blocks.push(norms.around(readers, writers));
             }
-            FeedForward::DepthMoe(moe) => of_experts(&mut moe.router.down, &mut moe.experts),
-        };
-        [mixer, ResidualBlock { norms: &mut self.feed_forward_norms, readers, writers }]
+            FeedForward::DepthMoe(moe) => {
+                let (readers, writers) = of_experts(&mut moe.router.down, &mut moe.experts);
+                blocks.push(norms.around(readers, writers));
+            }
+            FeedForward::DenseAndMoe(both) => {
+                let DenseAndMoe { mlp, moe, router_norm, experts_norm, .. } = &mut **both;
+                // both write through the norm after, and through norms of their own before it
+                blocks.push(norms.around(vec![&mut mlp.gate, &mut mlp.up], Vec::new()));
+                blocks.push(ResidualBlock::reading(router_norm, vec![&mut moe.router]));
+                let Experts { gate, up, .. } = &mut moe.experts;
+                blocks.push(ResidualBlock::reading(experts_norm, vec![gate, up]));
+            }
+        }
+        if let Some((block, norms)) = &mut self.per_layer_input {
+            blocks.push(norms.around(vec![&mut block.gate], vec![&mut block.projection]));
+        }
+        blocks
     }
 
     /// What the layer carries from call to call; `slots` for keys and values.
     pub fn states(&self, slots: u64) -> Vec<StateSpec> {
         match &self.mixer {
+            // a layer that looks at another one's keys and values carries none
+            Mixer::Attention(attention) if attention.key.is_none() => Vec::new(),
             Mixer::Attention(attention) => attention.states(slots),
             Mixer::Banded(_) => Vec::new(),
             Mixer::Cca(cca) => cca.states(slots),
@@ -196,17 +233,41 @@ impl Layer {
     ) -> Stream {
         let mut router = stream.router;
         let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
-        let hidden = self.feed_forward_norms.residual(g, x, residual_multiplier, |g, x| match &self.feed_forward {
-            FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, x, weights)),
-            FeedForward::Plain(weights) => g.scope("mlp", |g| plain_mlp(g, x, weights)),
-            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, x, weights)),
-            FeedForward::DepthMoe(weights) => {
-                let (out, state) = g.scope("moe", |g| depth_moe(g, x, weights, router));
-                router = Some(state);
-                out
-            }
-        });
+        let hidden =
+            self.feed_forward_norms.residual(g, x, residual_multiplier, |g, normal| match &self.feed_forward {
+                FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, normal, weights)),
+                FeedForward::Plain(weights) => g.scope("mlp", |g| plain_mlp(g, normal, weights)),
+                FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, normal, weights)),
+                FeedForward::DenseAndMoe(weights) => dense_and_moe(g, x, normal, weights),
+                FeedForward::DepthMoe(weights) => {
+                    let (out, state) = g.scope("moe", |g| depth_moe(g, normal, weights, router));
+                    router = Some(state);
+                    out
+                }
+            });
+        let hidden = self.finish(g, hidden, inputs, residual_multiplier);
         Stream { hidden: g.ops.rename(hidden, "hidden"), router }
+    }
+
+    /// What follows the feed-forward network.
+    fn finish(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
+        let x = match &self.per_layer_input {
+            None => x,
+            Some((weights, norms)) => norms.residual(g, x, residual_multiplier, |g, x| {
+                g.scope("per_layer_input", |g| match inputs.per_layer {
+                    Some(vectors) => per_layer_input(g, x, vectors, weights),
+                    None => g.missing("per_layer_input", "the tokens' vectors", x),
+                })
+            }),
+        };
+        self.scaled(g, x)
+    }
+
+    /// Hidden states times the layer's factor, if it has one.
+    fn scaled(&self, g: &mut Graph<'_>, x: ValueId) -> ValueId {
+        let Some(scalar) = &self.scalar else { return x };
+        let scalar = g.weight("scalar", Role::Table, scalar, &[1, 1, 1, 1]);
+        g.ops.mul(x, scalar)
     }
 
     /// The same without what its experts add: gives, too, what they work on, and their shares.
@@ -230,6 +291,15 @@ impl Layer {
                 (shares, Some(state))
             }
             FeedForward::Mlp(_) | FeedForward::Plain(_) => (g.missing("experts", "experts", x), None),
+            FeedForward::DenseAndMoe(weights) => {
+                if self.per_layer_input.is_some() {
+                    g.refuse(FamilyError::ExpertsInside { form: g.form.experts.to_string() });
+                }
+                let [input, shares] = ask_experts(g, x, input, weights);
+                // experts are added to nothing: what they give together has a norm
+                let nothing = g.ops.mul(x, Constant::fp16(0.0));
+                return Ok((Stream { hidden: nothing, router: None }, ExpertTask { input, shares }));
+            }
         };
         let mut hidden = match &norms.scaling {
             Some(scaling) => scaled_base(g, x, scaling)?,
@@ -259,6 +329,9 @@ impl Layer {
         range: Range<u64>,
         residual_multiplier: f64,
     ) -> Result<ValueId> {
+        if let FeedForward::DenseAndMoe(weights) = &self.feed_forward {
+            return self.add_beside_dense(g, hidden, task, range, weights);
+        }
         let Some(all) = self.experts() else { return Ok(g.missing("experts", "experts", hidden)) };
         let part = all.part(range.clone())?;
         let out = g.scope("moe", |g| {
@@ -276,20 +349,58 @@ impl Layer {
         Ok(g.ops.add(hidden, out))
     }
 
+    /// What experts `range` beside a dense network give together, added to what those before gave. The last of the range may be
+    /// what comes behind all experts, and ends the layer.
+    fn add_beside_dense(
+        &self,
+        g: &mut Graph<'_>,
+        hidden: ValueId,
+        task: ExpertTask,
+        range: Range<u64>,
+        weights: &DenseAndMoe,
+    ) -> Result<ValueId> {
+        let count = weights.moe.experts.num_experts;
+        let width = weights.moe.experts.gate.weight.columns();
+        let part_of_input = |g: &mut Graph<'_>, part: u64| g.ops.slice(task.input, 1, part * width..(part + 1) * width);
+        let own = range.start..range.end.min(count);
+        let mut sum = hidden;
+        if !own.is_empty() {
+            let part = weights.moe.experts.part(own.clone())?;
+            let input = part_of_input(g, 0);
+            let out = g.scope("moe", |g| {
+                let shares = g.ops.slice(task.shares, 1, own);
+                experts(g, input, shares, &part)
+            });
+            sum = g.ops.add(sum, out);
+        }
+        if range.end <= count {
+            return Ok(sum);
+        }
+        let [x, dense] = [part_of_input(g, 1), part_of_input(g, 2)];
+        let both = join(g, dense, sum, weights);
+        let after = self.feed_forward_norms.after.as_ref();
+        let added = after.map_or(both, |norm| rms_norm(g, both, norm, 1));
+        let x = g.ops.add(x, added);
+        Ok(self.scaled(g, x))
+    }
+
     /// How many experts it has, and gives a token.
     pub fn expert_counts(&self) -> Option<ExpertCounts> {
         match &self.feed_forward {
             FeedForward::Mlp(_) | FeedForward::Plain(_) => None,
-            FeedForward::Moe(moe) => {
-                Some(ExpertCounts { count: moe.experts.num_experts, per_token: moe.num_experts_per_tok })
+            FeedForward::DenseAndMoe(both) => {
+                let (count, per_token) = (both.moe.experts.num_experts, both.moe.num_experts_per_tok);
+                Some(ExpertCounts { count, per_token, joined: true })
             }
-            FeedForward::DepthMoe(moe) => Some(ExpertCounts { count: moe.experts.num_experts, per_token: 1 }),
+            FeedForward::Moe(moe) => Some(ExpertCounts::new(moe.experts.num_experts, moe.num_experts_per_tok)),
+            FeedForward::DepthMoe(moe) => Some(ExpertCounts::new(moe.experts.num_experts, 1)),
         }
     }
 
     fn experts(&self) -> Option<&Experts> {
         match &self.feed_forward {
             FeedForward::Moe(moe) => Some(&moe.experts),
+            FeedForward::DenseAndMoe(both) => Some(&both.moe.experts),
             FeedForward::DepthMoe(moe) => Some(&moe.experts),
             FeedForward::Mlp(_) | FeedForward::Plain(_) => None,
         }
@@ -299,7 +410,8 @@ impl Layer {
     fn mix(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
         self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
-                (Some(shared), &[keys, values]) => attention(g, x, weights, [keys, values], shared),
+                (Some(shared), &[keys, values]) => attention(g, x, weights, Some([keys, values]), shared),
+                (Some(shared), &[]) => attention(g, x, weights, None, shared),
                 _ => g.missing("attention", "its inputs and two states", x),
             }),
             Mixer::Banded(weights) => g.scope("attn", |g| match inputs.band {
@@ -326,7 +438,7 @@ impl Layer {
             }),
             Mixer::AttentionAndMamba2(both) => match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values, conv, matrices]) => {
-                    let seen = g.scope("attn", |g| attention(g, x, &both.0, [keys, values], shared));
+                    let seen = g.scope("attn", |g| attention(g, x, &both.0, Some([keys, values]), shared));
                     let kept = g.scope("mamba", |g| mamba2(g, x, &both.1, [conv, matrices], inputs.order));
                     g.ops.add(kept, seen)
                 }
@@ -339,7 +451,7 @@ impl Layer {
 /// What reads and what writes the stream, of attention.
 fn of_attention(attention: &mut Attention) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
     let Attention { query, key, value, gate, output, .. } = attention;
-    ([query, key, value].into_iter().chain(gate).collect(), vec![output])
+    ([query].into_iter().chain(key).chain(value).chain(gate).collect(), vec![output])
 }
 
 /// The same of Mamba-2.
@@ -354,11 +466,25 @@ fn of_experts<'a>(router: &'a mut Linear, experts: &'a mut Experts) -> (Vec<&'a 
     (vec![router, gate, up], [down].into_iter().chain(down_bias).collect())
 }
 
+impl<'a> ResidualBlock<'a> {
+    /// What only reads the stream.
+    fn reading(before: &'a mut Norm, readers: Vec<&'a mut Linear>) -> Self {
+        let (after, of_sum, scaling) = (None, None, None);
+        ResidualBlock { before: Some(before), after, of_sum, scaling, readers, writers: Vec::new() }
+    }
+}
+
 impl Norms {
+    /// A block with these around it.
+    fn around<'a>(&'a mut self, readers: Vec<&'a mut Linear>, writers: Vec<&'a mut Linear>) -> ResidualBlock<'a> {
+        let Norms { before, after, of_sum, scaling } = self;
+        let (before, after, of_sum) = (before.as_mut(), after.as_mut(), of_sum.as_mut());
+        ResidualBlock { before, after, of_sum, scaling: scaling.as_mut(), readers, writers }
+    }
+
     /// The gain of the norm before, if there is one that has one.
     pub fn gain(&self) -> Option<SourceWeight> {
-        let norm = self.before.as_ref()?;
-        Some(norm.weight.as_ref()?.add(norm.offset))
+        self.before.as_ref()?.gain()
     }
 
     /// `x + r * norm(f(norm(x)))`, or the norm of the sum

@@ -212,6 +212,8 @@ pub struct HostTensors {
     /// The matrix `Q` by which hidden states are rotated, if they are, `[hidden_size, hidden_size]`: a row of hidden
     /// states is the model's times `Q`.
     pub rotation: Option<SourceWeight>,
+    /// Vectors of each token for each layer, `[vocab_size, layers * width]`.
+    pub per_layer_embedding: Option<SourceWeight>,
     /// Projections of what is pooled.
     pub projections: Vec<HostProjection>,
 }
@@ -252,6 +254,21 @@ pub struct ExpertCounts {
     pub count: u64,
     /// Those that a token is given at most.
     pub per_token: u64,
+    /// What they give goes through a norm together: experts in functions of their own are followed by one function more, which
+    /// counts as another expert that every token is given.
+    pub joined: bool,
+}
+
+impl ExpertCounts {
+    /// Experts whose outputs are just added.
+    pub fn new(count: u64, per_token: u64) -> Self {
+        ExpertCounts { count, per_token, joined: false }
+    }
+
+    /// Experts in functions of their own, what joins them included.
+    pub fn apart(&self) -> u64 {
+        self.count + u64::from(self.joined)
+    }
 }
 
 /// The dimensions that every family has.

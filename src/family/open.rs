@@ -115,6 +115,10 @@ fn open_gguf(
         // there is no key for it
         config.insert("mamba_rms_norm".into(), Json::Bool(ledger.has("blk.0.ssm_norm.weight")));
     }
+    if let Some(layer) = row.gemma4_layers.then(|| config::gguf::first_full_layer(&config)).flatten() {
+        // no key says so
+        config.insert("attention_k_eq_v".into(), Json::Bool(!ledger.has(&format!("blk.{layer}.attn_v.weight"))));
+    }
     let config = DecoderConfig::read(&place, &config, row, acknowledged)?;
     for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
         ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
@@ -207,6 +211,7 @@ fn assemble(
         Purpose::TextEmbedding { .. } => tensors.no_head(&embedding),
         _ => tensors.head(&embedding)?,
     };
+    let per_layer_embedding = tensors.per_layer_embedding(&embedding)?;
     let embedding = tensors.scaled_embedding(&embedding)?;
     let final_norm = tensors.final_norm()?;
     let layers = (0..config.num_hidden_layers).map(|index| tensors.layer(index)).collect::<Result<Vec<_>>>()?;
@@ -230,6 +235,7 @@ fn assemble(
         facts,
         layers,
         embedding,
+        per_layer_embedding,
         final_norm,
         head,
         rotation: None,

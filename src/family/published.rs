@@ -185,7 +185,6 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         "gemma2" | "gemma3_text" => number("head_dim")?,
         _ => config["head_dim"].as_u64().or(hidden.checked_div(heads)).unwrap_or(0),
     };
-    let (queries, keys) = (heads * head_dim, key_heads * head_dim);
     let final_norm = match family {
         "falcon_h1" => "final_layernorm",
         _ if lfm2 => "embedding_norm",
@@ -212,12 +211,24 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
         }
     }
+    if family == "gemma4_text" {
+        let columns = number("num_hidden_layers")? * number("hidden_size_per_layer_input")?;
+        shapes.push((format!("{prefix}embed_tokens_per_layer.weight"), vec![vocab, columns]));
+        shapes.push((format!("{prefix}per_layer_model_projection.weight"), vec![columns, hidden]));
+        let width = vec![number("hidden_size_per_layer_input")?];
+        shapes.push((format!("{prefix}per_layer_projection_norm.weight"), width));
+    }
     for layer in 0..number("num_hidden_layers")? {
         let named = config["layer_types"][layer as usize].as_str();
         let kind = match config["full_attention_interval"].as_u64() {
             Some(interval) if named.is_none() && (layer + 1) % interval != 0 => Some("linear_attention"),
             _ => named,
         };
+        let wide_heads = family == "gemma4_text" && kind == Some("full_attention");
+        let head_dim = if wide_heads { number("global_head_dim")? } else { head_dim };
+        let (queries, keys) = (heads * head_dim, key_heads * head_dim);
+        let shared = family == "gemma4_text" && layer + number("num_kv_shared_layers")? >= number("num_hidden_layers")?;
+        let width = if shared && config["use_double_wide_mlp"] == true { 2 * width } else { width };
         let mut add =
             |name: &str, shape: &[u64]| shapes.push((format!("{prefix}layers.{layer}.{name}"), shape.to_vec()));
         // Mamba-2 alone, or beside attention
@@ -239,6 +250,20 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         }
         if kind == Some("mamba") {
             // nothing beside it
+        } else if family == "gemma4_text" {
+            let inner = number("hidden_size_per_layer_input")?;
+            add("self_attn.q_proj.weight", &[queries, hidden]);
+            add("self_attn.q_norm.weight", &[head_dim]);
+            if !shared {
+                add("self_attn.k_proj.weight", &[keys, hidden]);
+                add("self_attn.v_proj.weight", &[keys, hidden]);
+                add("self_attn.k_norm.weight", &[head_dim]);
+            }
+            add("self_attn.o_proj.weight", &[hidden, queries]);
+            add("per_layer_input_gate.weight", &[inner, hidden]);
+            add("per_layer_projection.weight", &[hidden, inner]);
+            add("post_per_layer_input_norm.weight", &[hidden]);
+            add("layer_scalar", &[1]);
         } else if kind == Some("conv") {
             add("conv.in_proj.weight", &[3 * hidden, hidden]);
             add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")?]);
@@ -403,7 +428,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         let norms: &[&str] = match family {
             "lfm2" | "lfm2_moe" => &["operator_norm", "ffn_norm"],
             "falcon_h1" => &["input_layernorm", "pre_ff_layernorm"],
-            "gemma2" | "gemma3_text" => &[
+            "gemma2" | "gemma3_text" | "gemma4_text" => &[
                 "input_layernorm",
                 "post_attention_layernorm",
                 "pre_feedforward_layernorm",

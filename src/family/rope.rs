@@ -32,6 +32,13 @@ pub enum RopeScaling {
         /// Divisor.
         factor: f64,
     },
+    /// The first pairs of dimensions rotate as those of the whole head would, divided by `factor`; the others don't.
+    Proportional {
+        /// Pairs that rotate.
+        rotated: u64,
+        /// Divisor.
+        factor: f64,
+    },
     /// NTK-aware scaling of the base by the length of the text.
     Dynamic {
         /// How many times longer.
@@ -126,6 +133,10 @@ impl RopeConfig {
         match &self.scaling {
             RopeScaling::Default => (plain, 1.0),
             RopeScaling::Linear { factor } => (plain.iter().map(|f| f / factor).collect(), 1.0),
+            RopeScaling::Proportional { rotated, factor } => {
+                let frequency = |(i, f): (usize, &f64)| if (i as u64) < *rotated { f / factor } else { 0.0 };
+                (plain.iter().enumerate().map(frequency).collect(), 1.0)
+            }
             RopeScaling::Dynamic { factor, max_position_embeddings } => {
                 let max = *max_position_embeddings as f64;
                 let length = (length as f64).max(max);
@@ -229,6 +240,13 @@ mod tests {
         for (i, expected) in [1.0, 0.1, 0.01, 0.001].into_iter().enumerate() {
             assert!((f[i] - expected).abs() < 1e-12, "{f:?}");
         }
+    }
+
+    #[test]
+    fn what_is_left_of_a_proportional_rotation_stands_still() {
+        let (whole, _) = rope(RopeScaling::Default).frequencies(100);
+        let (f, factor) = rope(RopeScaling::Proportional { rotated: 1, factor: 2.0 }).frequencies(100);
+        assert_eq!((f, factor), (vec![whole[0] / 2.0, 0.0, 0.0, 0.0], 1.0));
     }
 
     #[test]

@@ -26,26 +26,26 @@ impl Decoder {
 /// A block between the stream and itself. What reads the stream is a norm, whose epsilon goes along, or projections,
 /// which undo the factor; what writes to it is a norm's gain or a projection, which brings it in. Biases of the sum go
 /// along.
-pub(super) fn scale_block(ResidualBlock { norms, readers, writers }: ResidualBlock<'_>, factor: f64) {
-    match &mut norms.before {
+pub(super) fn scale_block(block: ResidualBlock<'_>, factor: f64) {
+    match block.before {
         Some(norm) => norm.eps *= factor * factor,
         // a bias is added after the product, which is what it was
-        None => readers.into_iter().for_each(|reader| reader.weight = reader.weight.scale((1.0 / factor) as f32)),
+        None => block.readers.into_iter().for_each(|reader| reader.weight = reader.weight.scale((1.0 / factor) as f32)),
     }
-    match &mut norms.after {
+    match block.after {
         Some(norm) => norm.scale_result(factor as f32),
         None => {
-            for writer in writers {
+            for writer in block.writers {
                 writer.weight = writer.weight.scale(factor as f32);
                 writer.bias = writer.bias.as_ref().map(|bias| bias.scale(factor as f32));
             }
         }
     }
-    if let Some(norm) = &mut norms.of_sum {
+    if let Some(norm) = block.of_sum {
         norm.eps *= factor * factor;
         norm.scale_result(factor as f32);
     }
-    for part in norms.scaling.iter_mut().flat_map(|scaling| [&mut scaling.block, &mut scaling.residual]) {
+    for part in block.scaling.into_iter().flat_map(|scaling| [&mut scaling.block, &mut scaling.residual]) {
         part.bias = part.bias.scale(factor as f32);
     }
 }

@@ -124,6 +124,8 @@ pub enum MixtureKind {
     ChosenSoftmaxIfAny,
     /// In all layers; weights by softmax over the chosen ones, biases everywhere, and gates and ups held below `swiglu_limit`.
     Clamped,
+    /// Where `enable_moe_block`, in all layers, beside a dense network; weights by softmax over the chosen ones.
+    BesideDense,
     /// In all layers, behind routers that pass on a state of `router_hidden_size`.
     DepthRouted,
 }
@@ -283,6 +285,9 @@ pub struct DecoderFamily {
     pub scores_softcap: Softcap,
     /// Whether logits are capped, by `final_logit_softcapping`.
     pub logits_softcap: Softcap,
+    /// Layers of Gemma 4: those that attend to everything have heads of their own size, the last ones look at the keys and
+    /// values of others, values are normed, scores aren't scaled, each layer may be told of the tokens and ends with a factor.
+    pub gemma4_layers: bool,
     /// `use_bidirectional_attention` makes it an encoder.
     pub may_look_both_ways: bool,
     /// Keys that have one harmless value only, which is JSON; 0 and 1 are also false and true.
@@ -348,6 +353,7 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     hidden_scale: 1.0,
     scores_softcap: Softcap::Never,
     logits_softcap: Softcap::Never,
+    gemma4_layers: false,
     may_look_both_ways: false,
     inert_keys: &[],
     neutral_keys: &[],
@@ -381,6 +387,19 @@ const POST_NORMS: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// What GGUF calls the tensors of Gemma 4.
+const GEMMA4_GGUF: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+    ("per_layer_input_gate", "inp_gate"),
+    ("per_layer_projection", "proj"),
+    ("post_per_layer_input_norm", "post_norm"),
 ];
 
 /// What Qwen3-MoE and OLMoE call those of experts.
@@ -735,6 +754,41 @@ pub const DECODERS: &[DecoderFamily] = &[
         hidden_scale: 1.0 / 16.0,
         // transformers reads it, and computes without it
         neutral_keys: &["attn_logit_softcapping"],
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "gemma4_text",
+        wrappers: &["gemma4"],
+        gguf: &["gemma4"],
+        gguf_interleaved: false,
+        key_names: &[("hidden_act", "hidden_activation"), ("num_experts_per_tok", "top_k_experts")],
+        tensor_names: &[("feed_forward.gate", "router.proj"), ("feed_forward.experts", "experts")],
+        gguf_names: GEMMA4_GGUF,
+        default_sizes: &[
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 30),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("vocab_size", 262_144),
+            ("max_position_embeddings", 131_072),
+            ("sliding_window", 512),
+            ("vocab_size_per_layer_input", 262_144),
+            ("hidden_size_per_layer_input", 256),
+        ],
+        mixture: MixtureKind::BesideDense,
+        qk_norm: QkNorm::PerHead,
+        norms: NormPlacement::Both,
+        mlp_bias: Bias::Never,
+        activation: Activation::GeluTanh,
+        window: WindowRule::Pattern(6),
+        local_rope: Some(10000.0),
+        scaled_embedding: true,
+        default_rope_theta: 1_000_000.0,
+        default_tie_word_embeddings: true,
+        logits_softcap: Softcap::Key(None),
+        gemma4_layers: true,
         ..LLAMA
     },
     DecoderFamily {

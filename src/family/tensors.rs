@@ -1,6 +1,7 @@
 //! Finds the weights of a decoder in a source, whatever the source calls them, and checks their shapes.
 
 pub(super) mod experts;
+mod gemma4;
 mod mamba2;
 mod mixers;
 
@@ -183,6 +184,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
                 Some(experts @ ExpertsConfig { router_hidden_size: Some(width), .. }) => {
                     FeedForward::DepthMoe(Box::new(self.depth_moe(index, experts, width)?))
                 }
+                Some(experts) if experts.beside_dense => {
+                    FeedForward::DenseAndMoe(Box::new(self.dense_and_moe(index, experts)?))
+                }
                 Some(experts) => FeedForward::Moe(Box::new(self.moe(index, experts)?)),
                 None if self.config.plain_mlp => FeedForward::Plain(Box::new(self.plain_mlp(index)?)),
                 None => FeedForward::Mlp(Box::new(self.mlp(index)?)),
@@ -191,6 +195,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
                 scaling: self.residual_scaling(index, "post_mlp_residual_scale", "mlp_sum")?,
                 ..self.norms(index, feed_forward_norms.0, feed_forward_norms.1)?
             },
+            per_layer_input: self.per_layer_input(index)?,
+            scalar: self.layer_scalar(index)?,
         })
     }
 
@@ -222,7 +228,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn mlp(&mut self, index: usize) -> Result<Mlp> {
         let config = self.config;
-        let (width, hidden) = (config.intermediate_size, config.hidden_size);
+        let hidden = config.hidden_size;
+        let width = config.layers[index].intermediate_size.unwrap_or(config.intermediate_size);
         // llama.cpp's converter takes some apart
         let apart = self.naming == Naming::Gguf && self.ledger.has(&format!("blk.{index}.ffn_gate.weight"));
         let [mut gate, up] = if config.fused_mlp && !apart {

@@ -32,6 +32,12 @@ impl Fp16 {
         Fp16 { weight, blocks, overflow, measures: Arc::new(RoundingError::new(blocks.count())) }
     }
 
+    /// The same, read so many rows at a time: for a weight whose rows are computed better together.
+    pub fn by_rows(weight: SourceWeight, overflow: Overflow, rows: u64) -> Self {
+        let blocks = Blocks::of_rows(&weight, rows);
+        Fp16 { weight, blocks, overflow, measures: Arc::new(RoundingError::new(blocks.count())) }
+    }
+
     /// What the conversion loses; complete once all was read.
     pub fn measures(&self) -> Arc<RoundingError> {
         self.measures.clone()

@@ -82,6 +82,11 @@ impl Blocks {
         Blocks { rows, columns, rows_per_block: (Self::ELEMENTS / columns.max(1)).max(1) }
     }
 
+    /// Blocks of so many rows.
+    pub fn of_rows(weight: &SourceWeight, rows: u64) -> Self {
+        Blocks { rows: weight.rows(), columns: weight.columns(), rows_per_block: rows.max(1) }
+    }
+
     /// Blocks of at least so many rows, each of whole bytes where elements have so many bits.
     pub fn packed(weight: &SourceWeight, bits: u64, rows: u64) -> Self {
         let blocks = Self::of(weight);

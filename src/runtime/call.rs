@@ -16,7 +16,7 @@ use anec_exec::{Tensor, TensorData};
 
 /// What goes from function to function beside the hidden states.
 fn is_carried(role: &PortRole) -> bool {
-    matches!(role, PortRole::RouterState | PortRole::ExpertInput | PortRole::ExpertShares)
+    role.is_carried() || matches!(role, PortRole::ExpertInput | PortRole::ExpertShares)
 }
 
 /// The call of a step's function on what comes from those before, whose hidden states it takes. What else it takes comes

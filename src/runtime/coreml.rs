@@ -271,6 +271,9 @@ pub fn element(role: &PortRole) -> Element {
         PortRole::SliceBegin | PortRole::SliceEnd | PortRole::Argmax => Element::I32,
         PortRole::Hidden
         | PortRole::RouterState
+        | PortRole::PerLayerInput { .. }
+        | PortRole::SharedKeys { .. }
+        | PortRole::SharedValues { .. }
         | PortRole::ExpertInput
         | PortRole::ExpertShares
         | PortRole::RopeCos { .. }

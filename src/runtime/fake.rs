@@ -196,6 +196,7 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
             embedding: "embedding".into(),
             positions: None,
             token_types: None,
+            per_layer_embedding: None,
             rope: vec![RopeTable {
                 table: "rope".into(),
                 variants: vec![variant(SHORT, "short"), variant(longest, "long")],

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::constraint::Constraint;
+use super::draft::Drafter;
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions};
 use super::logprobs::Logprobs;
@@ -105,6 +106,15 @@ impl GenerationRequest {
         prompt.saturating_add(self.max_tokens as u64).min(model.context()).max(prompt)
     }
 
+    /// Adds what is added to the logits of tokens.
+    pub(super) fn add_biases(&self, logits: &mut [f32]) {
+        for (token, bias) in &self.logit_bias {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit += bias;
+            }
+        }
+    }
+
     /// Starts the generation in a session of its own, with room for the prompt and as much of the continuation as fits.
     ///
     /// # Errors
@@ -134,6 +144,9 @@ pub struct Generation {
     sampler: Sampler,
     constraint: Option<Constraint>,
     lookup: Option<PromptLookup>,
+    /// The last draft is the lookup's.
+    looked_up: bool,
+    drafter: Option<Drafter>,
     speculation: Speculation,
     /// Most prompt tokens of one step.
     prompt_chunk: usize,
@@ -170,6 +183,8 @@ impl Generation {
             request,
             constraint: None,
             lookup,
+            looked_up: false,
+            drafter: None,
             speculation: Speculation::default(),
             prompt_chunk: usize::MAX,
             cached,
@@ -190,6 +205,17 @@ impl Generation {
     pub fn with_constraint(mut self, constraint: Option<Constraint>) -> Self {
         self.constraint = constraint;
         self
+    }
+
+    /// Lets a smaller model draft up to `tokens` tokens for each call, where the text's past has none
+    /// ([`speculation`](GenerationRequest::speculation)). The text stays the same, to the last token.
+    ///
+    /// # Errors
+    /// As [`Drafter::new`].
+    pub fn with_draft(mut self, model: &Arc<LoadedModel>, tokens: usize) -> Result<Self> {
+        let length = self.request.length(self.session.model());
+        self.drafter = Some(Drafter::new(model, length, tokens)?);
+        Ok(self)
     }
 
     /// Computes the prompt in several steps of at most this many tokens. All of it is one step otherwise.
@@ -346,7 +372,7 @@ impl Generation {
             if !accepted {
                 self.session.rewind(position)?;
                 self.speculation.accepted += i;
-                if let Some(lookup) = self.lookup.as_mut().filter(|_| call.len() > 1) {
+                if let Some(lookup) = self.lookup.as_mut().filter(|_| call.len() > 1 && self.looked_up) {
                     lookup.record(i);
                 }
                 break;
@@ -365,14 +391,22 @@ impl Generation {
     /// Drafts the next tokens: as many as fit into one call, the text and the context. None where rewinding would mean to
     /// compute the text again.
     fn draft(&mut self) -> Result<Vec<u32>> {
-        let Some(lookup) = &mut self.lookup else { return Ok(Vec::new()) };
-        let session = &mut self.session;
-        let one_call = session.model().largest_call(session.limit(), self.request.speculation as u64 + 1)?;
-        let wanted = self.request.max_tokens.saturating_sub(self.ids.len() + 1);
-        let room = session.limit().saturating_sub(session.position() + 1);
-        let most = (one_call as usize).saturating_sub(1).min(wanted).min(room as usize);
-        let draft = if most > 0 { lookup.draft(most).to_vec() } else { Vec::new() };
-        if draft.is_empty() || !session.checkpoint()? {
+        let looked_up = match &mut self.lookup {
+            None => Vec::new(),
+            Some(lookup) => {
+                let most = most_drafted(&self.session, &self.request, self.ids.len(), self.request.speculation)?;
+                if most > 0 { lookup.draft(most).to_vec() } else { Vec::new() }
+            }
+        };
+        self.looked_up = !looked_up.is_empty();
+        let draft = match &mut self.drafter {
+            Some(drafter) if !self.looked_up => {
+                let most = most_drafted(&self.session, &self.request, self.ids.len(), drafter.most())?;
+                drafter.draft(&self.request, &self.ids, &self.sampler, most)?
+            }
+            _ => looked_up,
+        };
+        if draft.is_empty() || !self.session.checkpoint()? {
             return Ok(Vec::new());
         }
         self.speculation.drafted += draft.len();
@@ -383,11 +417,7 @@ impl Generation {
     fn choose(&mut self, logits: &mut [f32], full: bool) -> Result<Option<Finish>> {
         let known = self.request.logprobs.map(|_| logits.to_vec());
         self.sampler.penalise(logits);
-        for (token, bias) in &self.request.logit_bias {
-            if let Some(logit) = logits.get_mut(*token as usize) {
-                *logit += bias;
-            }
-        }
+        self.request.add_biases(logits);
         if let Some(constraint) = &mut self.constraint {
             constraint.mask_logits(logits)?;
         }
@@ -436,6 +466,15 @@ impl Iterator for Generation {
             }
         }
     }
+}
+
+/// Most tokens that may be drafted after `written` ones: `wish`, if one call takes them behind the last token, and the text and
+/// the context have room.
+fn most_drafted(session: &TokenSession, request: &GenerationRequest, written: usize, wish: usize) -> Result<usize> {
+    let one_call = session.model().largest_call(session.limit(), wish as u64 + 1)?;
+    let wanted = request.max_tokens.saturating_sub(written + 1);
+    let room = session.limit().saturating_sub(session.position() + 1);
+    Ok((one_call as usize).saturating_sub(1).min(wanted).min(room as usize))
 }
 
 /// Whether the last `length` tokens occurred in the text before.

@@ -24,6 +24,8 @@ pub struct HostTables {
     rotation: Option<Matrix>,
     positions: Option<Matrix>,
     token_types: Option<Matrix>,
+    per_layer: Option<Matrix>,
+    num_layers: usize,
     projections: Vec<(Matrix, Option<Matrix>, ProjectionActivation)>,
 }
 
@@ -123,6 +125,19 @@ impl HostTables {
             let problem = format!("the rotation of hidden states has {rows} x {columns}, expected {size} x {size}");
             return Err(RuntimeError::bundle(file.path(), problem).into());
         }
+        let num_layers = bundle.model.num_layers;
+        let per_layer = bundle.host.per_layer_embedding.as_ref();
+        let per_layer = per_layer.map(|name| tensors.matrix(name, Dtype::F16)).transpose()?;
+        if let Some(table) = &per_layer
+            && (table.rows != bundle.model.vocab_size || table.columns % num_layers.max(1) != 0)
+        {
+            let (rows, columns, vocab) = (table.rows, table.columns, bundle.model.vocab_size);
+            let problem = format!(
+                "what layers are told of tokens has {rows} x {columns}, expected {vocab} rows, and as much for each of \
+                 {num_layers} layers"
+            );
+            return Err(RuntimeError::bundle(file.path(), problem).into());
+        }
         let table = |name: &Option<String>| -> Result<Option<Matrix>, RuntimeError> {
             let Some(name) = name else { return Ok(None) };
             let table = tensors.matrix(name, Dtype::F32)?;
@@ -148,7 +163,18 @@ impl HostTables {
         }
         drop(tensors);
         let vocab_size = bundle.model.vocab_size;
-        Ok(HostTables { embedding, vocab_size, rope, rotation, positions, token_types, projections, file })
+        Ok(HostTables {
+            embedding,
+            vocab_size,
+            rope,
+            rotation,
+            positions,
+            token_types,
+            per_layer,
+            num_layers,
+            projections,
+            file,
+        })
     }
 
     /// The matrix by which hidden states are rotated, if they are.
@@ -211,6 +237,29 @@ impl HostTables {
             }
         }
         Ok(())
+    }
+
+    /// What layers are told of tokens, as columns: `[layers * width, size]`, where those past the tokens are zeros.
+    ///
+    /// # Errors
+    /// When there is no table of that, or a token isn't in the vocabulary.
+    pub fn per_layer_input(&self, tokens: &[u32], layers: Range<usize>, size: usize) -> Result<Vec<f32>, RuntimeError> {
+        let Some(table) = self.per_layer.as_ref().filter(|_| layers.end <= self.num_layers) else {
+            return Err(RuntimeError::bundle(self.file.path(), "there is no table of what layers are told of tokens"));
+        };
+        let width = table.columns / self.num_layers;
+        let mut row = vec![0.0; table.columns];
+        let mut out = vec![0.0; layers.len() * width * size];
+        for (t, token) in tokens.iter().enumerate() {
+            if u64::from(*token) >= self.vocab_size {
+                return Err(RuntimeError::Token { token: *token, vocab_size: self.vocab_size });
+            }
+            self.read_row(table, u64::from(*token), &mut row);
+            for (channel, value) in row[layers.start * width..layers.end * width].iter().enumerate() {
+                out[channel * size + t] = *value;
+            }
+        }
+        Ok(out)
     }
 
     /// The variants for a text of `length` tokens: in each table the first that is long enough.

@@ -13,6 +13,8 @@ use anec_exec::Tensor;
 pub struct InputBuilder<'a> {
     host: &'a HostTables,
     rope: &'a RopeChoice,
+    /// Tokens of the call, unless hidden states are given in their place.
+    tokens: &'a [u32],
     /// Position of the first token.
     position: u64,
     chunk: Chunk,
@@ -21,9 +23,16 @@ pub struct InputBuilder<'a> {
 }
 
 impl<'a> InputBuilder<'a> {
-    /// The inputs for `chunk` at `position` of a cache of `context` slots.
-    pub fn new(host: &'a HostTables, rope: &'a RopeChoice, position: u64, chunk: Chunk, context: u64) -> Self {
-        InputBuilder { host, rope, position, chunk, context, made: Vec::new() }
+    /// The inputs for `chunk`, which holds `tokens`, at `position` of a cache of `context` slots.
+    pub fn new(
+        host: &'a HostTables,
+        rope: &'a RopeChoice,
+        tokens: &'a [u32],
+        position: u64,
+        chunk: Chunk,
+        context: u64,
+    ) -> Self {
+        InputBuilder { host, rope, tokens, position, chunk, context, made: Vec::new() }
     }
 
     /// The tokens that count.
@@ -43,6 +52,10 @@ impl<'a> InputBuilder<'a> {
         let tensor = match &port.role {
             PortRole::RopeCos { table } => shaped(port, shape, self.rope(table, RotaryPart::Cos)?)?,
             PortRole::RopeSin { table } => shaped(port, shape, self.rope(table, RotaryPart::Sin)?)?,
+            PortRole::PerLayerInput { first, end } => {
+                let vectors = self.host.per_layer_input(self.tokens, *first..*end, self.chunk.size as usize)?;
+                shaped(port, shape, vectors)?
+            }
             PortRole::AttentionMask { window } => {
                 let mask = self.attention_mask(slots(port, 3)?, *window);
                 shaped(port, shape, mask)?
@@ -65,6 +78,8 @@ impl<'a> InputBuilder<'a> {
             PortRole::SliceEnd => Tensor::new(shape, vec![0, 0, self.first_slot()? + self.chunk.size as i32, 0]),
             PortRole::Hidden
             | PortRole::RouterState
+            | PortRole::SharedKeys { .. }
+            | PortRole::SharedValues { .. }
             | PortRole::ExpertInput
             | PortRole::ExpertShares
             | PortRole::State { .. }

@@ -44,6 +44,7 @@
 //! | [`sampling`], [`logprobs`] | choosing the next token, and how likely it was |
 //! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
 //! | [`lookup`] | guessing tokens from the text's own past |
+//! | [`draft`] | guessing tokens by a smaller model |
 //! | [`generation`] | continuing a prompt |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | [`text`] | a continuation as text, up to a stop string |
@@ -63,6 +64,7 @@ pub mod constraint;
 pub mod constraint;
 pub mod coreml;
 pub mod cpu;
+pub mod draft;
 pub mod encode;
 pub mod energy;
 pub mod error;
@@ -98,6 +100,7 @@ pub use backend::{Backend, BatchMember, BatchResult, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::CoreMlBackend;
 pub use cpu::{CpuBackend, PackageStore};
+pub use draft::Drafter;
 pub use encode::{Embedder, EncodedText};
 pub use error::RuntimeError;
 pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};

@@ -302,7 +302,7 @@ impl TokenSession {
             }
             let chunk = plan::chunk(&route.layers, (count - done) as u64, chunking.wish(turn))?;
             let real = chunk.real as usize;
-            let mut feed = InputBuilder::new(&model.host, &rope, position, chunk, route.context);
+            let mut feed = InputBuilder::new(&model.host, &rope, &[], position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
             self.recorded(&model, step, columns.into(), &mut feed, 0..real, Some(&mut record))?;
             position += chunk.real;
@@ -316,7 +316,7 @@ impl TokenSession {
     pub fn stands_alone(&self, part: usize) -> bool {
         let step = &self.route().layers[part];
         let mut inputs = step.functions().flat_map(|function| &self.model.bundle.functions[function].inputs);
-        inputs.all(|port| port.role != PortRole::RouterState)
+        inputs.all(|port| !port.role.is_carried() && !matches!(port.role, PortRole::PerLayerInput { .. }))
     }
 
     /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
@@ -346,7 +346,7 @@ impl TokenSession {
             record.add(0, &hidden, 0..chunk.real as usize);
         }
         let rope = self.rope.clone();
-        let mut feed = InputBuilder::new(&model.host, &rope, self.position(), chunk, route.context);
+        let mut feed = InputBuilder::new(&model.host, &rope, tokens, self.position(), chunk, route.context);
         let mut flow = Flow::from(hidden);
         for step in &route.layers {
             flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;

@@ -118,7 +118,7 @@ impl SharedCall {
         rope: &'a RopeChoice,
     ) -> Member<'a> {
         let (session, tokens) = (&mut *text.session, text.tokens);
-        let feed = InputBuilder::new(&model.host, rope, session.position(), self.chunk, route.context);
+        let feed = InputBuilder::new(&model.host, rope, tokens, session.position(), self.chunk, route.context);
         let embedded = session.embedded(model, tokens, self.chunk);
         let mut member = Member { session, tokens, feed, flow: no_flow(), logits: Vec::new(), failure: None };
         member.attempt(|member| {

@@ -212,7 +212,7 @@ impl Windows {
         let counted = (waiting.next - start) as usize..(end - start) as usize;
 
         let rope = self.session.rope().clone();
-        let mut feed = InputBuilder::new(model.host(), &rope, 0, Chunk { real: count, size }, context);
+        let mut feed = InputBuilder::new(model.host(), &rope, &[], 0, Chunk { real: count, size }, context);
         let record = self.record.as_mut();
         let out = self.session.recorded(model, step, columns.into(), &mut feed, counted.clone(), record)?;
         let waiting = &mut self.waiting[index];

@@ -121,12 +121,13 @@ impl Shared {
 }
 
 impl Scheduler {
-    /// Starts the thread for a model.
+    /// Starts the thread for a model; a `draft` model may guess up to so many tokens for each call.
     pub fn start(
         model: Arc<LoadedModel>,
         tokenizer: Arc<Tokenizer>,
         limits: ServeLimits,
         metrics: Arc<Metrics>,
+        draft: Option<(Arc<LoadedModel>, usize)>,
     ) -> Self {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
         let worker = Worker {
@@ -135,6 +136,7 @@ impl Scheduler {
             tokenizer,
             limits,
             metrics,
+            draft,
             active: Vec::new(),
         };
         let thread = std::thread::spawn(move || worker.run());
@@ -207,6 +209,8 @@ struct Worker {
     tokenizer: Arc<Tokenizer>,
     limits: ServeLimits,
     metrics: Arc<Metrics>,
+    /// A smaller model that drafts, and most tokens of a draft.
+    draft: Option<(Arc<LoadedModel>, usize)>,
     active: Vec<Active>,
 }
 
@@ -378,7 +382,10 @@ impl Worker {
             Some(session) => session,
             None => self.cache.take(&job.request.prompt, length)?,
         };
-        let generation = session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(TURN);
+        let mut generation = session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(TURN);
+        if let Some((draft, tokens)) = &self.draft {
+            generation = generation.with_draft(draft, *tokens)?;
+        }
         let text = TextGeneration::new(generation, &self.tokenizer, &job.stops, &job.shown)?;
         self.active.push(Active { text, events, since, begun: Instant::now(), group, paused: None });
         Ok(())
@@ -466,7 +473,7 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/model/tokenizer.json");
         let tokenizer = Arc::new(Tokenizer::open(&path).unwrap());
         let metrics = Arc::new(Metrics::default());
-        (Scheduler::start(fake::model(form).0, tokenizer, limits, metrics.clone()), metrics)
+        (Scheduler::start(fake::model(form).0, tokenizer, limits, metrics.clone(), None), metrics)
     }
 
     fn job(prompt: &[u32], max_tokens: usize) -> Job {

@@ -150,7 +150,7 @@ impl Times {
 }
 
 impl Service {
-    /// A service of a model, which is loaded in the background. `speculation` tokens are guessed for each call where a client doesn't say.
+    /// A service of a model, which is loaded in the background. `speculation` tokens are guessed for each call where a client doesn't say; a `draft` model may guess up to so many more.
     ///
     /// # Errors
     /// When the bundle has no tokenizer.
@@ -160,6 +160,7 @@ impl Service {
         device: String,
         limits: ServeLimits,
         speculation: usize,
+        draft: Option<(Arc<LoadedModel>, usize)>,
     ) -> Result<Arc<Self>> {
         let tokenizer = Arc::new(Tokenizer::of(model.bundle(), model.folder())?);
         let metrics = Arc::new(Metrics::default());
@@ -173,7 +174,7 @@ impl Service {
             template,
             grammars: OnceLock::new(),
             defaults: Defaults::of(model.bundle(), model.folder(), speculation),
-            engine: Scheduler::start(model.clone(), tokenizer.clone(), limits, metrics.clone()),
+            engine: Scheduler::start(model.clone(), tokenizer.clone(), limits, metrics.clone(), draft),
             loading: Loading::start(model.clone()),
             metrics,
             model,

@@ -10,7 +10,7 @@
 //! | `read` | the elements, and where they come from |
 //! | `key` | what the elements are, in words |
 //! | `extent` | maxima and squares of rows and columns |
-//! | `lazy` | vectors computed from other weights; products with a square matrix, sums with products of two narrow ones |
+//! | `lazy` | vectors and rows computed from other weights; products with a square matrix, sums with products of two narrow ones |
 
 mod extent;
 mod key;
@@ -80,6 +80,7 @@ enum Node {
         vector: SourceWeight,
     },
     Computed(lazy::Computed),
+    ComputedRows(lazy::ComputedRows),
     /// `of Q`
     Times {
         of: SourceWeight,

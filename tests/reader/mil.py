@@ -266,6 +266,7 @@ OPS = {
     "matmul": matmul,
     "maximum": np.maximum,
     "minimum": np.minimum,
+    "identity": np.positive,
     "mul": np.multiply,
     "real_div": np.divide,
     "reduce_argmax": reduce_argmax,

@@ -34,6 +34,13 @@ class Bundle:
             states[state["id"]] = own[state["name"]]
         return outputs
 
+    def told(self, tokens, port, shape):
+        """What layers are told of tokens: a column for each."""
+        table = self.host[self.json["host"]["per_layer_embedding"]]
+        width = table.shape[1] // self.model["num_layers"]
+        columns = table[tokens, port["first"] * width : port["end"] * width].T.astype(np.float32)
+        return pad(columns, max(shape[2:])).reshape(shape)
+
 
 class Text:
     """A text of up to `length` tokens."""
@@ -57,7 +64,7 @@ class Text:
             hidden = pad(embed(self.bundle, tokens[:count]), size)
             self.carried = {}
             for part in self.layers:
-                hidden = self.part(part, hidden, count, self.position)
+                hidden = self.part(part, hidden, count, self.position, tokens[:count])
             self.position += count
             rows.append(self.logits(hidden[:, :count]))
             tokens = tokens[count:]
@@ -76,11 +83,11 @@ class Text:
             assert self.position + size <= self.context, "fillers end within the context"
         return most, size
 
-    def part(self, part, hidden, count, position):
+    def part(self, part, hidden, count, position, tokens=()):
         """What leaves a part of the layers, with its experts. `hidden` has a column for each token and filler."""
         size = hidden.shape[1]
         function = choose(part, size)
-        hidden, carried = self.call(function, hidden, self.carried, count, position)
+        hidden, carried = self.call(function, hidden, self.carried, count, position, tokens)
         for experts in self.experts:
             stage = experts[0]["stage"]
             if stage["layer"] != function["stage"]["end"] - 1:
@@ -91,7 +98,7 @@ class Text:
         self.carried = carried
         return hidden
 
-    def call(self, function, hidden, carried, count, position):
+    def call(self, function, hidden, carried, count, position, tokens=()):
         size = hidden.shape[1]
         inputs = {}
         for port in function["inputs"]:
@@ -101,6 +108,10 @@ class Text:
                 value = hidden.reshape(shape)
             elif role in ("router_state", "expert_input", "expert_shares"):
                 value = carried[role]
+            elif role in ("shared_keys", "shared_values"):
+                value = carried[role, port["layer"]]
+            elif role == "per_layer_input":
+                value = self.bundle.told(tokens, port, shape)
             elif role in ("state", "cache"):
                 value = self.states.setdefault(port["id"], zeros(shape))
             else:
@@ -118,6 +129,8 @@ class Text:
                 cache = self.states[port["id"]] = self.states[port["id"]].copy()
                 for t in range(count):
                     cache[:, :, (position + t) % cache.shape[2]] = value[:, :, t]
+            elif "layer" in port:
+                carried[port["role"], port["layer"]] = value
             else:
                 carried[port["role"]] = value
         return hidden, carried

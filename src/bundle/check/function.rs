@@ -77,6 +77,9 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
         PortRole::Hidden => true,
         PortRole::ExpertInput | PortRole::ExpertShares => matches!(stage, Stage::Experts { .. }),
         PortRole::RouterState
+        | PortRole::PerLayerInput { .. }
+        | PortRole::SharedKeys { .. }
+        | PortRole::SharedValues { .. }
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }
@@ -98,12 +101,15 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
     match role {
         PortRole::Hidden => !matches!(stage, Stage::Head { .. }),
         PortRole::RouterState
+        | PortRole::SharedKeys { .. }
+        | PortRole::SharedValues { .. }
         | PortRole::ExpertInput
         | PortRole::ExpertShares
         | PortRole::State { .. }
         | PortRole::CacheRows { .. } => matches!(stage, Stage::Layers { .. }),
         PortRole::Logits | PortRole::Argmax => matches!(stage, Stage::Head { .. }),
-        PortRole::RopeCos { .. }
+        PortRole::PerLayerInput { .. }
+        | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }
         | PortRole::BandMask { .. }
@@ -123,8 +129,21 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
     let columns = |channels: u64| shape == [1, channels, t, 1] || shape == [1, channels, 1, t];
     let slots = |slots: u64| (1..=entry.context).contains(&slots);
     match &port.role {
-        PortRole::Hidden | PortRole::ExpertInput => columns(bundle.model.hidden_size),
+        PortRole::Hidden => columns(bundle.model.hidden_size),
+        PortRole::ExpertInput => {
+            let whole = |channels: &u64| channels.is_multiple_of(bundle.model.hidden_size.max(1));
+            shape.get(1).filter(|channels| whole(channels)).is_some_and(|channels| columns(*channels))
+        }
         PortRole::RouterState | PortRole::ExpertShares => shape.get(1).is_some_and(|channels| columns(*channels)),
+        // of the function's layers, each as wide as the others
+        PortRole::PerLayerInput { first, end } => {
+            entry.stage == (Stage::Layers { first: *first, end: *end })
+                && bundle.host.per_layer_embedding.is_some()
+                && shape.get(1).is_some_and(|rows| columns(*rows) && rows.is_multiple_of((end - first).max(1) as u64))
+        }
+        PortRole::SharedKeys { .. } | PortRole::SharedValues { .. } => {
+            matches!(shape[..], [1, _, rows, _] if rows == t)
+        }
         PortRole::RopeCos { .. } | PortRole::RopeSin { .. } => matches!(shape[..], [1, 1, rows, _] if rows == t),
         PortRole::AttentionMask { .. } | PortRole::PastMask { .. } => {
             matches!(shape[..], [1, 1, rows, s] if rows == t && slots(s))

@@ -16,18 +16,22 @@ use anec_source::SourceWeight;
 pub struct Attention {
     /// Query projection.
     pub query: Linear,
-    /// Key projection.
-    pub key: Linear,
-    /// Value projection.
-    pub value: Linear,
+    /// Key projection; none where keys and values are those of another layer.
+    pub key: Option<Linear>,
+    /// Value projection; none where values are what the key projection gives, or those of another layer.
+    pub value: Option<Linear>,
     /// Gate on what attention gives, before the sigmoid.
     pub gate: Option<Linear>,
     /// Output projection.
     pub output: Linear,
-    /// Norms of queries and keys.
-    pub qk_norm: Option<(Norm, Norm)>,
+    /// Norm of queries.
+    pub query_norm: Option<Norm>,
+    /// Norm of keys.
+    pub key_norm: Option<Norm>,
     /// Where they sit.
     pub qk_norm_place: QkNorm,
+    /// Norm of each head of values.
+    pub value_norm: Option<Norm>,
     /// A score for each query head, `[num_attention_heads]`, which takes its part of the weight.
     pub sinks: Option<SourceWeight>,
     /// Query heads.
@@ -46,15 +50,22 @@ pub struct Attention {
 
 impl Attention {
     /// Norms queries and keys if `place` is where the norms sit.
-    fn qk_norm_at(&self, g: &mut Graph<'_>, place: QkNorm, query: ValueId, key: ValueId) -> (ValueId, ValueId) {
-        match self.qk_norm.as_ref().filter(|_| self.qk_norm_place == place) {
-            None => (query, key),
-            Some((query_norm, key_norm)) => {
-                // all heads at once are channels, single heads lie in the last dimension
-                let axis = if place == QkNorm::WholeWidth { 1 } else { 3 };
-                (rms_norm(g, query, query_norm, axis), rms_norm(g, key, key_norm, axis))
-            }
+    fn qk_norm_at(
+        &self,
+        g: &mut Graph<'_>,
+        place: QkNorm,
+        query: ValueId,
+        key: Option<ValueId>,
+    ) -> (ValueId, Option<ValueId>) {
+        if self.qk_norm_place != place {
+            return (query, key);
         }
+        // all heads at once are channels, single heads lie in the last dimension
+        let axis = if place == QkNorm::WholeWidth { 1 } else { 3 };
+        let normed =
+            |g: &mut Graph<'_>, x, norm: &Option<Norm>| norm.as_ref().map_or(x, |norm| rms_norm(g, x, norm, axis));
+        let query = normed(g, query, &self.query_norm);
+        (query, key.map(|key| normed(g, key, &self.key_norm)))
     }
 
     /// Keys and values of `slots` tokens.
@@ -73,31 +84,56 @@ pub struct AttentionInputs {
     pub mask: ValueId,
     /// How keys and values are written.
     pub write: Write,
+    /// The layer whose keys and values those are, where several layers look at them.
+    pub shares: Option<usize>,
 }
 
-/// Attention on normalised hidden states; gives what is added to the residual stream. `keys` and `values` are the layer's
-/// caches.
+/// What attention looks at: all keys and values with those of the call, `[1, heads, slots, head_dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    keys: ValueId,
+    values: ValueId,
+}
+
+/// Keys and values of a layer that others look at, too.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedKeyValues {
+    /// Keys and values of the call's tokens, `[1, heads, T, head_dim]`.
+    pub rows: [ValueId; 2],
+    /// What is looked at, once they were written.
+    pub seen: Option<Seen>,
+}
+
+/// Attention on normalised hidden states; gives what is added to the residual stream. `slots` are the layer's caches of keys
+/// and values, of which a layer that looks at another one's has none, unless that layer is in another function.
 pub fn attention(
     g: &mut Graph<'_>,
     x: ValueId,
     weights: &Attention,
-    [keys, values]: [Slot; 2],
+    slots: Option<[Slot; 2]>,
     inputs: AttentionInputs,
 ) -> ValueId {
     let mut query = linear(g, x, &weights.query);
-    let mut key = linear(g, x, &weights.key);
-    let value = linear(g, x, &weights.value);
+    let mut key = weights.key.as_ref().map(|key| linear(g, x, key));
+    let value = weights.value.as_ref().map(|value| linear(g, x, value));
     (query, key) = weights.qk_norm_at(g, QkNorm::WholeWidth, query, key);
     query = split_heads(g, query, weights.num_attention_heads, weights.head_dim);
-    key = split_heads(g, key, weights.num_key_value_heads, weights.head_dim);
-    let value = split_heads(g, value, weights.num_key_value_heads, weights.head_dim);
+    key = key.map(|key| split_heads(g, key, weights.num_key_value_heads, weights.head_dim));
+    let mut value = value.map(|value| split_heads(g, value, weights.num_key_value_heads, weights.head_dim)).or(key);
+    if let Some(norm) = &weights.value_norm {
+        value = value.map(|value| rms_norm(g, value, norm, 3));
+    }
     (query, key) = weights.qk_norm_at(g, QkNorm::PerHead, query, key);
     if let Some(rotation) = inputs.rotation {
         query = rotate(g, query, rotation, weights.rope_dim, weights.head_dim);
-        key = rotate(g, key, rotation, weights.rope_dim, weights.head_dim);
+        key = key.map(|key| rotate(g, key, rotation, weights.rope_dim, weights.head_dim));
     }
     (query, key) = weights.qk_norm_at(g, QkNorm::PerHeadRotated, query, key);
-    let heads = attend(g, [query, key, value], weights, [keys, values], inputs);
+    let query = scaled(g, query, weights.scale);
+    let Some(seen) = look_up(g, key.zip(value), slots, inputs) else {
+        return g.missing("attention", "keys and values, and two states for them", x);
+    };
+    let heads = attend_to(g, query, seen, weights, inputs.mask);
     let mut merged = merge_heads(g, heads, weights.num_attention_heads * weights.head_dim);
     if let Some(gate) = &weights.gate {
         let gate = linear(g, x, gate);
@@ -105,6 +141,29 @@ pub fn attention(
         merged = g.ops.mul(merged, gate);
     }
     linear(g, merged, &weights.output)
+}
+
+/// What a layer looks at: its own keys and values once `rows` are written to its caches, or those of the layer that
+/// `inputs` names.
+fn look_up(
+    g: &mut Graph<'_>,
+    rows: Option<(ValueId, ValueId)>,
+    slots: Option<[Slot; 2]>,
+    inputs: AttentionInputs,
+) -> Option<Seen> {
+    let shared = inputs.shares.and_then(|layer| g.shared.get(&layer).copied());
+    let rows = match (rows, shared) {
+        (Some((key, value)), _) => [key, value],
+        (None, Some(SharedKeyValues { seen: Some(seen), .. })) => return Some(seen),
+        // the layer is in another function, and this is the first here that looks at what it gave
+        (None, Some(SharedKeyValues { rows, seen: None })) => rows,
+        (None, None) => return None,
+    };
+    let seen = written(g, rows, slots?, inputs.write);
+    if let Some(layer) = inputs.shares {
+        g.shared.insert(layer, SharedKeyValues { rows, seen: Some(seen) });
+    }
+    Some(seen)
 }
 
 /// `cap tanh(x / cap)`, where there is a cap.
@@ -123,17 +182,31 @@ pub(super) fn attend(
     [keys, values]: [Slot; 2],
     inputs: AttentionInputs,
 ) -> ValueId {
-    // scaling the queries before the product keeps the scores in fp16's range
-    let query = match weights.scale {
+    let query = scaled(g, query, weights.scale);
+    let seen = written(g, [key, value], [keys, values], inputs.write);
+    attend_to(g, query, seen, weights, inputs.mask)
+}
+
+/// Queries times what the scores are scaled by: before the product, which keeps the scores in fp16's range.
+fn scaled(g: &mut Graph<'_>, query: ValueId, scale: f64) -> ValueId {
+    match scale {
         1.0 => query,
         scale => g.ops.mul(query, Constant::fp16(scale as f32)),
-    };
-    let (keys, values) =
-        g.scope("cache", |g| (update(g, keys, inputs.write, key), update(g, values, inputs.write, value)));
+    }
+}
+
+/// The caches once keys and values are in them.
+fn written(g: &mut Graph<'_>, [key, value]: [ValueId; 2], [keys, values]: [Slot; 2], write: Write) -> Seen {
+    g.scope("cache", |g| Seen { keys: update(g, keys, write, key), values: update(g, values, write, value) })
+}
+
+/// What queries find there.
+fn attend_to(g: &mut Graph<'_>, query: ValueId, seen: Seen, weights: &Attention, mask: ValueId) -> ValueId {
+    let Seen { keys, values } = seen;
     let sinks = weights.sinks.as_ref().map(|sinks| sink_scores(g, sinks));
     match g.form.attention {
-        AttentionForm::PerHead => per_head(g, query, keys, values, inputs.mask, sinks, weights),
-        AttentionForm::Grouped => grouped(g, query, keys, values, inputs.mask, sinks, weights),
+        AttentionForm::PerHead => per_head(g, query, keys, values, mask, sinks, weights),
+        AttentionForm::Grouped => grouped(g, query, keys, values, mask, sinks, weights),
     }
 }
 

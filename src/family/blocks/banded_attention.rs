@@ -43,15 +43,17 @@ pub struct BandedAttention {
     pub softcap: Option<f64>,
 }
 
-impl From<Attention> for BandedAttention {
-    /// The same weights, without a cache; the gate of what it gives isn't carried over.
-    fn from(attention: Attention) -> Self {
-        BandedAttention {
+impl BandedAttention {
+    /// The same weights, without a cache, if the layer has keys and values of its own; the gate of what it gives isn't carried
+    /// over.
+    pub fn of(attention: &Attention) -> Option<Self> {
+        let attention = attention.clone();
+        Some(BandedAttention {
             query: attention.query,
-            key: attention.key,
-            value: attention.value,
+            key: attention.key?,
+            value: attention.value?,
             output: attention.output,
-            qk_norm: attention.qk_norm,
+            qk_norm: attention.query_norm.zip(attention.key_norm),
             sinks: attention.sinks,
             num_attention_heads: attention.num_attention_heads,
             num_key_value_heads: attention.num_key_value_heads,
@@ -59,7 +61,7 @@ impl From<Attention> for BandedAttention {
             rope_dim: attention.rope_dim,
             scale: attention.scale,
             softcap: attention.softcap,
-        }
+        })
     }
 }
 

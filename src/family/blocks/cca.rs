@@ -68,8 +68,11 @@ pub fn cca(
 ) -> ValueId {
     let Attention { num_attention_heads: heads, num_key_value_heads: key_heads, head_dim, rope_dim, .. } =
         weights.attention;
+    let (Some(key), Some(value)) = (&weights.attention.key, &weights.attention.value) else {
+        return g.missing("cca", "projections of keys and values", x);
+    };
     let query = linear(g, x, &weights.attention.query);
-    let key = linear(g, x, &weights.attention.key);
+    let key = linear(g, x, key);
     let (query_mean, key_mean) = g.scope("means", |g| means(g, query, key, weights));
     let mixed = g.ops.concat(&[query, key], 1);
     let mixed = g.scope("conv", |g| convolve(g, mixed, weights, convolution));
@@ -80,7 +83,7 @@ pub fn cca(
     let key = split_heads(g, key, key_heads, head_dim);
     let key = g.ops.add(key, key_mean);
 
-    let value = linear(g, x, &weights.attention.value);
+    let value = linear(g, x, value);
     let delayed = linear(g, x, &weights.delayed_value);
     let delayed = g.scope("delay", |g| causal_conv(g, delayed, &weights.delay, delay));
     let value = g.ops.concat(&[value, delayed], 1);

@@ -42,6 +42,8 @@ pub struct Moe {
     pub norm_topk_prob: bool,
     /// Multiplied to the weights.
     pub routed_scaling_factor: f64,
+    /// The same for each expert, `[num_experts]`.
+    pub expert_scale: Option<SourceWeight>,
     /// The expert that every token is given.
     pub shared: Option<SharedExpert>,
 }
@@ -197,6 +199,13 @@ pub fn experts(g: &mut Graph<'_>, x: ValueId, shares: ValueId, weights: &Experts
 }
 
 fn route(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
+    let shares = chosen_shares(g, x, weights);
+    let Some(scale) = &weights.expert_scale else { return shares };
+    let scale = g.weight("expert_scale", Role::Table, scale, &[1, scale.elements(), 1, 1]);
+    g.ops.mul(shares, scale)
+}
+
+fn chosen_shares(g: &mut Graph<'_>, x: ValueId, weights: &Moe) -> ValueId {
     let experts = weights.experts.num_experts;
     let mut scores = linear(g, x, &weights.router);
     if weights.scores == RouterScores::Sigmoid {

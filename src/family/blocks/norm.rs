@@ -45,9 +45,19 @@ impl Norm {
         Norm { name, weight: Some(weight), offset, eps, centred: false, bias: None }
     }
 
+    /// A root-mean-square norm that leaves every channel as it is.
+    pub fn without_gain(name: &'static str, eps: f64) -> Self {
+        Norm { name, weight: None, offset: 0.0, eps, centred: false, bias: None }
+    }
+
     /// A layer norm.
     pub fn layer(name: &'static str, weight: SourceWeight, bias: Option<SourceWeight>, eps: f64) -> Self {
         Norm { name, weight: Some(weight), offset: 0.0, eps, centred: true, bias }
+    }
+
+    /// Its gain, if it has one.
+    pub fn gain(&self) -> Option<SourceWeight> {
+        Some(self.weight.as_ref()?.add(self.offset))
     }
 
     /// Multiplies what it gives.

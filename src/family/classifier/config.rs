@@ -92,7 +92,7 @@ impl ClassifierConfig {
             num_experts,
             num_experts_per_tok,
             clamped: ClampedExperts::read(&keys)?,
-            rope: rope::read(&keys, family, head_dim, max_position_embeddings, acknowledged)?.0,
+            rope: rope::read(&keys, family, [head_dim; 2], max_position_embeddings, acknowledged)?.0,
             labels: labels(&keys)?,
         };
         let neutral = [NEUTRAL_KEYS, family.neutral_keys].concat();

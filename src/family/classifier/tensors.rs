@@ -134,6 +134,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             norm_topk_prob: false,
             routed_scaling_factor: 1.0,
             shared: None,
+            expert_scale: None,
         })
     }
 

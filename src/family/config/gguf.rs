@@ -19,6 +19,9 @@ const NAMES: &[(&str, &str)] = &[
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     ("attention.layer_norm_epsilon", "rms_norm_eps"),
     ("attention.key_length", "head_dim"),
+    ("attention.key_length_swa", "local_head_dim"),
+    ("attention.shared_kv_layers", "num_kv_shared_layers"),
+    ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
     ("attention.sliding_window", "sliding_window"),
     ("attention.sliding_window_pattern", "sliding_window_pattern"),
     ("attention.scale", "attention_multiplier"),
@@ -43,7 +46,7 @@ const NAMES: &[(&str, &str)] = &[
 
 /// Architectures with experts; others may write a number of 0.
 const WITH_EXPERTS: &[&str] =
-    &["gpt-oss", "granitehybrid", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"];
+    &["gemma4", "gpt-oss", "granitehybrid", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"];
 
 /// Keys of theirs.
 const EXPERT_NAMES: &[(&str, &str)] = &[
@@ -117,10 +120,11 @@ pub fn configuration(
             own.strip_prefix("rope.scaling.").and_then(|own| ROPE_NAMES.iter().find(|(gguf, _)| *gguf == own))
         {
             rope.insert((*name).to_owned(), json_of(value));
-        } else if own == "attention.value_length" {
-            let same = metadata.u64(&format!("{prefix}attention.key_length"))? == metadata.u64(key)?;
+        } else if let Some(kind) = own.strip_prefix("attention.value_length").filter(|kind| ["", "_swa"].contains(kind))
+        {
+            let same = metadata.u64(&format!("{prefix}attention.key_length{kind}"))? == metadata.u64(key)?;
             if !same {
-                let expected = "the same as attention.key_length".into();
+                let expected = format!("the same as attention.key_length{kind}");
                 let found = json_of(value).to_string();
                 return Err(FamilyError::Value { place, key: key.into(), found, expected }.into());
             }
@@ -135,6 +139,7 @@ pub fn configuration(
     }
     match architecture {
         "gemma2" | "gemma3" => gemma(&mut config),
+        "gemma4" => gemma4(&mut config, vocab_size),
         "lfm2" | "lfm2moe" => lfm2(&mut config),
         "granitehybrid" => {
             let rotates = metadata.iter().any(|(key, value)| {
@@ -195,6 +200,46 @@ fn gemma(config: &mut Map<String, Json>) {
     if let Some(scalar) = scalar {
         config.insert("query_pre_attn_scalar".into(), json!(scalar));
     }
+}
+
+/// Gemma 4 files give sizes by layer, or those of the layers that attend to everything, and rotate all of a head by divisors that
+/// leave most of it still.
+fn gemma4(config: &mut Map<String, Json>, vocab_size: u64) {
+    if let Some(sliding) = config.remove("sliding_window_pattern").as_ref().and_then(Json::as_array) {
+        let kind = |slides: &Json| if slides == &json!(true) { "sliding_attention" } else { "full_attention" };
+        config.insert("layer_types".into(), sliding.iter().map(kind).collect());
+    }
+    let full = first_full_layer(config);
+    let sliding = full.map(|full| usize::from(full == 0));
+    if let Some(local) = config.remove("local_head_dim") {
+        let global = config.insert("head_dim".into(), local);
+        config.insert("global_head_dim".into(), global.into());
+    }
+    // one number for all layers, or one for each
+    if let Some(Json::Array(heads)) = config.get("num_key_value_heads").cloned() {
+        let of = |layer: Option<usize>| layer.and_then(|layer| heads.get(layer)).cloned();
+        config.insert("num_key_value_heads".into(), of(sliding).or(of(full)).into());
+        config.insert("num_global_key_value_heads".into(), of(full).into());
+    }
+    if let Some(Json::Array(widths)) = config.get("intermediate_size").cloned() {
+        let ends = widths.first().and_then(Json::as_u64).zip(widths.last().and_then(Json::as_u64));
+        config.insert("use_double_wide_mlp".into(), json!(ends.is_some_and(|(first, last)| last == 2 * first)));
+        config.insert("intermediate_size".into(), widths.first().cloned().into());
+    }
+    if !config.contains_key("hidden_size_per_layer_input") {
+        config.insert("hidden_size_per_layer_input".into(), json!(0));
+    }
+    config.insert("vocab_size_per_layer_input".into(), json!(vocab_size));
+    let experts = config.get("num_experts").and_then(Json::as_u64).unwrap_or(0);
+    config.insert("enable_moe_block".into(), json!(experts > 0));
+    for said_by_head_dim in ["rope_dim", "gemma4.rope.dimension_count_swa"] {
+        config.remove(said_by_head_dim);
+    }
+}
+
+/// The first layer that attends to everything, by the types of the layers.
+pub fn first_full_layer(config: &Map<String, Json>) -> Option<usize> {
+    config.get("layer_types")?.as_array()?.iter().position(|kind| kind == "full_attention")
 }
 
 /// In LFM2 files the layers that have no key-value heads are convolutions, and the feed-forward width is the real one.
@@ -287,6 +332,7 @@ fn json_of(value: &GgufValue) -> Json {
         GgufValue::String(v) => json!(v),
         GgufValue::Array(GgufArray::I32(values)) => json!(values),
         GgufValue::Array(GgufArray::U32(values)) => json!(values),
+        GgufValue::Array(GgufArray::Bool(values)) => json!(values),
         GgufValue::Array(array) => json!(format!("{} elements", GgufArray::len(array))),
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn read(
 ) -> Result<Vec<LayerConfig>, FamilyError> {
     if !family.mixer.attends() {
         let rotates = !family.rope_if_said || keys.str("position_embedding_type")? == Some("rope");
-        let layer = |mixer| LayerConfig { mixer, rope: rotates && mixer == MixerKind::Attention, window: None };
+        let layer = |mixer| LayerConfig::new(mixer, rotates && mixer == MixerKind::Attention, None);
         return Ok(mixers(keys, family.mixer, count)?.into_iter().map(layer).collect());
     }
     let rotates: Vec<bool> = if family.layers_without_rope {
@@ -90,7 +90,7 @@ pub(super) fn read(
         .map(|layer| {
             let window = width.filter(|_| slides(layer));
             let rope = rotates[layer] && (!family.rope_in_windows || width.is_none() || window.is_some());
-            LayerConfig { mixer: family.mixer, rope, window }
+            LayerConfig::new(family.mixer, rope, window)
         })
         .collect())
 }

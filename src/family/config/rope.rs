@@ -7,15 +7,17 @@ use crate::error::FamilyError;
 use crate::rope::{RopeConfig, RopeScaling};
 use crate::table::DecoderFamily;
 
-/// The rotary embedding, and that of the layers with a window where the family has another for them.
+/// The rotary embedding, and that of the layers with a window where the family has another for them; `head_dims` are the
+/// widths of heads in the one and the other.
 pub(crate) fn read(
     keys: &Keys<'_>,
     family: &DecoderFamily,
-    head_dim: u64,
+    head_dims: [u64; 2],
     max_position_embeddings: u64,
     acknowledged: &[String],
 ) -> Result<(RopeConfig, Option<RopeConfig>), FamilyError> {
-    let reader = Reader { keys, family, head_dim, max_position_embeddings, acknowledged };
+    let reader = Reader { keys, family, max_position_embeddings, acknowledged };
+    let [full_dim, local_dim] = head_dims;
     let theta = keys.f64("rope_theta")?.unwrap_or(family.default_rope_theta);
     let local_theta = match family.local_rope {
         Some(base) => Some(keys.f64("rope_local_base_freq")?.unwrap_or(base)),
@@ -25,8 +27,8 @@ pub(crate) fn read(
     if let (Some(parameters), Some(local_theta)) = (&parameters, local_theta) {
         // since transformers 5: parameters by the type of the layer
         let [full, sliding] = family.layer_types;
-        let tables = [(full, theta), (sliding, local_theta)];
-        let [full, local] = tables.map(|(name, theta)| reader.table(parameters.object(name)?, theta));
+        let tables = [(full, theta, full_dim), (sliding, local_theta, local_dim)];
+        let [full, local] = tables.map(|(name, theta, dim)| reader.table(parameters.object(name)?, theta, dim));
         // beside types of layers, the type of RoPE is that of none
         parameters.finish(family.name, &["rope_type"], acknowledged)?;
         return Ok((full?, Some(local?)));
@@ -36,23 +38,22 @@ pub(crate) fn read(
     if family.scaled_rope {
         keys.required("rope_parameters", scaling.as_ref())?;
     }
-    let local = local_theta.map(|theta| reader.table(None, theta)).transpose()?;
-    Ok((reader.table(scaling, theta)?, local))
+    let local = local_theta.map(|theta| reader.table(None, theta, local_dim)).transpose()?;
+    Ok((reader.table(scaling, theta, full_dim)?, local))
 }
 
 /// What the tables of a configuration share.
 struct Reader<'a> {
     keys: &'a Keys<'a>,
     family: &'a DecoderFamily,
-    head_dim: u64,
     max_position_embeddings: u64,
     acknowledged: &'a [String],
 }
 
 impl Reader<'_> {
     /// The table whose scaling the keys `scaling` tell; `theta` is its base unless they say otherwise.
-    fn table(&self, scaling: Option<Keys<'_>>, theta: f64) -> Result<RopeConfig, FamilyError> {
-        let &Reader { keys, family, head_dim, max_position_embeddings, acknowledged } = self;
+    fn table(&self, scaling: Option<Keys<'_>>, theta: f64, head_dim: u64) -> Result<RopeConfig, FamilyError> {
+        let &Reader { keys, family, max_position_embeddings, acknowledged } = self;
         let empty = Map::new();
         let given = scaling.is_some();
         let scaling = scaling.unwrap_or_else(|| Keys::new("", "rope_scaling.", &empty));
@@ -62,7 +63,10 @@ impl Reader<'_> {
         }
         let own_factor = scaling.f64("partial_rotary_factor")?;
         let top_factor = keys.f64("partial_rotary_factor")?;
+        let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
         let partial = match (family.partial_rotary, own_factor.or(top_factor)) {
+            // all dimensions have their place in the table
+            _ if family.gemma4_layers && kind == "proportional" => 1.0,
             // parameters by the type of the layer: what stands beside them has no effect
             (Some(default), _) if family.local_rope.is_some() => {
                 let factor = own_factor.unwrap_or(if given { 1.0 } else { default });
@@ -108,10 +112,18 @@ impl Reader<'_> {
             factor if factor > 0.0 => Ok(factor),
             _ => Err(scaling.value("factor", "more than 0")),
         };
-        let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
         let scaled = match kind {
             "default" => RopeScaling::Default,
             "linear" => RopeScaling::Linear { factor: factor()? },
+            "proportional" if family.gemma4_layers => {
+                let part = own_factor.unwrap_or(1.0);
+                if !(0.0..=1.0).contains(&part) {
+                    return Err(scaling.value("partial_rotary_factor", "from 0 to 1"));
+                }
+                let rotated = (part * head_dim as f64 / 2.0).floor() as u64;
+                let factor = if scaling.has("factor") { factor()? } else { 1.0 };
+                RopeScaling::Proportional { rotated, factor }
+            }
             "dynamic" if family.ntk_alpha && scaling.f64("alpha")?.is_some_and(|alpha| alpha != 0.0) => {
                 let alpha = scaling.required("alpha", scaling.f64("alpha")?)?;
                 if alpha < 0.0 || rope_dim <= 2 {
@@ -198,7 +210,11 @@ impl Reader<'_> {
         let rope = RopeConfig { rope_theta, rope_dim, scaling: scaled };
         let (frequencies, attention_factor) = rope.frequencies(max_position_embeddings);
         let sound = |number: &f64| number.is_finite() && *number > 0.0;
-        if !frequencies.iter().all(sound) {
+        let still = match &rope.scaling {
+            RopeScaling::Proportional { rotated, .. } => *rotated as usize,
+            _ => frequencies.len(),
+        };
+        if !frequencies[..still].iter().all(sound) {
             return Err(scaling.value("factor", "numbers that give positive frequencies"));
         }
         if !sound(&attention_factor) {

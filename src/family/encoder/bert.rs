@@ -242,6 +242,8 @@ impl Tensors<'_, '_> {
             mixer_norms: of_sum("attention.output.LayerNorm", "attn_norm")?,
             feed_forward: FeedForward::Plain(Box::new(mlp)),
             feed_forward_norms: of_sum("output.LayerNorm", "mlp_norm")?,
+            per_layer_input: None,
+            scalar: None,
         };
         Ok(EncoderLayer { layer, band: None })
     }

@@ -4,6 +4,7 @@
 use serde_json::Value as Json;
 
 use super::{Encoder, EncoderLayer};
+use crate::blocks::banded_attention::BandedAttention;
 use crate::config::DecoderConfig;
 use crate::layer::{Layer, Mixer};
 use crate::table::DecoderFamily;
@@ -54,7 +55,10 @@ pub(crate) fn open(
 fn layer(tensors: &mut Tensors<'_, '_>, config: &DecoderConfig, index: usize) -> Result<EncoderLayer> {
     let layer = tensors.layer(index)?;
     let mixer = match layer.mixer {
-        Mixer::Attention(attention) => Mixer::Banded(Box::new((*attention).into())),
+        Mixer::Attention(attention) => match BandedAttention::of(&attention) {
+            Some(banded) => Mixer::Banded(Box::new(banded)),
+            None => Mixer::Attention(attention),
+        },
         other => other,
     };
     // a window counts the token itself; its half does on both sides

@@ -114,8 +114,8 @@ impl ModernBertConfig {
         if !(0.0..1.0).contains(&norm_eps) {
             return Err(keys.value("norm_eps", "between 0 and 1"));
         }
-        let (rope, local) =
-            rope::read(keys, &ROPE, hidden_size / num_attention_heads, max_position_embeddings, acknowledged)?;
+        let head_dims = [hidden_size / num_attention_heads; 2];
+        let (rope, local) = rope::read(keys, &ROPE, head_dims, max_position_embeddings, acknowledged)?;
         let flag = |key: &str| Ok(keys.bool(key)?.unwrap_or(false));
         Ok(ModernBertConfig {
             hidden_size,
@@ -261,6 +261,8 @@ impl Tensors<'_, '_> {
             mixer_norms: before(attention_norm),
             feed_forward: FeedForward::Mlp(Box::new(mlp)),
             feed_forward_norms: before(Some(self.norm(&name("mlp_norm"), "mlp_norm")?)),
+            per_layer_input: None,
+            scalar: None,
         };
         Ok(EncoderLayer { layer, band: config.bands[index] })
     }

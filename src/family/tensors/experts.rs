@@ -35,6 +35,7 @@ impl Tensors<'_, '_> {
             norm_topk_prob: config.norm_topk_prob,
             routed_scaling_factor: config.routed_scaling_factor,
             shared: config.shared.map(|shared| self.shared_expert(index, shared)).transpose()?,
+            expert_scale: None,
         })
     }
 
@@ -113,9 +114,17 @@ impl Tensors<'_, '_> {
             let mut take = |name: &str, shape: &[u64]| -> Result<SourceWeight> {
                 Ok(stack(self.take(&format!("blk.{index}.{name}.weight"), shape, because)?)?)
             };
-            let gate = take("ffn_gate_exps", &[experts, width, hidden])?;
-            let up = take("ffn_up_exps", &[experts, width, hidden])?;
-            return Ok([gate, up, take("ffn_down_exps", &[experts, hidden, width])?]);
+            let down = take("ffn_down_exps", &[experts, hidden, width])?;
+            if self.ledger.has(&format!("blk.{index}.ffn_gate_up_exps.weight")) {
+                let name = format!("blk.{index}.ffn_gate_up_exps.weight");
+                let both = self.take(&name, &[experts, 2 * width, hidden], because)?;
+                let [gate, up] = gates_and_ups(&both, [experts, width, hidden])?;
+                return Ok([gate, up, down]);
+            }
+            let mut take = |name: &str| -> Result<SourceWeight> {
+                Ok(stack(self.take(&format!("blk.{index}.{name}.weight"), &[experts, width, hidden], because)?)?)
+            };
+            return Ok([take("ffn_gate_exps")?, take("ffn_up_exps")?, down]);
         }
         let prefix = self.layer_name(index, "feed_forward.experts");
         let stacked = |part: &str| match self.own_name(part) {
@@ -127,13 +136,9 @@ impl Tensors<'_, '_> {
         if self.ledger.has(&fused) {
             // since transformers 5: an expert's gate, then its up
             let both = self.take(&fused, &[experts, 2 * width, hidden], because)?;
-            let both = both.reshape(&[experts, 2 * width * hidden])?;
-            let half = |first: u64| -> Result<SourceWeight> {
-                let range = first * width * hidden..(first + 1) * width * hidden;
-                Ok(both.columns_range(range)?.reshape(&[experts * width, hidden])?)
-            };
+            let [gate, up] = gates_and_ups(&both, [experts, width, hidden])?;
             let down = self.take(&stacked_down, &[experts, hidden, width], because)?;
-            return Ok([half(0)?, half(1)?, stack(down)?]);
+            return Ok([gate, up, stack(down)?]);
         }
         let [gate, up, down] = ["w1", "w3", "w2"].map(|name| self.own_name(name));
         let mut all = |name: &str, rows: u64, columns: u64| -> Result<SourceWeight> {
@@ -214,6 +219,16 @@ pub(crate) fn clamped_experts(
         gating: Gating::ClampedSwiGlu { alpha, limit },
         num_experts,
     })
+}
+
+/// Gates and ups `[experts * width, hidden]`, where each expert has its gate, then its up.
+fn gates_and_ups(both: &SourceWeight, [experts, width, hidden]: [u64; 3]) -> Result<[SourceWeight; 2]> {
+    let both = both.reshape(&[experts, 2 * width * hidden])?;
+    let half = |first: u64| -> Result<SourceWeight> {
+        let range = first * width * hidden..(first + 1) * width * hidden;
+        Ok(both.columns_range(range)?.reshape(&[experts * width, hidden])?)
+    };
+    Ok([half(0)?, half(1)?])
 }
 
 /// Matrices of `rows` rows, one after another, as one of `rows` rows: side by side.

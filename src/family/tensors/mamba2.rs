@@ -95,8 +95,12 @@ impl Tensors<'_, '_> {
         let mut attention = self.attention(index)?;
         if let Some(factors) = self.config.block_multipliers {
             multiply(&mut attention.query, factors.attention_in, 1.0);
-            multiply(&mut attention.key, factors.attention_in * factors.key, factors.key);
-            multiply(&mut attention.value, factors.attention_in, 1.0);
+            if let Some(key) = &mut attention.key {
+                multiply(key, factors.attention_in * factors.key, factors.key);
+            }
+            if let Some(value) = &mut attention.value {
+                multiply(value, factors.attention_in, 1.0);
+            }
             multiply(&mut attention.output, factors.attention_out, factors.attention_out);
         }
         Ok(attention)

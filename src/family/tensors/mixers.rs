@@ -10,7 +10,7 @@ use crate::blocks::delta_net::DeltaNet;
 use crate::blocks::linear::Linear;
 use crate::blocks::norm::Norm;
 use crate::blocks::short_conv::ShortConv;
-use crate::config::{CcaConfig, DeltaNetConfig, ShortConvConfig};
+use crate::config::{CcaConfig, DeltaNetConfig, LayerConfig, ShortConvConfig};
 use crate::error::FamilyError;
 use crate::table::QkNorm;
 use anec_base::Result;
@@ -20,32 +20,41 @@ use anec_source::{RowOrder, SourceWeight};
 impl Tensors<'_, '_> {
     pub(super) fn attention(&mut self, index: usize) -> Result<Attention> {
         let config = self.config;
-        let (query_rows, key_rows) = (config.query_width(), config.key_width());
+        let (query_rows, key_rows) = (config.query_width(index), config.key_width(index));
+        let LayerConfig { value_is_key, keys_of, .. } = config.layers[index];
         let gates = if config.gated_attention { 2 } else { 1 };
-        let [query, key, value] = if config.fused {
+        let (query, key, value) = if config.fused {
             let name = self.layer_name(index, "self_attn.qkv_proj");
             let rows = query_rows + 2 * key_rows;
             let because = "(num_attention_heads + 2 num_key_value_heads) head_dim, hidden_size";
             let fused = self.matrix(&name, rows, config.hidden_size, because)?;
-            [
+            (
                 fused.slice(0..query_rows)?,
-                fused.slice(query_rows..query_rows + key_rows)?,
-                fused.slice(query_rows + key_rows..rows)?,
-            ]
+                Some(fused.slice(query_rows..query_rows + key_rows)?),
+                Some(fused.slice(query_rows + key_rows..rows)?),
+            )
         } else {
             let query_because = "num_attention_heads head_dim, hidden_size";
             let key_because = "num_key_value_heads head_dim, hidden_size";
             let query =
                 self.layer_matrix(index, "self_attn.q_proj", gates * query_rows, config.hidden_size, query_because)?;
-            let key = self.layer_matrix(index, "self_attn.k_proj", key_rows, config.hidden_size, key_because)?;
-            let value = self.layer_matrix(index, "self_attn.v_proj", key_rows, config.hidden_size, key_because)?;
-            [self.half_split(query)?, self.half_split(key)?, value]
+            let mut own = |name: &str, there: bool| {
+                there.then(|| self.layer_matrix(index, name, key_rows, config.hidden_size, key_because)).transpose()
+            };
+            let key = own("self_attn.k_proj", keys_of.is_none())?;
+            let value = own("self_attn.v_proj", keys_of.is_none() && !value_is_key)?;
+            (self.half_split(query)?, key.map(|key| self.half_split(key)).transpose()?, value)
         };
+        if keys_of.is_some() {
+            self.ignore_keys(index);
+        }
         let [query_bias, key_bias, value_bias] = if self.has_bias(config.qkv_bias, index, "self_attn.q_proj") {
             let query = self.layer_bias(index, "self_attn.q_proj", gates * query_rows)?;
-            let key = self.layer_bias(index, "self_attn.k_proj", key_rows)?;
-            let value = self.layer_bias(index, "self_attn.v_proj", key_rows)?;
-            [Some(self.half_split(query)?), Some(self.half_split(key)?), Some(value)]
+            let mut own = |name: &str, weight: &Option<SourceWeight>| {
+                weight.as_ref().map(|_| self.layer_bias(index, name, key_rows)).transpose()
+            };
+            let (key, value) = (own("self_attn.k_proj", &key)?, own("self_attn.v_proj", &value)?);
+            [Some(self.half_split(query)?), key.map(|key| self.half_split(key)).transpose()?, value]
         } else {
             [None, None, None]
         };
@@ -64,27 +73,32 @@ impl Tensors<'_, '_> {
         };
         let qkv = |name, weight, bias| Linear { name, role: Role::AttentionQkv, weight, bias };
         let (query, gate) = if config.gated_attention {
-            let [query, gate] = self.query_and_gate(query)?;
+            let [query, gate] = self.query_and_gate(index, query)?;
             let [query_bias, gate_bias] = match query_bias {
-                Some(bias) => self.query_and_gate(bias)?.map(Some),
+                Some(bias) => self.query_and_gate(index, bias)?.map(Some),
                 None => [None, None],
             };
             (qkv("q_proj", query, query_bias), Some(qkv("gate_proj", gate, gate_bias)))
         } else {
             (qkv("q_proj", query, query_bias), None)
         };
+        let heads = config.heads_of(index);
+        let (query_norm, key_norm) = self.qk_norm(index)?;
+        let value_norm = config.value_norm && key.is_some();
         Ok(Attention {
             query,
-            key: qkv("k_proj", key, key_bias),
-            value: qkv("v_proj", value, value_bias),
+            key: key.map(|key| qkv("k_proj", key, key_bias)),
+            value: value.map(|value| qkv("v_proj", value, value_bias)),
             gate,
             output,
-            qk_norm: self.qk_norm(index)?,
+            query_norm,
+            key_norm,
             qk_norm_place: config.qk_norm,
+            value_norm: value_norm.then(|| Norm::without_gain("v_norm", config.rms_norm_eps)),
             sinks: config.sinks.then(|| self.sinks(index)).transpose()?,
             num_attention_heads: config.num_attention_heads,
-            num_key_value_heads: config.num_key_value_heads,
-            head_dim: config.head_dim,
+            num_key_value_heads: heads.num_key_value_heads,
+            head_dim: heads.head_dim,
             rope_dim: config.rope_of(index).rope_dim,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
@@ -97,25 +111,36 @@ impl Tensors<'_, '_> {
         self.take(&name, &[self.config.num_attention_heads], "num_attention_heads")
     }
 
+    /// Published files have the keys and values of layers that look at another one's, without effect.
+    fn ignore_keys(&mut self, index: usize) {
+        for name in ["self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm"] {
+            let name = self.layer_name(index, name);
+            self.ledger.ignore(&format!("{name}.*"), "the layer looks at the keys and values of another");
+        }
+    }
+
     /// Queries and gates of projections that hold a head's queries, then its gates (or of their bias).
-    fn query_and_gate(&self, both: SourceWeight) -> Result<[SourceWeight; 2]> {
-        let (heads, rows) = (self.config.num_attention_heads, self.config.query_width());
+    fn query_and_gate(&self, index: usize, both: SourceWeight) -> Result<[SourceWeight; 2]> {
+        let (heads, rows) = (self.config.num_attention_heads, self.config.query_width(index));
         let shape: Vec<u64> = [rows].iter().chain(&both.shape()[1..]).copied().collect();
         let half = both.elements() / heads / 2;
         let by_head = both.reshape(&[heads, 2 * half])?;
         Ok([by_head.columns_range(0..half)?.reshape(&shape)?, by_head.columns_range(half..2 * half)?.reshape(&shape)?])
     }
 
-    fn qk_norm(&mut self, index: usize) -> Result<Option<(Norm, Norm)>> {
+    /// Norms of queries and of keys.
+    fn qk_norm(&mut self, index: usize) -> Result<(Option<Norm>, Option<Norm>)> {
         let config = self.config;
+        let head_dim = config.heads_of(index).head_dim;
         let (query_width, key_width, because) = match config.qk_norm {
-            QkNorm::None => return Ok(None),
-            QkNorm::PerHead | QkNorm::PerHeadRotated => (config.head_dim, config.head_dim, "head_dim"),
-            QkNorm::WholeWidth => (config.query_width(), config.key_width(), "heads, head_dim"),
+            QkNorm::None => return Ok((None, None)),
+            QkNorm::PerHead | QkNorm::PerHeadRotated => (head_dim, head_dim, "head_dim"),
+            QkNorm::WholeWidth => (config.query_width(index), config.key_width(index), "heads, head_dim"),
         };
         let query = self.norm(index, "self_attn.q_norm", "q_norm", query_width, because)?;
-        let key = self.norm(index, "self_attn.k_norm", "k_norm", key_width, because)?;
-        Ok(Some((query, key)))
+        let own = config.layers[index].keys_of.is_none();
+        let key = own.then(|| self.norm(index, "self_attn.k_norm", "k_norm", key_width, because)).transpose()?;
+        Ok((Some(query), key))
     }
 
     /// Rows of q or k (or of their biases) in the order of half-split rotation.
@@ -136,7 +161,7 @@ impl Tensors<'_, '_> {
         let Some(CcaConfig { channel_kernel, head_kernel }) = config.cca else {
             return Err(self.no_such_mixer(index, "compressed convolutional attention"));
         };
-        let (queries, keys, hidden) = (config.query_width(), config.key_width(), config.hidden_size);
+        let (queries, keys, hidden) = (config.query_width(index), config.key_width(index), config.hidden_size);
         let (channels, values) = (queries + keys, keys / 2);
         let because = "num_attention_heads, num_key_value_heads, head_dim, cca_time";
         let mut linear = |name: &'static str, tensor: &str, role: Role, rows: u64, columns: u64| -> Result<Linear> {
@@ -168,12 +193,14 @@ impl Tensors<'_, '_> {
         Ok(Cca {
             attention: Attention {
                 query,
-                key,
-                value,
+                key: Some(key),
+                value: Some(value),
                 gate: None,
                 output,
-                qk_norm: None,
+                query_norm: None,
+                key_norm: None,
                 qk_norm_place: config.qk_norm,
+                value_norm: None,
                 sinks: None,
                 num_attention_heads: config.num_attention_heads,
                 num_key_value_heads: config.num_key_value_heads,

@@ -37,13 +37,13 @@ impl Decoder {
             let place = of_layer(layer.mixer_norms.gain());
             match &mut layer.mixer {
                 Mixer::Attention(attention) => {
-                    deferred.push(value_and_output(attention, None, &place)?);
+                    deferred.extend(value_and_output(attention, None, &place)?);
                     let rotated = self.config.layers[index].rope;
                     deferred.extend(query_and_key(attention, rotated, &place)?);
                 }
                 Mixer::Cca(cca) => {
                     let Cca { attention, delayed_value, delay, .. } = &mut **cca;
-                    deferred.push(value_and_output(attention, Some((delayed_value, &mut delay.bias)), &place)?);
+                    deferred.extend(value_and_output(attention, Some((delayed_value, &mut delay.bias)), &place)?);
                 }
                 // no decoder has it
                 Mixer::Banded(_) => {}
@@ -56,12 +56,17 @@ impl Decoder {
                 }
                 Mixer::AttentionAndMamba2(both) => {
                     let (attention, mamba) = &mut **both;
-                    deferred.push(value_and_output(attention, None, &place)?);
+                    deferred.extend(value_and_output(attention, None, &place)?);
                     deferred.extend(query_and_key(attention, self.config.layers[index].rope, &place)?);
                     deferred.push(super::kernels::convolved(&mut mamba.inputs, &mut mamba.conv, index)?);
                 }
             }
-            let place = of_layer(layer.feed_forward_norms.gain());
+            let mut place = of_layer(layer.feed_forward_norms.gain());
+            if let FeedForward::DenseAndMoe(both) = &mut layer.feed_forward {
+                let Mlp { gate, up, down, activation } = &mut both.mlp;
+                deferred.push(up_and_down(gate, up, down, *activation, &place)?);
+                place = of_layer(both.experts_norm.gain());
+            }
             let (gate, up, down, activation) = match &mut layer.feed_forward {
                 FeedForward::Mlp(mlp) => (&mlp.gate, &mut mlp.up, &mut mlp.down, mlp.activation),
                 FeedForward::Plain(_) => continue,
@@ -75,6 +80,10 @@ impl Decoder {
                         None => continue,
                     }
                 }
+                FeedForward::DenseAndMoe(both) => match both.moe.experts.up_and_down() {
+                    Some(parts) => parts,
+                    None => continue,
+                },
                 FeedForward::DepthMoe(moe) => match moe.experts.up_and_down() {
                     Some(parts) => parts,
                     None => continue,
@@ -165,9 +174,12 @@ fn value_and_output(
     attention: &mut Attention,
     second: Option<(&mut Linear, &mut Option<SourceWeight>)>,
     place: &Place,
-) -> Result<SourceWeight> {
+) -> Result<Option<SourceWeight>> {
+    // behind a norm of each head a value has no unit of its own
+    let own = attention.value_norm.is_none();
     let heads = Heads::of(attention);
-    let mut values = vec![attention.value.clone()];
+    let Some(value) = attention.value.as_mut().filter(|_| own) else { return Ok(None) };
+    let mut values = vec![value.clone()];
     if let Some((second, bias)) = &second {
         values.push(Linear { bias: (*bias).clone(), ..(*second).clone() });
     }
@@ -195,10 +207,10 @@ fn value_and_output(
         Ok(narrow(channels.balance()))
     });
     match second {
-        None => scale_rows(&mut attention.value, &units)?,
+        None => scale_rows(value, &units)?,
         Some((second, bias)) => {
-            let first = attention.value.rows();
-            scale_rows(&mut attention.value, &units.slice(0..first)?)?;
+            let first = value.rows();
+            scale_rows(value, &units.slice(0..first)?)?;
             let of_second = units.slice(first..units.elements())?;
             scale_rows(second, &of_second)?;
             *bias = bias.as_ref().map(|bias| bias.multiply_rows(&of_second)).transpose()?;
@@ -206,27 +218,30 @@ fn value_and_output(
     }
     let of_queries = units.reorder(heads.spread())?;
     attention.output.weight = attention.output.weight.multiply_rows(&of_queries.reciprocal())?;
-    Ok(units)
+    Ok(Some(units))
 }
 
 /// `(s q) . (k / s)`: dimensions that are rotated together have one unit. Behind a norm of each head there is nothing but
 /// a factor for the head, which the norm takes away again.
 fn query_and_key(attention: &mut Attention, rotated: bool, place: &Place) -> Result<Vec<SourceWeight>> {
-    match attention.qk_norm.as_ref().map(|_| attention.qk_norm_place) {
-        None | Some(QkNorm::None) => Ok(vec![units_of_pairs(attention, rotated, place)?]),
+    match attention.query_norm.as_ref().map(|_| attention.qk_norm_place) {
+        None | Some(QkNorm::None) => Ok(units_of_pairs(attention, rotated, place)?.into_iter().collect()),
         Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => {
             let width = attention.head_dim as usize;
             let query = level_heads(&mut attention.query, width, &place.name("query heads"))?;
-            Ok(vec![query, level_heads(&mut attention.key, width, &place.name("key heads"))?])
+            let key =
+                attention.key.as_mut().map(|key| level_heads(key, width, &place.name("key heads"))).transpose()?;
+            Ok([query].into_iter().chain(key).collect())
         }
         Some(QkNorm::WholeWidth) => Ok(Vec::new()),
     }
 }
 
-fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Result<SourceWeight> {
+fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Result<Option<SourceWeight>> {
     let heads = Heads::of(attention);
     let rotated = if rotated { attention.rope_dim as usize } else { 0 };
-    let (query, key) = (attention.query.clone(), attention.key.clone());
+    let Some(own_key) = &mut attention.key else { return Ok(None) };
+    let (query, key) = (attention.query.clone(), own_key.clone());
     let (name, at) = (place.name("query and key"), place.clone());
     let units = SourceWeight::computed(&name, heads.keys(), move || {
         let (_, queries) = at.outputs(&query)?;
@@ -256,8 +271,8 @@ fn units_of_pairs(attention: &mut Attention, rotated: bool, place: &Place) -> Re
         Ok(narrow(units))
     });
     scale_rows(&mut attention.query, &units.reorder(heads.spread())?)?;
-    scale_rows(&mut attention.key, &units.reciprocal())?;
-    Ok(units)
+    scale_rows(own_key, &units.reciprocal())?;
+    Ok(Some(units))
 }
 
 /// Every head as large as the largest.

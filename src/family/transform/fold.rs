@@ -13,7 +13,7 @@ impl Decoder {
     pub(super) fn fold(&mut self) -> Result<()> {
         for layer in &mut self.layers {
             for block in layer.blocks() {
-                let Some(gain) = block.norms.before.as_mut().and_then(take_gain) else { continue };
+                let Some(gain) = block.before.and_then(take_gain) else { continue };
                 for reader in block.readers {
                     reader.weight = reader.weight.multiply_rows(&gain)?;
                 }

@@ -24,7 +24,7 @@ impl Decoder {
         let mut deferred = Vec::new();
         for (index, layer) in self.layers.iter_mut().enumerate() {
             for block in layer.blocks() {
-                let Some(norm) = &mut block.norms.before else { continue };
+                let Some(norm) = block.before else { continue };
                 deferred.extend(share(norm, block.readers, &format!("layer {index}"))?);
             }
         }

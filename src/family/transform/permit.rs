@@ -48,6 +48,7 @@ pub(super) fn not_equalized(config: &DecoderConfig) -> Vec<String> {
             has(MixerKind::Cca),
             "queries and keys keep their units: each is averaged with the other in front of the convolutions",
         ),
+        (config.value_norm, "values and outputs keep their units: each head of values is normed"),
         (
             config.experts.is_some_and(|experts| experts.clamped.is_some()),
             "experts' ups and downs keep their units: gates and ups are held below a limit",

@@ -39,6 +39,7 @@ impl SourceWeight {
             | Node::Times { of, .. }
             | Node::Map { of, .. } => of.visit(visitor),
             Node::TransposedTimes(product) => product.of.visit(visitor),
+            Node::ComputedRows(computed) => computed.of().for_each(|w| w.visit(visitor)),
             Node::LowRankSum(sum) => [&sum.of, &sum.up, &sum.down].into_iter().for_each(|w| w.visit(visitor)),
             Node::Concatenation(parts) => parts.iter().for_each(|part| part.visit(visitor)),
             Node::ByColumn { of, vector, .. } | Node::ByRow { of, vector, .. } => {
@@ -139,6 +140,14 @@ impl SourceWeight {
                 })
             }
             Node::Computed(computed) => write!(key, "computed({:?})", computed.name),
+            Node::ComputedRows(computed) => {
+                key.push_str(&format!("computed({:?}", computed.name));
+                for of in computed.of() {
+                    key.push_str("; ");
+                    of.write_key(key);
+                }
+                write!(key, ")")
+            }
             Node::Times { of, matrix } => {
                 of.write_key(key);
                 write!(key, ".times({:?})", matrix.name())

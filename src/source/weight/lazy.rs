@@ -66,6 +66,47 @@ impl Computed {
     }
 }
 
+/// Computes rows from the first on until the buffer, of whole rows, is full.
+type ComputeRows = Box<dyn Fn(u64, &mut [f32]) -> Result<()> + Send + Sync>;
+
+/// A matrix whose rows are computed when they are read.
+pub(super) struct ComputedRows {
+    pub(super) name: String,
+    pub(super) columns: u64,
+    /// What each row is made of the same row of.
+    pub(super) by_row: Vec<SourceWeight>,
+    /// What each row is made of all of.
+    pub(super) whole: Vec<SourceWeight>,
+    compute: ComputeRows,
+}
+
+impl ComputedRows {
+    /// The weights that it is made of.
+    pub(super) fn of(&self) -> impl Iterator<Item = &SourceWeight> {
+        self.by_row.iter().chain(&self.whole)
+    }
+
+    /// Elements `first ..`: rows that are only wanted in part are computed as a whole.
+    pub(super) fn read(&self, first: u64, out: &mut [f32]) -> Result<()> {
+        let end = first + out.len() as u64;
+        let (start, stop) = (first - first % self.columns, end.next_multiple_of(self.columns));
+        if (start, stop) == (first, end) {
+            return (self.compute)(first / self.columns, out);
+        }
+        let mut rows = vec![0.0; (stop - start) as usize];
+        (self.compute)(start / self.columns, &mut rows)?;
+        out.copy_from_slice(&rows[(first - start) as usize..][..out.len()]);
+        Ok(())
+    }
+
+    pub(super) fn release(&self, range: Range<u64>) {
+        let rows = range.start / self.columns..range.end.div_ceil(self.columns);
+        for of in &self.by_row {
+            of.release(rows.start * of.columns()..(rows.end * of.columns()).min(of.elements()));
+        }
+    }
+}
+
 /// Values of a whole weight, held from the first read of what needs them to the release of its last element.
 #[derive(Default)]
 struct Held(Mutex<Option<Arc<Vec<f32>>>>);
@@ -178,6 +219,29 @@ impl SourceWeight {
             busy: Mutex::new(()),
         };
         SourceWeight { node: Arc::new(super::Node::Computed(computed)), shape: [length].into() }
+    }
+
+    /// A matrix of `columns` columns whose rows `compute` makes when they are read, of the same rows of `by_row` and of all
+    /// that is `whole`; it is given the first row and a buffer of whole rows. `name` says what it is, and matrices of one
+    /// name made of the same weights are equal. `compute` must not use the thread pool.
+    ///
+    /// # Errors
+    /// When the weights by row differ in their rows, or there are none.
+    pub fn computed_rows(
+        name: &str,
+        columns: u64,
+        by_row: Vec<SourceWeight>,
+        whole: Vec<SourceWeight>,
+        compute: impl Fn(u64, &mut [f32]) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<SourceWeight> {
+        let rows = by_row.first().map_or(0, SourceWeight::rows);
+        if columns == 0 || by_row.iter().any(|of| of.rows() != rows) {
+            let problem = format!("{columns} columns of weights that have {rows} rows, or others");
+            return Err(SourceError::Weight { weight: name.to_owned(), problem });
+        }
+        let compute = Box::new(compute);
+        let computed = ComputedRows { name: name.to_owned(), columns, by_row, whole, compute };
+        Ok(SourceWeight { node: Arc::new(super::Node::ComputedRows(computed)), shape: [rows, columns].into() })
     }
 
     /// `W Q`: every row times a square matrix.

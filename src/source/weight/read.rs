@@ -75,6 +75,7 @@ impl SourceWeight {
                 multiply_by_row(vector, *columns, first, out)?;
             }
             Node::Computed(computed) => computed.read(self.elements(), first, out)?,
+            Node::ComputedRows(computed) => computed.read(first, out)?,
             Node::LowRankSum(sum) => sum.read(first, out)?,
             Node::Times { of, matrix } => lazy::read_times(of, &**matrix, first, out)?,
             Node::TransposedTimes(product) => product.read(first, out)?,
@@ -120,6 +121,7 @@ impl SourceWeight {
             Node::Tensor(_)
             | Node::Values { .. }
             | Node::Computed(_)
+            | Node::ComputedRows(_)
             | Node::LowRankSum(_)
             | Node::Times { .. }
             | Node::TransposedTimes(_) => (self, at, length),
@@ -150,6 +152,7 @@ impl SourceWeight {
             Node::Map { of, .. } | Node::ByColumn { of, .. } | Node::ByRow { of, .. } | Node::Times { of, .. } => {
                 of.release(range)
             }
+            Node::ComputedRows(computed) => computed.release(range),
             Node::TransposedTimes(product) => product.release(range),
             Node::LowRankSum(sum) => sum.release(range),
             Node::Blocks { codes, scales, zero_points, block } => {
@@ -178,6 +181,17 @@ impl SourceWeight {
                 Node::Tensor(tensor) => break (tensor.name().to_owned(), tensor.columns()),
                 Node::Values { name, .. } => break (name.clone(), weight.columns()),
                 Node::Computed(computed) => break (computed.name.clone(), weight.columns()),
+                // as above, where all weights have a row for each of its rows
+                Node::ComputedRows(computed) => {
+                    let row = element / computed.columns;
+                    for of in &computed.by_row {
+                        of.check_rows_finite(row..row + 1)?;
+                    }
+                    for of in &computed.whole {
+                        of.check_rows_finite(0..of.rows())?;
+                    }
+                    break (computed.name.clone(), computed.columns);
+                }
                 // one number that isn't finite spoils all that it is mixed with
                 Node::Times { of, matrix } => {
                     let row = element / matrix.size();

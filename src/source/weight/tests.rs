@@ -404,3 +404,40 @@ proptest! {
         prop_assert_eq!(&part, &expected[first as usize..(first + length) as usize]);
     }
 }
+
+#[test]
+fn rows_are_computed_when_they_are_read() {
+    let (rows, table, gain) = (numbered("rows", 5, 2), numbered("table", 5, 3), numbered("gain", 1, 3));
+    let parts = (rows.clone(), table.clone(), gain.clone());
+    // each row: twice its first number, plus the table's row, times the gain
+    let compute = move |first: u64, out: &mut [f32]| {
+        let (rows, table, gain) = &parts;
+        table.read_rows(first, out)?;
+        let mut factors = [0.0; 3];
+        gain.read(0, &mut factors)?;
+        for (row, out) in (first..).zip(out.chunks_exact_mut(3)) {
+            let mut own = [0.0; 2];
+            rows.read_rows(row, &mut own)?;
+            out.iter_mut().zip(factors).for_each(|(value, factor)| *value = (*value + 2.0 * own[0]) * factor);
+        }
+        Ok(())
+    };
+    let made = |name: &str| {
+        SourceWeight::computed_rows(name, 3, vec![rows.clone(), table.clone()], vec![gain.clone()], compute.clone())
+    };
+    let whole = made("sum").unwrap();
+    assert_eq!(whole.shape(), [5, 3]);
+    let expected: Vec<f32> =
+        (0..15).map(|i| (2.0 * (i / 3) as f32 + all(&table)[i]) * (i % 3) as f32 / 100.0).collect();
+    assert_eq!(all(&whole), expected);
+    // parts of rows, and rows of a part
+    let mut part = [0.0; 7];
+    whole.read(4, &mut part).unwrap();
+    assert_eq!(part, expected[4..11]);
+    assert_eq!(all(&whole.slice(2..4).unwrap()), expected[6..12]);
+    assert_eq!(all(&whole.columns_range(1..2).unwrap()), [1, 4, 7, 10, 13].map(|i| expected[i]));
+    assert_eq!(whole.key(), made("sum").unwrap().key());
+    assert_ne!(whole.key(), made("another").unwrap().key());
+    let error = SourceWeight::computed_rows("odd", 3, vec![rows.clone(), gain.clone()], Vec::new(), |_, _| Ok(()));
+    assert!(error.unwrap_err().to_string().contains("odd"));
+}

@@ -57,7 +57,11 @@ fn order(bundle: &Bundle) -> Option<String> {
 }
 
 fn states(bundle: &Bundle) -> Vec<String> {
-    let heads = ["num_key_value_heads", "head_dim"].map(|key| bundle.config.get(key).and_then(Json::as_u64));
+    // a layer may have heads of its own
+    let of_layer = |layer: usize, key: &str| {
+        let own = bundle.config.get("layers").and_then(|layers| layers.get(layer)?.get("heads")?.get(key));
+        own.or(bundle.config.get(key)).and_then(Json::as_u64)
+    };
     let mut problems = Vec::new();
     for entry in &bundle.functions {
         for state in entry.states.iter().chain(&caches(entry)) {
@@ -75,11 +79,14 @@ fn states(bundle: &Bundle) -> Vec<String> {
             if let Some(expected) = name_of(&state.role).filter(|name| *name != state.name) {
                 add(format!("what it holds has the name `{expected}`"));
             }
-            if let [Some(heads), Some(width)] = heads
-                && let Some(expected) = cache_of(&state.role, heads)
-                && !is_cache(state, expected, width)
-            {
-                add(format!("its shape is {:?}; the configuration has {heads} heads of {width}", state.shape));
+            let of_layers = |key: &str| layers.iter().map(|layer| of_layer(*layer, key)).collect::<Option<Vec<u64>>>();
+            if let (Some(heads), Some(widths)) = (of_layers("num_key_value_heads"), of_layers("head_dim")) {
+                let heads = heads.into_iter().fold(0, u64::saturating_add);
+                let wrong =
+                    |width: &&u64| cache_of(&state.role, heads).is_some_and(|rows| !is_cache(state, rows, **width));
+                if let Some(width) = widths.iter().find(wrong) {
+                    add(format!("its shape is {:?}; the configuration has {heads} heads of {width}", state.shape));
+                }
             }
         }
     }
@@ -116,11 +123,11 @@ fn name_of(role: &StateRole) -> Option<String> {
     }
 }
 
-/// Rows of a cache, by the number of key-value heads.
+/// Rows of a cache, by the number of key-value heads of its layers.
 fn cache_of(role: &StateRole, heads: u64) -> Option<u64> {
     match role {
         StateRole::KeyCache { .. } | StateRole::ValueCache { .. } => Some(heads),
-        StateRole::KeyValueCache { layers } => Some(heads.saturating_mul(2 * layers.len() as u64)),
+        StateRole::KeyValueCache { .. } => Some(heads.saturating_mul(2)),
         _ => None,
     }
 }

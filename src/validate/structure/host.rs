@@ -27,15 +27,22 @@ pub(super) fn checks(bundle: &Bundle, folder: &Path) -> Vec<Check> {
     let tensors = file.as_ref().map_err(Clone::clone).and_then(|f| SafeTensors::deserialize(f.bytes()).map_err(text));
     match tensors {
         Err(problem) => vec![Check::of(name, embedding, Some(problem))],
-        Ok(tensors) => vec![
-            Check::of(name, embedding, check_embedding(bundle, &tensors).err()),
-            Check::of(name, rope, listed(&rotary(bundle, &tensors))),
-        ],
+        Ok(tensors) => {
+            let mut checks = vec![
+                Check::of(name, embedding, check_halves(&bundle.host.embedding, &tensors).err()),
+                Check::of(name, rope, listed(&rotary(bundle, &tensors))),
+            ];
+            if let Some(table) = &bundle.host.per_layer_embedding {
+                let claim = "what layers are told of tokens is of finite fp16 numbers";
+                checks.push(Check::of(name, claim, check_halves(table, &tensors).err()));
+            }
+            checks
+        }
     }
 }
 
-fn check_embedding(bundle: &Bundle, tensors: &SafeTensors<'_>) -> Result<(), String> {
-    let table = tensors.tensor(&bundle.host.embedding).map_err(text)?;
+fn check_halves(name: &str, tensors: &SafeTensors<'_>) -> Result<(), String> {
+    let table = tensors.tensor(name).map_err(text)?;
     if table.dtype() != Dtype::F16 {
         return Err(format!("it holds {:?}, expected F16", table.dtype()));
     }

@@ -1,0 +1,172 @@
+//! What the layers of Gemma 4 differ in: those that attend to everything have heads of their own size, whose values may be what
+//! their key projection gives; the last layers look at the keys and values of earlier ones; and there may be vectors of each
+//! token for each layer.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::keys::Keys;
+use super::{LayerConfig, LayerHeads, PerLayerEmbeddingConfig};
+use crate::error::FamilyError;
+use crate::table::DecoderFamily;
+
+/// The configuration with RoPE as the class has it where nothing is said: a quarter of the wide heads' dimensions rotates.
+pub(super) fn with_defaults(config: &Map<String, Json>, family: &DecoderFamily) -> Option<Map<String, Json>> {
+    let says = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
+    if !family.gemma4_layers || says("rope_parameters") || says("rope_scaling") || says("rope_theta") {
+        return None;
+    }
+    let mut config = config.clone();
+    let rope = json!({
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    });
+    config.insert("rope_parameters".into(), rope);
+    Some(config)
+}
+
+/// Reads it.
+pub(super) struct Reader<'a> {
+    pub(super) keys: &'a Keys<'a>,
+    pub(super) family: &'a DecoderFamily,
+    pub(super) num_attention_heads: u64,
+    pub(super) intermediate_size: u64,
+}
+
+impl Reader<'_> {
+    /// What each layer is, beside its window. Gives the heads of those that attend to everything, and of those with a window,
+    /// which `plain` are unless the configuration says otherwise.
+    pub(super) fn layers(
+        &self,
+        layers: &mut [LayerConfig],
+        plain: LayerHeads,
+        acknowledged: &[String],
+    ) -> Result<[LayerHeads; 2], FamilyError> {
+        let keys = self.keys;
+        if !matches!(keys.str("use_bidirectional_attention")?, None | Some("vision")) {
+            return Err(
+                keys.value("use_bidirectional_attention", "null or \"vision\": text is looked at in one direction")
+            );
+        }
+        // the last layer attends to everything, whatever its type says
+        if let Some(last) = layers.last_mut() {
+            last.window = None;
+        }
+        let value_is_key = keys.bool("attention_k_eq_v")?.unwrap_or(false);
+        let own = self.own_heads(layers, plain, value_is_key, acknowledged)?;
+        for (layer, heads) in layers.iter_mut().zip(&own) {
+            layer.heads = Some(*heads).filter(|heads| *heads != plain);
+            layer.value_is_key = value_is_key && layer.window.is_none();
+        }
+        let of_type = |sliding: bool| {
+            let mut all = layers.iter().zip(&own).filter(|(layer, _)| layer.window.is_some() == sliding);
+            let first = all.next().map_or(plain, |(_, heads)| *heads);
+            match all.all(|(_, heads)| heads.head_dim == first.head_dim) {
+                true => Ok(first),
+                false => {
+                    Err(keys.value("per_layer_config", "one head_dim for all layers of a type: they rotate alike"))
+                }
+            }
+        };
+        let heads = [of_type(false)?, of_type(true)?];
+        self.share_keys(layers, &own)?;
+        Ok(heads)
+    }
+
+    /// The heads of each layer.
+    fn own_heads(
+        &self,
+        layers: &[LayerConfig],
+        plain: LayerHeads,
+        value_is_key: bool,
+        acknowledged: &[String],
+    ) -> Result<Vec<LayerHeads>, FamilyError> {
+        let keys = self.keys;
+        let size = |key: &str| if keys.get(key).is_some() { keys.size(key).map(Some) } else { Ok(None) };
+        let head_dim = size("global_head_dim")?;
+        let key_heads = size("num_global_key_value_heads")?.filter(|_| value_is_key);
+        let mut given: BTreeMap<usize, LayerHeads> = BTreeMap::new();
+        // since transformers 5.20 or so: what a layer has of its own, by its number
+        let overrides = keys.object("per_layer_config")?;
+        for index in 0..layers.len() {
+            let Some(own) = overrides.as_ref().map(|all| all.object(&index.to_string())).transpose()?.flatten() else {
+                continue;
+            };
+            let size = |key: &str, plain| if own.get(key).is_some() { own.size(key) } else { Ok(plain) };
+            let heads = LayerHeads {
+                num_key_value_heads: size("num_key_value_heads", plain.num_key_value_heads)?,
+                head_dim: size("head_dim", plain.head_dim)?,
+            };
+            own.finish(self.family.name, &[], acknowledged)?;
+            given.insert(index, heads);
+        }
+        if let Some(overrides) = &overrides {
+            overrides.finish(self.family.name, &[], acknowledged)?;
+        }
+        let full = LayerHeads {
+            num_key_value_heads: key_heads.unwrap_or(plain.num_key_value_heads),
+            head_dim: head_dim.unwrap_or(512), // the class's default
+        };
+        let heads = |(index, layer): (usize, &LayerConfig)| match (&overrides, layer.window) {
+            (Some(_), _) => given.get(&index).copied().unwrap_or(plain),
+            (None, None) => full,
+            (None, Some(_)) => plain,
+        };
+        let own: Vec<LayerHeads> = layers.iter().enumerate().map(heads).collect();
+        let divides = |heads: &LayerHeads| self.num_attention_heads.is_multiple_of(heads.num_key_value_heads);
+        if !own.iter().all(divides) {
+            let expected = format!("a divisor of {} heads", self.num_attention_heads);
+            return Err(keys.value("num_global_key_value_heads", &expected));
+        }
+        Ok(own)
+    }
+
+    /// The last layers look at the keys and values of the last layer before them that has their type.
+    fn share_keys(&self, layers: &mut [LayerConfig], own: &[LayerHeads]) -> Result<(), FamilyError> {
+        let keys = self.keys;
+        let shared = keys.u64("num_kv_shared_layers")?.unwrap_or(0) as usize;
+        let wide = keys.bool("use_double_wide_mlp")?.unwrap_or(false);
+        if shared >= layers.len() {
+            return Err(keys.value("num_kv_shared_layers", &format!("less than {} layers", layers.len())));
+        }
+        let first = layers.len() - shared;
+        for index in first..layers.len() {
+            let sliding = layers[index].window.is_some();
+            let of = (0..first).rev().find(|of| layers[*of].window.is_some() == sliding);
+            match of.filter(|of| own[*of] == own[index]) {
+                Some(of) => layers[index].keys_of = Some(of),
+                None => {
+                    let expected = "so many that each type has a layer before them, with equal heads";
+                    return Err(keys.value("num_kv_shared_layers", expected));
+                }
+            }
+            layers[index].value_is_key = false;
+            if wide {
+                layers[index].intermediate_size = Some(2 * self.intermediate_size);
+            }
+        }
+        Ok(())
+    }
+
+    /// The vectors of each token for each layer, if there are some.
+    pub(super) fn per_layer_embedding(
+        &self,
+        size: &dyn Fn(&str) -> Result<u64, FamilyError>,
+    ) -> Result<Option<PerLayerEmbeddingConfig>, FamilyError> {
+        let keys = self.keys;
+        // 0, as well as null, stands for none; the class's default doesn't
+        let none = keys.has("hidden_size_per_layer_input")
+            && keys.u64("hidden_size_per_layer_input")?.is_none_or(|width| width == 0);
+        if none {
+            keys.accept("vocab_size_per_layer_input");
+            return Ok(None);
+        }
+        let (width, vocab_size) = (size("hidden_size_per_layer_input")?, size("vocab_size_per_layer_input")?);
+        let tokens = size("vocab_size")?;
+        if vocab_size < tokens {
+            return Err(keys.value("vocab_size_per_layer_input", &format!("at least {tokens}, a row for each token")));
+        }
+        Ok(Some(PerLayerEmbeddingConfig { vocab_size, width }))
+    }
+}
