@@ -77,7 +77,6 @@ fn experts_apart_write_the_same_text() {
         ("gpt_oss-clamped", &["experts=routed", "attention=grouped"], 6),
         ("qwen3_moe-plain", &["experts=routed", "layout=bc1s"], 5),
         ("gemma4-experts", &["experts=split"], 1),
-        ("gemma4-experts", &["experts=routed", "layout=bc1s"], 7),
         ("zaya-default", &["experts=split"], 1),
         ("zaya-default", &["experts=routed", "numerics.scale=0.125"], 5),
         ("zaya-sliding", &["experts=routed", "lengths={fixed: [1, 4]}"], 4),
