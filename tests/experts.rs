@@ -79,7 +79,6 @@ fn experts_apart_write_the_same_text() {
         ("qwen3_next-plain", &["experts=split", "shards.max_experts=3"], 2),
         ("granitemoehybrid-default", &["experts=routed"], 6),
         ("gemma4-experts", &["experts=split"], 1),
-        ("gemma4-experts", &["experts=routed", "layout=bc1s"], 7),
         ("zaya-default", &["experts=split"], 1),
         ("zaya-default", &["experts=routed", "numerics.scale=0.125"], 5),
         ("zaya-sliding", &["experts=routed", "lengths={fixed: [1, 4]}"], 4),

@@ -84,7 +84,7 @@ const CASES: &[Case] = &[
         ],
     ),
     case("gemma4-experts", &["context=40"]),
-    case("gemma4-experts", &["context=40", "experts=split", "layout=bc1s"]),
+    case("gemma4-experts", &["context=40", "experts=routed", "layout=bc1s"]),
     // weights of a byte
     case("olmo2-default", &["context=40", INT8]),
     // palettes of rows that have a scale, and integers of blocks

@@ -139,7 +139,9 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
         PortRole::PerLayerInput { first, end } => {
             entry.stage == (Stage::Layers { first: *first, end: *end })
                 && bundle.host.per_layer_embedding.is_some()
-                && shape.get(1).is_some_and(|rows| columns(*rows) && rows.is_multiple_of((end - first).max(1) as u64))
+                && shape
+                    .get(1)
+                    .is_some_and(|rows| columns(*rows) && rows.is_multiple_of(end.saturating_sub(*first).max(1) as u64))
         }
         PortRole::SharedKeys { .. } | PortRole::SharedValues { .. } => {
             matches!(shape[..], [1, _, rows, _] if rows == t)

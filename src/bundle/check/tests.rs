@@ -173,6 +173,9 @@ fn no_port_of_a_strangers_bundle_ends_the_program() {
         json!({"role": "cache", "id": "c", "holds": held}),
         json!({"role": "cache_rows", "id": "c", "holds": held}),
         json!({"role": "state", "id": "s", "holds": held}),
+        json!({"role": "per_layer_input", "first": 1, "end": 2}),
+        json!({"role": "per_layer_input", "first": 2, "end": 1}),
+        json!({"role": "shared_keys", "layer": 0}),
     ];
     for (role, rank) in roles.iter().flat_map(|role| (0..6).map(move |rank| (role, rank))) {
         let mut port = json!({"name": "port", "shape": vec![16; rank]});
@@ -182,6 +185,46 @@ fn no_port_of_a_strangers_bundle_ends_the_program() {
             changed["functions"][4][side].as_array_mut().unwrap().push(port.clone());
         }
         assert!(!findings(changed).is_empty(), "{port}");
+    }
+}
+
+/// A bundle whose second layer takes what the first gives: keys, and what it is told of tokens.
+fn sharing() -> Json {
+    let mut bundle = sound();
+    bundle["host"]["per_layer_embedding"] = json!("told");
+    for index in 0..8 {
+        let tokens = bundle["functions"][index]["tokens"]["fixed"].clone();
+        let keys = json!({"name": "keys", "role": "shared_keys", "layer": 0, "shape": [1, 2, tokens, 4]});
+        let layer = index / 4;
+        let told = json!({"name": "told", "role": "per_layer_input", "first": layer, "end": layer + 1, "shape": [1, 3, tokens, 1]});
+        let side = if layer == 0 { "outputs" } else { "inputs" };
+        bundle["functions"][index][side].as_array_mut().unwrap().push(keys);
+        bundle["functions"][index]["inputs"].as_array_mut().unwrap().push(told);
+    }
+    bundle
+}
+
+#[test]
+fn what_functions_share_is_given_before_it_is_taken() {
+    assert_eq!(findings(sharing()), Vec::<String>::new());
+    let changes = [
+        // one of two functions of a layer doesn't give them
+        ("/functions/1/outputs/2/layer", json!(1), "no function before it gives `keys`"),
+        ("/functions/4/inputs/6/layer", json!(1), "no function before it gives `keys`"),
+        ("/functions/4/inputs/6/shape", json!([1, 2, 3, 4]), "which its role contradicts"),
+        ("/functions/4/inputs/7/first", json!(0), "which its role contradicts"),
+        ("/functions/4/inputs/7/shape", json!([1, 3, 2, 1]), "which its role contradicts"),
+        ("/host/per_layer_embedding", Json::Null, "which its role contradicts"),
+        ("/functions/8/inputs/0/role", json!("shared_values"), "has no input like"),
+    ];
+    for (place, value, expected) in changes {
+        let mut changed = sharing();
+        *changed.pointer_mut(place).unwrap() = value.clone();
+        if expected.contains("no input") {
+            changed["functions"][8]["inputs"][0]["layer"] = json!(0);
+        }
+        let found = findings(changed);
+        assert!(found.iter().any(|finding| finding.contains(expected)), "{place} = {value}: {found:?}");
     }
 }
 
