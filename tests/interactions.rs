@@ -91,8 +91,9 @@ fn combination(draw: &mut Draw, cases: &[&Json]) -> Combination {
     if recurrent && state != "host" {
         set("recurrent_states", draw.one_of(&["state", "input_output"]));
     }
-    // a recurrence can't be given tokens that aren't there, so that it needs calls of one
-    let lengths = draw.below(if recurrent { 4 } else { 5 });
+    // a recurrence can't be given tokens that aren't there, so that it needs calls of one; nor has a context that ends with the
+    // text room for them
+    let lengths = draw.below(if recurrent || dynamic { 4 } else { 5 });
     let (lengths, sizes): (&str, &[u64]) = [
         ("{range: [1, 4]}", &[4, 3, 1][..]),
         ("{range: [1, 16]}", &[7, 16]),

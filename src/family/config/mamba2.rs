@@ -126,7 +126,7 @@ fn step_limit(keys: &Keys<'_>) -> Result<Option<[f64; 2]>, FamilyError> {
         Some("Infinity") => Some(f64::INFINITY),
         _ => value.as_f64(),
     };
-    let limits: Option<Vec<f64>> = given.as_array().map_or(None, |list| list.iter().map(number).collect());
+    let limits: Option<Vec<f64>> = given.as_array().and_then(|list| list.iter().map(number).collect());
     match limits.as_deref() {
         Some([least, most]) if *least <= 0.0 && *most > MOST => Ok(None),
         Some([least, most]) if *least >= 0.0 && least < most && *least < MOST => Ok(Some([*least, most.min(MOST)])),
