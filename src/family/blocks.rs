@@ -53,6 +53,8 @@ pub struct Graph<'a> {
     pub tokens: Dim,
     /// What the states that are inputs and outputs hold at this point.
     kept: Vec<ValueId>,
+    /// Rotary tables as wide as heads, by the tables that came in.
+    wide: Vec<(rope::Rotation, u64, rope::Rotation)>,
     weights: &'a mut dyn EmitWeight,
     error: Option<Error>,
 }
@@ -60,7 +62,7 @@ pub struct Graph<'a> {
 impl<'a> Graph<'a> {
     /// An empty function.
     pub fn new(ops: FunctionBuilder, form: LoweringOptions, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
-        Graph { ops, form, tokens, kept: Vec::new(), weights, error: None }
+        Graph { ops, form, tokens, kept: Vec::new(), wide: Vec::new(), weights, error: None }
     }
 
     /// The fp16 value of a weight, seen as a tensor of `shape`.
