@@ -43,7 +43,7 @@ impl Model {
     /// # Errors
     /// As [`Model::on_cpu`], and where there is no Core ML.
     pub fn on_core_ml(folder: impl AsRef<Path>, units: ComputeUnits) -> Result<Self> {
-        Self::new(anec_runtime::coreml::open(folder.as_ref(), units)?)
+        Self::new(anec_runtime::coreml::open(folder.as_ref(), units, None)?)
     }
 
     /// A model of the runtime, which has more choices.
@@ -240,7 +240,10 @@ impl Session {
             }
         };
         let session = match self.session.take() {
-            Some(session) if session.limit() >= request.length(model) => session,
+            Some(mut session) if session.is_compatible_with(request.length(model)) => {
+                session.set_length(request.length(model))?;
+                session
+            }
             _ => model.start(request.length(model))?,
         };
         let mut generation = session.generate(request)?.with_constraint(constraint);

@@ -268,7 +268,7 @@ impl Validator {
         let candidates = match self.core_ml {
             None => candidates(folder, &self.precisions)?,
             Some(units) => {
-                let model = coreml::open(folder, units)?;
+                let model = coreml::open(folder, units, None)?;
                 self.progress.note(&format!("Core ML with {units}"));
                 vec![Candidate { name: units.to_string(), model, layers: false }]
             }

@@ -15,7 +15,7 @@ use anec::exec::{ExecOptions, Executable, Precision, WeightCache};
 use anec::family::LoweringOptions;
 use anec::manifest::{
     ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout as GraphLayout, LinearForm, NormForm, RecurrentForm,
-    StateForm,
+    RopeForm, StateForm,
 };
 use anec::mil::Opset;
 use layers::{CONTEXT, inputs, layers};
@@ -97,6 +97,7 @@ fn a_decoding_step_allocates_nothing() {
                     norm,
                     attention,
                     activations: ActivationForm::Stable,
+                    rope: RopeForm::Halves,
                     kv_write,
                     state,
                     recurrent_states,

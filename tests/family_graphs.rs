@@ -13,7 +13,9 @@ use std::path::Path;
 use anec::bundle::{Port, PortDim, PortRole, Stage, TokenCount};
 use anec::error::Result;
 use anec::family::{FamilyModel, FunctionRequest, LoweringOptions};
-use anec::manifest::{ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm};
+use anec::manifest::{
+    ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm, StateForm,
+};
 use anec::mil::verify::{infer_types, verify_function};
 use anec::mil::{Binding, Symbol, ValueId};
 use anec::source::{Ledger, Source};
@@ -35,12 +37,13 @@ fn forms() -> Vec<LoweringOptions> {
             norm,
             attention: [AttentionForm::PerHead, AttentionForm::Grouped][choice[1]],
             activations: [ActivationForm::Stable, ActivationForm::Native][choice[5]],
+            rope: [RopeForm::Halves, RopeForm::Product][choice[6]],
             state: [StateForm::PerLayer, StateForm::Unified, StateForm::Host][choice[2]],
             recurrent_states: [RecurrentForm::State, RecurrentForm::InputOutput][choice[3]],
             ..FORM
         }
     };
-    covering(&[2, 2, 3, 2, 4, 2], 3).into_iter().map(form).collect()
+    covering(&[2, 2, 3, 2, 4, 2, 2], 3).into_iter().map(form).collect()
 }
 
 fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {

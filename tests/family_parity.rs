@@ -13,7 +13,7 @@ use anec::error::Result;
 use anec::exec::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
 use anec::family::{EmitWeight, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions};
 use anec::manifest::{
-    ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RotateBy,
+    ActivationForm, AttentionForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RopeForm, RotateBy,
     RotationOptions, StateForm, Transform,
 };
 use anec::mil::{Constant, FunctionBuilder, ValueId};
@@ -438,7 +438,7 @@ fn every_form_gives_the_same_logits() {
         with_model(&root, case, "hugging_face", |model| {
             let golden = Golden::read(&root.join(case["goldens"][0]["file"].as_str().expect("a file")));
             // each family takes a third of the forms, so that each form meets at least four families
-            for choice in covering(&[2, 3, 4, 2, 3, 2, 2], 3).into_iter().skip(number % 3).step_by(3) {
+            for choice in covering(&[2, 3, 4, 2, 3, 2, 2, 2], 3).into_iter().skip(number % 3).step_by(3) {
                 let (kv_write, tokens, chunk) =
                     [(KvWrite::Mask, TokenCount::Range(1, 4), 3), (KvWrite::Slice, TokenCount::Fixed(1), 1)][choice[5]];
                 let form = LoweringOptions {
@@ -448,6 +448,7 @@ fn every_form_gives_the_same_logits() {
                     attention: [AttentionForm::PerHead, AttentionForm::Grouped][choice[3]],
                     state: [StateForm::PerLayer, StateForm::Unified, StateForm::Host][choice[4]],
                     activations: [ActivationForm::Stable, ActivationForm::Native][choice[6]],
+                    rope: [RopeForm::Halves, RopeForm::Product][choice[7]],
                     kv_write,
                     ..FORM
                 };

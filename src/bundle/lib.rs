@@ -49,7 +49,7 @@ pub use model::{
 };
 pub use ports::{MASKED, Port, PortDim, PortRole};
 pub use source::{FileDigest, LedgerTotals, PackageEntry, SourceFacts};
-pub use states::{StatePort, StateRole, state_id};
+pub use states::{StatePart, StatePort, StateRole, state_id};
 pub use tokens::TokenCount;
 
 /// Version of the schema; a reader refuses others.

@@ -79,4 +79,34 @@ impl StateRole {
     pub fn is_cache(&self) -> bool {
         matches!(self, StateRole::KeyCache { .. } | StateRole::ValueCache { .. } | StateRole::KeyValueCache { .. })
     }
+
+    /// The equal parts that the second axis of the state is divided into, in their order: what each holds, of which layer.
+    pub fn parts(&self) -> Vec<(StatePart, usize)> {
+        let each = |part: StatePart, layers: &[usize]| layers.iter().map(|layer| (part, *layer)).collect();
+        match self {
+            StateRole::KeyCache { layer } => vec![(StatePart::Keys, *layer)],
+            StateRole::ValueCache { layer } => vec![(StatePart::Values, *layer)],
+            StateRole::KeyValueCache { layers } => {
+                layers.iter().flat_map(|layer| [(StatePart::Keys, *layer), (StatePart::Values, *layer)]).collect()
+            }
+            StateRole::ConvolutionState { layers } => each(StatePart::Convolution, layers),
+            StateRole::DelayState { layers } => each(StatePart::Delay, layers),
+            StateRole::RecurrentState { layers } => each(StatePart::Recurrence, layers),
+        }
+    }
+}
+
+/// What a part of a state holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StatePart {
+    /// Rotated keys.
+    Keys,
+    /// Values.
+    Values,
+    /// Inputs of causal convolutions.
+    Convolution,
+    /// What the next token's values take from the last token.
+    Delay,
+    /// Matrices of a linear recurrence.
+    Recurrence,
 }

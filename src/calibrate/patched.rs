@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anec_base::Result;
 use anec_exec::{Executable, State, Tensor};
-use anec_runtime::{Backend, CpuBackend, Sequence, Watch};
+use anec_runtime::{Backend, CpuBackend, RuntimeError, Sequence, Watch};
 
 /// The function that stands for another.
 struct Stand {
@@ -77,6 +77,20 @@ impl Sequence for Patched {
             }
             _ => self.inner.run(function, inputs, watch),
         }
+    }
+
+    fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
+        match &self.stand {
+            Some((_, stand)) if stand.function == function => {
+                let problem = "what stands for a function keeps its states to itself".to_owned();
+                Err(RuntimeError::Backend { backend: "patched", problem }.into())
+            }
+            _ => self.inner.states(function),
+        }
+    }
+
+    fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
+        self.inner.set_states(function, values)
     }
 
     fn reset(&mut self) -> Result<()> {

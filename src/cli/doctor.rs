@@ -15,7 +15,7 @@ use anec::report;
 use anec::report::bytes;
 use anec::report::table::table;
 use anec::validate::experiment::launch::{ProbeError, ProbeReport, launch};
-use anec::validate::experiment::{Experiment, ProbeSize, experiments, import, run};
+use anec::validate::experiment::{Experiment, ProbeSize, experiments, import, import_arithmetic, run};
 
 /// Says what this machine can do: convert, validate, compile, read compute plans, run on the Neural Engine; and what is
 /// missing for the rest.
@@ -101,11 +101,11 @@ impl DoctorArgs {
 
     fn import(&self, file: &Path) -> Result<u8> {
         let found = ProbeReport::read(file)?;
-        let findings = import(&found);
+        let (findings, arithmetic) = (import(&found), import_arithmetic(&found));
         if self.json {
-            print_json(&json!({ "machine": found.machine, "findings": findings }));
+            print_json(&json!({ "machine": found.machine, "findings": findings, "arithmetic": arithmetic }));
         } else {
-            print(&report::rule_findings(&found, &findings));
+            print(&(report::rule_findings(&found, &findings) + &report::arithmetic_findings(&arithmetic)));
         }
         Ok(0)
     }

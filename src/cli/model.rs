@@ -7,12 +7,12 @@ use clap::{Args, ValueEnum};
 
 use super::{demo, progress};
 
-use anec::base::Result;
+use anec::base::{Diagnostic, Fault, Result};
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::manifest::{Manifest, builtin};
 use anec::runtime::bioes::Biases;
-use anec::runtime::{LoadedModel, Tokenizer, coreml};
+use anec::runtime::{LoadedModel, PhaseUnits, Tokenizer, coreml};
 use anec::source::hub;
 use anec::{BundleCache, Prompt};
 
@@ -28,6 +28,35 @@ pub struct Runner {
     precision: Precision,
     #[command(flatten)]
     backend: Backend,
+    /// The devices that Core ML may use for tokens that are written one after the other, where these are others than for
+    /// prompts; the states of a text are copied between them once
+    #[arg(long, value_enum, value_name = "UNITS")]
+    decode_units: Option<ComputeUnits>,
+    /// Weights that functions may have in memory, in units of 1,000,000 bytes: those that were needed longest ago are let go
+    /// for others. On Core ML each function has a copy of its own
+    #[arg(long, value_name = "N", value_parser = megabytes)]
+    max_memory_mb: Option<u64>,
+}
+
+/// Bytes, of a number of megabytes.
+fn megabytes(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.map(|number| (number * 1e6) as u64).ok_or_else(|| "expected a number of megabytes above 0".into())
+}
+
+/// Devices for writing were named, and nothing runs on Core ML.
+#[derive(Debug, thiserror::Error)]
+#[error("--decode-units names devices of Core ML, and the CPU executor runs the bundle")]
+struct NoDevices;
+
+impl Diagnostic for NoDevices {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("add --backend coreml, or leave out --decode-units".into())
+    }
 }
 
 /// What runs a bundle.
@@ -46,13 +75,6 @@ impl Backend {
     pub fn core_ml(&self) -> Option<ComputeUnits> {
         (self.backend == BackendName::Coreml).then_some(self.compute_units)
     }
-}
-
-/// The bundle on Core ML. Says on which devices: they are never chosen silently.
-pub fn open_on_core_ml(bundle: &Path, units: ComputeUnits) -> Result<Arc<LoadedModel>> {
-    let model = coreml::open(bundle, units)?;
-    eprintln!("Core ML with {units}");
-    Ok(model)
 }
 
 /// A backend.
@@ -75,10 +97,29 @@ impl Runner {
     /// # Errors
     /// When there is none, it contradicts itself, or the backend isn't available.
     pub fn open(&self) -> Result<Arc<LoadedModel>> {
+        let units = self.units()?;
         let bundle = self.folder()?;
-        match self.backend.core_ml() {
-            None => LoadedModel::on_cpu(&bundle, self.precision),
-            Some(units) => open_on_core_ml(&bundle, units),
+        let model = match units {
+            None => LoadedModel::on_cpu_within(&bundle, self.precision, self.max_memory_mb)?,
+            Some(units) => coreml::open(&bundle, units, self.max_memory_mb)?,
+        };
+        if let Some(units) = units {
+            // devices are never chosen silently
+            eprintln!("Core ML with {units}");
+        }
+        let needed = model.weights_of_a_token();
+        if self.max_memory_mb.is_some_and(|limit| limit < needed) {
+            let needed = needed as f64 / 1e6;
+            eprintln!("warning: a token needs {needed:.1} MB of weights: functions are loaded again for every one");
+        }
+        Ok(model)
+    }
+
+    /// The devices that Core ML may use, where that is the backend.
+    fn units(&self) -> Result<Option<PhaseUnits>> {
+        match (self.backend.core_ml(), self.decode_units) {
+            (None, Some(_)) => Err(NoDevices.into()),
+            (units, writing) => Ok(units.map(|prompt| PhaseUnits { prompt, writing: writing.unwrap_or(prompt) })),
         }
     }
 
@@ -106,7 +147,7 @@ impl Runner {
         folder
     }
 
-    /// Opens the bundle and loads all of it, with a progress bar where that takes long.
+    /// Opens the bundle and loads what a text begins with, with a progress bar where that takes long.
     ///
     /// # Errors
     /// As [`Runner::open`], and when a function can't be loaded.
@@ -120,14 +161,18 @@ impl Runner {
         Ok(model)
     }
 
+    fn core_ml(&self) -> Option<PhaseUnits> {
+        self.units().ok().flatten()
+    }
+
     /// How numbers are computed with: the precision's name, or Core ML's units.
     pub fn precision(&self) -> String {
-        self.backend.core_ml().map_or_else(|| self.precision.to_string(), |units| units.to_string())
+        self.core_ml().map_or_else(|| self.precision.to_string(), |units| units.to_string())
     }
 
     /// What computes, for people.
     pub fn device(&self) -> String {
-        match self.backend.core_ml() {
+        match self.core_ml() {
             None => format!("CPU ({})", self.precision),
             Some(units) => format!("Core ML ({units})"),
         }

@@ -186,6 +186,7 @@ pub fn form(manifest: &Manifest) -> LoweringOptions {
         norm: manifest.norm,
         attention: manifest.attention,
         activations: manifest.activations,
+        rope: manifest.rope,
         kv_write: manifest.kv_write(),
         state: manifest.state,
         recurrent_states: match manifest.state {

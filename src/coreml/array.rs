@@ -69,6 +69,16 @@ pub enum OwnedValues {
     Integers(Vec<i32>),
 }
 
+impl OwnedValues {
+    /// The values, borrowed.
+    pub fn as_values(&self) -> Values<'_> {
+        match self {
+            OwnedValues::Floats(values) => Values::Floats(values),
+            OwnedValues::Integers(values) => Values::Integers(values),
+        }
+    }
+}
+
 /// Writes values into the memory of an array without padding.
 ///
 /// # Errors
@@ -124,6 +134,45 @@ pub fn read(element: Element, shape: &[usize], strides: &[usize], memory: &[u8])
     })
 }
 
+/// Writes values into memory whose rows may be padded; strides count elements, and what pads stays as it is.
+///
+/// # Errors
+/// When they are of another kind or number than the elements, or one would lie outside of the memory.
+pub fn write_strided(
+    element: Element,
+    shape: &[usize],
+    strides: &[usize],
+    values: Values<'_>,
+    memory: &mut [u8],
+) -> Result<(), String> {
+    let row = shape.last().copied().unwrap_or(1);
+    let rows = shape.split_last().map_or(1, |(_, outer)| outer.iter().product());
+    let given = match values {
+        Values::Floats(values) => values.len(),
+        Values::Integers(values) => values.len(),
+    };
+    if shape.len() != strides.len() || given != rows * row || strides.last().is_some_and(|stride| *stride != 1) {
+        return Err(format!("{given} values don't go into {element:?} of shape {shape:?} with strides {strides:?}"));
+    }
+    let one = StridedArray { name: "a row".into(), element, shape: vec![row] };
+    for index in 0..rows {
+        let (mut left, mut at) = (index, 0);
+        for axis in (0..shape.len().saturating_sub(1)).rev() {
+            at += left % shape[axis] * strides[axis];
+            left /= shape[axis];
+        }
+        let bytes = at * element.size()..(at + row) * element.size();
+        let held = memory.len();
+        let place = memory.get_mut(bytes).ok_or_else(|| format!("{held} bytes don't hold {shape:?} by {strides:?}"))?;
+        let of_row = index * row..(index + 1) * row;
+        match values {
+            Values::Floats(values) => write(&one, Values::Floats(&values[of_row]), place)?,
+            Values::Integers(values) => write(&one, Values::Integers(&values[of_row]), place)?,
+        }
+    }
+    Ok(())
+}
+
 /// Elements in row-major order. The memory holds all of them.
 fn gather<T: Copy, const N: usize>(
     count: usize,
@@ -163,6 +212,21 @@ mod tests {
     /// Memory of 16-bit elements 0, 1, 2, …
     fn halves(count: usize) -> Vec<u8> {
         (0..count).flat_map(|i| f16::from_f32(i as f32).to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn padding_stays_as_it_is() {
+        let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
+        let (shape, strides) = ([2, 2, 3], [16, 8, 1]);
+        let mut memory = vec![0xff; 64];
+        write_strided(Element::F16, &shape, &strides, Values::Floats(&values), &mut memory).unwrap();
+        assert_eq!(read(Element::F16, &shape, &strides, &memory).unwrap(), OwnedValues::Floats(values.clone()));
+        assert_eq!(memory[6..16], [0xff; 10]);
+        let error =
+            write_strided(Element::F16, &shape, &strides, Values::Floats(&values), &mut memory[..40]).unwrap_err();
+        assert_eq!(error, "40 bytes don't hold [2, 2, 3] by [16, 8, 1]");
+        assert!(write_strided(Element::F16, &shape, &[16, 8, 2], Values::Floats(&values), &mut memory).is_err());
+        assert!(write_strided(Element::F16, &shape, &strides, Values::Floats(&values[1..]), &mut memory).is_err());
     }
 
     #[test]

@@ -53,6 +53,14 @@ impl LoadedFunction for CoreMl {
         match *self {}
     }
 
+    fn read(state: &CoreMl, _: &[StridedArray]) -> Result<Vec<OwnedValues>, CoreMlError> {
+        match *state {}
+    }
+
+    fn restore(&self, _: &[StridedArray], _: &[OwnedValues]) -> Result<CoreMl, CoreMlError> {
+        match *self {}
+    }
+
     fn call(&self, _: &[StridedArray], _: &[StridedArray]) -> Result<CoreMl, CoreMlError> {
         match *self {}
     }

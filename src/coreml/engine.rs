@@ -55,6 +55,18 @@ pub trait LoadedFunction: Send + 'static {
     /// When Core ML doesn't give them.
     fn copy(&self, state: &Self::State, names: &[String]) -> Result<Self::State, CoreMlError>;
 
+    /// What a state holds, array by array. The function that made it needn't be in memory any more.
+    ///
+    /// # Errors
+    /// When Core ML doesn't give it.
+    fn read(state: &Self::State, arrays: &[StridedArray]) -> Result<Vec<OwnedValues>, CoreMlError>;
+
+    /// New states that hold these values, array by array.
+    ///
+    /// # Errors
+    /// When Core ML doesn't give them, or the values don't fit.
+    fn restore(&self, arrays: &[StridedArray], values: &[OwnedValues]) -> Result<Self::State, CoreMlError>;
+
     /// Arrays for calls with inputs and outputs of these shapes.
     ///
     /// # Errors

@@ -69,7 +69,7 @@ impl State {
     }
 
     /// The buffer of a state, kept here as well.
-    pub(super) fn share(&self, name: &str) -> Option<Arc<Tensor>> {
+    pub fn share(&self, name: &str) -> Option<Arc<Tensor>> {
         self.tensors.get(name).cloned().flatten()
     }
 

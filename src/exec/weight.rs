@@ -97,6 +97,12 @@ impl WeightCache {
         held.values().map(|(_, elements)| size(elements)).sum()
     }
 
+    /// Gives back the memory of weights that no executable uses any more.
+    pub fn release_unused(&self) {
+        let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
+        held.retain(|_, (_, elements)| Arc::strong_count(elements) > 1);
+    }
+
     /// The elements of a floating-point constant, or of one of integers of no more than eight bits, of which only signed
     /// bytes aren't codes; `None` for other types.
     pub(crate) fn elements(&self, constant: &Constant) -> Result<Option<Arc<Elements>>> {

@@ -64,6 +64,8 @@ pub struct Graph<'a> {
     kept: Vec<ValueId>,
     /// Keys and values that several layers look at, by the layer that they come from.
     pub shared: BTreeMap<usize, SharedKeyValues>,
+    /// Rotary tables as wide as heads, by the tables that came in.
+    wide: Vec<(rope::Rotation, u64, rope::Rotation)>,
     weights: &'a mut dyn EmitWeight,
     error: Option<Error>,
 }
@@ -71,7 +73,7 @@ pub struct Graph<'a> {
 impl<'a> Graph<'a> {
     /// An empty function.
     pub fn new(ops: FunctionBuilder, form: LoweringOptions, tokens: Dim, weights: &'a mut dyn EmitWeight) -> Self {
-        Graph { ops, form, tokens, kept: Vec::new(), shared: BTreeMap::new(), weights, error: None }
+        Graph { ops, form, tokens, kept: Vec::new(), shared: BTreeMap::new(), wide: Vec::new(), weights, error: None }
     }
 
     /// The fp16 value of a weight, seen as a tensor of `shape`.

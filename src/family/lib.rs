@@ -55,8 +55,8 @@ use anec_bundle::{
     HiddenProbe, LabelSet, Pooling, Port, ProjectionActivation, SequenceClassification, Stage, StatePort, TokenCount,
 };
 use anec_manifest::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, StateForm,
-    Transform,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RopeForm,
+    StateForm, Transform,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
@@ -82,6 +82,8 @@ pub struct LoweringOptions {
     pub attention: AttentionForm,
     /// Form of the activations.
     pub activations: ActivationForm,
+    /// Form of rotations by position.
+    pub rope: RopeForm,
     /// How keys and values are written.
     pub kv_write: KvWrite,
     /// How what layers carry is divided into states.

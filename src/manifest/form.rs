@@ -65,6 +65,25 @@ pub enum ActivationForm {
     Native,
 }
 
+/// How queries and keys are rotated by position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeForm {
+    /// The two halves of a head are cut out, rotated and joined.
+    #[default]
+    Halves,
+    /// A product with a matrix of 1, -1 and 0 brings each number's partner to its place: nothing is cut out of the last axis,
+    /// where the Neural Engines of M1 and A14 are published to overflow beyond 4094.
+    Product,
+}
+
+impl RopeForm {
+    /// Whether halves are cut out.
+    pub fn is_halves(&self) -> bool {
+        *self == RopeForm::Halves
+    }
+}
+
 /// How new keys and values enter the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

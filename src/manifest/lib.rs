@@ -45,7 +45,8 @@ pub use adapters::AdapterEntry;
 pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
 pub use form::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm, Target,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm,
+    StateForm, Target,
 };
 pub use gates::{Gates, ParityGate, ResidencyGate};
 pub use load::schema;
@@ -90,6 +91,9 @@ pub struct Manifest {
     pub attention: AttentionForm,
     /// The form of SiLU, GELU and softplus.
     pub activations: ActivationForm,
+    /// How queries and keys are rotated by position.
+    #[serde(skip_serializing_if = "RopeForm::is_halves")]
+    pub rope: RopeForm,
     /// How new keys and values enter the cache; by default `mask` for `lengths.range`, `slice` for `lengths.fixed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_write: Option<KvWrite>,
@@ -138,6 +142,7 @@ impl Default for Manifest {
             norm: NormForm::default(),
             attention: AttentionForm::default(),
             activations: ActivationForm::default(),
+            rope: RopeForm::default(),
             kv_write: None,
             state: StateForm::default(),
             recurrent_states: RecurrentForm::default(),

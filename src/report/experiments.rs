@@ -1,8 +1,8 @@
 //! What came of experiments, and what that says of the rules.
 
 use super::table::table;
-use anec_validate::experiment::RuleFinding;
 use anec_validate::experiment::launch::{ProbeEntry, ProbeReport};
+use anec_validate::experiment::{ArithmeticFinding, RuleFinding};
 use anec_validate::rules::{Evidence, Says};
 
 /// A row for each outcome.
@@ -19,11 +19,22 @@ pub fn experiments(report: &ProbeReport) -> String {
             milliseconds(outcome.cpu_call_ms),
             error(outcome.error_to_f32),
             error(outcome.error_to_f16),
+            error(outcome.error_to_ane),
             outcome.codes.join(", "),
         ]
     });
-    let head =
-        ["experiment", "size", "outcome", ">on Neural Engine", ">ms", ">ms on CPU", ">off f32", ">off f16", "codes"];
+    let head = [
+        "experiment",
+        "size",
+        "outcome",
+        ">on Neural Engine",
+        ">ms",
+        ">ms on CPU",
+        ">off f32",
+        ">off f16",
+        ">off ane",
+        "codes",
+    ];
     format!("{}\n\n{}", report.machine, table(&head, rows))
 }
 
@@ -44,6 +55,24 @@ pub fn rule_findings(report: &ProbeReport, findings: &[RuleFinding]) -> String {
     if findings.is_empty() {
         let why = if report.machine.neural_engine_cores.is_none() { "without a Neural Engine " } else { "" };
         text.push_str(&format!("\n{why}nothing is said of any rule\n"));
+    }
+    text
+}
+
+/// What the numbers say of the simulated arithmetic; nothing where they say nothing.
+pub fn arithmetic_findings(findings: &[ArithmeticFinding]) -> String {
+    if findings.is_empty() {
+        return String::new();
+    }
+    let mut text = "\nthe simulated arithmetic of the Neural Engine, by the largest error of numbers:\n".to_owned();
+    for ArithmeticFinding { experiment, size, says, error_to_ane, error_to_f16 } in findings {
+        let verdict = match says {
+            Says::For => "as simulated",
+            Says::Against => "not as simulated",
+        };
+        text.push_str(&format!(
+            "- {experiment}, {size}: {verdict} ({error_to_ane:.1e} to the simulation, {error_to_f16:.1e} to half precision)\n"
+        ));
     }
     text
 }

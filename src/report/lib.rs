@@ -31,7 +31,7 @@ mod sensitivities;
 pub use card::{CardFacts, card};
 pub use conversion::conversion;
 pub use culprit::culprit;
-pub use experiments::{experiments, rule_findings};
+pub use experiments::{arithmetic_findings, experiments, rule_findings};
 pub use forecast::{forecast, rule};
 pub use gates::gates;
 pub use html::html;

@@ -1,12 +1,23 @@
 //! What runs the functions of a bundle: the CPU executor, or Core ML on a Mac.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use anec_base::Result;
 use anec_exec::Tensor;
 
 /// Sees values inside a function while it runs, by name.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);
+
+/// What a text is at: its calls may run elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Its prompt is computed.
+    #[default]
+    Prompt,
+    /// It is written, token by token.
+    Writing,
+}
 
 /// A call of a function.
 pub struct FunctionCall<'a> {
@@ -42,6 +53,11 @@ pub trait Backend: Send + Sync {
     /// When the function can't be loaded.
     fn prepare(&self, function: usize) -> Result<()>;
 
+    /// Whether a function can be made ready without another one being let go for it.
+    fn has_room(&self, _function: usize) -> bool {
+        true
+    }
+
     /// Begins a text: states of its own, all zero. Weights are shared with every other sequence.
     ///
     /// # Errors
@@ -76,6 +92,22 @@ pub trait Sequence: Any + Send {
     fn run_together(&mut self, calls: &[FunctionCall<'_>]) -> Result<Vec<Vec<Tensor>>> {
         calls.iter().map(|call| self.run(call.function, &call.inputs, None)).collect()
     }
+
+    /// Says what the calls that follow are for.
+    fn enter(&mut self, _phase: Phase) {}
+
+    /// What the states of a function hold, in the order of `bundle.json`; nothing where no call has used them, which means
+    /// zeros.
+    ///
+    /// # Errors
+    /// When the backend can't show them.
+    fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>>;
+
+    /// Puts values in place of what the states of a function hold, in the order of `bundle.json`.
+    ///
+    /// # Errors
+    /// When the function can't be loaded, or has other states.
+    fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()>;
 
     /// Sets all states to zero.
     ///

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::fmt;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::backend::{Backend, FunctionCall, Sequence, Watch};
+use super::backend::{Backend, FunctionCall, Phase, Sequence, Watch};
 use super::error::RuntimeError;
+use super::function_pool::{FunctionPool, FunctionWeights, check_limit, weight_bytes};
 use super::host::HostTables;
 use super::inputs::shape_of;
 use super::model::LoadedModel;
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry, PackageEntry};
-use anec_bundle::{Port, PortDim, PortRole};
+use anec_bundle::{Port, PortDim, PortRole, StatePort};
 use anec_coreml::array::{Element, OwnedValues, StridedArray, Values};
 use anec_coreml::cache::Cache;
 use anec_coreml::plan::listing_digest;
@@ -23,22 +25,57 @@ use anec_exec::{Tensor, TensorData};
 /// Name of the backend.
 pub const NAME: &str = "coreml";
 
-/// The bundle in a folder, on Core ML.
+/// The devices that Core ML may use, by what a text is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PhaseUnits {
+    /// For prompts.
+    pub prompt: ComputeUnits,
+    /// For tokens that are written one after the other.
+    pub writing: ComputeUnits,
+}
+
+impl PhaseUnits {
+    fn of(&self, phase: Phase) -> ComputeUnits {
+        match phase {
+            Phase::Prompt => self.prompt,
+            Phase::Writing => self.writing,
+        }
+    }
+}
+
+impl From<ComputeUnits> for PhaseUnits {
+    fn from(units: ComputeUnits) -> Self {
+        PhaseUnits { prompt: units, writing: units }
+    }
+}
+
+impl fmt::Display for PhaseUnits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PhaseUnits { prompt, writing } = self;
+        match prompt == writing {
+            true => write!(f, "{prompt}"),
+            false => write!(f, "{prompt} for prompts, {writing} for writing"),
+        }
+    }
+}
+
+/// The bundle in a folder, on Core ML. Functions may have so many bytes of weights in memory, if there is a limit.
 ///
 /// # Errors
-/// When there is no Core ML or no bundle, or the bundle contradicts itself.
-pub fn open(folder: &Path, units: ComputeUnits) -> Result<Arc<LoadedModel>> {
+/// When there is no Core ML or no bundle, the bundle contradicts itself, or a function has more weights than that.
+pub fn open(folder: &Path, units: impl Into<PhaseUnits>, memory: Option<u64>) -> Result<Arc<LoadedModel>> {
     if !folder.join(FILE_NAME).exists() {
         return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
     }
     let engine = Arc::new(CoreMl::new()?);
     let bundle = Bundle::read(folder)?;
     let host = Arc::new(HostTables::open(&bundle, folder)?);
-    let backend = CoreMlBackend::new(engine, &bundle, folder, units, Cache::of_user()?);
+    let backend = CoreMlBackend::new(engine, &bundle, folder, units, Cache::of_user()?).within(memory)?;
     LoadedModel::new(bundle, folder, host, Box::new(backend))
 }
 
-/// A bundle on Core ML. Functions are loaded when they are first called, and compiled before that if they aren't yet.
+/// A bundle on Core ML. Functions are loaded when they are first called, and compiled before that if they aren't yet. Under
+/// a limit of memory, others are let go for them.
 pub struct CoreMlBackend<E: Engine> {
     shared: Arc<Shared<E>>,
 }
@@ -47,16 +84,33 @@ struct Shared<E: Engine> {
     engine: Arc<E>,
     bundle: Bundle,
     folder: PathBuf,
-    units: ComputeUnits,
+    units: PhaseUnits,
     cache: Cache,
-    loaded: Mutex<BTreeMap<usize, Arc<Mutex<E::Function>>>>,
+    loaded: FunctionPool<(usize, ComputeUnits), Mutex<E::Function>>,
 }
+
+/// A function in memory, which one call at a time may use.
+type Loaded<E> = Mutex<<E as Engine>::Function>;
 
 impl<E: Engine> CoreMlBackend<E> {
     /// A bundle in a folder. Nothing is loaded yet.
-    pub fn new(engine: Arc<E>, bundle: &Bundle, folder: &Path, units: ComputeUnits, cache: Cache) -> Self {
-        let (bundle, folder) = (bundle.clone(), folder.to_owned());
-        CoreMlBackend { shared: Arc::new(Shared { engine, bundle, folder, units, cache, loaded: Mutex::default() }) }
+    pub fn new(engine: Arc<E>, bundle: &Bundle, folder: &Path, units: impl Into<PhaseUnits>, cache: Cache) -> Self {
+        let (bundle, folder, units) = (bundle.clone(), folder.to_owned(), units.into());
+        let loaded = FunctionPool::new(None);
+        CoreMlBackend { shared: Arc::new(Shared { engine, bundle, folder, units, cache, loaded }) }
+    }
+
+    /// With at most so many bytes of weights in memory, if there is a limit: each function counts with all weights of its
+    /// package, of which Core ML makes a copy for it.
+    ///
+    /// # Errors
+    /// When a function has more.
+    pub fn within(self, memory: Option<u64>) -> Result<Self, RuntimeError> {
+        let Shared { engine, bundle, folder, units, cache, .. } = &*self.shared;
+        check_limit(bundle, memory)?;
+        let (engine, bundle, folder, cache) = (engine.clone(), bundle.clone(), folder.clone(), cache.clone());
+        let loaded = FunctionPool::new(memory);
+        Ok(CoreMlBackend { shared: Arc::new(Shared { engine, bundle, folder, units: *units, cache, loaded }) })
     }
 }
 
@@ -69,20 +123,21 @@ impl<E: Engine> Shared<E> {
         RuntimeError::bundle(self.folder.join(FILE_NAME), problem)
     }
 
-    fn function(&self, index: usize) -> Result<Arc<Mutex<E::Function>>> {
-        // loading takes seconds to minutes, and two loads of one function twice as long: others wait
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = loaded.get(&index) {
-            return Ok(function.clone());
-        }
+    fn function(&self, index: usize, units: ComputeUnits) -> Result<Arc<Loaded<E>>> {
         let entry = self.entry(index)?;
-        let siblings = self.bundle.functions.iter().filter(|other| other.package == entry.package).count();
-        // the only function of a package has no name for Core ML
-        let name = (siblings > 1).then_some(entry.function.as_str());
-        let model = self.compiled(&entry.package)?;
-        let function = Arc::new(Mutex::new(self.engine.load(&model, name, self.units)?));
-        loaded.insert(index, function.clone());
-        Ok(function)
+        self.loaded.get((index, units), self.weights(index, entry, units), |_| {
+            let siblings = self.bundle.functions.iter().filter(|other| other.package == entry.package).count();
+            // the only function of a package has no name for Core ML
+            let name = (siblings > 1).then_some(entry.function.as_str());
+            let model = self.compiled(&entry.package)?;
+            Ok(Mutex::new(self.engine.load(&model, name, units)?))
+        })
+    }
+
+    /// The copy of the weights that a function has for itself.
+    fn weights(&self, index: usize, entry: &FunctionEntry, units: ComputeUnits) -> FunctionWeights {
+        let id = 2 * index + usize::from(units != self.units.prompt);
+        FunctionWeights { id, bytes: weight_bytes(&self.bundle, entry) }
     }
 
     /// The compiled model of a package: the bundle's own, or one from the cache.
@@ -95,6 +150,16 @@ impl<E: Engine> Shared<E> {
             None => Ok(self.cache.compiled(&*self.engine, &self.folder.join(package), &recorded_digest(entry))?),
         }
     }
+}
+
+/// The states of a function as arrays.
+fn state_arrays(entry: &FunctionEntry) -> Vec<StridedArray> {
+    let array = |state: &StatePort| StridedArray {
+        name: state.name.clone(),
+        element: Element::F16,
+        shape: state.shape.iter().map(|size| *size as usize).collect(),
+    };
+    entry.states.iter().map(array).collect()
 }
 
 /// The names of a function's states. Functions that have one in common have all in common, under the same names: Core ML
@@ -112,11 +177,20 @@ fn recorded_digest(entry: &PackageEntry) -> String {
 
 impl<E: Engine> Backend for CoreMlBackend<E> {
     fn prepare(&self, function: usize) -> Result<()> {
-        self.shared.function(function).map(drop)
+        self.shared.function(function, self.shared.units.prompt)?;
+        self.shared.function(function, self.shared.units.writing).map(drop)
+    }
+
+    fn has_room(&self, function: usize) -> bool {
+        let PhaseUnits { prompt, writing } = self.shared.units;
+        self.shared.entry(function).is_ok_and(|entry| {
+            let has_room = |units| self.shared.loaded.has_room(self.shared.weights(function, entry, units));
+            has_room(prompt) && has_room(writing)
+        })
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        Ok(Box::new(CoreMlSequence { shared: self.shared.clone(), states: BTreeMap::new(), arrays: BTreeMap::new() }))
+        Ok(Box::new(CoreMlSequence::new(self.shared.clone(), Phase::default())))
     }
 }
 
@@ -125,16 +199,80 @@ type ArraysOf<E> = <<E as Engine>::Function as LoadedFunction>::Call;
 
 struct CoreMlSequence<E: Engine> {
     shared: Arc<Shared<E>>,
+    phase: Phase,
     /// By the id of a function's first state: functions with that state have all their states in common.
     states: BTreeMap<String, Held<E>>,
     /// By function and number of tokens.
     arrays: BTreeMap<(usize, usize), Arrays<E>>,
 }
 
-/// States, with the function that made them.
+/// The states of a function.
 struct Held<E: Engine> {
-    function: usize,
-    state: StateOf<E>,
+    arrays: Vec<StridedArray>,
+    content: HeldContent<E>,
+}
+
+/// States of Core ML are used by functions of the package that made them, loaded for the same devices, as long as the one
+/// that made them is in memory: for anything else they are made anew, with the same values.
+enum HeldContent<E: Engine> {
+    /// Made by a function that was loaded for these devices.
+    State { state: StateOf<E>, maker: Weak<Loaded<E>>, units: ComputeUnits },
+    /// Values of states that are made when a function needs them.
+    Values(Vec<OwnedValues>),
+}
+
+impl<E: Engine> Held<E> {
+    fn values(&self) -> Result<Vec<OwnedValues>> {
+        Ok(match &self.content {
+            HeldContent::State { state, .. } => E::Function::read(state, &self.arrays)?,
+            HeldContent::Values(values) => values.clone(),
+        })
+    }
+
+    /// The states, for a function that `maker` guards.
+    fn state(&mut self, maker: &Arc<Loaded<E>>, function: &E::Function, units: ComputeUnits) -> Result<&StateOf<E>> {
+        let usable = match &self.content {
+            HeldContent::State { maker, units: own, .. } => *own == units && maker.strong_count() > 0,
+            HeldContent::Values(_) => false,
+        };
+        if !usable {
+            let state = function.restore(&self.arrays, &self.values()?)?;
+            self.content = HeldContent::State { state, maker: Arc::downgrade(maker), units };
+        }
+        match &self.content {
+            HeldContent::State { state, .. } => Ok(state),
+            HeldContent::Values(_) => {
+                let problem = "states were made and aren't there".to_owned();
+                Err(RuntimeError::Backend { backend: NAME, problem }.into())
+            }
+        }
+    }
+
+    /// The same values, for another text.
+    fn copy(&self) -> Result<Self> {
+        let content = match &self.content {
+            HeldContent::State { state, maker, units } => match maker.upgrade() {
+                Some(function) => {
+                    let names: Vec<String> = self.arrays.iter().map(|array| array.name.clone()).collect();
+                    let copy = function.lock().unwrap_or_else(PoisonError::into_inner).copy(state, &names)?;
+                    HeldContent::State { state: copy, maker: maker.clone(), units: *units }
+                }
+                None => HeldContent::Values(self.values()?),
+            },
+            HeldContent::Values(values) => HeldContent::Values(values.clone()),
+        };
+        Ok(Held { arrays: self.arrays.clone(), content })
+    }
+}
+
+impl<E: Engine> CoreMlSequence<E> {
+    fn new(shared: Arc<Shared<E>>, phase: Phase) -> Self {
+        CoreMlSequence { shared, phase, states: BTreeMap::new(), arrays: BTreeMap::new() }
+    }
+
+    fn units(&self) -> ComputeUnits {
+        self.shared.units.of(self.phase)
+    }
 }
 
 /// The arrays of calls of one size.
@@ -160,11 +298,7 @@ impl<E: Engine> Arrays<E> {
         });
         let values = values.collect::<Result<Vec<_>, _>>()?;
         let given = function.predict(&mut self.bound, state, &values)?;
-        let tensor = |(array, values): (&StridedArray, OwnedValues)| match values {
-            OwnedValues::Floats(values) => Tensor::new(array.shape.clone(), values),
-            OwnedValues::Integers(values) => Tensor::new(array.shape.clone(), values),
-        };
-        Ok(self.outputs.iter().zip(given).map(tensor).collect())
+        Ok(self.outputs.iter().zip(given).map(|(array, values)| to_tensor(array, values)).collect())
     }
 }
 
@@ -174,9 +308,10 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             let problem = "Core ML shows no values inside a function".to_owned();
             return Err(RuntimeError::Backend { backend: NAME, problem }.into());
         }
-        let CoreMlSequence { shared, states, arrays } = self;
-        let loaded = shared.function(function)?;
-        let loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let units = self.units();
+        let CoreMlSequence { shared, states, arrays, .. } = self;
+        let maker = shared.function(function, units)?;
+        let loaded = maker.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = shared.entry(function)?;
         let size = tokens(&entry.inputs, inputs);
         let arrays = match arrays.entry((function, size)) {
@@ -185,19 +320,29 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
         };
         let state = match entry.states.first().map(|state| states.entry(state.id.clone())) {
             None => None,
-            Some(Entry::Occupied(held)) => Some(&*held.into_mut()),
+            Some(Entry::Occupied(held)) => Some(held.into_mut().state(&maker, &loaded, units)?),
             Some(Entry::Vacant(place)) => {
                 let state = loaded.state(&state_names(entry))?;
-                Some(&*place.insert(Held { function, state }))
+                let content = HeldContent::State { state, maker: Arc::downgrade(&maker), units };
+                let held = place.insert(Held { arrays: state_arrays(entry), content });
+                Some(held.state(&maker, &loaded, units)?)
             }
         };
-        arrays.run(&loaded, state.map(|held| &held.state), inputs)
+        arrays.run(&loaded, state, inputs)
     }
 
     fn run_together(&mut self, calls: &[FunctionCall<'_>]) -> Result<Vec<Vec<Tensor>>> {
+        let units = self.units();
+        let weights = calls.iter().map(|call| {
+            let entry = self.shared.entry(call.function)?;
+            Ok(self.shared.weights(call.function, entry, units))
+        });
+        if !self.shared.loaded.holds_together(weights.collect::<Result<Vec<_>>>()?) {
+            return calls.iter().map(|call| self.run(call.function, &call.inputs, None)).collect();
+        }
         // each call has its arrays to itself while it runs
         let prepared = calls.iter().map(|call| {
-            let loaded = self.shared.function(call.function)?;
+            let loaded = self.shared.function(call.function, units)?;
             let entry = self.shared.entry(call.function)?;
             if !entry.states.is_empty() {
                 return Err(self.shared.wrong(format!("function `{}` has states", entry.function)).into());
@@ -228,6 +373,29 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
         done.into_iter().map(keep).collect()
     }
 
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+    }
+
+    fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
+        let entry = self.shared.entry(function)?;
+        let Some(held) = entry.states.first().and_then(|state| self.states.get(&state.id)) else { return Ok(None) };
+        let tensor = |(array, values): (&StridedArray, OwnedValues)| Arc::new(to_tensor(array, values));
+        Ok(Some(held.arrays.iter().zip(held.values()?).map(tensor).collect()))
+    }
+
+    fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
+        let entry = self.shared.entry(function)?;
+        let Some(first) = entry.states.first() else { return Ok(()) };
+        let owned = values.into_iter().map(|tensor| match tensor.data {
+            TensorData::F32(values) => Ok(OwnedValues::Floats(values)),
+            _ => Err(self.shared.wrong(format!("function `{}` has states of floats", entry.function))),
+        });
+        let content = HeldContent::Values(owned.collect::<Result<_, _>>()?);
+        self.states.insert(first.id.clone(), Held { arrays: state_arrays(entry), content });
+        Ok(())
+    }
+
     fn reset(&mut self) -> Result<()> {
         // new ones are zero
         self.states.clear();
@@ -235,14 +403,17 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {
-        let copy = |(id, held): (&String, &Held<E>)| {
-            let loaded = self.shared.function(held.function)?;
-            let loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
-            let names = state_names(self.shared.entry(held.function)?);
-            Ok((id.clone(), Held { function: held.function, state: loaded.copy(&held.state, &names)? }))
-        };
+        let copy = |(id, held): (&String, &Held<E>)| Ok((id.clone(), held.copy()?));
         let states = self.states.iter().map(copy).collect::<Result<_>>()?;
-        Ok(Some(Box::new(CoreMlSequence { shared: self.shared.clone(), states, arrays: BTreeMap::new() })))
+        Ok(Some(Box::new(CoreMlSequence { states, ..CoreMlSequence::new(self.shared.clone(), self.phase) })))
+    }
+}
+
+/// An array's values as a tensor.
+fn to_tensor(array: &StridedArray, values: OwnedValues) -> Tensor {
+    match values {
+        OwnedValues::Floats(values) => Tensor::new(array.shape.clone(), values),
+        OwnedValues::Integers(values) => Tensor::new(array.shape.clone(), values),
     }
 }
 
@@ -502,7 +673,7 @@ mod tests {
     #[test]
     fn without_core_ml_there_is_no_such_backend() {
         let (_room, folder) = demo(&[]);
-        let error = open(&folder, ComputeUnits::CpuAndNeuralEngine).err().unwrap();
+        let error = open(&folder, ComputeUnits::CpuAndNeuralEngine, None).err().unwrap();
         assert!(error.to_string().starts_with("Core ML isn't here: it is part of macOS, this is "), "{error}");
         assert_eq!(error.fault().exit_code(), 5);
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::backend::{Backend, BatchMember, BatchResult, Sequence, Watch};
 use super::error::RuntimeError;
+use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
@@ -22,6 +23,8 @@ pub struct PackageStore {
 
 /// What a bundle says of a function.
 struct Signature {
+    /// Functions of one package have its weights in common.
+    weights: FunctionWeights,
     package: String,
     function: String,
     inputs: Vec<String>,
@@ -34,7 +37,13 @@ impl PackageStore {
     /// The programs of a bundle in a folder. Nothing is read yet.
     pub fn of(bundle: &Bundle, folder: &Path) -> Arc<Self> {
         let names = |ports: &[anec_bundle::Port]| ports.iter().map(|port| port.name.clone()).collect();
+        let weights = |name: &str| {
+            let package = bundle.packages.iter().position(|package| package.package == name);
+            let bytes = package.map_or(0, |index| bundle.packages[index].weight_bytes);
+            FunctionWeights { id: package.unwrap_or(usize::MAX), bytes }
+        };
         let signature = |entry: &anec_bundle::FunctionEntry| Signature {
+            weights: weights(&entry.package),
             package: entry.package.clone(),
             function: entry.function.clone(),
             inputs: names(&entry.inputs),
@@ -149,7 +158,7 @@ struct Compiled {
     precision: Precision,
     /// Every op is carried out as it stands, and seen.
     unfused: bool,
-    executables: Mutex<BTreeMap<usize, Arc<Executable>>>,
+    executables: FunctionPool<usize, Executable>,
 }
 
 impl CpuBackend {
@@ -164,25 +173,46 @@ impl CpuBackend {
     }
 
     fn with(programs: Arc<PackageStore>, precision: Precision, unfused: bool) -> Self {
-        CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused, executables: Mutex::default() }) }
+        let executables = FunctionPool::new(None);
+        CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused, executables }) }
+    }
+
+    /// Runs the programs of `bundle` in a precision, with at most so many bytes of weights in memory if there is a limit.
+    ///
+    /// # Errors
+    /// When a function has more.
+    pub fn within(
+        bundle: &Bundle,
+        programs: Arc<PackageStore>,
+        precision: Precision,
+        memory: Option<u64>,
+    ) -> Result<Self, RuntimeError> {
+        check_limit(bundle, memory)?;
+        let executables = FunctionPool::new(memory);
+        Ok(CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused: false, executables }) })
     }
 }
 
 impl Compiled {
     fn executable(&self, index: usize) -> Result<Arc<Executable>> {
-        let mut executables = self.executables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(executable) = executables.get(&index) {
-            return Ok(executable.clone());
-        }
-        let executable = Arc::new(self.programs.compile(index, self.precision, self.unfused)?);
-        executables.insert(index, executable.clone());
-        Ok(executable)
+        let weights = self.programs.signature(index)?.weights;
+        self.executables.get(index, weights, |let_go| {
+            if let_go {
+                self.programs.weights.release_unused();
+            }
+            self.programs.compile(index, self.precision, self.unfused)
+        })
     }
 }
 
 impl Backend for CpuBackend {
     fn prepare(&self, function: usize) -> Result<()> {
         self.shared.executable(function).map(drop)
+    }
+
+    fn has_room(&self, function: usize) -> bool {
+        let signature = self.shared.programs.signature(function);
+        signature.is_ok_and(|signature| self.shared.executables.has_room(signature.weights))
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
@@ -251,6 +281,20 @@ impl Sequence for CpuSequence {
             None => executable.run(&inputs, state),
         };
         Ok(signature.in_order(outputs.map_err(|error| signature.failed(error))?))
+    }
+
+    fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
+        let signature = self.shared.programs.signature(function)?;
+        // functions of other numbers of tokens have the same
+        Ok(signature.states.iter().map(|(_, id)| self.state.share(id)).collect())
+    }
+
+    fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
+        let shared = self.shared.clone();
+        let signature = shared.programs.signature(function)?;
+        // what the function adds when it is first called leaves these as they are
+        signature.states.iter().zip(values).for_each(|((_, id), tensor)| self.state.set(id, tensor));
+        Ok(())
     }
 
     fn reset(&mut self) -> Result<()> {

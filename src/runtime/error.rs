@@ -84,6 +84,16 @@ pub enum RuntimeError {
         /// Bytes that so many tokens can stand for.
         most: u64,
     },
+    /// A function whose weights alone are more than may be in memory.
+    #[error("{package} has {needed} bytes of weights, but functions may have {limit} bytes in memory")]
+    Memory {
+        /// The package that the function is in.
+        package: String,
+        /// Bytes of its weights.
+        needed: u64,
+        /// Bytes that are allowed.
+        limit: u64,
+    },
     /// Nothing to compute.
     #[error("the prompt has no tokens")]
     NoTokens,
@@ -227,6 +237,9 @@ impl Diagnostic for RuntimeError {
             RuntimeError::NoBundle { .. } => "give the folder that `anec convert` wrote",
             RuntimeError::ContextFull { .. } | RuntimeError::TextTooLong { .. } => {
                 "shorten the prompt or --max-tokens, or convert with a larger `context` in the manifest"
+            }
+            RuntimeError::Memory { .. } => {
+                "raise --max-memory-mb, or convert into smaller packages (`shards`, `lm_head.shards`)"
             }
             RuntimeError::Chunk { .. } => "sizes come from `lengths` in the manifest that the bundle was made with",
             RuntimeError::LabelsTokens { .. } => "use `anec classify`, `anec redact` or `anec logits`",

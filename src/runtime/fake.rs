@@ -79,10 +79,7 @@ pub fn model(form: &FakeOptions) -> (Arc<LoadedModel>, FakeCalls) {
         HostTables::from_file(&bundle, MappedFile::from_bytes(Path::new("host.safetensors"), host_file(form))).unwrap();
     let calls = FakeCalls::default();
     let backend = Double { bundle: Arc::new(bundle.clone()), calls: calls.clone(), form: form.clone() };
-    let mut model = LoadedModel::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap();
-    if form.recurrent {
-        Arc::get_mut(&mut model).unwrap().forget_positions();
-    }
+    let model = LoadedModel::new(bundle, Path::new("double"), Arc::new(host), Box::new(backend)).unwrap();
     (model, calls)
 }
 
@@ -119,6 +116,18 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
                     let shape = vec![fixed(1), fixed(1), fixed(context), t()];
                     inputs.push(port("kv_write_mask", PortRole::KvWriteMask, shape));
                 }
+                let cache = |layer: usize| StatePort {
+                    name: format!("v_cache_{layer}"),
+                    id: state_id(&format!("v_cache_{layer}"), context),
+                    role: StateRole::ValueCache { layer },
+                    shape: vec![1, 1, context, HIDDEN as u64],
+                };
+                let memory = (form.recurrent && first == 0).then(|| StatePort {
+                    name: "memory".into(),
+                    id: state_id("memory", context),
+                    role: StateRole::DelayState { layers: vec![0] },
+                    shape: vec![1, 1, 1, 1],
+                });
                 functions.push(FunctionEntry {
                     package: format!("layers_{first}_{end}.mlpackage"),
                     function: format!("layers_{first}_{end}_of_{context}{}", size(&form.layer_tokens, tokens)),
@@ -127,14 +136,7 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
                     tokens: *tokens,
                     inputs,
                     outputs: vec![port("hidden_out", PortRole::Hidden, hidden())],
-                    states: (first..end)
-                        .map(|layer| StatePort {
-                            name: format!("v_cache_{layer}"),
-                            id: state_id(&format!("v_cache_{layer}"), context),
-                            role: StateRole::ValueCache { layer },
-                            shape: vec![1, 1, context, HIDDEN as u64],
-                        })
-                        .collect(),
+                    states: (first..end).map(cache).chain(memory).collect(),
                     probes: (first..end - 1)
                         .map(|layer| HiddenProbe { layer, value: format!("after_{layer}") })
                         .collect(),
@@ -389,6 +391,28 @@ impl Sequence for Text {
             }
         }
         Ok(vec![Tensor::new(vec![1, HIDDEN, t, 1], hidden)])
+    }
+
+    fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
+        let tensor = |state: &StatePort| {
+            let values = match &state.role {
+                StateRole::ValueCache { layer } => self.caches.get(layer)?.clone(),
+                _ => vec![self.memory],
+            };
+            Some(Arc::new(Tensor::new(state.shape.iter().map(|size| *size as usize).collect::<Vec<_>>(), values)))
+        };
+        Ok(self.bundle.functions[function].states.iter().map(tensor).collect())
+    }
+
+    fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
+        for (state, tensor) in self.bundle.functions[function].states.iter().zip(values) {
+            let TensorData::F32(values) = tensor.data else { panic!("states are floats") };
+            match &state.role {
+                StateRole::ValueCache { layer } => drop(self.caches.insert(*layer, values)),
+                _ => self.memory = values[0],
+            }
+        }
+        Ok(())
     }
 
     fn reset(&mut self) -> Result<()> {

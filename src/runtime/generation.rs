@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::backend::Phase;
 use super::constraint::Constraint;
 use super::draft::Drafter;
 use super::error::RuntimeError;
@@ -175,7 +176,13 @@ impl Generation {
         let start = Instant::now();
         // the last token has to be computed for its logits
         let cached = common(session.tokens(), &request.prompt).min(request.prompt.len() - 1);
+        let cached = cached - cached % session.written_at_least() as usize;
         session.rewind(cached as u64)?;
+        session.enter(Phase::Prompt);
+        if request.prompt.len() as u64 <= session.limit() {
+            // a prompt that is computed in parts doesn't move from context to context
+            session.make_room(request.prompt.len() as u64)?;
+        }
         let lookup = (request.speculation > 0).then(|| PromptLookup::new(&request.prompt, NGRAM.0, NGRAM.1));
         Ok(Generation {
             session,
@@ -221,7 +228,7 @@ impl Generation {
     /// Computes the prompt in several steps of at most this many tokens. All of it is one step otherwise.
     #[must_use]
     pub fn with_prompt_chunk(mut self, tokens: usize) -> Self {
-        self.prompt_chunk = tokens.max(1);
+        self.prompt_chunk = tokens.max(1).next_multiple_of(self.session.written_at_least() as usize);
         self
     }
 
@@ -342,11 +349,12 @@ impl Generation {
         }
         let mut logits = self.session.forward(rest, &ForwardOptions::last())?.logits;
         self.session.checkpoint()?;
+        self.session.enter(Phase::Writing);
         self.prefill = self.start.elapsed();
         if self.request.max_tokens == 0 {
             return Ok(Some(Finish::Length));
         }
-        let end = self.choose(&mut logits, self.session.position() == self.session.limit())?;
+        let end = self.choose(&mut logits, !self.session.holds_another(self.session.position()))?;
         self.first_token = Some(Instant::now());
         Ok(end)
     }
@@ -366,7 +374,7 @@ impl Generation {
         let mut end = None;
         for (i, row) in logits.chunks_exact_mut(width).enumerate() {
             let position = before + i as u64 + 1;
-            end = self.choose(row, position == self.session.limit())?;
+            end = self.choose(row, !self.session.holds_another(position))?;
             // the next row holds the logits after a draft that was right; what was computed after a wrong one is dropped
             let accepted = end.is_none() && call.get(i + 1).is_some_and(|draft| self.ids.last() == Some(draft));
             if !accepted {
@@ -471,7 +479,7 @@ impl Iterator for Generation {
 /// Most tokens that may be drafted after `written` ones: `wish`, if one call takes them behind the last token, and the text and
 /// the context have room.
 fn most_drafted(session: &TokenSession, request: &GenerationRequest, written: usize, wish: usize) -> Result<usize> {
-    let one_call = session.model().largest_call(session.limit(), wish as u64 + 1)?;
+    let one_call = session.largest_call(wish as u64 + 1)?;
     let wanted = request.max_tokens.saturating_sub(written + 1);
     let room = session.limit().saturating_sub(session.position() + 1);
     Ok((one_call as usize).saturating_sub(1).min(wanted).min(room as usize))

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::backend::{Backend, Sequence, Watch};
+use super::backend::{Backend, Phase, Sequence, Watch};
 use anec_base::Result;
 use anec_exec::Tensor;
 
@@ -48,6 +48,10 @@ impl Backend for InterceptedBackend {
         self.inner.prepare(function)
     }
 
+    fn has_room(&self, function: usize) -> bool {
+        self.inner.has_room(function)
+    }
+
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
         Ok(Box::new(Intercepted { inner: self.inner.sequence()?, interceptor: self.interceptor.clone() }))
     }
@@ -61,6 +65,18 @@ struct Intercepted {
 impl Sequence for Intercepted {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
         (self.interceptor)(&mut *self.inner, function, inputs, watch)
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.inner.enter(phase);
+    }
+
+    fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
+        self.inner.states(function)
+    }
+
+    fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
+        self.inner.set_states(function, values)
     }
 
     fn reset(&mut self) -> Result<()> {

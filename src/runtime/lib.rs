@@ -30,6 +30,8 @@
 //! | `call` | one call of a function: its inputs, its result |
 //! | `intercepted` | a backend whose calls are timed, kept or looked into |
 //! | `prepared` | a call with its tensors |
+//! | `function_pool` | functions in memory, under a limit |
+//! | `moved` | states of one context for another |
 //! | [`together`] | texts that share calls |
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
@@ -73,6 +75,7 @@ pub mod error;
 #[allow(missing_docs, reason = "for tests of this workspace")]
 pub mod fake;
 pub mod forward;
+pub(crate) mod function_pool;
 pub mod generation;
 mod grammar;
 pub(crate) mod hidden;
@@ -82,6 +85,7 @@ mod intercepted;
 pub mod logprobs;
 pub mod lookup;
 pub mod model;
+pub(crate) mod moved;
 pub mod plan;
 pub mod prefix;
 mod prepared;
@@ -90,15 +94,17 @@ pub mod redact;
 pub mod sampling;
 pub mod session;
 pub(crate) mod states;
+#[cfg(test)]
+mod tests;
 pub mod text;
 pub mod together;
 pub mod tokenizer;
 pub mod tools;
 pub mod windows;
 
-pub use backend::{Backend, BatchMember, BatchResult, Sequence, Watch};
+pub use backend::{Backend, BatchMember, BatchResult, Phase, Sequence, Watch};
 pub use constraint::{Constraint, Grammar, Grammars};
-pub use coreml::CoreMlBackend;
+pub use coreml::{CoreMlBackend, PhaseUnits};
 pub use cpu::{CpuBackend, PackageStore};
 pub use draft::Drafter;
 pub use encode::{Embedder, EncodedText};

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::backend::Backend;
 use super::cpu::{CpuBackend, PackageStore};
 use super::error::RuntimeError;
+use super::function_pool::weight_bytes;
 use super::host::HostTables;
-use super::plan::{self, CallPlan, Route};
+use super::plan::{CallPlan, Route};
 use super::profile::{self, FunctionProfile};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
@@ -24,6 +25,10 @@ pub struct LoadedModel {
     /// Whether every state is written by position, so that going back is a matter of the position alone. What was written
     /// after it is closed by the masks, and overwritten before they open it.
     pub(super) rewindable: bool,
+    /// Whether calls can be filled up with tokens that don't count: nothing is carried on but caches.
+    pub(super) fills: bool,
+    /// Whether functions write all tokens of a call from a position on, those that fill it up too.
+    pub(super) writes_slices: bool,
 }
 
 impl LoadedModel {
@@ -33,6 +38,20 @@ impl LoadedModel {
     /// When there is no bundle, or it contradicts itself.
     pub fn on_cpu(folder: &Path, precision: Precision) -> Result<Arc<Self>> {
         Self::on_cpu_in(folder, &[precision])?.pop().ok_or(RuntimeError::NoBundle { path: folder.to_owned() }.into())
+    }
+
+    /// The bundle in a folder, on the CPU executor, with at most so many bytes of weights in memory if there is a limit.
+    ///
+    /// # Errors
+    /// As [`LoadedModel::on_cpu`], and when a function has more.
+    pub fn on_cpu_within(folder: &Path, precision: Precision, memory: Option<u64>) -> Result<Arc<Self>> {
+        if !folder.join(FILE_NAME).exists() {
+            return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
+        }
+        let bundle = Bundle::read(folder)?;
+        let host = Arc::new(HostTables::open(&bundle, folder)?);
+        let backend = CpuBackend::within(&bundle, PackageStore::of(&bundle, folder), precision, memory)?;
+        Self::new(bundle, folder, host, Box::new(backend))
     }
 
     /// The bundle in a folder, on the CPU executor: a model for each precision, all with the same weights in memory.
@@ -68,7 +87,13 @@ impl LoadedModel {
             entry.states.iter().all(|state| by_position(state, entry.context)) && entry.inputs.iter().all(by_host)
         };
         let rewindable = bundle.functions.iter().all(rewindable);
-        Ok(Arc::new(LoadedModel { bundle, folder: folder.to_owned(), host, plan, backend: backend.into(), rewindable }))
+        let inputs = || bundle.functions.iter().flat_map(|entry| &entry.inputs);
+        let recurs = |port: &Port| matches!(port.role, PortRole::State { .. } | PortRole::RouterState);
+        let mut states = bundle.functions.iter().flat_map(|entry| &entry.states);
+        let fills = states.all(|state| state.role.is_cache()) && !inputs().any(recurs);
+        let writes_slices = inputs().any(|port| port.role == PortRole::SliceBegin);
+        let (folder, backend) = (folder.to_owned(), backend.into());
+        Ok(Arc::new(LoadedModel { bundle, folder, host, plan, backend, rewindable, fills, writes_slices }))
     }
 
     /// The same model, measuring how long its functions take.
@@ -105,12 +130,6 @@ impl LoadedModel {
         steps.min()
     }
 
-    /// As a model whose states aren't written by position.
-    #[cfg(any(test, feature = "testing"))]
-    pub(super) fn forget_positions(&mut self) {
-        self.rewindable = false;
-    }
-
     /// Tokens that end a text.
     pub fn end_tokens(&self) -> Vec<u32> {
         self.bundle.model.eos_token_ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
@@ -126,30 +145,30 @@ impl LoadedModel {
         &self.plan
     }
 
-    /// Makes every function ready, those of the first layers first. `progress` is told how many are, and of how many.
+    /// Makes the functions ready that a text begins with, those of the first layers first, as far as there is room for them:
+    /// others are loaded when a text needs them. `progress` is told how many are, and of how many.
     ///
     /// # Errors
     /// When one can't be loaded.
     pub fn prepare(&self, mut progress: impl FnMut(usize, usize)) -> Result<()> {
-        let mut functions: Vec<usize> = Vec::new();
-        for step in self.plan.routes.iter().flat_map(Route::steps) {
-            functions.extend(step.functions().filter(|function| !functions.contains(function)).collect::<Vec<_>>());
-        }
+        let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
+        let functions: Vec<usize> = first.flat_map(|step| step.functions().collect::<Vec<_>>()).collect();
         progress(0, functions.len());
         for (done, function) in functions.iter().enumerate() {
-            self.backend.prepare(*function)?;
+            if self.backend.has_room(*function) {
+                self.backend.prepare(*function)?;
+            }
             progress(done + 1, functions.len());
         }
         Ok(())
     }
 
-    /// Tokens, at most `most`, that one call of a text of `length` tokens can take.
-    ///
-    /// # Errors
-    /// When such a text doesn't fit.
-    pub fn largest_call(&self, length: u64, most: u64) -> Result<u64, RuntimeError> {
-        let route = &self.plan.routes[self.plan.route(length)?];
-        Ok(plan::chunk(&route.layers, most, None)?.real)
+    /// Bytes of weights of the functions that one token of a short text needs, each with those of its package: with less
+    /// memory, functions are loaded again for every token.
+    pub fn weights_of_a_token(&self) -> u64 {
+        let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
+        let functions = first.filter_map(|step| step.functions().next());
+        functions.map(|function| weight_bytes(&self.bundle, &self.bundle.functions[function])).sum()
     }
 }
 

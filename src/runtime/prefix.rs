@@ -32,10 +32,9 @@ impl PrefixCache {
         if let Some((shared, i)) = best.filter(|(shared, _)| *shared > 0) {
             let own = self.sessions[i].tokens().len();
             // a session of which little is of use belongs to another conversation, which may want it back
-            if shared * 2 >= own {
-                return Ok(self.sessions.remove(i));
-            }
-            if let Some(session) = self.sessions[i].fork()? {
+            let session = if shared * 2 >= own { Some(self.sessions.remove(i)) } else { self.sessions[i].fork()? };
+            if let Some(mut session) = session {
+                session.set_length(length)?;
                 return Ok(session);
             }
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::backend::{FunctionCall, Watch};
+use super::backend::{FunctionCall, Phase, Watch};
 use super::call::{after, place_logits, prepare, result};
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
@@ -22,7 +22,11 @@ use anec_exec::Tensor;
 pub struct TokenSession {
     model: Arc<LoadedModel>,
     pub(super) states: States,
+    /// The context that it is in, which grows with it.
     pub(super) route: usize,
+    /// The context that a text begins in.
+    first_route: usize,
+    phase: Phase,
     rope: RopeChoice,
     pub(super) tokens: Vec<u32>,
     limit: u64,
@@ -32,9 +36,10 @@ pub struct TokenSession {
     pub(super) poisoned: bool,
 }
 
-/// States after a number of tokens.
+/// States after a number of tokens, and the context that they are for.
 struct Checkpoint {
     position: usize,
+    route: usize,
     states: States,
 }
 
@@ -42,8 +47,9 @@ struct Checkpoint {
 const CHECKPOINTS: usize = 2;
 
 impl LoadedModel {
-    /// Begins a text of up to `length` tokens, prompt and continuation. The smallest context that holds it is used, and
-    /// the rotary tables that belong to its length.
+    /// Begins a text of up to `length` tokens, prompt and continuation, with the rotary tables that belong to that length.
+    /// It is computed in the smallest context that holds what there is of it, and moves on to the next one when it has
+    /// become longer.
     ///
     /// # Errors
     /// When it doesn't fit, the backend has no room, or the model looks at texts in both directions.
@@ -70,12 +76,27 @@ impl LoadedModel {
 
     /// As [`LoadedModel::start`], whatever the model is for.
     pub(super) fn session(self: &Arc<Self>, length: u64) -> Result<TokenSession> {
-        let route = self.plan.route(length)?;
         let rope = self.host.choose_rope(length)?;
-        let limit = self.plan.routes[route].context.min(rope.rows);
-        let states = States::new(self.backend.sequence()?);
-        let (tokens, checkpoints) = (Vec::new(), Vec::new());
-        Ok(TokenSession { states, model: self.clone(), route, rope, tokens, limit, checkpoints, poisoned: false })
+        let limit = self.limit(length, &rope)?;
+        // what is seen in both directions goes through one call, for which all of the context is
+        let route = if self.bundle.model.band().is_some() { self.plan.route(length)? } else { 0 };
+        Ok(TokenSession {
+            model: self.clone(),
+            states: States::new(self.backend.sequence()?),
+            route,
+            first_route: route,
+            phase: Phase::default(),
+            rope,
+            tokens: Vec::new(),
+            limit,
+            checkpoints: Vec::new(),
+            poisoned: false,
+        })
+    }
+
+    /// Tokens of a text that was begun as one of `length` tokens: those of the smallest context that holds so many.
+    fn limit(&self, length: u64, rope: &RopeChoice) -> Result<u64, RuntimeError> {
+        Ok(self.plan.routes[self.plan.route(length)?].context.min(rope.rows))
     }
 }
 
@@ -95,7 +116,7 @@ impl TokenSession {
         self.limit
     }
 
-    /// The functions that it runs through.
+    /// The functions that it runs through now.
     pub fn route(&self) -> &Route {
         &self.model.plan.routes[self.route]
     }
@@ -116,17 +137,98 @@ impl TokenSession {
     /// When the backend can't reset its states.
     pub fn reset(&mut self) -> Result<()> {
         self.states.reset()?;
+        self.route = self.first_route;
         self.poisoned = false;
         self.tokens.clear();
         self.checkpoints.clear();
         Ok(())
     }
 
-    /// Whether a text of `length` tokens would run as this one does: through the same functions, with the same rotary
-    /// tables. Only then is what was computed of one of use for the other.
+    /// Whether a text of `length` tokens would be computed as this one: with the same rotary tables. Only then is what was
+    /// computed of one of use for the other.
     pub fn is_compatible_with(&self, length: u64) -> bool {
-        self.model.plan.route(length).is_ok_and(|route| route == self.route)
+        let same_context = self.first_route == 0 || self.model.plan.route(length).is_ok_and(|r| r == self.route);
+        same_context
+            && self.model.plan.route(length).is_ok()
             && self.model.host.choose_rope(length).is_ok_and(|rope| rope == self.rope)
+    }
+
+    /// Makes it a text of `length` tokens, with which it [is compatible](TokenSession::is_compatible_with): it ends where
+    /// one that was begun as such would.
+    ///
+    /// # Errors
+    /// When so many don't fit.
+    pub fn set_length(&mut self, length: u64) -> Result<()> {
+        self.limit = self.model.limit(length, &self.rope)?;
+        Ok(())
+    }
+
+    /// Says what the tokens that follow are for.
+    pub(super) fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.states.sequence.enter(phase);
+    }
+
+    /// Moves on to the smallest context that holds `length` tokens, with all that was computed. The text goes on as if it
+    /// had begun there.
+    ///
+    /// # Errors
+    /// When none holds them, or the backend has no room.
+    pub(super) fn make_room(&mut self, length: u64) -> Result<()> {
+        let route = self.model.plan.route(length)?;
+        if route <= self.route {
+            return Ok(());
+        }
+        let routes = &self.model.plan.routes;
+        self.states = match self.tokens.len() {
+            0 => States::new(self.model.backend.sequence()?),
+            position => self.states.moved(&self.model, &routes[self.route], &routes[route], position)?,
+        };
+        self.states.sequence.enter(self.phase);
+        self.route = route;
+        Ok(())
+    }
+
+    /// The next call when `left` tokens are to be computed, at most `wish` of them.
+    ///
+    /// # Errors
+    /// When no function takes so many.
+    pub(super) fn next_chunk(&self, left: u64, wish: Option<u64>) -> Result<Chunk, RuntimeError> {
+        let fill = match (self.model.fills, self.model.writes_slices) {
+            (false, _) => 0,
+            (true, false) => u64::MAX,
+            // what fills the call up is written behind the text, so there has to be room for it
+            (true, true) => self.model.context().saturating_sub(self.position()),
+        };
+        plan::chunk(&self.route().layers, left, wish, fill)
+    }
+
+    /// Moves on to a context that holds a call's tokens, those that fill it up too if they are written.
+    pub(super) fn make_room_for(&mut self, chunk: Chunk) -> Result<()> {
+        let count = if self.model.writes_slices { chunk.size } else { chunk.real };
+        self.make_room(self.position() + count)
+    }
+
+    /// Whether another token can follow the first `position` ones: the text may be so long, and where a call writes all its
+    /// tokens, the smallest one has to fit.
+    pub(super) fn holds_another(&self, position: u64) -> bool {
+        position < self.limit && (position + self.written_at_least()).max(position + 1) <= self.model.context()
+    }
+
+    /// Tokens that every call writes, the smallest too. A text that begins at a multiple of it fits to the end.
+    pub(super) fn written_at_least(&self) -> u64 {
+        match self.model.writes_slices {
+            true => self.next_chunk(1, None).map_or(1, |chunk| chunk.size),
+            false => 1,
+        }
+    }
+
+    /// Tokens, at most `most`, that the next call can take.
+    ///
+    /// # Errors
+    /// When no function takes so few.
+    pub fn largest_call(&self, most: u64) -> Result<u64, RuntimeError> {
+        Ok(self.next_chunk(most, None)?.real)
     }
 
     /// A text of its own that begins with the tokens of this one; nothing where the backend can't copy states.
@@ -138,6 +240,8 @@ impl TokenSession {
             model: self.model.clone(),
             states,
             route: self.route,
+            first_route: self.first_route,
+            phase: self.phase,
             rope: self.rope.clone(),
             tokens: self.tokens.clone(),
             limit: self.limit,
@@ -164,7 +268,7 @@ impl TokenSession {
         if self.checkpoints.len() == CHECKPOINTS {
             self.checkpoints.remove(CHECKPOINTS - 1);
         }
-        self.checkpoints.push(Checkpoint { position, states });
+        self.checkpoints.push(Checkpoint { position, route: self.route, states });
         Ok(true)
     }
 
@@ -190,12 +294,13 @@ impl TokenSession {
         again.truncate(position);
         self.checkpoints.retain(|checkpoint| checkpoint.position <= position);
         let copy = match self.checkpoints.last() {
-            Some(checkpoint) => checkpoint.states.fork()?.map(|states| (checkpoint.position, states)),
+            Some(checkpoint) => checkpoint.states.fork()?.map(|states| (checkpoint.position, checkpoint.route, states)),
             None => None,
         };
         match copy {
-            Some((start, states)) => {
-                (self.states, self.poisoned) = (states, false);
+            Some((start, route, states)) => {
+                (self.states, self.route, self.poisoned) = (states, route, false);
+                self.states.sequence.enter(self.phase);
                 self.tokens = again[..start].to_vec();
             }
             None => self.reset()?,
@@ -220,6 +325,7 @@ impl TokenSession {
         if self.poisoned {
             self.restore(self.tokens.len())?;
         }
+        self.make_room(end)?;
         let model = self.model.clone();
         let route = &model.plan.routes[self.route];
         let mut record = (ask.hidden != Hidden::No).then(|| Record::new(&model.bundle, route, ask.hidden));
@@ -229,7 +335,9 @@ impl TokenSession {
             if rest.is_empty() {
                 break;
             }
-            let chunk = plan::chunk(&route.layers, rest.len() as u64, ask.chunking.wish(turn))?;
+            let chunk = self.next_chunk(rest.len() as u64, ask.chunking.wish(turn))?;
+            self.make_room_for(chunk)?;
+            let route = &model.plan.routes[self.route];
             let (now, later) = rest.split_at(chunk.real as usize);
             // what is written by position is written again
             self.poisoned = !model.rewindable;
@@ -264,6 +372,7 @@ impl TokenSession {
             return Err(RuntimeError::ContextFull { tokens: position + 1, context: self.limit }.into());
         }
         self.reset()?;
+        self.make_room(position + 1)?;
         // which tokens they were is nobody's question: nothing is recalled of them
         self.tokens = vec![0; position as usize];
         Ok(())
@@ -283,16 +392,17 @@ impl TokenSession {
         chunking: &Chunking,
     ) -> Result<Vec<Vec<f32>>> {
         let model = self.model.clone();
-        let route = &model.plan.routes[self.route];
-        let step = &route.layers[part];
         let width = model.bundle.model.hidden_size as usize;
         let count = hidden.len() / width.max(1);
         let mut position = self.position();
         if position + count as u64 > self.limit {
             return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
         }
+        self.make_room(position + count as u64)?;
         let given = Columns::of_rows(&HiddenFrame::of(&model).enter(hidden), width);
         let rope = self.rope.clone();
+        let route = &model.plan.routes[self.route];
+        let step = &route.layers[part];
         let mut record = Record::new(&model.bundle, route, wanted);
         record.only(step);
         let mut done = 0;
@@ -300,7 +410,7 @@ impl TokenSession {
             if done == count {
                 break;
             }
-            let chunk = plan::chunk(&route.layers, (count - done) as u64, chunking.wish(turn))?;
+            let chunk = self.next_chunk((count - done) as u64, chunking.wish(turn))?;
             let real = chunk.real as usize;
             let mut feed = InputBuilder::new(&model.host, &rope, &[], position, chunk, route.context);
             let columns = given.range(done..done + real, chunk.size as usize);
@@ -442,7 +552,7 @@ impl TokenSession {
         logits.resize(base + hidden.count * width, 0.0);
         let mut done = 0;
         while done < hidden.count {
-            let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None)?;
+            let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None, u64::MAX)?;
             let (real, size) = (chunk.real as usize, chunk.size as usize);
             let prepared = |step| prepare(model, step, &mut hidden.range(done..done + real, size).into(), None);
             let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
@@ -565,11 +675,15 @@ mod tests {
     fn the_smallest_context_that_fits_is_used() {
         let form = FakeOptions { contexts: vec![16, 8], ..FakeOptions::default() };
         let (model, calls) = fake::model(&form);
-        for (length, name) in [(5, "layers_0_2_of_8"), (8, "layers_0_2_of_8"), (9, "layers_0_2_of_16")] {
+        let mut session = model.start(11).unwrap();
+        for (tokens, name) in
+            [(&TEXT[..5], "layers_0_2_of_8"), (&TEXT[5..8], "layers_0_2_of_8"), (&TEXT[8..], "layers_0_2_of_16")]
+        {
             calls.lock().unwrap().clear();
-            model.start(length).unwrap().forward(&TEXT[..2], &ForwardOptions::last()).unwrap();
+            session.forward(tokens, &ForwardOptions::last()).unwrap();
             assert_eq!(calls.lock().unwrap()[0].0, name);
         }
+        assert_eq!((session.limit(), model.start(8).unwrap().limit()), (16, 8));
         assert_same_as_reference(&form, &TEXT, Chunking::Largest);
     }
 

@@ -1,14 +1,18 @@
 //! The states of a text: those that the backend keeps, and those that functions take as inputs and give as outputs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::backend::{Sequence, Watch};
+use super::error::RuntimeError;
 use super::inputs::shape_of;
+use super::model::LoadedModel;
+use super::moved::StateParts;
+use super::plan::Route;
 use super::prepared::Prepared;
 use anec_base::Result;
-use anec_bundle::FunctionEntry;
-use anec_bundle::{Port, PortRole};
+use anec_bundle::{FILE_NAME, FunctionEntry};
+use anec_bundle::{Port, PortRole, StatePart, StateRole};
 use anec_exec::{Tensor, TensorData};
 use anec_mil::DataType;
 
@@ -45,6 +49,29 @@ fn append(cache: &mut Tensor, rows: &Tensor, place: Place) {
             cache[slot * width..][..width].copy_from_slice(row);
         }
     }
+}
+
+/// A function of each part of the layers: those for other numbers of tokens have the same states.
+fn functions<'a>(model: &'a LoadedModel, route: &'a Route) -> impl Iterator<Item = (usize, &'a FunctionEntry)> {
+    let first = route.layers.iter().filter_map(|step| step.functions().next());
+    first.map(|function| (function, &model.bundle().functions[function]))
+}
+
+/// What the host keeps for a function: ids, what they hold, and the inputs.
+fn kept_by_host(entry: &FunctionEntry) -> impl Iterator<Item = (&str, &StateRole, &Port)> {
+    entry.inputs.iter().filter_map(|port| match &port.role {
+        PortRole::State { id, holds } | PortRole::Cache { id, holds } => Some((id.as_str(), holds, port)),
+        _ => None,
+    })
+}
+
+/// What the functions of a route keep, of which layers.
+fn kept(model: &LoadedModel, route: &Route) -> BTreeSet<(StatePart, usize)> {
+    let parts = functions(model, route).flat_map(|(_, entry)| {
+        let states = entry.states.iter().map(|state| &state.role);
+        states.chain(kept_by_host(entry).map(|(_, holds, _)| holds)).flat_map(StateRole::parts).collect::<Vec<_>>()
+    });
+    parts.collect()
 }
 
 /// All that a text carries from call to call.
@@ -101,6 +128,51 @@ impl States {
             }
         }
         outputs
+    }
+
+    /// Those of the same text in another context, after its first `position` tokens: what functions of one route have left,
+    /// for those of another.
+    ///
+    /// # Errors
+    /// When the backend has no room, or the functions of the contexts don't keep the same.
+    pub(super) fn moved(&self, model: &LoadedModel, from: &Route, to: &Route, position: usize) -> Result<States> {
+        let wrong = |problem: String| {
+            let problem = format!("context {} after {}: {problem}", to.context, from.context);
+            RuntimeError::bundle(model.folder().join(FILE_NAME), problem)
+        };
+        if kept(model, from) != kept(model, to) {
+            return Err(wrong("their functions don't keep the same of every layer".into()).into());
+        }
+        let mut parts = StateParts::default();
+        for (function, entry) in functions(model, from) {
+            if let Some(held) = self.sequence.states(function)? {
+                entry.states.iter().zip(&held).for_each(|(state, tensor)| parts.add(&state.role, tensor));
+            }
+            for (id, holds, _) in kept_by_host(entry) {
+                if let Some(tensor) = self.given.get(id) {
+                    parts.add(holds, tensor);
+                }
+            }
+        }
+        let mut moved = States::new(model.backend.sequence()?);
+        if parts.is_empty() {
+            return Ok(moved);
+        }
+        for (function, entry) in functions(model, to) {
+            let states = entry.states.iter().map(|state| {
+                let shape = state.shape.iter().map(|size| *size as usize).collect();
+                parts.state(&state.role, shape, position).map_err(wrong)
+            });
+            let states = states.collect::<Result<Vec<_>, _>>()?;
+            if !states.is_empty() {
+                moved.sequence.set_states(function, states)?;
+            }
+            for (id, holds, port) in kept_by_host(entry) {
+                let state = parts.state(holds, shape_of(port, 1), position).map_err(wrong)?;
+                moved.given.insert(id.to_owned(), Arc::new(state));
+            }
+        }
+        Ok(moved)
     }
 
     /// All are zero again.

@@ -32,7 +32,7 @@ pub struct NextTokens<'a> {
 /// Computes the next tokens of several texts, and gives the logits of all of these tokens, text by text: those of
 /// [`TokenSession::forward`], bit for bit. A text that fails leaves the others as they are.
 pub fn forward_together(texts: &mut [NextTokens<'_>]) -> Vec<Result<Vec<f32>>> {
-    let calls: Vec<Option<SharedCall>> = texts.iter().map(SharedCall::of).collect();
+    let calls: Vec<Option<SharedCall>> = texts.iter_mut().map(SharedCall::of).collect();
     let mut results: Vec<Option<Result<Vec<f32>>>> = texts.iter().map(|_| None).collect();
     for first in 0..texts.len() {
         if results[first].is_some() {
@@ -81,13 +81,15 @@ struct Member<'a> {
 
 impl SharedCall {
     /// The call that computes a text's tokens, if one does and nothing has to be computed before it.
-    fn of(text: &NextTokens<'_>) -> Option<SharedCall> {
-        let (session, count) = (&*text.session, text.tokens.len() as u64);
+    fn of(text: &mut NextTokens<'_>) -> Option<SharedCall> {
+        let (session, count) = (&mut *text.session, text.tokens.len() as u64);
         let fits = count > 0 && session.position() + count <= session.limit() && !session.poisoned;
+        let chunk = session.next_chunk(count, None).ok();
+        let chunk = chunk.filter(|chunk| fits && chunk.real == count && session.model().bundle().model.has_head())?;
+        // one that can't move says so when it is computed alone
+        session.make_room_for(chunk).ok()?;
         let model = session.model();
-        let chunk = plan::chunk(&session.route().layers, count, None).ok();
-        let chunk = chunk.filter(|chunk| fits && chunk.real == count && model.bundle().model.has_head())?;
-        let head = plan::chunk(&session.route().head, count, None).ok()?;
+        let head = plan::chunk(&session.route().head, count, None, u64::MAX).ok()?;
         let model = Arc::as_ptr(model);
         (head.real == count).then_some(SharedCall { model, route: session.route, chunk, head })
     }

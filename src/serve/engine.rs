@@ -379,7 +379,10 @@ impl Worker {
         let sibling =
             of_group.map(|text| text.text.generation().session()).find(|session| session.is_compatible_with(length));
         let session = match sibling.map(|session| session.fork()).transpose()?.flatten() {
-            Some(session) => session,
+            Some(mut session) => {
+                session.set_length(length)?;
+                session
+            }
             None => self.cache.take(&job.request.prompt, length)?,
         };
         let mut generation = session.generate(job.request)?.with_constraint(job.constraint).with_prompt_chunk(TURN);

@@ -13,10 +13,10 @@ pub enum LoadingStage {
     Loading {
         /// Functions that are loaded.
         done: usize,
-        /// All its functions.
+        /// Those that a text begins with, as far as there is room for them.
         of: usize,
     },
-    /// All of it.
+    /// All that a text begins with.
     Ready,
     /// A function can't be loaded; requests that need it will fail.
     Failed {

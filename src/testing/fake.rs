@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::Duration;
 
 use anec_base::progress::Progress;
@@ -179,8 +179,8 @@ impl Engine for DoubleEngine {
         let options = ExecOptions { precision: Precision::F16 };
         let executable = Executable::compile(function, options, &self.weights).map_err(|e| refused(model, e))?;
         let names = function.states().map(|state| state.name.clone()).collect();
-        let meeting = self.meeting.clone();
-        Ok(DoubleFunction { executable, states: names, path: model.to_owned(), meeting })
+        let (meeting, load) = (self.meeting.clone(), Arc::new(units));
+        Ok(DoubleFunction { executable, states: names, path: model.to_owned(), load, meeting })
     }
 }
 
@@ -188,13 +188,30 @@ pub struct DoubleFunction {
     executable: Executable,
     states: Vec<String>,
     path: PathBuf,
+    /// There as long as the function is in memory; the devices that it was loaded for.
+    load: Arc<ComputeUnits>,
     meeting: Arc<Mutex<Option<Arc<Meeting>>>>,
 }
 
-/// States, with the model that they were made for.
+/// States, with the model that they were made for and the load that made them.
 pub struct DoubleState {
     state: Mutex<State>,
     path: PathBuf,
+    load: Weak<ComputeUnits>,
+}
+
+impl DoubleFunction {
+    fn state_of(&self, state: State) -> DoubleState {
+        DoubleState { state: Mutex::new(state), path: self.path.clone(), load: Arc::downgrade(&self.load) }
+    }
+
+    /// States of one package aren't given to another, nor to functions loaded for other devices, nor used when the function
+    /// that made them is no longer there: nobody has said what Core ML does then.
+    fn assert_own(&self, state: &DoubleState) {
+        assert_eq!(state.path, self.path, "states of one package are given to another");
+        let load = state.load.upgrade().expect("the function that made the states has been let go");
+        assert_eq!(load, self.load, "states are given to a function for other devices");
+    }
 }
 
 pub struct DoubleCall {
@@ -210,13 +227,34 @@ impl LoadedFunction for DoubleFunction {
         if names != self.states {
             return Err(refused(&self.path, format!("states {names:?}, expected {:?}", self.states)));
         }
-        Ok(DoubleState { state: Mutex::new(self.executable.new_state()), path: self.path.clone() })
+        Ok(self.state_of(self.executable.new_state()))
     }
 
     fn copy(&self, state: &DoubleState, names: &[String]) -> Result<DoubleState, CoreMlError> {
-        assert_eq!((names, &state.path), (&self.states[..], &self.path));
+        assert_eq!(names, self.states);
+        self.assert_own(state);
         let copy = state.state.lock().unwrap().clone();
-        Ok(DoubleState { state: Mutex::new(copy), path: self.path.clone() })
+        Ok(self.state_of(copy))
+    }
+
+    fn read(state: &DoubleState, arrays: &[StridedArray]) -> Result<Vec<OwnedValues>, CoreMlError> {
+        let held = state.state.lock().unwrap();
+        let values = |array: &StridedArray| {
+            let tensor = held.get(&array.name).ok_or_else(|| refused(&state.path, &array.name))?;
+            assert_eq!(tensor.shape, array.shape, "{}", array.name);
+            padded(array, &tensor.data).map_err(|problem| refused(&state.path, problem))
+        };
+        arrays.iter().map(values).collect()
+    }
+
+    fn restore(&self, arrays: &[StridedArray], values: &[OwnedValues]) -> Result<DoubleState, CoreMlError> {
+        assert!(arrays.iter().map(|array| &array.name).eq(&self.states) && arrays.len() == values.len());
+        let mut state = self.executable.new_state();
+        for (array, values) in arrays.iter().zip(values) {
+            assert_eq!(array.element, Element::F16);
+            state.set(&array.name, tensor(array.shape.clone(), values.clone()));
+        }
+        Ok(self.state_of(state))
     }
 
     fn call(&self, inputs: &[StridedArray], outputs: &[StridedArray]) -> Result<DoubleCall, CoreMlError> {
@@ -252,7 +290,7 @@ impl LoadedFunction for DoubleFunction {
         let mut none = State::default();
         let given = match state {
             Some(state) => {
-                assert_eq!(state.path, self.path, "states of one package are given to another");
+                self.assert_own(state);
                 self.executable.run(&tensors, &mut state.state.lock().unwrap())
             }
             None => self.executable.run(&tensors, &mut none),

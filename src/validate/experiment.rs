@@ -18,7 +18,7 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use import::{RuleFinding, import};
+pub use import::{ArithmeticFinding, RuleFinding, import, import_arithmetic};
 pub use launch::{ProbeReport, launch};
 pub use program::ProgramSpec;
 pub use run::{ProbeOutcome, run};

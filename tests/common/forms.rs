@@ -2,7 +2,8 @@
 
 use anec::family::LoweringOptions;
 use anec::manifest::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, StateForm,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm,
+    StateForm,
 };
 use anec::mil::Opset;
 
@@ -14,6 +15,7 @@ pub const FORM: LoweringOptions = LoweringOptions {
     norm: NormForm::Accurate,
     attention: AttentionForm::PerHead,
     activations: ActivationForm::Stable,
+    rope: RopeForm::Halves,
     kv_write: KvWrite::Mask,
     state: StateForm::PerLayer,
     recurrent_states: RecurrentForm::State,

@@ -34,8 +34,11 @@ pub struct Function {
 // SAFETY: Core ML lets a model be used by one thread at a time, whichever it is. There is no other reference to the model.
 unsafe impl Send for Function {}
 
-/// The states of a text.
-pub struct State(Retained<MLState>);
+/// The states of a text, and the model that they are of.
+pub struct State {
+    state: Retained<MLState>,
+    path: PathBuf,
+}
 
 /// The arrays of a call, bound to what Core ML takes.
 pub struct Call {
@@ -83,7 +86,7 @@ impl LoadedFunction for Function {
             for name in names {
                 clear(&state, &NSString::from_str(name));
             }
-            Ok(State(state))
+            Ok(State { state, path: self.path.clone() })
         })
     }
 
@@ -94,14 +97,34 @@ impl LoadedFunction for Function {
             let copy = unsafe { self.model.newState() };
             for name in names {
                 let key = NSString::from_str(name);
-                let bytes = contents(&state.0, &key);
+                let bytes = contents(&state.state, &key);
                 if !fill(&copy, &key, &bytes) {
                     return Err(
                         task.refused(format!("state `{name}` has {} bytes, its copy another number", bytes.len()))
                     );
                 }
             }
-            Ok(State(copy))
+            Ok(State { state: copy, path: self.path.clone() })
+        })
+    }
+
+    fn read(state: &State, arrays: &[StridedArray]) -> Result<Vec<OwnedValues>, CoreMlError> {
+        let task = Task { action: "read states of", path: &state.path };
+        task.guard(|| {
+            let values = |array: &StridedArray| values(&state.state, array).map_err(|problem| task.refused(problem));
+            arrays.iter().map(values).collect()
+        })
+    }
+
+    fn restore(&self, arrays: &[StridedArray], values: &[OwnedValues]) -> Result<State, CoreMlError> {
+        let task = self.task("write states of");
+        task.guard(|| {
+            // SAFETY: the model is ours alone.
+            let state = unsafe { self.model.newState() };
+            for (array, values) in arrays.iter().zip(values) {
+                set_values(&state, array, values).map_err(|problem| task.refused(problem))?;
+            }
+            Ok(State { state, path: self.path.clone() })
         })
     }
 
@@ -151,7 +174,7 @@ impl LoadedFunction for Function {
             // other prediction is under way.
             let given = unsafe {
                 match state {
-                    Some(State(state)) => {
+                    Some(State { state, .. }) => {
                         self.model.predictionFromFeatures_usingState_options_error(provider, state, &call.options)
                     }
                     None => self.model.predictionFromFeatures_options_error(provider, &call.options),
@@ -228,6 +251,53 @@ fn sizes(numbers: &NSArray<NSNumber>) -> Result<Vec<usize>, String> {
 /// Sets a state to zero: where it is said to be zero already, that was seen not to hold.
 fn clear(state: &MLState, name: &NSString) {
     change(state, name, &|memory| memory.fill(0));
+}
+
+/// What a state holds, whatever padding its rows have.
+fn values(state: &MLState, array: &StridedArray) -> Result<OwnedValues, String> {
+    let read = RefCell::new(Err(format!("there is no state `{}`", array.name)));
+    let of_array = RcBlock::new(|object: NonNull<MLMultiArray>| {
+        // SAFETY: the array is valid for the time of this call.
+        let object = unsafe { object.as_ref() };
+        // SAFETY: properties of a valid array.
+        let strides = sizes(&unsafe { object.strides() });
+        let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize| {
+            let length = usize::try_from(length).unwrap_or(0);
+            // SAFETY: Core ML gives the memory and its size for the time of this call.
+            let memory = unsafe { std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), length) };
+            let values = |strides: &Vec<usize>| array::read(array.element, &array.shape, strides, memory);
+            *read.borrow_mut() = strides.as_ref().map_err(Clone::clone).and_then(values);
+        });
+        // SAFETY: as above.
+        unsafe { object.getBytesWithHandler(&of_bytes) };
+    });
+    // SAFETY: no prediction that uses the state is under way; the handler ends before the call does.
+    unsafe { state.getMultiArrayForStateNamed_handler(&NSString::from_str(&array.name), &of_array) };
+    drop(of_array);
+    read.into_inner()
+}
+
+/// Puts values into a state, whatever padding its rows have.
+fn set_values(state: &MLState, array: &StridedArray, values: &OwnedValues) -> Result<(), String> {
+    let written = RefCell::new(Err(format!("there is no state `{}`", array.name)));
+    let of_array = RcBlock::new(|object: NonNull<MLMultiArray>| {
+        let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize, strides: NonNull<NSArray<NSNumber>>| {
+            let length = usize::try_from(length).unwrap_or(0);
+            // SAFETY: Core ML gives the memory and its size for the time of this call, to us alone.
+            let memory = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr().cast::<u8>(), length) };
+            // SAFETY: the strides are valid for the time of this call.
+            let strides = sizes(unsafe { strides.as_ref() });
+            *written.borrow_mut() = strides.and_then(|strides| {
+                array::write_strided(array.element, &array.shape, &strides, values.as_values(), memory)
+            });
+        });
+        // SAFETY: the array is valid for the time of this call.
+        unsafe { object.as_ref().getMutableBytesWithHandler(&of_bytes) };
+    });
+    // SAFETY: no prediction that uses the state is under way; the handler ends before the call does.
+    unsafe { state.getMultiArrayForStateNamed_handler(&NSString::from_str(&array.name), &of_array) };
+    drop(of_array);
+    written.into_inner()
 }
 
 /// Gives a state the memory of another state of the same model, which is laid out alike. False if the sizes differ.

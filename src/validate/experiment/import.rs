@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::launch::{ProbeEntry, ProbeReport};
-use super::{Experiment, OutcomeKind, Settles, experiments};
+use super::{Experiment, OutcomeKind, ProbeSize, Settles, experiments};
 use crate::rules::{Evidence, Says};
 
 /// What experiments say of a rule.
@@ -17,6 +17,48 @@ pub struct RuleFinding {
     pub says: Says,
     /// A row of evidence for each experiment and size that says something.
     pub evidence: Vec<Evidence>,
+}
+
+/// What the numbers of an experiment say of the arithmetic that the executor simulates.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct ArithmeticFinding {
+    /// The experiment.
+    pub experiment: String,
+    /// The size of its program.
+    pub size: ProbeSize,
+    /// For the simulation if its numbers are far nearer than those of half precision, against it if they are far off.
+    pub says: Says,
+    /// Largest error to the simulation, relative to its largest number.
+    pub error_to_ane: f64,
+    /// The same to half precision.
+    pub error_to_f16: f64,
+}
+
+/// Numbers of the simulation and of half precision that differ by less tell nothing apart.
+const APART: f64 = 4e-3;
+/// How many times nearer is nearer.
+const NEARER: f64 = 2.0;
+
+/// What the numbers of a report say of the simulated arithmetic, for experiments on the Neural Engine in which it gives
+/// other numbers than half precision.
+pub fn import_arithmetic(report: &ProbeReport) -> Vec<ArithmeticFinding> {
+    let finding = |entry: &ProbeEntry| {
+        let ProbeEntry { experiment, size, outcome } = entry;
+        let on_engine = outcome.compute_ops > 0 && outcome.on_neural_engine == outcome.compute_ops;
+        let apart = outcome.ane_to_f16.is_some_and(|apart| apart > APART);
+        let (error_to_ane, error_to_f16) = outcome.error_to_ane.zip(outcome.error_to_f16)?;
+        let says = match (error_to_ane * NEARER <= error_to_f16, error_to_f16 * NEARER <= error_to_ane) {
+            (true, _) => Says::For,
+            (_, true) => Says::Against,
+            _ => return None,
+        };
+        let (experiment, size) = (experiment.clone(), *size);
+        (on_engine && apart).then_some(ArithmeticFinding { experiment, size, says, error_to_ane, error_to_f16 })
+    };
+    match report.machine.neural_engine_cores {
+        None => Vec::new(),
+        Some(_) => report.outcomes.iter().filter_map(finding).collect(),
+    }
 }
 
 /// How much slower is slower.
@@ -86,7 +128,7 @@ fn evidence(report: &ProbeReport, experiment: &Experiment, entry: &ProbeEntry, s
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::{ProbeOutcome, ProbeSize};
+    use crate::experiment::ProbeOutcome;
     use anec_coreml::plan::Machine;
 
     fn report(cores: Option<u32>, outcomes: &[(&str, OutcomeKind, f64)]) -> ProbeReport {
@@ -98,6 +140,23 @@ mod tests {
         };
         let outcomes = outcomes.iter().map(entry).collect();
         ProbeReport { schema_version: 1, anec_version: "0".into(), date: "2026-11-22".into(), machine, outcomes }
+    }
+
+    #[test]
+    fn numbers_confirm_the_simulation_or_refute_it() {
+        let says = |on_neural_engine, to_f16: f64, to_ane: f64, apart: f64| {
+            let mut report = report(Some(16), &[("silu-native", OutcomeKind::Resident, 1.0)]);
+            let outcome = &mut report.outcomes[0].outcome;
+            (outcome.compute_ops, outcome.on_neural_engine) = (2, on_neural_engine);
+            (outcome.error_to_f16, outcome.error_to_ane, outcome.ane_to_f16) =
+                (Some(to_f16), Some(to_ane), Some(apart));
+            import_arithmetic(&report).first().map(|finding| finding.says)
+        };
+        assert_eq!(says(2, 0.05, 0.001, 0.05), Some(Says::For));
+        assert_eq!(says(2, 0.001, 0.05, 0.05), Some(Says::Against));
+        assert_eq!(says(2, 0.03, 0.04, 0.05), None, "as far from both");
+        assert_eq!(says(2, 0.0, 0.001, 0.001), None, "they are the same");
+        assert_eq!(says(1, 0.05, 0.001, 0.05), None, "another device computed");
     }
 
     #[test]

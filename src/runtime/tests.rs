@@ -1,0 +1,237 @@
+//! Requests as they come: texts that begin in a small context and move on, functions that are loaded and let go, sessions
+//! that are kept, copied and taken back. Every text has to be that of a plain run: one session, in the largest context from
+//! its first token on, token by token.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::fake::{self, FakeOptions};
+use super::sampling::Sampling;
+use super::*;
+use anec_bundle::{Bundle, TokenCount};
+use anec_coreml::ComputeUnits;
+use anec_coreml::cache::Cache;
+use anec_exec::Precision;
+use anec_testing::fake::{DoubleEngine, convert_family};
+
+/// Numbers that look random and are the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) as usize % bound.max(1)
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(vocabulary) as u32).collect()
+    }
+}
+
+/// What somebody asks for: often how an earlier text began, and then something else.
+fn request(dice: &mut Dice, model: &LoadedModel, known: &[Vec<u32>]) -> GenerationRequest {
+    let (context, vocabulary) = (model.context() as usize, model.bundle().model.vocab_size as usize);
+    let mut prompt = match known.get(dice.below(2 * known.len())) {
+        Some(text) => text[..1 + dice.below(text.len())].to_vec(),
+        None => Vec::new(),
+    };
+    let most = if dice.one_in(4) { context } else { context / 8 };
+    let count = 1 + dice.below(most.saturating_sub(prompt.len()).max(1));
+    prompt.extend(dice.tokens(count, vocabulary));
+    prompt.truncate(context - 1);
+    GenerationRequest {
+        max_tokens: 1 + dice.below(context / 2),
+        sampling: if dice.one_in(2) {
+            Sampling::default()
+        } else {
+            Sampling { temperature: 0.9, seed: dice.below(1000) as u64, ..Sampling::default() }
+        },
+        speculation: if dice.one_in(2) { dice.below(8) } else { 0 },
+        prompt,
+        ..GenerationRequest::default()
+    }
+}
+
+/// A text, and why it ended.
+type Text = (Vec<u32>, Finish);
+
+/// The text of a request by itself, in the largest context from its beginning on.
+fn plain(model: &Arc<LoadedModel>, request: &GenerationRequest) -> Text {
+    let mut session = model.start(request.length(model)).unwrap();
+    session.make_room(model.context()).unwrap();
+    let request = GenerationRequest { speculation: 0, ..request.clone() };
+    let output = session.generate(request).unwrap().run().unwrap();
+    (output.ids, output.finish)
+}
+
+/// Writes texts, up to three at the same time, with calls in common and without. Gives them with their requests, and how
+/// many contexts were moved into.
+fn write(model: &Arc<LoadedModel>, count: usize, seed: u64) -> (Vec<(GenerationRequest, Text)>, usize) {
+    let mut dice = Dice(seed);
+    let mut kept = PrefixCache::new(model.clone(), 3);
+    let mut active: Vec<Generation> = Vec::new();
+    let (mut known, mut texts, mut begun, mut moves) = (Vec::new(), Vec::new(), 0, 0);
+    while begun < count || !active.is_empty() {
+        if begun < count && active.len() < 3 && (active.is_empty() || dice.one_in(3)) {
+            let request = request(&mut dice, model, &known);
+            let session = kept.take(&request.prompt, request.length(model)).unwrap();
+            let mut generation = session.generate(request).unwrap();
+            if dice.one_in(2) {
+                generation = generation.with_prompt_chunk(1 + dice.below(5));
+            }
+            active.push(generation);
+            begun += 1;
+        }
+        if dice.one_in(2) {
+            Generation::compute_together(active.iter_mut());
+        }
+        let which = dice.below(active.len());
+        let generation = &mut active[which];
+        let before = generation.session().route().context;
+        let finish = generation.step().unwrap();
+        moves += usize::from(generation.session().route().context > before);
+        if let Some(finish) = finish {
+            let generation = active.swap_remove(which);
+            texts.push((generation.request().clone(), (generation.output().ids, finish)));
+            let session = generation.into_session();
+            known.push(session.tokens().to_vec());
+            known.drain(..known.len().saturating_sub(8));
+            kept.put(session);
+        }
+    }
+    (texts, moves)
+}
+
+/// Writes texts that have to be those of plain runs of `judge`.
+fn write_and_compare(model: &Arc<LoadedModel>, judge: &Arc<LoadedModel>, count: usize, seed: u64) -> usize {
+    let (texts, moves) = write(model, count, seed);
+    for (request, text) in &texts {
+        assert_eq!(*text, plain(judge, request), "{request:?}");
+    }
+    moves
+}
+
+#[test]
+fn thousands_of_requests_move_between_contexts() {
+    let fixed = |sizes: &[u64]| -> Vec<TokenCount> { sizes.iter().map(|size| TokenCount::Fixed(*size)).collect() };
+    let range = || vec![TokenCount::Range(1, 4)];
+    for (index, (layer_tokens, slice, recurrent, forks)) in [
+        (range(), false, false, true),
+        (range(), true, false, false),
+        (fixed(&[1, 4]), true, false, true),
+        (fixed(&[8]), false, false, true),
+        (fixed(&[4]), true, false, true),
+        (fixed(&[1, 8]), false, false, true),
+        (range(), false, true, true),
+        (fixed(&[1, 4]), false, true, false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let form = FakeOptions {
+            contexts: vec![4, 8, 16, 40],
+            layer_tokens,
+            slice,
+            recurrent,
+            forks,
+            ..FakeOptions::default()
+        };
+        let (model, judge) = (fake::model(&form).0, fake::model(&form).0);
+        let moves = write_and_compare(&model, &judge, 500, 88172645463325252 + index as u64);
+        assert!(moves > 40, "{moves} moves in form {index}");
+    }
+}
+
+/// The forms of memory: per layer and in one state, kept by the host, written by masks and by slices; windows, whose rings
+/// are as long as the smallest context in it and shorter than the others; recurrences, as states and as inputs and outputs.
+const FORMS: [(&str, &[&str]); 6] = [
+    ("llama-default", &["lengths={fixed: [1, 4]}", "attention=grouped"]),
+    ("llama-default", &["state=host", "lengths={fixed: [1, 8]}"]),
+    ("gemma3-default", &["state=unified", "kv_write=mask", "lengths={fixed: [1, 4]}"]),
+    ("gemma3-default", &["state=per_layer", "lengths={fixed: [8]}"]),
+    ("qwen3_5-default", &["lengths={fixed: [1, 4]}"]),
+    ("zaya-default", &["recurrent_states=input_output", "lengths={fixed: [1, 4]}"]),
+];
+
+fn convert(folder: &Path, case: &str, keys: &[&str]) {
+    convert_family(case, folder, &[&["context=[16, 32, 96]"], keys].concat());
+}
+
+/// The weights of the largest package.
+fn largest(folder: &Path) -> u64 {
+    Bundle::read(folder).unwrap().packages.iter().map(|package| package.weight_bytes).max().unwrap()
+}
+
+/// Every bit of the logits is that of a text which was in the largest context from its first token on.
+#[test]
+fn a_move_changes_no_bit_on_the_executor() {
+    let room = tempfile::tempdir().unwrap();
+    for (index, (case, keys)) in FORMS.into_iter().enumerate() {
+        let folder = room.path().join(index.to_string());
+        convert(&folder, case, keys);
+        for precision in ["f32", "f16", "ane"] {
+            let model = LoadedModel::on_cpu(&folder, precision.parse().unwrap()).unwrap();
+            let mut dice = Dice(11);
+            // calls that write all their tokens leave the end of the context to whole ones
+            let end = model.context() - 8;
+            let [mut moving, mut staying] = [(); 2].map(|()| model.start(model.context()).unwrap());
+            staying.make_room(model.context()).unwrap();
+            while moving.position() < end {
+                let count = 1 + dice.below(7).min((end - moving.position() - 1) as usize);
+                let tokens = dice.tokens(count, model.bundle().model.vocab_size as usize);
+                let [found, expected] = [&mut moving, &mut staying]
+                    .map(|session| session.forward(&tokens, &ForwardOptions::all(Chunking::Largest)).unwrap().logits);
+                let same = found.iter().map(|value| value.to_bits()).eq(expected.iter().map(|value| value.to_bits()));
+                let at = moving.position();
+                assert!(same && found.iter().all(|value| value.is_finite()), "{case} {keys:?} {precision} at {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_executor_writes_the_same_texts_with_little_memory() {
+    let room = tempfile::tempdir().unwrap();
+    for (index, (case, keys)) in FORMS.into_iter().enumerate() {
+        let folder = room.path().join(index.to_string());
+        convert(&folder, case, keys);
+        let judge = LoadedModel::on_cpu(&folder, Precision::F32).unwrap();
+        let model = LoadedModel::on_cpu_within(&folder, Precision::F32, Some(largest(&folder))).unwrap();
+        let moves = write_and_compare(&model, &judge, 8, 7 + index as u64);
+        assert!(moves > 0, "{moves} moves in {case} {keys:?}");
+    }
+}
+
+#[test]
+fn core_ml_loads_lets_go_and_changes_devices() {
+    let room = tempfile::tempdir().unwrap();
+    let (mut all_moves, mut all_loads) = (0, 0);
+    for (index, (case, keys)) in FORMS.into_iter().enumerate() {
+        let folder = room.path().join(index.to_string());
+        convert(&folder, case, keys);
+        let engine = Arc::new(DoubleEngine::new());
+        let bundle = Bundle::read(&folder).unwrap();
+        let host = Arc::new(HostTables::open(&bundle, &folder).unwrap());
+        let units = PhaseUnits { prompt: ComputeUnits::CpuAndNeuralEngine, writing: ComputeUnits::CpuAndGpu };
+        let backend = CoreMlBackend::new(engine.clone(), &bundle, &folder, units, Cache::new(folder.join("cache")));
+        let backend = backend.within(Some(2 * largest(&folder))).unwrap();
+        let model = LoadedModel::new(bundle, &folder, host, Box::new(backend)).unwrap();
+        let (texts, moves) = write(&model, 2, 70 + index as u64);
+        // in half precision calls of other numbers of tokens round otherwise, so the executor makes the same ones
+        let executor = LoadedModel::on_cpu(&folder, Precision::F16).unwrap();
+        assert_eq!(texts, write(&executor, 2, 70 + index as u64).0, "{case} {keys:?}");
+        let log = engine.take_log();
+        let loads = |units: &str| log.iter().filter(|line| line.starts_with("load") && line.ends_with(units)).count();
+        let loaded = [loads("cpu-and-neural-engine"), loads("cpu-and-gpu")];
+        all_moves += moves;
+        all_loads += loaded[0] + loaded[1];
+        assert!(loaded.iter().all(|count| *count > 1), "{loaded:?} loads, {case} {keys:?}");
+    }
+    assert!(all_moves > 2 && all_loads > 60, "{all_moves} moves, {all_loads} loads");
+}
