@@ -63,7 +63,7 @@ impl Decoder {
             done.push(Transform::Fold);
         }
         if let Some(rotate) = rotation {
-            self.rotate(rotate)?;
+            let rotate = self.rotate(rotate)?;
             done.push(Transform::RotateBy(RotateBy { rotate }));
         }
         if gains.is_some() {

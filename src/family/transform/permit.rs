@@ -28,7 +28,7 @@ pub fn permits(config: &DecoderConfig, transform: Transform) -> Result<(), &'sta
 
 /// What a model is given where nothing is said: rotation does the work of new gains, and more.
 pub fn recipe(config: &DecoderConfig) -> Vec<Transform> {
-    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions::default() });
+    let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions { learned: true, ..Default::default() } });
     match permits(config, rotate) {
         Ok(()) => vec![Transform::Fold, rotate, Transform::Equalize],
         Err(_) if config.layer_norms => vec![Transform::Equalize],

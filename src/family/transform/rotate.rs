@@ -20,8 +20,9 @@ use anec_source::orthogonal::{HadamardRotation, LearnedRotation};
 use anec_source::{SourceWeight, SquareMatrix};
 
 impl Decoder {
-    /// Rotates the residual stream, whose norms have no gains any more.
-    pub(super) fn rotate(&mut self, options: RotationOptions) -> Result<()> {
+    /// Rotates the residual stream, whose norms have no gains any more. Gives what was done: of few channels nothing can be
+    /// learned.
+    pub(super) fn rotate(&mut self, options: RotationOptions) -> Result<RotationOptions> {
         let random = HadamardRotation::new(self.config.hidden_size, options.seed)?;
         let learned = options.learned.then(|| LearnedRotation::blocks(&random)).flatten();
         let q: Arc<dyn SquareMatrix> = match learned {
@@ -53,7 +54,7 @@ impl Decoder {
             }
         }
         self.rotation = Some(matrix(&q)?);
-        Ok(())
+        Ok(RotationOptions { learned: learned.is_some(), ..options })
     }
 }
 
