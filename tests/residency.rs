@@ -286,4 +286,6 @@ fn without_a_mac_placement_is_unproven_and_core_ml_is_missing() {
         );
         assert!(!plan.exists());
     }
+    let (code, _, stderr) = run(&["run", bundle, "--prompt", "It", "--decode-units", "cpu-and-gpu"]);
+    assert_eq!((code, stderr.starts_with("error: --decode-units names devices of Core ML")), (2, true), "{stderr}");
 }
