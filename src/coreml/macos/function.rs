@@ -260,7 +260,8 @@ fn values(state: &MLState, array: &StridedArray) -> Result<OwnedValues, String> 
         // SAFETY: the array is valid for the time of this call.
         let object = unsafe { object.as_ref() };
         // SAFETY: properties of a valid array.
-        let strides = sizes(&unsafe { object.strides() });
+        let strides = unsafe { object.strides() };
+        let strides = sizes(&strides);
         let of_bytes = RcBlock::new(|memory: NonNull<c_void>, length: isize| {
             let length = usize::try_from(length).unwrap_or(0);
             // SAFETY: Core ML gives the memory and its size for the time of this call.
