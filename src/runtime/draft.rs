@@ -116,7 +116,7 @@ mod tests {
         let drafts = [
             long(FakeOptions::default()),
             fake::model(&FakeOptions { contexts: vec![40], ..FakeOptions::default() }).0,
-            fake::model(&FakeOptions { contexts: vec![fake::SHORT], ..FakeOptions::default() }).0,
+            fake::model(&FakeOptions { contexts: vec![12], ..FakeOptions::default() }).0,
             long(FakeOptions { recurrent: true, ..FakeOptions::default() }),
             long(FakeOptions { recurrent: true, forks: false, ..FakeOptions::default() }),
         ];
@@ -148,7 +148,7 @@ mod tests {
     fn the_distribution_is_the_models() {
         const TEXTS: u64 = 20_000;
         let model = long(FakeOptions::default());
-        let draft = fake::model(&FakeOptions { contexts: vec![fake::SHORT], ..FakeOptions::default() }).0;
+        let draft = long(FakeOptions { recurrent: true, ..FakeOptions::default() });
         let distribution = |text: &[u32], length: u64| -> Vec<f64> {
             let (_, logits) = fake::reference(text, length);
             let row = &logits[logits.len() - fake::VOCAB..];
