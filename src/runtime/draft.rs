@@ -146,7 +146,7 @@ mod tests {
     /// 103.4 in 999 of 1000 cases.
     #[test]
     fn the_distribution_is_the_models() {
-        const TEXTS: u64 = 20_000;
+        const TEXTS: u64 = 4_000;
         let model = long(FakeOptions::default());
         let draft = long(FakeOptions { recurrent: true, ..FakeOptions::default() });
         let distribution = |text: &[u32], length: u64| -> Vec<f64> {
