@@ -121,8 +121,8 @@ mod tests {
             long(FakeOptions { recurrent: true, forks: false, ..FakeOptions::default() }),
         ];
         for (temperature, repetition_penalty) in [(0.0, 1.0), (0.7, 1.0), (0.7, 1.3)] {
-            for seed in 0..8 {
-                let plain = request(Sampling { temperature, repetition_penalty, seed, ..Sampling::default() }, 80);
+            for seed in 0..2 {
+                let plain = request(Sampling { temperature, repetition_penalty, seed, ..Sampling::default() }, 30);
                 let (expected, none) = write(&model, &plain, None);
                 assert_eq!(none, Speculation::default());
                 for (number, draft) in drafts.iter().enumerate() {
@@ -134,7 +134,7 @@ mod tests {
                         // a twin draws the same, whatever is random
                         if number == 0 && speculation == 0 {
                             assert_eq!(counts.accepted, counts.drafted);
-                            assert!(counts.accepted >= 57, "{counts:?}: three of four of 79 tokens");
+                            assert!(counts.accepted >= 21, "{counts:?}: three of four of 29 tokens");
                         }
                     }
                 }
@@ -146,7 +146,7 @@ mod tests {
     /// 103.4 in 999 of 1000 cases.
     #[test]
     fn the_distribution_is_the_models() {
-        const TEXTS: u64 = 20_000;
+        const TEXTS: u64 = 4_000;
         let model = long(FakeOptions::default());
         let draft = long(FakeOptions { recurrent: true, ..FakeOptions::default() });
         let distribution = |text: &[u32], length: u64| -> Vec<f64> {

@@ -428,7 +428,7 @@ fn rows_are_computed_when_they_are_read() {
     let whole = made("sum").unwrap();
     assert_eq!(whole.shape(), [5, 3]);
     let expected: Vec<f32> =
-        (0..15).map(|i| (2.0 * (i / 3) as f32 + all(&table)[i]) * (i % 3) as f32 / 100.0).collect();
+        (0..15).map(|i| (2.0 * (i / 3) as f32 + all(&table)[i]) * ((i % 3) as f32 / 100.0)).collect();
     assert_eq!(all(&whole), expected);
     // parts of rows, and rows of a part
     let mut part = [0.0; 7];
