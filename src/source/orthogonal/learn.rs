@@ -9,9 +9,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use faer::linalg::matmul::matmul;
-use faer::{Accum, MatMut, MatRef, Par};
-use ndarray::{Array2, Axis, Zip};
+use ndarray::{Array2, ArrayViewMut2, Axis, Slice, Zip};
 
 use super::hadamard::HadamardRotation;
 use crate::error::Result;
@@ -118,17 +116,11 @@ impl SquareMatrix for LearnedRotation {
 
     fn multiply_rows(&self, rows: &mut [f32]) -> Result<()> {
         self.0.random.multiply_rows(rows)?;
-        let (size, width, blocks) = (self.size() as usize, self.0.width, self.0.blocks()?);
-        let mut part = vec![0f32; ROWS.min(rows.len() / size) * width];
-        for rows in rows.chunks_mut(ROWS * size) {
-            let count = rows.len() / size;
-            for (index, block) in blocks.iter().enumerate() {
-                let part = &mut part[..count * width];
-                let of_block = |row: usize| row * size + index * width..row * size + (index + 1) * width;
-                part.chunks_exact_mut(width).enumerate().for_each(|(row, to)| to.copy_from_slice(&rows[of_block(row)]));
-                let product =
-                    MatMut::from_row_major_slice_with_stride_mut(&mut rows[index * width..], count, width, size);
-                multiply(product, MatRef::from_row_major_slice(part, count, width), matrix_of(block));
+        let size = self.size() as usize;
+        if let Ok(mut rows) = ArrayViewMut2::from_shape((rows.len() / size, size), rows) {
+            for (mut part, block) in rows.axis_chunks_iter_mut(Axis(1), self.0.width).zip(self.0.blocks()?) {
+                let product = part.dot(block);
+                part.assign(&product);
             }
         }
         Ok(())
@@ -136,25 +128,14 @@ impl SquareMatrix for LearnedRotation {
 
     fn multiply_columns(&self, matrix: &mut [f32], columns: usize) -> Result<()> {
         self.0.random.multiply_columns(matrix, columns)?;
-        let (width, blocks) = (self.0.width, self.0.blocks()?);
-        let mut part = vec![0f32; width * columns];
-        for (rows, block) in matrix.chunks_exact_mut(width * columns).zip(blocks) {
-            part.copy_from_slice(rows);
-            let product = MatMut::from_row_major_slice_mut(rows, width, columns);
-            multiply(product, matrix_of(block).transpose(), MatRef::from_row_major_slice(&part, width, columns));
+        if let Ok(mut matrix) = ArrayViewMut2::from_shape((self.size() as usize, columns), matrix) {
+            for (mut part, block) in matrix.axis_chunks_iter_mut(Axis(0), self.0.width).zip(self.0.blocks()?) {
+                let product = block.t().dot(&part);
+                part.assign(&product);
+            }
         }
         Ok(())
     }
-}
-
-/// `out = a b`, in this thread.
-fn multiply(out: MatMut<'_, f32>, a: MatRef<'_, f32>, b: MatRef<'_, f32>) {
-    matmul(out, Accum::Replace, a, b, 1.0, Par::Seq);
-}
-
-/// A matrix that is contiguous, as all are here.
-fn matrix_of(array: &Array2<f32>) -> MatRef<'_, f32> {
-    MatRef::from_row_major_slice(array.as_slice().unwrap_or_default(), array.nrows(), array.ncols())
 }
 
 /// The rows of largest norm.
@@ -252,23 +233,21 @@ fn orthogonal(block: &Array2<f64>) -> Array2<f64> {
 
 /// `log |X R|_24` and its gradient by the blocks of `R`.
 fn gradient(sample: &Array2<f32>, blocks: &[Array2<f32>]) -> (f64, Vec<Array2<f32>>) {
-    let (count, size) = sample.dim();
-    let mut slopes = vec![0f32; count * size];
-    // the columns that meet a block
-    let of_block = |index: usize, block: &Array2<f32>| (index * block.nrows(), block.nrows());
-    for (index, block) in blocks.iter().enumerate() {
-        let (start, width) = of_block(index, block);
-        let product = MatMut::from_row_major_slice_mut(&mut slopes, count, size).subcols_mut(start, width);
-        multiply(product, matrix_of(sample).subcols(start, width), matrix_of(block));
-    }
-    let most = slopes.iter().fold(0f32, |most, value| most.max(value.abs()));
+    let width = blocks.first().map_or(1, |block| block.nrows());
+    let part = |index: usize| sample.slice_axis(Axis(1), Slice::from(index * width..(index + 1) * width));
+    let mut products: Vec<Array2<f32>> =
+        blocks.iter().enumerate().map(|(index, block)| part(index).dot(block)).collect();
+    let slices = || products.iter().filter_map(|product| product.as_slice());
+    let most = slices().flatten().fold(0f32, |most, value| most.max(value.abs()));
     if most == 0.0 {
         return (0.0, blocks.iter().map(|block| Array2::zeros(block.raw_dim())).collect());
     }
     // of values `v` within `m`: r = v / m, the sum of r^24, and r^23 / m, all in one pass over few at a time
     let inverse = 1.0 / most;
     let mut sum = 0f64;
-    for values in slopes.chunks_mut(CHUNK) {
+    for values in
+        products.iter_mut().filter_map(|product| product.as_slice_mut()).flat_map(|values| values.chunks_mut(CHUNK))
+    {
         let mut powers = 0f32;
         for value in values {
             let ratio = *value * inverse;
@@ -284,18 +263,8 @@ fn gradient(sample: &Array2<f32>, blocks: &[Array2<f32>]) -> (f64, Vec<Array2<f3
         sum += f64::from(powers);
     }
     let scale = 1.0 / sum as f32;
-    let slopes = MatRef::from_row_major_slice(&slopes, count, size);
-    let by_block = |(index, block): (usize, &Array2<f32>)| {
-        let (start, width) = of_block(index, block);
-        let mut gradient = Array2::zeros(block.raw_dim());
-        if let Some(out) = gradient.as_slice_mut() {
-            let out = MatMut::from_row_major_slice_mut(out, width, width);
-            let sample = matrix_of(sample).subcols(start, width).transpose();
-            matmul(out, Accum::Replace, sample, slopes.subcols(start, width), scale, Par::Seq);
-        }
-        gradient
-    };
-    (f64::from(most).ln() + sum.ln() / 24.0, blocks.iter().enumerate().map(by_block).collect())
+    let of_block = |(index, slope): (usize, &Array2<f32>)| part(index).t().dot(slope) * scale;
+    (f64::from(most).ln() + sum.ln() / 24.0, products.iter().enumerate().map(of_block).collect())
 }
 
 #[cfg(test)]
