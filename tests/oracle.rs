@@ -239,6 +239,22 @@ fn emit_demo(name: &str, overrides: &[String], write: &mut impl FnMut(String, &P
     }
 }
 
+/// Families whose layers are attention and a network, all of one kind.
+const DENSE: [&str; 12] = [
+    "llama",
+    "mistral",
+    "ministral3",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "glm4",
+    "starcoder2",
+    "hunyuan_v1_dense",
+];
+
 /// A small model of each family, in the default form; where something recurs, also with what the host carries, and where
 /// there are experts, also with experts apart.
 fn emit_families(write: &mut impl FnMut(String, &Program)) {
@@ -251,11 +267,12 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
         let shapes = families.entry(family).or_default();
         *shapes += 1;
         let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &["context=32"]);
-        // the third shape of a family has no other ops than the first two
-        if *shapes <= 2 {
-            for (package, program) in emitted::layers_apart(&manifest) {
-                write(format!("{model}-{package}"), &program);
-            }
+        // a third shape has no other ops than the first two, and a second none where layers are attention and a network
+        if *shapes > if DENSE.contains(&family) { 1 } else { 2 } {
+            continue;
+        }
+        for (package, program) in emitted::layers_apart(&manifest) {
+            write(format!("{model}-{package}"), &program);
         }
         if ["lfm2", "lfm2_moe", "qwen3_5_text", "zaya", "granitemoehybrid", "falcon_h1"].contains(&family) {
             carried += 1;
@@ -276,7 +293,7 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
             }
         }
     }
-    assert!(carried >= 10 && apart >= 9, "{carried} {apart}");
+    assert!(carried >= 10 && apart >= 7, "{carried} {apart}");
     assert!(families.len() >= 8, "{families:?}");
 }
 

@@ -176,6 +176,10 @@ mod tests {
         let pool: FunctionPool<u8, ()> = FunctionPool::new(None);
         let weights = FunctionWeights { id: 0, bytes: 1 };
         assert!(pool.get(0, weights, |_| Err(RuntimeError::NoTokens.into())).is_err());
-        assert!(pool.get(0, weights, |let_go| Ok(assert!(!let_go))).is_ok());
+        let loaded = pool.get(0, weights, |let_go| {
+            assert!(!let_go);
+            Ok(())
+        });
+        assert!(loaded.is_ok());
     }
 }

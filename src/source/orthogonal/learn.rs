@@ -18,10 +18,13 @@ use crate::weight::{SourceWeight, SquareMatrix, WeightExtent};
 /// Channels of a block, at most and at least.
 const WIDEST: u64 = 128;
 const NARROWEST: u64 = 8;
-/// Rows of a tensor that are looked at.
+/// Rows of a tensor that are looked at, at most and at least.
 const ROWS: usize = 128;
-/// Elements of all those rows, at most.
-const ELEMENTS: usize = 1 << 24;
+const FEWEST_ROWS: usize = 16;
+/// Elements of all those rows, at most; and of how many weights one is, so that a small model isn't learned from for longer
+/// than the rest of its conversion takes.
+const ELEMENTS: u64 = 1 << 24;
+const SHARE: u64 = 24;
 /// Steps, and the size of the first; they become smaller down to nothing.
 const STEPS: usize = 100;
 const RATE: f64 = 0.01;
@@ -86,7 +89,9 @@ impl Inner {
     fn samples(&self) -> Result<Vec<Array2<f32>>> {
         let size = self.random.size() as usize;
         let tensors = self.readers.len() + self.writers.len();
-        let count = (ELEMENTS / (size * tensors.max(1))).clamp(1, ROWS);
+        let weights: u64 = self.readers.iter().chain(&self.writers).map(|weight| weight.elements()).sum();
+        let rows = ELEMENTS.min(weights / SHARE) as usize / (size * tensors.max(1));
+        let count = rows.clamp(FEWEST_ROWS.min(ELEMENTS as usize / (size * tensors.max(1))).max(1), ROWS);
         let sample = |index: usize| {
             let mut rows = match self.writers.get(index) {
                 Some(writer) => largest_columns(writer, count)?,
