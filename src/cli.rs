@@ -35,6 +35,7 @@ mod sampling;
 mod schema;
 mod serve;
 mod share;
+mod usage;
 mod validate;
 
 use std::borrow::Cow;

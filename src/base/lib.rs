@@ -18,6 +18,7 @@ pub mod clock;
 pub mod error;
 pub mod file;
 pub mod input;
+mod name;
 pub mod output;
 pub mod progress;
 pub mod resources;
@@ -25,6 +26,7 @@ mod skip;
 
 pub use error::{Diagnostic, Error, Fault, Result};
 pub use file::{FileError, MappedFile, hexadecimal};
+pub use name::path_inside;
 pub use output::OutputFile;
 pub use progress::{Progress, ProgressEvent};
 #[doc(hidden)]

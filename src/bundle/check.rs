@@ -9,6 +9,8 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use anec_base::path_inside;
+
 use crate::{Bundle, FunctionEntry, PortDim, PortRole, Stage};
 
 impl Bundle {
@@ -55,7 +57,7 @@ impl Bundle {
         let tokenizer = self.tokenizer.values().chain(self.tokenizer_files.iter().map(|file| &file.file));
         let names = packages.chain(tokenizer).chain([&self.host.file.file]);
         names
-            .filter(|name| !is_inside(name))
+            .filter(|name| path_inside(name).is_none())
             .map(|name| format!("the file {name:?} is outside of its folder"))
             .collect()
     }
@@ -214,12 +216,6 @@ fn experts_asked(functions: &[&FunctionEntry]) -> u64 {
         _ => 0,
     });
     asked.max().unwrap_or(0)
-}
-
-/// Whether a name is a path that goes down only, whatever the system.
-fn is_inside(name: &str) -> bool {
-    let plain = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.contains(['\\', ':', '\0']);
-    name.split('/').all(plain)
 }
 
 fn in_function(entry: &FunctionEntry, problem: String) -> String {

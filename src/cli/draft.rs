@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::model::Runner;
-use anec::base::{Diagnostic, Fault, Result};
+use super::usage::UsageError;
+use anec::base::Result;
 use anec::runtime::{LoadedModel, Tokenizer};
 
 /// A smaller model that guesses.
@@ -38,27 +39,14 @@ impl DraftArgs {
             let common = 0..own.len().min(other.len()) as u32;
             let differs = |id: &u32| own.token_bytes(*id) != other.token_bytes(*id);
             if let Some(token) = common.into_iter().find(differs) {
-                return Err(OtherVocabulary { path: folder.clone(), token }.into());
+                let problem = format!(
+                    "{}: token {token} is another one there, so that what it guesses would never be right",
+                    folder.display()
+                );
+                let help = "--draft takes a smaller model of the same family, with the same tokenizer";
+                return Err(UsageError::new(problem, help).into());
             }
         }
         Ok(Some((draft, self.draft_tokens)))
-    }
-}
-
-/// A draft model whose tokens are others.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: token {token} is another one there, so that what it guesses would never be right", path.display())]
-struct OtherVocabulary {
-    path: PathBuf,
-    token: u32,
-}
-
-impl Diagnostic for OtherVocabulary {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("--draft takes a smaller model of the same family, with the same tokenizer".into())
     }
 }

@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
+use super::usage::UsageError;
 use super::{print, print_json};
-use anec::base::{Diagnostic, Fault, Result};
+use anec::base::Result;
 use anec::report;
 use anec::report::table::table;
 use anec::validate::rules::{Meaning, meaning, meanings, rules};
@@ -22,21 +23,6 @@ pub struct ExplainArgs {
     json: bool,
 }
 
-/// Nothing is known of it.
-#[derive(Debug, thiserror::Error)]
-#[error("nothing is known of `{0}`")]
-struct Unknown(String);
-
-impl Diagnostic for Unknown {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("`anec explain` lists the rules and codes".into())
-    }
-}
-
 impl ExplainArgs {
     pub(super) fn run(self) -> Result<u8> {
         let Some(what) = self.what else {
@@ -53,7 +39,8 @@ impl ExplainArgs {
         }
         let found = meaning(&what);
         if found.is_empty() {
-            return Err(Unknown(what).into());
+            let problem = format!("nothing is known of `{what}`");
+            return Err(UsageError::new(problem, "`anec explain` lists the rules and codes").into());
         }
         if self.json {
             print_json(&found);

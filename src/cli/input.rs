@@ -6,8 +6,9 @@ use std::path::Path;
 use clap::Args;
 
 use super::demo;
+use super::usage::UsageError;
 
-use anec::base::{Diagnostic, Fault, Result};
+use anec::base::Result;
 use anec::manifest::{Manifest, builtin};
 
 /// Which model, and how it is converted.
@@ -23,21 +24,6 @@ pub struct Input {
     /// Overrides a key of the manifest, for example quant.granularity=per_channel
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-}
-
-/// A source whose path can't be written down.
-#[derive(Debug, thiserror::Error)]
-#[error("--source {}: the path isn't UTF-8, and bundle.json names its source", .0.display())]
-struct NotUtf8(OsString);
-
-impl Diagnostic for NotUtf8 {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("rename it, or give a link with another name".into())
-    }
 }
 
 impl Input {
@@ -57,7 +43,11 @@ impl Input {
             manifest.source = Some(demo::source()?.display().to_string());
         }
         if let Some(source) = &self.source {
-            let source = source.to_str().ok_or_else(|| NotUtf8(source.clone()))?;
+            let source = source.to_str().ok_or_else(|| {
+                let problem =
+                    format!("--source {}: the path isn't UTF-8, and bundle.json names its source", source.display());
+                UsageError::new(problem, "rename it, or give a link with another name")
+            })?;
             manifest.source = Some(source.to_owned());
         }
         Ok(manifest)

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 
+use super::usage::UsageError;
 use super::{demo, progress};
 
-use anec::base::{Diagnostic, Fault, Result};
+use anec::base::Result;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::manifest::{Manifest, builtin};
@@ -42,21 +43,6 @@ pub struct Runner {
 fn megabytes(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.map(|number| (number * 1e6) as u64).ok_or_else(|| "expected a number of megabytes above 0".into())
-}
-
-/// Devices for writing were named, and nothing runs on Core ML.
-#[derive(Debug, thiserror::Error)]
-#[error("--decode-units names devices of Core ML, and the CPU executor runs the bundle")]
-struct NoDevices;
-
-impl Diagnostic for NoDevices {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("add --backend coreml, or leave out --decode-units".into())
-    }
 }
 
 /// What runs a bundle.
@@ -118,7 +104,10 @@ impl Runner {
     /// The devices that Core ML may use, where that is the backend.
     fn units(&self) -> Result<Option<PhaseUnits>> {
         match (self.backend.core_ml(), self.decode_units) {
-            (None, Some(_)) => Err(NoDevices.into()),
+            (None, Some(_)) => {
+                let problem = "--decode-units names devices of Core ML, and the CPU executor runs the bundle";
+                Err(UsageError::new(problem, "add --backend coreml, or leave out --decode-units").into())
+            }
             (units, writing) => Ok(units.map(|prompt| PhaseUnits { prompt, writing: writing.unwrap_or(prompt) })),
         }
     }

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::input::Input;
+use super::usage::UsageError;
 use super::{print, print_json, progress};
+use anec::base::Result;
 use anec::base::output::write_file;
-use anec::base::{Diagnostic, Fault, Result};
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
 use anec::convert::notes::of_transforms;
@@ -62,21 +63,6 @@ struct Limits {
 fn megabytes(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| "expected a number of megabytes above 0".into())
-}
-
-/// A manifest would take the place of another file.
-#[derive(Debug, thiserror::Error)]
-#[error("{} is there already", .0.display())]
-struct Exists(PathBuf);
-
-impl Diagnostic for Exists {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("remove it, or give another name".into())
-    }
 }
 
 /// The targets of names.
@@ -145,7 +131,8 @@ impl PlanArgs {
         let found = search(manifest, &*opened.model, targets, &limits)?;
         if let Some(out) = &self.out {
             if out.exists() {
-                return Err(Exists(out.clone()).into());
+                let problem = format!("{} is there already", out.display());
+                return Err(UsageError::new(problem, "remove it, or give another name").into());
             }
             write_file(out, found.to_yaml().as_bytes())?;
         }

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::input::Input;
+use super::usage::UsageError;
 use super::{print, print_json, progress};
 use anec::Converter;
+use anec::base::Result;
 use anec::base::output::write_file;
-use anec::base::{Diagnostic, Fault, Result};
 use anec::calibrate::plan;
 use anec::calibrate::sensitivity::{TOKENS, formats};
 use anec::manifest::{QuantPlan, WeightFormat};
@@ -43,21 +44,6 @@ pub struct QuantArgs {
     json: bool,
 }
 
-/// A manifest is asked for, and no budget says which.
-#[derive(Debug, thiserror::Error)]
-#[error("--out needs a budget, and neither --plan nor `quant.plan` is given")]
-struct NoBudget;
-
-impl Diagnostic for NoBudget {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("add --plan bits=5, --plan max_mb=400 or --plan kl=0.01".into())
-    }
-}
-
 fn kind(name: &str) -> Result<WeightFormat, String> {
     serde_json::from_value(json!(name)).map_err(|_| "expected int8, int4, palette8, 6, 4, 3, 2 or 1, or none".into())
 }
@@ -79,7 +65,9 @@ impl QuantArgs {
         let manifest = self.input.manifest()?;
         let budget = self.plan.or(manifest.quant.plan);
         if self.out.is_some() && budget.is_none() {
-            return Err(NoBudget.into());
+            let problem = "--out needs a budget, and neither --plan nor `quant.plan` is given";
+            let help = "add --plan bits=5, --plan max_mb=400 or --plan kl=0.01";
+            return Err(UsageError::new(problem, help).into());
         }
         let converter = Converter::new(manifest.clone()).progress(progress::counting(""));
         let mut measured = converter.sensitivities(&formats(&self.weights), self.tokens as usize)?;

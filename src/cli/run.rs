@@ -4,14 +4,15 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anec::base::FileError;
 use anec::base::input::{read, read_from};
-use anec::base::{Diagnostic, Fault, FileError};
 
 use serde_json::json;
 
 use super::draft::DraftArgs;
 use super::model::Runner;
 use super::sampling::SamplingArgs;
+use super::usage::UsageError;
 use super::{print, print_json};
 use anec::base::Result;
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
@@ -97,7 +98,8 @@ impl RunArgs {
             eprintln!("{}", summary(request.prompt.len(), &generation));
         }
         if constrained && generation.finish != Finish::Stop {
-            return Err(UnfinishedJson.into());
+            let help = "give it more room with --max-tokens, or bound the strings and lists of the schema";
+            return Err(UsageError::new("the text ends before its JSON does", help).into());
         }
         Ok(0)
     }
@@ -133,39 +135,6 @@ impl Prompt {
 /// Bytes of a JSON Schema, at most.
 const MOST_SCHEMA: u64 = 16 << 20;
 
-/// A file that is no JSON Schema.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {problem}", path.display())]
-struct BadSchema {
-    path: PathBuf,
-    problem: String,
-}
-
-impl Diagnostic for BadSchema {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("--json-schema takes a file that holds a JSON Schema".into())
-    }
-}
-
-/// A text that was to be JSON and ended before its end.
-#[derive(Debug, thiserror::Error)]
-#[error("the text ends before its JSON does")]
-struct UnfinishedJson;
-
-impl Diagnostic for UnfinishedJson {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("give it more room with --max-tokens, or bound the strings and lists of the schema".into())
-    }
-}
-
 /// Bytes of a text that can fit the model: no token has more than the longest one.
 fn longest(model: &LoadedModel, tokenizer: &Tokenizer) -> u64 {
     let tokens = (0..tokenizer.len() as u32).map(|id| tokenizer.token_bytes(id).len());
@@ -174,8 +143,10 @@ fn longest(model: &LoadedModel, tokenizer: &Tokenizer) -> u64 {
 
 fn json_schema(file: &Path, model: &LoadedModel, tokenizer: &Tokenizer) -> Result<Constraint> {
     let bytes = read(file, MOST_SCHEMA)?;
-    let schema = serde_json::from_slice(&bytes)
-        .map_err(|error| BadSchema { path: file.to_owned(), problem: format!("it isn't JSON: {error}") })?;
+    let schema = serde_json::from_slice(&bytes).map_err(|error| {
+        let problem = format!("{}: it isn't JSON: {error}", file.display());
+        UsageError::new(problem, "--json-schema takes a file that holds a JSON Schema")
+    })?;
     let grammars = Grammars::new(tokenizer, model.bundle().model.vocab_size, &model.end_tokens())?;
     Ok(grammars.start(&Grammar::JsonSchema(schema))?)
 }

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::model::Backend;
+use super::usage::UsageError;
 use super::{MOST_TEXT, print, print_json, progress};
+use anec::base::Result;
 use anec::base::input::read_text;
 use anec::base::output::write_file;
-use anec::base::{Diagnostic, Fault, Result};
 use anec::convert::files;
 use anec::coreml::ComputePlan;
 use anec::exec::Precision;
@@ -79,21 +80,6 @@ pub struct ValidateArgs {
     html: Option<PathBuf>,
 }
 
-/// Two reports that would be one file.
-#[derive(Debug, thiserror::Error)]
-#[error("two reports go to {}", .0.display())]
-struct SameOutput(PathBuf);
-
-impl Diagnostic for SameOutput {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some("give each its own file".into())
-    }
-}
-
 fn is_stdout(path: &Option<PathBuf>) -> bool {
     path.as_ref().is_some_and(|path| path.as_os_str() == "-")
 }
@@ -112,7 +98,10 @@ impl ValidateArgs {
             [&self.json, &self.junit, &self.markdown, &self.html, &self.plan_out].into_iter().flatten().collect();
         outputs.sort();
         match outputs.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(SameOutput(pair[0].clone()).into()),
+            Some(pair) => {
+                let problem = format!("two reports go to {}", pair[0].display());
+                Err(UsageError::new(problem, "give each its own file").into())
+            }
             None => Ok(()),
         }
     }

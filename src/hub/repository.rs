@@ -1,7 +1,6 @@
 //! What a repository holds at a commit.
 
-use std::path::{Component, Path};
-
+use anec_base::path_inside;
 use serde_json::Value as Json;
 
 use crate::client::Hub;
@@ -69,9 +68,7 @@ impl Hub {
 fn file(json: &Json) -> Option<RemoteFile> {
     let path = json["rfilename"].as_str()?;
     // names come from the network; one must not lead out of the folder
-    if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
-        return None;
-    }
+    path_inside(path)?;
     let hexadecimal = |text: &Json, length: usize| {
         let text = text.as_str()?;
         (text.len() == length && text.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| text.to_ascii_lowercase())

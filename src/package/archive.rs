@@ -18,9 +18,8 @@ use zip::{CompressionMethod, DateTime, System, ZipWriter};
 
 use super::PackageError;
 use super::files::{PartialFolder, check_space};
-use super::manifest::relative;
 use anec_base::output::is_partial_name;
-use anec_base::{FileError, OutputFile};
+use anec_base::{FileError, OutputFile, path_inside};
 
 /// Files with these endings are stored as they are: their bytes are numbers that don't shrink.
 const STORED: [&str; 5] = ["bin", "safetensors", "gguf", "npz", "zip"];
@@ -281,8 +280,7 @@ fn check_entries(archive: &Path, zip: &mut ZipArchive<BufReader<File>>) -> Resul
         let name = std::str::from_utf8(entry.name_raw()).map_err(|_| error("the name is not UTF-8"))?;
         let is_folder = entry.is_dir();
         let name = name.strip_suffix('/').unwrap_or(name);
-        let strange = name.contains(['\\', ':', '\0']) || name.split('/').any(|part| part.is_empty() || part == ".");
-        if strange || relative(name).is_none() || name.split('/').count() > MAX_DEPTH {
+        if path_inside(name).is_none() || name.split('/').count() > MAX_DEPTH {
             return Err(error("the name leads out of the folder or is none of a file"));
         }
         let kind = entry.unix_mode().map_or(0, |mode| mode & TYPE);

@@ -1,8 +1,9 @@
 //! `Manifest.json`, and the metadata of a model.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
+use anec_base::path_inside;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -79,17 +80,10 @@ impl Manifest {
         let root = &manifest.root_model_identifier;
         let item = manifest.item_info_entries.get(root);
         let item = item.ok_or_else(|| corrupt(format!("rootModelIdentifier `{root}` names no item")))?;
-        let below = relative(&item.path)
+        let below = path_inside(&item.path)
             .ok_or_else(|| corrupt(format!("the model's path `{}` leads out of the package", item.path)))?;
         Ok(package.join(DATA).join(below))
     }
-}
-
-/// A path below a folder, if it is one.
-pub(super) fn relative(path: &str) -> Option<&Path> {
-    let path = Path::new(path);
-    let inside = path.components().all(|c| matches!(c, Component::Normal(_)));
-    (inside && path.components().next().is_some()).then_some(path)
 }
 
 fn id(path: &str, digest: &[u8; 32]) -> String {

@@ -10,9 +10,9 @@ use coreml_proto::{FeatureDescription, FunctionDescription, ModelDescription, mi
 use super::blob::WeightFile;
 use super::features::{self, SYMBOLS_KEY};
 use super::interface::Interface;
-use super::manifest::{Manifest, PackageMetadata, relative};
+use super::manifest::{Manifest, PackageMetadata};
 use super::{MODEL_PATH, PackageError};
-use anec_base::Result;
+use anec_base::{Result, path_inside};
 use anec_mil::codec::{self, BlobPlace, BlobSource};
 use anec_mil::constant::Data;
 use anec_mil::{Program, TensorType};
@@ -169,7 +169,7 @@ impl WeightFiles {
         if let Some(file) = open.get(name) {
             return Ok(file.clone());
         }
-        let below = name.strip_prefix(MODEL_PATH).and_then(relative).ok_or_else(|| {
+        let below = name.strip_prefix(MODEL_PATH).and_then(path_inside).ok_or_else(|| {
             PackageError::corrupt(&self.model, format!("`{name}` names no weight file below the model's folder"))
         })?;
         let file = Arc::new(WeightFile::open(&self.folder.join(below))?);

@@ -7,9 +7,9 @@
 #[cfg(feature = "hub")]
 mod client;
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use anec_base::Progress;
+use anec_base::{Progress, path_inside};
 
 use super::error::{Result, SourceError};
 use super::{gguf, hugging_face, onnx, safetensors};
@@ -45,8 +45,7 @@ impl Location {
                 return Err(wrong(format!("the {what} is {part:?}, expected letters, digits, `.`, `_` and `-`")));
             }
         }
-        let inside = |file: &str| Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
-        if let Some(file) = file.filter(|file| file.is_empty() || !inside(file)) {
+        if let Some(file) = file.filter(|file| path_inside(file).is_none()) {
             return Err(wrong(format!("{file:?} isn't the path of a file in a repository")));
         }
         let repository = format!("{owner}/{model}");

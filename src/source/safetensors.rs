@@ -1,7 +1,7 @@
 //! safetensors: one file, or shards with an index.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path};
+use std::path::Path;
 use std::sync::Arc;
 
 use safetensors::{SafeTensorError, SafeTensors};
@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use super::dtype::SourceDtype;
 use super::error::{Result, SourceError};
 use super::tensor::SourceTensor;
-use anec_base::MappedFile;
+use anec_base::{MappedFile, path_inside};
 
 /// File name of the weights of a model that isn't sharded.
 pub const SINGLE: &str = "model.safetensors";
@@ -76,11 +76,8 @@ pub fn parse_index(path: &Path, index: &Json) -> Result<BTreeMap<String, Vec<Str
         .ok_or_else(|| SourceError::key(path, "weight_map", "it isn't there, or isn't an object"))?;
     let mut shards: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, file) in map {
-        let plain = file.as_str().filter(|name| {
-            // Names come from the network; one must not lead out of the folder.
-            let mut components = Path::new(name).components();
-            matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))
-        });
+        // names come from the network; one must not lead out of the folder
+        let plain = file.as_str().filter(|name| !name.contains('/') && path_inside(name).is_some());
         let Some(file) = plain else {
             let problem = format!("the file of tensor `{tensor}` is {file}, expected a file name in the same folder");
             return Err(SourceError::key(path, "weight_map", problem));

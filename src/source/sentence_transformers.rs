@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anec_base::path_inside;
 use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
@@ -81,7 +82,7 @@ impl SentenceTransformers {
             let kind = module["type"].as_str().unwrap_or_default();
             let place = module["path"].as_str().unwrap_or_default();
             // a path out of the folder would be read with the rights of whoever converts
-            if place.split(['/', '\\']).any(|part| part == "..") || Path::new(place).is_absolute() {
+            if !place.is_empty() && path_inside(place.trim_end_matches('/')).is_none() {
                 return Err(wrong(format!("module {index} is at `{place}`, outside of the folder")));
             }
             let place = folder.join(place);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::model::{Attribute, Data, Graph, Initializer, Model, Node};
@@ -11,7 +11,7 @@ use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
 use crate::tensor::{SourceTensor, byte_length};
 use crate::weight::SourceWeight;
-use anec_base::MappedFile;
+use anec_base::{MappedFile, path_inside};
 
 /// Steps from a value back to what it is made of that are followed, where they don't lead through a layer.
 pub(super) const LONGEST_CHAIN: usize = 32;
@@ -230,8 +230,7 @@ impl Network {
             return Ok(file.clone());
         }
         // names come from the network; one must not lead out of the folder
-        let inside = Path::new(location).components().all(|part| matches!(part, Component::Normal(_)));
-        if location.is_empty() || !inside {
+        if path_inside(location).is_none() {
             let problem = format!("its data is in {location:?}, expected a path within the model's folder");
             return Err(SourceError::tensor(&self.path, name, problem));
         }
