@@ -22,6 +22,7 @@ pub mod hadamard;
 pub mod layout;
 pub mod matrix;
 pub mod memory;
+pub mod norm24;
 pub mod pool;
 pub mod product;
 pub mod quantize;

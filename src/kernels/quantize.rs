@@ -65,15 +65,17 @@ fn largest_magnitude_generic(values: &[f32]) -> f32 {
 }
 
 for_each_processor! {
-    /// Rounds `values / scale` to the nearest integers from `-most` to `most` (127 or less), as bytes; sums squares for
-    /// the measures and counts values other than zero that became zero. Values must be finite, `scale` positive; `out`
-    /// is as long as `values`.
-    pub fn quantize<'a>(values: &'a [f32], scale: f32, most: f32, out: &'a mut [u8]) -> (Squares, u64) = quantize_generic
+    /// Rounds `values / scale` to the nearest integers from the first to the second of `range` (-128 to 127 at most), as
+    /// bytes; sums squares for the measures and counts values other than zero that became zero. Values must be finite,
+    /// `scale` positive; `out` is as long as `values`.
+    pub fn quantize<'a>(values: &'a [f32], scale: f32, range: [i8; 2], out: &'a mut [u8]) -> (Squares, u64) =
+        quantize_generic
 }
 
 #[inline(always)]
-fn quantize_generic(values: &[f32], scale: f32, most: f32, out: &mut [u8]) -> (Squares, u64) {
+fn quantize_generic(values: &[f32], scale: f32, range: [i8; 2], out: &mut [u8]) -> (Squares, u64) {
     let inverse = 1.0 / scale;
+    let range = range.map(f32::from);
     let mut squares = Squares::default();
     let mut vanished = 0;
     for (values, out) in values.chunks(RUN).zip(out.chunks_mut(RUN)) {
@@ -82,12 +84,12 @@ fn quantize_generic(values: &[f32], scale: f32, most: f32, out: &mut [u8]) -> (S
         let (chunks, rest) = values.as_chunks::<LANES>();
         let (out_chunks, out_rest) = out.as_chunks_mut::<LANES>();
         for (x, q) in chunks.iter().zip(out_chunks) {
-            quantize_lanes(x, q, [scale, inverse, most], &mut sums, &mut gone);
+            quantize_lanes(x, q, [scale, inverse], range, &mut sums, &mut gone);
         }
         if !rest.is_empty() {
             let (mut x, mut q) = ([0f32; LANES], [0u8; LANES]);
             x[..rest.len()].copy_from_slice(rest);
-            quantize_lanes(&x, &mut q, [scale, inverse, most], &mut sums, &mut gone);
+            quantize_lanes(&x, &mut q, [scale, inverse], range, &mut sums, &mut gone);
             out_rest.copy_from_slice(&q[..out_rest.len()]);
         }
         let [source, result, error] = sums.map(|lanes| lanes.into_iter().map(f64::from).sum());
@@ -101,7 +103,8 @@ fn quantize_generic(values: &[f32], scale: f32, most: f32, out: &mut [u8]) -> (S
 fn quantize_lanes(
     x: &[f32; LANES],
     q: &mut [u8; LANES],
-    [scale, inverse, most]: [f32; 3],
+    [scale, inverse]: [f32; 2],
+    [least, most]: [f32; 2],
     sums: &mut [[f32; LANES]; 3],
     gone: &mut [u32; LANES],
 ) {
@@ -109,7 +112,7 @@ fn quantize_lanes(
     for i in 0..LANES {
         let steps = x[i] * inverse;
         let steps = if steps > most { most } else { steps };
-        let steps = if steps < -most { -most } else { steps };
+        let steps = if steps < least { least } else { steps };
         shifted[i] = steps + ROUND;
     }
     for i in 0..LANES {
@@ -186,7 +189,7 @@ mod tests {
             values in proptest::collection::vec(-3.0f32..3.0, 0..200), scale in 1e-3f32..0.1
         ) {
             let mut out = vec![0; values.len()];
-            let (squares, vanished) = quantize(&values, scale, 127.0, &mut out);
+            let (squares, vanished) = quantize(&values, scale, [-127, 127], &mut out);
             let mut expected = Squares::default();
             // an error is the difference of two numbers that were each rounded to f32
             let mut roundings = 0.0;
@@ -230,7 +233,7 @@ mod tests {
     #[test]
     fn ties_go_to_even_and_the_ends_are_held() {
         let mut out = [0; 6];
-        quantize(&[0.5, 1.5, -2.5, 127.4, 200.0, -200.0], 1.0, 127.0, &mut out);
+        quantize(&[0.5, 1.5, -2.5, 127.4, 200.0, -200.0], 1.0, [-127, 127], &mut out);
         assert_eq!(out.map(|q| q as i8), [0, 2, -2, 127, 127, -127]);
     }
 
@@ -239,7 +242,8 @@ mod tests {
         let values: Vec<f32> =
             (0..10_000u32).map(|i| (i.wrapping_mul(2_654_435_761) as f32 / 4e9 - 0.5) * 0.3).collect();
         let (mut fast, mut plain) = (vec![0; values.len()], vec![0; values.len()]);
-        assert_eq!(quantize(&values, 0.001, 127.0, &mut fast), quantize_generic(&values, 0.001, 127.0, &mut plain));
+        let range = [-127, 127];
+        assert_eq!(quantize(&values, 0.001, range, &mut fast), quantize_generic(&values, 0.001, range, &mut plain));
         assert_eq!(fast, plain);
         assert_eq!(compare(&values, &values[..]), compare_generic(&values, &values[..]));
         assert_eq!(count_above(&values, 0.1), count_above_generic(&values, 0.1));

@@ -149,7 +149,7 @@ impl CodedWeight {
                     let run = if of.is_one() { values.len() } else { of.block };
                     let runs = values.chunks(run.max(1)).zip(codes.chunks_mut(run.max(1)));
                     for ((values, codes), scale) in runs.zip(&*scales) {
-                        let (squares, vanished) = quantize::quantize(values, scale.to_f32(), of.most.into(), codes);
+                        let (squares, vanished) = quantize::quantize(values, scale.to_f32(), of.range, codes);
                         loss.squares += squares;
                         loss.vanished += vanished;
                     }

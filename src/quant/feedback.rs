@@ -210,7 +210,7 @@ mod tests {
 
     /// Integers: the grid of each row, out of its scales.
     fn integers(scales: &[Vec<f16>], block: usize, most: i8) -> Vec<Grid<'_>> {
-        scales.iter().map(|scales| Grid::Steps { scales, block, most }).collect()
+        scales.iter().map(|scales| Grid::Steps { scales, block, range: [-most, most] }).collect()
     }
 
     fn values(grids: &[Grid<'_>], codes: &Array2<u8>) -> Array2<f32> {
@@ -325,7 +325,7 @@ mod tests {
         let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view()).unwrap();
         let codes = feedback.codes(weight.view(), &integers(&vec![vec![scale]; 9], 300, 127), 0);
         let mut expected = vec![0; weight.len()];
-        quantize::quantize(weight.as_slice().unwrap(), scale.to_f32(), 127.0, &mut expected);
+        quantize::quantize(weight.as_slice().unwrap(), scale.to_f32(), [-127, 127], &mut expected);
         assert_eq!(codes.as_slice().unwrap(), expected);
     }
 

@@ -6,14 +6,14 @@ use half::f16;
 /// The numbers that a row's codes stand for.
 #[derive(Clone, Copy, Debug)]
 pub enum Grid<'a> {
-    /// `scale * q` for whole `q` from `-most` to `most`; blocks of equally many columns have a scale each.
+    /// `scale * q` for whole `q` of a range; blocks of equally many columns have a scale each.
     Steps {
         /// A scale for each block.
         scales: &'a [f16],
         /// Columns of a block.
         block: usize,
-        /// The largest code.
-        most: i8,
+        /// The least and the largest code.
+        range: [i8; 2],
     },
     /// `scale * levels[q]`, ascending.
     Levels {
@@ -28,10 +28,10 @@ impl Grid<'_> {
     /// The code whose number is nearest to a value of a column. Negative codes are in two's complement.
     pub fn nearest(&self, column: usize, value: f32) -> u8 {
         match self {
-            Grid::Steps { scales, block, most } => {
-                let most = f32::from(*most);
+            Grid::Steps { scales, block, range } => {
+                let [least, most] = range.map(f32::from);
                 let steps = value * (1.0 / scales[column / block].to_f32());
-                steps.clamp(-most, most).round_ties_even() as i8 as u8
+                steps.clamp(least, most).round_ties_even() as i8 as u8
             }
             Grid::Levels { levels, scale } => nearest_level(levels, value / scale),
         }
@@ -97,8 +97,9 @@ mod tests {
     #[test]
     fn codes_of_steps_stand_for_multiples_of_the_scale() {
         let scales = [0.5, 2.0].map(f16::from_f32);
-        let grid = Grid::Steps { scales: &scales, block: 2, most: 7 };
-        for (column, value, code, found) in [(0, 1.3, 3, 1.5), (1, -9.0, -7, -3.5), (2, 5.1, 3, 6.0), (3, -0.9, 0, 0.0)]
+        let grid = Grid::Steps { scales: &scales, block: 2, range: [-8, 7] };
+        for (column, value, code, found) in
+            [(0, 1.3, 3, 1.5), (1, -9.0, -8, -4.0), (0, 9.0, 7, 3.5), (2, 5.1, 3, 6.0), (3, -0.9, 0, 0.0)]
         {
             assert_eq!(grid.nearest(column, value) as i8, code);
             assert_eq!(grid.value(column, code as u8), found);

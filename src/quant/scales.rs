@@ -1,8 +1,11 @@
-//! Symmetric integers: `weight = scale * q`, `q` from -127 to 127 or from -7 to 7, with one fp16 scale for the whole
-//! tensor, for each output channel, or for each block of input channels of one output channel.
+//! Integers: `weight = scale * q`, `q` from -127 to 127 or from -8 to 7, with one fp16 scale for the whole tensor, for
+//! each output channel, or for each block of input channels of one output channel.
 //!
 //! The scale is the largest magnitude divided by the largest `q`, rounded to fp16 *before* values are divided by it, so
-//! that its rounding costs no accuracy. It is never zero or subnormal, because hardware may flush subnormals to zero:
+//! that its rounding costs no accuracy. Where `q` has four bits and scales serve few values, smaller ones are tried as
+//! well, and that of least squared error is taken: the many small values gain more than the few large ones lose. With
+//! eight bits the large ones count for more than the squares say. A scale is never zero or subnormal, because hardware
+//! may flush subnormals to zero:
 //!
 //! - nothing but zeros gets the scale 1 (every q is 0);
 //! - a largest magnitude below `most * 2^-14` gets the smallest normal fp16, 2^-14, and fewer steps.
@@ -25,8 +28,8 @@ use anec_mil::DataType;
 
 /// The scales of a weight, which are found as it is read.
 pub(crate) struct BlockScales {
-    /// The largest integer.
-    pub(crate) most: i8,
+    /// The least and the largest integer.
+    pub(crate) range: [i8; 2],
     /// Columns that share a scale.
     pub(crate) block: usize,
     known: Known,
@@ -47,7 +50,7 @@ struct TensorScale {
 
 impl BlockScales {
     pub(crate) fn new(layout: &WeightLayout) -> Self {
-        let most = if layout.dtype == DataType::Int4 { 7 } else { 127 };
+        let range = if layout.dtype == DataType::Int4 { [-8, 7] } else { [-127, 127] };
         let columns = layout.columns as usize;
         let each = |count: u64| Known::Each((0..count).map(|_| AtomicU16::new(0)).collect());
         let (block, known) = match layout.granularity {
@@ -55,7 +58,7 @@ impl BlockScales {
             Granularity::PerChannel => (columns, each(layout.rows)),
             Granularity::Block(block) => (block as usize, each(layout.rows * layout.columns / block)),
         };
-        BlockScales { most, block: block.max(1), known }
+        BlockScales { range, block: block.max(1), known }
     }
 
     /// Whether all weights share one scale.
@@ -67,7 +70,7 @@ impl BlockScales {
     pub(crate) fn grid<'a>(&self, scales: &'a [f16], row: usize, columns: usize) -> Grid<'a> {
         let of_row = columns / self.block;
         let scales = if self.is_one() { scales } else { &scales[row * of_row..][..of_row] };
-        Grid::Steps { scales, block: self.block, most: self.most }
+        Grid::Steps { scales, block: self.block, range: self.range }
     }
 
     /// Does what must precede all reading: finds the scale of the whole tensor, by a pass over all its values. Nothing
@@ -79,7 +82,7 @@ impl BlockScales {
             return Ok(());
         }
         let largest = largest(reader, blocks)?;
-        known.get_or_init(|| TensorScale { scale: scale_for(largest, self.most), largest });
+        known.get_or_init(|| TensorScale { scale: scale_for(largest, self.range[1]), largest });
         Ok(())
     }
 
@@ -96,7 +99,7 @@ impl BlockScales {
         let known = match &self.known {
             Known::Tensor(known) => {
                 let TensorScale { scale, largest } = known.get().copied().unwrap_or(TensorScale {
-                    scale: scale_for(reader.largest(first_row, values)?, self.most),
+                    scale: scale_for(reader.largest(first_row, values)?, self.range[1]),
                     largest: 0.0,
                 });
                 scales.push(scale);
@@ -106,8 +109,15 @@ impl BlockScales {
         };
         let largest = reader.largest(first_row, values)?;
         let first = first_row as usize * (reader.columns() / self.block);
+        let mut codes = Vec::new();
         for (values, place) in values.chunks(self.block).zip(&known[first..]) {
-            let scale = scale_for(quantize::largest_magnitude(values), self.most);
+            let scale = match self.range {
+                [_, most @ 127] => scale_for(quantize::largest_magnitude(values), most),
+                range => {
+                    codes.resize(values.len(), 0);
+                    scale_of_least_error(values, range, &mut codes)
+                }
+            };
             place.store(scale.to_bits(), Ordering::Relaxed);
             scales.push(scale);
         }
@@ -160,10 +170,53 @@ fn largest(reader: &RowReader, blocks: Blocks) -> Result<f32> {
     Ok(largest)
 }
 
+/// Of the scales with which the largest magnitude is from `most` to `most` + 3 steps, that of the least squared error.
+fn scale_of_least_error(values: &[f32], range: [i8; 2], codes: &mut [u8]) -> f16 {
+    let largest = quantize::largest_magnitude(values);
+    let plain = scale_for(largest, range[1]);
+    let error = |scale: f16, codes: &mut [u8]| quantize::quantize(values, scale.to_f32(), range, codes).0.error;
+    let mut best = (error(plain, codes), plain);
+    for quarters in 1..=12u8 {
+        let steps = f32::from(range[1]) + f32::from(quarters) / 4.0;
+        let scale = f16::from_f32(largest.min(LARGEST) / steps).max(f16::MIN_POSITIVE);
+        let own = error(scale, codes);
+        if own < best.0 {
+            best = (own, scale);
+        }
+    }
+    best.1
+}
+
 /// The scale for a largest magnitude and a largest integer (see the module).
 pub(crate) fn scale_for(largest: f32, most: i8) -> f16 {
     if largest == 0.0 {
         return f16::ONE;
     }
     f16::from_f32(largest.min(LARGEST) / f32::from(most)).max(f16::MIN_POSITIVE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_bits_take_the_scale_of_the_least_error() {
+        let mut codes = vec![0; 32];
+        let error = |values: &[f32], scale: f16| {
+            let mut codes = vec![0; 32];
+            quantize::quantize(values, scale.to_f32(), [-8, 7], &mut codes).0.error
+        };
+        // a lone large value: to keep it costs more than it is worth
+        let mut values: Vec<f32> = (0..32).map(|i| (i as f32 * 0.37).sin() * 0.9).collect();
+        values[3] = 1.3;
+        let chosen = scale_of_least_error(&values, [-8, 7], &mut codes);
+        let plain = scale_for(1.3, 7);
+        assert!(chosen < plain && error(&values, chosen) < 0.9 * error(&values, plain));
+        // multiples of a scale, the largest of them -8 times it: nothing is lost
+        let exact: Vec<f32> = (0..32).map(|i| 0.25 * (i % 16 - 8) as f32).collect();
+        assert_eq!(scale_of_least_error(&exact, [-8, 7], &mut codes), f16::from_f32(0.25));
+        assert_eq!(error(&exact, f16::from_f32(0.25)), 0.0);
+        assert_eq!(scale_of_least_error(&[0.0; 32], [-8, 7], &mut codes), f16::ONE);
+        assert_eq!(scale_of_least_error(&[1e-7; 32], [-8, 7], &mut codes), f16::MIN_POSITIVE);
+    }
 }

@@ -7,9 +7,13 @@
 //! matrices `S`, with `R <- R (I + S)^-1 (I - S)` (Cayley), for which `R (I - 2 S + 2 S^2 - 2 S^3)` and one step of Newton
 //! and Schulz towards an orthogonal matrix are taken.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ndarray::{Array2, ArrayViewMut2, Axis, Slice, Zip};
+use anec_kernels::norm24::norm24_slopes;
+use anec_kernels::quantize::largest_magnitude;
+use ndarray::linalg::general_mat_mul;
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, Slice, Zip};
 
 use super::hadamard::HadamardRotation;
 use crate::error::Result;
@@ -26,18 +30,20 @@ const FEWEST_ROWS: usize = 16;
 const ELEMENTS: u64 = 1 << 24;
 const SHARE: u64 = 24;
 /// Steps, and the size of the first; they become smaller down to nothing.
-const STEPS: usize = 100;
+const STEPS: usize = 250;
 const RATE: f64 = 0.01;
-/// Elements whose powers are summed up in f32.
-const CHUNK: usize = 256;
-/// Smaller parts of the largest element count as zero: their 23rd powers would be subnormal numbers, with which
-/// processors are a hundred times slower.
-const SMALL: f32 = 0.05;
 /// Memory of Adam's averages.
 const MOMENTUM: f64 = 0.9;
 const SQUARES: f64 = 0.99;
 /// Threads, and parts of the gradient, which are summed in their order.
 const PARTS: usize = 8;
+
+/// The blocks of a rotation's matrix.
+type Blocks = Arc<Vec<Array2<f32>>>;
+
+/// The last blocks that were learned, with the digest of what they were learned from: a conversion with calibration opens
+/// its source several times. Who learns holds it.
+static LAST: Mutex<Option<(u64, Blocks)>> = Mutex::new(None);
 
 /// A learned rotation; what it is is found when it is first needed.
 pub struct LearnedRotation(Arc<Inner>);
@@ -47,8 +53,7 @@ struct Inner {
     width: usize,
     readers: Vec<SourceWeight>,
     writers: Vec<SourceWeight>,
-    blocks: OnceLock<Vec<Array2<f32>>>,
-    busy: Mutex<()>,
+    blocks: OnceLock<Blocks>,
 }
 
 impl LearnedRotation {
@@ -60,8 +65,8 @@ impl LearnedRotation {
 
     /// For the weights that read and write the stream, before rotation.
     pub fn new(random: HadamardRotation, width: u64, readers: Vec<SourceWeight>, writers: Vec<SourceWeight>) -> Self {
-        let (blocks, busy) = (OnceLock::new(), Mutex::new(()));
-        LearnedRotation(Arc::new(Inner { random, width: width as usize, readers, writers, blocks, busy }))
+        let blocks = OnceLock::new();
+        LearnedRotation(Arc::new(Inner { random, width: width as usize, readers, writers, blocks }))
     }
 
     /// Something that is read once the rotation is known.
@@ -76,12 +81,21 @@ impl Inner {
         if let Some(blocks) = self.blocks.get() {
             return Ok(blocks);
         }
-        let _busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(blocks) = self.blocks.get() {
             return Ok(blocks);
         }
-        let learned = learn(&self.samples()?, self.random.size() as usize, self.width);
-        Ok(self.blocks.get_or_init(|| learned.into_iter().map(|block| block.mapv(|value| value as f32)).collect()))
+        let samples = self.samples()?;
+        let mut digest = DefaultHasher::new();
+        digest.write_usize(self.width);
+        samples.iter().flatten().for_each(|value| digest.write_u32(value.to_bits()));
+        let digest = digest.finish();
+        let blocks = match &*last {
+            Some((known, blocks)) if *known == digest => blocks.clone(),
+            _ => Arc::new(learn(&samples, self.random.size() as usize, self.width)),
+        };
+        *last = Some((digest, blocks.clone()));
+        Ok(self.blocks.get_or_init(|| blocks))
     }
 
     /// Of every tensor the rows of largest norm, rotated by the random matrix. It doesn't change norms, so the rows are
@@ -189,27 +203,32 @@ fn in_parts<T: Sync, R: Send>(items: &[T], work: impl Fn(&[T]) -> R + Sync) -> V
 }
 
 /// The blocks under which the samples' largest elements are smallest.
-fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f64>> {
+fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f32>> {
     let count = size / width;
     let zeros = || vec![Array2::<f64>::zeros((width, width)); count];
+    let narrow = |blocks: &[Array2<f64>]| -> Vec<Array2<f32>> {
+        blocks.iter().map(|block| block.mapv(|value| value as f32)).collect()
+    };
     let mut blocks = vec![Array2::<f64>::eye(width); count];
     let (mut means, mut squares) = (zeros(), zeros());
     for step in 0..STEPS {
-        let narrow: Vec<Array2<f32>> = blocks.iter().map(|block| block.mapv(|value| value as f32)).collect();
+        let now = narrow(&blocks);
         let parts = in_parts(samples, |part| {
-            let mut sum = zeros();
+            let mut gradient = vec![Array2::zeros((width, width)); count];
+            let mut products = Array2::zeros((0, size));
             for sample in part {
-                for (sum, own) in sum.iter_mut().zip(gradient(sample, &narrow).1) {
-                    sum.zip_mut_with(&own, |sum, own| *sum += f64::from(*own));
-                }
+                add_gradient(sample, &now, &mut products, &mut gradient);
             }
-            sum
+            gradient
         });
         let rate = RATE * (1.0 - step as f64 / STEPS as f64);
         let age = step as i32 + 1;
         let (mean_age, square_age) = (1.0 - MOMENTUM.powi(age), 1.0 - SQUARES.powi(age));
         for (index, block) in blocks.iter_mut().enumerate() {
-            let gradient = parts.iter().fold(Array2::zeros((width, width)), |sum, part| sum + &part[index]);
+            let mut gradient = Array2::<f64>::zeros((width, width));
+            for part in &parts {
+                gradient.zip_mut_with(&part[index], |sum, own| *sum += f64::from(*own));
+            }
             let tangent = block.t().dot(&gradient);
             let tangent = (&tangent - &tangent.t()) / 2.0;
             means[index] = &means[index] * MOMENTUM + &tangent * (1.0 - MOMENTUM);
@@ -221,7 +240,7 @@ fn learn(samples: &[Array2<f32>], size: usize, width: usize) -> Vec<Array2<f64>>
             *block = turned(block, &skew);
         }
     }
-    blocks
+    narrow(&blocks)
 }
 
 /// `R (I + S)^-1 (I - S)` for a small skew `S`.
@@ -236,40 +255,34 @@ fn orthogonal(block: &Array2<f64>) -> Array2<f64> {
     block * 1.5 - block.dot(&block.t().dot(block)) * 0.5
 }
 
-/// `log |X R|_24` and its gradient by the blocks of `R`.
-fn gradient(sample: &Array2<f32>, blocks: &[Array2<f32>]) -> (f64, Vec<Array2<f32>>) {
+/// Gives `log |X R|_24`, and adds its gradient by the blocks of `R` to `gradient`. `products` is room for `X R`.
+fn add_gradient(
+    sample: &Array2<f32>,
+    blocks: &[Array2<f32>],
+    products: &mut Array2<f32>,
+    gradient: &mut [Array2<f32>],
+) -> f64 {
     let width = blocks.first().map_or(1, |block| block.nrows());
-    let part = |index: usize| sample.slice_axis(Axis(1), Slice::from(index * width..(index + 1) * width));
-    let mut products: Vec<Array2<f32>> =
-        blocks.iter().enumerate().map(|(index, block)| part(index).dot(block)).collect();
-    let slices = || products.iter().filter_map(|product| product.as_slice());
-    let most = slices().flatten().fold(0f32, |most, value| most.max(value.abs()));
-    if most == 0.0 {
-        return (0.0, blocks.iter().map(|block| Array2::zeros(block.raw_dim())).collect());
+    let columns = |index: usize| Slice::from(index * width..(index + 1) * width);
+    if products.dim() != sample.dim() {
+        *products = Array2::zeros(sample.dim());
     }
-    // of values `v` within `m`: r = v / m, the sum of r^24, and r^23 / m, all in one pass over few at a time
-    let inverse = 1.0 / most;
-    let mut sum = 0f64;
-    for values in
-        products.iter_mut().filter_map(|product| product.as_slice_mut()).flat_map(|values| values.chunks_mut(CHUNK))
-    {
-        let mut powers = 0f32;
-        for value in values {
-            let ratio = *value * inverse;
-            let ratio = if ratio.abs() < SMALL { 0.0 } else { ratio };
-            let square = ratio * ratio;
-            let third = square * ratio;
-            let (fourth, seventh) = (square * square, square * square * third);
-            let eighth = fourth * fourth;
-            let slope = eighth * eighth * seventh;
-            powers += slope * ratio;
-            *value = slope * inverse;
-        }
-        sum += f64::from(powers);
+    for (index, block) in blocks.iter().enumerate() {
+        let part = sample.slice_axis(Axis(1), columns(index));
+        general_mat_mul(1.0, &part, block, 0.0, &mut products.slice_axis_mut(Axis(1), columns(index)));
     }
-    let scale = 1.0 / sum as f32;
-    let of_block = |(index, slope): (usize, &Array2<f32>)| part(index).t().dot(slope) * scale;
-    (f64::from(most).ln() + sum.ln() / 24.0, products.iter().enumerate().map(of_block).collect())
+    let Some(values) = products.as_slice_mut() else { return 0.0 };
+    let largest = largest_magnitude(values);
+    if largest == 0.0 {
+        return 0.0;
+    }
+    let sum = norm24_slopes(values, largest);
+    for (index, gradient) in gradient.iter_mut().enumerate() {
+        let part = sample.slice_axis(Axis(1), columns(index));
+        let slopes: ArrayView2<'_, f32> = products.slice_axis(Axis(1), columns(index));
+        general_mat_mul(1.0 / sum as f32, &part.t(), &slopes, 1.0, gradient);
+    }
+    f64::from(largest).ln() + sum.ln() / 24.0
 }
 
 #[cfg(test)]
@@ -286,12 +299,16 @@ mod tests {
         let mut sample = Array2::<f32>::zeros((5, 16));
         random("x", 5, 16, 3).read(0, sample.as_slice_mut().unwrap()).unwrap();
         let blocks = vec![Array2::<f32>::eye(8); 2];
-        let (_, gradient_of) = gradient(&sample, &blocks);
+        let gradient = |blocks: &[Array2<f32>]| {
+            let mut sum = vec![Array2::zeros((8, 8)); 2];
+            (add_gradient(&sample, blocks, &mut Array2::zeros((0, 16)), &mut sum), sum)
+        };
+        let (_, gradient_of) = gradient(&blocks);
         for (block, row, column) in [(0, 0, 0), (0, 3, 5), (1, 7, 2)] {
             let moved = |by: f32| {
                 let mut blocks = blocks.clone();
                 blocks[block][[row, column]] += by;
-                gradient(&sample, &blocks).0
+                gradient(&blocks).0
             };
             let difference = (moved(1e-2) - moved(-1e-2)) / 2e-2;
             let found = f64::from(gradient_of[block][[row, column]]);
