@@ -55,7 +55,9 @@ pub use tokens::TokenCount;
 /// Version of the schema; a reader refuses others.
 ///
 /// Version 2: states have ids, functions say which values hold hidden states, numbers of tokens are `fixed` or `range`.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
+/// The oldest version that is read: it differs in how files are digested.
+pub const OLDEST_VERSION: u32 = 2;
 
 /// File name within a bundle's folder.
 pub const FILE_NAME: &str = "bundle.json";

@@ -138,11 +138,10 @@ impl Vectorize for LargestWork<'_> {
 
     #[inline(always)]
     fn run(self) -> Self::Output {
-        /// Values of which only the largest is looked at, mostly.
-        const BLOCK: usize = 64;
         let mut found: Vec<usize> = Vec::with_capacity(self.count.min(self.values.len()) + 1);
         let mut nan = false;
         for (number, block) in self.values.chunks(BLOCK).enumerate() {
+            // of a block, only the largest is looked at, mostly
             let mut lanes = [f32::NEG_INFINITY; LANES];
             let mut spoilt = [false; LANES];
             let (whole, rest) = block.as_chunks::<LANES>();
@@ -190,25 +189,43 @@ impl Vectorize for DivergenceWork<'_> {
     #[inline(always)]
     fn run(self) -> [f64; 3] {
         let mut lanes = [[0.0; LANES]; 3];
-        let ((whole_p, rest_p), (whole_q, rest_q)) = (self.p.as_chunks::<LANES>(), self.q.as_chunks::<LANES>());
-        for (p, q) in whole_p.iter().zip(whole_q) {
-            for i in 0..LANES {
-                let (p, q) = (f64::from(p[i]), f64::from(q[i]));
-                let of_p = exp(p - self.largest[0]);
-                lanes[0][i] += of_p;
-                lanes[1][i] += exp(q - self.largest[1]);
-                lanes[2][i] += of_p * (p - q);
+        let (mut of_p, mut of_q) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for (p, q) in self.p.chunks(BLOCK).zip(self.q.chunks(BLOCK)) {
+            exponentials(p, self.largest[0], &mut of_p);
+            exponentials(q, self.largest[1], &mut of_q);
+            add_to(&mut lanes[0], &of_p[..p.len()]);
+            add_to(&mut lanes[1], &of_q[..q.len()]);
+            for ((of_p, p), q) in of_p.iter_mut().zip(p).zip(q) {
+                *of_p *= f64::from(*p) - f64::from(*q);
             }
+            add_to(&mut lanes[2], &of_p[..p.len()]);
         }
-        let mut sums = lanes.map(|lanes| total(&lanes));
-        for (p, q) in rest_p.iter().zip(rest_q) {
-            let (p, q) = (f64::from(*p), f64::from(*q));
-            let of_p = exp(p - self.largest[0]);
-            sums[0] += of_p;
-            sums[1] += exp(q - self.largest[1]);
-            sums[2] += of_p * (p - q);
+        lanes.map(|lanes| total(&lanes))
+    }
+}
+
+/// Exponentials that are made before they are summed: a loop that the compiler vectorizes rather than unrolls.
+const BLOCK: usize = 256;
+
+/// `e^(v - largest)` of each value.
+#[inline(always)]
+fn exponentials(values: &[f32], largest: f64, out: &mut [f64; BLOCK]) {
+    for (out, value) in out.iter_mut().zip(values) {
+        *out = exp(f64::from(*value) - largest);
+    }
+}
+
+/// Adds values to lanes, in turn.
+#[inline(always)]
+fn add_to(lanes: &mut [f64; LANES], values: &[f64]) {
+    let (whole, rest) = values.as_chunks::<LANES>();
+    for values in whole {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane += value;
         }
-        sums
+    }
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane += value;
     }
 }
 
@@ -228,14 +245,12 @@ impl Vectorize for ExpWork<'_> {
 
     #[inline(always)]
     fn run(self) -> f64 {
-        let mut lanes = [0.0; LANES];
-        let (whole, rest) = self.values.as_chunks::<LANES>();
-        for values in whole {
-            for i in 0..LANES {
-                lanes[i] += exp(f64::from(values[i]) - self.largest);
-            }
+        let (mut lanes, mut exps) = ([0.0; LANES], [0.0; BLOCK]);
+        for values in self.values.chunks(BLOCK) {
+            exponentials(values, self.largest, &mut exps);
+            add_to(&mut lanes, &exps[..values.len()]);
         }
-        total(&lanes) + rest.iter().map(|value| exp(f64::from(*value) - self.largest)).sum::<f64>()
+        total(&lanes)
     }
 }
 

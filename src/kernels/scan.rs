@@ -104,7 +104,8 @@ mod tests {
         scan.add_f32(&bytes);
         assert_eq!((scan.count, scan.zero, scan.not_finite, scan.saturated), (9, 2, 2, 2));
         assert_eq!((scan.vanishing, scan.subnormal), (1, 1));
-        let halves = |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect() };
+        let halves =
+            |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect() };
         assert!(finite_f16(&halves(&[65504.0, -1.0])) && !finite_f16(&halves(&[1.0, f32::NAN])));
         assert!(!finite_f16(&halves(&[f32::NEG_INFINITY])));
         assert_eq!((floats_of_f32(&bytes[8..16]), floats_of_f16(&halves(&[1.5]))), (vec![1.0, 1e-8], vec![1.5]));

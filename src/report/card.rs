@@ -189,9 +189,9 @@ fn proofs(gates: Option<&Json>) -> String {
 fn origins(bundle: &Bundle, facts: &CardFacts) -> String {
     let mut text =
         format!("## Where the weights came from\n\n`{}` ({})\n\n", source_name(bundle), bundle.source.format);
-    text.push_str("| file | size | SHA-256 |\n|---|---|---|\n");
+    text.push_str("| file | size | digest |\n|---|---|---|\n");
     for file in &bundle.source.files {
-        let _ = writeln!(text, "| {} | {} | `{}` |", cell(&file.file), bytes(file.bytes), file.sha256);
+        let _ = writeln!(text, "| {} | {} | `{}` |", cell(&file.file), bytes(file.bytes), file.digest);
     }
     text.push_str(&match &facts.license {
         Some(license) => format!("\nThe weights keep their licence: {}.\n", cell(license)),

@@ -7,13 +7,10 @@ use std::sync::{Arc, OnceLock};
 
 use anec_base::FileError;
 
+use super::bpe;
 use super::encode::EncodedText;
 use super::error::RuntimeError;
 use anec_bundle::Bundle;
-use tokenizers::models::bpe::BPE;
-use tokenizers::{
-    DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
-};
 
 /// Bytes that a token may stand for, whatever the vocabulary.
 const SHORT: u64 = 4;
@@ -73,7 +70,7 @@ impl Tokenizer {
     /// When it isn't one.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, RuntimeError> {
         let error = |error: tokenizers::Error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}"));
-        let mut tokenizer = match parse_bpe(bytes) {
+        let mut tokenizer = match bpe::read(bytes) {
             Some(tokenizer) => tokenizer,
             None => tokenizers::Tokenizer::from_bytes(bytes).map_err(error)?,
         };
@@ -287,13 +284,6 @@ impl Tokenizer {
         let ids: Vec<u32> = ids.iter().copied().filter(|id| !self.special.contains(id) || shown.contains(id)).collect();
         self.decode(&ids, true)
     }
-}
-
-/// A file whose model is byte-pair encoding, as most are. `Tokenizer::from_bytes` copies the vocabulary three times before it
-/// knows what model it is; where that is known, it is read in one go. `None` where it is another model, or damaged.
-fn parse_bpe(bytes: &[u8]) -> Option<tokenizers::Tokenizer> {
-    type BpeTokenizer = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
-    Some(serde_json::from_slice::<BpeTokenizer>(bytes).ok()?.into())
 }
 
 /// How a vocabulary spells bytes.
