@@ -139,7 +139,7 @@ fn packages(bundle: &Bundle) -> String {
     }
     let _ = writeln!(
         text,
-        "\n{}, {} with what the host computes with. `bundle.json` has the size and SHA-256 of every file.\n",
+        "\n{}, {} with what the host computes with. `bundle.json` has the size and digest of every file.\n",
         counted(bundle.packages.len(), "package"),
         bytes(total)
     );
