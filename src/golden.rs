@@ -144,7 +144,7 @@ impl GoldenBuilder {
     /// What the golden says of itself.
     fn metadata(&self, model: &LoadedModel) -> [(&'static str, String); 6] {
         let digests: Vec<String> =
-            model.bundle().source.files.iter().map(|file| format!("{} {}", file.sha256, file.file)).collect();
+            model.bundle().source.files.iter().map(|file| format!("{} {}", file.digest, file.file)).collect();
         [
             ("reference", "anec".to_owned()),
             ("version", env!("CARGO_PKG_VERSION").to_owned()),

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anec_base::{Diagnostic, Fault, FileError, Progress, Result, clock, hexadecimal, input};
+use anec_base::{ContentDigest, Diagnostic, Fault, FileError, Progress, Result, clock, input};
 use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
 use anec_convert::output;
 use anec_convert::report::{self, ConvertReport};
@@ -11,7 +11,6 @@ use anec_hub::download::Transfer;
 use anec_hub::{FileHash, Hub, HubCommit, HubError, RemoteFile, RemoteRepository, Upload, UploadContent};
 use anec_report::{CardFacts, card};
 use serde_json::Value as Json;
-use sha2::{Digest, Sha256};
 
 use crate::cache::{BundleCache, CacheRecord, incomplete};
 
@@ -130,14 +129,18 @@ pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Pro
     let transfer = Transfer::new(progress, wanted.iter().map(|(file, _)| file.size).sum());
     for (remote, digest) in wanted {
         let to = folder.join(&remote.path);
-        if let (FileHash::Sha256(found), Some(digest)) = (&remote.hash, digest) {
-            same(&to, &digest.sha256, found)?;
-        }
+        // what the hub's digest tells is told before anything is fetched
+        let told = match (&remote.hash, digest) {
+            (FileHash::Sha256(found), Some(FileDigest { digest: ContentDigest::Sha256(expected), .. })) => {
+                same(&to, expected, found)?;
+                true
+            }
+            _ => false,
+        };
         hub.download(repository, remote, &to, &transfer)?;
-        if let (FileHash::GitBlob(_), Some(digest)) = (&remote.hash, digest) {
-            // git's digest was checked; these are small
-            let bytes = std::fs::read(&to).map_err(FileError::of(&to, "read"))?;
-            same(&to, &digest.sha256, &hexadecimal(&Sha256::digest(bytes)))?;
+        if let Some(FileDigest { digest, .. }) = digest.filter(|_| !told) {
+            let found = digest.likewise(&to).map_err(FileError::of(&to, "read"))?;
+            same(&to, &digest.to_string(), &found.to_string())?;
         }
     }
     std::fs::rename(&folder, out).map_err(FileError::of(out, "create"))?;
@@ -191,7 +194,8 @@ impl Push {
             if size != file.bytes {
                 return Err(content(format!("{} has {size} bytes, expected {}", file.file, file.bytes)).into());
             }
-            let content = UploadContent::File { path, bytes: size, sha256: file.sha256.clone() };
+            let sha256 = sha256(&path, &file.digest)?;
+            let content = UploadContent::File { path, bytes: size, sha256 };
             uploads.push(Upload { path: file.file.clone(), content });
         }
         let json = |name: &str| -> Result<Option<Vec<u8>>> {
@@ -230,6 +234,16 @@ impl Push {
         hub.create(&self.repository, private)?;
         Ok(hub.upload(&self.repository, branch, &self.files, message, progress)?)
     }
+}
+
+/// What the hub wants to know of a file that the bundle has a digest of.
+fn sha256(path: &Path, digest: &ContentDigest) -> Result<String> {
+    if let ContentDigest::Sha256(hex) = digest {
+        return Ok(hex.clone());
+    }
+    let found = digest.likewise(path).map_err(FileError::of(path, "read"))?;
+    same(path, &digest.to_string(), &found.to_string())?;
+    Ok(ContentDigest::sha256_of_file(path).map_err(FileError::of(path, "read"))?.hex().to_owned())
 }
 
 /// What `anec validate --json` wrote of this bundle.

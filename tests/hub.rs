@@ -149,7 +149,7 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     assert_eq!(card, plan["card"].as_str().unwrap());
     let front: Json = serde_yaml::from_str(card.split("---").nth(1).unwrap()).unwrap();
     assert_eq!((&front["license"], &front["pipeline_tag"]), (&"mit".into(), &"text-generation".into()));
-    let digest = json(&verbs::bundle().join("bundle.json"))["source"]["files"][0]["sha256"].clone();
+    let digest = json(&verbs::bundle().join("bundle.json"))["source"]["files"][0]["digest"].clone();
     for part in ["Not run on a Mac", "| structure | ", "least cosine with the golden is 0.99", digest.as_str().unwrap()]
     {
         assert!(card.contains(part), "no `{part}` in\n{card}");

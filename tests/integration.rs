@@ -39,6 +39,7 @@ mod formats;
 mod fused;
 mod generation;
 mod hub;
+mod instructions;
 mod interactions;
 mod library;
 mod lora;

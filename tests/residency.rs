@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use anec::base::ContentDigest;
 use anec::bundle::Bundle;
 use anec::bundle::TokenCount;
 use anec::coreml::plan::{
@@ -188,7 +189,10 @@ fn resident(bundle: &Bundle, folder: &Path) -> ComputePlan {
     }
     let digest = |entry: &anec::bundle::PackageEntry| {
         let prefix = format!("{}/", entry.package);
-        let files = entry.files.iter().map(|file| (file.file.strip_prefix(&prefix).unwrap(), file.sha256.as_str()));
+        let sha256 = |file: &str| ContentDigest::sha256_of_file(&folder.join(file)).unwrap();
+        let name = |file: &str| file.strip_prefix(&prefix).unwrap().to_owned();
+        let files: Vec<_> = entry.files.iter().map(|file| (name(&file.file), sha256(&file.file))).collect();
+        let files = files.iter().map(|(file, sha256)| (file.as_str(), sha256.hex()));
         PackageDigest { package: entry.package.clone(), sha256: listing_digest(files) }
     };
     ComputePlan {

@@ -15,6 +15,7 @@
 #![deny(unsafe_code)] // but for the memory map of `file`
 
 pub mod clock;
+pub mod digest;
 pub mod error;
 pub mod file;
 pub mod input;
@@ -24,6 +25,7 @@ pub mod progress;
 pub mod resources;
 mod skip;
 
+pub use digest::ContentDigest;
 pub use error::{Diagnostic, Error, Fault, Result};
 pub use file::{FileError, MappedFile, hexadecimal};
 pub use name::path_inside;

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BundleError, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, PackageEntry,
-    SCHEMA_VERSION, SourceFacts,
+    BundleError, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, OLDEST_VERSION,
+    PackageEntry, SCHEMA_VERSION, SourceFacts,
 };
 use anec_base::FileError;
 use anec_manifest::{Manifest, Transform};
@@ -64,10 +64,12 @@ impl Bundle {
         // the version first: another one can have other fields
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not JSON: {e}")))?;
         match json.get("schema_version").and_then(serde_json::Value::as_u64) {
-            Some(version) if version == u64::from(SCHEMA_VERSION) => {}
+            Some(version) if (u64::from(OLDEST_VERSION)..=u64::from(SCHEMA_VERSION)).contains(&version) => {}
             Some(found) => return Err(BundleError::Version { path, found }),
             None => return Err(wrong("no `schema_version`: this isn't a bundle".into())),
         }
-        serde_json::from_value(json).map_err(|e| wrong(e.to_string()))
+        let bundle: Bundle = serde_json::from_value(json).map_err(|e| wrong(e.to_string()))?;
+        // what is written again is of this version
+        Ok(Bundle { schema_version: SCHEMA_VERSION, ..bundle })
     }
 }

@@ -52,10 +52,13 @@ pub use source::{FileDigest, LedgerTotals, PackageEntry, SourceFacts};
 pub use states::{StatePart, StatePort, StateRole, state_id};
 pub use tokens::TokenCount;
 
-/// Version of the schema; a reader refuses others.
+/// Version of the schema; a reader refuses those that it doesn't know.
 ///
 /// Version 2: states have ids, functions say which values hold hidden states, numbers of tokens are `fixed` or `range`.
-pub const SCHEMA_VERSION: u32 = 2;
+/// Version 3: files have a `digest` that names its function instead of a `sha256`.
+pub const SCHEMA_VERSION: u32 = 3;
+/// The oldest version that is read.
+pub const OLDEST_VERSION: u32 = 2;
 
 /// File name within a bundle's folder.
 pub const FILE_NAME: &str = "bundle.json";

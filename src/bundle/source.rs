@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use anec_base::ContentDigest;
+
 /// Where the weights came from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SourceFacts {
@@ -34,8 +36,11 @@ pub struct FileDigest {
     pub file: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// SHA-256, in hexadecimal.
-    pub sha256: String,
+    /// Digest of its content: `blake3:` and 64 hexadecimal digits. Up to schema version 2 it was a SHA-256 without a name,
+    /// as `sha256`.
+    #[serde(alias = "sha256")]
+    #[schemars(with = "String")]
+    pub digest: ContentDigest,
 }
 
 /// One `.mlpackage`.

@@ -207,7 +207,7 @@ fn inputs(manifest: &Manifest, opened: &Opened, tokens: usize) -> Result<String>
         CalibrationText::File(path) => hexadecimal(&Sha256::digest(input::read_text(path, MOST_TEXT)?)),
     };
     // by their content: weights that were trained further have the names and sizes of those before
-    let files = opened.source.files().par_iter().map(|file| Ok(file.sha256()?.to_owned()));
+    let files = opened.source.files().par_iter().map(|file| Ok(file.digest()?.to_string()));
     let files = files.collect::<Result<Vec<String>>>()?;
     let of = serde_json::json!({
         "anec": env!("CARGO_PKG_VERSION"),

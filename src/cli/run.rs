@@ -66,7 +66,10 @@ impl RunArgs {
     pub(super) fn run(self) -> Result<u8> {
         let model = self.runner.load()?;
         model.continues_texts()?;
-        let tokenizer = match Tokenizer::of(model.bundle(), model.folder()) {
+        // the weights are read while the vocabulary is
+        let tokenizer = || Tokenizer::of(model.bundle(), model.folder());
+        let (tokenizer, ()) = rayon::join(tokenizer, || model.preload());
+        let tokenizer = match tokenizer {
             Ok(tokenizer) => Some(Arc::new(tokenizer)),
             Err(_) if self.prompt.ids.is_some() && !model.bundle().tokenizer.contains_key("tokenizer") => None,
             Err(error) => return Err(error.into()),

@@ -5,11 +5,9 @@ use std::path::Path;
 use anec_base::FileError;
 use anec_base::output::{OutputFile, write_file};
 
-use sha2::{Digest, Sha256};
-
 use super::error::ConvertError;
+use anec_base::ContentDigest;
 use anec_base::Result;
-use anec_base::hexadecimal;
 use anec_bundle::FileDigest;
 use anec_package::stream::{self, FilePart, NotWritten, StreamSummary};
 
@@ -19,7 +17,7 @@ use anec_package::stream::{self, FilePart, NotWritten, StreamSummary};
 /// When the system refuses.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<FileDigest, ConvertError> {
     write_file(path, bytes)?;
-    Ok(digest(path, StreamSummary { bytes: bytes.len() as u64, sha256: Sha256::digest(bytes).into() }))
+    Ok(digest(path, StreamSummary { bytes: bytes.len() as u64, digest: blake3::hash(bytes) }))
 }
 
 /// Writes a file whose parts follow each other. `written` is told the part's number and the bytes of each of its pieces.
@@ -38,9 +36,9 @@ pub fn write_parts(path: &Path, parts: &[FilePart<'_>], written: &(dyn Fn(usize,
     }
 }
 
-fn digest(path: &Path, StreamSummary { bytes, sha256 }: StreamSummary) -> FileDigest {
+fn digest(path: &Path, StreamSummary { bytes, digest }: StreamSummary) -> FileDigest {
     let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    FileDigest { file, bytes, sha256: hexadecimal(&sha256) }
+    FileDigest { file, bytes, digest: ContentDigest::blake3(&digest) }
 }
 
 /// Writes a value as indented JSON that ends with a newline.

@@ -394,7 +394,7 @@ impl Run<'_> {
         let in_bundle = |file: &anec_package::WrittenFile| FileDigest {
             file: format!("{package}/{}", file.path),
             bytes: file.bytes,
-            sha256: file.sha256.clone(),
+            digest: file.digest.clone(),
         };
         let files = written.files.iter().map(in_bundle).collect();
         let entry = PackageEntry { package: package.clone(), compiled: None, weight_bytes, files };

@@ -223,7 +223,7 @@ mod tests {
     use anec_bundle::FileDigest;
 
     fn finished(bytes: u64) -> FinishedPackage {
-        let file = FileDigest { file: "a.mlpackage/w.bin".into(), bytes, sha256: "0".into() };
+        let file = FileDigest { file: "a.mlpackage/w.bin".into(), bytes, digest: anec_base::ContentDigest::of(b"a") };
         FinishedPackage {
             entry: PackageEntry {
                 package: "a.mlpackage".into(),

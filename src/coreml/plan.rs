@@ -184,13 +184,13 @@ impl ComputePlan {
     }
 }
 
-/// The SHA-256 of a listing of files, each with its path and its SHA-256 in hexadecimal (see [`PackageDigest`]).
+/// The SHA-256 of a listing of files, each with its path and its digest (see [`PackageDigest`]).
 pub fn listing_digest<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let mut files: Vec<(&str, &str)> = files.into_iter().collect();
     files.sort_unstable();
     let mut hasher = Sha256::new();
-    for (path, sha256) in files {
-        hasher.update(format!("{sha256}  {path}\n"));
+    for (path, digest) in files {
+        hasher.update(format!("{digest}  {path}\n"));
     }
     hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -15,6 +15,7 @@ pub mod activation;
 mod amx;
 pub mod codes;
 pub mod dispatch;
+pub mod distance;
 pub mod dot;
 
 pub mod aligned_buf;
@@ -28,6 +29,7 @@ pub mod product;
 pub mod quantize;
 pub mod reduce;
 pub mod round;
+pub mod scan;
 pub mod simd;
 pub mod tiles;
 pub mod weight;

@@ -39,7 +39,7 @@ struct Item {
 }
 
 impl Manifest {
-    /// The manifest of a model and, if there is one, its folder of weights; ids follow from the SHA-256 of the files.
+    /// The manifest of a model and, if there is one, its folder of weights; ids follow from the BLAKE3 of the files.
     pub(super) fn new(model: &[u8; 32], weights: Option<&[u8; 32]>) -> Self {
         let item = |path: &str, name: &str, description: &str| Item {
             author: "com.apple.CoreML".into(),

@@ -12,8 +12,6 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use sha2::{Digest, Sha256};
-
 use super::files::{read_at, reserve, write_at};
 use anec_base::Error;
 use anec_mil::Content;
@@ -55,8 +53,8 @@ pub enum NotWritten {
 pub struct StreamSummary {
     /// Its size.
     pub bytes: u64,
-    /// SHA-256 of it.
-    pub sha256: [u8; 32],
+    /// BLAKE3 of it.
+    pub digest: blake3::Hash,
 }
 
 /// Fills an empty file, open for reading and writing, with parts that follow each other. Pieces are produced by the
@@ -102,7 +100,7 @@ pub fn write_parts(
     };
     rayon::scope(|pool| (0..rayon::current_num_threads().min(pieces.len())).for_each(|_| pool.spawn(|_| produce())));
     failure.into_result()?;
-    Ok(StreamSummary { bytes: size, sha256: digest.finish() })
+    Ok(StreamSummary { bytes: size, digest: digest.finish() })
 }
 
 impl FilePart<'_> {
@@ -172,7 +170,7 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// SHA-256 of pieces that are handed in out of order.
+/// BLAKE3 of pieces that are handed in out of order.
 struct OrderedDigest<'a> {
     file: &'a File,
     pieces: &'a [Piece<'a>],
@@ -184,7 +182,7 @@ struct DigestState<'a> {
     /// The piece that comes next.
     next: usize,
     /// Absent while a thread works with it.
-    hash: Option<Sha256>,
+    hash: Option<blake3::Hasher>,
     ready: BTreeMap<usize, Ready<'a>>,
     /// Bytes of the pieces that are ready and held.
     held: usize,
@@ -203,7 +201,7 @@ impl DigestState<'_> {
 
 impl<'a> OrderedDigest<'a> {
     fn new(file: &'a File, pieces: &'a [Piece<'a>]) -> Self {
-        let state = DigestState { hash: Some(Sha256::new()), ..Default::default() };
+        let state = DigestState { hash: Some(blake3::Hasher::new()), ..Default::default() };
         OrderedDigest { file, pieces, state: Mutex::new(state) }
     }
 
@@ -249,10 +247,10 @@ impl<'a> OrderedDigest<'a> {
         Ok(())
     }
 
-    fn update(&self, hash: &mut Sha256, piece: &Piece<'_>, ready: &Ready<'_>) -> io::Result<()> {
+    fn update(&self, hash: &mut blake3::Hasher, piece: &Piece<'_>, ready: &Ready<'_>) -> io::Result<()> {
         match ready {
-            Ready::Buffer(buffer) => hash.update(buffer),
-            Ready::Part(bytes) => hash.update(bytes),
+            Ready::Buffer(buffer) => drop(hash.update(buffer)),
+            Ready::Part(bytes) => drop(hash.update(bytes)),
             Ready::File => {
                 let mut buffer = self.buffer();
                 buffer.resize(piece.length, 0);
@@ -265,10 +263,10 @@ impl<'a> OrderedDigest<'a> {
     }
 
     /// The digest, once all pieces were handed in.
-    fn finish(self) -> [u8; 32] {
+    fn finish(self) -> blake3::Hash {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         assert_eq!(state.next, self.pieces.len(), "every piece was handed in");
-        state.hash.expect("no thread works with the hash any more").finalize().into()
+        state.hash.expect("no thread works with the hash any more").finalize()
     }
 }
 
@@ -345,6 +343,6 @@ mod tests {
         let mut bytes = vec![0; summary.bytes as usize];
         read_at(&file, &mut bytes, 0).unwrap();
         assert_eq!((bytes[99], bytes[100], bytes[101], bytes[bytes.len() - 1]), (7, 0, 0xbb, 8));
-        assert_eq!(summary.sha256[..], Sha256::digest(&bytes)[..]);
+        assert_eq!(summary.digest, blake3::hash(&bytes));
     }
 }

@@ -6,14 +6,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use coreml_proto::{Model, ModelDescription, model};
-use sha2::{Digest, Sha256};
 
 use super::blob::{Preparation, WeightPlan, WriteProgress};
 use super::features::{self, SYMBOLS_KEY};
 use super::files::{PartialFolder, check_space};
 use super::manifest::{Manifest, PackageMetadata};
 use super::{DATA, MODEL, PackageError, WEIGHT_FILE, WEIGHTS};
-use anec_base::Result;
+use anec_base::{ContentDigest, Result};
 use anec_mil::constant::Data;
 use anec_mil::{Binding, Block, Opset, Program, codec};
 
@@ -52,8 +51,8 @@ pub struct WrittenFile {
     pub path: String,
     /// Its size.
     pub bytes: u64,
-    /// Its SHA-256 in hexadecimal.
-    pub sha256: String,
+    /// Digest of its content.
+    pub digest: ContentDigest,
 }
 
 /// Writes a program as a package.
@@ -101,12 +100,12 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
         files.push(written(&format!("{DATA}/{WEIGHTS}/{WEIGHT_FILE}"), plan.size(), &digest));
         Some(digest)
     };
-    let digest = Sha256::digest(&model).into();
+    let digest = blake3::hash(&model);
     write_file(&folder.path().join(DATA).join(MODEL), &model)?;
     files.push(written(&format!("{DATA}/{MODEL}"), model.len() as u64, &digest));
-    let manifest = Manifest::new(&digest, weights.as_ref()).to_json();
+    let manifest = Manifest::new(digest.as_bytes(), weights.as_ref().map(blake3::Hash::as_bytes)).to_json();
     write_file(&folder.path().join("Manifest.json"), manifest.as_bytes())?;
-    files.push(written("Manifest.json", manifest.len() as u64, &Sha256::digest(&manifest).into()));
+    files.push(written("Manifest.json", manifest.len() as u64, &blake3::hash(manifest.as_bytes())));
     files.sort_by(|a, b| a.path.cmp(&b.path));
     folder.publish(options.sync)?;
     Ok(WrittenPackage { path: path.to_owned(), files, weight_bytes: plan.weight_bytes() })
@@ -196,9 +195,8 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), PackageError> {
     file.write_all(bytes).map_err(|e| PackageError::write(path, "write", e))
 }
 
-fn written(path: &str, bytes: u64, digest: &[u8; 32]) -> WrittenFile {
-    let sha256 = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    WrittenFile { path: path.to_owned(), bytes, sha256 }
+fn written(path: &str, bytes: u64, digest: &blake3::Hash) -> WrittenFile {
+    WrittenFile { path: path.to_owned(), bytes, digest: ContentDigest::blake3(digest) }
 }
 
 impl std::fmt::Debug for WriteOptions<'_> {

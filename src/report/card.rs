@@ -139,7 +139,7 @@ fn packages(bundle: &Bundle) -> String {
     }
     let _ = writeln!(
         text,
-        "\n{}, {} with what the host computes with. `bundle.json` has the size and SHA-256 of every file.\n",
+        "\n{}, {} with what the host computes with. `bundle.json` has the size and digest of every file.\n",
         counted(bundle.packages.len(), "package"),
         bytes(total)
     );
@@ -189,9 +189,9 @@ fn proofs(gates: Option<&Json>) -> String {
 fn origins(bundle: &Bundle, facts: &CardFacts) -> String {
     let mut text =
         format!("## Where the weights came from\n\n`{}` ({})\n\n", source_name(bundle), bundle.source.format);
-    text.push_str("| file | size | SHA-256 |\n|---|---|---|\n");
+    text.push_str("| file | size | digest |\n|---|---|---|\n");
     for file in &bundle.source.files {
-        let _ = writeln!(text, "| {} | {} | `{}` |", cell(&file.file), bytes(file.bytes), file.sha256);
+        let _ = writeln!(text, "| {} | {} | `{}` |", cell(&file.file), bytes(file.bytes), file.digest);
     }
     text.push_str(&match &facts.license {
         Some(license) => format!("\nThe weights keep their licence: {}.\n", cell(license)),

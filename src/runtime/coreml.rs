@@ -171,8 +171,9 @@ fn state_names(entry: &FunctionEntry) -> Vec<String> {
 /// The digest of a package as the bundle has it.
 fn recorded_digest(entry: &PackageEntry) -> String {
     let prefix = format!("{}/", entry.package);
-    let files = entry.files.iter().map(|file| (file.file.strip_prefix(&prefix).unwrap_or(&file.file), &*file.sha256));
-    listing_digest(files)
+    let name = |file: &str| file.strip_prefix(&prefix).unwrap_or(file).to_owned();
+    let files: Vec<_> = entry.files.iter().map(|file| (name(&file.file), file.digest.to_string())).collect();
+    listing_digest(files.iter().map(|(file, digest)| (file.as_str(), digest.as_str())))
 }
 
 impl<E: Engine> Backend for CoreMlBackend<E> {

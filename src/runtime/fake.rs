@@ -166,7 +166,7 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
             packages.push(PackageEntry { package, compiled: None, weight_bytes: 0, files });
         }
     }
-    let digest = FileDigest { file: "host.safetensors".into(), bytes: 0, sha256: String::new() };
+    let digest = FileDigest { file: "host.safetensors".into(), bytes: 0, digest: anec_base::ContentDigest::of(&[]) };
     let variant = |max_length: u64, name: &str| RopeVariant {
         max_length,
         cos: format!("{name}.cos"),

@@ -49,6 +49,7 @@
 //! | [`draft`] | guessing tokens by a smaller model |
 //! | [`generation`] | continuing a prompt |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
+//! | `bpe` | a vocabulary of byte-pair encoding, read in one go |
 //! | [`text`] | a continuation as text, up to a stop string |
 //! | [`tools`] | calls of functions within a text |
 
@@ -57,6 +58,7 @@
 pub mod backend;
 pub mod bench;
 pub mod bioes;
+mod bpe;
 pub(crate) mod call;
 pub mod chat;
 #[cfg(feature = "grammar")]

@@ -163,6 +163,19 @@ impl LoadedModel {
         Ok(())
     }
 
+    /// Makes ready a function of every part that a text begins with, whatever its prompt, as far as there is room: what
+    /// takes time is its weights, which those for other numbers of tokens have in common with it. A function that can't be
+    /// loaded says so when it is called.
+    pub fn preload(&self) {
+        let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
+        let functions: Vec<usize> = first.filter_map(|step| step.functions().next()).collect();
+        for function in functions.into_iter().filter(|function| self.backend.has_room(*function)) {
+            if self.backend.prepare(function).is_err() {
+                break;
+            }
+        }
+    }
+
     /// Bytes of weights of the functions that one token of a short text needs, each with those of its package: with less
     /// memory, functions are loaded again for every token.
     pub fn weights_of_a_token(&self) -> u64 {

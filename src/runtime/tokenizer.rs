@@ -7,9 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use anec_base::FileError;
 
+use super::bpe;
 use super::encode::EncodedText;
 use super::error::RuntimeError;
 use anec_bundle::Bundle;
+
+/// Bytes that a token may stand for, whatever the vocabulary.
+const SHORT: u64 = 4;
 
 /// The tokenizer of a model.
 pub struct Tokenizer {
@@ -17,6 +21,8 @@ pub struct Tokenizer {
     tokenizer: tokenizers::Tokenizer,
     /// Ids of the tokens that are no text: begin, end, turns of a chat.
     special: BTreeSet<u32>,
+    /// How these are written; nothing where a normalizer can make one of what is written in another way.
+    spelt: Option<Vec<String>>,
     /// Ids of tokens that stand beside the vocabulary, as they are spelt.
     added: BTreeSet<u32>,
     spelling: OnceLock<Spelling>,
@@ -64,16 +70,23 @@ impl Tokenizer {
     /// When it isn't one.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, RuntimeError> {
         let error = |error: tokenizers::Error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}"));
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(error)?;
+        let mut tokenizer = match bpe::read(bytes) {
+            Some(tokenizer) => tokenizer,
+            None => tokenizers::Tokenizer::from_bytes(bytes).map_err(error)?,
+        };
         // some are published as they were used in training, which cut and filled up texts
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
-        let added = added.keys().copied().collect();
         let normalizes = tokenizer.get_normalizer().is_some();
+        let hidden = normalizes && added.values().any(|token| token.special && token.normalized);
+        let spelt = added.values().filter(|token| token.special).map(|token| token.content.clone()).collect();
+        let spelt = (!hidden).then_some(spelt);
+        let added = added.keys().copied().collect();
         let (spelling, literal, longest) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(Tokenizer { path: path.to_owned(), tokenizer, special, added, spelling, longest, normalizes, literal })
+        let path = path.to_owned();
+        Ok(Tokenizer { path, tokenizer, special, spelt, added, spelling, longest, normalizes, literal })
     }
 
     /// Where it was read from.
@@ -122,7 +135,7 @@ impl Tokenizer {
         });
         // a normalizer may compose characters and drop spaces
         let shortening = if self.normalizes { 4 } else { 1 };
-        tokens.saturating_mul(longest.max(4)).saturating_mul(shortening)
+        tokens.saturating_mul(longest.max(SHORT)).saturating_mul(shortening)
     }
 
     /// Refuses a text that can't fit into a context, before the work of tokenizing it.
@@ -130,7 +143,12 @@ impl Tokenizer {
     /// # Errors
     /// When it has more bytes than so many tokens can stand for.
     pub fn check_length(&self, text: &str, context: u64) -> Result<(), RuntimeError> {
-        let (bytes, most) = (text.len(), self.most_bytes(context));
+        let bytes = text.len();
+        // a token can stand for four bytes at least, and the longest one needn't be looked for
+        if bytes as u64 <= context.saturating_mul(SHORT) {
+            return Ok(());
+        }
+        let most = self.most_bytes(context);
         match bytes as u64 > most {
             true => Err(RuntimeError::TextTooLong { bytes, context, most }),
             false => Ok(()),
@@ -160,7 +178,8 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer fails.
     pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>, RuntimeError> {
-        self.literal().encode_fast(text, true).map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
+        let encoding = self.literal(&[text]).encode_fast(text, true);
+        encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(failure)
     }
 
     /// Tokens of a text, or of a pair of texts, whole and with the type of each, as a model that looks at both in one go wants
@@ -169,7 +188,7 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer fails.
     pub fn encode_whole(&self, text: &str, second: Option<&str>, special: bool) -> Result<EncodedText, RuntimeError> {
-        let tokenizer = if special { &self.tokenizer } else { self.literal() };
+        let tokenizer = if special { &self.tokenizer } else { self.literal(&[text, second.unwrap_or_default()]) };
         let encoding = match second {
             None => tokenizer.encode_fast(text, true),
             Some(second) => tokenizer.encode_fast((text, second), true),
@@ -185,7 +204,7 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer fails.
     pub fn tokens(&self, text: &str) -> Result<(Vec<TokenEntry>, Vec<Option<u32>>), RuntimeError> {
-        let encoding = self.literal().encode(text, false).map_err(failure)?;
+        let encoding = self.literal(&[text]).encode(text, false).map_err(failure)?;
         let range = |(start, end): &(usize, usize)| *start as u64..*end as u64;
         let ids = encoding.get_ids().iter().zip(encoding.get_offsets());
         let tokens = ids.map(|(id, offsets)| TokenEntry { id: *id, range: range(offsets) }).collect();
@@ -215,7 +234,7 @@ impl Tokenizer {
         }
         let hidden: Vec<String> = texts.iter().map(|text| hide(text, &spelt, MARK)).collect();
         let whole = render(&hidden)?;
-        let literal = self.literal();
+        let literal = self.literal(texts);
         let mut ids = Vec::new();
         let text = |text: &str, ids: &mut Vec<u32>| -> Result<(), RuntimeError> {
             let encoding = literal.encode_fast(show(text, &spelt, MARK), false).map_err(failure)?;
@@ -235,7 +254,13 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    fn literal(&self) -> &tokenizers::Tokenizer {
+    /// What takes special tokens in these texts for letters: the tokenizer itself where there are none, for a copy takes
+    /// its time.
+    fn literal(&self, texts: &[&str]) -> &tokenizers::Tokenizer {
+        let none = |spelt: &Vec<String>| !texts.iter().any(|text| spelt.iter().any(|token| text.contains(&**token)));
+        if self.spelt.as_ref().is_some_and(none) {
+            return &self.tokenizer;
+        }
         self.literal.get_or_init(|| {
             let mut literal = self.tokenizer.clone();
             literal.set_encode_special_tokens(true);

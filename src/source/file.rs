@@ -5,8 +5,7 @@ use std::sync::OnceLock;
 
 use anec_base::FileError;
 
-use anec_base::{MappedFile, hexadecimal};
-use sha2::{Digest, Sha256};
+use anec_base::{ContentDigest, MappedFile};
 
 use super::error::{Result, SourceError};
 
@@ -35,7 +34,7 @@ pub struct SourceFile {
     name: String,
     path: PathBuf,
     size: u64,
-    sha256: OnceLock<String>,
+    digest: OnceLock<ContentDigest>,
 }
 
 impl SourceFile {
@@ -48,7 +47,7 @@ impl SourceFile {
         let own = || Path::new(path.file_name().unwrap_or(path.as_os_str()));
         let within = path.strip_prefix(folder).ok().filter(|within| !within.as_os_str().is_empty());
         let name = within.unwrap_or_else(own).to_string_lossy().replace('\\', "/");
-        Ok(SourceFile { name, path: path.to_owned(), size, sha256: OnceLock::new() })
+        Ok(SourceFile { name, path: path.to_owned(), size, digest: OnceLock::new() })
     }
 
     /// File name within the source's folder.
@@ -66,23 +65,23 @@ impl SourceFile {
         self.size
     }
 
-    /// SHA-256 of its content, in hexadecimal. Read when first asked for.
+    /// Digest of its content, by all cores. Read when first asked for.
     ///
     /// # Errors
     /// When it can't be read.
-    pub fn sha256(&self) -> Result<&str> {
+    pub fn digest(&self) -> Result<&ContentDigest> {
         /// Bytes that are mapped at a time.
         const STEP: usize = 4 << 20;
-        if let Some(digest) = self.sha256.get() {
+        if let Some(digest) = self.digest.get() {
             return Ok(digest);
         }
         // a map of its own: to release its pages takes none from those who read tensors
         let file = map(&self.path)?;
-        let mut hasher = Sha256::new();
+        let mut hasher = blake3::Hasher::new();
         for (index, bytes) in file.bytes().chunks(STEP).enumerate() {
-            hasher.update(bytes);
+            hasher.update_rayon(bytes);
             file.release(index * STEP..index * STEP + bytes.len());
         }
-        Ok(self.sha256.get_or_init(|| hexadecimal(&hasher.finalize())))
+        Ok(self.digest.get_or_init(|| ContentDigest::blake3(&hasher.finalize())))
     }
 }

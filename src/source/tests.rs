@@ -340,14 +340,13 @@ fn what_is_no_source_is_refused_with_advice() {
 
 #[test]
 fn digests_are_of_the_content() {
-    use sha2::{Digest, Sha256};
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.gguf");
     write_gguf(&path, &[], &[("a", 1000)]);
     let source = Source::open_path(&path).unwrap();
     assert_eq!(source.files()[0].size(), fs::metadata(&path).unwrap().len());
-    let expected = anec_base::hexadecimal(&Sha256::digest(fs::read(&path).unwrap()));
-    assert_eq!(source.files()[0].sha256().unwrap(), expected);
+    let expected = anec_base::ContentDigest::of(&fs::read(&path).unwrap());
+    assert_eq!(source.files()[0].digest().unwrap(), &expected);
 }
 
 #[test]

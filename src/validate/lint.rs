@@ -4,17 +4,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::verdict::{Check, listed};
 use anec_base::Result;
+use anec_kernels::scan::FloatScan;
 use anec_mil::constant::Data;
 use anec_mil::{Binding, Constant, DataType, Function, Op, OpKind, Program, Uses, ValueId};
 
-/// Largest fp16.
-const LARGEST: f32 = 65504.0;
-/// Smallest normal fp16; below it, hardware may take zero for what is written.
-const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
 /// Largest number whose square fp16 can hold.
 const SQUARE_ROOT: f64 = 255.9;
 /// Elements that are read at a time.
@@ -57,51 +54,15 @@ impl Findings {
     }
 }
 
-/// What is among the elements of a floating-point constant.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Scan {
-    count: u64,
-    zero: u64,
-    not_finite: u64,
-    /// Beyond fp16, or at its very end, where saturated numbers are.
-    saturated: u64,
-    /// Other than zero, but zero in fp16.
-    vanishing: u64,
-    /// Below the normal range of fp16.
-    subnormal: u64,
-    largest: f32,
-}
-
-impl Scan {
-    fn add(&mut self, value: f32) {
-        let magnitude = value.abs();
-        self.count += 1;
-        if !value.is_finite() {
-            self.not_finite += 1;
-        } else if magnitude >= LARGEST {
-            self.saturated += 1;
-        } else if value == 0.0 {
-            self.zero += 1;
-        } else if f16::from_f32(value) == f16::ZERO {
-            self.vanishing += 1;
-        } else if magnitude < SMALLEST_NORMAL {
-            self.subnormal += 1;
-        }
-        if magnitude > self.largest {
-            self.largest = magnitude;
-        }
-    }
-}
-
 /// Constants that were read already, by where their bytes are.
 #[derive(Default)]
 struct Scans {
-    known: HashMap<usize, Scan>,
+    known: HashMap<usize, FloatScan>,
 }
 
 impl Scans {
     /// What is in a constant; nothing for types that aren't floating-point.
-    fn of(&mut self, constant: &Constant) -> Result<Option<Scan>> {
+    fn of(&mut self, constant: &Constant) -> Result<Option<FloatScan>> {
         if !constant.ty.dtype.is_float() {
             return Ok(None);
         }
@@ -112,9 +73,15 @@ impl Scans {
         if let Some(scan) = address.and_then(|address| self.known.get(&address)) {
             return Ok(Some(*scan));
         }
-        let mut scan = Scan::default();
+        let mut scan = FloatScan::default();
         for_each_piece(constant, &mut |bytes| {
-            each_float(constant.ty.dtype, bytes, &mut |value| scan.add(value));
+            match constant.ty.dtype {
+                DataType::Fp16 => scan.add_f16(bytes),
+                DataType::Bf16 => scan.add_bf16(bytes),
+                DataType::Fp32 => scan.add_f32(bytes),
+                DataType::Fp64 => scan.add_f64(bytes),
+                _ => {}
+            }
             true
         })?;
         if let Some(address) = address {
@@ -144,18 +111,6 @@ fn for_each_piece(constant: &Constant, visit: &mut dyn FnMut(&[u8]) -> bool) -> 
         at += bytes.len() as u64;
     }
     Ok(())
-}
-
-fn each_float(dtype: DataType, bytes: &[u8], visit: &mut dyn FnMut(f32)) {
-    match dtype {
-        DataType::Fp16 => bytes.chunks_exact(2).for_each(|b| visit(f16::from_le_bytes([b[0], b[1]]).to_f32())),
-        DataType::Bf16 => bytes.chunks_exact(2).for_each(|b| visit(bf16::from_le_bytes([b[0], b[1]]).to_f32())),
-        DataType::Fp32 => bytes.chunks_exact(4).for_each(|b| visit(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
-        DataType::Fp64 => {
-            bytes.chunks_exact(8).for_each(|b| visit(b.try_into().map_or(f64::NAN, f64::from_le_bytes) as f32));
-        }
-        _ => {}
-    }
 }
 
 /// Whether all bytes of a constant are zero, which is zero in every number format.

@@ -1,6 +1,10 @@
 //! How far two vectors of numbers are apart.
 
+use anec_kernels::distance;
 use rayon::prelude::*;
+
+/// How many of the largest numbers are compared as a set.
+const TOP: usize = 5;
 
 /// What comparing rows with their references gave, over all rows. Any NaN makes all of it NaN, which passes no threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,22 +55,18 @@ pub struct RowMeasures {
 impl RowMeasures {
     /// Compares two rows of the same length.
     pub fn of(found: &[f32], reference: &[f32]) -> Self {
-        let (mut max_abs, mut peak, mut squares) = (0f64, 0f64, 0f64);
-        for (a, b) in found.iter().zip(reference) {
-            let difference = (f64::from(*a) - f64::from(*b)).abs();
-            max_abs = most(max_abs, difference);
-            peak = most(peak, f64::from(b.abs()));
-            squares += difference.powi(2);
-        }
+        let sums = distance::pair_sums(found, reference);
+        let [ours, theirs] = [found, reference].map(|row| distance::largest(row, TOP));
+        let first = |places: &Option<Vec<usize>>| places.as_ref().and_then(|places| places.first().copied());
         RowMeasures {
-            cosine: cosine(found, reference),
-            max_abs,
-            norm_ratio: quotient(norm(found), norm(reference)),
-            agrees: largest(found) == largest(reference),
-            top5: shared(found, reference, 5),
-            kl: divergence(reference, found),
-            peak,
-            squares,
+            cosine: sums.cosine(),
+            max_abs: sums.max_difference,
+            norm_ratio: quotient(sums.squares[0].sqrt(), sums.squares[1].sqrt()),
+            agrees: first(&ours) == first(&theirs),
+            top5: shared(ours.as_deref(), theirs.as_deref()),
+            kl: distance::divergence(reference, found),
+            peak: sums.peak,
+            squares: sums.difference,
             width: reference.len(),
         }
     }
@@ -130,14 +130,6 @@ fn most(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-}
-
-fn norm(a: &[f32]) -> f64 {
-    dot(a, a).sqrt()
-}
-
 /// Zero over zero is one: nothing was expected and nothing came.
 fn quotient(a: f64, b: f64) -> f64 {
     if a == 0.0 && b == 0.0 { 1.0 } else { a / b }
@@ -145,49 +137,13 @@ fn quotient(a: f64, b: f64) -> f64 {
 
 /// The cosine of two vectors; 1 for two of zeros, 0 if only one is.
 pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let norms = norm(a) * norm(b);
-    if norms == 0.0 { f64::from(norm(a) == norm(b)) } else { dot(a, b) / norms }
+    distance::pair_sums(a, b).cosine()
 }
 
-/// The place of the largest number, the first of equals; nothing if one is NaN.
-fn largest(values: &[f32]) -> Option<usize> {
-    if values.iter().any(|v| v.is_nan()) {
-        return None;
-    }
-    (0..values.len()).reduce(|best, i| if values[i] > values[best] { i } else { best })
-}
-
-/// The share of the `count` largest of `reference` that are among the `count` largest of `found`; none if one is NaN.
-fn shared(found: &[f32], reference: &[f32], count: usize) -> f64 {
-    if found.iter().chain(reference).any(|v| v.is_nan()) {
-        return 0.0;
-    }
-    let count = count.min(found.len());
-    let top = |values: &[f32]| -> Vec<usize> {
-        let mut order: Vec<usize> = (0..values.len()).collect();
-        if count > 0 && count < order.len() {
-            order.select_nth_unstable_by(count - 1, |a, b| values[*b].total_cmp(&values[*a]).then(a.cmp(b)));
-        }
-        order.truncate(count);
-        order
-    };
-    let (ours, theirs) = (top(found), top(reference));
-    theirs.iter().filter(|place| ours.contains(place)).count() as f64 / count.max(1) as f64
-}
-
-/// Kullback-Leibler divergence of softmax(q) from softmax(p), in nats: `Σ p (log p - log q)`.
-fn divergence(p: &[f32], q: &[f32]) -> f64 {
-    let log_sum = |v: &[f32]| {
-        let largest = v.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = v.iter().map(|x| f64::from(x - largest).exp()).sum();
-        f64::from(largest) + sum.ln()
-    };
-    let (sum_p, sum_q) = (log_sum(p), log_sum(q));
-    let term = |(p, q): (&f32, &f32)| {
-        let (log_p, log_q) = (f64::from(*p) - sum_p, f64::from(*q) - sum_q);
-        log_p.exp() * (log_p - log_q)
-    };
-    p.iter().zip(q).map(term).sum()
+/// The share of one row's largest that are among the other's; none if a number of either is NaN.
+fn shared(found: Option<&[usize]>, reference: Option<&[usize]>) -> f64 {
+    let (Some(found), Some(reference)) = (found, reference) else { return 0.0 };
+    reference.iter().filter(|place| found.contains(place)).count() as f64 / reference.len().max(1) as f64
 }
 
 #[cfg(test)]
@@ -236,10 +192,11 @@ mod tests {
     #[test]
     fn the_five_largest_are_compared_as_a_set() {
         let reference = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0];
-        assert_eq!(shared(&[5.0, 6.0, 7.0, 8.0, 9.0, 4.0, 3.0], &reference, 5), 1.0);
-        assert_eq!(shared(&[9.0, 8.0, 7.0, 1.0, 5.0, 6.0, 3.0], &reference, 5), 0.8);
-        assert_eq!(shared(&[1.0, 2.0], &[2.0, 1.0], 5), 1.0);
-        assert_eq!(shared(&[f32::NAN, 2.0], &[2.0, 1.0], 5), 0.0);
+        let top5 = |found: &[f32], reference: &[f32]| RowMeasures::of(found, reference).top5;
+        assert_eq!(top5(&[5.0, 6.0, 7.0, 8.0, 9.0, 4.0, 3.0], &reference), 1.0);
+        assert_eq!(top5(&[9.0, 8.0, 7.0, 1.0, 5.0, 6.0, 3.0], &reference), 0.8);
+        assert_eq!(top5(&[1.0, 2.0], &[2.0, 1.0]), 1.0);
+        assert_eq!(top5(&[f32::NAN, 2.0], &[2.0, 1.0]), 0.0);
     }
 
     #[test]
@@ -255,7 +212,7 @@ mod tests {
     fn divergence_is_that_of_two_coins() {
         // softmax of [ln 3, 0] is [3/4, 1/4]; against a fair coin: 3/4 ln(3/2) + 1/4 ln(1/2)
         let expected = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
-        assert!((divergence(&[3f32.ln(), 0.0], &[5.0, 5.0]) - expected).abs() < 1e-7);
+        assert!((RowMeasures::of(&[5.0, 5.0], &[3f32.ln(), 0.0]).kl - expected).abs() < 1e-7);
     }
 
     #[test]

@@ -170,7 +170,7 @@ impl Comparison<'_> {
     fn reset(&self, whole: &Whole, session: &mut TokenSession) -> Result<Check> {
         session.reset()?;
         let again = session.forward(&self.golden.tokens, &ForwardOptions::all(whole.way.chunking.clone()))?.logits;
-        let same = again.iter().map(|v| v.to_bits()).eq(whole.logits.iter().map(|v| v.to_bits()));
+        let same = bytemuck::cast_slice::<_, u8>(&again) == bytemuck::cast_slice::<_, u8>(&whole.logits);
         let problem = (!same).then(|| format!("{} gives other logits the second time", whole.way.name));
         Ok(Check::of(&self.candidate.name, "a reset forgets the text before", problem))
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use anec_base::Result;
+use anec_kernels::distance::log_sum_exp;
 use anec_runtime::{Chunking, ForwardOptions, LoadedModel, RuntimeError};
 
 /// What a model makes of a text.
@@ -60,14 +61,6 @@ pub fn perplexity(model: &Arc<LoadedModel>, tokens: &[u32], window: usize) -> Re
 /// Negative log likelihood of a token, in nats, by a row of logits; nothing if the row doesn't have it.
 pub fn loss(row: &[f32], token: u32) -> Option<f64> {
     Some(log_sum_exp(row) - f64::from(*row.get(token as usize)?))
-}
-
-fn log_sum_exp(row: &[f32]) -> f64 {
-    if row.iter().any(|value| value.is_nan()) {
-        return f64::NAN;
-    }
-    let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    largest + row.iter().map(|value| (f64::from(*value) - largest).exp()).sum::<f64>().ln()
 }
 
 #[cfg(test)]

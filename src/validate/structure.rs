@@ -12,15 +12,11 @@ mod weights;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 
 use super::verdict::{Check, GateReport, listed};
-use anec_base::hexadecimal;
 use anec_bundle::Port;
 use anec_bundle::{Bundle, FileDigest, FunctionEntry, PackageEntry, TokenCount};
 use anec_convert::plan::form;
@@ -96,21 +92,12 @@ fn files(subject: &str, files: &[FileDigest], folder: &Path) -> Check {
 fn check_file(file: &FileDigest, folder: &Path) -> Result<(), String> {
     let path = folder.join(&file.file);
     let system = |error: std::io::Error| format!("{}: {error}", file.file);
-    let mut input = File::open(&path).map_err(system)?;
-    let bytes = input.metadata().map_err(system)?.len();
+    let bytes = std::fs::metadata(&path).map_err(system)?.len();
     if bytes != file.bytes {
         return Err(format!("{}: {bytes} bytes, expected {}", file.file, file.bytes));
     }
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match input.read(&mut buffer).map_err(system)? {
-            0 => break,
-            n => hasher.update(&buffer[..n]),
-        }
-    }
-    let found = hexadecimal(&hasher.finalize());
-    if found == file.sha256 { Ok(()) } else { Err(format!("{}: SHA-256 {found}, expected {}", file.file, file.sha256)) }
+    let found = file.digest.likewise(&path).map_err(system)?;
+    if found == file.digest { Ok(()) } else { Err(format!("{}: digest {found}, expected {}", file.file, file.digest)) }
 }
 
 fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Check> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use indexmap::IndexMap;
 
 use anec_exec::{Precision, Tensor};
+use anec_kernels::distance::largest_magnitude_bits;
 use anec_runtime::{CpuBackend, InterceptedBackend, PackageStore};
 
 /// What was seen of one value over all calls.
@@ -22,9 +23,8 @@ pub struct ValueRange {
 impl ValueRange {
     /// Adds what is among `values`.
     pub fn add(&mut self, values: &[f32]) {
-        // magnitudes are in the order of their bits; what isn't finite comes last
-        let magnitude = |value: &f32| value.to_bits() & 0x7fff_ffff;
-        let largest = values.iter().map(magnitude).max().unwrap_or(0);
+        // what isn't finite comes last
+        let largest = largest_magnitude_bits(values);
         if largest < f32::INFINITY.to_bits() {
             self.largest = self.largest.max(f32::from_bits(largest));
             return;

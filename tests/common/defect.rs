@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use anec::base::ContentDigest;
 use anec::mil::{Binding, Constant, Function, Op, TensorType, Value, ValueId, ValueType};
 use anec::package::{self, WriteOptions};
 use serde_json::{Value as Json, json};
-use sha2::{Digest, Sha256};
 
 use super::folder::contents;
 use super::model::edit_json;
@@ -15,8 +15,7 @@ use super::model::edit_json;
 pub fn seal(bundle: &Path) {
     let digest = |file: &str| {
         let bytes = std::fs::read(bundle.join(file)).unwrap();
-        let hex: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
-        json!({"file": file, "bytes": bytes.len(), "sha256": hex})
+        json!({"file": file, "bytes": bytes.len(), "digest": ContentDigest::of(&bytes)})
     };
     edit_json(&bundle.join("bundle.json"), |value| {
         let renew = |entry: &mut Json| *entry = digest(entry["file"].as_str().unwrap());

@@ -2,8 +2,8 @@
 
 use serde_json::{Value as Json, json};
 
-use crate::{Bundle, Manifest, SCHEMA_VERSION};
-use anec_base::Diagnostic;
+use crate::{Bundle, Manifest, OLDEST_VERSION, SCHEMA_VERSION};
+use anec_base::{ContentDigest, Diagnostic};
 
 /// A model of two layers in two packages, for two contexts and two numbers of tokens; the first layer is a recurrence
 /// that the host keeps, the second has a cache.
@@ -69,7 +69,8 @@ fn sound() -> Json {
         );
     }
     let package = |name: &str| {
-        let file = json!({"file": format!("{name}.mlpackage/weight.bin"), "bytes": 100, "sha256": ""});
+        let file =
+            json!({"file": format!("{name}.mlpackage/weight.bin"), "bytes": 100, "digest": ContentDigest::of(b"")});
         json!({"package": format!("{name}.mlpackage"), "weight_bytes": 80, "files": [file]})
     };
     let packages = ["layer_0", "layer_1", "head_0", "head_5"].map(package);
@@ -85,7 +86,7 @@ fn sound() -> Json {
         "packages": packages,
         "functions": functions,
         "host": {
-            "file": {"file": "host.safetensors", "bytes": 1, "sha256": ""},
+            "file": {"file": "host.safetensors", "bytes": 1, "digest": ContentDigest::of(b"")},
             "embedding": "embedding",
             "rope": [{"table": "rope", "variants": [{"max_length": 32, "cos": "cos", "sin": "sin"}]}],
         },
@@ -245,6 +246,22 @@ fn two_functions_for_one_number_of_tokens_are_one_too_many() {
     twin["function"] = json!("twin");
     changed["functions"].as_array_mut().unwrap().push(twin);
     assert_eq!(findings(changed), ["LM head: `main` and `twin` are both for 1 to 4 tokens"]);
+}
+
+#[test]
+fn a_bundle_whose_files_have_a_sha256_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut old = sound();
+    old["schema_version"] = json!(OLDEST_VERSION);
+    let hex = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    old["host"]["file"] = json!({"file": "host.safetensors", "bytes": 1, "sha256": hex});
+    std::fs::write(folder.path().join(crate::FILE_NAME), old.to_string()).unwrap();
+    let read = Bundle::read(folder.path()).unwrap();
+    assert_eq!(read.host.file.digest, ContentDigest::Sha256(hex.into()));
+    // and written as one of today
+    let written = serde_json::to_value(&read).unwrap();
+    assert_eq!(written["schema_version"], SCHEMA_VERSION);
+    assert_eq!(written["host"]["file"]["digest"], format!("sha256:{hex}"));
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use super::{EngineEffect, EngineEffects};
 use crate::weight::LoadedWeight;
+use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
 use anec_kernels::round::round_to_f16;
@@ -35,6 +36,7 @@ pub(crate) fn multiply(
     }
     let (rows, columns) = (weight.rows(), weight.columns());
     let columns_of_x = factors(effects, tokens, columns, |t, k| x[k * x_layout.row + t * x_layout.column]);
+    let groups = Groups::of(&columns_of_x, columns);
     let mut product = vec![0.0; rows * tokens];
     let palette = matches!(weight.elements(), Elements::Codes(_)) && effects.has(EngineEffect::PaletteBeforeScale);
     let compute = |row: usize, product: &mut [f32]| {
@@ -46,8 +48,9 @@ pub(crate) fn multiply(
         };
         factors.iter_mut().for_each(|factor| *factor /= scale);
         prepare(effects, &mut factors);
-        for (sum, x) in product.iter_mut().zip(columns_of_x.chunks(columns.max(1))) {
-            *sum = dot(effects, &factors, x) * scale + bias.map_or(0.0, |bias| bias[row]);
+        groups.dots(effects, &factors, product);
+        for sum in product {
+            *sum = *sum * scale + bias.map_or(0.0, |bias| bias[row]);
         }
     };
     by_rows(&mut product, tokens, rows * tokens * columns, compute);
@@ -110,12 +113,112 @@ fn prepare(effects: EngineEffects, factors: &mut [f32]) {
     }
 }
 
+/// Vectors side by side, as many in a group as are summed at a time: each in a lane of its own, one product after the other,
+/// so that its sum has the bits that it has alone.
+struct Groups<'a> {
+    vectors: &'a [f32],
+    length: usize,
+    /// Of each group the first elements, then the second ones, and so on; zeros where a group isn't full.
+    lanes: Vec<[f32; LANES]>,
+}
+
+/// Vectors of a group.
+const LANES: usize = 16;
+
+impl<'a> Groups<'a> {
+    fn of(vectors: &'a [f32], length: usize) -> Self {
+        let length = length.max(1);
+        let groups = vectors.chunks(length * LANES);
+        let lane = |group: &[f32], k: usize| std::array::from_fn(|i| group.get(i * length + k).copied().unwrap_or(0.0));
+        let lanes = groups.flat_map(|group| (0..length).map(move |k| lane(group, k))).collect();
+        Groups { vectors, length, lanes }
+    }
+
+    /// The sums of products of one vector with each.
+    fn dots(&self, effects: EngineEffects, factors: &[f32], sums: &mut [f32]) {
+        let by_tiles = effects.has(EngineEffect::LaneTiles);
+        for (group, (lanes, sums)) in self.lanes.chunks(self.length).zip(sums.chunks_mut(LANES)).enumerate() {
+            let (found, peaks) = match by_tiles {
+                true => vectorized(TileWork::<true> { factors, lanes }),
+                false => vectorized(TileWork::<false> { factors, lanes }),
+            };
+            for (lane, sum) in sums.iter_mut().enumerate() {
+                let vector = || &self.vectors[(group * LANES + lane) * self.length..][..self.length];
+                *sum = ended(effects, (found[lane], peaks[lane]), || (factors, vector()));
+            }
+        }
+    }
+}
+
+struct TileWork<'a, const ALIGNED: bool> {
+    factors: &'a [f32],
+    lanes: &'a [[f32; LANES]],
+}
+
+impl<const ALIGNED: bool> Vectorize for TileWork<'_, ALIGNED> {
+    type Output = ([f32; LANES], [f32; LANES]);
+
+    #[inline(always)]
+    fn run(self) -> Self::Output {
+        let (mut sums, mut peaks) = ([0f32; LANES], [0f32; LANES]);
+        let (whole, rest) = self.factors.as_chunks::<TILE>();
+        let (other, other_rest) = self.lanes.as_chunks::<TILE>();
+        for (a, b) in whole.iter().zip(other) {
+            add_to(&mut sums, &mut peaks, &tiles::<ALIGNED>(a, b));
+        }
+        let mut column = [0.0; TILE];
+        let last = std::array::from_fn(|lane| {
+            other_rest.iter().zip(&mut column).for_each(|(lanes, value)| *value = lanes[lane]);
+            tile::<ALIGNED>(rest, &column)
+        });
+        add_to(&mut sums, &mut peaks, &last);
+        (sums, peaks)
+    }
+}
+
+/// The products of a tile, summed in every lane as [`tile`] does.
+#[inline(always)]
+fn tiles<const ALIGNED: bool>(a: &[f32; TILE], b: &[[f32; LANES]; TILE]) -> [f32; LANES] {
+    let mut sums = [0f32; LANES];
+    for (sum, b) in sums.iter_mut().zip(&b[0]) {
+        *sum = a[0] * b;
+    }
+    // written out, so that sums stay in registers
+    add_product::<ALIGNED>(&mut sums, a[1], &b[1]);
+    add_product::<ALIGNED>(&mut sums, a[2], &b[2]);
+    add_product::<ALIGNED>(&mut sums, a[3], &b[3]);
+    sums
+}
+
+/// Adds a product in every lane.
+#[inline(always)]
+fn add_product<const ALIGNED: bool>(sums: &mut [f32; LANES], a: f32, b: &[f32; LANES]) {
+    for (sum, b) in sums.iter_mut().zip(b) {
+        *sum = if ALIGNED { add_aligned(*sum, a * b) } else { *sum + a * b };
+    }
+}
+
+/// Adds tiles to sums, as [`add_tiles`] does.
+#[inline(always)]
+fn add_to(sums: &mut [f32; LANES], peaks: &mut [f32; LANES], tile: &[f32; LANES]) {
+    for ((sum, peak), tile) in sums.iter_mut().zip(peaks).zip(tile) {
+        *sum += tile;
+        *peak = peak.max(sum.abs());
+    }
+}
+
 /// The sum of products of two vectors.
 fn dot(effects: EngineEffects, a: &[f32], b: &[f32]) -> f32 {
     let by_tiles = effects.has(EngineEffect::LaneTiles);
-    let (sum, peak) = if by_tiles { add_tiles::<true>(a, b) } else { add_tiles::<false>(a, b) };
+    let found = if by_tiles { add_tiles::<true>(a, b) } else { add_tiles::<false>(a, b) };
+    ended(effects, found, || (a, b))
+}
+
+/// What becomes of a sum at its end, with the largest magnitude on the way.
+fn ended<'a>(effects: EngineEffects, (sum, peak): (f32, f32), of: impl Fn() -> (&'a [f32], &'a [f32])) -> f32 {
     if effects.has(EngineEffect::SumsSaturate) && peak >= LIMIT {
-        return saturated(by_tiles, a, b);
+        let (a, b) = of();
+        return saturated(effects.has(EngineEffect::LaneTiles), a, b);
     }
     if effects.has(EngineEffect::SubnormalsFlushed) && sum.abs() < SMALLEST_NORMAL {
         return 0.0;
@@ -157,6 +260,7 @@ fn saturated(by_tiles: bool, a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// A sum of which both terms are held in units of the larger one's twelfth bit, to nearest even.
+#[inline(always)]
 fn add_aligned(a: f32, b: f32) -> f32 {
     const EXPONENT: u32 = 0x7f80_0000;
     // what is added to this and taken away again has lost the bits below the unit: 1.5 times 2^23 units
@@ -199,6 +303,27 @@ mod tests {
         for (magnitude, survivors) in [(1024.0, 16.0), (3000.0, 16.0), (4090.0, 16.0), (4096.0, 4.0), (16000.0, 4.0)] {
             let triples: Vec<f32> = [magnitude, -magnitude, 1.0].into_iter().cycle().take(48).collect();
             assert_eq!(sum(all, &triples), survivors, "{magnitude}");
+        }
+    }
+
+    #[test]
+    fn sums_side_by_side_have_the_bits_that_they_have_alone() {
+        let mut state = 1u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f16::from_f32((state >> 8) as f32 / (1 << 20) as f32 - 8.0).to_f32()
+        };
+        // groups and tiles that aren't full; sums that leave the range
+        for (count, length, scale) in [(1, 1, 1.0), (16, 64, 1.0), (21, 67, 1.0), (5, 130, 64.0)] {
+            let factors: Vec<f32> = (0..length).map(|_| scale * next()).collect();
+            let vectors: Vec<f32> = (0..count * length).map(|_| next()).collect();
+            let all = EngineEffects::ALL;
+            for effects in [all, all.without(EngineEffect::LaneTiles), all.without(EngineEffect::SumsSaturate)] {
+                let mut sums = vec![0.0; count];
+                Groups::of(&vectors, length).dots(effects, &factors, &mut sums);
+                let alone = vectors.chunks(length).map(|vector| dot(effects, &factors, vector).to_bits());
+                assert!(sums.iter().map(|sum| sum.to_bits()).eq(alone), "{count} of {length}");
+            }
         }
     }
 

@@ -210,6 +210,8 @@ impl Content for MappedBlob {
         match start.checked_add(out.len()).and_then(|end| self.bytes().get(start..end)) {
             Some(bytes) => {
                 out.copy_from_slice(bytes);
+                // whoever reads has a copy now: the pages of the map needn't count as this process's memory, too
+                self.map.release(self.at + start..self.at + start + bytes.len());
                 Ok(())
             }
             None => Err(PackageError::Program {

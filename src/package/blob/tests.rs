@@ -101,8 +101,7 @@ fn bytes_are_as_the_format_has_them() {
     expected.extend_from_slice(&[0xab; 5]);
     assert_eq!(bytes, expected);
     assert_eq!(plan.size(), bytes.len() as u64);
-    use sha2::Digest;
-    assert_eq!(digest[..], sha2::Sha256::digest(&bytes)[..]);
+    assert_eq!(digest, blake3::hash(&bytes));
 }
 
 #[test]
@@ -147,11 +146,7 @@ fn many_threads_write_what_one_does_in_bounded_memory() {
         files.push((fs::read(&path).unwrap(), digest));
     }
     assert!(files[0] == files[1]);
-    let digest: [u8; 32] = {
-        use sha2::Digest;
-        sha2::Sha256::digest(&files[0].0).into()
-    };
-    assert_eq!(files[0].1, digest);
+    assert_eq!(files[0].1, blake3::hash(&files[0].0));
 }
 
 #[test]

@@ -56,13 +56,13 @@ impl Preparation {
 }
 
 impl WeightPlan {
-    /// Writes the file and gives the SHA-256 of it. Data is produced by the threads of
+    /// Writes the file and gives the BLAKE3 of it. Data is produced by the threads of
     /// rayon's pool.
     ///
     /// # Errors
     /// When the system refuses (a full disk is found before the first constant where the system can reserve room), or
     /// a content can't be produced.
-    pub fn write(&self, path: &Path, progress: &(dyn Fn(WriteProgress) + Sync)) -> Result<[u8; 32]> {
+    pub fn write(&self, path: &Path, progress: &(dyn Fn(WriteProgress) + Sync)) -> Result<blake3::Hash> {
         let refused = |action, source| PackageError::write(path, action, source);
         let file = File::options().read(true).write(true).create_new(true).open(path);
         let file = file.map_err(|e| refused("create the weight file", e))?;
@@ -89,7 +89,7 @@ impl WeightPlan {
             }
         };
         match write_parts(&file, &parts, &written) {
-            Ok(summary) => Ok(summary.sha256),
+            Ok(summary) => Ok(summary.digest),
             Err(NotWritten::File { action, source }) => Err(refused(action, source).into()),
             Err(NotWritten::Part { index, cause }) => {
                 let owner = self.blobs[(index - 1) / 2].owner.clone();

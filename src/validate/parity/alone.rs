@@ -5,6 +5,7 @@ use super::{Comparison, Way, Whole, measured};
 use crate::measure::{self, LogitMeasures};
 use crate::verdict::{Check, Verdict};
 use anec_base::Result;
+use anec_kernels::distance::difference;
 use anec_runtime::plan::Step;
 use anec_runtime::{Hidden, TokenSession};
 
@@ -78,8 +79,8 @@ impl Comparison<'_> {
         let last = model.bundle().model.num_layers;
         if let Some(given) = golden.hidden.get(&last) {
             self.attempt("head forced", session, checks, |session, checks| {
-                let logits = self.rows(&session.force_head(given)?);
-                let measures = LogitMeasures::of(&logits, &golden.logits, golden.vocab_size);
+                let logits = session.force_head(given)?;
+                let measures = LogitMeasures::of(&self.rows(&logits), &golden.logits, golden.vocab_size);
                 let subject = self.subject("head forced");
                 checks.push(self.function_check(subject, "its logits agree with the golden", &measures));
                 Ok(())
@@ -106,9 +107,9 @@ impl Comparison<'_> {
             let (before, after) = (&golden[&layer], &golden[&(layer + 1)]);
             // what enters the first is the golden's own
             let entered = if index == 0 { before } else { &found[layer] };
-            let cosines = added(entered, &found[layer + 1])
+            let cosines = difference(&found[layer + 1], entered)
                 .chunks_exact(width)
-                .zip(added(before, after).chunks_exact(width))
+                .zip(difference(after, before).chunks_exact(width))
                 .map(|(ours, theirs)| measure::cosine(ours, theirs))
                 .collect::<Vec<f64>>();
             let mean = cosines.iter().sum::<f64>() / cosines.len() as f64;
@@ -195,10 +196,6 @@ impl Layers {
         let count = (step.part.end - step.part.start) as usize;
         Layers { first: step.part.start as usize, function: step.functions().next(), seen: vec![None; count] }
     }
-}
-
-fn added(before: &[f32], after: &[f32]) -> Vec<f32> {
-    after.iter().zip(before).map(|(after, before)| after - before).collect()
 }
 
 #[cfg(test)]

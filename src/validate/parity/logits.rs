@@ -1,16 +1,23 @@
 //! Logits against a golden's, as a whole and token by token.
 
+use std::borrow::Cow;
+
 use super::{Comparison, measured};
 use crate::measure::LogitMeasures;
 use crate::verdict::Check;
+use anec_kernels::distance::add_columns;
 
 impl Comparison<'_> {
     /// The rows that the golden has logits of.
-    pub(super) fn rows(&self, logits: &[f32]) -> Vec<f32> {
+    pub(super) fn rows<'l>(&self, logits: &'l [f32]) -> Cow<'l, [f32]> {
         let width = self.golden.vocab_size;
+        // mostly all of them
+        if self.golden.positions.iter().copied().eq(0..logits.len() / width.max(1)) {
+            return Cow::Borrowed(logits);
+        }
         let mut rows = Vec::with_capacity(self.golden.positions.len() * width);
         self.golden.positions.iter().for_each(|p| rows.extend_from_slice(&logits[p * width..(p + 1) * width]));
-        rows
+        Cow::Owned(rows)
     }
 
     pub(super) fn logits_check(&self, name: &str, measures: &LogitMeasures) -> Check {
@@ -44,14 +51,8 @@ impl Comparison<'_> {
     /// cosine of thousands.
     pub(super) fn vocabulary(&self, logits: &[f32]) -> Option<Check> {
         let (found, width) = (self.rows(logits), self.golden.vocab_size);
-        let reference = &self.golden.logits;
         let mut squares = vec![[0f64; 2]; width];
-        for (found, reference) in found.chunks_exact(width).zip(reference.chunks_exact(width)) {
-            for ((sums, found), reference) in squares.iter_mut().zip(found).zip(reference) {
-                sums[0] += (f64::from(*found) - f64::from(*reference)).powi(2);
-                sums[1] += f64::from(*reference).powi(2);
-            }
-        }
+        add_columns(&found, &self.golden.logits, &mut squares);
         let mean = squares.iter().map(|sums| sums[1]).sum::<f64>() / width as f64;
         let error = |row: usize| (squares[row][0] / mean).sqrt();
         let worst = (0..width).max_by(|a, b| error(*a).total_cmp(&error(*b)))?;

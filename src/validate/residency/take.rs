@@ -1,19 +1,14 @@
 //! Taking a plan of a bundle, by Core ML.
 
-use std::fs::File;
-use std::io::Read;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
 
-use anec_base::FileError;
-
-use sha2::{Digest, Sha256};
+use anec_base::{ContentDigest, FileError};
 
 use super::{UNITS, latency};
 use anec_base::Result;
 use anec_base::clock::{now, strftime};
-use anec_base::hexadecimal;
 use anec_base::progress::Progress;
 use anec_bundle::{Bundle, TokenCount};
 use anec_coreml::cache::Cache;
@@ -115,25 +110,20 @@ pub(super) fn lengths(tokens: TokenCount) -> RangeInclusive<u64> {
 /// The digest of a package as it is on the disk.
 pub(super) fn digest(package: &Package) -> Result<String, CoreMlError> {
     let mut files = Vec::new();
-    let mut buffer = vec![0; 1 << 20];
     for file in &package.files {
         let path = package.path.join(&file.path);
-        let mut input = File::open(&path).map_err(FileError::of(&path, "read"))?;
-        let mut hasher = Sha256::new();
-        loop {
-            match input.read(&mut buffer).map_err(FileError::of(&path, "read"))? {
-                0 => break,
-                n => hasher.update(&buffer[..n]),
-            }
-        }
-        files.push((file.path.as_str(), hexadecimal(&hasher.finalize())));
+        let sha256 = ContentDigest::sha256_of_file(&path).map_err(FileError::of(&path, "read"))?;
+        files.push((file.path.as_str(), sha256));
     }
-    Ok(listing_digest(files.iter().map(|(path, sha256)| (*path, sha256.as_str()))))
+    Ok(listing_digest(files.iter().map(|(path, sha256)| (*path, sha256.hex()))))
 }
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
+
     use super::*;
+    use anec_bundle::FileDigest;
     use anec_testing::fake::DoubleEngine;
     use anec_testing::fake::convert_demo;
 
@@ -228,13 +218,13 @@ mod tests {
         let bundle = Bundle::read(room.path()).unwrap();
         let package = anec_package::open(&room.path().join("layers_0_3.mlpackage")).unwrap();
         let found = digest(&package).unwrap();
-        // the digests that the bundle has are of the same files
-        let listed: String = bundle.packages[0]
-            .files
-            .iter()
-            .map(|file| format!("{}  {}\n", file.sha256, file.file.split_once('/').unwrap().1))
-            .collect();
-        assert_eq!(found, hexadecimal(&Sha256::digest(listed)));
+        let sha256 = |bytes: &[u8]| anec_base::hexadecimal(&Sha256::digest(bytes));
+        let line = |file: &FileDigest| {
+            let bytes = std::fs::read(room.path().join(&file.file)).unwrap();
+            format!("{}  {}\n", sha256(&bytes), file.file.split_once('/').unwrap().1)
+        };
+        let listed: String = bundle.packages[0].files.iter().map(line).collect();
+        assert_eq!(found, sha256(listed.as_bytes()));
         std::fs::write(package.path.join("Manifest.json"), "{}").unwrap();
         assert_ne!(digest(&package).unwrap(), found);
     }

@@ -13,6 +13,7 @@ use anec_base::MappedFile;
 use anec_bundle::Bundle;
 use anec_family::RopeTables;
 use anec_family::rope::RopeConfig;
+use anec_kernels::scan::finite_f16;
 
 /// Largest difference of a value of a rotary table from the one computed here: sines of different systems differ in
 /// their last digits.
@@ -47,8 +48,7 @@ fn check_halves(name: &str, tensors: &SafeTensors<'_>) -> Result<(), String> {
         return Err(format!("it holds {:?}, expected F16", table.dtype()));
     }
     let width = table.shape().last().copied().unwrap_or(1).max(1);
-    let finite = |bytes: &[u8]| half::f16::from_le_bytes([bytes[0], bytes[1]]).is_finite();
-    let wrong = table.data().par_chunks(2 * width).position_any(|row| !row.chunks_exact(2).all(finite));
+    let wrong = table.data().par_chunks(2 * width).position_any(|row| !finite_f16(row));
     wrong.map_or(Ok(()), |row| Err(format!("row {row} holds what is no number, or infinite")))
 }
 

@@ -1,0 +1,64 @@
+//! How many instructions a step of decoding and a conversion take, counted by callgrind: a slow machine is not mistaken for
+//! slow code, and slow code not for a slow machine.
+
+use std::process::Command;
+
+use anec::base::skipped;
+
+use crate::common::folder;
+use folder::{json, repository, run};
+
+/// How far a count may be from the one that is kept, either way: how code is divided into units of compilation differs
+/// from build to build.
+const TOLERANCE: f64 = 0.1;
+
+/// Instructions of a command of anec, on one thread. Callgrind shows the processor as one without AVX-512.
+fn instructions(arguments: &[&str]) -> f64 {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null", env!("CARGO_BIN_EXE_anec")]);
+    let output = command.args(arguments).args(["--threads", "1"]).env("RAYON_NUM_THREADS", "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    let collected = said.lines().find_map(|line| line.split_once("Collected : ")?.1.trim().parse().ok());
+    collected.unwrap_or_else(|| panic!("callgrind gave no count: {said}"))
+}
+
+/// `tests/fixtures/instructions.json` has the counts. Who makes code slower or faster on purpose puts the new ones there.
+#[test]
+fn a_step_and_a_conversion_take_as_many_instructions_as_before() {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return skipped("the counts that are kept are of Linux on x86-64");
+    }
+    if !Command::new("valgrind").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        return skipped("valgrind, which counts instructions, isn't here");
+    }
+    let room = tempfile::tempdir().unwrap();
+    let bundle = |name: &str| room.path().join(name).to_str().unwrap().to_owned();
+    let (whole, converted) = (bundle("demo.anec"), bundle("again.anec"));
+    let (code, _, stderr) = run(&["convert", "-m", "demo", "--no-compile", "-o", &whole]);
+    assert_eq!(code, 0, "{stderr}");
+    let text = |tokens| {
+        let words = ["run", &whole, "--ids", "1,2,3", "--ignore-eos", "--temperature", "0", "--max-tokens", tokens];
+        instructions(&words)
+    };
+    let conversion = || {
+        let form = ["--set", "quant.granularity=per_channel", "--no-compile", "--jobs", "1"];
+        instructions(&[&["convert", "-m", "demo", "-o", &converted][..], &form].concat())
+    };
+    // what all runs have in common, such as reading the bundle, isn't counted
+    let ((few, many), conversion) = rayon::join(|| rayon::join(|| text("8"), || text("32")), conversion);
+    let found = [("decode_step", (many - few) / 24.0), ("conversion", conversion)];
+
+    let kept = json(&repository("tests/fixtures/instructions.json"));
+    for (name, count) in found {
+        let expected = kept[name].as_f64().unwrap_or(f64::NAN);
+        let change = count / expected - 1.0;
+        // written so that NaN is a change
+        assert!(
+            change.abs() <= TOLERANCE,
+            "{name}: {count:.0} instructions, {:+.1} % against the {expected:.0} in tests/fixtures/instructions.json; \
+             found: {found:?}",
+            100.0 * change
+        );
+    }
+}
