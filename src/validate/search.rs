@@ -502,11 +502,11 @@ mod tests {
     fn layers_are_divided_where_a_package_cant_hold_them() {
         let (opened, manifest) = demo();
         let model = &*opened.model;
-        let limits = SearchLimits { max_mb: Some(0.6), ..SearchLimits::default() };
+        let limits = SearchLimits { max_mb: Some(0.45), ..SearchLimits::default() };
         let found = search(&manifest, model, &targets(&["m4"]), &limits).unwrap();
         assert_eq!(found.manifest.shards.divide, LayerDivision::AttentionMlp);
         let plan = ConvertPlan::new(&found.manifest, model).unwrap();
-        assert!(plan.packages.iter().all(|package| package.weight_bytes as f64 <= 0.6e6));
+        assert!(plan.packages.iter().all(|package| package.weight_bytes as f64 <= 0.45e6));
         let whole = search(&manifest, model, &targets(&["m4"]), &SearchLimits::default()).unwrap();
         assert!(whole.manifest.shards.divide.is_none());
         assert!(whole.milliseconds_per_token < found.milliseconds_per_token);
