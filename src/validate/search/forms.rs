@@ -16,7 +16,8 @@ use anec_convert::{Workload, plan};
 use anec_exec::EngineEffect;
 use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec_manifest::{
-    Granularity, Int8Op, KvWrite, LayerDivision, Lengths, Manifest, Quant, RecurrentForm, RopeForm, StateForm, WeightFormat,
+    Granularity, Int8Op, KvWrite, LayerDivision, Lengths, Manifest, Quant, RecurrentForm, RopeForm, StateForm,
+    WeightFormat,
 };
 use anec_mil::Program;
 
