@@ -16,8 +16,8 @@ use anec_package as package;
 use anec_runtime::{LoadedModel, RuntimeError, Tokenizer, coreml};
 use anec_validate::verdict::PackageFacts;
 use anec_validate::{
-    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, forecast, foreign, numerics, parity,
-    prompts, residency, structure,
+    Candidate, Check, GateReport, GatesReport, Golden, Thresholds, Verdict, departure, forecast, foreign, numerics,
+    parity, prompts, residency, structure,
 };
 
 /// A gate.
@@ -273,7 +273,17 @@ impl Validator {
                 vec![Candidate { name: units.to_string(), model, layers: false }]
             }
         };
-        parity(&candidates, &golden, &Thresholds::of(&bundle.manifest.gates).parity)
+        let report = parity(&candidates, &golden, &Thresholds::of(&bundle.manifest.gates).parity)?;
+        let mut checks = report.checks;
+        if self.core_ml.is_none() && !golden.tokens.is_empty() {
+            for (candidate, precision) in candidates.iter().zip(&self.precisions) {
+                let Precision::Ane(effects) = precision else { continue };
+                let own = |check: &&Check| check.subject.starts_with(&candidate.name);
+                let failed = checks.iter().filter(own).any(|check| check.verdict == Verdict::Failed);
+                checks.push(departure(bundle, folder, &golden.tokens, *effects, failed)?);
+            }
+        }
+        Ok(GateReport { notes: report.notes, ..GateReport::new(parity::GATE, checks) })
     }
 
     fn residency(&self, bundle: &Bundle, folder: &Path) -> Result<(GateReport, Option<ComputePlan>)> {

@@ -14,8 +14,8 @@ use anec::bundle::TokenCount;
 use anec::exec::{ExecOptions, Executable, Precision, WeightCache};
 use anec::family::LoweringOptions;
 use anec::manifest::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout as GraphLayout, LinearForm, NormForm, RecurrentForm,
-    RopeForm, StateForm,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, LayerDivision, Layout as GraphLayout, LinearForm, NormForm,
+    RecurrentForm, RopeForm, StateForm,
 };
 use anec::mil::Opset;
 use layers::{CONTEXT, inputs, layers};
@@ -102,6 +102,7 @@ fn a_decoding_step_allocates_nothing() {
                     state,
                     recurrent_states,
                     experts,
+                    divide: LayerDivision::None,
                 };
                 let requests = requests(case, form, precision);
                 assert!(requests[0] > 0, "the count counts");

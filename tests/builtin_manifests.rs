@@ -63,7 +63,9 @@ fn converts(name: &str) {
         }
         let outputs = &functions[0].outputs;
         match package.stage {
-            Stage::Layers { .. } | Stage::Experts { .. } => assert_eq!(outputs[0].name, "hidden_out"),
+            Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Experts { .. } => {
+                assert_eq!(outputs[0].name, "hidden_out");
+            }
             Stage::Head { end, .. } => assert_eq!(end, facts.head_rows()),
         }
         std::fs::remove_dir_all(path).unwrap();
@@ -93,6 +95,7 @@ each! {
     gemma_3_1b: "gemma-3-1b",
     gemma_3_270m: "gemma-3-270m",
     gemma_3_4b: "gemma-3-4b",
+    gemma_4_26b_a4b: "gemma-4-26b-a4b",
     gemma_4_e2b: "gemma-4-e2b",
     gemma_4_e4b: "gemma-4-e4b",
     glm_4_9b: "glm-4-9b",

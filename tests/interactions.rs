@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use anec::bundle::Stage;
 use anec::exec::Precision;
 use anec::runtime::{Chunking, ForwardOptions, LoadedModel, NextTokens, forward_together};
 use anec::{Converter, Manifest};
@@ -110,6 +111,7 @@ fn combination(draw: &mut Draw, cases: &[&Json]) -> Combination {
     set("attention", draw.one_of(&["per_head", "grouped"]));
     let (quant, least) = draw.one_of(&QUANTS);
     set("quant", quant);
+    set("shards.divide", draw.one_of(&["none", "none", "attention_mlp"]));
     Combination { model, sets, sizes: sizes.to_vec(), least }
 }
 
@@ -182,6 +184,70 @@ fn fault(combination: &Combination, golden: &Path, out: &Path) -> Result<(), Str
     Ok(())
 }
 
+/// The fixtures of each family that has some of Hugging Face.
+fn families(listed: &Json) -> BTreeMap<&str, Vec<&Json>> {
+    let mut families = BTreeMap::<&str, Vec<&Json>>::new();
+    for case in listed["cases"].as_array().unwrap() {
+        if case["hugging_face"].is_string() {
+            families.entry(case["family"].as_str().unwrap()).or_default().push(case);
+        }
+    }
+    families
+}
+
+/// What is wrong with combinations, each with its keys.
+fn faults(listed: &Json, cases: &[Combination]) -> Vec<String> {
+    let root = repository("tests/fixtures/families");
+    let room = tempfile::tempdir().unwrap();
+    let fault = |(index, case): (usize, &Combination)| {
+        let entry = listed["cases"].as_array().unwrap().iter().find(|entry| entry["hugging_face"] == *case.model);
+        let golden = root.join(entry.unwrap()["goldens"][0]["file"].as_str().unwrap());
+        let out = room.path().join(index.to_string());
+        let failure = fault(case, &golden, &out).err();
+        let _ = std::fs::remove_dir_all(&out);
+        failure.map(|failure| format!("{} {}: {failure}", case.model, case.sets.join(" ")))
+    };
+    cases.par_iter().enumerate().filter_map(fault).collect()
+}
+
+#[test]
+fn every_family_is_divided_into_attention_and_feed_forward_networks() {
+    let listed = json(&repository("tests/fixtures/families").join("cases.json"));
+    let cases = families(&listed).into_values().map(|cases| {
+        let tokens = cases[0]["goldens"][0]["tokens"].as_u64().unwrap();
+        let sets = [
+            format!("context={tokens}"),
+            "lengths={range: [1, 4]}".into(),
+            "quant.weights=none".into(),
+            "shards.divide=attention_mlp".into(),
+        ];
+        let model = cases[0]["hugging_face"].as_str().unwrap().to_owned();
+        // weights are rounded to fp16
+        Combination { model, sets: sets.to_vec(), sizes: vec![3, 1, 4, 2], least: 0.99995 }
+    });
+    let cases: Vec<Combination> = cases.collect();
+    let failures = faults(&listed, &cases);
+    assert!(failures.is_empty(), "{} of {}\n{}", failures.len(), cases.len(), failures.join("\n"));
+    cases.par_iter().for_each(|case| {
+        let room = tempfile::tempdir().unwrap();
+        let logits = |division: &str| -> Vec<f32> {
+            let source = repository("tests/fixtures/families").join(&case.model);
+            let sets = [case.sets.clone(), vec![format!("shards.divide={division}")]].concat();
+            let manifest = Manifest::from_yaml(&format!("source: {}", source.display()), &case.model, &sets).unwrap();
+            let out = room.path().join(division);
+            Converter::new(manifest).out(&out).compile(false).convert().unwrap();
+            let loaded = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
+            let divided = loaded.bundle().functions.iter().any(|f| matches!(f.stage, Stage::FeedForward { .. }));
+            assert_eq!(divided, division != "none", "{}", case.model);
+            let tokens: Vec<u32> = (1..9).map(|token| token * 5 % 50).collect();
+            let ask = ForwardOptions::all(Chunking::Pattern(case.sizes.clone()));
+            loaded.start(tokens.len() as u64).unwrap().forward(&tokens, &ask).unwrap().logits
+        };
+        let [whole, divided] = ["none", "attention_mlp"].map(logits);
+        assert!(whole.iter().map(|v| v.to_bits()).eq(divided.iter().map(|v| v.to_bits())), "{}", case.model);
+    });
+}
+
 #[test]
 fn forms_meet_at_random() {
     let number = |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().expect(name));
@@ -189,31 +255,12 @@ fn forms_meet_at_random() {
     let count = number("ANEC_COMBINATIONS", COMBINATIONS as u64) as usize;
     println!("ANEC_SEED={seed} ANEC_COMBINATIONS={count}");
 
-    let root = repository("tests/fixtures/families");
-    let listed = json(&root.join("cases.json"));
-    let mut families = BTreeMap::<&str, Vec<&Json>>::new();
-    for case in listed["cases"].as_array().unwrap() {
-        if case["hugging_face"].is_string() {
-            families.entry(case["family"].as_str().unwrap()).or_default().push(case);
-        }
-    }
+    let listed = json(&repository("tests/fixtures/families").join("cases.json"));
+    let families = families(&listed);
     let mut draw = Draw(seed);
     let cases: Vec<Combination> =
         families.values().cycle().take(count).map(|cases| combination(&mut draw, cases)).collect();
     assert!(count < families.len() || cases.len() >= families.len());
-
-    let room = tempfile::tempdir().unwrap();
-    let failures: Vec<String> = cases
-        .par_iter()
-        .enumerate()
-        .filter_map(|(index, case)| {
-            let entry = listed["cases"].as_array().unwrap().iter().find(|entry| entry["hugging_face"] == *case.model);
-            let golden = root.join(entry.unwrap()["goldens"][0]["file"].as_str().unwrap());
-            let out = room.path().join(index.to_string());
-            let failure = fault(case, &golden, &out).err();
-            let _ = std::fs::remove_dir_all(&out);
-            failure.map(|failure| format!("{} {}: {failure}", case.model, case.sets.join(" ")))
-        })
-        .collect();
+    let failures = faults(&listed, &cases);
     assert!(failures.is_empty(), "seed {seed}: {} of {count}\n{}", failures.len(), failures.join("\n"));
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anec::base::progress::Progress;
+use anec::bundle::{PortRole, Stage};
 use anec::convert::{ConvertOptions, Outcome, convert};
 use anec::exec::Precision;
 use anec::manifest::Manifest;
@@ -120,6 +121,44 @@ fn a_bundle_tells_its_end_tokens_and_tokenizer() {
     assert_eq!(facts.eos_token_ids, [2, 3]);
     assert!(room.join("tokenizer.json").exists() && room.join("generation_config.json").exists());
     std::fs::remove_dir_all(&room).unwrap();
+}
+
+/// The bundle of a browser's on-device model, with the files that lie beside it, by the manifest for it; the index of the
+/// largest logit is where ONNX Runtime has it.
+#[test]
+fn the_manifest_for_a_browsers_bundle_converts_one_of_its_layout() {
+    let (source, out) = (room("aion-source"), room("aion"));
+    model::copy(&fixture("edge"), &source);
+    std::fs::write(source.join("manifest.json"), r#"{"version": "2026.1.1"}"#).unwrap();
+    std::fs::write(source.join("edge_on_device_model_execution_config.pb"), [8, 1]).unwrap();
+    let sets = [
+        format!("source={}", serde_json::to_string(&source).unwrap()),
+        "context=[16, 32]".into(),
+        "lengths={fixed: [1, 8]}".into(),
+        "quant.weights=none".into(),
+    ];
+    let manifest = std::fs::read_to_string(repository("examples/aion.yaml")).unwrap();
+    let options = ConvertOptions {
+        manifest: Manifest::from_yaml(&manifest, "aion", &sets).unwrap(),
+        out: Some(out.clone()),
+        force: true,
+        compile: false,
+        progress: Progress::hidden(),
+    };
+    assert!(matches!(convert(&options).unwrap(), Outcome::Written(_)));
+    let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
+    assert_eq!(model.bundle().model.contexts, [16, 32]);
+    let head = model.bundle().functions.iter().find(|entry| matches!(entry.stage, Stage::Head { .. })).unwrap();
+    assert!(head.outputs.iter().any(|port| port.role == PortRole::Argmax));
+    let (tokens, expected) = golden(&fixture("edge").join("golden.safetensors"));
+    let ask = ForwardOptions::all(Chunking::Largest);
+    let found = model.start(tokens.len() as u64).unwrap().forward(&tokens, &ask).unwrap().logits;
+    let width = expected.len() / tokens.len();
+    for (position, (found, expected)) in found.chunks(width).zip(expected.chunks(width)).enumerate() {
+        assert!(cosine(found, expected) > 0.99999, "position {position}");
+    }
+    std::fs::remove_dir_all(&source).unwrap();
+    std::fs::remove_dir_all(&out).unwrap();
 }
 
 #[test]

@@ -275,3 +275,53 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
         cosines.into_iter().fold(f64::INFINITY, f64::min)
     })
 }
+
+/// A script of the model's fixture, run by the Python that `ANEC_GENAI_PYTHON` names; gives what it prints.
+fn genai(arguments: &[&str]) -> Option<String> {
+    let Some(python) = std::env::var_os("ANEC_GENAI_PYTHON") else {
+        let what = "a bundle of onnxruntime-genai: ANEC_GENAI_PYTHON names no Python with onnxruntime-genai, torch, transformers, gguf";
+        anec::base::skipped(what);
+        return None;
+    };
+    let output = Command::new(python).arg(QWEN.fixture("genai.py")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+/// A bundle as onnxruntime-genai's builder writes it, 4-bit matrices in blocks of 32: what follows each prompt is what
+/// onnxruntime-genai writes with it.
+fn genai_bundle_says_what_onnx_runtime_says(options: &[&str]) {
+    let Some(_) = testing::real_model(QWEN.file) else { return };
+    let room = tempfile::tempdir().unwrap();
+    let (source, out) = (room.path().join("genai"), room.path().join("bundle"));
+    if genai(&[&["build", source.to_str().unwrap()], options].concat()).is_none() {
+        return;
+    }
+    let written: Json = serde_json::from_str(&genai(&["greedy", source.to_str().unwrap()]).unwrap()).unwrap();
+    convert(&source, &out, &["quant.weights=none", "context=512"]);
+    let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();
+    let ids = |json: &Json| -> Vec<u32> { serde_json::from_value(json.clone()).unwrap() };
+    let prompts = written["prompts"].as_array().unwrap();
+    assert!(prompts.len() >= 7);
+    for prompt in prompts {
+        let (name, expected) = (&prompt["name"], ids(&prompt["greedy"]));
+        let asked = GenerationRequest {
+            prompt: ids(&prompt["prompt_ids"]),
+            max_tokens: expected.len(),
+            ..GenerationRequest::default()
+        };
+        let generation = asked.start(&model).unwrap().run().unwrap();
+        assert_eq!(generation.ids, expected, "{name}");
+        tell(&format!("{name}: {} tokens are onnxruntime-genai's", expected.len()));
+    }
+}
+
+#[test]
+fn a_genai_bundle_of_qwen_says_what_onnx_runtime_says() {
+    genai_bundle_says_what_onnx_runtime_says(&[]);
+}
+
+#[test]
+fn a_genai_bundle_with_one_quantized_matrix_for_embedding_and_head_does_so_too() {
+    genai_bundle_says_what_onnx_runtime_says(&["--shared"]);
+}

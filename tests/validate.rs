@@ -539,6 +539,28 @@ fn an_epsilon_that_fp16_loses_is_caught() {
 }
 
 #[test]
+fn parity_in_the_engines_arithmetic_names_the_operation_and_the_effect() {
+    let room = tempfile::tempdir().unwrap();
+    let native = ["--set", "activations=native"];
+    let bundle = convert("demo/model", &room.path().join("native.anec"), &native);
+    let judged = |precision: &str| -> String {
+        let golden = ["--parity", "--golden", "demo/golden.safetensors", "--precision", precision];
+        let (_, report) = validate(&bundle, &golden);
+        let all = ["passed", "failed"].into_iter().flat_map(|verdict| checks(&report, verdict));
+        let named: Vec<String> = all.filter(|check| check.contains("computes what f32 computes")).collect();
+        assert_eq!(named.len(), 1, "{precision}: {report}");
+        named[0].clone()
+    };
+    let all = judged("f32,ane");
+    assert!(all.contains("departs by") && all.contains("by silu: "), "{all}");
+    assert!(all.contains("`silu-table` (M1, M6: ane-guide"), "{all}");
+    assert!(all.starts_with("ane, simulated: ") && all.ends_with("(a simulation of published measurements)"), "{all}");
+    // one effect less, and it isn't that operation any more
+    let rest = judged("ane-without-silu-table");
+    assert!(rest.starts_with("ane-without-silu-table, simulated") && !rest.contains("silu-table` ("), "{rest}");
+}
+
+#[test]
 fn packages_of_others_are_validated_too() {
     let fixture = |name: &str| format!("tests/fixtures/coremltools/{name}/model.mlpackage");
     for name in ["state_decoder_mask", "mlp_fp16", "int8_channel", "multifunction", "range_fp16"] {

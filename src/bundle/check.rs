@@ -109,7 +109,8 @@ impl Bundle {
     fn order_problem(&self) -> Option<String> {
         let place = |stage: &Stage| match *stage {
             Stage::Layers { first, end } => (0, end as u64, 0, first as u64),
-            Stage::Experts { layer, first, end } => (0, layer as u64 + 1, 1 + first, end),
+            Stage::FeedForward { layer } => (0, layer as u64 + 1, 1, 0),
+            Stage::Experts { layer, first, end } => (0, layer as u64 + 1, 2 + first, end),
             Stage::Head { first, end } => (1, first, 0, end),
         };
         let pair = self.functions.windows(2).find(|pair| place(&pair[0].stage) > place(&pair[1].stage))?;
@@ -117,8 +118,8 @@ impl Bundle {
         Some(format!("function {before} stands before {after}, which is called first"))
     }
 
-    /// For each context there are functions for all layers, each followed by those of the experts that it leaves out, and
-    /// for all rows of the head.
+    /// For each context there are functions for all layers, each followed by that of the feed-forward network or those of the
+    /// experts that it leaves out, and for all rows of the head.
     fn tiling_problems(&self) -> Vec<String> {
         let tiling = |what: String, parts: &Parts<'_>, total: u64| {
             parts.tiling_problem(total).map(|problem| format!("{what}: {problem}"))
@@ -130,6 +131,11 @@ impl Bundle {
                 _ => None,
             });
             problems.extend(tiling(format!("layers of context {context}"), &layers, self.model.num_layers as u64));
+            let networks = self.parts(|entry| match entry.stage {
+                Stage::FeedForward { layer } => Some(layer as u64..layer as u64 + 1),
+                _ => None,
+            });
+            problems.extend(networks.feed_forward_problem(&layers));
             for ((_, end), functions) in &layers.0 {
                 let last = end - 1;
                 let experts = self.parts(|entry| match entry.stage {
@@ -138,7 +144,7 @@ impl Bundle {
                 });
                 problems.extend(tiling(format!("experts of layer {last}"), &experts, experts_asked(functions)));
             }
-            problems.extend(layers.carried_problem());
+            problems.extend(carried_problem(&layers, &networks));
         }
         let head = self.parts(|entry| match entry.stage {
             Stage::Head { first, end } => Some(first..end),
@@ -178,34 +184,57 @@ impl Parts<'_> {
                 return Some(format!("found {start}..{end} where {next}.. is due"));
             }
             next = *end;
-            for (index, entry) in functions.iter().enumerate() {
-                if let Some(other) = functions[..index].iter().find(|other| other.tokens == entry.tokens) {
-                    let (other, own, tokens) = (&other.function, &entry.function, entry.tokens);
-                    return Some(format!("`{other}` and `{own}` are both for {tokens} tokens"));
-                }
+            if let Some(problem) = same_tokens(functions) {
+                return Some(problem);
             }
         }
         (next != total).then(|| format!("they end at {next} of {total}"))
     }
 
-    /// What goes from function to function beside the hidden states is given by a function before the one that takes it.
-    fn carried_problem(&self) -> Option<String> {
-        let mut given: Vec<&PortRole> = Vec::new();
-        for functions in self.0.values() {
-            for entry in functions {
-                let mut inputs = entry.inputs.iter().filter(|port| port.role.is_carried());
-                if let Some(port) = inputs.find(|port| !given.contains(&&port.role)) {
-                    return Some(in_function(entry, format!("no function before it gives `{}`", port.name)));
-                }
+    /// Each feed-forward network is of the last layer of some functions, which leave it no experts, and takes the numbers of tokens that they take.
+    fn feed_forward_problem(&self, layers: &Parts<'_>) -> Option<String> {
+        self.0.iter().find_map(|((layer, end), networks)| {
+            let Some((_, before)) = layers.0.iter().find(|((_, last), _)| last == end) else {
+                return Some(format!("the feed-forward network of layer {layer} follows no function that ends there"));
+            };
+            if experts_asked(before) > 0 {
+                return Some(format!("layer {layer} has a feed-forward network and experts in functions of their own"));
             }
-            let gives = |entry: &FunctionEntry, role: &PortRole| entry.outputs.iter().any(|port| port.role == *role);
-            let outputs = functions.iter().flat_map(|entry| &entry.outputs).map(|port| &port.role);
-            let by_all = outputs.filter(|role| role.is_carried() && functions.iter().all(|entry| gives(entry, role)));
-            let by_all: Vec<&PortRole> = by_all.collect();
-            given.extend(by_all);
-        }
-        None
+            let takes = |entry: &FunctionEntry| networks.iter().any(|network| network.tokens == entry.tokens);
+            if let Some(entry) = before.iter().find(|entry| !takes(entry)) {
+                let tokens = entry.tokens;
+                return Some(format!("the feed-forward network of layer {layer} has no function for {tokens} tokens"));
+            }
+            same_tokens(networks)
+        })
     }
+}
+
+/// What goes from function to function beside the hidden states is given by a function before the one that takes it.
+fn carried_problem(layers: &Parts<'_>, networks: &Parts<'_>) -> Option<String> {
+    let behind = |end: u64| networks.0.get(&(end - 1, end));
+    let mut given: Vec<&PortRole> = Vec::new();
+    for functions in layers.0.iter().flat_map(|((_, end), functions)| [Some(functions), behind(*end)]).flatten() {
+        for entry in functions {
+            let mut inputs = entry.inputs.iter().filter(|port| port.role.is_carried());
+            if let Some(port) = inputs.find(|port| !given.contains(&&port.role)) {
+                return Some(in_function(entry, format!("no function before it gives `{}`", port.name)));
+            }
+        }
+        let gives = |entry: &FunctionEntry, role: &PortRole| entry.outputs.iter().any(|port| port.role == *role);
+        let outputs = functions.iter().flat_map(|entry| &entry.outputs).map(|port| &port.role);
+        let by_all = outputs.filter(|role| role.is_carried() && functions.iter().all(|entry| gives(entry, role)));
+        let by_all: Vec<&PortRole> = by_all.collect();
+        given.extend(by_all);
+    }
+    None
+}
+
+/// Two functions of one part for the same numbers of tokens.
+fn same_tokens(functions: &[&FunctionEntry]) -> Option<String> {
+    let same = |index: usize| functions[..index].iter().find(|other| other.tokens == functions[index].tokens);
+    let (other, own) = (0..functions.len()).find_map(|index| Some((same(index)?, functions[index])))?;
+    Some(format!("`{}` and `{}` are both for {} tokens", other.function, own.function, own.tokens))
 }
 
 /// How many experts functions leave to others: as many as they give shares of.

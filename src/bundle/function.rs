@@ -1,5 +1,7 @@
 //! The functions of the packages.
 
+use std::ops::Range;
+
 use crate::{Port, StatePort, TokenCount};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -50,6 +52,12 @@ pub enum Stage {
         /// One past the last layer.
         end: usize,
     },
+    /// The feed-forward network of a layer whose function leaves it out: hidden states in, and out with what it adds, and
+    /// with whatever else the layer does behind it.
+    FeedForward {
+        /// The layer, counted over the whole model.
+        layer: usize,
+    },
     /// Experts `first..end` of a layer whose function leaves them out: hidden states in, and out with what these experts
     /// add. Where no token of a call has a share in them, the hidden states are what they were, and the call can be left
     /// out.
@@ -69,6 +77,17 @@ pub enum Stage {
         /// One past the last row.
         end: u64,
     },
+}
+
+impl Stage {
+    /// The layers that it computes, or computes a part of; none of the head's.
+    pub fn layers(&self) -> Range<usize> {
+        match *self {
+            Stage::Layers { first, end } => first..end,
+            Stage::FeedForward { layer } | Stage::Experts { layer, .. } => layer..layer + 1,
+            Stage::Head { .. } => 0..0,
+        }
+    }
 }
 
 const LAYER_PREFIX: &str = "layers_";

@@ -144,7 +144,7 @@ impl Run<'_> {
         let (graph, emitted) = tap::built(self.model, self.form, &package.functions[0])?;
         let (head, experts) = match package.stage {
             Stage::Layers { first, .. } => (false, self.model.experts(first).map(|experts| experts.count as usize)),
-            Stage::Experts { .. } => (false, None),
+            Stage::FeedForward { .. } | Stage::Experts { .. } => (false, None),
             Stage::Head { .. } => (true, None),
         };
         let taps = tap::taps(&graph.function, &emitted, head, experts, targets);
@@ -157,7 +157,8 @@ impl Run<'_> {
         let log = MomentLog::new(&job.taps);
         match job.package.stage {
             Stage::Layers { end, .. } => self.layers(part, end, &log)?,
-            Stage::Experts { .. } => {}
+            // a model that is calibrated has no such packages
+            Stage::FeedForward { .. } | Stage::Experts { .. } => {}
             Stage::Head { .. } => self.head(job, &log)?,
         }
         let all = log.take();

@@ -91,7 +91,7 @@ fn unquantized(manifest: &Manifest, opened: &Opened) -> Manifest {
         linear: LinearForm::Conv,
         experts: ExpertsForm::default(),
         // no limit: nobody loads these packages but the executor
-        shards: Shards { max_mb: 1e9, layers, max_experts: None },
+        shards: Shards { max_mb: 1e9, layers, ..Shards::default() },
         lm_head: LmHead::default(),
         ..manifest.clone()
     }

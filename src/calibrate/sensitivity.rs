@@ -323,7 +323,7 @@ impl Trial {
         let package = self.plain.plan.packages.iter().find(|package| match package.stage {
             Stage::Layers { first, .. } => group.layer == Some(first),
             Stage::Head { .. } => group.layer.is_none(),
-            Stage::Experts { .. } => false,
+            Stage::FeedForward { .. } | Stage::Experts { .. } => false,
         });
         let Some(package) = package else { return Err(CalibrateError::NothingToChoose.into()) };
         self.change(package, group.role, format)?;

@@ -140,6 +140,9 @@ impl<'a> Parts<'a> {
             return Err(wrong("it doesn't continue texts, which is what models of the layout do".into()).into());
         }
         let context = bundle.model.contexts.last().copied().unwrap_or(0);
+        if bundle.functions.iter().any(|entry| matches!(entry.stage, Stage::FeedForward { .. })) {
+            return Err(wrong("its feed-forward networks are packages of their own".into()).into());
+        }
         let all = Stage::Layers { first: 0, end: bundle.model.num_layers };
         let of_layers: Vec<_> =
             bundle.functions.iter().filter(|entry| entry.stage == all && entry.context == context).collect();

@@ -200,7 +200,8 @@ impl Diagnostic for ConvertError {
                 "`anec convert` measures it; a library caller gives the factor of `validate::numerics`".into()
             }
             ConvertError::LayerTooLarge { megabytes, .. } => format!(
-                "raise `shards.max_mb` to {} or more, or quantize (`quant.weights: int8`)",
+                "raise `shards.max_mb` to {} or more, quantize (`quant.weights: int8`), or put attention and feed-forward \
+                 network into packages of their own (`shards.divide: attention_mlp`)",
                 megabytes.ceil()
             ),
             ConvertError::ExpertsInside { layer, .. } => {

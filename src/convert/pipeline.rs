@@ -406,6 +406,7 @@ impl Run<'_> {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
+            Stage::FeedForward { layer } => format!("layer {layer}, feed-forward network"),
             Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
             Stage::Head { first, end } if self.model.facts().is_bidirectional() => {
                 format!("classifier, labels {first} to {}", end - 1)

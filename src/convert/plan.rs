@@ -66,8 +66,10 @@ impl ConvertPlan {
         let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
         let apart = |layer: usize| counts[layer].filter(|_| !packed);
         let (limit, limit_mb) = ((manifest.shards.max_mb * 1e6) as u64, manifest.shards.max_mb);
+        let is_divided = |layer: usize| form.leaves_feed_forward_out(counts[layer].is_some());
         let ranges = match &manifest.shards.layers {
             Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
+            None if !manifest.shards.divide.is_none() => (0..facts.num_layers).map(|layer| layer..layer + 1).collect(),
             None => {
                 // every function of a layer holds the same weights
                 let sizes = (0..facts.num_layers).map(|layer| {
@@ -84,6 +86,18 @@ impl ConvertPlan {
                 return Err(ConvertError::ExpertsInside { first: range.start, end: range.end, layer }.into());
             }
         }
+        if !manifest.shards.divide.is_none() {
+            for layer in 0..facts.num_layers {
+                let whole = Stage::Layers { first: layer, end: layer + 1 };
+                let parts = [Some(whole), is_divided(layer).then_some(Stage::FeedForward { layer })];
+                for requests in parts.iter().flatten().map(|stage| functions.of(stage)) {
+                    let megabytes = size(&requests[..requests.len().min(1)])?.file_bytes as f64 / 1e6;
+                    if megabytes > limit_mb {
+                        return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: limit_mb }.into());
+                    }
+                }
+            }
+        }
         let digits = facts.num_layers.to_string().len();
         let head_name = if facts.is_bidirectional() { "classifier" } else { "lm_head" };
         let mut packages = Vec::new();
@@ -92,14 +106,29 @@ impl ConvertPlan {
             let bytes = |layer, context| model.layer_state_bytes(layer, context, functions.most_tokens());
             let state = |context| range.clone().map(|layer| bytes(layer, context)).sum();
             let requests = functions.of(&stage);
+            let layer = range.end - 1;
+            let name = match is_divided(layer) {
+                true => format!("mixer_{layer:0digits$}"),
+                false => format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
+            };
             packages.push(PackagePlan {
-                name: format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
+                name,
                 weight_bytes: size(&requests)?.weight_bytes,
                 functions: requests,
                 stage,
                 state_bytes: contexts.iter().map(|context| state(*context)).collect(),
             });
-            let layer = range.end - 1;
+            if is_divided(layer) {
+                let stage = Stage::FeedForward { layer };
+                let requests = functions.of(&stage);
+                packages.push(PackagePlan {
+                    name: format!("feed_forward_{layer:0digits$}"),
+                    weight_bytes: size(&requests)?.weight_bytes,
+                    functions: requests,
+                    stage,
+                    state_bytes: vec![0; contexts.len()],
+                });
+            }
             if let Some(counts) = apart(layer) {
                 let experts = Experts { manifest, size: &size, functions: &functions, layer, count: counts.apart() };
                 packages.extend(experts.packages(limit, &format!("experts_{layer:0digits$}"), contexts.len())?);
@@ -144,7 +173,7 @@ impl ConvertPlan {
                     let each = package.weight_bytes / stages.len().max(1) as u64;
                     parts.entry(layer).or_default().extend(stages.iter().map(|_| each));
                 }
-                Stage::Layers { .. } | Stage::Head { .. } => {
+                Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Head { .. } => {
                     bytes += package.weight_bytes;
                     calls += 1;
                 }
@@ -163,7 +192,7 @@ impl ConvertPlan {
     pub fn most_layers(&self) -> u64 {
         let layers = self.packages.iter().map(|package| match package.stage {
             Stage::Layers { first, end } => (end - first) as u64,
-            Stage::Experts { .. } | Stage::Head { .. } => 0,
+            Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => 0,
         });
         layers.max().unwrap_or(0)
     }
@@ -194,6 +223,7 @@ pub fn form(manifest: &Manifest) -> LoweringOptions {
             StateForm::PerLayer | StateForm::Unified => manifest.recurrent_states,
         },
         experts: manifest.experts,
+        divide: manifest.shards.divide,
     }
 }
 
@@ -288,8 +318,8 @@ impl Functions<'_> {
         }
     }
 
-    /// The functions of a stage: one for each number of tokens and, for layers, each context. Experts and the LM head see
-    /// no context; their functions carry the largest one.
+    /// The functions of a stage: one for each number of tokens and, for layers, each context. Feed-forward networks, experts
+    /// and the LM head see no context; their functions carry the largest one.
     fn of(&self, stage: &Stage) -> Vec<FunctionRequest> {
         let largest = self.contexts.last().copied().unwrap_or(1);
         let head = matches!(stage, Stage::Head { .. });

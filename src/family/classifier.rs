@@ -96,6 +96,9 @@ impl Classifier {
                 let normal = rms_norm(g, x, &layer.attention_norm, 1);
                 let seen = g.scope("attn", |g| banded_attention(g, normal, &layer.attention, shared));
                 let x = g.ops.add(x, seen);
+                if g.form.leaves_feed_forward_out(true) {
+                    return (g.ops.rename(x, "hidden"), None);
+                }
                 let normal = rms_norm(g, x, &layer.experts_norm, 1);
                 if g.form.experts.is_packed() {
                     let thought = g.scope("moe", |g| moe(g, normal, &layer.experts));
@@ -111,6 +114,20 @@ impl Classifier {
         }
         ports.output(g, "hidden_out", PortRole::Hidden, x);
         ports.asked_experts(g, task);
+        ports
+    }
+
+    /// The experts of a layer whose function leaves them out, all together.
+    fn feed_forward_function(&self, g: &mut Graph<'_>, index: usize) -> Ports {
+        let layer = &self.layers[index];
+        let mut ports = Ports::default();
+        let x = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
+        let hidden = g.layer(index, |g| {
+            let normal = rms_norm(g, x, &layer.experts_norm, 1);
+            let thought = g.scope("moe", |g| moe(g, normal, &layer.experts));
+            g.ops.add(x, thought)
+        });
+        ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         ports
     }
 
@@ -174,6 +191,7 @@ impl FamilyModel for Classifier {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end),
+            Stage::FeedForward { layer } => self.feed_forward_function(&mut g, layer),
             Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };

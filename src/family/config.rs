@@ -76,6 +76,9 @@ pub struct DecoderConfig {
     pub vocab_size: u64,
     /// Longest text.
     pub max_position_embeddings: u64,
+    /// Queries are scaled by their position.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub late_query_scale: Option<LateQueryScale>,
     /// Epsilon of all norms.
     pub rms_norm_eps: f64,
     /// The LM head is the embedding.
@@ -194,6 +197,22 @@ pub struct LayerHeads {
     pub num_key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
+}
+
+/// The scale of queries, `1 + beta ln(1 + floor(position / from))`: 1 before `from`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LateQueryScale {
+    /// How fast it grows.
+    pub beta: f64,
+    /// The first position that it isn't 1 at.
+    pub from: u64,
+}
+
+impl LateQueryScale {
+    /// The scale at a position.
+    pub fn at(&self, position: u64) -> f64 {
+        1.0 + self.beta * ((position / self.from) as f64).ln_1p()
+    }
 }
 
 /// Vectors of each token for each layer.
@@ -422,6 +441,11 @@ impl DecoderConfig {
         }
         let head_dims = heads.map(|heads| heads.head_dim);
         let (rope, rope_local) = rope::read(&keys, family, head_dims, max_position_embeddings, acknowledged)?;
+        let late_query_scale = late_query_scale(&keys, family)?;
+        if late_query_scale.is_some() && rope.rope_dim != head_dim {
+            let expected = format!("{}, for queries that are scaled with their rotation", rope.rope_dim);
+            return Err(keys.value("head_dim", &expected));
+        }
         if family.mixture == MixtureKind::Clamped {
             number_format(&keys, family, acknowledged)?;
         }
@@ -435,7 +459,8 @@ impl DecoderConfig {
             num_key_value_heads,
             head_dim,
             vocab_size: size("vocab_size")?,
-            max_position_embeddings: longest_text(&keys, family, max_position_embeddings)?,
+            max_position_embeddings,
+            late_query_scale,
             rms_norm_eps,
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
             bidirectional: family.may_look_both_ways && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
@@ -508,16 +533,14 @@ impl DecoderConfig {
     }
 }
 
-/// The longest text: queries of later positions may be scaled, each by its own factor.
-fn longest_text(keys: &Keys<'_>, family: &DecoderFamily, given: u64) -> Result<u64, FamilyError> {
+/// How queries of late positions are scaled, if they are.
+fn late_query_scale(keys: &Keys<'_>, family: &DecoderFamily) -> Result<Option<LateQueryScale>, FamilyError> {
     if !family.late_query_scale {
-        return Ok(given);
+        return Ok(None);
     }
-    let Some(rope) = keys.object("rope_scaling")?.or(keys.object("rope_parameters")?) else { return Ok(given) };
-    match rope.f64("llama_4_scaling_beta")?.filter(|beta| *beta != 0.0) {
-        None => Ok(given),
-        Some(_) => Ok(given.min(rope.size("original_max_position_embeddings")?)),
-    }
+    let Some(rope) = keys.object("rope_scaling")?.or(keys.object("rope_parameters")?) else { return Ok(None) };
+    let Some(beta) = rope.f64("llama_4_scaling_beta")?.filter(|beta| *beta != 0.0) else { return Ok(None) };
+    Ok(Some(LateQueryScale { beta, from: rope.size("original_max_position_embeddings")? }))
 }
 
 /// The cap of a key.

@@ -16,7 +16,7 @@ use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::blocks::{Graph, extents};
-use super::config::DecoderConfig;
+use super::config::{DecoderConfig, LateQueryScale};
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::table::{MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
@@ -32,6 +32,8 @@ use anec_source::SourceWeight;
 
 /// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";
+/// Name of the rotary table of queries, where they are scaled by their position.
+const QUERY_ROPE_TABLE: &str = "rope_query";
 /// Name of the rotary table of layers with a window, where they have their own.
 const LOCAL_ROPE_TABLE: &str = "rope_local";
 
@@ -77,38 +79,39 @@ impl Decoder {
         }
     }
 
+    /// How queries are scaled by their position, if texts of this context reach that far.
+    fn late_query_scale(&self, context: u64) -> Option<LateQueryScale> {
+        self.config.late_query_scale.filter(|scale| context > scale.from)
+    }
+
     fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Result<Ports> {
         let config = &self.config;
         let context = request.context;
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
-        let router_width = config.experts.and_then(|experts| experts.router_hidden_size);
-        let router = router_width.filter(|_| layers.start > 0).map(|width| {
-            let shape = g.hidden_shape(width);
-            ports.input(g, "router_state", PortRole::RouterState, shape)
-        });
-        let per_layer = config.per_layer_embedding.map(|vectors| {
-            let shape = g.hidden_shape(layers.len() as u64 * vectors.width);
-            let role = PortRole::PerLayerInput { first: layers.start, end: layers.end };
-            (ports.input(g, "per_layer_input", role, shape), vectors.width)
-        });
+        // the layer by itself whose feed-forward network is elsewhere
+        let mixes = self.leaves_feed_forward_out(g, layers.end - 1);
+        if mixes && layers.len() > 1 {
+            g.missing("layers", "to be one, where feed-forward networks are left out", hidden);
+        }
+        let [router, per_layer] = match mixes {
+            true => [None, None],
+            false => [self.given_router(g, &mut ports, layers.start), self.told(g, &mut ports, &layers)],
+        };
         let local = |layer: usize| config.rope_local.is_some() && config.layers[layer].window.is_some();
         let mut rotation = |g: &mut Graph<'_>, of_local: bool| {
             let needed = layers.clone().any(|layer| config.layers[layer].rope && local(layer) == of_local);
             needed.then(|| {
                 let (suffix, table) = if of_local { ("_local", LOCAL_ROPE_TABLE) } else { ("", ROPE_TABLE) };
                 let rope = config.rope_local.as_ref().filter(|_| of_local).unwrap_or(&config.rope);
-                let half = rope.rope_dim / 2;
-                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), g.tokens.clone(), Dim::Fixed(half)];
-                let cos = PortRole::RopeCos { table: table.into() };
-                let sin = PortRole::RopeSin { table: table.into() };
-                Rotation {
-                    cos: ports.input(g, &format!("rope_cos{suffix}"), cos, shape.clone()),
-                    sin: ports.input(g, &format!("rope_sin{suffix}"), sin, shape),
-                }
+                ports.rotation(g, suffix, table, rope.rope_dim / 2)
             })
         };
         let [rotation, local_rotation] = [rotation(g, false), rotation(g, true)];
+        let query_rotation = self
+            .late_query_scale(context)
+            .filter(|_| rotation.is_some())
+            .map(|_| ports.rotation(g, "_query", QUERY_ROPE_TABLE, config.rope.rope_dim / 2));
         let tokens = g.tokens.clone();
         // one mask for the layers that see everything, one for each width of window
         let of_layer = |layer: usize| (self.window(layer, context), self.slots(layer, context, request.most_tokens));
@@ -163,13 +166,14 @@ impl Decoder {
             let write = writes.iter().find(|(of, _)| *of == slots).map(|(_, write)| *write);
             let attention = mask.zip(write).map(|(mask, write)| AttentionInputs {
                 rotation: rotation.filter(|_| config.layers[index].rope),
+                query_rotation,
                 mask,
                 write,
                 shares: config.layers[index].keys_of.or(config.is_looked_at(index, index).then_some(index)),
             });
-            let per_layer = per_layer.map(|(vectors, width)| {
-                let first = (index - layers.start) as u64 * width;
-                if layers.len() == 1 { vectors } else { g.ops.slice(vectors, 1, first..first + width) }
+            let per_layer = per_layer.zip(config.per_layer_embedding).map(|(vectors, of)| {
+                let first = (index - layers.start) as u64 * of.width;
+                if layers.len() == 1 { vectors } else { g.ops.slice(vectors, 1, first..first + of.width) }
             });
             let order = order.as_ref();
             let inputs = MixerInputs { attention, band: None, order, states: states.of(index), per_layer };
@@ -178,7 +182,10 @@ impl Decoder {
                 g.missing("layers", "to end where experts are left out", stream.hidden);
             }
             g.layer(index, |g| -> Result<()> {
-                if g.form.experts.is_packed() || layer.expert_counts().is_none() {
+                if mixes {
+                    let hidden = layer.mix(g, stream.hidden, inputs, config.residual_multiplier);
+                    stream.hidden = g.ops.rename(hidden, "hidden");
+                } else if g.form.experts.is_packed() || layer.expert_counts().is_none() {
                     stream = layer.apply(g, stream, inputs, config.residual_multiplier);
                 } else {
                     let (rest, asked) = layer.apply_without_experts(g, stream, inputs, config.residual_multiplier)?;
@@ -190,13 +197,7 @@ impl Decoder {
                 ports.between.push((index, stream.hidden));
             }
         }
-        if self.gives_hidden_states() && layers.end == self.layers.len() {
-            stream.hidden = rms_norm(g, stream.hidden, &self.final_norm, 1);
-        }
-        ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
-        if let Some(state) = stream.router.filter(|_| layers.end < self.layers.len()) {
-            ports.output(g, "router_state_out", PortRole::RouterState, state);
-        }
+        self.give(g, &mut ports, stream, layers.end, !mixes);
         for layer in layers.clone().filter(|layer| config.is_looked_at(*layer, layers.end)) {
             let Some(SharedKeyValues { rows: [keys, values], .. }) = g.shared.get(&layer).copied() else { continue };
             ports.output(g, &format!("shared_k_{layer}_out"), PortRole::SharedKeys { layer }, keys);
@@ -207,6 +208,51 @@ impl Decoder {
         ports.outputs.extend(states.outputs(g));
         ports.states = states.ports;
         Ok(ports)
+    }
+
+    /// Whether the function of a layer leaves its feed-forward network to another.
+    fn leaves_feed_forward_out(&self, g: &Graph<'_>, layer: usize) -> bool {
+        g.form.leaves_feed_forward_out(self.layers[layer].expert_counts().is_some())
+    }
+
+    /// The input of what the routers of the layers before `first` have gathered, if they pass it on.
+    fn given_router(&self, g: &mut Graph<'_>, ports: &mut Ports, first: usize) -> Option<ValueId> {
+        let width = self.config.experts.and_then(|experts| experts.router_hidden_size).filter(|_| first > 0)?;
+        let shape = g.hidden_shape(width);
+        Some(ports.input(g, "router_state", PortRole::RouterState, shape))
+    }
+
+    /// The input of what layers are told of the tokens, if they are.
+    fn told(&self, g: &mut Graph<'_>, ports: &mut Ports, layers: &Range<usize>) -> Option<ValueId> {
+        let width = self.config.per_layer_embedding?.width;
+        let shape = g.hidden_shape(layers.len() as u64 * width);
+        let role = PortRole::PerLayerInput { first: layers.start, end: layers.end };
+        Some(ports.input(g, "per_layer_input", role, shape))
+    }
+
+    /// The outputs of what goes on to layer `next`; `whole` if the layer before it is all done.
+    fn give(&self, g: &mut Graph<'_>, ports: &mut Ports, mut stream: Stream, next: usize, whole: bool) {
+        let ends = next == self.layers.len();
+        if self.gives_hidden_states() && ends && whole {
+            stream.hidden = rms_norm(g, stream.hidden, &self.final_norm, 1);
+        }
+        ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
+        if let Some(state) = stream.router.filter(|_| !ends) {
+            ports.output(g, "router_state_out", PortRole::RouterState, state);
+        }
+    }
+
+    /// The feed-forward network of a layer whose function leaves it out, and what follows it in the layer.
+    fn feed_forward_function(&self, g: &mut Graph<'_>, index: usize) -> Ports {
+        let (config, layer) = (&self.config, &self.layers[index]);
+        let mut ports = Ports::default();
+        let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
+        let router = self.given_router(g, &mut ports, index);
+        let per_layer = self.told(g, &mut ports, &(index..index + 1));
+        let stream = Stream { hidden, router };
+        let stream = g.layer(index, |g| layer.apply_feed_forward(g, stream, per_layer, config.residual_multiplier));
+        self.give(g, &mut ports, stream, index + 1, true);
+        ports
     }
 
     /// Inputs of the keys and values that layers of functions before have given to those of this one. Gives the first layer
@@ -331,6 +377,7 @@ impl FamilyModel for Decoder {
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request)?,
+            Stage::FeedForward { layer } => self.feed_forward_function(&mut g, layer),
             Stage::Experts { layer, first, end } => self.experts_function(&mut g, layer, first..end)?,
             Stage::Head { first, end } => self.head_function(&mut g, first..end, request.argmax)?,
         };
@@ -346,6 +393,8 @@ impl FamilyModel for Decoder {
             config.layers.iter().any(|l| l.rope && (config.rope_local.is_some() && l.window.is_some()) == local)
         };
         let rope = Some(&config.rope).filter(|_| rotates(false)).map(|rope| rope.tables(ROPE_TABLE, context));
+        let queries = self.late_query_scale(context).filter(|_| rotates(false));
+        let queries = queries.map(|scale| config.rope.query_tables(QUERY_ROPE_TABLE, context, scale));
         let local = config.rope_local.as_ref().filter(|_| rotates(true));
         let local = local.map(|rope| rope.tables(LOCAL_ROPE_TABLE, context));
         let rotation = self.rotation.clone();
@@ -353,7 +402,7 @@ impl FamilyModel for Decoder {
             embedding,
             positions: None,
             token_types: None,
-            rope: rope.into_iter().chain(local).collect(),
+            rope: rope.into_iter().chain(queries).chain(local).collect(),
             rotation,
             per_layer_embedding: self.per_layer_embedding.clone(),
             projections: Vec::new(),
@@ -407,6 +456,17 @@ impl Ports {
         let probe = |(layer, hidden)| HiddenProbe { layer, value: function.value(hidden).name.clone() };
         let probes = between.into_iter().map(probe).collect();
         Ok(FunctionGraph { function, inputs, outputs, states, probes })
+    }
+
+    /// The inputs of a rotary table's rows, `[1, 1, T, half]`.
+    fn rotation(&mut self, g: &mut Graph<'_>, suffix: &str, table: &str, half: u64) -> Rotation {
+        let shape = vec![Dim::Fixed(1), Dim::Fixed(1), g.tokens.clone(), Dim::Fixed(half)];
+        let cos = PortRole::RopeCos { table: table.into() };
+        let sin = PortRole::RopeSin { table: table.into() };
+        Rotation {
+            cos: self.input(g, &format!("rope_cos{suffix}"), cos, shape.clone()),
+            sin: self.input(g, &format!("rope_sin{suffix}"), sin, shape),
+        }
     }
 
     pub(super) fn input(&mut self, g: &mut Graph<'_>, name: &str, role: PortRole, shape: Vec<Dim>) -> ValueId {

@@ -170,6 +170,7 @@ impl Encoder {
         let mut ports = Ports::default();
         let mut hidden: ValueId = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
         let layers = &self.layers[range.clone()];
+        let mixes = g.form.leaves_feed_forward_out(false);
         let mut bands: Vec<Option<u64>> = layers.iter().map(|layer| layer.band).collect();
         bands.sort_unstable();
         bands.dedup();
@@ -181,16 +182,37 @@ impl Encoder {
             let band = shared.iter().find(|(of, _)| of == band).map(|(_, inputs)| *inputs);
             let inputs = MixerInputs { attention: None, band, order: None, states: &[], per_layer: None };
             let stream = Stream { hidden, router: None };
-            hidden = g.scope(&layer_scope(index), |g| layer.apply(g, stream, inputs, 1.0).hidden);
+            hidden = g.scope(&layer_scope(index), |g| match mixes {
+                true => layer.mix(g, hidden, inputs, 1.0),
+                false => layer.apply(g, stream, inputs, 1.0).hidden,
+            });
             if index + 1 < range.end {
                 ports.between.push((index, hidden));
             }
         }
-        if let Some(norm) = self.final_norm.as_ref().filter(|_| range.end == self.layers.len()) {
-            hidden = rms_norm(g, hidden, norm, 1);
+        if !mixes {
+            hidden = self.normed_at_the_end(g, hidden, range.end);
         }
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);
         ports
+    }
+
+    /// The feed-forward network of a layer whose function leaves it out.
+    fn feed_forward_function(&self, g: &mut Graph<'_>, index: usize) -> Ports {
+        let mut ports = Ports::default();
+        let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
+        let layer = &self.layers[index].layer;
+        let stream = Stream { hidden, router: None };
+        let hidden = g.scope(&layer_scope(index), |g| layer.apply_feed_forward(g, stream, None, 1.0).hidden);
+        let hidden = self.normed_at_the_end(g, hidden, index + 1);
+        ports.output(g, "hidden_out", PortRole::Hidden, hidden);
+        ports
+    }
+
+    /// What goes on to layer `next`: behind the last there may be a norm.
+    fn normed_at_the_end(&self, g: &mut Graph<'_>, hidden: ValueId, next: usize) -> ValueId {
+        let norm = self.final_norm.as_ref().filter(|_| next == self.layers.len());
+        norm.map_or(hidden, |norm| rms_norm(g, hidden, norm, 1))
     }
 }
 
@@ -212,6 +234,7 @@ impl FamilyModel for Encoder {
         let mut g = request.begin(form, weights);
         let ports = match (&request.stage, &self.head) {
             (Stage::Layers { first, end }, _) => self.layers_function(&mut g, *first..*end),
+            (Stage::FeedForward { layer }, _) => self.feed_forward_function(&mut g, *layer),
             (Stage::Head { first, end }, Some(head)) => {
                 head.function(&mut g, self.facts.hidden_size, *first..*end, request.argmax)?
             }

@@ -231,8 +231,20 @@ impl Layer {
         inputs: MixerInputs<'_>,
         residual_multiplier: f64,
     ) -> Stream {
-        let mut router = stream.router;
-        let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
+        let hidden = self.mix(g, stream.hidden, inputs, residual_multiplier);
+        self.apply_feed_forward(g, Stream { hidden, ..stream }, inputs.per_layer, residual_multiplier)
+    }
+
+    /// The second half: the feed-forward network, with its norms and its sum, and what follows it. `per_layer` is what the
+    /// layer is told of the tokens, if it is.
+    pub fn apply_feed_forward(
+        &self,
+        g: &mut Graph<'_>,
+        stream: Stream,
+        per_layer: Option<ValueId>,
+        residual_multiplier: f64,
+    ) -> Stream {
+        let Stream { hidden: x, mut router } = stream;
         let hidden =
             self.feed_forward_norms.residual(g, x, residual_multiplier, |g, normal| match &self.feed_forward {
                 FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, normal, weights)),
@@ -245,16 +257,16 @@ impl Layer {
                     out
                 }
             });
-        let hidden = self.finish(g, hidden, inputs, residual_multiplier);
+        let hidden = self.finish(g, hidden, per_layer, residual_multiplier);
         Stream { hidden: g.ops.rename(hidden, "hidden"), router }
     }
 
     /// What follows the feed-forward network.
-    fn finish(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
+    fn finish(&self, g: &mut Graph<'_>, x: ValueId, per_layer: Option<ValueId>, residual_multiplier: f64) -> ValueId {
         let x = match &self.per_layer_input {
             None => x,
             Some((weights, norms)) => norms.residual(g, x, residual_multiplier, |g, x| {
-                g.scope("per_layer_input", |g| match inputs.per_layer {
+                g.scope("per_layer_input", |g| match per_layer {
                     Some(vectors) => per_layer_input(g, x, vectors, weights),
                     None => g.missing("per_layer_input", "the tokens' vectors", x),
                 })
@@ -407,7 +419,7 @@ impl Layer {
     }
 
     /// The first half: the mixer, with its norms and its sum.
-    fn mix(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
+    pub fn mix(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
         self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values]) => attention(g, x, weights, Some([keys, values]), shared),

@@ -55,8 +55,8 @@ use anec_bundle::{
     HiddenProbe, LabelSet, Pooling, Port, ProjectionActivation, SequenceClassification, Stage, StatePort, TokenCount,
 };
 use anec_manifest::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, Role, RopeForm,
-    StateForm, Transform,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, LayerDivision, Layout, LinearForm, NormForm, RecurrentForm,
+    Role, RopeForm, StateForm, Transform,
 };
 use anec_mil::{Dim, Function, FunctionBuilder, Opset, SymbolRange, ValueId};
 use anec_source::SourceWeight;
@@ -92,6 +92,16 @@ pub struct LoweringOptions {
     pub recurrent_states: RecurrentForm,
     /// Where experts are computed.
     pub experts: ExpertsForm,
+    /// Whether a layer's feed-forward network is in a function of its own.
+    pub divide: LayerDivision,
+}
+
+impl LoweringOptions {
+    /// Whether the function of a layer, which has experts or none, leaves the feed-forward network to another. Experts that
+    /// are in functions of their own leave nothing that could be.
+    pub fn leaves_feed_forward_out(&self, has_experts: bool) -> bool {
+        !self.divide.is_none() && (self.experts.is_packed() || !has_experts)
+    }
 }
 
 /// A function to build.

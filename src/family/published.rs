@@ -211,7 +211,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
         }
     }
-    if family == "gemma4_text" {
+    if family == "gemma4_text" && number("hidden_size_per_layer_input")? > 0 {
         let columns = number("num_hidden_layers")? * number("hidden_size_per_layer_input")?;
         shapes.push((format!("{prefix}embed_tokens_per_layer.weight"), vec![vocab, columns]));
         shapes.push((format!("{prefix}per_layer_model_projection.weight"), vec![columns, hidden]));
@@ -226,6 +226,8 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         };
         let wide_heads = family == "gemma4_text" && kind == Some("full_attention");
         let head_dim = if wide_heads { number("global_head_dim")? } else { head_dim };
+        let is_key = wide_heads && config["attention_k_eq_v"] == true;
+        let key_heads = if is_key { number("num_global_key_value_heads")? } else { key_heads };
         let (queries, keys) = (heads * head_dim, key_heads * head_dim);
         let shared = family == "gemma4_text" && layer + number("num_kv_shared_layers")? >= number("num_hidden_layers")?;
         let width = if shared && config["use_double_wide_mlp"] == true { 2 * width } else { width };
@@ -256,14 +258,31 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             add("self_attn.q_norm.weight", &[head_dim]);
             if !shared {
                 add("self_attn.k_proj.weight", &[keys, hidden]);
-                add("self_attn.v_proj.weight", &[keys, hidden]);
                 add("self_attn.k_norm.weight", &[head_dim]);
             }
+            if !shared && !is_key {
+                add("self_attn.v_proj.weight", &[keys, hidden]);
+            }
             add("self_attn.o_proj.weight", &[hidden, queries]);
-            add("per_layer_input_gate.weight", &[inner, hidden]);
-            add("per_layer_projection.weight", &[hidden, inner]);
-            add("post_per_layer_input_norm.weight", &[hidden]);
+            if inner > 0 {
+                add("per_layer_input_gate.weight", &[inner, hidden]);
+                add("per_layer_projection.weight", &[hidden, inner]);
+                add("post_per_layer_input_norm.weight", &[hidden]);
+            }
             add("layer_scalar", &[1]);
+            if let Some(experts) = config["num_experts"].as_u64() {
+                let width = number("moe_intermediate_size")?;
+                add("router.proj.weight", &[experts, hidden]);
+                add("router.scale", &[hidden]);
+                add("router.per_expert_scale", &[experts]);
+                add("experts.gate_up_proj", &[experts, 2 * width, hidden]);
+                add("experts.down_proj", &[experts, hidden, width]);
+                for name in
+                    ["post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"]
+                {
+                    add(&format!("{name}.weight"), &[hidden]);
+                }
+            }
         } else if kind == Some("conv") {
             add("conv.in_proj.weight", &[3 * hidden, hidden]);
             add("conv.conv.weight", &[hidden, 1, number("conv_L_cache")?]);
@@ -472,6 +491,8 @@ mod tests {
             ("exaone-4-1.2b", 1279.4),
             ("falcon-h1-0.5b", 521.4),
             ("gemma-3-270m", 268.1),
+            // 25.2 billion
+            ("gemma-4-26b-a4b", 25233.1),
             ("granite-3.1-1b-a400m", 1334.6),
             ("granite-3.3-2b", 2533.5),
             ("granite-4.0-h-tiny", 6939.0),

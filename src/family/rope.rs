@@ -8,6 +8,7 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
+use super::config::LateQueryScale;
 use super::{RopeTables, RopeValues};
 
 /// A rotary embedding.
@@ -215,6 +216,21 @@ impl RopeConfig {
             columns: self.rope_dim / 2,
             variants: lengths.into_iter().map(|length| self.values(length)).collect(),
         }
+    }
+
+    /// The table for queries that are scaled by their position: a rotation is linear, so that the scale goes into it.
+    pub fn query_tables(&self, table: &str, context: u64, scale: LateQueryScale) -> RopeTables {
+        let mut tables = self.tables(table, context);
+        let columns = tables.columns.max(1) as usize;
+        for RopeValues { cos, sin, .. } in &mut tables.variants {
+            for rows in [cos, sin] {
+                for (position, row) in rows.chunks_exact_mut(columns).enumerate() {
+                    let factor = scale.at(position as u64) as f32;
+                    row.iter_mut().for_each(|value| *value *= factor);
+                }
+            }
+        }
+        tables
     }
 
     fn values(&self, length: u64) -> RopeValues {

@@ -268,7 +268,7 @@ pub struct DecoderFamily {
     pub partial_rotary: Option<f64>,
     /// The class scales RoPE where a configuration doesn't say how: it must.
     pub scaled_rope: bool,
-    /// Queries are scaled from `original_max_position_embeddings` on, by `llama_4_scaling_beta`: texts end before that.
+    /// Queries are scaled from `original_max_position_embeddings` on, by `llama_4_scaling_beta`.
     pub late_query_scale: bool,
     /// RoPE has sections for images, which are one for text.
     pub mrope: bool,

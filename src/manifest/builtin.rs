@@ -43,6 +43,7 @@ const ALL: &[Builtin] = builtin![
     "gemma-3-1b",
     "gemma-3-270m",
     "gemma-3-4b",
+    "gemma-4-26b-a4b",
     "gemma-4-e2b",
     "gemma-4-e4b",
     "glm-4-9b",

@@ -238,6 +238,10 @@ fn shards(manifest: &Manifest) -> Result<(), ManifestError> {
         return Err(ManifestError::value("shards.max_experts", problem).advise("use `experts: split`"));
     }
     let Some(ranges) = &manifest.shards.layers else { return Ok(()) };
+    if !manifest.shards.divide.is_none() {
+        let problem = "ranges of layers, each of which `shards.divide` puts into packages of its own";
+        return Err(ManifestError::value("shards.layers", problem).advise("use one of the two"));
+    }
     if ranges.is_empty() {
         return Err(ManifestError::value("shards.layers", "an empty list, expected at least one range"));
     }
@@ -296,6 +300,7 @@ mod tests {
         ("shards: { layers: [[1, 3]] }", "shards.layers", "begin at 0"),
         ("{ experts: split, shards: { max_experts: 0 } }", "shards.max_experts", "at least 1"),
         ("shards: { max_experts: 4 }", "shards.max_experts", "not divided"),
+        ("shards: { divide: attention_mlp, layers: [[0, 2]] }", "shards.layers", "packages of its own"),
         ("lm_head: { split: 0 }", "lm_head.split", "at least 1"),
         ("quant: { overrides: { norm: { weights: int8 } } }", "quant.overrides.norm", "never"),
         ("quant: { weights: palette4, granularity: per_channel }", "quant.granularity", "palette4"),

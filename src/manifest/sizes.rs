@@ -65,11 +65,34 @@ pub struct Shards {
     /// as many channels as theirs together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_experts: Option<u64>,
+    /// Whether each layer is divided once more, into a package of its attention and one of its feed-forward network.
+    #[serde(skip_serializing_if = "LayerDivision::is_none")]
+    pub divide: LayerDivision,
+}
+
+/// Division of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum LayerDivision {
+    /// None: a layer is in one package.
+    #[default]
+    None,
+    /// A package of its mixer of tokens (attention, or what a family has in its place) and one of its feed-forward
+    /// network, for each layer. A layer whose experts are in packages of their own has no other.
+    AttentionMlp,
+}
+
+impl LayerDivision {
+    /// Whether layers are in one package.
+    pub fn is_none(&self) -> bool {
+        *self == LayerDivision::None
+    }
 }
 
 impl Default for Shards {
     fn default() -> Self {
-        Shards { max_mb: 250.0, layers: None, max_experts: None }
+        Shards { max_mb: 250.0, layers: None, max_experts: None, divide: LayerDivision::None }
     }
 }
 

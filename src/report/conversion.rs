@@ -69,6 +69,7 @@ pub(super) fn stage(stage: &Stage) -> String {
     match stage {
         Stage::Layers { first, end } if end - first == 1 => format!("layer {first}"),
         Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
+        Stage::FeedForward { layer } => format!("layer {layer}, feed-forward network"),
         Stage::Experts { layer, first, end } if end - first == 1 => format!("layer {layer}, expert {first}"),
         Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),
         Stage::Head { first, end } => format!("LM head rows {first} to {}", end - 1),

@@ -343,7 +343,7 @@ impl Sequence for Text {
         let mut hidden = named["hidden"].floats().unwrap().to_vec();
         let (first, end) = match entry.stage {
             Stage::Layers { first, end } => (first, end),
-            Stage::Experts { .. } => unreachable!("the double has no experts"),
+            Stage::FeedForward { .. } | Stage::Experts { .. } => unreachable!("the double's layers are whole"),
             Stage::Head { first, end } => {
                 let rows = first as usize..end as usize;
                 let column = |t_: usize| (0..HIDDEN).map(|c| hidden[c * t + t_]).collect::<Vec<_>>();

@@ -31,6 +31,8 @@ pub struct Route {
 pub struct Step {
     /// Layers or rows of the vocabulary.
     pub part: Range<u64>,
+    /// The feed-forward network of the part's last layer, if the layer leaves it out.
+    pub feed_forward: Option<Box<Step>>,
     /// Groups of experts that may add to what the part gives, if its last layer leaves them out.
     pub experts: Vec<Step>,
     /// Numbers of tokens and the function for them.
@@ -47,9 +49,9 @@ pub struct Chunk {
 }
 
 impl Route {
-    /// All its steps in the order of a text, those of experts behind their layers.
+    /// All its steps in the order of a text, those of feed-forward networks and experts behind their layers.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
-        self.layers.iter().flat_map(|step| std::iter::once(step).chain(&step.experts)).chain(&self.head)
+        self.layers.iter().flat_map(Step::with_followers).chain(&self.head)
     }
 }
 
@@ -73,6 +75,11 @@ impl CallPlan {
             });
             for step in &mut layers {
                 let last = step.part.end - 1;
+                let networks = steps(bundle, |entry| match entry.stage {
+                    Stage::FeedForward { layer } if layer as u64 == last => Some(last..last + 1),
+                    _ => None,
+                });
+                step.feed_forward = networks.into_iter().next().map(Box::new);
                 step.experts = steps(bundle, |entry| match entry.stage {
                     Stage::Experts { layer, first, end } if layer as u64 == last => Some(first..end),
                     _ => None,
@@ -101,8 +108,7 @@ fn steps(bundle: &Bundle, part: impl Fn(&FunctionEntry) -> Option<Range<u64>>) -
     let mut parts: BTreeMap<(u64, u64), Step> = BTreeMap::new();
     for (index, entry) in bundle.functions.iter().enumerate() {
         if let Some(part) = part(entry) {
-            let step =
-                parts.entry((part.start, part.end)).or_insert(Step { part, experts: Vec::new(), variants: Vec::new() });
+            let step = parts.entry((part.start, part.end)).or_insert(Step::of(part));
             step.variants.push((entry.tokens, index));
         }
     }
@@ -117,6 +123,15 @@ fn steps(bundle: &Bundle, part: impl Fn(&FunctionEntry) -> Option<Range<u64>>) -
 }
 
 impl Step {
+    fn of(part: Range<u64>) -> Step {
+        Step { part, feed_forward: None, experts: Vec::new(), variants: Vec::new() }
+    }
+
+    /// Itself, and the steps of what its last layer leaves out.
+    pub fn with_followers(&self) -> impl Iterator<Item = &Step> {
+        std::iter::once(self).chain(self.feed_forward.as_deref()).chain(&self.experts)
+    }
+
     /// The function for calls of `size` tokens.
     pub fn function(&self, size: u64) -> Option<usize> {
         self.variants.iter().find(|(tokens, _)| tokens.allows(size)).map(|(_, function)| *function)
@@ -232,7 +247,7 @@ mod tests {
 
     fn step(variants: &[TokenCount]) -> Step {
         let variants = variants.iter().map(|tokens| (*tokens, 0)).collect();
-        Step { part: 0..1, experts: Vec::new(), variants }
+        Step { variants, ..Step::of(0..1) }
     }
 
     fn sizes(steps: &[Step], left: u64, wish: Option<u64>) -> Vec<(u64, u64)> {

@@ -425,7 +425,8 @@ impl TokenSession {
     /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
     pub fn stands_alone(&self, part: usize) -> bool {
         let step = &self.route().layers[part];
-        let mut inputs = step.functions().flat_map(|function| &self.model.bundle.functions[function].inputs);
+        let functions = step.with_followers().flat_map(Step::functions);
+        let mut inputs = functions.flat_map(|function| &self.model.bundle.functions[function].inputs);
         inputs.all(|port| !port.role.is_carried() && !matches!(port.role, PortRole::PerLayerInput { .. }))
     }
 
@@ -497,7 +498,7 @@ impl TokenSession {
         Ok(left)
     }
 
-    /// What leaves a part of the layers, with those of its experts that a token was given.
+    /// What leaves a part of the layers, with its feed-forward network, or those of its experts that a token was given, if they are apart.
     fn layer(
         &mut self,
         model: &LoadedModel,
@@ -507,6 +508,9 @@ impl TokenSession {
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
         let mut flow = self.call(model, step, flow, feed, watch)?;
+        if let Some(network) = &step.feed_forward {
+            flow = self.call(model, network, flow, feed, None)?;
+        }
         for group in &step.experts {
             if flow.has_share(&group.part) {
                 flow = self.call(model, group, flow, feed, None)?;

@@ -134,6 +134,23 @@ impl SharedCall {
 
     /// A part of the layers.
     fn layers(&self, model: &LoadedModel, step: &Step, members: &mut [Member<'_>]) {
+        self.function(model, step, members);
+        if let Some(network) = &step.feed_forward {
+            self.function(model, network, members);
+        }
+        for group in &step.experts {
+            for member in members.iter_mut().filter(|member| member.flow.has_share(&group.part)) {
+                member.attempt(|member| {
+                    let flow = member.take_flow();
+                    member.flow = member.session.call(model, group, flow, &mut member.feed, None)?;
+                    Ok(())
+                });
+            }
+        }
+    }
+
+    /// The function of a step, for all texts at once.
+    fn function(&self, model: &LoadedModel, step: &Step, members: &mut [Member<'_>]) {
         call_together(
             model,
             members,
@@ -145,15 +162,6 @@ impl SharedCall {
                 Ok(())
             },
         );
-        for group in &step.experts {
-            for member in members.iter_mut().filter(|member| member.flow.has_share(&group.part)) {
-                member.attempt(|member| {
-                    let flow = member.take_flow();
-                    member.flow = member.session.call(model, group, flow, &mut member.feed, None)?;
-                    Ok(())
-                });
-            }
-        }
     }
 
     /// The LM head: the logits of the tokens that count.

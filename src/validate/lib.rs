@@ -80,6 +80,7 @@ pub use parity::{Candidate, parity};
 pub use perplexity::{Perplexity, perplexity};
 pub use predict::predict;
 pub use search::search;
+pub use simulation::departure;
 pub use structure::structure;
 pub use thresholds::Thresholds;
 pub use verdict::{Check, GateReport, GatesReport, Verdict};

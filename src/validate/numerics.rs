@@ -102,7 +102,7 @@ fn is_mask(role: &PortRole) -> bool {
 }
 
 impl Places {
-    fn of(bundle: &Bundle, package: &str, function: &Function) -> Self {
+    pub(super) fn of(bundle: &Bundle, package: &str, function: &Function) -> Self {
         let entry = bundle.functions.iter().find(|entry| entry.package == package && entry.function == function.name);
         let inputs = |wanted: fn(&PortRole) -> bool| -> BTreeSet<ValueId> {
             let ports = entry.into_iter().flat_map(|entry| &entry.inputs).filter(|port| wanted(&port.role));
@@ -220,6 +220,7 @@ impl Traces {
                 Stage::Layers { first, end } => {
                     (first..end).map(|layer| (format!("layer {layer}"), Some(layer))).collect()
                 }
+                Stage::FeedForward { layer } => vec![(format!("layer {layer}, feed-forward network"), Some(layer))],
                 Stage::Experts { layer, first, end } => {
                     vec![(format!("layer {layer}, experts {first}..{end}"), Some(layer))]
                 }
@@ -233,7 +234,7 @@ impl Traces {
                         // what belongs to no layer (the last hidden state has the output's name) goes to the last
                         (Some(layer), None) => match entry.stage {
                             Stage::Layers { end, .. } => layer + 1 == end,
-                            Stage::Experts { layer: own, .. } => layer == own,
+                            Stage::FeedForward { layer: own } | Stage::Experts { layer: own, .. } => layer == own,
                             Stage::Head { .. } => false,
                         },
                     };

@@ -207,7 +207,8 @@ fn on_chip(
     // milliseconds of a call of all functions, without the head
     let layers = |context: u64, tokens: u64| -> f64 {
         let layers = of(Some(context), tokens).filter(|(function, _)| matches!(function.stage, Stage::Layers { .. }));
-        let times = layers.map(|(_, work)| rates.call(work).milliseconds);
+        let networks = of(None, tokens).filter(|(function, _)| matches!(function.stage, Stage::FeedForward { .. }));
+        let times = layers.chain(networks).map(|(_, work)| rates.call(work).milliseconds);
         let mut experts: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
         for (function, work) in of(None, tokens) {
             if let Stage::Experts { layer, .. } = function.stage {

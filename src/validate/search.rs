@@ -15,7 +15,7 @@ use super::rules::{Applies, Severity, rules};
 use anec_base::{Diagnostic, Error, Fault, Result};
 use anec_convert::ConvertPlan;
 use anec_family::{FamilyModel, Purpose};
-use anec_manifest::{Contexts, HeadSplit, Lengths, LmHead, Manifest, Shards};
+use anec_manifest::{Contexts, HeadSplit, LayerDivision, Lengths, LmHead, Manifest, Shards};
 
 use forms::FormChoice;
 use layers::{Division, LayerTable};
@@ -195,7 +195,13 @@ pub fn search(
     let forms = forms::choose(manifest, model, targets, limits)?;
     let largest = manifest.context.all().last().copied().unwrap_or(1);
     let ladders = ladders(largest);
-    let table = LayerTable::of(&forms.manifest, model, &ladders, targets)?;
+    let mut table = LayerTable::of(&forms.manifest, model, &ladders, targets)?;
+    let too_large = |table: &LayerTable<'_>| forms.weights.iter().all(|of| !table.fits(&of.quant, max_mb));
+    // two calls never take less than the one that does both, so that layers are divided where they must be
+    if forms.manifest.shards.divide.is_none() && too_large(&table) {
+        let shards = Shards { divide: LayerDivision::AttentionMlp, layers: None, ..forms.manifest.shards.clone() };
+        table = LayerTable::of(&Manifest { shards, ..forms.manifest.clone() }, model, &ladders, targets)?;
+    }
     let mut best: Option<(f64, Candidate<'_>)> = None;
     let mut compared = 0;
     let mut why_not = format!("every layer is larger than {max_mb:.0} MB ({why_max})");
@@ -226,7 +232,7 @@ pub fn search(
     let (_, found) = best.ok_or_else(|| Error::from(SearchError::Nothing { why: why_not }))?;
     let mut reasons = forms.reasons.clone();
     reasons.extend(found.reasons(max_mb, &why_max, memory.as_ref(), &table));
-    let manifest = found.manifest(&forms.manifest, max_mb);
+    let manifest = found.manifest(table.manifest(), max_mb);
     let plan = ConvertPlan::new(&manifest, model)?;
     let predictions = predict(&manifest, model, &plan, targets)?;
     let milliseconds_per_token = objective(&predictions);
@@ -245,7 +251,9 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     fn manifest(&self, base: &Manifest, max_mb: f64) -> Manifest {
-        let layers = self.division.ranges.iter().map(|range| [range.start, range.end]).collect();
+        // divided layers are packages by themselves
+        let layers = self.division.ranges.as_ref();
+        let layers = layers.map(|ranges| ranges.iter().map(|range| [range.start, range.end]).collect());
         Manifest {
             context: match self.contexts {
                 [one] => Contexts::One(*one),
@@ -253,7 +261,7 @@ impl Candidate<'_> {
             },
             lengths: Lengths::Fixed(self.lengths.to_vec()),
             quant: self.weights.quant.clone(),
-            shards: Shards { max_mb, layers: Some(layers), ..base.shards.clone() },
+            shards: Shards { max_mb, layers, ..base.shards.clone() },
             lm_head: LmHead { split: HeadSplit::Pieces(self.pieces), ..base.lm_head.clone() },
             ..base.clone()
         }
@@ -279,10 +287,15 @@ impl Candidate<'_> {
             reason("quant", self.weights.reason.clone()),
             reason(
                 "shards",
-                format!(
-                    "the shortest path through all divisions into packages of up to {max_mb:.0} MB ({why_max}): {} of them",
-                    self.division.ranges.len()
-                ),
+                match &self.division.ranges {
+                    Some(ranges) => format!(
+                        "the shortest path through all divisions into packages of up to {max_mb:.0} MB ({why_max}): {} of them",
+                        ranges.len()
+                    ),
+                    None => format!(
+                        "a layer's attention and its feed-forward network are packages of up to {max_mb:.0} MB ({why_max}) each"
+                    ),
+                },
             ),
             reason(
                 "lm_head",
@@ -323,7 +336,7 @@ mod tests {
     use super::*;
     use crate::chips::ChipTable;
     use anec_convert::open::{Opened, open, resolve};
-    use anec_manifest::{Granularity, KvWrite, Quant, StateForm, WeightFormat};
+    use anec_manifest::{Granularity, KvWrite, Quant, RopeForm, StateForm, WeightFormat};
 
     fn targets(names: &[&str]) -> Vec<ChipTarget<'static>> {
         names.iter().map(|name| ChipTable::built_in().target(name).unwrap()).collect()
@@ -452,6 +465,13 @@ mod tests {
         }
         // M2 streams int8 of the older op only
         assert_eq!(found.manifest.quant.op, anec_manifest::Int8Op::Affine);
+        assert_eq!(found.manifest.rope, RopeForm::Halves);
+        // of the slices that halves are cut out with, overflows are published on M1
+        let old = search(&manifest, &*opened.model, &targets(&["m2", "m1"]), &SearchLimits::default()).unwrap();
+        assert_eq!(old.manifest.rope, RopeForm::Product);
+        let reason = old.reasons.iter().find(|reason| reason.key == "rope").unwrap();
+        assert!(reason.reason.contains("M1: a slice of the last axis"), "{}", reason.reason);
+        assert!(old.to_yaml().contains("\nrope: product\n"), "{}", old.to_yaml());
         // a form that the user fixed stays
         let fixed = Manifest { quant: Quant { weights: WeightFormat::None, ..Quant::default() }, ..manifest };
         let found = search(&fixed, &*opened.model, &targets(&["m2"]), &SearchLimits::default()).unwrap();
@@ -476,6 +496,27 @@ mod tests {
         let planned = Manifest { quant: Quant { plan, ..manifest.quant.clone() }, ..manifest.clone() };
         let error = super::search(&planned, &*opened.model, &targets(&["m5"]), &SearchLimits::default()).unwrap_err();
         assert!(error.to_string().contains("only one of them can be asked for"), "{error}");
+    }
+
+    #[test]
+    fn layers_are_divided_where_a_package_cant_hold_them() {
+        let (opened, manifest) = demo();
+        let model = &*opened.model;
+        let limits = SearchLimits { max_mb: Some(0.45), ..SearchLimits::default() };
+        let found = search(&manifest, model, &targets(&["m4"]), &limits).unwrap();
+        assert_eq!(found.manifest.shards.divide, LayerDivision::AttentionMlp);
+        let plan = ConvertPlan::new(&found.manifest, model).unwrap();
+        assert!(plan.packages.iter().all(|package| package.weight_bytes as f64 <= 0.45e6));
+        let whole = search(&manifest, model, &targets(&["m4"]), &SearchLimits::default()).unwrap();
+        assert!(whole.manifest.shards.divide.is_none());
+        assert!(whole.milliseconds_per_token < found.milliseconds_per_token);
+        // the time that was compared is that of the prediction
+        let divided =
+            Manifest { shards: Shards { max_mb: 250.0, ..found.manifest.shards.clone() }, ..manifest.clone() };
+        let asked = search(&divided, model, &targets(&["m4"]), &SearchLimits::default()).unwrap();
+        assert_eq!(asked.manifest.shards.divide, LayerDivision::AttentionMlp);
+        assert!(asked.milliseconds_per_token <= found.milliseconds_per_token);
+        assert_eq!(Manifest::from_yaml(&found.to_yaml(), "found", &[]).unwrap(), found.manifest);
     }
 
     /// A model of Qwen3 8B's dimensions whose weights are a hole in a file.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
+use super::arithmetic::published_effects;
 use super::measure::LogitMeasures;
 use super::numerics::{Places, Trace, trace};
 use super::thresholds::NumericsThresholds;
@@ -15,11 +16,13 @@ use super::verdict::Check;
 use super::watch::{Log, Samples};
 use anec_base::Result;
 use anec_bundle::Bundle;
-use anec_exec::Precision;
+use anec_exec::{EngineEffect, EngineEffects, Precision};
 use anec_runtime::{HostTables, LoadedModel, PackageStore};
 
 /// Tokens that are run: sums are simulated one product after the other, which takes its time.
 const TOKENS: usize = 32;
+/// Tokens by which a cause is looked for: they run once without each of the effects.
+const CAUSE_TOKENS: usize = 8;
 /// From which relative difference on a value is said to depart.
 const DEPARTS: f64 = 0.02;
 
@@ -52,7 +55,7 @@ pub(super) fn simulation(
     };
     let ((half, exact), (engine, simulated)) = (run(Precision::F16)?, run(Precision::ANE)?);
     let measures = LogitMeasures::of(&engine.logits, &half.logits, bundle.model.head_rows() as usize);
-    let first = first_departure(bundle, &exact, &simulated, places);
+    let first = first_departure(bundle, &exact, &simulated, places).map(|first| first.in_words(bundle));
     let mut problems = Vec::new();
     // written so that NaN is a problem
     if !(measures.cosine >= thresholds.simulated_cosine) {
@@ -81,13 +84,120 @@ pub(super) fn simulation(
     Ok(check)
 }
 
-/// The first value that departs, in words.
+/// Where values that are computed with `effects` first leave those of single precision, at which operation, and which of the
+/// effects does it: the one without which the value stays. `failed` says that the gate has found logits too far off, of which
+/// this is then the reason.
+///
+/// # Errors
+/// When a package can't be read or a function can't be run.
+pub fn departure(
+    bundle: &Bundle,
+    folder: &Path,
+    tokens: &[u32],
+    effects: EngineEffects,
+    failed: bool,
+) -> Result<Check> {
+    let host = Arc::new(HostTables::open(bundle, folder)?);
+    let programs = PackageStore::of(bundle, folder);
+    let context = bundle.model.contexts.iter().copied().find(|context| *context >= CAUSE_TOKENS as u64);
+    let context = context.or(bundle.model.contexts.last().copied()).unwrap_or(1);
+    let run = |precision| -> Result<Samples> {
+        let log = Log::sampling();
+        let backend = log.backend(programs.clone(), precision);
+        let model = LoadedModel::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
+        trace(&model, &log, context, &tokens[..tokens.len().min(CAUSE_TOKENS)])?;
+        Ok(log.samples())
+    };
+    let mut places: BTreeMap<String, BTreeMap<String, Places>> = BTreeMap::new();
+    // what an operation is called that gives a value
+    let mut operators: BTreeMap<(String, String), String> = BTreeMap::new();
+    for entry in &bundle.packages {
+        let program = anec_package::open(&folder.join(&entry.package))?.program;
+        for function in &program.functions {
+            let of = Places::of(bundle, &entry.package, function);
+            places.entry(entry.package.clone()).or_default().insert(function.name.clone(), of);
+            for op in &function.block.ops {
+                let names = op.outputs.iter().map(|id| function.value(*id).name.clone());
+                operators.extend(names.map(|name| ((entry.package.clone(), name), op.operator.clone())));
+            }
+        }
+    }
+    let simulated = Precision::Ane(effects);
+    let single = run(Precision::F32)?;
+    let subject = format!("{simulated}, simulated");
+    let claim = "the Neural Engine's arithmetic, simulated, computes what f32 computes";
+    let Some(first) = first_departure(bundle, &single, &run(simulated)?, &places) else {
+        let nothing = format!("no value leaves f32 by {} % in {CAUSE_TOKENS} tokens", 100.0 * DEPARTS);
+        let mut check = Check::of(subject, claim, failed.then(|| nothing.clone()));
+        check.detail.get_or_insert(nothing);
+        return Ok(check);
+    };
+    let by = |precision| -> Result<f64> { Ok(first.within(&single, &run(precision)?)) };
+    let rounding = by(Precision::F16)?;
+    let cause = if !(rounding <= DEPARTS) {
+        "fp16 alone does it".to_owned()
+    } else {
+        let mut causes = Vec::new();
+        for effect in EngineEffect::ALL.into_iter().filter(|effect| effects.has(*effect)) {
+            let rest = by(Precision::Ane(effects.without(effect)))?;
+            if rest <= DEPARTS {
+                causes.push(in_words(effect, rest));
+            }
+        }
+        match causes.is_empty() {
+            true => "several effects do it together: no single one leaves it where it is by being left out".to_owned(),
+            false => causes.join("; "),
+        }
+    };
+    let key = (bundle.functions[first.function].package.clone(), first.value.clone());
+    let operator = operators.get(&key).map_or("", String::as_str);
+    let text =
+        format!("{} first, by {operator}: {cause} (a simulation of published measurements)", first.in_words(bundle));
+    let mut check = Check::of(subject, claim, failed.then(|| text.clone()));
+    check.detail.get_or_insert(text);
+    if first.by.is_finite() {
+        check.measured.insert("departs_by".into(), first.by);
+    }
+    Ok(check)
+}
+
+/// An effect that does it, with who published it.
+fn in_words(effect: EngineEffect, rest: f64) -> String {
+    let rows = published_effects();
+    let row = rows.iter().find(|row| row.effect == effect.name());
+    let who = row.map_or_else(String::new, |row| format!(" ({}: {})", row.chips.join(", "), row.source));
+    format!("`{effect}`{who} does it: without it by {:.1} %", 100.0 * rest)
+}
+
+/// A value that departs.
+struct Departure {
+    /// Its function's index in `bundle.json`.
+    function: usize,
+    value: String,
+    /// Relative difference.
+    by: f64,
+}
+
+impl Departure {
+    fn in_words(&self, bundle: &Bundle) -> String {
+        let by = if self.by.is_finite() { format!("{:.1} %", 100.0 * self.by) } else { "infinitely much".into() };
+        format!("`{}` of {} departs by {by}", self.value, bundle.functions[self.function].package)
+    }
+
+    /// How far the value is from that of another run.
+    fn within(&self, exact: &Samples, other: &Samples) -> f64 {
+        let of = |samples: &Samples| samples.get(&self.function).and_then(|values| values.get(&self.value)).cloned();
+        of(exact).zip(of(other)).map_or(f64::INFINITY, |(exact, other)| difference(&exact, &other))
+    }
+}
+
+/// The first value that departs.
 fn first_departure(
     bundle: &Bundle,
     exact: &Samples,
     simulated: &Samples,
     places: &BTreeMap<String, BTreeMap<String, Places>>,
-) -> Option<String> {
+) -> Option<Departure> {
     let empty = IndexMap::new();
     exact.iter().find_map(|(function, values)| {
         let entry = &bundle.functions[*function];
@@ -98,9 +208,7 @@ fn first_departure(
             let difference = difference(values, simulated.get(name)?);
             // what a mask closes is of no size of its own
             let departs = !closed && !(difference <= DEPARTS) && size(values) >= SMALL;
-            let by =
-                if difference.is_finite() { format!("{:.1} %", 100.0 * difference) } else { "infinitely much".into() };
-            departs.then(|| format!("`{name}` of {} departs by {by}", entry.package))
+            departs.then(|| Departure { function: *function, value: name.clone(), by: difference })
         })
     })
 }

@@ -2,8 +2,8 @@
 
 use anec::family::LoweringOptions;
 use anec::manifest::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm,
-    StateForm,
+    ActivationForm, AttentionForm, ExpertsForm, KvWrite, LayerDivision, Layout, LinearForm, NormForm, RecurrentForm,
+    RopeForm, StateForm,
 };
 use anec::mil::Opset;
 
@@ -20,4 +20,5 @@ pub const FORM: LoweringOptions = LoweringOptions {
     state: StateForm::PerLayer,
     recurrent_states: RecurrentForm::State,
     experts: ExpertsForm::Packed,
+    divide: LayerDivision::None,
 };

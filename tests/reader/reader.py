@@ -49,6 +49,7 @@ class Text:
         self.bundle = bundle
         self.context = min(context for context in bundle.model["contexts"] if context >= length)
         self.layers = parts(bundle, "layers", lambda f: f["context"] == self.context)
+        self.networks = parts(bundle, "feed_forward")
         self.experts = parts(bundle, "experts")
         self.head = parts(bundle, "head")
         self.rope = rope_of(bundle, length)
@@ -84,10 +85,13 @@ class Text:
         return most, size
 
     def part(self, part, hidden, count, position, tokens=()):
-        """What leaves a part of the layers, with its experts. `hidden` has a column for each token and filler."""
+        """What leaves a part of the layers, with its feed-forward network or experts. `hidden` has a column for each token and filler."""
         size = hidden.shape[1]
         function = choose(part, size)
         hidden, carried = self.call(function, hidden, self.carried, count, position, tokens)
+        for network in self.networks:
+            if network[0]["stage"]["layer"] == function["stage"]["end"] - 1:
+                hidden, carried = self.call(choose(network, size), hidden, carried, count, position, tokens)
         for experts in self.experts:
             stage = experts[0]["stage"]
             if stage["layer"] != function["stage"]["end"] - 1:

@@ -56,6 +56,7 @@ fn part_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
     let layers = bundle.model.num_layers;
     let right = match entry.stage {
         Stage::Layers { first, end } => first < end && end <= layers,
+        Stage::FeedForward { layer } => layer < layers,
         Stage::Experts { layer, first, end } => first < end && layer < layers,
         Stage::Head { first, end } => first < end && end <= bundle.model.head_rows() && bundle.model.has_head(),
     };
@@ -66,7 +67,7 @@ fn context_problem(bundle: &Bundle, entry: &FunctionEntry) -> Option<String> {
     let longest = bundle.longest_context();
     let right = match entry.stage {
         Stage::Layers { .. } => bundle.model.contexts.contains(&entry.context),
-        Stage::Experts { .. } | Stage::Head { .. } => entry.context == longest,
+        Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => entry.context == longest,
     };
     (!right).then(|| format!("its context is {}, the model's are {:?}", entry.context, bundle.model.contexts))
 }
@@ -76,9 +77,10 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
     match role {
         PortRole::Hidden => true,
         PortRole::ExpertInput | PortRole::ExpertShares => matches!(stage, Stage::Experts { .. }),
-        PortRole::RouterState
-        | PortRole::PerLayerInput { .. }
-        | PortRole::SharedKeys { .. }
+        PortRole::RouterState | PortRole::PerLayerInput { .. } => {
+            matches!(stage, Stage::Layers { .. } | Stage::FeedForward { .. })
+        }
+        PortRole::SharedKeys { .. }
         | PortRole::SharedValues { .. }
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
@@ -100,8 +102,8 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
 fn gives(stage: &Stage, role: &PortRole) -> bool {
     match role {
         PortRole::Hidden => !matches!(stage, Stage::Head { .. }),
-        PortRole::RouterState
-        | PortRole::SharedKeys { .. }
+        PortRole::RouterState => matches!(stage, Stage::Layers { .. } | Stage::FeedForward { .. }),
+        PortRole::SharedKeys { .. }
         | PortRole::SharedValues { .. }
         | PortRole::ExpertInput
         | PortRole::ExpertShares
@@ -137,7 +139,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
         PortRole::RouterState | PortRole::ExpertShares => shape.get(1).is_some_and(|channels| columns(*channels)),
         // of the function's layers, each as wide as the others
         PortRole::PerLayerInput { first, end } => {
-            entry.stage == (Stage::Layers { first: *first, end: *end })
+            entry.stage.layers() == (*first..*end)
                 && bundle.host.per_layer_embedding.is_some()
                 && shape
                     .get(1)
@@ -163,7 +165,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
         PortRole::State { .. } => shape.len() == 4 && shape == port.shape_at(0),
         PortRole::Logits => match entry.stage {
             Stage::Head { first, end } => columns(end.saturating_sub(first)),
-            Stage::Layers { .. } | Stage::Experts { .. } => false,
+            Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Experts { .. } => false,
         },
         PortRole::Argmax => columns(1),
     }
@@ -173,7 +175,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
 fn result_problem(entry: &FunctionEntry) -> Option<String> {
     let count = |ports: &[Port], role: PortRole| ports.iter().filter(|port| port.role == role).count();
     let result = match entry.stage {
-        Stage::Layers { .. } | Stage::Experts { .. } => PortRole::Hidden,
+        Stage::Layers { .. } | Stage::FeedForward { .. } | Stage::Experts { .. } => PortRole::Hidden,
         Stage::Head { .. } => PortRole::Logits,
     };
     let (hidden, results) = (count(&entry.inputs, PortRole::Hidden), count(&entry.outputs, result));
@@ -286,7 +288,7 @@ fn place_problem(entry: &FunctionEntry, state: &StatePort) -> Option<String> {
 fn probe_problem(entry: &FunctionEntry) -> Option<String> {
     let inner = match entry.stage {
         Stage::Layers { first, end } => first..end.saturating_sub(1),
-        Stage::Experts { .. } | Stage::Head { .. } => 0..0,
+        Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => 0..0,
     };
     let layers: Vec<usize> = entry.probes.iter().map(|probe| probe.layer).collect();
     let layer = layers.iter().copied().find(|layer| !inner.contains(layer)).or_else(|| duplicate(&layers))?;

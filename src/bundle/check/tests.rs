@@ -239,6 +239,51 @@ fn functions_stand_in_the_order_of_a_call() {
     }
 }
 
+/// The sound model, whose second layer leaves its feed-forward network to functions of a package of their own.
+fn divided() -> Json {
+    let mut json = sound();
+    let entries = [1, 4].map(|tokens| {
+        let hidden = |name: &str| json!({"name": name, "role": "hidden", "shape": [1, 8, tokens, 1]});
+        json!({
+            "package": "network.mlpackage", "function": format!("tokens_{tokens}"),
+            "stage": {"kind": "feed_forward", "layer": 1}, "context": 32, "tokens": {"fixed": tokens},
+            "inputs": [hidden("hidden")], "outputs": [hidden("out")], "states": [],
+        })
+    });
+    let head = json["functions"].as_array().unwrap().iter().position(|f| f["stage"]["kind"] == "head").unwrap();
+    let file = json!({"file": "network.mlpackage/weight.bin", "bytes": 100, "sha256": ""});
+    let package = json!({"package": "network.mlpackage", "weight_bytes": 80, "files": [file]});
+    json["packages"].as_array_mut().unwrap().push(package);
+    json["functions"].as_array_mut().unwrap().splice(head..head, entries);
+    json
+}
+
+#[test]
+fn a_feed_forward_network_follows_its_layer_and_takes_its_numbers_of_tokens() {
+    assert_eq!(findings(divided()), Vec::<String>::new());
+    let changed = |change: &dyn Fn(&mut Vec<Json>, usize)| -> String {
+        let mut json = divided();
+        let functions = json["functions"].as_array_mut().unwrap();
+        let first = functions.iter().position(|f| f["stage"]["kind"] == "feed_forward").unwrap();
+        change(functions, first);
+        findings(json).join("; ")
+    };
+    let early = changed(&|functions, first| functions.swap(first - 1, first));
+    assert!(early.contains("stands before"), "{early}");
+    let missing = changed(&|functions, first| drop(functions.remove(first)));
+    assert!(missing.contains("the feed-forward network of layer 1 has no function for 1 tokens"), "{missing}");
+    let foreign = changed(&|functions, first| {
+        functions[first]["stage"]["layer"] = json!(2);
+        functions[first + 1]["stage"]["layer"] = json!(2);
+    });
+    assert!(foreign.contains("the model has no FeedForward"), "{foreign}");
+    let stateful = changed(&|functions, first| {
+        let mask = json!({"name": "mask", "role": "attention_mask", "shape": [1, 1, 1, 32]});
+        functions[first]["inputs"].as_array_mut().unwrap().push(mask);
+    });
+    assert!(stateful.contains("a function of its stage has no input like `mask`"), "{stateful}");
+}
+
 #[test]
 fn two_functions_for_one_number_of_tokens_are_one_too_many() {
     let mut changed = sound();

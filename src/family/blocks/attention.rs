@@ -80,6 +80,8 @@ impl Attention {
 pub struct AttentionInputs {
     /// Rotation, unless the layer has none.
     pub rotation: Option<Rotation>,
+    /// Rotation of queries, where it isn't that of keys.
+    pub query_rotation: Option<Rotation>,
     /// `[1, 1, T, S]`, added to the scores.
     pub mask: ValueId,
     /// How keys and values are written.
@@ -125,7 +127,7 @@ pub fn attention(
     }
     (query, key) = weights.qk_norm_at(g, QkNorm::PerHead, query, key);
     if let Some(rotation) = inputs.rotation {
-        query = rotate(g, query, rotation, weights.rope_dim, weights.head_dim);
+        query = rotate(g, query, inputs.query_rotation.unwrap_or(rotation), weights.rope_dim, weights.head_dim);
         key = key.map(|key| rotate(g, key, rotation, weights.rope_dim, weights.head_dim));
     }
     (query, key) = weights.qk_norm_at(g, QkNorm::PerHeadRotated, query, key);

@@ -137,6 +137,13 @@ pub fn configuration(
     if config.get("sliding_window").is_none_or(|window| *window == json!(0)) {
         config.insert("sliding_window".into(), Json::Null);
     }
+    // a period, or whether each layer has a window
+    if let Some(sliding) = config.get("sliding_window_pattern").and_then(Json::as_array) {
+        let kind = |slides: &Json| if slides == &json!(true) { "sliding_attention" } else { "full_attention" };
+        let kinds: Vec<&str> = sliding.iter().map(kind).collect();
+        config.insert("layer_types".into(), json!(kinds));
+        config.remove("sliding_window_pattern");
+    }
     match architecture {
         "gemma2" | "gemma3" => gemma(&mut config),
         "gemma4" => gemma4(&mut config, vocab_size),
@@ -205,10 +212,6 @@ fn gemma(config: &mut Map<String, Json>) {
 /// Gemma 4 files give sizes by layer, or those of the layers that attend to everything, and rotate all of a head by divisors that
 /// leave most of it still.
 fn gemma4(config: &mut Map<String, Json>, vocab_size: u64) {
-    if let Some(sliding) = config.remove("sliding_window_pattern").as_ref().and_then(Json::as_array) {
-        let kind = |slides: &Json| if slides == &json!(true) { "sliding_attention" } else { "full_attention" };
-        config.insert("layer_types".into(), sliding.iter().map(kind).collect());
-    }
     let full = first_full_layer(config);
     let sliding = full.map(|full| usize::from(full == 0));
     if let Some(local) = config.remove("local_head_dim") {

@@ -81,7 +81,7 @@ impl Reader<'_> {
             (None, Some(_)) => return Err(keys.value("partial_rotary_factor", "1 in this family")),
         };
         if family.late_query_scale {
-            // beyond the longest text, and said twice
+            // what is read elsewhere, and what is said twice
             scaling.accept("llama_4_scaling_beta");
             scaling.accept("max_position_embeddings");
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use strum::IntoEnumIterator;
 
 use super::{ChoiceReason, SearchError, SearchLimits};
+use crate::arithmetic::published_effects;
 use crate::chips::{ChipTarget, Reading, WeightPath};
 use crate::forecast::forecast;
 use crate::rules::Severity;
@@ -12,8 +13,12 @@ use crate::speed::SpeedModel;
 use anec_base::{Error, Result};
 use anec_bundle::{Stage, TokenCount};
 use anec_convert::{Workload, plan};
-use anec_family::{FamilyModel, FunctionRequest};
-use anec_manifest::{Granularity, Int8Op, KvWrite, Lengths, Manifest, Quant, RecurrentForm, StateForm, WeightFormat};
+use anec_exec::EngineEffect;
+use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
+use anec_manifest::{
+    Granularity, Int8Op, KvWrite, LayerDivision, Lengths, Manifest, Quant, RecurrentForm, RopeForm, StateForm,
+    WeightFormat,
+};
 use anec_mil::Program;
 
 /// Weights of a package of which no rule about sizes says anything.
@@ -105,7 +110,42 @@ pub fn choose(
         let reason = "chosen together with the form of states".to_owned();
         reasons.push(ChoiceReason { key: "recurrent_states", reason });
     }
+    let chosen = match rope(&chosen, &of, model, targets)? {
+        Some((with_product, reason)) => {
+            reasons.push(reason);
+            with_product
+        }
+        None => chosen,
+    };
     Ok(Forms { weights: weights(&chosen, model, targets, limits)?, manifest: chosen, reasons })
+}
+
+/// Rotation without slices of the last axis, where a chip's arithmetic is published to spoil those and no rule has more
+/// against it. Without targets that are concerned, halves stay: no speed is published of either.
+fn rope(
+    chosen: &Manifest,
+    halves: &Judged,
+    model: &dyn FamilyModel,
+    targets: &[ChipTarget<'_>],
+) -> Result<Option<(Manifest, ChoiceReason)>> {
+    let rows = published_effects();
+    let row = rows.iter().find(|row| row.effect == EngineEffect::SliceGain.name());
+    let concerned = row.and_then(|row| {
+        let of = |target: &&ChipTarget<'_>| {
+            let names = [Some(&target.chip.name), target.chip.generation.as_ref()];
+            names.into_iter().flatten().any(|name| row.chips.contains(name))
+        };
+        Some((row, targets.iter().find(of)?))
+    });
+    let Some((row, target)) = concerned.filter(|_| chosen.rope.is_halves()) else { return Ok(None) };
+    let with_product = Manifest { rope: RopeForm::Product, ..chosen.clone() };
+    // a form that can't express the model is none
+    let Ok(of) = judge(&with_product, model, targets) else { return Ok(None) };
+    if of.falls.len() > halves.falls.len() || of.doubted.len() > halves.doubted.len() {
+        return Ok(None);
+    }
+    let reason = format!("nothing is cut out of the last axis; {}: {} ({})", target.chip.name, row.says, row.source);
+    Ok(Some((with_product, ChoiceReason { key: "rope", reason })))
 }
 
 fn nothing(why: String) -> Error {
@@ -123,6 +163,8 @@ fn list(rules: &BTreeSet<String>) -> String {
 fn judge(manifest: &Manifest, model: &dyn FamilyModel, targets: &[ChipTarget<'_>]) -> Result<Judged> {
     let form = plan::form(manifest);
     let context = manifest.context.all().last().copied().unwrap_or(1);
+    // what is divided and what isn't has the same ops
+    let form = LoweringOptions { divide: LayerDivision::None, ..form };
     let layers = Stage::Layers { first: 0, end: model.facts().num_layers.min(SAMPLE) };
     let head = Stage::Head { first: 0, end: model.facts().head_rows().min(64) };
     let mut judged = Judged { falls: BTreeSet::new(), doubted: BTreeSet::new(), states: 0 };

@@ -1,4 +1,5 @@
-//! The layers of a model as the search sees them, and their division as a shortest path.
+//! The layers of a model as the search sees them, and their division as a shortest path. Where layers are divided themselves
+//! (`shards.divide`), there is nothing to choose: each part is a package.
 //!
 //! A division is a path from layer 0 to the last: each step is a package. The length of a step is the time of its calls,
 //! which isn't the sum over its layers (a call costs something, and of bandwidth, palettes and products the slowest
@@ -27,6 +28,7 @@ pub struct LayerTable<'a> {
     model: &'a dyn FamilyModel,
     manifest: Manifest,
     rates: Vec<ChipRates>,
+    /// Layers in their order, or the two parts of each.
     layers: Vec<LayerWork>,
     /// Weights of the head with all rows.
     head: Vec<WeightUse>,
@@ -35,8 +37,9 @@ pub struct LayerTable<'a> {
     largest: u64,
 }
 
-/// One layer.
+/// One layer, or one of its parts.
 struct LayerWork {
+    stage: Stage,
     weights: Vec<WeightUse>,
     macs: BTreeMap<Shape, u64>,
 }
@@ -44,8 +47,8 @@ struct LayerWork {
 /// The best division for some lengths and contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Division {
-    /// The layers of each package.
-    pub ranges: Vec<Range<usize>>,
+    /// The layers of each package; none where layers are divided themselves.
+    pub ranges: Option<Vec<Range<usize>>>,
     /// The mean over chips of the milliseconds for each token of a text.
     pub milliseconds: f64,
 }
@@ -97,32 +100,38 @@ impl<'a> LayerTable<'a> {
         }
         shapes.sort_unstable();
         shapes.dedup();
-        let single = |layer: usize| Stage::Layers { first: layer, end: layer + 1 };
-        let weights = (0..model.facts().num_layers)
-            .into_par_iter()
-            .map(|layer| Ok(workload(single(layer), (1, 1, largest))?.weights))
+        let parts = |layer: usize| {
+            let whole = Stage::Layers { first: layer, end: layer + 1 };
+            let rest = form.leaves_feed_forward_out(model.experts(layer).is_some());
+            [Some(whole), rest.then_some(Stage::FeedForward { layer })].into_iter().flatten()
+        };
+        let stages: Vec<Stage> = (0..model.facts().num_layers).flat_map(parts).collect();
+        let weights = stages
+            .par_iter()
+            .map(|stage| Ok(workload(stage.clone(), (1, 1, largest))?.weights))
             .collect::<Result<Vec<_>>>()?;
         // layers that hold weights of the same sizes and carry as much compute as much
         let mut kinds: HashMap<(Vec<WeightUse>, Vec<u64>), usize> = HashMap::new();
         let kind_of: Vec<usize> = weights
             .iter()
             .enumerate()
-            .map(|(layer, weights)| {
-                let carried = contexts.iter().map(|context| model.layer_state_bytes(layer, *context, 1)).collect();
-                *kinds.entry((weights.clone(), carried)).or_insert(layer)
+            .map(|(part, weights)| {
+                let carried = contexts.iter().map(|context| state_bytes(model, &stages[part], *context, 1)).collect();
+                *kinds.entry((weights.clone(), carried)).or_insert(part)
             })
             .collect();
         let mut distinct: Vec<usize> = kinds.values().copied().collect();
         distinct.sort_unstable();
         let macs = distinct
             .par_iter()
-            .map(|layer| {
-                let macs = shapes.iter().map(|shape| Ok((*shape, workload(single(*layer), *shape)?.macs(shape.0))));
-                Ok((*layer, macs.collect::<Result<BTreeMap<_, _>>>()?))
+            .map(|part| {
+                let of = |shape: &Shape| Ok((*shape, workload(stages[*part].clone(), *shape)?.macs(shape.0)));
+                Ok((*part, shapes.iter().map(of).collect::<Result<BTreeMap<_, _>>>()?))
             })
             .collect::<Result<HashMap<_, _>>>()?;
-        let layers = weights.into_iter().zip(&kind_of);
-        let layers = layers.map(|(weights, kind)| LayerWork { weights, macs: macs[kind].clone() }).collect();
+        let layers = stages.into_iter().zip(weights).zip(&kind_of);
+        let layers = layers.map(|((stage, weights), kind)| LayerWork { stage, weights, macs: macs[kind].clone() });
+        let layers = layers.collect();
         let all_rows = Stage::Head { first: 0, end: model.facts().head_rows() };
         let mut tokens: Vec<u64> = shapes.iter().map(|shape| shape.0).collect();
         tokens.dedup();
@@ -131,6 +140,17 @@ impl<'a> LayerTable<'a> {
         let head = heads.first().map(|(_, workload)| workload.weights.clone()).unwrap_or_default();
         let head_macs = heads.iter().map(|(tokens, workload)| (*tokens, workload.macs(*tokens))).collect();
         Ok(LayerTable { model, manifest: manifest.clone(), rates, layers, head, head_macs, largest })
+    }
+
+    /// The manifest whose layers these are.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Whether a package can hold each of them.
+    pub fn fits(&self, quant: &Quant, max_mb: f64) -> bool {
+        let bytes = |layer: &LayerWork| layer.weights.iter().map(|weight| weight.file_bytes(quant)).sum::<u64>();
+        self.layers.iter().all(|layer| bytes(layer) as f64 <= max_mb * 1e6)
     }
 
     /// Tokens of the largest context.
@@ -181,6 +201,7 @@ impl<'a> LayerTable<'a> {
         max_mb: f64,
     ) -> Option<Division> {
         let count = self.layers.len();
+        let divided = !self.manifest.shards.divide.is_none();
         let modes = self.modes(lengths, contexts);
         let most = lengths[lengths.len() - 1];
         let sums = |of: &dyn Fn(usize) -> f64| -> Vec<f64> {
@@ -208,7 +229,7 @@ impl<'a> LayerTable<'a> {
         let of_modes: Vec<[Vec<f64>; 2]> = modes
             .iter()
             .map(|mode| {
-                let states = |layer| self.model.layer_state_bytes(layer, mode.shape.2, most) as f64;
+                let states = |part: usize| state_bytes(self.model, &self.layers[part].stage, mode.shape.2, most) as f64;
                 [sums(&states), sums(&|layer| self.layers[layer].macs[&mode.shape] as f64)]
             })
             .collect();
@@ -235,7 +256,7 @@ impl<'a> LayerTable<'a> {
         least[0].0 = 0.0;
         for end in 1..=count {
             for first in (0..end).rev() {
-                if between(&sizes, first, end) > max_mb * 1e6 {
+                if between(&sizes, first, end) > max_mb * 1e6 || divided && end - first > 1 {
                     break;
                 }
                 let time = least[first].0 + step(first, end);
@@ -254,6 +275,7 @@ impl<'a> LayerTable<'a> {
             end = least[end].1;
         }
         ranges.reverse();
+        let ranges = (!divided).then_some(ranges);
         Some(Division { ranges, milliseconds: least[count].0 + self.head_time(quant, targets, &modes) })
     }
 
@@ -295,6 +317,14 @@ impl<'a> LayerTable<'a> {
         }
         modes.retain(|mode| mode.often > 0.0);
         modes
+    }
+}
+
+/// Bytes that a layer, or the part of it that mixes tokens, carries from call to call.
+fn state_bytes(model: &dyn FamilyModel, stage: &Stage, context: u64, most_tokens: u64) -> u64 {
+    match stage {
+        Stage::Layers { first, .. } => model.layer_state_bytes(*first, context, most_tokens),
+        Stage::FeedForward { .. } | Stage::Experts { .. } | Stage::Head { .. } => 0,
     }
 }
 

@@ -199,8 +199,8 @@ mod tests {
         let [_, judge] = SpeedPoints::built_in().halves();
         let near = judge.iter().filter(|point| off(point).abs() <= NEAR).count();
         let misses: Vec<&str> = judge.iter().filter(|point| off(point).abs() > NEAR).map(|p| p.id.as_str()).collect();
-        // nine of fifteen; whoever changes the model must not make it worse, and writes down what it misses
-        assert!(near >= 9, "{near} of {}; misses: {misses:?}", judge.len());
+        // ten of fifteen; whoever changes the model must not make it worse, and writes down what it misses
+        assert!(near >= 10, "{near} of {}; misses: {misses:?}", judge.len());
         let mut sizes: Vec<f64> = judge.iter().map(|point| off(point).abs()).collect();
         sizes.sort_by(f64::total_cmp);
         assert!(sizes[sizes.len() / 2] <= 0.2, "median error {}", sizes[sizes.len() / 2]);

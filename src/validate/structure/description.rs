@@ -44,7 +44,8 @@ pub(super) fn checks(bundle: &Bundle, folder: &Path) -> Vec<Check> {
 fn place(stage: &Stage) -> [u64; 4] {
     match *stage {
         Stage::Layers { first, .. } => [0, first as u64, 0, 0],
-        Stage::Experts { layer, first, .. } => [0, layer as u64, 1, first],
+        Stage::FeedForward { layer } => [0, layer as u64, 1, 0],
+        Stage::Experts { layer, first, .. } => [0, layer as u64, 2, first],
         Stage::Head { first, .. } => [1, first, 0, 0],
     }
 }
