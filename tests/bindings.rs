@@ -75,7 +75,7 @@ fn swift_has_what_the_example_app_calls() {
     let swift = std::fs::read_to_string(room.path().join("anec.swift")).unwrap();
     let declared = [
         "open class AnecModel",
-        "public static func open(path: String",
+        "public static func `open`(path: String",
         "open func prewarm(listener: PrewarmListener?",
         "open func embed(texts: [String])throws  -> [[Float]]",
         "open class AnecSession",

@@ -94,7 +94,8 @@ fn a_reader_of_the_package_computes_the_same_logits() {
             let packages = tempfile::tempdir().unwrap();
             let package = Path::new(&out).join("demo.mlpackage");
             std::fs::rename(package, packages.path().join("demo.mlpackage")).unwrap();
-            for verdict in coremltools::judge(&python, packages.path()) {
+            // the mask is one longer than the text: not all have one length
+            for verdict in coremltools::judge_at(&python, packages.path(), "") {
                 assert_eq!(verdict.complaints(false), "");
             }
         }

@@ -134,7 +134,7 @@ impl AnecModel {
 
 #[uniffi::export]
 impl AnecModel {
-    /// Opens the bundle in a folder. Weights aren't read yet: the first text does it, or [`prewarm`](AnecModel::prewarm).
+    /// Opens the bundle in a folder. Weights aren't read yet: the first text does it, or `prewarm`.
     ///
     /// Without `units` it is the Neural Engine on systems of Apple's, and the executor elsewhere. `max_memory_bytes` limits the weights in
     /// memory: functions that were needed longest ago are let go for others.
@@ -171,7 +171,7 @@ impl AnecModel {
         }
     }
 
-    /// How long [`prewarm`](AnecModel::prewarm) takes on a device that has never loaded this bundle; nothing for the
+    /// How long `prewarm` takes on a device that has never loaded this bundle; nothing for the
     /// executor, which only maps files.
     pub fn prewarm_estimate(&self) -> Option<PrewarmEstimate> {
         self.units.core_ml()?;

@@ -146,7 +146,7 @@ pub struct GeneratedText {
 #[uniffi::export(with_foreign)]
 pub trait TextListener: Send + Sync {
     /// The next piece, which never cuts a character. Gives whether more is wanted. It runs on the thread that called, between
-    /// two tokens: [`cancel`](AnecSession::cancel) may be called in it, another text may not.
+    /// two tokens: `cancel` may be called in it, another text may not.
     ///
     /// # Errors
     /// When the app's code fails: the text ends.
@@ -227,7 +227,7 @@ impl AnecSession {
     /// session knows aren't computed again.
     ///
     /// # Errors
-    /// As [`generate`](AnecSession::generate), and when the model has no chat template.
+    /// As `generate`, and when the model has no chat template.
     #[uniffi::method(default(listener = None))]
     pub fn chat(
         &self,
