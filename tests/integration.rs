@@ -58,6 +58,7 @@ mod release;
 mod residency;
 mod resume;
 mod serve;
+mod tiers;
 mod token_classifier;
 mod validate;
 mod verbs;

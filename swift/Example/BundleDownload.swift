@@ -72,7 +72,7 @@ struct BundleDownload: Sendable {
         let part = target.appendingPathExtension("part")
         if size(of: target) == file.bytes { return }
         try FileManager.default.createDirectory(at: target.deletingLastPathComponent(), withIntermediateDirectories: true)
-        if size(of: part) == nil { FileManager.default.createFile(atPath: part.path, contents: nil) }
+        if size(of: part) == nil { _ = FileManager.default.createFile(atPath: part.path, contents: nil) }
         let handle = try FileHandle(forWritingTo: part)
         defer { try? handle.close() }
         // in pieces, so that memory is bounded and little is lost
