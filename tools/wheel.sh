@@ -29,24 +29,29 @@ messages=$room/messages
 if [ -n "$tested" ]; then
   cargo test --release --workspace --no-run --message-format json-render-diagnostics >"$messages"
 else
-  # one build of both, so that they have the same dependencies. Symbols stay: the generator reads from them what the library has
-  cargo build --profile "$profile" ${target:+--target "$target"} --locked -p anec -p anec-bindings --bin anec --lib \
-    --config "profile.$profile.strip='debuginfo'" --message-format json-render-diagnostics >"$messages"
+  # one build of both, so that they have the same dependencies
+  arguments=(--profile "$profile" ${target:+--target "$target"} --locked -p anec -p anec-bindings --bin anec --lib)
+  # symbols stay at first: the generator reads from them what the library has
+  [ "$profile" != dist ] || arguments+=(--config "profile.dist.strip='debuginfo'")
+  cargo build "${arguments[@]}" --message-format json-render-diagnostics >"$messages"
 fi
-# maturin asks cargo for the program, and is told what that build said of it
-grep -v '"test":true' "$messages" >"$room/built"
 mkdir "$room/bin"
 cat >"$room/bin/cargo" <<SHIM
 #!/bin/sh
 case " \$* " in *" rustc "*) exec cat "$room/built";; *) exec "$(command -v cargo)" "\$@";; esac
 SHIM
 chmod +x "$room/bin/cargo"
-paths=$(python3 - "$room/built" <<'PY'
+# maturin asks cargo for the program, and is told what that build said of it
+paths=$(python3 - "$messages" "$room/built" <<'PY'
 import json, sys
 found = [json.loads(line) for line in open(sys.argv[1]) if line.startswith("{")]
-found = [m for m in found if m["reason"] == "compiler-artifact"]
-print([file for m in found if m["target"]["name"] == "anec_bindings" for file in m["filenames"] if file.endswith((".so", ".dylib"))][-1])
-print([m["executable"] for m in found if m["target"]["name"] == "anec" and m["target"]["kind"] == ["bin"]][-1])
+# tests' own programs aren't it
+found = [m for m in found if not m.get("profile", {}).get("test")]
+open(sys.argv[2], "w").writelines(json.dumps(m) + "\n" for m in found)
+targets = [(m["target"], m) for m in found if m["reason"] == "compiler-artifact"]
+[library] = [file for target, m in targets if target["name"] == "anec_bindings" for file in m["filenames"] if file.endswith((".so", ".dylib"))]
+[program] = [m["executable"] for target, m in targets if target["name"] == "anec" and target["kind"] == ["bin"]]
+print(library, program, sep="\n")
 PY
 )
 { read -r library; read -r program; } <<<"$paths"
