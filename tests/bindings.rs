@@ -107,3 +107,23 @@ fn apps_are_told_the_first_load_that_the_forecast_predicts() {
     );
     assert!((load.seconds()[0] - 26e-9 * weights as f64).abs() < 1e-9);
 }
+
+/// Between its steps a prompt can be cancelled.
+#[test]
+fn a_prompt_that_is_computed_in_steps_is_continued_the_same() {
+    let model = anec::Model::on_cpu(crate::verbs::bundle()).unwrap();
+    let options = anec::GenerateOptions::default().max_tokens(12);
+    let prompt = "It was a fine morning, and the carriage";
+    let whole = model.session().generate(prompt, &options).unwrap().text().unwrap();
+    let mut stepped = options.clone();
+    stepped.prompt_chunk = 2;
+    let mut session = model.session();
+    let mut pieces = session.generate(prompt, &stepped).unwrap();
+    let (mut text, mut silent) = (String::new(), 0);
+    while let Some(piece) = pieces.step().unwrap() {
+        silent += usize::from(text.is_empty() && piece.is_empty());
+        text += &piece;
+    }
+    assert_eq!(text, whole);
+    assert!(silent >= 3, "{silent} steps of the prompt");
+}
