@@ -44,6 +44,7 @@
 //!
 //! | tier | crate | holds |
 //! |---|---|---|
+//! | 8 | `bindings` | what apps in Swift and Python call, over this crate |
 //! | 7 | [`report`] | results as tables, JSON, JUnit, Markdown, HTML |
 //! | 6 | [`calibrate`], [`validate`] | codes chosen by a text that runs through the model; gates and verdicts: structure, numerics, parity, residency |
 //! | 5 | [`convert`], [`serve`] | the conversion: plan, build, quantize, write, compile; the HTTP server |

@@ -158,6 +158,8 @@ pub struct GenerateOptions {
     pub grammar: Option<Grammar>,
     /// Most tokens that are guessed from the text's past and checked in one call. The text is the same either way.
     pub speculation: usize,
+    /// Most tokens of the prompt that one [step](TextPieces::step) computes; 0 for all.
+    pub prompt_chunk: usize,
 }
 
 impl Default for GenerateOptions {
@@ -168,6 +170,7 @@ impl Default for GenerateOptions {
             stops: Vec::new(),
             grammar: None,
             speculation: 0,
+            prompt_chunk: 0,
         }
     }
 }
@@ -247,6 +250,9 @@ impl Session {
             _ => model.start(request.length(model))?,
         };
         let mut generation = session.generate(request)?.with_constraint(constraint);
+        if options.prompt_chunk > 0 {
+            generation = generation.with_prompt_chunk(options.prompt_chunk);
+        }
         if let Some((draft, tokens)) = &self.draft {
             generation = generation.with_draft(&draft.model, *tokens)?;
         }
@@ -267,6 +273,23 @@ impl TextPieces<'_> {
     /// The tokens so far, how long they took, and why the text ended.
     pub fn output(&self) -> Option<GenerationOutput> {
         self.text.as_ref().map(|text| text.generation().output())
+    }
+
+    /// Makes at most one call of the model: a part of the prompt, or the next tokens. Gives the text that is certain by it, which may
+    /// be empty, and nothing when the text has ended.
+    ///
+    /// # Errors
+    /// When a function fails.
+    pub fn step(&mut self) -> Result<Option<String>> {
+        let Some(text) = self.text.as_mut() else { return Ok(None) };
+        if let Some(delta) = text.ready() {
+            return Ok(Some(delta.text));
+        }
+        if text.is_over() {
+            return Ok(None);
+        }
+        text.step()?;
+        Ok(Some(text.ready().map_or_else(String::new, |delta| delta.text)))
     }
 
     /// All of the text that is still to come.

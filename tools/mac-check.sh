@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Type-checks anec for aarch64-apple-darwin on a machine that is no Mac, or lints or links it.
+# Type-checks anec for aarch64-apple-darwin on a machine that is no Mac, or lints or links it; or checks it for iOS.
 #
-#   tools/mac-check.sh [--clippy | --link] [cargo arguments…]
+#   tools/mac-check.sh [--ios] [--clippy | --link] [cargo arguments…]
 #
 # What is under cfg(target_os = "macos") can't run elsewhere, but it can be compiled, so that a Mac sees it compile.
+# --ios takes aarch64-apple-ios, which has no program to link: `--ios -p anec-bindings` checks what apps are linked with.
 #
 # The standard library for the target is the prebuilt one where rustup has it (`rustup target add aarch64-apple-darwin`).
 # Where it doesn't, it is compiled from source (-Zbuild-std): the rust-src component, or else Debian's package rust-src of
@@ -17,15 +18,17 @@
 set -euo pipefail
 
 target=aarch64-apple-darwin
-export MACOSX_DEPLOYMENT_TARGET=15.0 # the first with states
+export MACOSX_DEPLOYMENT_TARGET=15.0 IPHONEOS_DEPLOYMENT_TARGET=18.0 # the first with states
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/anec/mac-check
 verb=check kind=check
+say() { printf 'mac-check: %s\n' "$*" >&2; }
 while :; do case ${1-} in
+  --ios) target=aarch64-apple-ios; shift;;
   --clippy) verb=clippy; shift;;
   --link) verb=build kind=link; shift;;
   *) break;;
 esac; done
-say() { printf 'mac-check: %s\n' "$*" >&2; }
+[ $kind != link ] || [ $target = aarch64-apple-darwin ] || { say "only a program for macOS can be linked"; exit 2; }
 
 cd "$(dirname "$0")/.."                      # rust-toolchain.toml decides which rustc
 release=$(rustc -vV | sed -n 's/^release: //p')
@@ -179,7 +182,7 @@ for package in json.load(sys.stdin)["packages"]:
 if [ "$(uname)" != Darwin ]; then
   cc=cc ar=ar
   if [ $kind = link ]; then prepare_link; cc=zcc ar=zar; fi
-  export CC_aarch64_apple_darwin=$bin/$cc CXX_aarch64_apple_darwin=$bin/$cc AR_aarch64_apple_darwin=$bin/$ar
+  export "CC_${target//-/_}=$bin/$cc" "CXX_${target//-/_}=$bin/$cc" "AR_${target//-/_}=$bin/$ar"
   export SDKROOT=$sdk
 fi
 

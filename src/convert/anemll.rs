@@ -8,45 +8,19 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anec_base::output::partial_name;
-use anec_base::{Diagnostic, Fault, FileError, Progress, Result};
-use anec_bundle::{
-    Bundle, BundleError, FunctionEntry, MASKED, PortRole, RopeTable, Stage, StateRole, Task, TokenCount,
-};
-use anec_manifest::Overflow;
+use anec_base::{Progress, Result};
+use anec_bundle::{Bundle, FunctionEntry, MASKED, PortRole, Stage, StateRole, Task, TokenCount};
 use anec_mil::builder::OpInput;
-use anec_mil::verify::infer_types;
-use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Opset, Program, SymbolRange, TensorType, ValueId};
-use anec_package::{Package, PackageMetadata, WriteOptions, WriteProgress};
-use anec_quant::Fp16;
-use anec_source::{Source, SourceWeight};
-use serde_json::json;
+use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Program, SymbolRange, TensorType, ValueId};
+use anec_package::{PackageMetadata, WriteOptions, WriteProgress};
 
 use super::compile::Compiler;
+use super::exported::{ExportError, ExportedBundle, into_new_folder, program, read, slot, to_columns, to_rows};
 use super::files;
 use super::open::name_of;
 
 /// The name that the apps' models have for the cache of all layers.
 const STATE: &str = "model_model_kv_cache_0";
-
-/// Why a bundle can't be written in this layout.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {problem}", path.display())]
-pub struct AnemllError {
-    path: PathBuf,
-    problem: String,
-    help: String,
-}
-
-impl Diagnostic for AnemllError {
-    fn fault(&self) -> Fault {
-        Fault::Usage
-    }
-
-    fn help(&self) -> Option<String> {
-        Some(self.help.clone())
-    }
-}
 
 /// A folder that was written.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -69,27 +43,9 @@ pub struct AnemllExport {
 /// # Errors
 /// When the bundle's form isn't one that the layout can hold, or the system refuses.
 pub fn export(folder: &Path, out: &Path, progress: &Progress) -> Result<AnemllExport> {
-    let bundle = Bundle::read(folder)?;
-    if let Some(problem) = bundle.check().into_iter().next() {
-        return Err(BundleError::Content { path: folder.join(anec_bundle::FILE_NAME), problem }.into());
-    }
+    let bundle = read(folder)?;
     let parts = Parts::of(folder, &bundle)?;
-    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
-        let (problem, help) = ("exists already".into(), "name another folder, or remove this one".into());
-        return Err(AnemllError { path: out.to_owned(), problem, help }.into());
-    }
-    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(parent).map_err(FileError::of(parent, "create"))?;
-    let room = partial_name(out);
-    std::fs::create_dir(&room).map_err(FileError::of(out, "create"))?;
-    let written = parts.write(&room, progress).and_then(|(packages, compiled)| {
-        std::fs::rename(&room, out).map_err(FileError::of(out, "create"))?;
-        Ok((packages, compiled))
-    });
-    if written.is_err() {
-        let _ = std::fs::remove_dir_all(&room);
-    }
-    let (packages, compiled) = written?;
+    let (packages, compiled) = into_new_folder(out, |room| parts.write(room, progress))?;
     progress.finish();
     Ok(AnemllExport { path: out.to_owned(), packages, compiled, context: parts.context, batch: parts.batch })
 }
@@ -113,9 +69,8 @@ fn meta(bundle: &Bundle, parts: &Parts<'_>, prefix: &str, names: &[String; 3]) -
 
 /// The parts of a bundle that the layout has places for.
 struct Parts<'a> {
-    folder: &'a Path,
     bundle: &'a Bundle,
-    packages: BTreeMap<String, Package>,
+    exported: ExportedBundle<'a>,
     /// The functions of all layers for one token and for a batch.
     layers: [(&'a FunctionEntry, u64); 2],
     /// The pieces of the head.
@@ -127,7 +82,7 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     fn of(folder: &'a Path, bundle: &'a Bundle) -> Result<Self> {
         let wrong = |problem: String| {
-            AnemllError {
+            ExportError {
             path: folder.to_owned(),
             problem,
             help: "convert it again with --set state=unified --set kv_write=slice --set lengths.fixed='[1, 64]' --set \
@@ -202,13 +157,9 @@ impl<'a> Parts<'a> {
         if rows != bundle.model.head_rows() {
             return Err(wrong("its head has no function for one token, or two of them".into()).into());
         }
-        let mut packages = BTreeMap::new();
-        for entry in layers.iter().map(|(entry, _)| *entry).chain(head.iter().copied()) {
-            if !packages.contains_key(&entry.package) {
-                packages.insert(entry.package.clone(), anec_package::open(&folder.join(&entry.package))?);
-            }
-        }
-        Ok(Parts { folder, bundle, packages, layers, head, context, batch })
+        let entries = layers.iter().map(|(entry, _)| *entry).chain(head.iter().copied());
+        let exported = ExportedBundle::open(folder, bundle, context, entries)?;
+        Ok(Parts { bundle, exported, layers, head, context, batch })
     }
 
     /// Writes all files into a folder; gives the names of packages and compiled models.
@@ -246,36 +197,8 @@ impl<'a> Parts<'a> {
             }
         }
         files::write(&folder.join("meta.yaml"), meta(bundle, self, &prefix, &names).as_bytes())?;
-        for (what, file) in &bundle.tokenizer {
-            let from = self.folder.join(file);
-            let text = std::fs::read(&from).map_err(FileError::of(&from, "read"))?;
-            files::write(&folder.join(file), &text)?;
-            if what == "tokenizer_config" {
-                let class =
-                    serde_json::from_slice::<serde_json::Value>(&text).unwrap_or_default()["tokenizer_class"].clone();
-                files::write_json(
-                    &folder.join("config.json"),
-                    &json!({"tokenizer_class": class, "model_type": bundle.family}),
-                )?;
-            }
-        }
+        self.exported.write_tokenizer(folder)?;
         Ok((packages, compiled))
-    }
-
-    /// A function of the bundle, for so many tokens.
-    fn function(&self, entry: &FunctionEntry, tokens: u64) -> Result<Function> {
-        let package = &self.packages[&entry.package];
-        let found = package.program.functions.iter().find(|function| function.name == entry.function);
-        let function = found.ok_or_else(|| AnemllError {
-            path: self.folder.join(&entry.package),
-            problem: format!("there is no function `{}`", entry.function),
-            help: "convert the model again".into(),
-        })?;
-        let mut fixed = function.clone();
-        for symbol in function.symbols() {
-            fixed = fixed.with_length(symbol, tokens);
-        }
-        Ok(if function.lengths.is_empty() { fixed } else { infer_types(&fixed)? })
     }
 
     /// What readers look for in a package.
@@ -291,29 +214,15 @@ impl<'a> Parts<'a> {
         .collect()
     }
 
-    fn opset(&self) -> Opset {
-        self.packages
-            .values()
-            .flat_map(|package| &package.program.functions)
-            .map(|f| f.opset)
-            .max()
-            .unwrap_or(Opset::CoreMl8)
-    }
-
     /// `input_ids` `[1, T]` to `hidden_states` `[1, T, H]`, for one token up to a batch.
     fn embeddings(&self) -> Result<Program> {
-        let (vocab, hidden) = (self.bundle.model.vocab_size, self.bundle.model.hidden_size);
-        let table = SourceWeight::from(self.host(&self.bundle.host.embedding)?);
-        let mut ops = FunctionBuilder::new("main", self.opset());
+        let mut ops = FunctionBuilder::new("main", self.exported.opset());
         let tokens = ops.symbol("T", SymbolRange::Range { lower: 1, upper: Some(self.batch), default: 1 });
         let ids = ops.input(
             "input_ids",
             TensorType { dtype: DataType::Int32, shape: vec![Dim::Fixed(1), Dim::symbol(&tokens)] },
         );
-        let content = std::sync::Arc::new(Fp16::new(table, Overflow::default()));
-        let table =
-            ops.constant("embedding", Constant::content(TensorType::new(DataType::Fp16, [vocab, hidden]), content));
-        let rows = gather(&mut ops, table, ids);
+        let rows = self.exported.embedded(&mut ops, ids)?;
         ops.output("hidden_states", rows);
         Ok(program(vec![ops.finish()?]))
     }
@@ -322,8 +231,8 @@ impl<'a> Parts<'a> {
     fn layers(&self) -> Result<Program> {
         let functions =
             ["infer", "prefill"].into_iter().zip(self.layers).map(|(name, (entry, tokens))| -> Result<Function> {
-                let callee = self.function(entry, tokens)?;
-                let mut ops = FunctionBuilder::new(name, self.opset());
+                let callee = self.exported.function(entry, tokens)?;
+                let mut ops = FunctionBuilder::new(name, self.exported.opset());
                 let hidden = self.bundle.model.hidden_size;
                 let fp16 = |shape: &[u64]| TensorType::new(DataType::Fp16, shape.iter().copied());
                 let int32 = |count: u64| TensorType::new(DataType::Int32, [count]);
@@ -339,8 +248,8 @@ impl<'a> Parts<'a> {
                         PortRole::Hidden => to_columns(&mut ops, rows, &port.shape_at(tokens)),
                         PortRole::PastMask { .. } => past_mask(&mut ops, causal, position, self.context),
                         PortRole::CallMask { .. } => ops.constant("call_mask", call_mask(tokens)),
-                        PortRole::RopeCos { table } => self.rotary(&mut ops, table, positions, true)?,
-                        PortRole::RopeSin { table } => self.rotary(&mut ops, table, positions, false)?,
+                        PortRole::RopeCos { table } => self.exported.rotary(&mut ops, table, positions, true)?,
+                        PortRole::RopeSin { table } => self.exported.rotary(&mut ops, table, positions, false)?,
                         PortRole::SliceEnd => {
                             let end = ops.add(position, Constant::int32s(&[tokens as i32]));
                             slot(&mut ops, end)
@@ -365,10 +274,10 @@ impl<'a> Parts<'a> {
 
     /// `hidden_states` `[1, 1, H]` to `logits1`, `logits2`, …: the vocabulary in pieces.
     fn head(&self) -> Result<Program> {
-        let mut ops = FunctionBuilder::new("main", self.opset());
+        let mut ops = FunctionBuilder::new("main", self.exported.opset());
         let rows = ops.input("hidden_states", TensorType::new(DataType::Fp16, [1, 1, self.bundle.model.hidden_size]));
         for (index, entry) in self.head.iter().enumerate() {
-            let callee = self.function(entry, 1)?;
+            let callee = self.exported.function(entry, 1)?;
             ops.enter(&format!("piece_{}", index + 1));
             let mut given = BTreeMap::new();
             for port in &entry.inputs {
@@ -387,47 +296,6 @@ impl<'a> Parts<'a> {
         }
         Ok(program(vec![ops.finish()?]))
     }
-
-    /// A tensor of the host's file.
-    fn host(&self, name: &str) -> Result<anec_source::SourceTensor> {
-        let path = self.folder.join(&self.bundle.host.file.file);
-        let source = Source::open_path(&path)?;
-        let tensor = source.tensor(name).cloned();
-        Ok(tensor.ok_or_else(|| AnemllError {
-            path,
-            problem: format!("there is no tensor `{name}`"),
-            help: "convert the model again".into(),
-        })?)
-    }
-
-    /// The rows of a rotary table at some positions, `[1, 1, T, n]`.
-    fn rotary(&self, ops: &mut FunctionBuilder, table: &str, positions: ValueId, cosines: bool) -> Result<ValueId> {
-        let found = self.bundle.host.rope.iter().find(|rope: &&RopeTable| rope.table == table);
-        // the variant for texts as long as the context serves all lengths here: an app has no others
-        let variant = found.and_then(|rope| rope.variants.iter().find(|variant| variant.max_length >= self.context));
-        let name = variant.map(|variant| if cosines { &variant.cos } else { &variant.sin });
-        let tensor = self.host(name.map_or(table, String::as_str))?;
-        let mut values = vec![0.0; (self.context * tensor.columns()) as usize];
-        tensor.read(0, &mut values)?;
-        let constant = Constant::fp16_tensor(&[self.context, tensor.columns()], &values);
-        let name = format!("{table}_{}", if cosines { "cos" } else { "sin" });
-        let table = ops.constant(&name, constant);
-        let rows = gather(ops, table, positions);
-        Ok(ops.expand_dims(rows, &[0, 1]))
-    }
-}
-
-/// A program whose first function runs by default.
-fn program(functions: Vec<Function>) -> Program {
-    let default_function = functions.first().map(|function| function.name.clone()).unwrap_or_default();
-    Program { functions, default_function }
-}
-
-/// A position as where a slice of a cache `[1, heads, S, head_dim]` begins or ends: `0, 0, position, 0`.
-fn slot(ops: &mut FunctionBuilder, position: ValueId) -> ValueId {
-    let (before, after) =
-        (ops.constant("before", Constant::int32s(&[0, 0])), ops.constant("after", Constant::int32s(&[0])));
-    ops.concat(&[before, position, after], 0)
 }
 
 /// Of the slots that a causal mask `[1, 1, T, S]` shows, those before a position.
@@ -449,28 +317,4 @@ fn call_mask(tokens: u64) -> Constant {
     let seen = |index: u64| if index % tokens <= index / tokens { 0.0 } else { MASKED };
     let values: Vec<f32> = (0..tokens * tokens).map(seen).collect();
     Constant::fp16_tensor(&[1, 1, tokens, tokens], &values)
-}
-
-/// Rows of a table.
-fn gather(ops: &mut FunctionBuilder, table: ValueId, ids: ValueId) -> ValueId {
-    ops.op::<OpInput>(
-        "gather",
-        "rows",
-        [("x", table.into()), ("indices", ids.into()), ("axis", Constant::int32(0).into())],
-    )
-}
-
-/// `[1, T, H]` as `[1, H, T, 1]` or `[1, H, 1, T]`.
-fn to_columns(ops: &mut FunctionBuilder, rows: ValueId, shape: &[u64]) -> ValueId {
-    let columns = ops.transpose(rows, &[0, 2, 1]);
-    // one token has the same shape in both layouts
-    let axis = if shape.last() == Some(&1) { 3 } else { 2 };
-    ops.expand_dims(columns, &[axis])
-}
-
-/// `[1, H, T, 1]` or `[1, H, 1, T]` as `[1, T, H]`.
-fn to_rows(ops: &mut FunctionBuilder, columns: ValueId) -> ValueId {
-    let last = ops.ty(columns).shape.last() == Some(&Dim::Fixed(1));
-    let flat = ops.squeeze(columns, &[if last { 3 } else { 2 }]);
-    ops.transpose(flat, &[0, 2, 1])
 }

@@ -37,6 +37,8 @@
 //! | [`host`], [`tokenizer`], [`files`] | the files beside the packages |
 //! | [`compile`] | Core ML's compiler |
 //! | [`anemll`] | a bundle in the layout that apps made for Anemll's models read |
+//! | [`hf_swift`] | a bundle as the one package that swift-transformers runs |
+//! | `exported` | what both have in common |
 //! | [`report`], [`notes`] | `report.json` and what the user should know |
 
 #![forbid(unsafe_code)]
@@ -47,8 +49,10 @@ pub mod digests;
 pub mod emit;
 pub mod error;
 pub mod estimate;
+mod exported;
 pub mod files;
 pub mod functions;
+pub mod hf_swift;
 pub mod host;
 pub mod notes;
 pub mod open;

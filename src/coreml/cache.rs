@@ -24,7 +24,7 @@ impl Cache {
     /// # Errors
     /// When there is no home folder.
     pub fn of_user() -> Result<Self, CoreMlError> {
-        let caches = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+        let caches = if cfg!(target_vendor = "apple") { "Library/Caches" } else { ".cache" };
         let home = || std::env::home_dir().map(|home| home.join(caches));
         let root = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
         let root =

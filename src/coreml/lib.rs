@@ -1,6 +1,6 @@
-//! Core ML itself: compiling packages, reading compute plans, running functions. It is there on a Mac only.
+//! Core ML itself: compiling packages, reading compute plans, running functions. It is there on macOS and iOS only.
 //!
-//! Everything else is written against [`Engine`], which [`CoreMl`] implements on macOS by Apple's public
+//! Everything else is written against [`Engine`], which [`CoreMl`] implements there by Apple's public
 //! interfaces. Elsewhere [`CoreMl`] can't be had, and says so. What needs no Mac (what a compute plan is, how a package is
 //! turned so that its plan speaks for one function and length, how strided arrays are read) is in files of its own, and
 //! tested everywhere.
@@ -30,16 +30,16 @@ pub mod error;
 pub mod plan;
 pub mod project;
 
-#[cfg(not(target_os = "macos"))]
+#[cfg(not(any(target_os = "macos", target_os = "ios")))]
 mod elsewhere;
-#[cfg(target_os = "macos")]
+#[cfg(any(target_os = "macos", target_os = "ios"))]
 mod macos;
 
-#[cfg(not(target_os = "macos"))]
+#[cfg(not(any(target_os = "macos", target_os = "ios")))]
 pub use elsewhere::CoreMl;
 pub use engine::{Engine, LoadedFunction};
 pub use error::CoreMlError;
-#[cfg(target_os = "macos")]
+#[cfg(any(target_os = "macos", target_os = "ios"))]
 pub use macos::CoreMl;
 pub use plan::{ComputePlan, ComputeUnits};
 pub use project::project;

@@ -118,7 +118,7 @@ pub use host::HostTables;
 pub use intercepted::{InterceptedBackend, Interceptor};
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
-pub use model::LoadedModel;
+pub use model::{FirstLoadWork, LoadedModel};
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
 pub use session::TokenSession;

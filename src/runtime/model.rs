@@ -176,12 +176,40 @@ impl LoadedModel {
         }
     }
 
+    /// What [`LoadedModel::prepare`] has to load.
+    pub fn first_load(&self) -> FirstLoadWork {
+        let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
+        let functions: Vec<usize> = first.flat_map(|step| step.functions().collect::<Vec<_>>()).collect();
+        let bytes = functions.iter().map(|function| weight_bytes(&self.bundle, &self.bundle.functions[*function]));
+        FirstLoadWork { functions: functions.len(), weight_bytes: bytes.sum() }
+    }
+
     /// Bytes of weights of the functions that one token of a short text needs, each with those of its package: with less
     /// memory, functions are loaded again for every token.
     pub fn weights_of_a_token(&self) -> u64 {
         let first = self.plan.routes.first().into_iter().flat_map(Route::steps);
         let functions = first.filter_map(|step| step.functions().next());
         functions.map(|function| weight_bytes(&self.bundle, &self.bundle.functions[function])).sum()
+    }
+}
+
+/// What a system that has never seen a bundle has to load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstLoadWork {
+    /// Functions.
+    pub functions: usize,
+    /// Bytes of their weights, of each function with all of its package.
+    pub weight_bytes: u64,
+}
+
+impl FirstLoadWork {
+    /// Seconds for 10^9 bytes on the Neural Engine, least and most of what others published: 26 (M-series, ane-book's Phi-4-mini) to 171
+    /// (iPhone, CoreML-LLM). The forecast of `anec plan --for` has the same.
+    pub const SECONDS_PER_GB: [f64; 2] = [26.0, 171.0];
+
+    /// Seconds that it takes, at least and at most.
+    pub fn seconds(self) -> [f64; 2] {
+        Self::SECONDS_PER_GB.map(|seconds| seconds * self.weight_bytes as f64 / 1e9)
     }
 }
 

@@ -173,6 +173,11 @@ impl TextGeneration {
         Ok(finish)
     }
 
+    /// Whether no step follows: what is ready is the rest.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
     /// The next of the deltas that steps made ready.
     pub fn ready(&mut self) -> Option<TextDelta> {
         self.ready.pop_front()

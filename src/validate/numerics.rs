@@ -15,7 +15,7 @@ use super::simulation::simulation;
 use super::thresholds::{NumericsThresholds, Thresholds};
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, listed};
-use super::watch::{Log, Seen, ValueRange};
+use super::watch::{Log, SeenRanges, ValueRange};
 use anec_base::Result;
 use anec_bundle::{Bundle, PortRole, Stage, layer_of};
 use anec_exec::Precision;
@@ -137,7 +137,7 @@ impl Places {
 
 /// What a run showed.
 pub(super) struct Trace {
-    seen: Seen,
+    seen: SeenRanges,
     /// Hidden states between the layers.
     hidden: Vec<Vec<f32>>,
     pub(super) logits: Vec<f32>,

@@ -47,7 +47,7 @@ impl ValueRange {
 }
 
 /// What was seen: by function (its index in `bundle.json`), then by value, in the order in which they came.
-pub type Seen = BTreeMap<usize, IndexMap<String, ValueRange>>;
+pub type SeenRanges = BTreeMap<usize, IndexMap<String, ValueRange>>;
 
 /// A few elements of every value, by function and by value, in the order in which they came.
 pub type Samples = BTreeMap<usize, IndexMap<String, Vec<f32>>>;
@@ -63,7 +63,7 @@ pub struct Log(Arc<Mutex<Notes>>);
 
 #[derive(Default)]
 struct Notes {
-    seen: Seen,
+    seen: SeenRanges,
     /// Only where they are asked for.
     samples: Option<Samples>,
 }
@@ -97,7 +97,7 @@ impl Log {
     }
 
     /// What was seen so far; it is forgotten here.
-    pub fn take(&self) -> Seen {
+    pub fn take(&self) -> SeenRanges {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).seen)
     }
 

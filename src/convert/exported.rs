@@ -1,0 +1,219 @@
+//! What exports to the layouts of other runtimes have in common: functions of a bundle with other inputs around them, the
+//! host's tables as constants, a folder that is there as a whole or not at all.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anec_base::output::partial_name;
+use anec_base::{Diagnostic, Fault, FileError, Result};
+use anec_bundle::{Bundle, BundleError, FunctionEntry};
+use anec_manifest::Overflow;
+use anec_mil::builder::OpInput;
+use anec_mil::verify::infer_types;
+use anec_mil::{Constant, DataType, Dim, Function, FunctionBuilder, Opset, Program, TensorType, ValueId};
+use anec_package::Package;
+use anec_quant::Fp16;
+use anec_source::{Source, SourceTensor, SourceWeight};
+use serde_json::json;
+
+use super::files;
+
+/// Why a bundle can't be written in a layout.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct ExportError {
+    pub(super) path: PathBuf,
+    pub(super) problem: String,
+    pub(super) help: String,
+}
+
+impl Diagnostic for ExportError {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(self.help.clone())
+    }
+}
+
+/// The description of a bundle that is sound.
+pub(super) fn read(folder: &Path) -> Result<Bundle> {
+    let bundle = Bundle::read(folder)?;
+    match bundle.check().into_iter().next() {
+        Some(problem) => Err(BundleError::Content { path: folder.join(anec_bundle::FILE_NAME), problem }.into()),
+        None => Ok(bundle),
+    }
+}
+
+/// Lets a folder be written that isn't there yet or is empty. It has its name when it is complete; nothing is left otherwise.
+pub(super) fn into_new_folder<T>(out: &Path, write: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    if std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) || out.is_file() {
+        let (problem, help) = ("exists already".into(), "name another folder, or remove this one".into());
+        return Err(ExportError { path: out.to_owned(), problem, help }.into());
+    }
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(FileError::of(parent, "create"))?;
+    let room = partial_name(out);
+    std::fs::create_dir(&room).map_err(FileError::of(out, "create"))?;
+    let written = write(&room).and_then(|written| {
+        std::fs::rename(&room, out).map_err(FileError::of(out, "create"))?;
+        Ok(written)
+    });
+    if written.is_err() {
+        let _ = std::fs::remove_dir_all(&room);
+    }
+    written
+}
+
+/// A bundle whose functions become parts of others.
+pub(super) struct ExportedBundle<'a> {
+    folder: &'a Path,
+    bundle: &'a Bundle,
+    packages: BTreeMap<String, Package>,
+    /// Tokens of a text, at most.
+    context: u64,
+}
+
+impl<'a> ExportedBundle<'a> {
+    /// Opens the packages of some functions.
+    pub(super) fn open(
+        folder: &'a Path,
+        bundle: &'a Bundle,
+        context: u64,
+        entries: impl IntoIterator<Item = &'a FunctionEntry>,
+    ) -> Result<Self> {
+        let mut packages = BTreeMap::new();
+        for entry in entries {
+            if !packages.contains_key(&entry.package) {
+                packages.insert(entry.package.clone(), anec_package::open(&folder.join(&entry.package))?);
+            }
+        }
+        Ok(ExportedBundle { folder, bundle, packages, context })
+    }
+
+    /// The newest opset of the functions.
+    pub(super) fn opset(&self) -> Opset {
+        let functions = self.packages.values().flat_map(|package| &package.program.functions);
+        functions.map(|function| function.opset).max().unwrap_or(Opset::CoreMl8)
+    }
+
+    /// A function as it is.
+    pub(super) fn flexible(&self, entry: &FunctionEntry) -> Result<&Function> {
+        let package = &self.packages[&entry.package];
+        let found = package.program.functions.iter().find(|function| function.name == entry.function);
+        Ok(found.ok_or_else(|| ExportError {
+            path: self.folder.join(&entry.package),
+            problem: format!("there is no function `{}`", entry.function),
+            help: "convert the model again".into(),
+        })?)
+    }
+
+    /// A function for so many tokens.
+    pub(super) fn function(&self, entry: &FunctionEntry, tokens: u64) -> Result<Function> {
+        let function = self.flexible(entry)?;
+        let mut fixed = function.clone();
+        for symbol in function.symbols() {
+            fixed = fixed.with_length(symbol, tokens);
+        }
+        Ok(if function.lengths.is_empty() { fixed } else { infer_types(&fixed)? })
+    }
+
+    /// A tensor of the host's file.
+    fn host(&self, name: &str) -> Result<SourceTensor> {
+        let path = self.folder.join(&self.bundle.host.file.file);
+        let source = Source::open_path(&path)?;
+        let tensor = source.tensor(name).cloned();
+        Ok(tensor.ok_or_else(|| ExportError {
+            path,
+            problem: format!("there is no tensor `{name}`"),
+            help: "convert the model again".into(),
+        })?)
+    }
+
+    /// The embedding of tokens `[1, T]`, `[1, T, H]`.
+    pub(super) fn embedded(&self, ops: &mut FunctionBuilder, ids: ValueId) -> Result<ValueId> {
+        let (vocab, hidden) = (self.bundle.model.vocab_size, self.bundle.model.hidden_size);
+        let table = SourceWeight::from(self.host(&self.bundle.host.embedding)?);
+        let content = Arc::new(Fp16::new(table, Overflow::default()));
+        let table =
+            ops.constant("embedding", Constant::content(TensorType::new(DataType::Fp16, [vocab, hidden]), content));
+        Ok(gather(ops, table, ids))
+    }
+
+    /// The rows of a rotary table at positions `[T]`, `[1, 1, T, n]`.
+    pub(super) fn rotary(
+        &self,
+        ops: &mut FunctionBuilder,
+        table: &str,
+        positions: ValueId,
+        cosines: bool,
+    ) -> Result<ValueId> {
+        let found = self.bundle.host.rope.iter().find(|rope| rope.table == table);
+        // the variant for texts as long as the context serves all lengths here: an app has no others
+        let variant = found.and_then(|rope| rope.variants.iter().find(|variant| variant.max_length >= self.context));
+        let name = variant.map(|variant| if cosines { &variant.cos } else { &variant.sin });
+        let tensor = self.host(name.map_or(table, String::as_str))?;
+        let mut values = vec![0.0; (self.context * tensor.columns()) as usize];
+        tensor.read(0, &mut values)?;
+        let constant = Constant::fp16_tensor(&[self.context, tensor.columns()], &values);
+        let name = format!("{table}_{}", if cosines { "cos" } else { "sin" });
+        let table = ops.constant(&name, constant);
+        let rows = gather(ops, table, positions);
+        Ok(ops.expand_dims(rows, &[0, 1]))
+    }
+
+    /// Writes the tokenizer's files, and the `config.json` by which readers choose a tokenizer.
+    pub(super) fn write_tokenizer(&self, folder: &Path) -> Result<()> {
+        for (what, file) in &self.bundle.tokenizer {
+            let from = self.folder.join(file);
+            let text = std::fs::read(&from).map_err(FileError::of(&from, "read"))?;
+            files::write(&folder.join(file), &text)?;
+            if what == "tokenizer_config" {
+                let class =
+                    serde_json::from_slice::<serde_json::Value>(&text).unwrap_or_default()["tokenizer_class"].clone();
+                let config = json!({"tokenizer_class": class, "model_type": self.bundle.family});
+                files::write_json(&folder.join("config.json"), &config)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A program whose first function runs by default.
+pub(super) fn program(functions: Vec<Function>) -> Program {
+    let default_function = functions.first().map(|function| function.name.clone()).unwrap_or_default();
+    Program { functions, default_function }
+}
+
+/// A position as where a slice of a cache `[1, heads, S, head_dim]` begins or ends: `0, 0, position, 0`.
+pub(super) fn slot(ops: &mut FunctionBuilder, position: ValueId) -> ValueId {
+    let (before, after) =
+        (ops.constant("before", Constant::int32s(&[0, 0])), ops.constant("after", Constant::int32s(&[0])));
+    ops.concat(&[before, position, after], 0)
+}
+
+/// Rows of a table.
+fn gather(ops: &mut FunctionBuilder, table: ValueId, ids: ValueId) -> ValueId {
+    ops.op::<OpInput>(
+        "gather",
+        "rows",
+        [("x", table.into()), ("indices", ids.into()), ("axis", Constant::int32(0).into())],
+    )
+}
+
+/// `[1, T, H]` as `[1, H, T, 1]` or `[1, H, 1, T]`.
+pub(super) fn to_columns(ops: &mut FunctionBuilder, rows: ValueId, shape: &[u64]) -> ValueId {
+    let columns = ops.transpose(rows, &[0, 2, 1]);
+    // one token has the same shape in both layouts
+    let axis = if shape.last() == Some(&1) { 3 } else { 2 };
+    ops.expand_dims(columns, &[axis])
+}
+
+/// `[1, H, T, 1]` or `[1, H, 1, T]` as `[1, T, H]`.
+pub(super) fn to_rows(ops: &mut FunctionBuilder, columns: ValueId) -> ValueId {
+    let last = ops.ty(columns).shape.last() == Some(&Dim::Fixed(1));
+    let flat = ops.squeeze(columns, &[if last { 3 } else { 2 }]);
+    ops.transpose(flat, &[0, 2, 1])
+}

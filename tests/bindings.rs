@@ -1,0 +1,129 @@
+//! What apps call, from the languages that they are written in: the Python module generates the program's texts and
+//! vectors, piece by piece; a text can be cancelled; errors are exceptions. The Swift module is generated of the same library.
+
+use crate::common::coremltools;
+use crate::common::folder::{anec, repository, run};
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The library with the bindings, which is built with the tests.
+fn library() -> PathBuf {
+    let name = format!("{}anec_bindings{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let path = std::env::current_exe().unwrap().with_file_name(name);
+    assert!(path.exists(), "{} is built with the tests", path.display());
+    path
+}
+
+/// UniFFI's generator, beside the Python of the tests.
+fn generator() -> Option<PathBuf> {
+    let path = coremltools::python()?.with_file_name("uniffi-bindgen");
+    if !path.exists() {
+        anec::base::skipped("bindings not tested: tests/requirements.txt isn't installed, it has uniffi-bindgen");
+        return None;
+    }
+    Some(path)
+}
+
+fn generate(generator: &Path, language: &str, out: &Path) {
+    let mut command = Command::new(generator);
+    // it asks cargo where the crate's settings are
+    command
+        .args(["generate", "--no-format", "--metadata-no-deps", "--language", language, "--out-dir"])
+        .arg(out)
+        .arg(library());
+    let output = command.current_dir(repository("")).env("CARGO_NET_OFFLINE", "true").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn an_app_in_python_gets_the_programs_texts_and_vectors() {
+    let Some(generator) = generator() else { return };
+    let room = tempfile::tempdir().unwrap();
+    generate(&generator, "python", room.path());
+    std::fs::copy(library(), room.path().join(library().file_name().unwrap())).unwrap();
+    let small = |source: &str, sets: &[&str]| {
+        let out = room.path().join(Path::new(source).file_name().unwrap()).with_extension("anec");
+        let mut words =
+            vec!["convert", "--source", source, "--out", out.to_str().unwrap(), "--set", "quant.weights=none"];
+        words.extend(sets.iter().flat_map(|set| ["--set", set]));
+        let (code, _, stderr) = run(&words);
+        assert_eq!(code, 0, "{stderr}");
+        out
+    };
+    let embedder = small("tests/fixtures/encoders/bert-mean", &[]);
+    let filter = small("tests/fixtures/families/privacy_filter-default", &["context=96", "lengths.range=[1,96]"]);
+    let mut client = Command::new(generator.with_file_name("python"));
+    client.arg(repository("tests/bindings_client.py")).arg(crate::verbs::bundle()).args([embedder, filter]);
+    client.env("PYTHONPATH", room.path()).env("ANEC", anec().get_program());
+    let output = client.output().unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success() && said(&output.stdout).contains("bindings: ok"),
+        "{}{}",
+        said(&output.stdout),
+        said(&output.stderr)
+    );
+}
+
+/// What the Swift of the example app uses is what is generated.
+#[test]
+fn swift_has_what_the_example_app_calls() {
+    let Some(generator) = generator() else { return };
+    let room = tempfile::tempdir().unwrap();
+    generate(&generator, "swift", room.path());
+    let swift = std::fs::read_to_string(room.path().join("anec.swift")).unwrap();
+    let declared = [
+        "open class AnecModel",
+        "public static func `open`(path: String",
+        "open func prewarm(listener: PrewarmListener?",
+        "open func embed(texts: [String])throws  -> [[Float]]",
+        "open class AnecSession",
+        "open func cancel()",
+        "public protocol TextListener",
+        "func onText(piece: String) throws  -> Bool",
+        "public enum AnecError",
+    ];
+    for line in declared {
+        assert!(swift.contains(line), "{line}");
+    }
+    assert!(room.path().join("anecFFI.h").exists() && room.path().join("anecFFI.modulemap").exists());
+}
+
+#[test]
+fn apps_are_told_the_first_load_that_the_forecast_predicts() {
+    let text = std::fs::read_to_string(repository("validators/speeds.yaml")).unwrap();
+    let speeds: serde_json::Value = serde_yaml::from_str(&text).unwrap();
+    let published: Vec<f64> =
+        speeds["first_load"]["seconds_per_gb"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect();
+    assert_eq!(published, anec::runtime::FirstLoadWork::SECONDS_PER_GB);
+    let model = anec::Model::on_cpu(crate::verbs::bundle()).unwrap();
+    let load = model.runtime().first_load();
+    let weights: u64 = model.bundle().packages.iter().map(|package| package.weight_bytes).sum();
+    assert_eq!(
+        (load.functions, load.weight_bytes),
+        (model.bundle().packages.len(), weights),
+        "one function of each package"
+    );
+    assert!((load.seconds()[0] - 26e-9 * weights as f64).abs() < 1e-9);
+}
+
+/// Between its steps a prompt can be cancelled.
+#[test]
+fn a_prompt_that_is_computed_in_steps_is_continued_the_same() {
+    let model = anec::Model::on_cpu(crate::verbs::bundle()).unwrap();
+    let options = anec::GenerateOptions::default().max_tokens(12);
+    let prompt = "It was a fine morning, and the carriage";
+    let whole = model.session().generate(prompt, &options).unwrap().text().unwrap();
+    let mut stepped = options.clone();
+    stepped.prompt_chunk = 2;
+    let mut session = model.session();
+    let mut pieces = session.generate(prompt, &stepped).unwrap();
+    let (mut text, mut silent) = (String::new(), 0);
+    while let Some(piece) = pieces.step().unwrap() {
+        silent += usize::from(text.is_empty() && piece.is_empty());
+        text += &piece;
+    }
+    assert_eq!(text, whole);
+    assert!(silent >= 3, "{silent} steps of the prompt");
+}
