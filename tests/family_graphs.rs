@@ -21,7 +21,7 @@ use anec::mil::{Binding, Symbol, ValueId};
 use anec::source::{Ledger, Source};
 use rayon::prelude::*;
 
-/// Forms in which any three choices meet.
+/// Forms in which any two choices meet.
 fn forms() -> Vec<LoweringOptions> {
     let bodies = [
         (LinearForm::Conv, NormForm::Accurate),
@@ -43,7 +43,7 @@ fn forms() -> Vec<LoweringOptions> {
             ..FORM
         }
     };
-    covering(&[2, 2, 3, 2, 4, 2, 2], 3).into_iter().map(form).collect()
+    covering(&[2, 2, 3, 2, 4, 2, 2], 2).into_iter().map(form).collect()
 }
 
 fn check(model: &dyn FamilyModel, form: LoweringOptions) -> Result<()> {

@@ -55,7 +55,7 @@ pub struct ParityGate {
     /// Largest relative difference between the perplexities that the bundle and the golden give the golden's text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Smallest share of positions whose most likely token agrees.
+    /// Smallest share of positions whose most likely token agrees, less its standard error over so many positions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top1: Option<f64>,
 }
