@@ -15,7 +15,7 @@ class Bundle:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.json = json.loads((self.folder / "bundle.json").read_text())
-        assert self.json["schema_version"] == 2, "convert the model again"
+        assert self.json["schema_version"] in (2, 3), "convert the model again"
         self.model = self.json["model"]
         self.functions = self.json["functions"]
         self.packages = {f["package"]: Package(self.folder / f["package"]) for f in self.functions}
