@@ -8,9 +8,10 @@ use anec::base::skipped;
 use crate::common::folder;
 use folder::{json, repository, run};
 
-/// How far a count may be from the one that is kept, either way: how code is divided into units of compilation differs
-/// from build to build.
-const TOLERANCE: f64 = 0.1;
+/// How much more and how much less a count may be than the one that is kept. How code is divided into units of compilation
+/// differs from build to build: those that aren't incremental have fewer, and inline more.
+const MORE: f64 = 0.1;
+const LESS: f64 = 0.3;
 
 /// Instructions of a command of anec, on one thread. Callgrind shows the processor as one without AVX-512.
 fn instructions(arguments: &[&str]) -> f64 {
@@ -55,7 +56,7 @@ fn a_step_and_a_conversion_take_as_many_instructions_as_before() {
         let change = count / expected - 1.0;
         // written so that NaN is a change
         assert!(
-            change.abs() <= TOLERANCE,
+            (-LESS..=MORE).contains(&change),
             "{name}: {count:.0} instructions, {:+.1} % against the {expected:.0} in tests/fixtures/instructions.json; \
              found: {found:?}",
             100.0 * change
