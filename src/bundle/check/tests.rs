@@ -251,7 +251,7 @@ fn divided() -> Json {
         })
     });
     let head = json["functions"].as_array().unwrap().iter().position(|f| f["stage"]["kind"] == "head").unwrap();
-    let file = json!({"file": "network.mlpackage/weight.bin", "bytes": 100, "sha256": ""});
+    let file = json!({"file": "network.mlpackage/weight.bin", "bytes": 100, "digest": ContentDigest::of(b"")});
     let package = json!({"package": "network.mlpackage", "weight_bytes": 80, "files": [file]});
     json["packages"].as_array_mut().unwrap().push(package);
     json["functions"].as_array_mut().unwrap().splice(head..head, entries);
