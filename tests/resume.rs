@@ -222,7 +222,7 @@ fn what_was_finished_counts_only_for_the_same_inputs() {
 #[test]
 fn two_runs_do_not_disturb_each_other() {
     let room = Room::new();
-    for _ in 0..5 {
+    for _ in 0..20 {
         let children: Vec<_> = (0..3)
             .map(|_| {
                 let mut command = room.convert("out", &[]);

@@ -14,6 +14,9 @@ use anec_bundle::{Bundle, BundleError};
 use anec_manifest::Manifest;
 use anec_source::Source;
 
+/// The end of the name of a folder in which a bundle is made.
+const PARTIAL: &str = ".partial";
+
 /// What is where the bundle will be.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Existing {
@@ -112,12 +115,18 @@ pub fn target(path: &Path) -> Result<PathBuf, ConvertError> {
 
 /// Where the bundle of `path` is made.
 pub fn partial(path: &Path) -> PathBuf {
-    with_suffix(path, ".partial")
+    with_suffix(path, PARTIAL)
 }
 
 /// Where a bundle waits that another replaces, on systems that can't exchange two folders.
 fn replaced(path: &Path) -> PathBuf {
     with_suffix(path, ".replaced")
+}
+
+/// Whether the folder where a bundle is made holds the bundle that was just replaced, which [`publish`] is about to remove.
+pub fn is_being_replaced(partial: &Path) -> bool {
+    let name = partial.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(PARTIAL));
+    is_bundle(partial) && name.is_some_and(|name| Journal::is_in(&partial.with_file_name(name)))
 }
 
 /// Gives a complete bundle its name, and removes its journal and the bundle that it replaces. A kill at any moment
@@ -140,10 +149,10 @@ pub fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
 fn tidy(path: &Path) -> Result<(), ConvertError> {
     let (partial, replaced) = (partial(path), replaced(path));
     let remove_folder = |folder: &Path| match std::fs::remove_dir_all(folder) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(FileError::of(folder, "remove")(e)),
+        // two runs may be at it
+        Err(e) if folder.exists() => Err(FileError::of(folder, "remove")(e)),
         _ => Ok(()),
     };
-    let is_bundle = |folder: &Path| is_folder(folder) && folder.join(anec_bundle::FILE_NAME).is_file();
     if !is_bundle(path) {
         // between the two renames; a folder of that name that is no bundle is somebody else's
         return match is_bundle(&replaced) && !path.exists() {
@@ -154,12 +163,18 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
     // the journal came here with the new bundle: what is beside it has been replaced
     if Journal::is_in(path) {
         for old in [partial, replaced] {
-            if is_folder(&old) && !Journal::is_in(&old) {
+            // a folder that is ours is the next run's, which has just begun
+            if is_folder(&old) && !resume::is_ours(&old) {
                 remove_folder(&old)?;
             }
         }
     }
     Journal::remove(path)
+}
+
+/// Whether a folder, and no link to one, holds a bundle.
+fn is_bundle(folder: &Path) -> bool {
+    is_folder(folder) && folder.join(anec_bundle::FILE_NAME).is_file()
 }
 
 /// Whether there is a folder, and no link to one.

@@ -4,7 +4,9 @@
 //! inputs the run has; a run with other inputs starts anew.
 
 use std::collections::BTreeMap;
-use std::fs::{File, TryLockError};
+use std::fs::File;
+#[cfg(unix)]
+use std::fs::TryLockError;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::ConvertError;
 use super::files;
+use super::output;
 use super::report::PackageReport;
 use anec_base::hexadecimal;
 use anec_base::output::is_partial_name;
@@ -70,16 +73,15 @@ impl Journal {
             && (error.kind() != ErrorKind::AlreadyExists || !is_ours(folder))
         {
             return Err(match error.kind() {
+                // another run is just replacing a bundle, or was a moment ago
+                ErrorKind::AlreadyExists if output::is_being_replaced(folder) || !folder.exists() => {
+                    ConvertError::Busy(folder.to_owned())
+                }
                 ErrorKind::AlreadyExists => ConvertError::NotOurs(folder.to_owned()),
                 _ => FileError::of(folder, "create")(error).into(),
             });
         }
-        let lock = File::open(folder).ok();
-        let taken = lock.as_ref().is_some_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)));
-        // what another run has just finished has another name now
-        if taken || !folder.exists() {
-            return Err(ConvertError::Busy(folder.to_owned()));
-        }
+        let lock = lock(folder)?;
         let path = folder.join(FILE_NAME);
         let read = || -> Option<Journal> {
             let journal: Journal = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
@@ -166,8 +168,29 @@ impl Journal {
     }
 }
 
+/// Locks a folder, where the system locks folders. The folder that is locked must be the one of that path: another run may
+/// have given it another name in between.
+///
+/// # Errors
+/// [`ConvertError::Busy`] when another run holds it.
+fn lock(folder: &Path) -> Result<Option<File>, ConvertError> {
+    let busy = || ConvertError::Busy(folder.to_owned());
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let lock = File::open(folder).map_err(|_| busy())?;
+        let taken = matches!(lock.try_lock(), Err(TryLockError::WouldBlock));
+        let of_path = std::fs::symlink_metadata(folder).ok().map(identity);
+        let is_same = of_path.is_some() && of_path == lock.metadata().ok().map(identity);
+        if taken || !is_same { Err(busy()) } else { Ok(Some(lock)) }
+    }
+    #[cfg(not(unix))]
+    if folder.exists() { Ok(None) } else { Err(busy()) }
+}
+
 /// Whether a folder was made by a conversion: it has a journal, or is about to get its first.
-fn is_ours(folder: &Path) -> bool {
+pub fn is_ours(folder: &Path) -> bool {
     if !std::fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir()) {
         return false;
     }
