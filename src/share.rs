@@ -84,11 +84,6 @@ impl Diagnostic for ShareError {
     }
 }
 
-/// Every file of a bundle but `bundle.json`, with the digests that it tells.
-fn files(bundle: &Bundle) -> impl Iterator<Item = &FileDigest> {
-    bundle.packages.iter().flat_map(|package| &package.files).chain([&bundle.host.file]).chain(&bundle.tokenizer_files)
-}
-
 /// Downloads a bundle into a folder that isn't there yet. It gets its name when all of it is there; what was broken off goes
 /// on when it is pulled again. Every file has the digest that the hub and `bundle.json` tell.
 ///
@@ -121,7 +116,7 @@ pub fn pull(hub: &Hub, repository: &RemoteRepository, out: &Path, progress: &Pro
         return Err(BundleError::Content { path: folder.join(FILE_NAME), problem }.into());
     }
     let mut wanted: Vec<(&RemoteFile, Option<&FileDigest>)> = Vec::new();
-    for file in files(&bundle) {
+    for file in bundle.files() {
         let lacks = || ShareError::Lacks { repository: repository.name.clone(), file: file.file.clone() };
         wanted.push((named(&file.file).ok_or_else(lacks)?, Some(file)));
     }
@@ -188,7 +183,7 @@ impl Push {
             return Err(content(problem).into());
         }
         let mut uploads = Vec::new();
-        for file in files(&bundle) {
+        for file in bundle.files() {
             let path = folder.join(&file.file);
             let size = std::fs::metadata(&path).map_err(FileError::of(&path, "open"))?.len();
             if size != file.bytes {
@@ -198,12 +193,10 @@ impl Push {
             let content = UploadContent::File { path, bytes: size, sha256 };
             uploads.push(Upload { path: file.file.clone(), content });
         }
-        let json = |name: &str| -> Result<Option<Vec<u8>>> {
-            let path = folder.join(name);
-            if path.exists() { Ok(Some(input::read(&path, MOST_JSON)?)) } else { Ok(None) }
-        };
-        let measured = json(report::FILE_NAME)?;
-        let converted: Option<ConvertReport> = measured.as_deref().and_then(|text| serde_json::from_slice(text).ok());
+        let measured = folder.join(report::FILE_NAME);
+        let measured = if measured.exists() { input::read(&measured, MOST_JSON)? } else { Vec::new() };
+        let converted: Option<ConvertReport> = serde_json::from_slice(&measured).ok();
+        let converted = converted.map(ConvertReport::portable);
         let gates = facts.gates.as_ref().map(|path| gates_of(path, &bundle)).transpose()?;
         let base =
             anec_source::hub::Location::parse(&bundle.source.name).ok().flatten().map(|location| location.repository);
@@ -212,10 +205,10 @@ impl Push {
             CardFacts { repository: repository.to_owned(), license: facts.license.clone().or_else(asked), base };
         let card = card(&bundle, converted.as_ref(), gates.as_ref(), &card_facts);
         let inline = |path: &str, bytes: Vec<u8>| Upload { path: path.into(), content: UploadContent::Bytes(bytes) };
-        uploads.extend(measured.map(|bytes| inline(report::FILE_NAME, bytes)));
+        uploads.extend(converted.map(|report| inline(report::FILE_NAME, text_of(&report))));
         uploads.push(inline(CARD, card.clone().into_bytes()));
         // the description last, as the bundle's own files are read in this order
-        uploads.extend(json(FILE_NAME)?.map(|bytes| inline(FILE_NAME, bytes)));
+        uploads.push(inline(FILE_NAME, text_of(&bundle.portable())));
         Ok(Push { repository: repository.to_owned(), files: uploads, card })
     }
 
@@ -246,14 +239,27 @@ fn sha256(path: &Path, digest: &ContentDigest) -> Result<String> {
     Ok(ContentDigest::sha256_of_file(path).map_err(FileError::of(path, "read"))?.hex().to_owned())
 }
 
+/// A file of JSON, laid out as a conversion lays it out.
+fn text_of<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    // the types hold nothing that JSON can't
+    let mut text = serde_json::to_vec_pretty(value).unwrap_or_default();
+    text.push(b'\n');
+    text
+}
+
 /// What `anec validate --json` wrote of this bundle.
 fn gates_of(path: &Path, bundle: &Bundle) -> Result<Json> {
     let bytes = input::read(path, MOST_JSON)?;
     let wrong = |problem: String| ShareError::Gates { path: path.to_owned(), problem };
     let json: Json = serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
     match (json["gates"].is_array(), json["bundle"].as_str()) {
-        (true, Some(name)) if name == bundle.name => Ok(json),
-        (true, Some(name)) => Err(wrong(format!("it is of {name}, expected {}", bundle.name)).into()),
+        (true, Some(name)) if name != bundle.name => {
+            Err(wrong(format!("it is of {name}, expected {}", bundle.name)).into())
+        }
+        (true, Some(_)) if json["digest"].as_str() != Some(&bundle.digest().to_string()) => {
+            Err(wrong("it is of a bundle of that name with other files".into()).into())
+        }
+        (true, Some(_)) => Ok(json),
         _ => Err(wrong("it isn't the report of gates".into()).into()),
     }
 }

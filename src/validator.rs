@@ -203,6 +203,7 @@ impl Validator {
             plan = judged;
         }
         let mut report = GatesReport::new(&bundle.name, gates);
+        report.digest = Some(bundle.digest());
         if self.forecast {
             report.forecast = Some(Vec::new());
         }

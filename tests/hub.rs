@@ -6,6 +6,7 @@ use crate::verbs;
 use std::path::Path;
 use std::process::Command;
 
+use anec::bundle::Bundle;
 use anec::manifest::builtin;
 use anec_testing::hub::{FakeHub, Habits};
 use serde_json::Value as Json;
@@ -137,6 +138,13 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     let push = ["push", bundle, "hf:owner/bundle", "--license", "mit", "--gates", "gates.json"];
     let (code, _, stderr) = finish(machine.command(&push).env_remove("HF_TOKEN").output().unwrap());
     assert!(code == 2 && stderr.contains("HF_TOKEN"), "{stderr}");
+    // the same name is not the same bundle
+    let mut other = json(&machine.path("gates.json"));
+    other["digest"] = format!("blake3:{}", "0".repeat(64)).into();
+    std::fs::write(machine.path("other.json"), other.to_string()).unwrap();
+    let others: Vec<&str> = push.iter().map(|word| if *word == "gates.json" { "other.json" } else { word }).collect();
+    let (code, _, stderr) = machine.run(&others);
+    assert!(code == 2 && stderr.contains("a bundle of that name with other files"), "{stderr}");
     let (code, plan, _) = machine.run(&[&push[..], &["--dry-run", "--json"]].concat());
     let plan: Json = serde_json::from_str(&plan).unwrap();
     assert_eq!((code, hub.commits("owner/bundle")), (0, 0));
@@ -155,7 +163,14 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
         assert!(card.contains(part), "no `{part}` in\n{card}");
     }
     assert!(!card.contains(repository("").to_str().unwrap()), "folders are nobody's business");
-    assert_eq!(there, contents(verbs::bundle()));
+    // what the files are called here is nobody's business either, and changes nothing that is computed
+    let mut here = contents(verbs::bundle());
+    let told: Bundle = serde_json::from_slice(&there["bundle.json"]).unwrap();
+    let own = Bundle::read(verbs::bundle()).unwrap();
+    assert_eq!((own.source.name.as_str(), told.source.name.as_str()), ("demo/model", "model"));
+    assert_eq!((told.manifest.source.as_deref(), told.digest()), (Some("model"), own.digest()));
+    here.insert("bundle.json".into(), there["bundle.json"].clone());
+    assert_eq!(there, here);
     let (_, said, _) = machine.run(&push);
     assert!(said.contains("is up to date"), "{said}");
 

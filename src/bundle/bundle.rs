@@ -10,7 +10,7 @@ use crate::{
     BundleError, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, OLDEST_VERSION,
     PackageEntry, SCHEMA_VERSION, SourceFacts,
 };
-use anec_base::FileError;
+use anec_base::{ContentDigest, FileError};
 use anec_manifest::{Manifest, Transform};
 
 /// A converted model.
@@ -71,5 +71,26 @@ impl Bundle {
         let bundle: Bundle = serde_json::from_value(json).map_err(|e| wrong(e.to_string()))?;
         // what is written again is of this version
         Ok(Bundle { schema_version: SCHEMA_VERSION, ..bundle })
+    }
+
+    /// Every file of the bundle that has a digest: all but `bundle.json` and what is made on the machine that runs it.
+    pub fn files(&self) -> impl Iterator<Item = &FileDigest> {
+        self.packages.iter().flat_map(|package| &package.files).chain([&self.host.file]).chain(&self.tokenizer_files)
+    }
+
+    /// One digest of all its files: equal for bundles that compute the same from the same bytes, whatever their folders.
+    pub fn digest(&self) -> ContentDigest {
+        let lines: String = self.files().map(|file| format!("{} {}\n", file.digest, file.file)).collect();
+        ContentDigest::of(lines.as_bytes())
+    }
+
+    /// The bundle as it is given to others: what it came from is named without the folders of this machine, and models that
+    /// were compiled here are not a part of it.
+    pub fn portable(&self) -> Bundle {
+        let mut bundle = self.clone();
+        bundle.source.name = anec_manifest::without_folders(&self.source.name).to_owned();
+        bundle.manifest = self.manifest.portable();
+        bundle.packages.iter_mut().for_each(|package| package.compiled = None);
+        bundle
     }
 }

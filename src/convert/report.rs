@@ -4,7 +4,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use anec_manifest::{Granularity, QuantOverride, QuantPlan, Role, WeightFormat};
+use anec_manifest::{Granularity, Manifest, QuantOverride, QuantPlan, Role, WeightFormat};
 use anec_quant::Loss;
 
 /// File name within a bundle's folder.
@@ -35,6 +35,18 @@ pub struct ConvertReport {
     /// Why roles and layers have the formats that they have, if a budget decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanReport>,
+}
+
+impl ConvertReport {
+    /// The report as it is given to others: files are named without the folders of this machine.
+    pub fn portable(mut self) -> Self {
+        if let Some(plan) = &mut self.plan
+            && let Ok(manifest) = Manifest::from_yaml(&plan.manifest, FILE_NAME, &[])
+        {
+            plan.manifest = manifest.portable().to_yaml();
+        }
+        self
+    }
 }
 
 /// Formats that were chosen under a budget, and why.

@@ -49,7 +49,7 @@ pub use form::{
     StateForm, Target,
 };
 pub use gates::{Gates, ParityGate, ResidencyGate};
-pub use load::schema;
+pub use load::{schema, without_folders};
 pub use numerics::{Numerics, ResidualScale};
 pub use quant::{
     Feedback, Granularity, Int8Op, NumberFormat, Overflow, Quant, QuantLayers, QuantOverride, QuantPlan, Role,

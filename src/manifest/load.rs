@@ -1,14 +1,14 @@
 //! From text, files, built-in names and `--set key=value` to a checked [`Manifest`].
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 use serde_yaml::{MessageFormatter, UserMessageFormatter};
 
 use super::builtin;
 use super::error::{ManifestError, nearest};
-use super::{Manifest, check};
+use super::{CalibrationText, Manifest, check};
 
 /// Keys whose value is a choice between forms: setting one form takes the place of another.
 const CHOICES: [&str; 1] = ["lengths"];
@@ -67,6 +67,26 @@ impl Manifest {
     pub fn to_yaml(&self) -> String {
         // the types hold nothing that YAML can't
         serde_yaml::to_string(self).unwrap_or_default()
+    }
+
+    /// The manifest as it is given to others: files are named without the folders of this machine.
+    pub fn portable(&self) -> Manifest {
+        let mut manifest = self.clone();
+        let own = |path: &Path| path.file_name().map_or_else(|| path.to_owned(), PathBuf::from);
+        manifest.source = self.source.as_deref().map(|source| without_folders(source).to_owned());
+        manifest.adapters.iter_mut().for_each(|adapter| adapter.path = own(&adapter.path));
+        if let CalibrationText::File(text) = &mut manifest.calibration.text {
+            *text = own(text);
+        }
+        manifest
+    }
+}
+
+/// The name of a source, an adapter or a text without the folders that it lies in. Names of the hub stay whole.
+pub fn without_folders(name: &str) -> &str {
+    match name.starts_with("hf:") {
+        true => name,
+        false => Path::new(name).file_name().and_then(|own| own.to_str()).unwrap_or(name),
     }
 }
 

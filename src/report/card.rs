@@ -1,7 +1,6 @@
 //! The model card of a bundle: `README.md` with front matter that the hub reads.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use anec_bundle::{Bundle, Stage, Task};
 use anec_convert::report::ConvertReport;
@@ -98,11 +97,7 @@ fn usage(task: &Task, repository: &str) -> String {
 
 /// The source without the folders that it lay in.
 fn source_name(bundle: &Bundle) -> String {
-    let name = &bundle.source.name;
-    match name.starts_with("hf:") {
-        true => name.clone(),
-        false => Path::new(name).file_name().map_or_else(|| name.clone(), |name| name.to_string_lossy().into_owned()),
-    }
+    anec_manifest::without_folders(&bundle.source.name).to_owned()
 }
 
 fn weights(bundle: &Bundle, converted: Option<&ConvertReport>) -> String {

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::forecast::ForecastFinding;
 use super::residency::MisplacedOp;
+use anec_base::ContentDigest;
 use anec_convert::report;
 use anec_package::Package;
 
@@ -142,6 +143,10 @@ pub struct GatesReport {
     pub schema_version: u32,
     /// Name of the bundle.
     pub bundle: String,
+    /// Digest of its files, as `bundle.json` names them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub digest: Option<ContentDigest>,
     /// Version of anec that validated.
     pub anec_version: String,
     /// What the gates say together.
@@ -209,6 +214,7 @@ impl GatesReport {
         GatesReport {
             schema_version: SCHEMA_VERSION,
             bundle: bundle.to_owned(),
+            digest: None,
             anec_version: env!("CARGO_PKG_VERSION").to_owned(),
             verdict,
             gates,
