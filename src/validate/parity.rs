@@ -33,11 +33,6 @@ pub const GATE: &str = "parity";
 /// rotated.
 const SHORTEST: usize = 4;
 
-/// How far the smallest cosine of two ways of calling is from 1 at most if nothing but the order of sums tells them apart.
-const SAME: f64 = 1e-8;
-/// The same where sums are rounded to fp16: between the golden and a function, thirty times as much passes.
-const SAME_IN_FP16: f64 = 1e-3;
-
 /// A bundle on a backend, with what tells it from the others: `f32`, `f16`.
 pub struct Candidate {
     /// How it computes.
@@ -110,17 +105,16 @@ impl Comparison<'_> {
     fn all(&self, checks: &mut Vec<Check>) -> Result<()> {
         let mut session = self.start()?;
         let ways = chunkings(&session);
-        let whole = self.calls(&ways, &mut session, checks)?;
-        if let Some(whole) = &whole {
+        if let Some(whole) = self.calls(&ways, &mut session, checks)? {
             self.attempt("after a reset", &mut session, checks, |session, checks| {
-                checks.push(self.reset(whole, session)?);
+                checks.push(self.reset(&whole, session)?);
                 Ok(())
             })?;
             checks.extend(self.vocabulary(&whole.logits));
-            self.functions(whole, &session, checks);
+            self.functions(&whole, &session, checks);
             self.attempt("all texts", &mut session, checks, |_, checks| self.all_texts(&whole.logits, checks))?;
         }
-        self.forced(&ways, whole.as_ref(), &mut session, checks)?;
+        self.forced(&ways, &mut session, checks)?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
         self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(checks))?;
         checks.extend(self.suspect(checks));
@@ -154,10 +148,8 @@ impl Comparison<'_> {
 
     /// Logits for every size of calls; gives what the largest calls answered, with the hidden states between functions.
     fn calls(&self, ways: &[Way], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<Option<Whole>> {
-        let mut whole: Option<Whole> = None;
-        let mut answers = Vec::with_capacity(ways.len());
+        let mut whole = None;
         for way in ways {
-            let mut answer = None;
             self.attempt(&way.name, session, checks, |session, checks| {
                 session.reset()?;
                 let ask =
@@ -165,35 +157,13 @@ impl Comparison<'_> {
                 let ForwardOutput { logits, hidden } = session.forward(&self.golden.tokens, &ask)?;
                 let measures = LogitMeasures::of(&self.rows(&logits), &self.golden.logits, self.golden.vocab_size);
                 checks.push(self.logits_check(&way.name, &measures));
-                if way.mixed {
-                    answer = Some(hidden);
-                } else if let Some(before) = whole.replace(Whole { way: way.clone(), logits, hidden, same: Vec::new() }) {
-                    // only what the largest calls answered is kept as a whole
-                    answers.push((before.way, Some(before.hidden)));
+                if !way.mixed {
+                    whole = Some(Whole { way: way.clone(), logits, hidden });
                 }
                 Ok(())
             })?;
-            if way.mixed {
-                answers.push((way.clone(), answer));
-            }
-        }
-        if let Some(whole) = &mut whole {
-            let same = |found: &[Vec<f32>]| self.differ_by_rounding(found, &whole.hidden);
-            let same = answers.into_iter().filter(|(_, hidden)| hidden.as_deref().is_some_and(same));
-            whole.same = same.map(|(way, _)| way.name).collect();
         }
         Ok(whole)
-    }
-
-    /// Whether two ways of calling gave the same hidden states at all borders of functions and every position, but for the
-    /// order of sums, and in half precision the rounding of what is summed.
-    fn differ_by_rounding(&self, found: &[Vec<f32>], others: &[Vec<f32>]) -> bool {
-        let width = self.candidate.model.bundle().model.hidden_size as usize;
-        let limit = if self.candidate.layers { SAME } else { SAME_IN_FP16 };
-        found.iter().zip(others).filter(|(found, _)| !found.is_empty()).all(|(found, others)| {
-            // written so that NaN is a difference
-            found.len() == others.len() && LogitMeasures::of(found, others, width).cosine >= 1.0 - limit
-        })
     }
 
     /// The largest calls once more: after a reset nothing may be left of the texts between.
@@ -307,8 +277,6 @@ struct Whole {
     logits: Vec<f32>,
     /// Between functions, in the places of [`ForwardOutput::hidden`].
     hidden: Vec<Vec<f32>>,
-    /// Names of the ways of calling that gave the same hidden states, but for rounding.
-    same: Vec<String>,
 }
 
 /// Ways of dividing a text into calls: every small size and the largest, and all of them in turn.

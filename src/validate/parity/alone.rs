@@ -45,15 +45,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// Each function on what the golden gives it, in every way of calling; then its layers, and the head. A way that gave the
-    /// hidden states of the largest calls in the run of the whole isn't run again if those calls agree with the golden here.
-    pub(super) fn forced(
-        &self,
-        ways: &[Way],
-        whole: Option<&Whole>,
-        session: &mut TokenSession,
-        checks: &mut Vec<Check>,
-    ) -> Result<()> {
+    /// Each function on what the golden gives it, in every way of calling; then its layers, and the head.
+    pub(super) fn forced(&self, ways: &[Way], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<()> {
         let golden = self.golden;
         let model = &self.candidate.model;
         let steps = session.route().layers.clone();
@@ -67,40 +60,19 @@ impl Comparison<'_> {
             let inside = self.candidate.layers && (start..=end).all(|layer| golden.hidden.contains_key(&layer));
             let wanted = if inside { Hidden::BetweenLayers } else { Hidden::BetweenFunctions };
             let mut layers = Layers::new(step);
-            let width = model.bundle().model.hidden_size as usize;
-            let what = |way: &Way| format!("layers {start}..{end} forced, {}", way.name);
-            let claim = "its hidden states agree with the golden";
-            let mut forced = |way: &Way, session: &mut TokenSession, checks: &mut Vec<Check>| {
-                self.attempt(&what(way), session, checks, |session, checks| {
+            for way in ways {
+                let what = format!("layers {start}..{end} forced, {}", way.name);
+                self.attempt(&what, session, checks, |session, checks| {
                     session.reset()?;
                     let found = session.force_layers(index, given, wanted, &way.chunking)?;
-                    let measures = LogitMeasures::of(&found[end], reference, width);
-                    checks.push(self.function_check(self.subject(&what(way)), claim, &measures));
+                    let measures = LogitMeasures::of(&found[end], reference, model.bundle().model.hidden_size as usize);
+                    let subject = self.subject(&what);
+                    checks.push(self.function_check(subject, "its hidden states agree with the golden", &measures));
                     if inside {
                         self.see_layers(&mut layers, &way.name, &found);
                     }
                     Ok(())
-                })
-            };
-            // the largest calls go first: what they give may speak for others
-            let mut of_whole = Vec::new();
-            if let Some(whole) = whole {
-                forced(&whole.way, session, &mut of_whole)?;
-            }
-            let passed = of_whole.iter().find(|check| check.verdict == Verdict::Passed).cloned();
-            for way in ways {
-                match (whole, &passed) {
-                    (Some(whole), _) if whole.way.name == way.name => checks.append(&mut of_whole),
-                    (Some(whole), Some(passed)) if whole.same.contains(&way.name) => {
-                        let as_whole = format!("as {}: the whole gave the same hidden states in both", whole.way.name);
-                        checks.push(Check {
-                            subject: self.subject(&what(way)),
-                            detail: Some(as_whole),
-                            ..passed.clone()
-                        });
-                    }
-                    _ => forced(way, session, checks)?,
-                }
+                })?;
             }
             checks.extend(self.layer_checks(&layers));
         }
