@@ -891,6 +891,19 @@ fn many_clients_get_right_texts_and_nothing_piles_up() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_server_that_nobody_asks_takes_no_processor_time() {
+    let server = server();
+    // threads that have worked look for more before they sleep
+    server.complete(json!({"prompt": "It was", "max_tokens": 4}));
+    std::thread::sleep(Duration::from_millis(500));
+    let before = server.ticks();
+    std::thread::sleep(Duration::from_millis(1500));
+    let taken = server.ticks() - before;
+    assert!(taken <= 2, "{taken} ticks in 150");
+}
+
+#[test]
 fn the_official_client_works() {
     client::check(&server(), "demo");
 }

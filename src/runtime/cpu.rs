@@ -11,7 +11,7 @@ use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
-use anec_mil::{Function, Program, ValueType};
+use anec_mil::{Function, Program, SymbolRange, ValueType};
 
 /// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
 pub struct PackageStore {
@@ -19,6 +19,8 @@ pub struct PackageStore {
     functions: Vec<Signature>,
     read: Mutex<BTreeMap<String, Arc<Program>>>,
     weights: WeightCache,
+    /// Whether functions take as many tokens as the bundle says, even if their programs say fewer.
+    beyond: bool,
 }
 
 /// What a bundle says of a function.
@@ -31,11 +33,22 @@ struct Signature {
     outputs: Vec<String>,
     /// Names of its states, and their ids.
     states: Vec<(String, String)>,
+    /// Most tokens of a call.
+    most: u64,
 }
 
 impl PackageStore {
     /// The programs of a bundle in a folder. Nothing is read yet.
     pub fn of(bundle: &Bundle, folder: &Path) -> Arc<Self> {
+        Arc::new(Self::with(bundle, folder, false))
+    }
+
+    /// The programs of a bundle that was [widened](super::widened()).
+    pub fn beyond(bundle: &Bundle, folder: &Path) -> Arc<Self> {
+        Arc::new(Self::with(bundle, folder, true))
+    }
+
+    fn with(bundle: &Bundle, folder: &Path, beyond: bool) -> Self {
         let names = |ports: &[anec_bundle::Port]| ports.iter().map(|port| port.name.clone()).collect();
         let weights = |name: &str| {
             let package = bundle.packages.iter().position(|package| package.package == name);
@@ -49,13 +62,15 @@ impl PackageStore {
             inputs: names(&entry.inputs),
             outputs: names(&entry.outputs),
             states: entry.states.iter().map(|state| (state.name.clone(), state.id.clone())).collect(),
+            most: entry.tokens.most(),
         };
-        Arc::new(PackageStore {
+        PackageStore {
             folder: folder.to_owned(),
             functions: bundle.functions.iter().map(signature).collect(),
             read: Mutex::default(),
             weights: WeightCache::new(),
-        })
+            beyond,
+        }
     }
 
     /// Bytes of weights in memory.
@@ -88,7 +103,14 @@ impl PackageStore {
         };
         signature.check(function).map_err(error)?;
         let compile = if unfused { Executable::compile_unfused } else { Executable::compile };
-        let function = signature.with_ids(function);
+        let mut function = signature.with_ids(function);
+        if self.beyond {
+            for lengths in function.lengths.values_mut() {
+                if let SymbolRange::Range { upper: Some(upper), .. } = lengths {
+                    *upper = (*upper).max(signature.most);
+                }
+            }
+        }
         Ok(compile(&function, ExecOptions { precision }, &self.weights).map_err(|error| signature.failed(error))?)
     }
 }

@@ -35,6 +35,7 @@
 //! | [`together`] | texts that share calls |
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
+//! | `widened` | larger calls than a bundle allows, for gates |
 //! | [`windows`] | a text of any length on its way through a token classifier |
 //! | [`encode`] | vectors of texts, and judgements of whole texts |
 //! | [`bioes`] | the labels of whole spans |
@@ -102,6 +103,7 @@ pub mod text;
 pub mod together;
 pub mod tokenizer;
 pub mod tools;
+mod widened;
 pub mod windows;
 
 pub use backend::{Backend, BatchMember, BatchResult, Phase, Sequence, Watch};
@@ -125,4 +127,5 @@ pub use session::TokenSession;
 pub use text::{TextDelta, TextGeneration, TextStream};
 pub use together::{NextTokens, forward_together};
 pub use tokenizer::{Detokenizer, Tokenizer};
+pub use widened::widened;
 pub use windows::Windows;

@@ -214,6 +214,6 @@ impl FirstLoadWork {
 }
 
 /// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
-fn by_position(state: &StatePort, context: u64) -> bool {
+pub(super) fn by_position(state: &StatePort, context: u64) -> bool {
     state.role.is_cache() && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }

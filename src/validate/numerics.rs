@@ -3,7 +3,7 @@
 //! the Neural Engine's own arithmetic adds to that is simulated (`simulation`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -20,7 +20,9 @@ use anec_base::Result;
 use anec_bundle::{Bundle, PortRole, Stage, layer_of};
 use anec_exec::Precision;
 use anec_mil::{Function, ValueId};
-use anec_runtime::{Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, Windows};
+use anec_runtime::{
+    Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, Windows, widened,
+};
 
 /// Name of the gate.
 pub const GATE: &str = "numerics";
@@ -135,6 +137,40 @@ impl Places {
     }
 }
 
+/// Most tokens of a call where any number gives the same: as many as the simulation has.
+const WIDE: u64 = 32;
+
+/// The programs of a bundle, whose values are looked at. What a program computes of a token is the same in calls of any
+/// number of tokens, so they are large.
+pub(super) struct WatchedPrograms {
+    bundle: Bundle,
+    folder: PathBuf,
+    host: Arc<HostTables>,
+    store: Arc<PackageStore>,
+}
+
+impl WatchedPrograms {
+    pub(super) fn open(bundle: &Bundle, folder: &Path) -> Result<Self> {
+        let host = Arc::new(HostTables::open(bundle, folder)?);
+        let bundle = widened(bundle, WIDE);
+        let store = PackageStore::beyond(&bundle, folder);
+        Ok(WatchedPrograms { bundle, folder: folder.to_owned(), host, store })
+    }
+
+    /// The model in a precision, op by op; what it computes is noted in a log.
+    pub(super) fn model(&self, precision: Precision, log: &Log) -> Result<Arc<LoadedModel>> {
+        let backend = log.backend(self.store.clone(), precision);
+        LoadedModel::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))
+    }
+
+    /// Calls of the layers' functions that `count` tokens take.
+    pub(super) fn calls(&self, context: u64, count: usize) -> usize {
+        let layers = self.bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }));
+        let sizes = layers.filter(|f| f.context == context).map(|f| f.tokens.most() as usize);
+        count.div_ceil(sizes.max().unwrap_or(1).max(1))
+    }
+}
+
 /// What a run showed.
 pub(super) struct Trace {
     seen: SeenRanges,
@@ -181,13 +217,10 @@ struct Traces {
 
 impl Traces {
     fn of(bundle: &Bundle, folder: &Path, context: u64, tokens: &[u32]) -> Result<Self> {
-        let host = Arc::new(HostTables::open(bundle, folder)?);
-        let programs = PackageStore::of(bundle, folder);
+        let programs = WatchedPrograms::open(bundle, folder)?;
         let run = |precision| -> Result<Trace> {
             let log = Log::default();
-            let backend = log.backend(programs.clone(), precision);
-            let model = LoadedModel::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
-            trace(&model, &log, context, tokens)
+            trace(&programs.model(precision, &log)?, &log, context, tokens)
         };
         Ok(Traces { context, single: run(Precision::F32)?, half: run(Precision::F16)? })
     }

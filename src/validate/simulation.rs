@@ -4,20 +4,18 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use indexmap::IndexMap;
 
 use super::arithmetic::published_effects;
 use super::measure::LogitMeasures;
-use super::numerics::{Places, Trace, trace};
+use super::numerics::{Places, Trace, WatchedPrograms, trace};
 use super::thresholds::NumericsThresholds;
 use super::verdict::Check;
 use super::watch::{Log, Samples};
 use anec_base::Result;
 use anec_bundle::Bundle;
 use anec_exec::{EngineEffect, EngineEffects, Precision};
-use anec_runtime::{HostTables, LoadedModel, PackageStore};
 
 /// Tokens that are run: sums are simulated one product after the other, which takes its time.
 const TOKENS: usize = 32;
@@ -44,13 +42,11 @@ pub(super) fn simulation(
     places: &BTreeMap<String, BTreeMap<String, Places>>,
     thresholds: &NumericsThresholds,
 ) -> Result<Check> {
-    let host = Arc::new(HostTables::open(bundle, folder)?);
-    let programs = PackageStore::of(bundle, folder);
+    let tokens = &tokens[..tokens.len().min(TOKENS)];
+    let programs = WatchedPrograms::open(bundle, folder)?;
     let run = |precision| -> Result<(Trace, Samples)> {
-        let log = Log::sampling();
-        let backend = log.backend(programs.clone(), precision);
-        let model = LoadedModel::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
-        let trace = trace(&model, &log, context, &tokens[..tokens.len().min(TOKENS)])?;
+        let log = Log::sampling(programs.calls(context, tokens.len()));
+        let trace = trace(&programs.model(precision, &log)?, &log, context, tokens)?;
         Ok((trace, log.samples()))
     };
     let ((half, exact), (engine, simulated)) = (run(Precision::F16)?, run(Precision::ANE)?);
@@ -97,15 +93,13 @@ pub fn departure(
     effects: EngineEffects,
     failed: bool,
 ) -> Result<Check> {
-    let host = Arc::new(HostTables::open(bundle, folder)?);
-    let programs = PackageStore::of(bundle, folder);
+    let tokens = &tokens[..tokens.len().min(CAUSE_TOKENS)];
+    let programs = WatchedPrograms::open(bundle, folder)?;
     let context = bundle.model.contexts.iter().copied().find(|context| *context >= CAUSE_TOKENS as u64);
     let context = context.or(bundle.model.contexts.last().copied()).unwrap_or(1);
     let run = |precision| -> Result<Samples> {
-        let log = Log::sampling();
-        let backend = log.backend(programs.clone(), precision);
-        let model = LoadedModel::new(bundle.clone(), folder, host.clone(), Box::new(backend))?;
-        trace(&model, &log, context, &tokens[..tokens.len().min(CAUSE_TOKENS)])?;
+        let log = Log::sampling(programs.calls(context, tokens.len()));
+        trace(&programs.model(precision, &log)?, &log, context, tokens)?;
         Ok(log.samples())
     };
     let mut places: BTreeMap<String, BTreeMap<String, Places>> = BTreeMap::new();

@@ -52,10 +52,10 @@ pub type SeenRanges = BTreeMap<usize, IndexMap<String, ValueRange>>;
 /// A few elements of every value, by function and by value, in the order in which they came.
 pub type Samples = BTreeMap<usize, IndexMap<String, Vec<f32>>>;
 
-/// Elements that are kept of a value of one call.
-const SAMPLED: usize = 256;
 /// Elements that are kept of a value over all calls.
-const KEPT: usize = 8 * SAMPLED;
+const KEPT: usize = 2048;
+/// Elements that are kept of a value of one call, at least.
+const SAMPLED: usize = 256;
 
 /// Where what was seen is kept.
 #[derive(Clone, Default)]
@@ -66,12 +66,15 @@ struct Notes {
     seen: SeenRanges,
     /// Only where they are asked for.
     samples: Option<Samples>,
+    /// Elements that are kept of a value of one call.
+    sampled: usize,
 }
 
 impl Log {
-    /// A log that also keeps a few elements of every value.
-    pub fn sampling() -> Self {
-        Log(Arc::new(Mutex::new(Notes { samples: Some(Samples::new()), ..Notes::default() })))
+    /// A log that also keeps a few elements of every value, over so many calls.
+    pub fn sampling(calls: usize) -> Self {
+        let sampled = (KEPT / calls.max(1)).max(SAMPLED);
+        Log(Arc::new(Mutex::new(Notes { samples: Some(Samples::new()), sampled, ..Notes::default() })))
     }
 
     /// The CPU executor, whose functions run op by op, in a precision: what it computes is noted here.
@@ -84,10 +87,11 @@ impl Log {
     fn note(&self, function: usize, name: &str, tensor: &Tensor) {
         let Some(values) = tensor.floats() else { return };
         let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sampled = notes.sampled;
         if let Some(samples) = &mut notes.samples {
             let kept = samples.entry(function).or_default().entry(name.to_owned()).or_default();
-            let room = KEPT.saturating_sub(kept.len()).min(SAMPLED);
-            kept.extend(values.iter().step_by(values.len().div_ceil(SAMPLED).max(1)).take(room));
+            let room = KEPT.saturating_sub(kept.len()).min(sampled);
+            kept.extend(values.iter().step_by(values.len().div_ceil(sampled).max(1)).take(room));
         }
         let ranges = notes.seen.entry(function).or_default();
         match ranges.get_mut(name) {
