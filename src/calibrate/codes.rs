@@ -21,6 +21,8 @@ const AT_A_TIME: u64 = 1 << 23;
 pub struct Codes {
     folder: PathBuf,
     files: BTreeMap<(String, u64), PathBuf>,
+    /// Second moments of the inputs.
+    moments: BTreeMap<(String, u64), Vec<f32>>,
     bytes: u64,
 }
 
@@ -45,7 +47,7 @@ impl Codes {
     /// When it can't be made.
     pub fn new(folder: PathBuf) -> Result<Self> {
         std::fs::create_dir(&folder).map_err(FileError::of(&folder, "create"))?;
-        Ok(Codes { folder, files: BTreeMap::new(), bytes: 0 })
+        Ok(Codes { folder, files: BTreeMap::new(), moments: BTreeMap::new(), bytes: 0 })
     }
 
     /// Weights that codes were chosen for.
@@ -63,11 +65,13 @@ impl Codes {
         self.files.contains_key(&(key.to_owned(), channels))
     }
 
-    /// Begins a weight.
-    pub fn begin<'a>(&mut self, target: &'a QuantTarget) -> Draft<'a> {
+    /// Begins a weight, whose input channels have these second moments.
+    pub fn begin<'a>(&mut self, target: &'a QuantTarget, moments: &[f32]) -> Draft<'a> {
         let next = self.files.len();
         let key = (target.key.clone(), target.channels);
-        let grids = CodedWeight::new(target.weight.clone(), target.format, Overflow::Saturate, None);
+        self.moments.insert(key.clone(), moments.to_vec());
+        let weight = target.weight.clone();
+        let grids = CodedWeight::with_moments(weight, target.format, Overflow::Saturate, None, Some(moments));
         let path = self.files.entry(key).or_insert_with(|| self.folder.join(format!("{next}.bin"))).clone();
         Draft { target, grids, path }
     }
@@ -115,5 +119,9 @@ impl ChosenCodes for Codes {
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>> {
         let path = self.files.get(&(key.to_owned(), channels));
         Ok(path.map(|path| MappedFile::open(path)).transpose()?.map(Arc::new))
+    }
+
+    fn moments(&self, key: &str, channels: u64) -> Option<&[f32]> {
+        self.moments.get(&(key.to_owned(), channels)).map(Vec::as_slice)
     }
 }

@@ -168,7 +168,9 @@ impl Run<'_> {
         self.most_moments = self.most_moments.max(together + largest.unwrap_or(0));
         for (tap, moments) in job.taps.iter().zip(all) {
             let parts = moments.len() as u64;
-            let drafts: Vec<Draft<'_>> = tap.targets.iter().map(|target| self.codes.begin(target)).collect();
+            let of_channels = tap.of_channels(&moments);
+            let drafts: Vec<Draft<'_>> =
+                tap.targets.iter().map(|target| self.codes.begin(target, &of_channels)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
                 let feedback = ErrorFeedback::of(moments.sums()).map_err(|error| CalibrateError::Moments {
                     package: job.package.name.clone(),

@@ -11,6 +11,8 @@ use anec_mil::{Binding, Constant, DataType, Function, FunctionBuilder, Op, Tenso
 use anec_quant::Fp16;
 use anec_source::SourceWeight;
 
+use super::moments::SecondMoments;
+
 /// Input channels from which on moments aren't kept: they would take gigabytes.
 const WIDEST: usize = 16384;
 
@@ -67,6 +69,20 @@ impl Tap<'_> {
         match self.tokens {
             TapTokens::All => 1,
             TapTokens::Before { experts, .. } | TapTokens::Inside { experts } => experts,
+        }
+    }
+
+    /// The second moment of each input channel of the weights, from the moments of the parts.
+    pub fn of_channels(&self, parts: &[SecondMoments]) -> Vec<f32> {
+        let diagonals = parts.iter().map(|moments| moments.sums().diag().to_vec());
+        match self.tokens {
+            TapTokens::Inside { .. } => diagonals.flatten().collect(),
+            TapTokens::All | TapTokens::Before { .. } => diagonals
+                .reduce(|mut sum, own| {
+                    sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+                    sum
+                })
+                .unwrap_or_default(),
         }
     }
 

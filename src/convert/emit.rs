@@ -124,7 +124,8 @@ impl Emitter<'_> {
             let file = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))?;
             let codes = file.map(|file| ReadCodes::new(file, &key.weight, layout.rows, layout.columns)).transpose()?;
             let rounding = codes.map(|codes| Arc::new(codes) as Arc<dyn Rounding>);
-            let coded = CodedWeight::new(rows, key.format, overflow, rounding);
+            let moments = self.chosen.and_then(|chosen| chosen.moments(&key.weight, key.channels));
+            let coded = CodedWeight::with_moments(rows, key.format, overflow, rounding, moments);
             let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());
             (Stored { layout, op: key.format.op, data: coded.data(), scale, palette, row_scale }, coded.measures())
         };

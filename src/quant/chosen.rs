@@ -15,6 +15,9 @@ pub trait ChosenCodes: Send + Sync {
     /// # Errors
     /// When they can't be read.
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>>;
+
+    /// The second moments of the inputs by which the codes were chosen, one for each input channel.
+    fn moments(&self, key: &str, channels: u64) -> Option<&[f32]>;
 }
 
 /// The codes of one weight, as they were chosen.

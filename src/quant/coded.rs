@@ -45,11 +45,24 @@ impl CodedWeight {
         overflow: Overflow,
         rounding: Option<Arc<dyn Rounding>>,
     ) -> Arc<Self> {
+        CodedWeight::with_moments(weight, format, overflow, rounding, None)
+    }
+
+    /// The same, with the second moments of the inputs, one for each column, by which palettes of few levels are made. Others than there
+    /// are columns are not looked at.
+    pub fn with_moments(
+        weight: SourceWeight,
+        format: NumberFormat,
+        overflow: Overflow,
+        rounding: Option<Arc<dyn Rounding>>,
+        moments: Option<&[f32]>,
+    ) -> Arc<Self> {
+        let moments = moments.filter(|moments| moments.len() as u64 == weight.columns());
         let layout = WeightLayout::of(format, weight.rows(), weight.columns());
         let bits = layout.dtype.bits();
         let blocks = Blocks::packed(&weight, bits, rounding.as_ref().map_or(1, |r| r.rows_at_a_time()));
         let grids = match layout.palettes {
-            Some(_) => Grids::Levels(Palettes::new(&layout)),
+            Some(_) => Grids::Levels(Palettes::new(&layout, moments)),
             None => Grids::Steps(BlockScales::new(&layout)),
         };
         let measures = Arc::new(RoundingError::new(blocks.count()));

@@ -4,7 +4,9 @@
 //! The levels are the centres of exact k-means ([`cluster`](super::cluster)) over the weights rounded to fp16, in which
 //! there are no more than 65,536 different ones; those that are nearer to each other than a [`FINENESS`]th of the step of
 //! equally many even levels are one point. Of 256 levels the first and last are the extremes of the weights, since it is the few
-//! largest weights that make a model's largest activations.
+//! largest weights that make a model's largest activations. Of 16 or fewer, a weight counts by the root of its input's second
+//! moment where that is known: a channel hundreds of times as large as the others has its own few weights among the levels.
+//! Else error feedback, which rounds such a channel first, would move all other weights beyond their levels to make up for it.
 //!
 //! A row's scale, its largest magnitude, makes rows of different size alike; the square of it is a weight of the row, so that
 //! the error is the least in the weights as they were. The hardware
@@ -32,8 +34,14 @@ pub const FINENESS: f32 = 32.0;
 pub const HEADROOM: f32 = 16.0;
 /// From as many weights on, they are counted by value; fewer are sorted.
 const MANY: u64 = 1 << 18;
-/// The weight of the input or row that counts most.
+/// The weight of the row that counts most, and of the row and the column where columns differ, too: the sum over all weights
+/// is a whole number of 64 bits.
 const FULL_WEIGHT: f32 = (1u32 << 30) as f32;
+const FULL_SHARED: f32 = (1u32 << 16) as f32;
+/// Levels up to which weights count by their inputs.
+const MOST_WEIGHTED: u64 = 16;
+/// Part of the mean that is added to a column's second moment: none counts nothing.
+const LEAST_MOMENT: f64 = 0.05;
 
 /// The palettes of a weight.
 pub(crate) struct Palettes {
@@ -42,6 +50,8 @@ pub(crate) struct Palettes {
     pub(crate) group: u64,
     row_scales: bool,
     pinned: bool,
+    /// How much each column counts; none where all count alike.
+    columns: Vec<u32>,
     known: OnceLock<KnownPalettes>,
 }
 
@@ -57,13 +67,15 @@ pub(crate) struct KnownPalettes {
 
 impl Palettes {
     /// No palettes yet.
-    pub(crate) fn new(layout: &WeightLayout) -> Self {
+    pub(crate) fn new(layout: &WeightLayout, moments: Option<&[f32]>) -> Self {
         let palettes = layout.palettes.unwrap_or(1).max(1);
+        let moments = moments.filter(|_| layout.entries() <= MOST_WEIGHTED);
         Palettes {
             entries: layout.entries() as usize,
             group: (layout.rows / palettes).max(1),
             row_scales: layout.row_scales,
             pinned: layout.entries() == 256,
+            columns: moments.map_or_else(Vec::new, column_weights),
             known: OnceLock::new(),
         }
     }
@@ -81,7 +93,8 @@ impl Palettes {
         let rows = reader.weight.rows();
         let scales = if self.row_scales { row_scales(reader, blocks)? } else { Vec::new() };
         let most = scales.iter().map(|scale| scale.to_f32()).fold(0f32, f32::max);
-        let row_weights: Vec<u32> = scales.iter().map(|scale| whole((scale.to_f32() / most).powi(2))).collect();
+        let full = if self.columns.is_empty() { FULL_WEIGHT } else { FULL_SHARED };
+        let row_weights: Vec<u32> = scales.iter().map(|scale| whole((scale.to_f32() / most).powi(2), full)).collect();
         let largest = AtomicU32::new(0);
         let groups: Vec<Range<u64>> =
             (0..rows.div_ceil(self.group)).map(|i| i * self.group..((i + 1) * self.group).min(rows)).collect();
@@ -180,7 +193,11 @@ impl Pass<'_> {
         let columns = self.reader.columns().max(1);
         for (row, halves) in rows.zip(halves.chunks(columns)) {
             let weight = self.weight(row);
-            keys.extend(halves.iter().map(|half| (key(*half), weight)));
+            match &self.own.columns[..] {
+                [] => keys.extend(halves.iter().map(|half| (key(*half), weight))),
+                columns => keys
+                    .extend(halves.iter().zip(columns).map(|(half, column)| (key(*half), weight * u64::from(*column)))),
+            }
         }
         keys.sort_unstable();
         let same = keys.chunk_by(|(a, _), (b, _)| a == b);
@@ -199,7 +216,13 @@ impl Pass<'_> {
             self.load(part.clone(), &mut values, &mut halves)?;
             for (row, halves) in part.zip(halves.chunks(columns)) {
                 let weight = self.weight(row);
-                halves.iter().for_each(|half| counts[usize::from(key(*half))] += weight);
+                match &self.own.columns[..] {
+                    [] => halves.iter().for_each(|half| counts[usize::from(key(*half))] += weight),
+                    columns => halves
+                        .iter()
+                        .zip(columns)
+                        .for_each(|(half, column)| counts[usize::from(key(*half))] += weight * u64::from(*column)),
+                }
             }
             Ok((counts, values, halves))
         };
@@ -242,7 +265,19 @@ fn of_key(key: u16) -> f32 {
     f16::from_bits(bits).to_f32()
 }
 
+/// How much columns count whose inputs have these second moments: by their roots.
+fn column_weights(moments: &[f32]) -> Vec<u32> {
+    let sum: f64 = moments.iter().map(|moment| f64::from(*moment)).sum();
+    let mean = sum / moments.len().max(1) as f64;
+    if !(mean > 0.0 && mean.is_finite()) {
+        return Vec::new();
+    }
+    let roots: Vec<f64> = moments.iter().map(|moment| (f64::from(*moment) / mean + LEAST_MOMENT).sqrt()).collect();
+    let most = roots.iter().copied().fold(0.0, f64::max);
+    roots.iter().map(|root| whole((root / most) as f32, FULL_SHARED)).collect()
+}
+
 /// A share as a whole number: never nothing.
-fn whole(share: f32) -> u32 {
-    if share > 0.0 { 1 + (share.min(1.0) * FULL_WEIGHT) as u32 } else { 1 }
+fn whole(share: f32, full: f32) -> u32 {
+    if share > 0.0 { 1 + (share.min(1.0) * full) as u32 } else { 1 }
 }

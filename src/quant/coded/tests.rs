@@ -281,3 +281,25 @@ fn codes_can_be_chosen_by_another() {
     }
     assert_eq!(WeightLayout::of(formats()[3], 2, 2).dtype, DataType::Int4);
 }
+
+/// One input that is large, with weights of its own size: with the moments of the inputs they are among the levels.
+#[test]
+fn levels_go_where_the_inputs_are_large() {
+    let massive = |column: u64| column == 7;
+    let values = move |r: u64, c: u64| if massive(c) { 5.0 + (r % 4) as f32 / 4.0 } else { noise(r, c) };
+    let moments: Vec<f32> = (0..64).map(|column| if massive(column) { 1e6 } else { 1.0 }).collect();
+    for (granularity, row_scale) in [(Granularity::PerTensor, false), (Granularity::Group(16), false)] {
+        let format = format(WeightFormat::Palette4, granularity, row_scale);
+        let make = |moments| CodedWeight::with_moments(weight(64, 64, values), format, Overflow::Error, None, moments);
+        let error = |coded: &Arc<CodedWeight>| {
+            let expanded = expanded(coded);
+            (0..64).map(|r| (expanded[r * 64 + 7] - values(r as u64, 7)).powi(2)).sum::<f32>()
+        };
+        let (alike, weighed) = (make(None), make(Some(&moments)));
+        assert!(error(&weighed) < 0.1 * error(&alike), "{} {}", error(&weighed), error(&alike));
+        // of other columns than these, or of none that are alive, nothing is known
+        for moments in [&moments[1..], &[0.0; 64]] {
+            assert_eq!(halves(make(Some(moments)).palette()), halves(alike.palette()));
+        }
+    }
+}
