@@ -6,10 +6,9 @@
 # What is under cfg(target_os = "macos") can't run elsewhere, but it can be compiled, so that a Mac sees it compile.
 # --ios takes aarch64-apple-ios, which has no program to link: `--ios -p anec-bindings` checks what apps are linked with.
 #
-# The standard library for the target is the prebuilt one where rustup has it (`rustup target add aarch64-apple-darwin`).
-# Where it doesn't, it is compiled from source (-Zbuild-std): the rust-src component, or else Debian's package rust-src of
-# the very version of rustc, verified by apt's signatures. C and Objective-C of build scripts is not compiled: a stand-in
-# compiler writes empty objects, which is all that a check needs.
+# The standard library for the target is the prebuilt one where rustup has it (`rustup target add aarch64-apple-darwin`), or
+# else compiled from source (tools/std-source.sh). C and Objective-C of build scripts is not compiled: a stand-in compiler
+# writes empty objects, which is all that a check needs.
 #
 # --link makes a real, ad-hoc signed Mach-O executable with rustup's own rust-lld. PyPI's ziglang gives a C compiler and
 # the symbols of libSystem; the symbols of the Objective-C runtime and of the frameworks are taken from the objc2 crates.
@@ -31,63 +30,10 @@ esac; done
 [ $kind != link ] || [ $target = aarch64-apple-darwin ] || { say "only a program for macOS can be linked"; exit 2; }
 
 cd "$(dirname "$0")/.."                      # rust-toolchain.toml decides which rustc
-release=$(rustc -vV | sed -n 's/^release: //p')
-version=${release%%-*}
-sysroot=$(rustc --print sysroot)
 mkdir -p "$cache"
 
-# The source of the standard library, into a folder of its own: from Debian.
-fetch_std() {
-  local apt=$cache/apt mirror list deb=
-  command -v apt-get >/dev/null || { say "no standard library for $target, no rust-src, no apt"; exit 3; }
-  say "fetching the source of the standard library $version from Debian"
-  mkdir -p "$apt"/{lists/partial,archives/partial}
-  # lists of its own: those of the system stay as they are
-  local options=(-q -o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
-    -o Dir::State::lists="$apt/lists" -o Dir::Cache="$apt" -o APT::Sandbox::User=root -o Acquire::Retries=3
-    -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
-  mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep -m1 '/debian/$') ||
-    { say "apt knows no Debian mirror: run apt-get update first"; exit 3; }
-  suites() { # KIND SUITE…
-    local kind=$1 suite; shift
-    for suite; do
-      echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main"
-    done > "$apt/sources.list"
-    apt-get "${options[@]}" update >/dev/null || { say "apt can't reach Debian"; exit 3; }
-  }
-  tmp=$(mktemp -d "$cache/std.XXXXXX"); trap 'rm -rf "$tmp"' EXIT # global: the trap runs outside
-  for list in trixie-backports 'sid experimental trixie'; do
-    suites deb $list
-    deb=$(apt-cache "${options[@]}" madison rust-src | awk -F' *[|] *' '{print $2}' |
-      grep -m1 "^${version//./\\.}+" || true)
-    [ -z "$deb" ] || break
-  done
-  if [ -n "$deb" ]; then
-    (cd "$tmp" && apt-get "${options[@]}" download "rust-src=$deb" >/dev/null)
-    dpkg-deb --fsys-tarfile "$tmp"/rust-src_*.deb |
-      tar -x -C "$tmp" --strip-components=4 --wildcards './usr/src/rustc-*/library'
-  else # the binary package is gone: the source package stays longer
-    suites deb-src sid experimental
-    deb=$(apt-cache "${options[@]}" showsrc rustc | sed -n 's/^Version: //p' | grep -m1 "^${version//./\\.}+" || true)
-    [ -n "$deb" ] || { say "Debian has no source of the standard library $version"; exit 3; }
-    (cd "$tmp" && apt-get "${options[@]}" source --download-only --tar-only "rustc=$deb" >/dev/null)
-    tar -x -C "$tmp" --strip-components=1 --wildcards '*/library' -f "$tmp"/rustc_*.orig.tar.xz
-  fi
-  [ -f "$tmp/library/Cargo.lock" ]
-  mkdir -p "${1%/library}"; rm -rf "$1"; mv "$tmp/library" "$1"
-}
-
-std=()
-if [ ! -d "$sysroot/lib/rustlib/$target/lib" ]; then
-  source=$sysroot/lib/rustlib/src/rust/library
-  if [ ! -d "$source" ]; then
-    source=$cache/std-$version/library
-    [ -f "$source/Cargo.lock" ] || fetch_std "$source"
-    export __CARGO_TESTS_ONLY_SRC_ROOT=$source # where cargo looks instead of in the sysroot
-  fi
-  std=(-Zbuild-std=std,panic_abort)
-  export RUSTC_BOOTSTRAP=1 # -Z with a stable toolchain
-fi
+. tools/std-source.sh
+std_for $target
 
 # A C compiler and archiver that write nothing. With an SDKROOT, nothing looks for xcrun.
 bin=$cache/bin sdk=$cache/sdk
@@ -193,4 +139,4 @@ start=$(date +%s)
 # the release profile, unoptimised: nothing is going to run
 cargo $verb ${std[@]+"${std[@]}"} --target $target --release \
   --config profile.release.opt-level=0 --config profile.release.debug=false --lib --bins "$@"
-say "$target: cargo $verb took $(( $(date +%s) - start )) s (rustc $release)"
+say "$target: cargo $verb took $(( $(date +%s) - start )) s ($(rustc -V))"

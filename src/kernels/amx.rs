@@ -1,10 +1,7 @@
 //! Products of a matrix of bytes with many columns, on a processor that multiplies tiles (Intel's AMX).
 //!
-//! The unit multiplies bytes and adds the products up in 32 bits, exactly. So each column becomes integers of 31 bits:
-//! its elements, divided by a power of two that the largest gives, and rounded. An element has 24 significant bits, which
-//! all remain in those that are no smaller than a 64th of the largest; the others are off by at most a 2^30th of the
-//! largest. Four signed digits of a byte make up such an integer, so four products of tiles are one of f32 numbers. The
-//! sums of digits are exact, and rounded to f32 only as they are put together.
+//! The unit multiplies bytes and adds the products up in 32 bits, exactly. So each column becomes integers of four signed
+//! [digits](super::digits), and four products of tiles are one of f32 numbers.
 //!
 //! A thread takes [`ROWS`] rows at a time: it lays their bytes out in tiles and multiplies them with 16 columns after the
 //! other, over the whole length of the rows, for sums that leave the registers cost more than products. The columns'
@@ -17,6 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::aligned_buf::AlignedBuf;
+use super::digits::{DIGITS, MOST_DEPTH, Unit, digits_of, joined};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::tiles::{STRIP, put};
@@ -31,12 +29,6 @@ const STEP: usize = 64;
 const DEPTH: usize = 512;
 /// Words of a tile: a kilobyte.
 const TILE: usize = 256;
-/// Digits of an element.
-const DIGITS: usize = 4;
-/// Bits of the largest element.
-const BITS: i32 = 30;
-/// Most elements of a row: sums of as many products of two bytes fit 32 bits.
-const MOST_DEPTH: usize = 1 << 16;
 
 /// Whether this processor has the unit, and the system lets this program use it.
 pub(super) fn is_available() -> bool {
@@ -105,25 +97,6 @@ pub(super) fn multiply(
     true
 }
 
-/// What a column's integers count: a power of two.
-#[derive(Clone, Copy)]
-struct Unit {
-    size: f32,
-    inverse: f32,
-}
-
-impl Unit {
-    /// That of a column whose largest element has these bits, without its sign; `None` if it isn't finite.
-    fn of(bits: u32) -> Option<Unit> {
-        // the largest element is less than two to this
-        let exponent = (bits >> 23) as i32 - 126;
-        // a unit and its inverse are normal numbers; in a column this small it is the least of them
-        let exponent = exponent.max(BITS - 126);
-        let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
-        (bits < f32::INFINITY.to_bits()).then(|| Unit { size: power(exponent - BITS), inverse: power(BITS - exponent) })
-    }
-}
-
 /// Some of the depth of up to 16 columns.
 struct Piece<'a> {
     x: &'a [f32],
@@ -165,8 +138,6 @@ impl Piece<'_> {
     /// The processor has AVX-512F; each column is finite and has its unit.
     #[target_feature(enable = "avx512f")]
     unsafe fn pack(&self, units: &[Unit], words: &mut [u32]) {
-        /// What makes digits of bytes: each, but the highest, is 128 less than a byte of the sum with this.
-        const MIDDLE: u32 = 0x0080_8080;
         /// Every other byte.
         const EVEN: u32 = 0x00ff_00ff;
         let inverse: [f32; SIDE] = std::array::from_fn(|c| units[c].inverse);
@@ -179,10 +150,8 @@ impl Piece<'_> {
                     if k < self.deep {
                         let elements = self.elements(k);
                         for c in 0..SIDE {
-                            let rounded = (elements[c] * inverse[c]).round_ties_even();
-                            // SAFETY: no larger than 2^30.
-                            let integer = unsafe { rounded.to_int_unchecked::<i32>() };
-                            digits[c] = (integer as u32).wrapping_add(MIDDLE) ^ MIDDLE;
+                            // SAFETY: the unit is that of this column.
+                            digits[c] = unsafe { digits_of(elements[c], inverse[c]) };
                         }
                     }
                 }
@@ -296,11 +265,8 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                 }
                 let units: [f32; SIDE] = std::array::from_fn(|c| self.units[start + c].size);
                 for (r, whole) in whole.iter_mut().enumerate() {
-                    let [lowest, low, high, highest] = [&sums.0[0][r], &sums.0[1][r], &sums.0[2][r], &sums.0[3][r]];
                     for c in 0..SIDE {
-                        let upper = highest[c] as f32 * 256.0 + high[c] as f32;
-                        let sum = (upper * 256.0 + low[c] as f32) * 256.0 + lowest[c] as f32;
-                        whole[place * SIDE + c] = sum * units[c];
+                        whole[place * SIDE + c] = joined(std::array::from_fn(|digit| sums.0[digit][r][c])) * units[c];
                     }
                 }
             }

@@ -14,9 +14,13 @@ pub mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 pub mod codes;
+#[cfg(any(target_arch = "aarch64", all(target_arch = "x86_64", target_os = "linux")))]
+mod digits;
 pub mod dispatch;
 pub mod distance;
 pub mod dot;
+#[cfg(target_arch = "aarch64")]
+mod dotprod;
 
 pub mod aligned_buf;
 pub mod hadamard;

@@ -5,6 +5,8 @@ use smallvec::SmallVec;
 use super::aligned_buf::AlignedBuf;
 use super::codes::{CodeTables, PackedCodes};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
+#[cfg(target_arch = "aarch64")]
+use super::dotprod::{DigitColumns, Instruction, Strided};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
@@ -25,10 +27,10 @@ pub struct TokenProduct<'a> {
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
 ///
-/// Few tokens, many, and many on a processor with AMX are multiplied by different kernels. Two sum in f32, each in an
-/// order of its own, the third in integers: a prompt that is read in other chunks gives the same values within f32's
-/// rounding, not the same bits. Up to eight tokens give each the bits that it has alone. A scale that a whole row has
-/// multiplies the finished sum.
+/// Few tokens, many, and bytes on a processor that multiplies them (AMX for many tokens, 64-bit Arm) are multiplied by
+/// different kernels. Two sum in f32, each in an order of its own, the others in integers: a prompt that is read in other
+/// chunks gives the same values within f32's rounding, not the same bits. Up to eight tokens give each the bits that it
+/// has alone. A scale that a whole row has multiplies the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout, or two results share a place.
@@ -53,11 +55,16 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
     if rows == 0 {
         return;
     }
-    let mut scattered = 0;
-    for TokenProduct { x, tokens, out } in products.iter_mut() {
+    for TokenProduct { x, tokens, out } in products.iter() {
         assert!(x.0.len() >= x.1.extent(columns, *tokens) && out.0.len() >= out.1.extent(rows, *tokens));
         let apart = (out.1.row > 0 || rows == 1) && out.1.is_injective(rows, *tokens);
         assert!(apart || *tokens == 0, "results share a place");
+    }
+    let mut products: Products<'_, '_> = products.iter_mut().collect();
+    #[cfg(target_arch = "aarch64")]
+    by_digits(weight, bias, &mut products);
+    let mut scattered = 0;
+    for TokenProduct { x, tokens, out } in products.iter_mut() {
         if *tokens > MOST_COLUMNS {
             by_tiles(weight, *x, *tokens, bias, (&mut *out.0, out.1));
         } else if x.1.row != 1 {
@@ -88,6 +95,53 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
     if !all.is_empty() {
         by_dots(weight, &all, |row| bias.map_or(0.0, |bias| bias[row]));
     }
+}
+
+/// Products that are still to be computed.
+type Products<'p, 'a> = SmallVec<[&'p mut TokenProduct<'a>; MOST_COLUMNS]>;
+
+/// Computes, and removes, those that a processor which multiplies bytes computes exactly: all of few tokens, and of many
+/// where it also computes several rows and columns at a time.
+#[cfg(target_arch = "aarch64")]
+fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Products<'_, '_>) {
+    let (Elements::Int8(values), Some(instruction), 1) =
+        (weight.elements(), Instruction::available().last(), weight.scales().blocks)
+    else {
+        return;
+    };
+    let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
+    let mut inputs = SmallVec::<[Strided<'_>; MOST_COLUMNS]>::new();
+    let mut outputs = SmallVec::<[(SharedOutput, usize); MOST_COLUMNS]>::new();
+    let mut left = Products::new();
+    for product in std::mem::take(products) {
+        let (tokens, (x, layout)) = (product.tokens, product.x);
+        let of_token = |token: usize| Strided { values: &x[token * layout.column..], step: layout.row };
+        // each by itself, so that none gets other bits by what is beside it
+        let takes = (tokens <= MOST_COLUMNS || instruction == Instruction::Smmla)
+            && (0..tokens).all(|token| of_token(token).has_digits(columns));
+        if !takes {
+            left.push(product);
+            continue;
+        }
+        let out = SharedOutput::new(product.out.0, product.out.1);
+        inputs.extend((0..tokens).map(of_token));
+        outputs.extend((0..tokens).map(|token| (out, token)));
+    }
+    *products = left;
+    let digits = DigitColumns::new(instruction, columns, &inputs);
+    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(rows / 256);
+    pool::for_each(rows.div_ceil(share), |i| {
+        let first = i * share;
+        let count = share.min(rows - first);
+        digits.multiply(&values[first * columns..][..count * columns], |r, column, product| {
+            let row = first + r;
+            let value = product * scales.of_row(row)[0] + bias.map_or(0.0, |bias| bias[row]);
+            let (out, token) = outputs[column];
+            // SAFETY: `multiply_each` has checked that the output holds this row of the token, and that no other result
+            // shares its place; each part is given other rows.
+            unsafe { *out.at(row, token).0 = value };
+        });
+    });
 }
 
 /// The activations of a token, and where its results go.

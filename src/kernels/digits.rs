@@ -1,0 +1,81 @@
+//! Activations as integers whose products with rows of bytes are exact.
+//!
+//! Processors multiply bytes several times faster than f32 numbers, and add the products up in 32 bits. So each column
+//! becomes integers of 31 bits: its elements, divided by a power of two that the largest gives, and rounded. An element has
+//! 24 significant bits, which all remain in those that are no smaller than a 64th of the largest; the others are off by
+//! at most a 2^30th of the largest. Four signed digits of a byte make up such an integer, so four sums of products of
+//! bytes are one of f32 numbers. The sums of digits are exact, and rounded to f32 only as they are put together.
+
+/// Digits of an element.
+pub(super) const DIGITS: usize = 4;
+/// Bits of the largest element.
+const BITS: i32 = 30;
+/// Most elements of a row: sums of as many products of two bytes fit 32 bits.
+pub(super) const MOST_DEPTH: usize = 1 << 16;
+
+/// What a column's integers count: a power of two.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// The power.
+    pub size: f32,
+    /// One divided by it.
+    pub inverse: f32,
+}
+
+impl Unit {
+    /// That of a column whose largest element has these bits, without its sign; `None` if it isn't finite.
+    pub fn of(bits: u32) -> Option<Unit> {
+        // the largest element is less than two to this
+        let exponent = (bits >> 23) as i32 - 126;
+        // a unit and its inverse are normal numbers; in a column this small it is the least of them
+        let exponent = exponent.max(BITS - 126);
+        let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
+        (bits < f32::INFINITY.to_bits()).then(|| Unit { size: power(exponent - BITS), inverse: power(BITS - exponent) })
+    }
+}
+
+/// The digits of an element, the lowest in the lowest byte; `inverse` is that of the column's unit.
+///
+/// # Safety
+/// The element is finite and the unit is that of a column which has it.
+#[inline(always)]
+pub(super) unsafe fn digits_of(element: f32, inverse: f32) -> u32 {
+    /// What makes digits of bytes: each, but the highest, is 128 less than a byte of the sum with this.
+    const MIDDLE: u32 = 0x0080_8080;
+    let rounded = (element * inverse).round_ties_even();
+    // SAFETY: no larger than 2^30, as promised.
+    let integer = unsafe { rounded.to_int_unchecked::<i32>() };
+    (integer as u32).wrapping_add(MIDDLE) ^ MIDDLE
+}
+
+/// The sum of products whose sums by digits are these, the lowest first, in units of the column.
+#[inline(always)]
+pub(super) fn joined([lowest, low, high, highest]: [i32; DIGITS]) -> f32 {
+    let upper = highest as f32 * 256.0 + high as f32;
+    (upper * 256.0 + low as f32) * 256.0 + lowest as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_make_up_an_element() {
+        for largest in [1.0f32, 3.0e-38, 1.0e-30, 0.75, 12345.678, 3.0e38] {
+            let unit = Unit::of(largest.to_bits()).unwrap();
+            assert_eq!(unit.size * unit.inverse, 1.0);
+            for part in [1.0f32, -1.0, 0.5, -0.3, 1.0 / 64.0, 1.0 / 300.0, 0.0] {
+                let element = largest * part;
+                // SAFETY: the unit is that of a column with this element.
+                let digits =
+                    unsafe { digits_of(element, unit.inverse) }.to_le_bytes().map(|byte| i32::from(byte as i8));
+                let whole: i64 = digits.iter().rev().fold(0, |sum, digit| sum * 256 + i64::from(*digit));
+                let off = (whole as f64 * f64::from(unit.size) - f64::from(element)).abs();
+                assert!(off <= f64::from(unit.size) / 2.0, "{element} of {largest}");
+                assert!(part.abs() < 1.0 / 64.0 || largest < 1.0e-28 || off == 0.0);
+                assert_eq!(joined(digits), whole as f32);
+            }
+        }
+        assert!(Unit::of(f32::INFINITY.to_bits()).is_none() && Unit::of(f32::NAN.to_bits()).is_none());
+    }
+}

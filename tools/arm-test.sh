@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Runs the kernels' tests for 64-bit Arm processors, on one or under emulation.
+#
+#   tools/arm-test.sh [arguments of the tests…]
+#
+# Elsewhere it takes Debian's packages qemu-user-static and gcc-aarch64-linux-gnu; QEMU's processor has what Apple's have
+# of the instructions that the kernels use: dotprod and i8mm. That says whether they are right, and nothing of how fast they are.
+#
+# Exit codes: cargo's; 3 if the tests could not be run here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+say() { printf 'arm-test: %s\n' "$*" >&2; }
+if [ "$(uname -m)" = aarch64 ]; then
+  exec cargo test --release -p anec-kernels --lib -- "$@"
+fi
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/anec/mac-check
+mkdir -p "$cache"
+target=aarch64-unknown-linux-gnu
+for tool in qemu-aarch64-static aarch64-linux-gnu-gcc; do
+  command -v $tool >/dev/null || { say "$tool is missing: apt-get install qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross"; exit 3; }
+done
+. tools/std-source.sh
+std_for $target
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -cpu max -L /usr/aarch64-linux-gnu"
+cargo test ${std[@]+"${std[@]}"} --target $target --target-dir target/arm --release -p anec-kernels --lib -- "$@"
