@@ -11,7 +11,7 @@ use anec_convert::report::FILE_NAME as REPORT;
 use anec_convert::{ConvertOptions, ConvertPlan, Outcome, convert, convert_chosen, files, open, output};
 use anec_exec::Precision;
 use anec_manifest::{Manifest, Numerics, Quant, QuantOverride, QuantPlan, ResidualScale, WeightFormat};
-use anec_runtime::LoadedModel;
+use anec_runtime::{LoadedModel, Tokenizer};
 use anec_validate::numerics::residual_scale;
 use anec_validate::prompts;
 
@@ -121,9 +121,20 @@ impl Converter {
         } else {
             convert(&options)?
         };
-        if let (Outcome::Written(written), Some(_)) = (&mut outcome, &plan) {
-            written.report.plan = plan;
-            files::write_json(&written.path.join(REPORT), &written.report)?;
+        if let Outcome::Written(written) = &mut outcome {
+            let unreadable = written
+                .bundle
+                .tokenizer
+                .get("tokenizer")
+                .and_then(|file| Tokenizer::check_steps(&written.path.join(file)).err());
+            if unreadable.is_some() || plan.is_some() {
+                let note = |error| {
+                    format!("anec can't divide texts into tokens with this bundle, and takes token ids alone: {error}")
+                };
+                written.report.notes.extend(unreadable.map(note));
+                written.report.plan = plan;
+                files::write_json(&written.path.join(REPORT), &written.report)?;
+            }
         }
         Ok(outcome)
     }

@@ -488,6 +488,22 @@ fn vocabularies_that_contradict_the_tokenizer() {
 }
 
 #[test]
+fn a_tokenizer_whose_expressions_are_of_another_kind_is_told_of_at_conversion() {
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("model");
+    copy(&repository("tests/fixtures/families/qwen2-tokenizer"), &model);
+    edit_json(&model.join("tokenizer.json"), |tokenizer| {
+        tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(?<unclosed");
+    });
+    let (code, _, stderr) = finish(convert(folder.path()).arg("--source").arg(&model).output().unwrap());
+    assert_eq!(code, 0, "{stderr}");
+    let told = stderr.lines().find(|line| line.contains("takes token ids alone"));
+    assert!(told.is_some_and(|line| line.contains("tokenizer.json")), "{stderr}");
+    let report = json(&folder.path().join("out/report.json"));
+    assert!(report["notes"].to_string().contains("takes token ids alone"), "{report}");
+}
+
+#[test]
 fn commands_and_manifests_that_make_no_sense() {
     let folder = TempDir::new().unwrap();
     let manifest = folder.path().join("own.yaml");

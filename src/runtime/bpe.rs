@@ -22,6 +22,16 @@ pub(super) fn read(bytes: &[u8]) -> Option<Tokenizer> {
     Some(tokenizer)
 }
 
+/// What a tokenizer does to a text beside looking up tokens.
+#[derive(Deserialize)]
+#[allow(dead_code, reason = "they are read to see whether they can be made")]
+pub(super) struct Steps {
+    normalizer: Option<NormalizerWrapper>,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    post_processor: Option<PostProcessorWrapper>,
+    decoder: Option<DecoderWrapper>,
+}
+
 #[derive(Deserialize)]
 struct File {
     #[serde(rename = "version")]

@@ -64,6 +64,17 @@ impl Tokenizer {
         Self::from_bytes(path, &bytes)
     }
 
+    /// Checks the steps of a `tokenizer.json`, whose regular expressions may be of another kind than this library's. The vocabulary,
+    /// which takes most of the time of [`open`](Self::open), is passed over.
+    ///
+    /// # Errors
+    /// When one can't be made.
+    pub fn check_steps(path: &Path) -> Result<(), RuntimeError> {
+        let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
+        let steps: Result<bpe::Steps, serde_json::Error> = serde_json::from_slice(&bytes);
+        steps.map(drop).map_err(|error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}")))
+    }
+
     /// Reads the content of a `tokenizer.json`; `path` is for errors.
     ///
     /// # Errors
