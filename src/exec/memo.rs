@@ -145,8 +145,8 @@ fn digest(values: &[f32]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weight::LoadedWeight;
     use crate::tensor::Dims;
+    use crate::weight::LoadedWeight;
     use anec_kernels::weight::Elements;
 
     const ROWS: usize = 37;
@@ -184,7 +184,8 @@ mod tests {
         let tokens: Vec<Vec<f32>> = (0..6).map(|token| noise(COLUMNS, 7 * token)).collect();
         // other tokens in each call, in other places: all new, some known, all known
         for (turn, call) in [&[0][..], &[1, 0], &[2, 1, 3, 0], &[0, 1, 2, 3], &[4, 4, 5], &[5]].iter().enumerate() {
-            let x: Vec<f32> = (0..COLUMNS).flat_map(|k| call.iter().map(|t| tokens[*t][k]).collect::<Vec<_>>()).collect();
+            let x: Vec<f32> =
+                (0..COLUMNS).flat_map(|k| call.iter().map(|t| tokens[*t][k]).collect::<Vec<_>>()).collect();
             let product = product(&weight, &bias, &x, call.len());
             assert_eq!(remembered(&memo, (1, 5), &product), computed(&product), "turn {turn}");
             if turn % 2 == 0 {
