@@ -119,10 +119,12 @@ impl Comparison<'_> {
             self.attempt("all texts", &mut session, checks, |_, checks| self.all_texts(&whole.logits, checks))?;
         }
         checks.extend(forced);
+        // what computed the text last can go on with it
+        let mut last = sessions.own.pop();
         drop(sessions);
         let mut session = self.start()?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
-        self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(checks))?;
+        self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(last.take(), checks))?;
         checks.extend(self.suspect(checks));
         Ok(())
     }
@@ -249,15 +251,35 @@ impl Comparison<'_> {
     /// The golden's greedy continuation: after each token of it, the next one is the likeliest. Where two tokens are all but
     /// equally likely, quantized weights may rightly choose the other, so a few may differ; each is judged behind the
     /// golden's own tokens, so that one that differs doesn't change what follows.
-    fn greedy(&self, checks: &mut Vec<Check>) -> Result<()> {
+    /// `after` may have computed the beginning.
+    fn greedy(&self, after: Option<TokenSession>, checks: &mut Vec<Check>) -> Result<()> {
         let Some(Greedy { prompt, ids }) = self.golden.greedy.as_ref().filter(|greedy| !greedy.ids.is_empty()) else {
             return Ok(());
         };
         let text: Vec<u32> = prompt.iter().chain(&ids[..ids.len() - 1]).copied().collect();
-        let width = self.golden.vocab_size;
-        let mut session = self.candidate.model.start(text.len() as u64)?;
-        let logits = session.forward(&text, &ForwardOptions::all(Chunking::Largest))?.logits;
-        let rows = logits.chunks_exact(width).skip(prompt.len().saturating_sub(1));
+        let (width, length) = (self.golden.vocab_size, text.len() as u64);
+        // the first of the continuation is judged by the logits of the last token before it
+        let before = prompt.len().saturating_sub(1);
+        let begun = after.filter(|session| {
+            let known = session.tokens();
+            let sizes = anec_runtime::plan::sizes(&session.route().layers, session.limit());
+            // with room for what fills the last call up
+            known.len() >= before
+                && text.starts_with(&known[..before])
+                && session.is_compatible_with(length)
+                && length + sizes.last().unwrap_or(&0) <= session.limit()
+        });
+        let mut session = match begun {
+            Some(mut session) => {
+                session.set_length(length)?;
+                session.rewind(before as u64)?;
+                session
+            }
+            None => self.candidate.model.start(length)?,
+        };
+        let position = session.position() as usize;
+        let logits = session.forward(&text[position..], &ForwardOptions::all(Chunking::Largest))?.logits;
+        let rows = logits.chunks_exact(width).skip(before - position);
         let same: Vec<bool> = rows.zip(ids).map(|(row, id)| sampling::argmax(row) == *id).collect();
         let (count, agree) = (ids.len(), same.iter().take_while(|same| **same).count());
         let wrong = same.iter().filter(|same| !**same).count();
