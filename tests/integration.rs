@@ -59,6 +59,7 @@ mod release;
 mod residency;
 mod resume;
 mod serve;
+mod shared_products;
 mod tiers;
 mod token_classifier;
 mod validate;

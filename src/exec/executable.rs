@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
@@ -99,8 +100,13 @@ pub struct ExecOptions {
     pub precision: Precision,
 }
 
+/// The next executable's number.
+static IDS: AtomicU64 = AtomicU64::new(0);
+
 /// A function made ready to run.
 pub struct Executable {
+    /// A number that no other one of this process has.
+    id: u64,
     function: String,
     options: ExecOptions,
     inputs: Vec<(String, TensorType, usize)>,
@@ -189,6 +195,7 @@ impl Executable {
         mark_last_uses(&mut nodes, &mut outputs);
         mark_last_reads(&mut nodes);
         Ok(Executable {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
             function: function.name.clone(),
             options,
             inputs,
@@ -323,7 +330,7 @@ impl Executable {
         profile: Option<&'a mut ExecProfile>,
     ) -> Frame<'a> {
         let half = self.options.precision != Precision::F32;
-        Frame { function: &self.function, workspace, state, half, observer, profile }
+        Frame { function: &self.function, executable: self.id, workspace, state, half, observer, profile }
     }
 
     fn run_frame(

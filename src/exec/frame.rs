@@ -21,6 +21,8 @@ pub(super) type Observer<'a> = &'a mut dyn FnMut(&str, &Tensor);
 pub(super) struct Frame<'a> {
     /// The function's name.
     pub function: &'a str,
+    /// The executable's number.
+    pub executable: u64,
     /// Values, and tensors to be used again.
     pub workspace: Workspace,
     /// The states.
@@ -79,9 +81,35 @@ impl Frame<'_> {
 
     /// Runs the kernel of a step whose arguments are ready.
     pub fn compute(&mut self, step: &Step) -> Result<(), String> {
+        if self.state.memo.is_some() && self.recall(step)? {
+            return Ok(());
+        }
         let Workspace { values, results, pool, .. } = &mut self.workspace;
         let mut call = Call { values, state: self.state, takes_state: step.takes_state, results };
         step.kernel.run(&mut call, pool)
+    }
+
+    /// Computes a product with a weight as far as it isn't remembered; gives false, with everything as it was, if the step
+    /// is none or something else than the activations is computed.
+    fn recall(&mut self, step: &Step) -> Result<bool, String> {
+        let computed = step.operands.iter().filter(|operand| operand.slot().is_some()).count();
+        let Some(memo) = self.state.memo.clone().filter(|_| computed == 1 && step.multiplies_weight()) else {
+            return Ok(false);
+        };
+        let Workspace { values, results, pool, .. } = &mut self.workspace;
+        let call = Call { values, state: self.state, takes_state: step.takes_state, results };
+        let Some(product) = step.kernel.weight_product(&call)? else { return Ok(false) };
+        let mut output = pool.filled(&product.shape, 0f32);
+        let done = match Arc::get_mut(&mut output).map(|tensor| &mut tensor.data) {
+            Some(TensorData::F32(out)) => memo.multiply((self.executable, step.place), &product, out),
+            _ => false,
+        };
+        drop(product);
+        match done {
+            true => self.workspace.results.push(output),
+            false => self.workspace.pool.recycle(output),
+        }
+        Ok(done)
     }
 
     /// Puts what a step's kernel gave where it goes.

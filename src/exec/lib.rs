@@ -29,6 +29,7 @@
 //! | [`weight`] | constants in memory, and the cache that functions share |
 //! | [`executable`] | what can be run, and running it |
 //! | [`batch`] | running it for several sequences, which share the products with weights |
+//! | [`memo`] | products that sequences have in common, remembered |
 //! | [`state`] | what a sequence keeps from run to run |
 //! | [`profile`] | where the time went |
 //! | `compile`, `constants`, `constexpr` | turning ops into steps, and constants, stored or compressed, into values |
@@ -53,6 +54,7 @@ pub mod executable;
 mod frame;
 mod fuse;
 mod kernel;
+pub mod memo;
 mod node;
 mod ops;
 mod pool;
@@ -73,6 +75,7 @@ pub use batch::SequenceCall;
 pub use engine::{EngineEffect, EngineEffects};
 pub use error::ExecError;
 pub use executable::{ExecOptions, Executable, Precision};
+pub use memo::ProductMemo;
 pub use profile::{ExecProfile, OperatorTime};
 pub use state::State;
 pub use tensor::{Tensor, TensorData};

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::memo::ProductMemo;
 use super::tensor::Tensor;
 use super::workspace::Workspace;
 use anec_mil::DataType;
@@ -15,11 +16,13 @@ pub struct State {
     /// A state is missing while a run changes it.
     tensors: BTreeMap<String, Option<Arc<Tensor>>>,
     pub(super) workspace: Workspace,
+    /// Where products are remembered.
+    pub(super) memo: Option<Arc<ProductMemo>>,
 }
 
 impl Clone for State {
     fn clone(&self) -> Self {
-        State { tensors: self.tensors.clone(), workspace: Workspace::default() }
+        State { tensors: self.tensors.clone(), workspace: Workspace::default(), memo: self.memo.clone() }
     }
 }
 
@@ -49,6 +52,12 @@ impl State {
     /// Names, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().filter(|(_, tensor)| tensor.is_some()).map(|(name, _)| name.as_str())
+    }
+
+    /// From now on, products with weights are looked for in `memo` before they are computed, and put there. The results of
+    /// runs are the same, bit for bit.
+    pub fn remember(&mut self, memo: Arc<ProductMemo>) {
+        self.memo = Some(memo);
     }
 
     /// Sets everything to zero.

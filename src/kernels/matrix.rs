@@ -40,6 +40,23 @@ pub fn product(
     tiles::multiply(Widest, (m, k, n), &rows, (b, b_layout), |_| (1.0, 0.0), (out, out_layout));
 }
 
+/// As [`product`], a few rows of the first matrix at a time: each row of the result has the bits that it has alone.
+///
+/// # Panics
+/// As [`product`].
+pub fn product_of_few(
+    (m, k, n): (usize, usize, usize),
+    (a, a_layout): (&[f32], MatrixLayout),
+    b: (&[f32], MatrixLayout),
+    out: &mut [f32],
+) {
+    for first in (0..m).step_by(FEW) {
+        let count = FEW.min(m - first);
+        let a = a.get(first * a_layout.row..).unwrap_or_default();
+        product((count, k, n), (a, a_layout), b, &mut out[first * n..][..count * n]);
+    }
+}
+
 /// Rows of a matrix within a slice.
 struct Strided<'a> {
     values: &'a [f32],
@@ -206,6 +223,23 @@ mod tests {
                     assert!((found - exact).abs() < 1e-5, "{set:?} {m} {k} {n}: {found} {exact}");
                 }
             });
+        }
+    }
+
+    #[test]
+    fn a_row_among_others_has_the_bits_that_it_has_alone() {
+        for (m, k, n) in [(1, 16, 5), (9, 64, 48), (28, 64, 400), (28, 400, 64), (13, 33, 37)] {
+            let (a, b) = (noise(m * k, 1), noise(k * n, 2));
+            let a_layout = MatrixLayout { row: k, column: 1 };
+            for b_layout in [MatrixLayout { row: n, column: 1 }, MatrixLayout { row: 1, column: k }] {
+                let mut out = vec![f32::NAN; m * n];
+                product_of_few((m, k, n), (&a, a_layout), (&b, b_layout), &mut out);
+                for (a, found) in a.chunks_exact(k).zip(out.chunks_exact(n)) {
+                    let mut alone = vec![f32::NAN; n];
+                    product((1, k, n), (a, a_layout), (&b, b_layout), &mut alone);
+                    assert!(found.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()), "{m} {k} {n}");
+                }
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use anec_base::Result;
-use anec_exec::Tensor;
+use anec_exec::{ProductMemo, Tensor};
 
 /// Sees values inside a function while it runs, by name.
 pub type Watch<'a> = &'a mut dyn FnMut(&str, &Tensor);
@@ -91,6 +91,12 @@ pub trait Sequence: Any + Send {
     /// As [`run`](Sequence::run).
     fn run_together(&mut self, calls: &[FunctionCall<'_>]) -> Result<Vec<Vec<Tensor>>> {
         calls.iter().map(|call| self.run(call.function, &call.inputs, None)).collect()
+    }
+
+    /// From now on, products with weights are shared with other sequences through a memo, where the backend can: gives
+    /// whether it does. Results are the same, bit for bit.
+    fn remember(&mut self, _memo: &Arc<ProductMemo>) -> bool {
+        false
     }
 
     /// Says what the calls that follow are for.

@@ -10,7 +10,7 @@ use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
-use anec_exec::{ExecError, ExecOptions, Executable, Precision, SequenceCall, State, Tensor, WeightCache};
+use anec_exec::{ExecError, ExecOptions, Executable, Precision, ProductMemo, SequenceCall, State, Tensor, WeightCache};
 use anec_mil::{Function, Program, SymbolRange, ValueType};
 
 /// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
@@ -303,6 +303,11 @@ impl Sequence for CpuSequence {
             None => executable.run(&inputs, state),
         };
         Ok(signature.in_order(outputs.map_err(|error| signature.failed(error))?))
+    }
+
+    fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
+        self.state.remember(memo.clone());
+        true
     }
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::backend::{Backend, Phase, Sequence, Watch};
 use anec_base::Result;
-use anec_exec::Tensor;
+use anec_exec::{ProductMemo, Tensor};
 
 /// Makes a call of a text: of the function with this index in `bundle.json`, on these inputs.
 pub type Interceptor =
@@ -65,6 +65,10 @@ struct Intercepted {
 impl Sequence for Intercepted {
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>> {
         (self.interceptor)(&mut *self.inner, function, inputs, watch)
+    }
+
+    fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
+        self.inner.remember(memo)
     }
 
     fn enter(&mut self, phase: Phase) {

@@ -16,7 +16,7 @@ use super::prepared::Prepared;
 use super::states::States;
 use anec_base::Result;
 use anec_bundle::{PortRole, Task};
-use anec_exec::Tensor;
+use anec_exec::{ProductMemo, Tensor};
 
 /// A text: its states and the tokens that they come from.
 pub struct TokenSession {
@@ -27,6 +27,8 @@ pub struct TokenSession {
     /// The context that a text begins in.
     first_route: usize,
     phase: Phase,
+    /// Where products are remembered.
+    memo: Option<Arc<ProductMemo>>,
     rope: RopeChoice,
     pub(super) tokens: Vec<u32>,
     limit: u64,
@@ -34,6 +36,47 @@ pub struct TokenSession {
     checkpoints: Vec<Checkpoint>,
     /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
     pub(super) poisoned: bool,
+}
+
+/// A forward pass on its way: [`TokenSession::begin`].
+pub struct ForwardPass<'t> {
+    tokens: &'t [u32],
+    ask: &'t ForwardOptions,
+    record: Option<Record>,
+    answer: ForwardOutput,
+    /// Tokens that have been computed.
+    done: usize,
+    turn: usize,
+}
+
+impl ForwardPass<'_> {
+    /// Tokens that have been computed.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// The logits that were computed since they were last taken.
+    pub fn take_logits(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.answer.logits)
+    }
+}
+
+/// A part of the layers on its way through hidden states that are given: [`TokenSession::begin_forced`].
+pub struct ForcedPass<'t> {
+    part: usize,
+    chunking: &'t Chunking,
+    given: Columns,
+    record: Record,
+    /// Tokens that have been computed.
+    done: usize,
+    turn: usize,
+}
+
+impl ForcedPass<'_> {
+    /// Tokens that have been computed.
+    pub fn done(&self) -> usize {
+        self.done
+    }
 }
 
 /// States after a number of tokens, and the context that they are for.
@@ -86,6 +129,7 @@ impl LoadedModel {
             route,
             first_route: route,
             phase: Phase::default(),
+            memo: None,
             rope,
             tokens: Vec::new(),
             limit,
@@ -169,6 +213,13 @@ impl TokenSession {
         self.states.sequence.enter(phase);
     }
 
+    /// Shares products with weights with other sessions of the model, where the backend can: gives whether it does. What is
+    /// computed is the same, bit for bit.
+    pub fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
+        self.memo = Some(memo.clone());
+        self.states.sequence.remember(memo)
+    }
+
     /// Moves on to the smallest context that holds `length` tokens, with all that was computed. The text goes on as if it
     /// had begun there.
     ///
@@ -185,6 +236,9 @@ impl TokenSession {
             position => self.states.moved(&self.model, &routes[self.route], &routes[route], position)?,
         };
         self.states.sequence.enter(self.phase);
+        if let Some(memo) = &self.memo {
+            self.states.sequence.remember(memo);
+        }
         self.route = route;
         Ok(())
     }
@@ -242,6 +296,7 @@ impl TokenSession {
             route: self.route,
             first_route: self.first_route,
             phase: self.phase,
+            memo: self.memo.clone(),
             rope: self.rope.clone(),
             tokens: self.tokens.clone(),
             limit: self.limit,
@@ -315,6 +370,16 @@ impl TokenSession {
     /// When there are none, they don't fit, a token doesn't exist, or a function fails. After a failure the session holds
     /// the tokens of the calls that went well.
     pub fn forward(&mut self, tokens: &[u32], ask: &ForwardOptions) -> Result<ForwardOutput> {
+        let mut pass = self.begin(tokens, ask)?;
+        while self.advance(&mut pass)? {}
+        self.finish(pass)
+    }
+
+    /// Begins what [`forward`](TokenSession::forward) does, to be computed call by call.
+    ///
+    /// # Errors
+    /// As [`forward`](TokenSession::forward), but for functions that fail.
+    pub fn begin<'t>(&mut self, tokens: &'t [u32], ask: &'t ForwardOptions) -> Result<ForwardPass<'t>> {
         if tokens.is_empty() {
             return Err(RuntimeError::NoTokens.into());
         }
@@ -326,38 +391,52 @@ impl TokenSession {
             self.restore(self.tokens.len())?;
         }
         self.make_room(end)?;
-        let model = self.model.clone();
-        let route = &model.plan.routes[self.route];
-        let mut record = (ask.hidden != Hidden::No).then(|| Record::new(&model.bundle, route, ask.hidden));
-        let mut answer = ForwardOutput::default();
-        let mut rest = tokens;
-        for turn in 0.. {
-            if rest.is_empty() {
-                break;
-            }
-            let chunk = self.next_chunk(rest.len() as u64, ask.chunking.wish(turn))?;
-            self.make_room_for(chunk)?;
-            let route = &model.plan.routes[self.route];
-            let (now, later) = rest.split_at(chunk.real as usize);
-            // what is written by position is written again
-            self.poisoned = !model.rewindable;
-            let hidden = self.layers(&model, route, now, chunk, record.as_mut())?;
-            self.poisoned = false;
-            self.tokens.extend(now);
-            let real = chunk.real as usize;
-            let wanted = match ask.logits {
-                Positions::All => 0..real,
-                Positions::Last if later.is_empty() => real - 1..real,
-                Positions::Last | Positions::None => real..real,
-            };
-            if !wanted.is_empty() {
-                let hidden = hidden.range(wanted.clone(), wanted.len());
-                self.head(&model, route, &hidden, &mut answer.logits)?;
-            }
-            rest = later;
+        let record = (ask.hidden != Hidden::No).then(|| Record::new(&self.model.bundle, self.route(), ask.hidden));
+        Ok(ForwardPass { tokens, ask, record, answer: ForwardOutput::default(), done: 0, turn: 0 })
+    }
+
+    /// Computes the next call of a pass that was begun with this session; gives false if there is none left.
+    ///
+    /// # Errors
+    /// As [`forward`](TokenSession::forward).
+    pub fn advance(&mut self, pass: &mut ForwardPass<'_>) -> Result<bool> {
+        let rest = &pass.tokens[pass.done..];
+        if rest.is_empty() {
+            return Ok(false);
         }
+        let model = self.model.clone();
+        let chunk = self.next_chunk(rest.len() as u64, pass.ask.chunking.wish(pass.turn))?;
+        self.make_room_for(chunk)?;
+        let route = &model.plan.routes[self.route];
+        let (now, later) = rest.split_at(chunk.real as usize);
+        // what is written by position is written again
+        self.poisoned = !model.rewindable;
+        let hidden = self.layers(&model, route, now, chunk, pass.record.as_mut())?;
+        self.poisoned = false;
+        self.tokens.extend(now);
+        let real = chunk.real as usize;
+        let wanted = match pass.ask.logits {
+            Positions::All => 0..real,
+            Positions::Last if later.is_empty() => real - 1..real,
+            Positions::Last | Positions::None => real..real,
+        };
+        if !wanted.is_empty() {
+            let hidden = hidden.range(wanted.clone(), wanted.len());
+            self.head(&model, route, &hidden, &mut pass.answer.logits)?;
+        }
+        pass.done += real;
+        pass.turn += 1;
+        Ok(true)
+    }
+
+    /// What a pass has given, as far as it wasn't taken.
+    ///
+    /// # Errors
+    /// When hidden states didn't come by.
+    pub fn finish(&self, pass: ForwardPass<'_>) -> Result<ForwardOutput> {
+        let ForwardPass { record, mut answer, done, .. } = pass;
         if let Some(record) = record {
-            answer.hidden = record.finish(tokens.len(), &model.bundle.model, &HiddenFrame::of(&model))?;
+            answer.hidden = record.finish(done, &self.model.bundle.model, &HiddenFrame::of(&self.model))?;
         }
         Ok(answer)
     }
@@ -391,35 +470,65 @@ impl TokenSession {
         wanted: Hidden,
         chunking: &Chunking,
     ) -> Result<Vec<Vec<f32>>> {
-        let model = self.model.clone();
+        let mut pass = self.begin_forced(part, hidden, wanted, chunking)?;
+        while self.advance_forced(&mut pass)? {}
+        self.finish_forced(pass)
+    }
+
+    /// Begins what [`force_layers`](TokenSession::force_layers) does, to be computed call by call.
+    ///
+    /// # Errors
+    /// When so many tokens don't fit.
+    pub fn begin_forced<'t>(
+        &mut self,
+        part: usize,
+        hidden: &[f32],
+        wanted: Hidden,
+        chunking: &'t Chunking,
+    ) -> Result<ForcedPass<'t>> {
+        let model = &self.model;
         let width = model.bundle.model.hidden_size as usize;
         let count = hidden.len() / width.max(1);
-        let mut position = self.position();
-        if position + count as u64 > self.limit {
-            return Err(RuntimeError::ContextFull { tokens: position + count as u64, context: self.limit }.into());
+        let end = self.position() + count as u64;
+        if end > self.limit {
+            return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
         }
-        self.make_room(position + count as u64)?;
-        let given = Columns::of_rows(&HiddenFrame::of(&model).enter(hidden), width);
-        let rope = self.rope.clone();
+        let given = Columns::of_rows(&HiddenFrame::of(model).enter(hidden), width);
+        self.make_room(end)?;
+        let mut record = Record::new(&self.model.bundle, self.route(), wanted);
+        record.only(&self.route().layers[part]);
+        Ok(ForcedPass { part, chunking, given, record, done: 0, turn: 0 })
+    }
+
+    /// Computes the next call of a pass that was begun with this session; gives false if there is none left.
+    ///
+    /// # Errors
+    /// When a function fails.
+    pub fn advance_forced(&mut self, pass: &mut ForcedPass<'_>) -> Result<bool> {
+        let left = pass.given.count - pass.done;
+        if left == 0 {
+            return Ok(false);
+        }
+        let (model, rope) = (self.model.clone(), self.rope.clone());
         let route = &model.plan.routes[self.route];
-        let step = &route.layers[part];
-        let mut record = Record::new(&model.bundle, route, wanted);
-        record.only(step);
-        let mut done = 0;
-        for turn in 0.. {
-            if done == count {
-                break;
-            }
-            let chunk = self.next_chunk((count - done) as u64, chunking.wish(turn))?;
-            let real = chunk.real as usize;
-            let mut feed = InputBuilder::new(&model.host, &rope, &[], position, chunk, route.context);
-            let columns = given.range(done..done + real, chunk.size as usize);
-            self.recorded(&model, step, columns.into(), &mut feed, 0..real, Some(&mut record))?;
-            position += chunk.real;
-            done += real;
-        }
-        self.tokens.resize(position as usize, 0);
-        Ok(record.finish(count, &model.bundle.model, &HiddenFrame::of(&model))?)
+        let chunk = self.next_chunk(left as u64, pass.chunking.wish(pass.turn))?;
+        let real = chunk.real as usize;
+        let mut feed = InputBuilder::new(&model.host, &rope, &[], self.position(), chunk, route.context);
+        let columns = pass.given.range(pass.done..pass.done + real, chunk.size as usize);
+        self.recorded(&model, &route.layers[pass.part], columns.into(), &mut feed, 0..real, Some(&mut pass.record))?;
+        // which tokens they are is nobody's question
+        self.tokens.resize(self.tokens.len() + real, 0);
+        pass.done += real;
+        pass.turn += 1;
+        Ok(true)
+    }
+
+    /// What a pass has given.
+    ///
+    /// # Errors
+    /// When hidden states didn't come by.
+    pub fn finish_forced(&self, pass: ForcedPass<'_>) -> Result<Vec<Vec<f32>>> {
+        Ok(pass.record.finish(pass.done, &self.model.bundle.model, &HiddenFrame::of(&self.model))?)
     }
 
     /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.

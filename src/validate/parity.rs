@@ -6,6 +6,7 @@
 //! | `texts` | all texts of a golden: each position, and the perplexity |
 //! | `labels` | token classifiers, in windows of every size |
 //! | `alone` | each function, and each layer, on the golden's hidden states |
+//! | `together` | ways of calling side by side, which share products with weights |
 
 mod alone;
 mod labels;
@@ -13,6 +14,7 @@ mod logits;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod together;
 
 use std::sync::Arc;
 
@@ -24,7 +26,8 @@ use super::thresholds::ParityThresholds;
 use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
 use anec_base::Result;
-use anec_runtime::{Chunking, ForwardOptions, ForwardOutput, Hidden, LoadedModel, TokenSession, sampling};
+use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, TokenSession, sampling};
+use together::{Sessions, WholeRun};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -103,20 +106,25 @@ struct Comparison<'a> {
 
 impl Comparison<'_> {
     fn all(&self, checks: &mut Vec<Check>) -> Result<()> {
-        let mut session = self.start()?;
-        let ways = chunkings(&session);
-        if let Some(whole) = self.calls(&ways, &mut session, checks)? {
-            self.attempt("after a reset", &mut session, checks, |session, checks| {
-                checks.push(self.reset(&whole, session)?);
-                Ok(())
-            })?;
+        let first = self.start()?;
+        let ways = chunkings(&first);
+        let mut sessions = Sessions::new(self, first, ways.len() + 1)?;
+        // so that what is compared with a golden comes after another text in its session
+        let mut forced = Vec::new();
+        let all = self.forced(&ways, &mut sessions, &mut forced)?;
+        if let Some(whole) = self.calls(&ways, &mut sessions, all, checks)? {
             checks.extend(self.vocabulary(&whole.logits));
+            let mut session = self.start()?;
             self.functions(&whole, &session, checks);
             self.attempt("all texts", &mut session, checks, |_, checks| self.all_texts(&whole.logits, checks))?;
         }
-        self.forced(&ways, &mut session, checks)?;
+        checks.extend(forced);
+        // what computed the text last can go on with it
+        let mut last = sessions.own.pop();
+        drop(sessions);
+        let mut session = self.start()?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
-        self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(checks))?;
+        self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(last.take(), checks))?;
         checks.extend(self.suspect(checks));
         Ok(())
     }
@@ -146,33 +154,64 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// Logits for every size of calls; gives what the largest calls answered, with the hidden states between functions.
-    fn calls(&self, ways: &[Way], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<Option<Whole>> {
-        let mut whole = None;
-        for way in ways {
-            self.attempt(&way.name, session, checks, |session, checks| {
-                session.reset()?;
-                let ask =
-                    ForwardOptions { hidden: Hidden::BetweenFunctions, ..ForwardOptions::all(way.chunking.clone()) };
-                let ForwardOutput { logits, hidden } = session.forward(&self.golden.tokens, &ask)?;
-                let measures = LogitMeasures::of(&self.rows(&logits), &self.golden.logits, self.golden.vocab_size);
-                checks.push(self.logits_check(&way.name, &measures));
-                if !way.mixed {
-                    whole = Some(Whole { way: way.clone(), logits, hidden });
-                }
-                Ok(())
-            })?;
+    /// Logits for every size of calls; gives what the largest calls answered, with the hidden states between functions. These
+    /// are made once more: after a reset nothing may be left of what a session has computed. `filled` says whether each has
+    /// computed something for every position in all parts of the layers.
+    fn calls(
+        &self,
+        ways: &[Way],
+        sessions: &mut Sessions,
+        filled: bool,
+        checks: &mut Vec<Check>,
+    ) -> Result<Option<Whole>> {
+        let largest = ways.iter().rposition(|way| !way.mixed).unwrap_or(0);
+        if sessions.own.len() > 1 && !filled {
+            // what fails says so below
+            let _ = sessions.own[largest].forward(&self.golden.tokens, &ForwardOptions::none());
         }
-        Ok(whole)
+        let ask = |way: &Way| ForwardOptions {
+            hidden: Hidden::BetweenFunctions,
+            ..ForwardOptions::all(way.chunking.clone())
+        };
+        let tries: Vec<Way> = ways.iter().chain([&ways[largest]]).cloned().collect();
+        let asks: Vec<ForwardOptions> = tries.iter().map(ask).collect();
+        let keeps = |index: usize| index == largest || index == ways.len();
+        let mut given = sessions
+            .run(self, &tries, |index, session| WholeRun::begin(self.golden, &asks[index], keeps(index), session))?;
+        let again = given.pop();
+        let mut whole = None;
+        for (index, (way, given)) in ways.iter().zip(given).enumerate() {
+            match given {
+                Ok(given) => {
+                    checks.push(self.logits_check(&way.name, &given.measures));
+                    if !way.mixed {
+                        whole = Some((index, given));
+                    }
+                }
+                Err(error) => checks.push(not_run(self.subject(&way.name), error)?),
+            }
+        }
+        let Some((index, mut given)) = whole else { return Ok(None) };
+        if index != largest {
+            // the logits of these calls weren't kept
+            let mut session = sessions.another(self)?;
+            given.logits =
+                Some(session.forward(&self.golden.tokens, &ForwardOptions::all(ways[index].chunking.clone()))?.logits);
+        }
+        let whole = Whole { way: ways[index].clone(), logits: given.logits.unwrap_or_default(), hidden: given.hidden };
+        match again {
+            Some(Ok(again)) => checks.push(self.reset(&whole, &again.logits.unwrap_or_default())),
+            Some(Err(error)) => checks.push(not_run(self.subject("after a reset"), error)?),
+            None => {}
+        }
+        Ok(Some(whole))
     }
 
-    /// The largest calls once more: after a reset nothing may be left of the texts between.
-    fn reset(&self, whole: &Whole, session: &mut TokenSession) -> Result<Check> {
-        session.reset()?;
-        let again = session.forward(&self.golden.tokens, &ForwardOptions::all(whole.way.chunking.clone()))?.logits;
-        let same = bytemuck::cast_slice::<_, u8>(&again) == bytemuck::cast_slice::<_, u8>(&whole.logits);
+    /// The largest calls in a session that has computed something before, and in another one.
+    fn reset(&self, whole: &Whole, again: &[f32]) -> Check {
+        let same = bytemuck::cast_slice::<_, u8>(again) == bytemuck::cast_slice::<_, u8>(&whole.logits);
         let problem = (!same).then(|| format!("{} gives other logits the second time", whole.way.name));
-        Ok(Check::of(&self.candidate.name, "a reset forgets the text before", problem))
+        Check::of(&self.candidate.name, "a reset forgets the text before", problem)
     }
 
     /// The last slots of the context: calls of every size against the next smaller one, as if zeros had come before. No
@@ -212,15 +251,35 @@ impl Comparison<'_> {
     /// The golden's greedy continuation: after each token of it, the next one is the likeliest. Where two tokens are all but
     /// equally likely, quantized weights may rightly choose the other, so a few may differ; each is judged behind the
     /// golden's own tokens, so that one that differs doesn't change what follows.
-    fn greedy(&self, checks: &mut Vec<Check>) -> Result<()> {
+    /// `after` may have computed the beginning.
+    fn greedy(&self, after: Option<TokenSession>, checks: &mut Vec<Check>) -> Result<()> {
         let Some(Greedy { prompt, ids }) = self.golden.greedy.as_ref().filter(|greedy| !greedy.ids.is_empty()) else {
             return Ok(());
         };
         let text: Vec<u32> = prompt.iter().chain(&ids[..ids.len() - 1]).copied().collect();
-        let width = self.golden.vocab_size;
-        let mut session = self.candidate.model.start(text.len() as u64)?;
-        let logits = session.forward(&text, &ForwardOptions::all(Chunking::Largest))?.logits;
-        let rows = logits.chunks_exact(width).skip(prompt.len().saturating_sub(1));
+        let (width, length) = (self.golden.vocab_size, text.len() as u64);
+        // the first of the continuation is judged by the logits of the last token before it
+        let before = prompt.len().saturating_sub(1);
+        let begun = after.filter(|session| {
+            let known = session.tokens();
+            let sizes = anec_runtime::plan::sizes(&session.route().layers, session.limit());
+            // with room for what fills the last call up
+            known.len() >= before
+                && text.starts_with(&known[..before])
+                && session.is_compatible_with(length)
+                && length + sizes.last().unwrap_or(&0) <= session.limit()
+        });
+        let mut session = match begun {
+            Some(mut session) => {
+                session.set_length(length)?;
+                session.rewind(before as u64)?;
+                session
+            }
+            None => self.candidate.model.start(length)?,
+        };
+        let position = session.position() as usize;
+        let logits = session.forward(&text[position..], &ForwardOptions::all(Chunking::Largest))?.logits;
+        let rows = logits.chunks_exact(width).skip(before - position);
         let same: Vec<bool> = rows.zip(ids).map(|(row, id)| sampling::argmax(row) == *id).collect();
         let (count, agree) = (ids.len(), same.iter().take_while(|same| **same).count());
         let wrong = same.iter().filter(|same| !**same).count();

@@ -23,8 +23,9 @@ use crate::tensor::{Tensor, TensorData};
 use crate::value::Value;
 use crate::workspace::Workspace;
 use anec_bundle::MASKED;
+use anec_kernels::dot::MOST_COLUMNS;
 use anec_kernels::layout::MatrixLayout;
-use anec_kernels::matrix::product;
+use anec_kernels::matrix::{product, product_of_few};
 use anec_kernels::pool;
 use anec_kernels::reduce::max;
 use anec_kernels::round::round_to_f16;
@@ -212,7 +213,9 @@ impl FusedKernel for Attention {
             let query = &query[(head * rows + first) * width..][..out.len() / value.width * width];
             let mask = |row: usize| &mask[(first + row) % tokens % mask_rows * slots..][open.clone()];
             let (key, value) = (key.part(head, &open), value.part(head, &open));
-            if self.block((query, width), (key, slots), mask, (value, out), &rounds).is_none() {
+            // as products with weights do, few tokens give each the bits that it has alone
+            let multiply = if tokens <= MOST_COLUMNS { product_of_few } else { product };
+            if self.block((query, width), (key, slots), mask, (value, out), (&rounds, multiply)).is_none() {
                 done.store(false, Ordering::Relaxed);
             }
         };
@@ -252,7 +255,7 @@ impl Attention {
         (key, all): (&[f32], usize),
         mask: impl Fn(usize) -> &'m [f32],
         (value, out): (&[f32], &mut [f32]),
-        rounds: &Rounds,
+        (rounds, multiply): (&Rounds, Product),
     ) -> Option<()> {
         let (rows, slots) = (query.len() / width, key.len() / width);
         let by_row = |width: usize| MatrixLayout { row: width, column: 1 };
@@ -262,7 +265,7 @@ impl Attention {
         let scores = workspace.pool.make_within(rows * all, &[1, 1, rows, slots], |scores| {
             scores.resize(rows * slots, 0.0);
             let transposed = MatrixLayout { row: 1, column: width };
-            product((rows, width, slots), (query, by_row(width)), (key, transposed), scores);
+            multiply((rows, width, slots), (query, by_row(width)), (key, transposed), scores);
             rounds.apply(0, scores);
         });
         let mut steps = self.between.iter();
@@ -274,7 +277,7 @@ impl Attention {
         let done = weights.map(|weights| {
             let width = out.len() / rows;
             let values = weights.floats().unwrap_or_default();
-            product((rows, slots, width), (values, by_row(slots)), (value, by_row(width)), out);
+            multiply((rows, slots, width), (values, by_row(slots)), (value, by_row(width)), out);
             rounds.apply(3, out);
             workspace.pool.recycle(weights);
         });
@@ -318,6 +321,9 @@ fn change(step: &Step, scores: Arc<Tensor>, half: bool, workspace: &mut Workspac
     }
     Some(result)
 }
+
+/// A product of two matrices: sizes, the matrices, and the result.
+type Product = fn((usize, usize, usize), (&[f32], MatrixLayout), (&[f32], MatrixLayout), &mut [f32]);
 
 /// What is rounded to fp16.
 struct Rounds {

@@ -1,8 +1,10 @@
 //! Each function alone, and each layer in it, on the hidden states of the golden: an error can't come from what is
 //! before, nor hide behind it.
 
+use super::together::{ForcedRun, Sessions};
 use super::{Comparison, Way, Whole, measured};
 use crate::measure::{self, LogitMeasures};
+use crate::trial::not_run;
 use crate::verdict::{Check, Verdict};
 use anec_base::Result;
 use anec_kernels::distance::difference;
@@ -45,14 +47,16 @@ impl Comparison<'_> {
         }
     }
 
-    /// Each function on what the golden gives it, in every way of calling; then its layers, and the head.
-    pub(super) fn forced(&self, ways: &[Way], session: &mut TokenSession, checks: &mut Vec<Check>) -> Result<()> {
+    /// Each function on what the golden gives it, in every way of calling; then its layers, and the head. Gives whether each
+    /// function of the layers was tried.
+    pub(super) fn forced(&self, ways: &[Way], sessions: &mut Sessions, checks: &mut Vec<Check>) -> Result<bool> {
         let golden = self.golden;
         let model = &self.candidate.model;
-        let steps = session.route().layers.clone();
+        let steps = sessions.own[0].route().layers.clone();
+        let mut tried = 0;
         for (index, step) in steps.iter().enumerate() {
             // what takes something that no golden has is judged by what leaves it in the run of the whole
-            if !session.stands_alone(index) {
+            if !sessions.own[0].stands_alone(index) {
                 continue;
             }
             let (start, end) = (step.part.start as usize, step.part.end as usize);
@@ -60,25 +64,29 @@ impl Comparison<'_> {
             let inside = self.candidate.layers && (start..=end).all(|layer| golden.hidden.contains_key(&layer));
             let wanted = if inside { Hidden::BetweenLayers } else { Hidden::BetweenFunctions };
             let mut layers = Layers::new(step);
-            for way in ways {
-                let what = format!("layers {start}..{end} forced, {}", way.name);
-                self.attempt(&what, session, checks, |session, checks| {
-                    session.reset()?;
-                    let found = session.force_layers(index, given, wanted, &way.chunking)?;
-                    let measures = LogitMeasures::of(&found[end], reference, model.bundle().model.hidden_size as usize);
-                    let subject = self.subject(&what);
-                    checks.push(self.function_check(subject, "its hidden states agree with the golden", &measures));
-                    if inside {
-                        self.see_layers(&mut layers, &way.name, &found);
+            let found = sessions
+                .run(self, ways, |way, session| ForcedRun::begin(index, given, wanted, &ways[way].chunking, session))?;
+            for (way, found) in ways.iter().zip(found) {
+                let subject = self.subject(&format!("layers {start}..{end} forced, {}", way.name));
+                let found = match found {
+                    Ok(found) => found,
+                    Err(error) => {
+                        checks.push(not_run(subject, error)?);
+                        continue;
                     }
-                    Ok(())
-                })?;
+                };
+                let measures = LogitMeasures::of(&found[end], reference, model.bundle().model.hidden_size as usize);
+                checks.push(self.function_check(subject, "its hidden states agree with the golden", &measures));
+                if inside {
+                    self.see_layers(&mut layers, &way.name, &found);
+                }
             }
             checks.extend(self.layer_checks(&layers));
+            tried += 1;
         }
         let last = model.bundle().model.num_layers;
         if let Some(given) = golden.hidden.get(&last) {
-            self.attempt("head forced", session, checks, |session, checks| {
+            self.attempt("head forced", &mut sessions.own[0], checks, |session, checks| {
                 let logits = session.force_head(given)?;
                 let measures = LogitMeasures::of(&self.rows(&logits), &golden.logits, golden.vocab_size);
                 let subject = self.subject("head forced");
@@ -86,7 +94,7 @@ impl Comparison<'_> {
                 Ok(())
             })?;
         }
-        session.reset()
+        Ok(tried == steps.len())
     }
 
     fn function_check(&self, subject: String, claim: &str, measures: &LogitMeasures) -> Check {
