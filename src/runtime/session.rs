@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::backend::{FunctionCall, Phase, Watch};
 use super::call::{after, place_logits, prepare, result};
 use super::error::RuntimeError;
-use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
+use super::forward::ForwardOptions;
 use super::hidden::{Columns, Flow, HiddenFrame, Record};
 use super::host::{RopeChoice, TokenRun};
 use super::inputs::InputBuilder;
@@ -17,6 +17,12 @@ use super::states::States;
 use anec_base::Result;
 use anec_bundle::{PortRole, Task};
 use anec_exec::{ProductMemo, Tensor};
+
+mod forced;
+mod pass;
+
+pub use forced::ForcedPass;
+pub use pass::ForwardPass;
 
 /// A text: its states and the tokens that they come from.
 pub struct TokenSession {
@@ -36,47 +42,6 @@ pub struct TokenSession {
     checkpoints: Vec<Checkpoint>,
     /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
     pub(super) poisoned: bool,
-}
-
-/// A forward pass on its way: [`TokenSession::begin`].
-pub struct ForwardPass<'t> {
-    tokens: &'t [u32],
-    ask: &'t ForwardOptions,
-    record: Option<Record>,
-    answer: ForwardOutput,
-    /// Tokens that have been computed.
-    done: usize,
-    turn: usize,
-}
-
-impl ForwardPass<'_> {
-    /// Tokens that have been computed.
-    pub fn done(&self) -> usize {
-        self.done
-    }
-
-    /// The logits that were computed since they were last taken.
-    pub fn take_logits(&mut self) -> Vec<f32> {
-        std::mem::take(&mut self.answer.logits)
-    }
-}
-
-/// A part of the layers on its way through hidden states that are given: [`TokenSession::begin_forced`].
-pub struct ForcedPass<'t> {
-    part: usize,
-    chunking: &'t Chunking,
-    given: Columns,
-    record: Record,
-    /// Tokens that have been computed.
-    done: usize,
-    turn: usize,
-}
-
-impl ForcedPass<'_> {
-    /// Tokens that have been computed.
-    pub fn done(&self) -> usize {
-        self.done
-    }
 }
 
 /// States after a number of tokens, and the context that they are for.
@@ -364,83 +329,6 @@ impl TokenSession {
         if rest.is_empty() { Ok(()) } else { self.forward(&rest, &ForwardOptions::none()).map(drop) }
     }
 
-    /// Computes `tokens`, which follow those before.
-    ///
-    /// # Errors
-    /// When there are none, they don't fit, a token doesn't exist, or a function fails. After a failure the session holds
-    /// the tokens of the calls that went well.
-    pub fn forward(&mut self, tokens: &[u32], ask: &ForwardOptions) -> Result<ForwardOutput> {
-        let mut pass = self.begin(tokens, ask)?;
-        while self.advance(&mut pass)? {}
-        self.finish(pass)
-    }
-
-    /// Begins what [`forward`](TokenSession::forward) does, to be computed call by call.
-    ///
-    /// # Errors
-    /// As [`forward`](TokenSession::forward), but for functions that fail.
-    pub fn begin<'t>(&mut self, tokens: &'t [u32], ask: &'t ForwardOptions) -> Result<ForwardPass<'t>> {
-        if tokens.is_empty() {
-            return Err(RuntimeError::NoTokens.into());
-        }
-        let end = self.position() + tokens.len() as u64;
-        if end > self.limit {
-            return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
-        }
-        if self.poisoned {
-            self.restore(self.tokens.len())?;
-        }
-        self.make_room(end)?;
-        let record = (ask.hidden != Hidden::No).then(|| Record::new(&self.model.bundle, self.route(), ask.hidden));
-        Ok(ForwardPass { tokens, ask, record, answer: ForwardOutput::default(), done: 0, turn: 0 })
-    }
-
-    /// Computes the next call of a pass that was begun with this session; gives false if there is none left.
-    ///
-    /// # Errors
-    /// As [`forward`](TokenSession::forward).
-    pub fn advance(&mut self, pass: &mut ForwardPass<'_>) -> Result<bool> {
-        let rest = &pass.tokens[pass.done..];
-        if rest.is_empty() {
-            return Ok(false);
-        }
-        let model = self.model.clone();
-        let chunk = self.next_chunk(rest.len() as u64, pass.ask.chunking.wish(pass.turn))?;
-        self.make_room_for(chunk)?;
-        let route = &model.plan.routes[self.route];
-        let (now, later) = rest.split_at(chunk.real as usize);
-        // what is written by position is written again
-        self.poisoned = !model.rewindable;
-        let hidden = self.layers(&model, route, now, chunk, pass.record.as_mut())?;
-        self.poisoned = false;
-        self.tokens.extend(now);
-        let real = chunk.real as usize;
-        let wanted = match pass.ask.logits {
-            Positions::All => 0..real,
-            Positions::Last if later.is_empty() => real - 1..real,
-            Positions::Last | Positions::None => real..real,
-        };
-        if !wanted.is_empty() {
-            let hidden = hidden.range(wanted.clone(), wanted.len());
-            self.head(&model, route, &hidden, &mut pass.answer.logits)?;
-        }
-        pass.done += real;
-        pass.turn += 1;
-        Ok(true)
-    }
-
-    /// What a pass has given, as far as it wasn't taken.
-    ///
-    /// # Errors
-    /// When hidden states didn't come by.
-    pub fn finish(&self, pass: ForwardPass<'_>) -> Result<ForwardOutput> {
-        let ForwardPass { record, mut answer, done, .. } = pass;
-        if let Some(record) = record {
-            answer.hidden = record.finish(done, &self.model.bundle.model, &HiddenFrame::of(&self.model))?;
-        }
-        Ok(answer)
-    }
-
     /// Goes to a position, as if zeros had been computed before it: what a validator needs to try the end of a context
     /// without computing all of it.
     ///
@@ -455,101 +343,6 @@ impl TokenSession {
         // which tokens they were is nobody's question: nothing is recalled of them
         self.tokens = vec![0; position as usize];
         Ok(())
-    }
-
-    /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
-    /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`TokenSession::route`]. Gives what leaves its last layer,
-    /// and what leaves the others if `wanted` says so, in their places in [`ForwardOutput::hidden`].
-    ///
-    /// # Errors
-    /// As [`TokenSession::forward`].
-    pub fn force_layers(
-        &mut self,
-        part: usize,
-        hidden: &[f32],
-        wanted: Hidden,
-        chunking: &Chunking,
-    ) -> Result<Vec<Vec<f32>>> {
-        let mut pass = self.begin_forced(part, hidden, wanted, chunking)?;
-        while self.advance_forced(&mut pass)? {}
-        self.finish_forced(pass)
-    }
-
-    /// Begins what [`force_layers`](TokenSession::force_layers) does, to be computed call by call.
-    ///
-    /// # Errors
-    /// When so many tokens don't fit.
-    pub fn begin_forced<'t>(
-        &mut self,
-        part: usize,
-        hidden: &[f32],
-        wanted: Hidden,
-        chunking: &'t Chunking,
-    ) -> Result<ForcedPass<'t>> {
-        let model = &self.model;
-        let width = model.bundle.model.hidden_size as usize;
-        let count = hidden.len() / width.max(1);
-        let end = self.position() + count as u64;
-        if end > self.limit {
-            return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
-        }
-        let given = Columns::of_rows(&HiddenFrame::of(model).enter(hidden), width);
-        self.make_room(end)?;
-        let mut record = Record::new(&self.model.bundle, self.route(), wanted);
-        record.only(&self.route().layers[part]);
-        Ok(ForcedPass { part, chunking, given, record, done: 0, turn: 0 })
-    }
-
-    /// Computes the next call of a pass that was begun with this session; gives false if there is none left.
-    ///
-    /// # Errors
-    /// When a function fails.
-    pub fn advance_forced(&mut self, pass: &mut ForcedPass<'_>) -> Result<bool> {
-        let left = pass.given.count - pass.done;
-        if left == 0 {
-            return Ok(false);
-        }
-        let (model, rope) = (self.model.clone(), self.rope.clone());
-        let route = &model.plan.routes[self.route];
-        let chunk = self.next_chunk(left as u64, pass.chunking.wish(pass.turn))?;
-        let real = chunk.real as usize;
-        let mut feed = InputBuilder::new(&model.host, &rope, &[], self.position(), chunk, route.context);
-        let columns = pass.given.range(pass.done..pass.done + real, chunk.size as usize);
-        self.recorded(&model, &route.layers[pass.part], columns.into(), &mut feed, 0..real, Some(&mut pass.record))?;
-        // which tokens they are is nobody's question
-        self.tokens.resize(self.tokens.len() + real, 0);
-        pass.done += real;
-        pass.turn += 1;
-        Ok(true)
-    }
-
-    /// What a pass has given.
-    ///
-    /// # Errors
-    /// When hidden states didn't come by.
-    pub fn finish_forced(&self, pass: ForcedPass<'_>) -> Result<Vec<Vec<f32>>> {
-        Ok(pass.record.finish(pass.done, &self.model.bundle.model, &HiddenFrame::of(&self.model))?)
-    }
-
-    /// Whether a part of the layers takes nothing but hidden states from the part before, so that it can be run alone.
-    pub fn stands_alone(&self, part: usize) -> bool {
-        let step = &self.route().layers[part];
-        let functions = step.with_followers().flat_map(Step::functions);
-        let mut inputs = functions.flat_map(|function| &self.model.bundle.functions[function].inputs);
-        inputs.all(|port| !port.role.is_carried() && !matches!(port.role, PortRole::PerLayerInput { .. }))
-    }
-
-    /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
-    ///
-    /// # Errors
-    /// When a function fails.
-    pub fn force_head(&mut self, hidden: &[f32]) -> Result<Vec<f32>> {
-        let model = self.model.clone();
-        let route = &model.plan.routes[self.route];
-        let given = Columns::of_rows(&HiddenFrame::of(&model).enter(hidden), model.bundle.model.hidden_size as usize);
-        let mut logits = Vec::new();
-        self.head(&model, route, &given, &mut logits)?;
-        Ok(logits)
     }
 
     /// Runs the layers on one chunk; gives the hidden states that leave the last.
@@ -685,6 +478,7 @@ impl TokenSession {
 #[cfg(test)]
 mod tests {
     use super::super::fake::{self, FakeOptions, Mishap};
+    use super::super::forward::{Chunking, Hidden, Positions};
     use super::super::plan::CallPlan;
     use super::*;
     use anec_bundle::{Stage, TokenCount};

@@ -1,0 +1,109 @@
+//! Tokens through all layers and the LM head, as a whole or call by call.
+
+use super::TokenSession;
+use crate::error::RuntimeError;
+use crate::forward::{ForwardOptions, ForwardOutput, Hidden, Positions};
+use crate::hidden::{HiddenFrame, Record};
+use anec_base::Result;
+
+/// A forward pass on its way: [`TokenSession::begin`].
+pub struct ForwardPass<'t> {
+    tokens: &'t [u32],
+    ask: &'t ForwardOptions,
+    record: Option<Record>,
+    answer: ForwardOutput,
+    /// Tokens that have been computed.
+    done: usize,
+    turn: usize,
+}
+
+impl ForwardPass<'_> {
+    /// Tokens that have been computed.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// The logits that were computed since they were last taken.
+    pub fn take_logits(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.answer.logits)
+    }
+}
+
+impl TokenSession {
+    /// Computes `tokens`, which follow those before.
+    ///
+    /// # Errors
+    /// When there are none, they don't fit, a token doesn't exist, or a function fails. After a failure the session holds
+    /// the tokens of the calls that went well.
+    pub fn forward(&mut self, tokens: &[u32], ask: &ForwardOptions) -> Result<ForwardOutput> {
+        let mut pass = self.begin(tokens, ask)?;
+        while self.advance(&mut pass)? {}
+        self.finish(pass)
+    }
+
+    /// Begins what [`forward`](TokenSession::forward) does, to be computed call by call.
+    ///
+    /// # Errors
+    /// As [`forward`](TokenSession::forward), but for functions that fail.
+    pub fn begin<'t>(&mut self, tokens: &'t [u32], ask: &'t ForwardOptions) -> Result<ForwardPass<'t>> {
+        if tokens.is_empty() {
+            return Err(RuntimeError::NoTokens.into());
+        }
+        let end = self.position() + tokens.len() as u64;
+        if end > self.limit {
+            return Err(RuntimeError::ContextFull { tokens: end, context: self.limit }.into());
+        }
+        if self.poisoned {
+            self.restore(self.tokens.len())?;
+        }
+        self.make_room(end)?;
+        let record = (ask.hidden != Hidden::No).then(|| Record::new(&self.model.bundle, self.route(), ask.hidden));
+        Ok(ForwardPass { tokens, ask, record, answer: ForwardOutput::default(), done: 0, turn: 0 })
+    }
+
+    /// Computes the next call of a pass that was begun with this session; gives false if there is none left.
+    ///
+    /// # Errors
+    /// As [`forward`](TokenSession::forward).
+    pub fn advance(&mut self, pass: &mut ForwardPass<'_>) -> Result<bool> {
+        let rest = &pass.tokens[pass.done..];
+        if rest.is_empty() {
+            return Ok(false);
+        }
+        let model = self.model.clone();
+        let chunk = self.next_chunk(rest.len() as u64, pass.ask.chunking.wish(pass.turn))?;
+        self.make_room_for(chunk)?;
+        let route = &model.plan.routes[self.route];
+        let (now, later) = rest.split_at(chunk.real as usize);
+        // what is written by position is written again
+        self.poisoned = !model.rewindable;
+        let hidden = self.layers(&model, route, now, chunk, pass.record.as_mut())?;
+        self.poisoned = false;
+        self.tokens.extend(now);
+        let real = chunk.real as usize;
+        let wanted = match pass.ask.logits {
+            Positions::All => 0..real,
+            Positions::Last if later.is_empty() => real - 1..real,
+            Positions::Last | Positions::None => real..real,
+        };
+        if !wanted.is_empty() {
+            let hidden = hidden.range(wanted.clone(), wanted.len());
+            self.head(&model, route, &hidden, &mut pass.answer.logits)?;
+        }
+        pass.done += real;
+        pass.turn += 1;
+        Ok(true)
+    }
+
+    /// What a pass has given, as far as it wasn't taken.
+    ///
+    /// # Errors
+    /// When hidden states didn't come by.
+    pub fn finish(&self, pass: ForwardPass<'_>) -> Result<ForwardOutput> {
+        let ForwardPass { record, mut answer, done, .. } = pass;
+        if let Some(record) = record {
+            answer.hidden = record.finish(done, &self.model.bundle.model, &HiddenFrame::of(&self.model))?;
+        }
+        Ok(answer)
+    }
+}
