@@ -1,5 +1,6 @@
 //! A text on its way through a bundle: tokens in, logits out, in calls of as many tokens as the functions take.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -176,6 +177,15 @@ impl TokenSession {
     pub(super) fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         self.states.sequence.enter(phase);
+    }
+
+    /// Bytes of its states, in f32, in the context that it is in.
+    pub fn state_bytes(&self) -> u64 {
+        let steps = self.route().layers.iter().flat_map(Step::with_followers);
+        let functions = steps.flat_map(Step::functions).map(|function| &self.model.bundle.functions[function]);
+        let states = functions.flat_map(|function| &function.states);
+        let sizes: BTreeMap<&str, u64> = states.map(|state| (&*state.id, state.shape.iter().product())).collect();
+        sizes.values().sum::<u64>() * size_of::<f32>() as u64
     }
 
     /// Shares products with weights with other sessions of the model, where the backend can: gives whether it does. What is
