@@ -30,7 +30,7 @@ impl ForcedPass<'_> {
 impl TokenSession {
     /// Runs one part of the layers alone, on hidden states that are given instead of what the parts before computed:
     /// `[tokens, hidden_size]`, row-major. `part` counts the parts of [`TokenSession::route`]. Gives what leaves its last layer,
-    /// and what leaves the others if `wanted` says so, in their places in [`ForwardOutput::hidden`].
+    /// and what leaves the others if `wanted` says so, in their places in [`ForwardOutput::hidden`](crate::forward::ForwardOutput::hidden).
     ///
     /// # Errors
     /// As [`TokenSession::forward`].
