@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use super::aligned_buf::AlignedBuf;
 use super::digits::{DIGITS, MOST_DEPTH, Unit, digits_of, joined};
 use super::pool;
+use super::simd::{Lanes, neon::Neon};
 
 /// Rows that are multiplied at a time: their sums fill half of the registers.
 const ROWS: usize = 4;
@@ -74,31 +75,40 @@ impl<'a> Strided<'a> {
         self.elements(count).fold(0, |largest, element| element.abs().to_bits().max(largest))
     }
 
-    /// Whether so many elements can be written in digits: all are finite, and sums of their products fit 32 bits.
-    pub fn has_digits(self, count: usize) -> bool {
-        (self.step > 0 || count == 1) && (1..=MOST_DEPTH).contains(&count) && Unit::of(self.largest(count)).is_some()
+    /// So many elements, if they can be written in digits: all are finite, and sums of their products fit 32 bits.
+    pub fn measured(self, count: usize) -> Option<MeasuredColumn<'a>> {
+        let fits = (self.step > 0 || count == 1) && (1..=MOST_DEPTH).contains(&count);
+        let unit = fits.then(|| Unit::of(self.largest(count))).flatten()?;
+        Some(MeasuredColumn { column: self, count, unit })
     }
 }
 
+/// A column that can be written in digits, and what its integers count: made by [`Strided::measured`] alone.
+#[derive(Clone, Copy)]
+pub(super) struct MeasuredColumn<'a> {
+    column: Strided<'a>,
+    count: usize,
+    unit: Unit,
+}
+
 impl DigitColumns {
-    /// Columns of `depth` elements each, which must [have digits](Strided::has_digits).
+    /// Columns of `depth` elements each.
     ///
     /// # Panics
-    /// If one has none, or is shorter.
-    pub fn new(instruction: Instruction, depth: usize, columns: &[Strided<'_>]) -> DigitColumns {
+    /// If one has more or fewer.
+    pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>]) -> DigitColumns {
+        assert!(columns.iter().all(|column| column.count == depth));
         let of_column = depth.next_multiple_of(STEP);
         let mut digits = AlignedBuf::new(columns.len() * of_column);
-        let mut parts: SmallVec<[(&mut [u32], f32); 8]> =
-            digits.words().chunks_exact_mut(of_column.max(1)).map(|words| (words, 1.0)).collect();
-        let pack = |c: usize, (words, unit): &mut (&mut [u32], f32)| {
-            *unit = pack(instruction, columns[c], depth, bytemuck::cast_slice_mut(words));
-        };
+        let mut parts: SmallVec<[&mut [u32]; 8]> = digits.words().chunks_exact_mut(of_column.max(1)).collect();
+        let pack = |c: usize, words: &mut &mut [u32]| columns[c].pack(instruction, bytemuck::cast_slice_mut(words));
         if columns.len() * depth > SMALL_PACK {
             pool::for_each_mut(&mut parts, pack);
         } else {
             parts.iter_mut().enumerate().for_each(|(c, part)| pack(c, part));
         }
-        let units = parts.into_iter().map(|(_, unit)| unit).collect();
+        drop(parts);
+        let units = columns.iter().map(|column| column.unit.size).collect();
         DigitColumns { digits, units, depth, instruction }
     }
 
@@ -147,25 +157,25 @@ impl DigitColumns {
     }
 }
 
-/// Packs a column, and gives what its integers count.
-fn pack(instruction: Instruction, column: Strided<'_>, depth: usize, digits: &mut [i8]) -> f32 {
-    let unit = Unit::of(column.largest(depth)).expect("columns have digits");
-    let (steps, _) = digits.as_chunks_mut::<{ STEP * DIGITS }>();
-    let mut elements = column.elements(depth);
-    for digits in steps {
-        for k in 0..STEP {
-            // SAFETY: the unit is that of this column.
-            let own = elements.next().map_or([0; DIGITS], |e| unsafe { digits_of(*e, unit.inverse) }.to_le_bytes());
-            for (digit, own) in own.into_iter().enumerate() {
-                let place = match instruction {
-                    Instruction::Sdot => digit * STEP + k,
-                    Instruction::Smmla => k / 8 * 32 + digit * 8 + k % 8,
-                };
-                digits[place] = own as i8;
+impl MeasuredColumn<'_> {
+    /// Writes the digits.
+    fn pack(&self, instruction: Instruction, digits: &mut [i8]) {
+        let (steps, _) = digits.as_chunks_mut::<{ STEP * DIGITS }>();
+        let mut elements = self.column.elements(self.count);
+        for digits in steps {
+            for k in 0..STEP {
+                // SAFETY: the unit is that of this column.
+                let of = |element: &f32| unsafe { digits_of(*element, self.unit.inverse) }.to_le_bytes();
+                for (digit, own) in elements.next().map_or([0; DIGITS], of).into_iter().enumerate() {
+                    let place = match instruction {
+                        Instruction::Sdot => digit * STEP + k,
+                        Instruction::Smmla => k / 8 * 32 + digit * 8 + k % 8,
+                    };
+                    digits[place] = own as i8;
+                }
             }
         }
     }
-    unit.size
 }
 
 /// Rows, a vector of bytes of each at a time.
@@ -199,17 +209,11 @@ impl<'a> Vectors<'a> {
         }
         let at = self.rows.map(|row| row.as_ptr().wrapping_add(from));
         if i.is_multiple_of(4) {
-            at.iter().for_each(|at| prefetch(at.wrapping_add(length.wrapping_mul(ROWS))));
+            // SAFETY: every processor of this architecture has NEON; the address need not be one that can be read.
+            at.iter().for_each(|at| unsafe { Neon::prefetch(at.wrapping_add(length.wrapping_mul(ROWS))) });
         }
         at
     }
-}
-
-/// Asks for the cache line at an address, which need not be one that can be read.
-#[inline(always)]
-fn prefetch(at: *const i8) {
-    // SAFETY: a hint reads nothing; its intrinsic isn't stable.
-    unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
 }
 
 /// The sums of products of rows with each digit of a column.
@@ -311,7 +315,8 @@ mod tests {
 
     /// Products `[rows, columns]`.
     fn products(instruction: Instruction, a: &[i8], depth: usize, columns: &[Strided<'_>]) -> Vec<f32> {
-        let digits = DigitColumns::new(instruction, depth, columns);
+        let columns: Vec<_> = columns.iter().map(|column| column.measured(depth).expect("all are finite")).collect();
+        let digits = DigitColumns::new(instruction, depth, &columns);
         let mut out = vec![f32::NAN; a.len() / depth * columns.len()];
         digits.multiply(a, |r, c, product| out[r * columns.len() + c] = product);
         out
@@ -372,11 +377,11 @@ mod tests {
     #[test]
     fn what_has_no_digits_is_known() {
         for value in [1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            assert_eq!(Strided { values: &[0.5, value, 0.0], step: 1 }.has_digits(3), value == 1.0);
-            assert!(Strided { values: &[0.5, value, 0.0], step: 2 }.has_digits(2));
+            assert_eq!(Strided { values: &[0.5, value, 0.0], step: 1 }.measured(3).is_some(), value == 1.0);
+            assert!(Strided { values: &[0.5, value, 0.0], step: 2 }.measured(2).is_some());
         }
         let long = vec![1.0; MOST_DEPTH + 1];
-        assert!(!Strided { values: &long, step: 1 }.has_digits(long.len()));
-        assert!(!Strided { values: &[], step: 1 }.has_digits(0));
+        assert!(Strided { values: &long, step: 1 }.measured(long.len()).is_none());
+        assert!(Strided { values: &[], step: 1 }.measured(0).is_none());
     }
 }

@@ -6,7 +6,7 @@ use super::aligned_buf::AlignedBuf;
 use super::codes::{CodeTables, PackedCodes};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 #[cfg(target_arch = "aarch64")]
-use super::dotprod::{DigitColumns, Instruction, Strided};
+use super::dotprod::{DigitColumns, Instruction, MeasuredColumn, Strided};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
@@ -110,29 +110,30 @@ fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Product
         return;
     };
     let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
-    let mut inputs = SmallVec::<[Strided<'_>; MOST_COLUMNS]>::new();
+    type Columns<'a> = SmallVec<[MeasuredColumn<'a>; MOST_COLUMNS]>;
+    let mut inputs = Columns::new();
     let mut outputs = SmallVec::<[(SharedOutput, usize); MOST_COLUMNS]>::new();
     let mut left = Products::new();
     for product in std::mem::take(products) {
         let (tokens, (x, layout)) = (product.tokens, product.x);
-        let of_token = |token: usize| Strided { values: &x[token * layout.column..], step: layout.row };
+        let of_token =
+            |token: usize| Strided { values: &x[token * layout.column..], step: layout.row }.measured(columns);
         // each by itself, so that none gets other bits by what is beside it
-        let takes = (tokens <= MOST_COLUMNS || instruction == Instruction::Smmla)
-            && (0..tokens).all(|token| of_token(token).has_digits(columns));
-        if !takes {
+        let takes = tokens <= MOST_COLUMNS || instruction == Instruction::Smmla;
+        let Some(own) = takes.then(|| (0..tokens).map(of_token).collect::<Option<Columns<'_>>>()).flatten() else {
             left.push(product);
             continue;
-        }
+        };
         let out = SharedOutput::new(product.out.0, product.out.1);
-        inputs.extend((0..tokens).map(of_token));
+        inputs.extend(own);
         outputs.extend((0..tokens).map(|token| (out, token)));
     }
     *products = left;
+    if inputs.is_empty() {
+        return;
+    }
     let digits = DigitColumns::new(instruction, columns, &inputs);
-    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(rows / 256);
-    pool::for_each(rows.div_ceil(share), |i| {
-        let first = i * share;
-        let count = share.min(rows - first);
+    for_each_part(rows, columns, |first, count| {
         digits.multiply(&values[first * columns..][..count * columns], |r, column, product| {
             let row = first + r;
             let value = product * scales.of_row(row)[0] + bias.map_or(0.0, |bias| bias[row]);
@@ -151,17 +152,20 @@ struct Column<'a> {
     token: usize,
 }
 
+/// Divides the rows of a weight among threads: gives `work` the first of a part and how many there are.
+fn for_each_part(rows: usize, columns: usize, work: impl Fn(usize, usize) + Sync) {
+    // enough work for a part to be worth fetching, and no more parts than even out what threads are given
+    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(rows / 256);
+    pool::for_each(rows.div_ceil(share), |i| work(i * share, share.min(rows - i * share)));
+}
+
 /// Few tokens: dot products, rows divided among threads. Those rows are read once, and then multiplied with so many columns
 /// at a time as there are registers for.
 fn by_dots(weight: &StoredWeight, all: &[Column<'_>], start: impl Fn(usize) -> f32 + Sync) {
     let (rows, columns) = (weight.rows(), weight.columns());
-    // enough work for a part to be worth fetching, and no more parts than even out what threads are given
-    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(rows / 256);
     // equally many at a time
     let together = all.len().div_ceil(all.len().div_ceil(MOST_COLUMNS));
-    pool::for_each(rows.div_ceil(share), |i| {
-        let first = i * share;
-        let count = share.min(rows - first);
+    for_each_part(rows, columns, |first, count| {
         let mut sums = AlignedBuf::new(count * together);
         for group in all.chunks(together) {
             let mut inputs: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];

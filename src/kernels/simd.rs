@@ -386,7 +386,7 @@ mod x86 {
 }
 
 #[cfg(target_arch = "aarch64")]
-mod neon {
+pub(super) mod neon {
     use std::arch::aarch64::*;
 
     use super::*;
