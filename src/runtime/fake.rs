@@ -15,7 +15,7 @@ use super::model::LoadedModel;
 use anec_base::MappedFile;
 use anec_base::Result;
 use anec_bundle::*;
-use anec_exec::{Tensor, TensorData};
+use anec_exec::{ProductMemo, Tensor, TensorData};
 
 pub const HIDDEN: usize = 4;
 pub const VOCAB: usize = 8;
@@ -40,6 +40,8 @@ pub struct FakeOptions {
     pub recurrent: bool,
     /// States can be copied.
     pub forks: bool,
+    /// Products are shared with other texts, it says; there are none.
+    pub shares: bool,
     /// What goes wrong at which call, counted over all texts.
     pub script: Vec<(usize, Mishap)>,
 }
@@ -65,6 +67,7 @@ impl Default for FakeOptions {
             slice: false,
             recurrent: false,
             forks: true,
+            shares: false,
             script: Vec::new(),
         }
     }
@@ -419,6 +422,10 @@ impl Sequence for Text {
         self.caches.clear();
         self.memory = 0.0;
         Ok(())
+    }
+
+    fn remember(&mut self, _: &Arc<ProductMemo>) -> bool {
+        self.form.shares
     }
 
     fn fork(&self) -> Result<Option<Box<dyn Sequence>>> {

@@ -27,7 +27,7 @@ use super::trial::not_run;
 use super::verdict::{Check, GateReport, Verdict};
 use anec_base::Result;
 use anec_runtime::{Chunking, ForwardOptions, Hidden, LoadedModel, TokenSession, sampling};
-use together::{Sessions, WholeRun};
+use together::{STATES, Sessions, WholeRun};
 
 /// Name of the gate.
 pub const GATE: &str = "parity";
@@ -54,6 +54,16 @@ pub struct Candidate {
 /// # Errors
 /// When the golden isn't of this model or its text doesn't fit the context. A function that can't be run fails the gate.
 pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThresholds) -> Result<GateReport> {
+    parity_within(STATES, candidates, golden, thresholds)
+}
+
+/// The same, with sessions whose states have at most so many bytes together, but for one.
+fn parity_within(
+    states: u64,
+    candidates: &[Candidate],
+    golden: &Golden,
+    thresholds: &ParityThresholds,
+) -> Result<GateReport> {
     let mut checks = Vec::new();
     let first_text = (golden.texts.len() > 1).then(|| golden.first_text());
     for candidate in candidates {
@@ -62,7 +72,7 @@ pub fn parity(candidates: &[Candidate], golden: &Golden, thresholds: &ParityThre
             continue;
         }
         let comparison =
-            Comparison { candidate, golden: first_text.as_ref().unwrap_or(golden), texts: golden, thresholds };
+            Comparison { candidate, golden: first_text.as_ref().unwrap_or(golden), texts: golden, thresholds, states };
         if golden.tokens.len() < SHORTEST {
             let reason = format!("the golden has {} tokens, at least {SHORTEST} are needed", golden.tokens.len());
             checks.push(Check::unproven(&candidate.name, "tokens see those before them as in the golden", reason));
@@ -102,6 +112,8 @@ struct Comparison<'a> {
     /// All of it.
     texts: &'a Golden,
     thresholds: &'a ParityThresholds,
+    /// Most bytes of states that sessions may have together.
+    states: u64,
 }
 
 impl Comparison<'_> {
@@ -119,9 +131,8 @@ impl Comparison<'_> {
             self.attempt("all texts", &mut session, checks, |_, checks| self.all_texts(&whole.logits, checks))?;
         }
         checks.extend(forced);
-        // what computed the text last can go on with it
-        let mut last = sessions.own.pop();
-        drop(sessions);
+        // what computed the largest calls again can go on with their text
+        let mut last = Some(sessions.into_session_of(ways.len()));
         let mut session = self.start()?;
         self.attempt("last slots", &mut session, checks, |_, checks| self.end_of_context(checks))?;
         self.attempt("greedy continuation", &mut session, checks, |_, checks| self.greedy(last.take(), checks))?;
@@ -165,7 +176,8 @@ impl Comparison<'_> {
         checks: &mut Vec<Check>,
     ) -> Result<Option<Whole>> {
         let largest = ways.iter().rposition(|way| !way.mixed).unwrap_or(0);
-        if sessions.own.len() > 1 && !filled {
+        // a session of several ways has computed others before
+        if sessions.own.len() > largest && sessions.own.len() > 1 && !filled {
             // what fails says so below
             let _ = sessions.own[largest].forward(&self.golden.tokens, &ForwardOptions::none());
         }

@@ -18,7 +18,7 @@ const AHEAD: usize = 12;
 /// Most bytes of products that are kept.
 const ROOM: usize = 1 << 29;
 /// Most bytes of states that sessions have together.
-const STATES: u64 = 2 << 30;
+pub(super) const STATES: u64 = 2 << 30;
 
 /// Sessions for ways of calling.
 pub(super) struct Sessions {
@@ -33,13 +33,19 @@ impl Sessions {
     pub(super) fn new(of: &Comparison<'_>, mut first: TokenSession, ways: usize) -> Result<Self> {
         let memo = Arc::new(ProductMemo::new(ROOM));
         let shares = first.remember(&memo);
-        let most = most_sessions(first.state_bytes(), ways);
+        let most = usize::try_from(of.states / first.state_bytes().max(1)).unwrap_or(ways).min(ways);
         let mut sessions = Sessions { memo, own: vec![first] };
         while shares && sessions.own.len() < most {
             let session = sessions.another(of)?;
             sessions.own.push(session);
         }
         Ok(sessions)
+    }
+
+    /// The session in which a way is run, by its number.
+    pub(super) fn into_session_of(mut self, way: usize) -> TokenSession {
+        let index = way % self.own.len();
+        self.own.swap_remove(index)
     }
 
     /// A session that no text was computed in.
@@ -75,11 +81,6 @@ impl Sessions {
         }
         Ok(given)
     }
-}
-
-/// How many sessions there may be at a time, up to one for each way, if each has so many bytes of states.
-fn most_sessions(bytes: u64, ways: usize) -> usize {
-    usize::try_from(STATES / bytes.max(1)).unwrap_or(ways).min(ways)
 }
 
 /// The way whose calls are the largest of those that share products: it computes them for the others.
@@ -229,19 +230,5 @@ impl Run for ForcedRun<'_> {
 
     fn end(self, session: &TokenSession) -> Result<Self::Given> {
         session.finish_forced(self.0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn states_of_large_models_allow_fewer_sessions() {
-        assert_eq!(most_sessions(0, 6), 6);
-        assert_eq!(most_sessions(100 << 20, 6), 6);
-        assert_eq!(most_sessions(1 << 30, 6), 2);
-        // the first is there already
-        assert_eq!(most_sessions(8 << 30, 6), 0);
     }
 }
