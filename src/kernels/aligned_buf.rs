@@ -54,6 +54,12 @@ impl AlignedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.words) }
     }
 
+    /// As numbers, to be read.
+    pub fn as_floats(&self) -> &[f32] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.words) }
+    }
+
     /// Where they begin.
     pub fn pointer(&self) -> *const u32 {
         self.lines.as_ptr().cast()

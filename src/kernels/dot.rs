@@ -3,6 +3,7 @@
 
 use half::f16;
 
+use super::columns::{ColumnPart, GROUP};
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
 
 /// Most columns that [`add_dots`] takes.
@@ -71,7 +72,7 @@ impl Stored for i8 {
 
 /// Rows of a matrix: row `r` begins at `r * stride`.
 #[derive(Clone, Copy)]
-pub struct Rows<'a, S> {
+pub(super) struct Rows<'a, S> {
     /// The elements.
     pub values: &'a [S],
     /// From row to row.
@@ -81,7 +82,7 @@ pub struct Rows<'a, S> {
 }
 
 /// Where the products go: that of row `r` and column `c` is added to `values[r * row + c * column]`.
-pub struct Sums<'a> {
+pub(super) struct Sums<'a> {
     /// The sums.
     pub values: &'a mut [f32],
     /// From row to row.
@@ -92,36 +93,42 @@ pub struct Sums<'a> {
 
 /// What the products of each row are multiplied by: row `r` by `values[r * row]`.
 #[derive(Clone, Copy)]
-pub struct Factors<'a> {
+pub(super) struct Factors<'a> {
     /// The factors.
     pub values: &'a [f32],
     /// From row to row; 0 if all have the same.
     pub row: usize,
 }
 
-/// Adds the dot products of rows and columns, times the row's factor, to sums. The columns are equally long, and so
-/// are the rows. A product has the same bits whatever other rows and columns there are.
+/// Adds the dot products of rows and columns, times the row's factor, to sums. A product has the same bits whatever other
+/// rows and columns there are.
 ///
 /// # Panics
 /// If a slice is too short or there are more than [`MOST_COLUMNS`] columns.
-pub fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: &[&[f32]], factors: Factors<'_>, sums: Sums<'_>) {
-    let length = columns.first().map_or(0, |c| c.len());
-    if rows.count == 0 || columns.is_empty() {
-        return;
-    }
-    assert!(columns.len() <= MOST_COLUMNS && columns.iter().all(|c| c.len() == length));
-    assert!(rows.values.len() >= (rows.count - 1) * rows.stride + length);
-    assert!(sums.values.len() > (rows.count - 1) * sums.row + (columns.len() - 1) * sums.column);
-    assert!(factors.values.len() > (rows.count - 1) * factors.row);
-    Widest.run(Dots { rows, columns, length, factors, sums });
+pub(super) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: ColumnPart<'_>, factors: Factors<'_>, sums: Sums<'_>) {
+    Widest.run(Dots::new(rows, columns, factors, sums));
 }
 
 struct Dots<'a, S> {
     rows: Rows<'a, S>,
-    columns: &'a [&'a [f32]],
-    length: usize,
+    columns: ColumnPart<'a>,
     factors: Factors<'a>,
     sums: Sums<'a>,
+}
+
+impl<'a, S: Stored> Dots<'a, S> {
+    /// # Panics
+    /// As [`add_dots`].
+    fn new(rows: Rows<'a, S>, columns: ColumnPart<'a>, factors: Factors<'a>, sums: Sums<'a>) -> Self {
+        let count = columns.count();
+        assert!((1..=MOST_COLUMNS).contains(&count));
+        if let Some(last) = rows.count.checked_sub(1) {
+            assert!(rows.values.len() >= last * rows.stride + columns.length());
+            assert!(sums.values.len() > last * sums.row + (count - 1) * sums.column);
+            assert!(factors.values.len() > last * factors.row);
+        }
+        Dots { rows, columns, factors, sums }
+    }
 }
 
 impl<S: Stored> Kernel for Dots<'_, S> {
@@ -129,25 +136,25 @@ impl<S: Stored> Kernel for Dots<'_, S> {
 
     #[inline(always)]
     unsafe fn run<L: Lanes>(self) {
-        // SAFETY: as promised; `add_dots` has checked the slices.
+        // SAFETY: as promised; `new` has checked the slices.
         unsafe {
-            match self.columns.len() {
+            match self.columns.count() {
                 // memory is read fastest from end to end
                 1 => self.few::<L, 1, 1>(),
                 // as many rows as leave room for their sums in the registers
-                2 => self.few::<L, 2, 4>(),
-                3 if L::REGISTERS >= 32 => self.few::<L, 3, 4>(),
+                2 => self.few::<L, 4, 2>(),
+                3 if L::REGISTERS >= 32 => self.few::<L, 4, 3>(),
                 4 if L::REGISTERS >= 32 => self.few::<L, 4, 4>(),
-                5 if L::REGISTERS >= 32 => self.few::<L, 5, 4>(),
-                6 if L::REGISTERS >= 32 => self.few::<L, 6, 4>(),
-                7 if L::REGISTERS >= 32 => self.few::<L, 7, 3>(),
-                8 if L::REGISTERS >= 32 => self.few::<L, 8, 3>(),
+                5 if L::REGISTERS >= 32 => self.few::<L, 4, 5>(),
+                6 if L::REGISTERS >= 32 => self.few::<L, 4, 6>(),
+                7 if L::REGISTERS >= 32 => self.few::<L, 3, 7>(),
+                8 if L::REGISTERS >= 32 => self.few::<L, 3, 8>(),
                 3 => self.few::<L, 3, 3>(),
-                4 => self.few::<L, 4, 2>(),
-                5 => self.few::<L, 5, 2>(),
-                6 => self.few::<L, 6, 2>(),
-                7 => self.few::<L, 7, 1>(),
-                _ => self.few::<L, 8, 1>(),
+                4 => self.few::<L, 2, 4>(),
+                5 => self.few::<L, 2, 5>(),
+                6 => self.few::<L, 2, 6>(),
+                7 => self.few::<L, 1, 7>(),
+                _ => self.few::<L, 1, 8>(),
             }
         }
     }
@@ -159,19 +166,22 @@ impl<S: Stored> Dots<'_, S> {
     /// # Safety
     /// The processor has the instruction set of `L`; there are `C` columns.
     #[inline(always)]
-    unsafe fn few<L: Lanes, const C: usize, const R: usize>(mut self) {
+    unsafe fn few<L: Lanes, const R: usize, const C: usize>(mut self) {
         let Rows { values, stride, count } = self.rows;
-        let columns: [*const f32; C] = std::array::from_fn(|c| self.columns[c].as_ptr());
+        let (columns, length) = (self.columns.values().as_ptr(), self.columns.length());
         let mut row = 0;
         while row < count {
-            // SAFETY: the rows lie within their slice, the columns have `length` elements.
+            // SAFETY: the rows lie within their slice, and the columns are as long.
             unsafe {
                 let first = values.as_ptr().add(row * stride);
                 if row + R <= count {
-                    self.put(row, tile::<S, L, R, C>(first, stride, &columns, self.length));
+                    let rows = std::array::from_fn(|r| first.add(r * stride));
+                    let next = rows.map(|row: *const S| row.wrapping_add(R * stride));
+                    self.put(row, Tile::<S, R, C> { rows, next, columns, length }.products::<L>());
                     row += R;
                 } else {
-                    self.put(row, tile::<S, L, 1, C>(first, stride, &columns, self.length));
+                    let next = [first.wrapping_add(stride)];
+                    self.put(row, Tile::<S, 1, C> { rows: [first], next, columns, length }.products::<L>());
                     row += 1;
                 }
             }
@@ -190,63 +200,14 @@ impl<S: Stored> Dots<'_, S> {
     }
 }
 
-/// The products of `R` rows and `C` columns. Each is summed in the same order, whatever the others are: every vector of
-/// elements belongs to one of several sets of sums, which are added up at the end.
-///
-/// # Safety
-/// The processor has the instruction set of `L`; `length` elements can be read from each column and each row, which are
-/// `stride` apart.
-#[inline(always)]
-unsafe fn tile<S: Stored, L: Lanes, const R: usize, const C: usize>(
-    rows: *const S,
-    stride: usize,
-    columns: &[*const f32; C],
+/// `R` rows and `C` columns, whose sums have room in the registers.
+struct Tile<S, const R: usize, const C: usize> {
+    rows: [*const S; R],
+    /// The rows that come after these, which need not be ones that can be read.
+    next: [*const S; R],
+    /// Groups of elements, as a [`ColumnPart`] has them.
+    columns: *const f32,
     length: usize,
-) -> [[f32; C]; R] {
-    // SAFETY: as promised.
-    unsafe {
-        let w: [*const S; R] = std::array::from_fn(|r| rows.add(r * stride));
-        let mut sums = [[[L::splat(0.0); C]; R]; SETS];
-        let whole = length - length % (SETS * L::COUNT);
-        if R * C == 1 {
-            // all sets at once, so that one multiplication need not wait for the one before it
-            for k in (0..whole).step_by(SETS * L::COUNT) {
-                prefetch::<S, L>(w[0].wrapping_add(k).wrapping_byte_add(AHEAD), SETS * L::COUNT);
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    step::<S, L, R, C>(&w, columns, k + i * L::COUNT, sums);
-                }
-            }
-        } else {
-            // one set after the other: there are registers for the sums of one, and sums enough to wait for none
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let mut own = *sums;
-                for k in (0..whole).step_by(SETS * L::COUNT) {
-                    if i == 0 {
-                        // the same place in the rows that come next
-                        for row in &w {
-                            prefetch::<S, L>(row.wrapping_add(R * stride + k), SETS * L::COUNT);
-                        }
-                    }
-                    step::<S, L, R, C>(&w, columns, k + i * L::COUNT, &mut own);
-                }
-                *sums = own;
-            }
-        }
-        let mut k = whole;
-        while k + L::COUNT <= length {
-            step::<S, L, R, C>(&w, columns, k, &mut sums[0]);
-            k += L::COUNT;
-        }
-        let mut products = [[0.0; C]; R];
-        for r in 0..R {
-            for c in 0..C {
-                let rest: f32 = (k..length).map(|k| (*w[r].add(k)).value() * *columns[c].add(k)).sum();
-                let [first, second, third, fourth] = std::array::from_fn(|i| sums[i][r][c]);
-                products[r][c] = first.add(second).add(third.add(fourth)).sum() + rest;
-            }
-        }
-        products
-    }
 }
 
 /// Sets of sums of a row and a column.
@@ -255,6 +216,113 @@ const SETS: usize = 4;
 /// How far ahead, in bytes, a row that is read alone is asked for: as much as comes from memory in the time that the
 /// first of it takes. A processor's own prefetching ends with each page.
 const AHEAD: usize = 4096;
+
+/// The functions are safe where the processor has the instruction set of `L`, and `length` elements can be read from each
+/// row and column.
+impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
+    /// The products. Each is summed in the same order, whatever the others are: every vector of elements belongs to one of
+    /// several sets of sums, which are added up at the end.
+    #[inline(always)]
+    unsafe fn products<L: Lanes>(&self) -> [[f32; C]; R] {
+        const { assert!(GROUP.is_multiple_of(L::COUNT) && (SETS * L::COUNT).is_multiple_of(GROUP)) };
+        // SAFETY: as promised.
+        unsafe {
+            let sums = if R * C == 1 { self.sets_at_once::<L>() } else { self.sets_in_turn::<L>() };
+            let tail = self.length - self.length % L::COUNT;
+            let mut products = across(&sums);
+            for (r, products) in products.iter_mut().enumerate() {
+                for (c, product) in products.iter_mut().enumerate() {
+                    let term = |k: usize| (*self.rows[r].add(k)).value() * *self.column(c, k);
+                    *product += (tail..self.length).map(term).sum::<f32>();
+                }
+            }
+            products
+        }
+    }
+
+    /// All sets at once, so that one multiplication need not wait for the one before it.
+    #[inline(always)]
+    unsafe fn sets_at_once<L: Lanes>(&self) -> [[L; C]; R] {
+        // SAFETY: as promised.
+        unsafe {
+            let mut sums = [[[L::splat(0.0); C]; R]; SETS];
+            let whole = self.length - self.length % (SETS * L::COUNT);
+            for k in (0..whole).step_by(SETS * L::COUNT) {
+                prefetch::<S, L>(self.rows[0].wrapping_add(k).wrapping_byte_add(AHEAD), SETS * L::COUNT);
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    self.step(k + i * L::COUNT, sums);
+                }
+            }
+            self.rest(whole, &mut sums[0]);
+            let [first, second, third, fourth] = sums;
+            added(added(first, second), added(third, fourth))
+        }
+    }
+
+    /// One set after the other: there are registers for the sums of one, and sums enough to wait for none.
+    #[inline(always)]
+    unsafe fn sets_in_turn<L: Lanes>(&self) -> [[L; C]; R] {
+        // SAFETY: as promised.
+        unsafe {
+            let whole = self.length - self.length % (SETS * L::COUNT);
+            let zeros = [[L::splat(0.0); C]; R];
+            let (mut sums, mut before) = (zeros, zeros);
+            for i in 0..SETS {
+                let mut own = zeros;
+                for k in (0..whole).step_by(SETS * L::COUNT) {
+                    if i == 0 {
+                        for row in &self.next {
+                            prefetch::<S, L>(row.wrapping_add(k), SETS * L::COUNT);
+                        }
+                    }
+                    self.step(k + i * L::COUNT, &mut own);
+                }
+                match i {
+                    0 => {
+                        self.rest(whole, &mut own);
+                        before = own;
+                    }
+                    2 => before = own,
+                    1 => sums = added(before, own),
+                    _ => sums = added(sums, added(before, own)),
+                }
+            }
+            sums
+        }
+    }
+
+    /// Adds the products of the vectors that are left, from `k` on: they belong to the first set.
+    #[inline(always)]
+    unsafe fn rest<L: Lanes>(&self, mut k: usize, sums: &mut [[L; C]; R]) {
+        while k + L::COUNT <= self.length {
+            // SAFETY: as promised.
+            unsafe { self.step(k, sums) };
+            k += L::COUNT;
+        }
+    }
+
+    /// Adds the products of the vectors of elements that begin with `k`.
+    #[inline(always)]
+    unsafe fn step<L: Lanes>(&self, k: usize, sums: &mut [[L; C]; R]) {
+        // SAFETY: as promised.
+        unsafe {
+            let w: [L; R] = std::array::from_fn(|r| S::lanes(self.rows[r].add(k)));
+            for c in 0..C {
+                let x = L::load(self.column(c, k));
+                for r in 0..R {
+                    sums[r][c] = w[r].mul_add(x, sums[r][c]);
+                }
+            }
+        }
+    }
+
+    /// Where an element of a column lies.
+    #[inline(always)]
+    unsafe fn column(&self, c: usize, k: usize) -> *const f32 {
+        // SAFETY: as promised.
+        unsafe { self.columns.add((k & !(GROUP - 1)).wrapping_mul(C) + c * GROUP + k % GROUP) }
+    }
+}
 
 /// Asks for the cache lines of `count` elements, which need not be ones that can be read.
 ///
@@ -268,31 +336,45 @@ unsafe fn prefetch<S, L: Lanes>(at: *const S, count: usize) {
     }
 }
 
-/// Adds the products of the elements from `k` of each row and column.
+/// Element by element.
 ///
 /// # Safety
-/// As [`tile`]; `k + L::COUNT` elements are within every row and column.
+/// The processor has the instruction set of `L`.
 #[inline(always)]
-unsafe fn step<S: Stored, L: Lanes, const R: usize, const C: usize>(
-    rows: &[*const S; R],
-    columns: &[*const f32; C],
-    k: usize,
-    sums: &mut [[L; C]; R],
-) {
-    // SAFETY: as promised to this function.
-    unsafe {
-        let w: [L; R] = std::array::from_fn(|r| S::lanes(rows[r].add(k)));
-        for c in 0..C {
-            let x = L::load(columns[c].add(k));
-            for r in 0..R {
-                sums[r][c] = w[r].mul_add(x, sums[r][c]);
-            }
+unsafe fn added<L: Lanes, const R: usize, const C: usize>(mut sums: [[L; C]; R], others: [[L; C]; R]) -> [[L; C]; R] {
+    for (sums, others) in sums.iter_mut().zip(others) {
+        for (sum, other) in sums.iter_mut().zip(others) {
+            // SAFETY: as promised.
+            *sum = unsafe { sum.add(other) };
         }
     }
+    sums
+}
+
+/// What each vector sums to.
+///
+/// # Safety
+/// The processor has the instruction set of `L`.
+#[inline(always)]
+unsafe fn across<L: Lanes, const R: usize, const C: usize>(sums: &[[L; C]; R]) -> [[f32; C]; R] {
+    let mut found = [[0.0; C]; R];
+    let (eights, rest) = sums.as_flattened().as_chunks::<8>();
+    let (of_eights, of_rest) = found.as_flattened_mut().as_chunks_mut::<8>();
+    // SAFETY: as promised.
+    unsafe {
+        for (found, eight) in of_eights.iter_mut().zip(eights) {
+            *found = L::sums(*eight);
+        }
+        for (found, sum) in of_rest.iter_mut().zip(rest) {
+            *found = sum.sum();
+        }
+    }
+    found
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::columns::{SideBySide, StridedColumn};
     use super::super::simd::tests::each;
     use super::*;
 
@@ -305,6 +387,12 @@ pub(crate) mod tests {
         (0..count).map(|_| next()).collect()
     }
 
+    /// Columns in one part.
+    fn beside(columns: &[Vec<f32>]) -> SideBySide<'_> {
+        let strided: Vec<_> = columns.iter().map(|values| StridedColumn { values, step: 1 }).collect();
+        SideBySide::new(&strided, columns[0].len(), columns[0].len())
+    }
+
     fn check<S: Stored>(store: impl Fn(f32) -> S) {
         for length in [1, 7, 8, 16, 33, 100] {
             for count in [1, 2, 3, 4, 5, 7] {
@@ -312,18 +400,18 @@ pub(crate) mod tests {
                     let stride = length + 3;
                     let values: Vec<S> = noise(count * stride, 7).into_iter().map(&store).collect();
                     let inputs: Vec<Vec<f32>> = (0..column_count).map(|c| noise(length, 100 + c as u32)).collect();
-                    let columns: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+                    let columns = beside(&inputs);
                     let scales: Vec<f32> = (0..count).flat_map(|r| [1.0 + r as f32, f32::NAN]).collect();
                     let factors = Factors { values: &scales, row: 2 };
                     each(|run| {
                         let mut found = vec![1.0; count * column_count];
                         let rows = Rows { values: &values, stride, count };
                         let sums = Sums { values: &mut found, row: 1, column: count };
-                        run.run(Dots { rows, columns: &columns, length, factors, sums });
+                        run.run(Dots::new(rows, columns.part(0), factors, sums));
                         for (i, found) in found.iter().enumerate() {
                             let (c, r) = (i / count, i % count);
                             let (row, scale) = (&values[r * stride..][..length], 1.0 + r as f64);
-                            let terms = row.iter().zip(columns[c]).map(|(w, x)| f64::from(w.value() * x));
+                            let terms = row.iter().zip(&inputs[c]).map(|(w, x)| f64::from(w.value() * x));
                             let exact = terms.sum::<f64>() * scale + 1.0;
                             let size = row.iter().map(|w| f64::from(w.value().abs())).sum::<f64>() * scale;
                             assert!((f64::from(*found) - exact).abs() <= 2e-6 * size + 1e-6, "{found} {exact}");
@@ -339,22 +427,22 @@ pub(crate) mod tests {
             let (count, stride) = (9, length + 1);
             let values: Vec<S> = noise(count * stride, 3).into_iter().map(&store).collect();
             let inputs: Vec<Vec<f32>> = (0..MOST_COLUMNS).map(|c| noise(length, 50 + c as u32)).collect();
-            let columns: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
             let factors = Factors { values: &[0.37], row: 0 };
             each(|run| {
-                let products = |columns: &[&[f32]], row: usize| {
+                let products = |columns: &[Vec<f32>], row: usize| {
                     let mut values_of = vec![0.5; count * columns.len()];
                     let rows = Rows { values: &values[row * stride..], stride, count: count - row };
                     let sums = Sums { values: &mut values_of, row: columns.len(), column: 1 };
-                    run.run(Dots { rows, columns, length, factors, sums });
+                    run.run(Dots::new(rows, beside(columns).part(0), factors, sums));
                     values_of
                 };
-                let alone: Vec<Vec<f32>> = columns.iter().map(|column| products(&[column], 0)).collect();
+                let alone: Vec<Vec<f32>> =
+                    inputs.iter().map(|column| products(std::slice::from_ref(column), 0)).collect();
                 for together in 2..=MOST_COLUMNS {
                     for first in [0, MOST_COLUMNS - together] {
-                        let found = products(&columns[first..][..together], 0);
+                        let found = products(&inputs[first..][..together], 0);
                         // from another row on, other rows share a tile
-                        let later = products(&columns[first..][..together], 2);
+                        let later = products(&inputs[first..][..together], 2);
                         for (i, found) in found.iter().enumerate() {
                             let (r, c) = (i / together, i % together);
                             assert_eq!(

@@ -10,6 +10,7 @@ use std::arch::{asm, is_aarch64_feature_detected};
 use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
+use super::columns::StridedColumn;
 use super::digits::{DIGITS, MOST_DEPTH, Unit, digits_of, joined};
 use super::pool;
 use super::simd::{Lanes, neon::Neon};
@@ -51,25 +52,7 @@ pub(super) struct DigitColumns {
     instruction: Instruction,
 }
 
-/// A column: element `k` is `values[k * step]`.
-#[derive(Clone, Copy)]
-pub(super) struct Strided<'a> {
-    /// From the first element on.
-    pub values: &'a [f32],
-    /// From element to element.
-    pub step: usize,
-}
-
-impl<'a> Strided<'a> {
-    /// The first elements.
-    ///
-    /// # Panics
-    /// If there are fewer.
-    fn elements(self, count: usize) -> impl Iterator<Item = &'a f32> {
-        assert!(count == 0 || self.values.len() > (count - 1) * self.step);
-        self.values.iter().step_by(self.step.max(1)).take(count)
-    }
-
+impl<'a> StridedColumn<'a> {
     /// The bits, without the sign, of the largest of them.
     fn largest(self, count: usize) -> u32 {
         self.elements(count).fold(0, |largest, element| element.abs().to_bits().max(largest))
@@ -83,10 +66,10 @@ impl<'a> Strided<'a> {
     }
 }
 
-/// A column that can be written in digits, and what its integers count: made by [`Strided::measured`] alone.
+/// A column that can be written in digits, and what its integers count: made by [`StridedColumn::measured`] alone.
 #[derive(Clone, Copy)]
 pub(super) struct MeasuredColumn<'a> {
-    column: Strided<'a>,
+    column: StridedColumn<'a>,
     count: usize,
     unit: Unit,
 }
@@ -314,7 +297,7 @@ mod tests {
     use super::*;
 
     /// Products `[rows, columns]`.
-    fn products(instruction: Instruction, a: &[i8], depth: usize, columns: &[Strided<'_>]) -> Vec<f32> {
+    fn products(instruction: Instruction, a: &[i8], depth: usize, columns: &[StridedColumn<'_>]) -> Vec<f32> {
         let columns: Vec<_> = columns.iter().map(|column| column.measured(depth).expect("all are finite")).collect();
         let digits = DigitColumns::new(instruction, depth, &columns);
         let mut out = vec![f32::NAN; a.len() / depth * columns.len()];
@@ -339,7 +322,7 @@ mod tests {
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 128.0) as i8).collect();
             let mut x = noise(depth * step * count, !seed);
             x.iter_mut().step_by(17).for_each(|v| *v *= 300.0);
-            let columns: Vec<Strided<'_>> = x.chunks(depth * step).map(|values| Strided { values, step }).collect();
+            let columns: Vec<StridedColumn<'_>> = x.chunks(depth * step).map(|values| StridedColumn { values, step }).collect();
             let mut first = None;
             for instruction in Instruction::available() {
                 let found = products(instruction, &a, depth, &columns);
@@ -369,7 +352,7 @@ mod tests {
         for instruction in Instruction::available() {
             let a = vec![-128i8; MOST_DEPTH];
             let x = vec![-1.0f32; MOST_DEPTH];
-            let found = products(instruction, &a, MOST_DEPTH, &[Strided { values: &x, step: 1 }]);
+            let found = products(instruction, &a, MOST_DEPTH, &[StridedColumn { values: &x, step: 1 }]);
             assert_eq!(found, [128.0 * MOST_DEPTH as f32]);
         }
     }
@@ -377,11 +360,11 @@ mod tests {
     #[test]
     fn what_has_no_digits_is_known() {
         for value in [1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            assert_eq!(Strided { values: &[0.5, value, 0.0], step: 1 }.measured(3).is_some(), value == 1.0);
-            assert!(Strided { values: &[0.5, value, 0.0], step: 2 }.measured(2).is_some());
+            assert_eq!(StridedColumn { values: &[0.5, value, 0.0], step: 1 }.measured(3).is_some(), value == 1.0);
+            assert!(StridedColumn { values: &[0.5, value, 0.0], step: 2 }.measured(2).is_some());
         }
         let long = vec![1.0; MOST_DEPTH + 1];
-        assert!(Strided { values: &long, step: 1 }.measured(long.len()).is_none());
-        assert!(Strided { values: &[], step: 1 }.measured(0).is_none());
+        assert!(StridedColumn { values: &long, step: 1 }.measured(long.len()).is_none());
+        assert!(StridedColumn { values: &[], step: 1 }.measured(0).is_none());
     }
 }

@@ -14,6 +14,7 @@ pub mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 pub mod codes;
+mod columns;
 #[cfg(any(target_arch = "aarch64", all(target_arch = "x86_64", target_os = "linux")))]
 mod digits;
 pub mod dispatch;

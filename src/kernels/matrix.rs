@@ -1,5 +1,8 @@
 //! Products of two f32 matrices.
 
+use smallvec::SmallVec;
+
+use super::columns::{SideBySide, StridedColumn};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Sums, add_dots};
 use super::layout::MatrixLayout;
 use super::simd::{Dispatch, Kernel, Lanes, Widest};
@@ -23,14 +26,14 @@ pub fn product(
         return;
     }
     if k > 0 && m <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
-        let columns = |i: usize| &a[i * a_layout.row..][..k];
+        let columns = |i: usize| &a[i * a_layout.row..];
         let sums = Sums { values: out, row: 1, column: n };
-        return by_dots(Rows { values: b, stride: b_layout.column, count: n }, columns, m, sums);
+        return by_dots(Rows { values: b, stride: b_layout.column, count: n }, (columns, m), k, sums);
     }
     if k > 0 && n <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
-        let columns = |j: usize| &b[j * b_layout.column..][..k];
+        let columns = |j: usize| &b[j * b_layout.column..];
         let sums = Sums { values: out, row: n, column: 1 };
-        return by_dots(Rows { values: a, stride: a_layout.row, count: m }, columns, n, sums);
+        return by_dots(Rows { values: a, stride: a_layout.row, count: m }, (columns, n), k, sums);
     }
     if m <= FEW && b_layout.column == 1 {
         return Widest.run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
@@ -99,11 +102,11 @@ unsafe impl Widen for Strided<'_> {
 }
 
 /// Both matrices have their `k` elements in one piece: the rows of one with a few columns of the other.
-fn by_dots<'a>(rows: Rows<'_, f32>, column: impl Fn(usize) -> &'a [f32], count: usize, sums: Sums<'_>) {
-    let mut columns: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
-    columns.iter_mut().enumerate().take(count).for_each(|(i, place)| *place = column(i));
+fn by_dots<'a>(rows: Rows<'_, f32>, (column, count): (impl Fn(usize) -> &'a [f32], usize), k: usize, sums: Sums<'_>) {
+    let columns = (0..count).map(|i| StridedColumn { values: column(i), step: 1 });
+    let columns: SmallVec<[StridedColumn<'_>; MOST_COLUMNS]> = columns.collect();
     sums.values.fill(0.0);
-    add_dots(rows, &columns[..count], Factors { values: &[1.0], row: 0 }, sums);
+    add_dots(rows, SideBySide::new(&columns, k, k).part(0), Factors { values: &[1.0], row: 0 }, sums);
 }
 
 /// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.

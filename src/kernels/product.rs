@@ -4,9 +4,10 @@ use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
 use super::codes::{CodeTables, PackedCodes};
+use super::columns::{SideBySide, StridedColumn};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 #[cfg(target_arch = "aarch64")]
-use super::dotprod::{DigitColumns, Instruction, MeasuredColumn, Strided};
+use super::dotprod::{DigitColumns, Instruction, MeasuredColumn};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
@@ -63,37 +64,22 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
     let mut products: Products<'_, '_> = products.iter_mut().collect();
     #[cfg(target_arch = "aarch64")]
     by_digits(weight, bias, &mut products);
-    let mut scattered = 0;
+    let mut few = SmallVec::<[Column<'_>; MOST_COLUMNS]>::new();
     for TokenProduct { x, tokens, out } in products.iter_mut() {
         if *tokens > MOST_COLUMNS {
             by_tiles(weight, *x, *tokens, bias, (&mut *out.0, out.1));
-        } else if x.1.row != 1 {
-            scattered += *tokens;
+            continue;
         }
+        let (x, layout, out) = (x.0, x.1, SharedOutput::new(out.0, out.1));
+        let column = |token| Column {
+            x: StridedColumn { values: x.get(token * layout.column..).unwrap_or_default(), step: layout.row },
+            out,
+            token,
+        };
+        few.extend((0..*tokens).map(column));
     }
-    // the columns of x, each in one piece
-    let mut gathered = AlignedBuf::new(scattered * columns);
-    let mut room = gathered.floats();
-    let mut all = SmallVec::<[Column<'_>; MOST_COLUMNS]>::new();
-    for TokenProduct { x: (x, x_layout), tokens, out } in products.iter_mut().filter(|own| own.tokens <= MOST_COLUMNS) {
-        let out = SharedOutput::new(out.0, out.1);
-        for token in 0..*tokens {
-            let x = if x_layout.row == 1 {
-                &x[token * x_layout.column..][..columns]
-            } else {
-                let (column, rest) = room.split_at_mut(columns);
-                column
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(k, place)| *place = x[k * x_layout.row + token * x_layout.column]);
-                room = rest;
-                column
-            };
-            all.push(Column { x, out, token });
-        }
-    }
-    if !all.is_empty() {
-        by_dots(weight, &all, |row| bias.map_or(0.0, |bias| bias[row]));
+    if !few.is_empty() {
+        by_dots(weight, &few, |row| bias.map_or(0.0, |bias| bias[row]));
     }
 }
 
@@ -117,7 +103,7 @@ fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Product
     for product in std::mem::take(products) {
         let (tokens, (x, layout)) = (product.tokens, product.x);
         let of_token =
-            |token: usize| Strided { values: &x[token * layout.column..], step: layout.row }.measured(columns);
+            |token: usize| StridedColumn { values: &x[token * layout.column..], step: layout.row }.measured(columns);
         // each by itself, so that none gets other bits by what is beside it
         let takes = tokens <= MOST_COLUMNS || instruction == Instruction::Smmla;
         let Some(own) = takes.then(|| (0..tokens).map(of_token).collect::<Option<Columns<'_>>>()).flatten() else {
@@ -147,7 +133,7 @@ fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Product
 
 /// The activations of a token, and where its results go.
 struct Column<'a> {
-    x: &'a [f32],
+    x: StridedColumn<'a>,
     out: SharedOutput,
     token: usize,
 }
@@ -165,12 +151,18 @@ fn by_dots(weight: &StoredWeight, all: &[Column<'_>], start: impl Fn(usize) -> f
     let (rows, columns) = (weight.rows(), weight.columns());
     // equally many at a time
     let together = all.len().div_ceil(all.len().div_ceil(MOST_COLUMNS));
+    let part = match weight.elements() {
+        Elements::Codes(_) => LOOKED_UP,
+        _ => columns / weight.scales().blocks.max(1),
+    };
+    let mut groups = SmallVec::<[(SideBySide<'_>, &[Column<'_>]); 1]>::new();
+    for group in all.chunks(together) {
+        let inputs: SmallVec<[StridedColumn<'_>; MOST_COLUMNS]> = group.iter().map(|column| column.x).collect();
+        groups.push((SideBySide::new(&inputs, columns, part), group));
+    }
     for_each_part(rows, columns, |first, count| {
         let mut sums = AlignedBuf::new(count * together);
-        for group in all.chunks(together) {
-            let mut inputs: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
-            inputs.iter_mut().zip(group).for_each(|(input, column)| *input = column.x);
-            let inputs = &inputs[..group.len()];
+        for (inputs, group) in &groups {
             let sums = &mut sums.floats()[..count * group.len()];
             for (r, sums) in sums.chunks_exact_mut(group.len()).enumerate() {
                 sums.fill(start(first + r));
@@ -199,17 +191,16 @@ fn by_dots(weight: &StoredWeight, all: &[Column<'_>], start: impl Fn(usize) -> f
 const LOOKED_UP: usize = 2048;
 
 /// Dot products of rows that are looked up, a few rows at a time, in the first-level cache.
-fn coded_dots(weight: &StoredWeight, codes: &PackedCodes, first: usize, inputs: &[&[f32]], out: &mut [f32]) {
+fn coded_dots(weight: &StoredWeight, codes: &PackedCodes, first: usize, inputs: &SideBySide<'_>, out: &mut [f32]) {
     let Some(tables) = weight.tables() else { return };
-    let (tokens, columns, scales) = (inputs.len(), weight.columns(), weight.scales());
+    let (tokens, columns, scales) = (inputs.count(), weight.columns(), weight.scales());
     let of_token = if tokens == 1 { 1 } else { 4 };
     let mut near = AlignedBuf::new(of_token * LOOKED_UP);
     let near = near.floats();
     let widened = Coded { codes, tables, scales, size: (weight.rows(), columns) };
     for from in (0..columns).step_by(LOOKED_UP) {
-        let length = LOOKED_UP.min(columns - from);
-        let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
-        parts.iter_mut().zip(inputs).for_each(|(part, input)| *part = &input[from..from + length]);
+        let part = inputs.part(from / LOOKED_UP);
+        let length = part.length();
         for (i, out) in out.chunks_mut(of_token * tokens).enumerate() {
             let (row, count) = (first + i * of_token, out.len() / tokens);
             Widest.run(LookUp { of: &widened, row, from, length, out: &mut near[..count * length] });
@@ -219,7 +210,7 @@ fn coded_dots(weight: &StoredWeight, codes: &PackedCodes, first: usize, inputs: 
                 _ => Factors { values: &[1.0], row: 0 },
             };
             let rows = Rows { values: &*near, stride: length, count };
-            add_dots(rows, &parts[..tokens], factors, Sums { values: out, row: tokens, column: 1 });
+            add_dots(rows, part, factors, Sums { values: out, row: tokens, column: 1 });
         }
     }
 }
@@ -292,22 +283,26 @@ impl Kernel for LookUp<'_> {
     }
 }
 
-fn dots<S: Stored>(values: &[S], scales: &Scales, columns: usize, first: usize, inputs: &[&[f32]], out: &mut [f32]) {
+fn dots<S: Stored>(
+    values: &[S],
+    scales: &Scales,
+    columns: usize,
+    first: usize,
+    inputs: &SideBySide<'_>,
+    out: &mut [f32],
+) {
     let block = (columns / scales.blocks.max(1)).max(1);
-    let count = out.len() / inputs.len();
-    for start in (0..columns).step_by(block) {
-        let end = (start + block).min(columns);
+    let (tokens, count) = (inputs.count(), out.len() / inputs.count());
+    for (number, start) in (0..columns).step_by(block).enumerate() {
         let factors = match scales.values.as_slice() {
             all @ [_] => Factors { values: all, row: 0 },
             values => {
-                let which = (start / block).min(scales.blocks - 1);
+                let which = number.min(scales.blocks - 1);
                 Factors { values: &values[first * scales.blocks + which..], row: scales.blocks }
             }
         };
-        let mut parts: [&[f32]; MOST_COLUMNS] = [&[]; MOST_COLUMNS];
-        parts.iter_mut().zip(inputs).for_each(|(part, input)| *part = &input[start..end]);
         let rows = Rows { values: &values[first * columns + start..], stride: columns, count };
-        add_dots(rows, &parts[..inputs.len()], factors, Sums { values: out, row: inputs.len(), column: 1 });
+        add_dots(rows, inputs.part(number), factors, Sums { values: out, row: tokens, column: 1 });
     }
 }
 

@@ -52,6 +52,12 @@ pub trait Lanes: Copy {
     unsafe fn add(self, other: Self) -> Self;
     /// The sum of the values.
     unsafe fn sum(self) -> f32;
+    /// The sums of eight vectors, each with the bits of [`sum`](Self::sum).
+    #[inline(always)]
+    unsafe fn sums(vectors: [Self; 8]) -> [f32; 8] {
+        // SAFETY: as promised.
+        vectors.map(|vector| unsafe { vector.sum() })
+    }
     /// Asks for the cache line at an address, which need not be one that can be read.
     unsafe fn prefetch(at: *const i8);
 }
@@ -289,9 +295,54 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn sums(vectors: [Self; 8]) -> [f32; 8] {
+            unsafe {
+                // of two vectors each, as many lanes as are left of them, and the other half of these added
+                let [a, b, c, d, e, f, g, h] = vectors;
+                let first = four_left(eight_left(a.0, b.0), eight_left(c.0, d.0));
+                let second = four_left(eight_left(e.0, f.0), eight_left(g.0, h.0));
+                let two_left =
+                    _mm512_add_ps(_mm512_shuffle_ps::<0x44>(first, second), _mm512_shuffle_ps::<0xee>(first, second));
+                let one_left = _mm512_add_ps(two_left, _mm512_permute_ps::<0b10_11_00_01>(two_left));
+                let mut all = [0.0; 16];
+                _mm512_storeu_ps(all.as_mut_ptr(), one_left);
+                let [a, _, e, _, b, _, f, _, c, _, g, _, d, _, h, _] = all;
+                [a, b, c, d, e, f, g, h]
+            }
+        }
+
+        #[inline(always)]
         unsafe fn prefetch(at: *const i8) {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
         }
+    }
+
+    /// The halves of each vector, added: eight lanes of the first, then of the second.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn eight_left(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b))
+    }
+
+    /// The quarters of eight lanes each, added.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn four_left(a: __m512, b: __m512) -> __m512 {
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b))
+    }
+
+    /// The halves of each vector, added: four lanes of the first, then of the second.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn half_left(a: __m256, b: __m256) -> __m256 {
+        _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
+    }
+
+    /// The pairs of four lanes each, added.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn pair_left(a: __m256, b: __m256) -> __m256 {
+        _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xee>(a, b))
     }
 
     #[derive(Clone, Copy)]
@@ -375,6 +426,22 @@ mod x86 {
                 let half = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
                 let pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
                 _mm_cvtss_f32(_mm_add_ss(pair, _mm_shuffle_ps::<1>(pair, pair)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn sums(vectors: [Self; 8]) -> [f32; 8] {
+            unsafe {
+                // as above
+                let [a, b, c, d, e, f, g, h] = vectors;
+                let first = pair_left(half_left(a.0, b.0), half_left(c.0, d.0));
+                let second = pair_left(half_left(e.0, f.0), half_left(g.0, h.0));
+                let one_left =
+                    _mm256_add_ps(_mm256_shuffle_ps::<0x88>(first, second), _mm256_shuffle_ps::<0xdd>(first, second));
+                let mut all = [0.0; 8];
+                _mm256_storeu_ps(all.as_mut_ptr(), one_left);
+                let [a, c, e, g, b, d, f, h] = all;
+                [a, b, c, d, e, f, g, h]
             }
         }
 
@@ -536,6 +603,30 @@ pub(crate) mod tests {
             }
             out
         }
+    }
+
+    struct Sums<'a>(&'a [f32]);
+
+    impl Kernel for Sums<'_> {
+        type Output = [[u32; 8]; 2];
+
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) -> [[u32; 8]; 2] {
+            // SAFETY: there are eight times 16 numbers.
+            unsafe {
+                let vectors: [L; 8] = std::array::from_fn(|i| L::load(self.0[i * 16..].as_ptr()));
+                [L::sums(vectors), vectors.map(|vector| vector.sum())].map(|sums| sums.map(f32::to_bits))
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_eight_have_the_bits_of_each() {
+        let values = super::super::dot::tests::noise(8 * 16, 5);
+        each(|set| {
+            let [together, each] = set.run(Sums(&values));
+            assert_eq!(together, each, "{set:?}");
+        });
     }
 
     #[test]
