@@ -15,12 +15,17 @@ twice goes, nothing about the format.
 The file so written is converted without quantization and compared in f32, so a row shows what the weights lost. llama.cpp
 itself also rounds the inputs of each product to 8 bits, which isn't in it. Unlike in anec's forms, the embedding is quantized,
 too. *Bits* is of all matrices with the embedding. Needs gguf and numpy. What was measured is kept in the work folder.
+
+With `--perplexity llama-perplexity` llama.cpp's own tool says what it thinks of the same files, as it computes them: against
+the weights in f16, over the text that the golden is of, in chunks of 512 tokens of which the second half counts.
 """
 
 import argparse
 import ctypes
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import gguf
@@ -28,6 +33,7 @@ import numpy as np
 import quant_table
 from gguf import GGMLQuantizationType as Type
 
+TEXT = Path(__file__).parent.parent / "validators/texts.txt"
 FORMATS = ("Q8_0", "Q6_K", "Q4_0", "Q4_K_M")
 Q4_K_M = 15  # general.file_type
 # types in blocks of 256, and what takes their place where rows aren't divisible by that
@@ -61,7 +67,7 @@ def type_in(name: str, tensor, is_output: bool) -> Type:
     if name == "Q4_K_M":
         return tensor.tensor_type
     kind = Type[name]
-    if is_output and kind != Type.Q8_0:
+    if is_output and kind not in (Type.F16, Type.Q8_0):
         kind = Type.Q6_K
     columns = int(tensor.shape[0])
     return FALLBACK.get(kind, kind) if columns % gguf.GGML_QUANT_SIZES[kind][0] else kind
@@ -96,12 +102,45 @@ def requantize(ggml: Ggml, source: Path, name: str, out: Path) -> float:
     return 8 * size / count
 
 
+def by_llama_cpp(tool: str, model: Path, base: Path, *arguments: str) -> dict:
+    """What llama.cpp's tool finds: the first run, without arguments, writes the logits that others are compared with."""
+    command = [tool, "-m", str(model), "-f", str(TEXT), "-c", "512", "--kl-divergence-base", str(base), *arguments]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}")
+    if not arguments:
+        return {}
+    number = r"\s*:\s*([-+0-9.e]+)"
+    names = {"kl": "Mean +KLD", "top1": "Same top p", "perplexity": r"Mean PPL\(Q\)", "base": r"Mean PPL\(base\)"}
+    found = {name: re.search(pattern + number, done.stdout) for name, pattern in names.items()}
+    if None in found.values():
+        raise SystemExit(f"{tool} says something else than expected:\n{done.stdout[-2000:]}")
+    return {name: float(match[1]) for name, match in found.items()}
+
+
+def own_tool(args: argparse.Namespace, ggml: Ggml, formats: list) -> None:
+    """The table of llama.cpp's own tool."""
+    model, base = args.work / "model.gguf", args.work / "logits"
+    requantize(ggml, args.source, "F16", model)
+    by_llama_cpp(args.perplexity, model, base)
+    print("\n| format | KL | top-1 | perplexity |")
+    print("|---|---|---|---|")
+    for name in formats:
+        requantize(ggml, args.source, name, model)
+        m = by_llama_cpp(args.perplexity, model, base, "--kl-divergence")
+        change = 100 * (m["perplexity"] / m["base"] - 1)
+        print(f"| {name} | {m['kl']:.5f} | {m['top1'] / 100:.3f} | {m['perplexity']:.3f} ({change:+.2f} %) |", flush=True)
+    model.unlink()
+    base.unlink()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--anec", default="anec")
     parser.add_argument("--ggml", required=True, help="llama.cpp's libggml-base")
     parser.add_argument("--source", type=Path, required=True, help="a GGUF")
     parser.add_argument("--work", type=Path, required=True, help="folder for the golden (1.5 GB), models and results")
+    parser.add_argument("--perplexity", help="llama.cpp's llama-perplexity, for a table of what it finds itself")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     args = parser.parse_args()
     env, ggml = dict(os.environ), Ggml(args.ggml)
@@ -131,6 +170,8 @@ def main() -> None:
         gate = "passes" if m["passes"] else "fails"
         print(f"| {name} | {m['kl']:.5f} | {m['p1']:.4f} | {m['worst']:.4f} | {m['top1']:.3f} "
               f"| {m['perplexity']:.3f} ({100 * m['difference']:+.2f} %) | {gate} | {m['bits']:.2f} |", flush=True)
+    if args.perplexity:
+        own_tool(args, ggml, formats)
 
 
 if __name__ == "__main__":

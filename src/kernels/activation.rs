@@ -103,7 +103,7 @@ fn erfc(x: f64) -> f64 {
     if x >= 0.0 { value } else { 2.0 - value }
 }
 
-/// Applies one of the functions above to a slice, with the processor's vector unit.
+/// Applies one of the functions above to a slice, with the processor's vector unit. A value has the same bits on all.
 macro_rules! map_in_place {
     ($($(#[$doc:meta])* $name:ident => $function:expr;)*) => {$(
         $(#[$doc])*
@@ -116,13 +116,21 @@ macro_rules! map_in_place {
             }
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx2,fma")]
-                fn vector(values: &mut [f32]) {
+                #[target_feature(enable = "avx2")]
+                fn by_eight(values: &mut [f32]) {
                     body(values);
                 }
-                if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                #[target_feature(enable = "avx512f,avx512dq")]
+                fn by_sixteen(values: &mut [f32]) {
+                    body(values);
+                }
+                if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
                     // SAFETY: the features were just found.
-                    return unsafe { vector(values) };
+                    return unsafe { by_sixteen(values) };
+                }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: as above.
+                    return unsafe { by_eight(values) };
                 }
             }
             body(values);

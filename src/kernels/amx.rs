@@ -8,7 +8,7 @@
 //! digits are packed once, as the unit reads them: four elements side by side.
 
 use std::arch::asm;
-use std::arch::x86_64::{__cpuid_count, _MM_HINT_T1, _mm_prefetch};
+use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,6 +17,7 @@ use super::aligned_buf::AlignedBuf;
 use super::digits::{DIGITS, MOST_DEPTH, Unit, digits_of, joined};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
+use super::simd::CACHE_LINE;
 use super::tiles::{STRIP, put};
 
 /// Rows of a tile, and its columns.
@@ -248,6 +249,11 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
     unsafe fn run(&self, first: usize, count: usize) {
         let steps = self.depth.div_ceil(STEP);
         let near = self.laid_out(first, count);
+        // the rows after these come while these are multiplied, a part of them with every product
+        let products = 2 * self.columns.div_ceil(SIDE);
+        let lines = ROWS.div_ceil(products);
+        let mut ahead = self.a.as_ptr().wrapping_add((first + ROWS) * self.depth);
+        let end = ahead.wrapping_add(steps * ROWS * STEP);
         let mut sums = Sums([[[0; SIDE]; ROWS]; DIGITS]);
         let mut whole = [[0.0; STRIP]; ROWS];
         // SAFETY: the unit is there.
@@ -260,8 +266,10 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                     // SAFETY: the columns are packed to this depth, and the sums have room for two digits.
                     unsafe {
                         let x = self.packed.pointer().add((start / SIDE * steps * DIGITS + digit) * TILE);
-                        multiply_tiles(near.pointer(), x, steps, sums.0[digit..].as_mut_ptr().cast());
+                        let lines = if ahead < end { lines } else { 0 };
+                        multiply_tiles(near.pointer(), x, steps, sums.0[digit..].as_mut_ptr().cast(), (ahead, lines));
                     }
+                    ahead = ahead.wrapping_add(steps * lines * CACHE_LINE);
                 }
                 let units: [f32; SIDE] = std::array::from_fn(|c| self.units[start + c].size);
                 for (r, whole) in whole.iter_mut().enumerate() {
@@ -278,8 +286,8 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
         }
     }
 
-    /// Bytes of some rows as tiles of 16 rows, two of each step; asks for those of the rows that come after them. Beyond
-    /// the last row and its last byte anything may be: what it gives is left, or multiplied by zeros.
+    /// Bytes of some rows as tiles of 16 rows, two of each step. Beyond the last row and its last byte anything may be:
+    /// what it gives is left, or multiplied by zeros.
     #[inline(always)]
     fn laid_out(&self, first: usize, count: usize) -> AlignedBuf {
         let mut near = AlignedBuf::new(self.depth.div_ceil(STEP) * ROWS * STEP / 4);
@@ -288,8 +296,6 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
             for (r, place) in tiles.iter_mut().enumerate().take(count) {
                 let row = &self.a[(first + r) * self.depth..][..self.depth];
                 let bytes = &row[step * STEP..(step * STEP + STEP).min(self.depth)];
-                // SAFETY: only a hint, so that the address need not be one that can be read.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(ROWS * self.depth)) };
                 match <&[i8; STEP]>::try_from(bytes) {
                     Ok(bytes) => *place = *bytes,
                     Err(_) => place[..bytes.len()].copy_from_slice(bytes),
@@ -301,13 +307,20 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
 }
 
 /// The sums of the products of two tiles of rows and two digits of 16 columns, over some steps; those of the second digit
-/// follow those of the first.
+/// follow those of the first. With each step, asks for as many of the cache lines from `ahead` on as it says: they come
+/// while the unit computes. They need not be ones that can be read.
 ///
 /// # Safety
 /// The processor has the unit, which is configured; `near` has the tiles of as many steps, `x` the digits, and `sums` has
 /// room.
 #[inline(always)]
-unsafe fn multiply_tiles(near: *const u32, x: *const u32, steps: usize, sums: *mut i32) {
+unsafe fn multiply_tiles(
+    near: *const u32,
+    x: *const u32,
+    steps: usize,
+    sums: *mut i32,
+    (ahead, lines): (*const i8, usize),
+) {
     // SAFETY: as promised. A tile is a kilobyte, two are what a step takes of the
     // rows and four what there are of the columns.
     unsafe {
@@ -327,6 +340,15 @@ unsafe fn multiply_tiles(near: *const u32, x: *const u32, steps: usize, sums: *m
             "tdpbssd tmm1, tmm5, tmm6",
             "tdpbssd tmm2, tmm4, tmm7",
             "tdpbssd tmm3, tmm5, tmm7",
+            "mov {line}, {lines}",
+            "test {lines}, {lines}",
+            "jz 5f",
+            "4:",
+            "prefetcht1 [{ahead}]",
+            "add {ahead}, 64",
+            "dec {line}",
+            "jnz 4b",
+            "5:",
             "add {a}, 2048",
             "add {x}, 4096",
             "dec {steps}",
@@ -341,6 +363,9 @@ unsafe fn multiply_tiles(near: *const u32, x: *const u32, steps: usize, sums: *m
             steps = inout(reg) steps => _,
             sums = in(reg) sums,
             stride = in(reg) 64usize,
+            ahead = inout(reg) ahead => _,
+            lines = in(reg) lines,
+            line = out(reg) _,
             out("tmm0") _,
             out("tmm1") _,
             out("tmm2") _,

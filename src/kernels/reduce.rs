@@ -1,6 +1,9 @@
-//! Sums and maxima of a slice, in lanes that the compiler can keep in vector registers.
+//! Sums and maxima of a slice, in lanes that the compiler can keep in vector registers; and of columns that lie side by
+//! side, each with the bits that its slice would have.
 
 const LANES: usize = 16;
+/// Columns that are reduced at a time.
+pub const BESIDE: usize = 16;
 
 /// The sum, in 16 partial sums.
 pub fn sum(values: &[f32]) -> f32 {
@@ -44,8 +47,135 @@ pub fn max(values: &[f32]) -> f32 {
     lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
 }
 
+/// The lanes of each of [`BESIDE`] columns of `depth` elements, as far as these fill all lanes: element `k` of column
+/// `c` is `values[k * stride + c]`.
+#[inline(always)]
+fn lanes_of_columns(
+    values: &[f32],
+    stride: usize,
+    depth: usize,
+    start: f32,
+    combine: impl Fn(f32, f32) -> f32,
+) -> [[f32; BESIDE]; LANES] {
+    let mut lanes = [[start; BESIDE]; LANES];
+    for k in 0..depth - depth % LANES {
+        let row = &values[k * stride..][..BESIDE];
+        for (lane, value) in lanes[k % LANES].iter_mut().zip(row) {
+            *lane = combine(*lane, *value);
+        }
+    }
+    lanes
+}
+
+/// [`sum_of`] of each column.
+#[inline(always)]
+fn sums(values: &[f32], stride: usize, depth: usize, function: impl Fn(f32) -> f32) -> [f32; BESIDE] {
+    let mut lanes = lanes_of_columns(values, stride, depth, 0.0, |sum, value| sum + function(value));
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (sums, others) = lanes.split_at_mut(width);
+        for (sums, others) in sums.iter_mut().zip(others) {
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += *other);
+        }
+        width /= 2;
+    }
+    let rest = |c: usize| (depth - depth % LANES..depth).map(|k| function(values[k * stride + c])).sum::<f32>();
+    std::array::from_fn(|c| lanes[0][c] + rest(c))
+}
+
+#[inline(always)]
+fn sum_body(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+    sums(values, stride, depth, |v| v)
+}
+
+#[inline(always)]
+fn squares_body(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+    sums(values, stride, depth, |v| v * v)
+}
+
+#[inline(always)]
+fn max_body(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+    let larger = |most: f32, value: f32| if value > most { value } else { most };
+    let lanes = lanes_of_columns(values, stride, depth, f32::NEG_INFINITY, larger);
+    let mut most = [f32::NEG_INFINITY; BESIDE];
+    for lane in lanes {
+        most.iter_mut().zip(lane).for_each(|(most, value)| *most = most.max(value));
+    }
+    for k in depth - depth % LANES..depth {
+        most.iter_mut().zip(&values[k * stride..]).for_each(|(most, value)| *most = most.max(*value));
+    }
+    most
+}
+
+/// Functions of columns, with the processor's vector unit.
+macro_rules! of_columns {
+    ($($(#[$doc:meta])* $name:ident => $body:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Panics
+        /// If `values` is too short: element `k` of column `c` is `values[k * stride + c]`.
+        pub fn $name(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2")]
+                fn by_eight(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+                    $body(values, stride, depth)
+                }
+                #[target_feature(enable = "avx512f")]
+                fn by_sixteen(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+                    $body(values, stride, depth)
+                }
+                if is_x86_feature_detected!("avx512f") {
+                    // SAFETY: the feature was just found.
+                    return unsafe { by_sixteen(values, stride, depth) };
+                }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: as above.
+                    return unsafe { by_eight(values, stride, depth) };
+                }
+            }
+            $body(values, stride, depth)
+        }
+    )*};
+}
+
+of_columns! {
+    /// [`sum`] of each of [`BESIDE`] columns of `depth` elements.
+    sum_of_columns => sum_body;
+    /// [`sum_of_squares`] of each of [`BESIDE`] columns of `depth` elements.
+    sum_of_squares_of_columns => squares_body;
+    /// [`max`] of each of [`BESIDE`] columns of `depth` elements.
+    max_of_columns => max_body;
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::dot::tests::noise;
+    use super::*;
+
+    #[test]
+    fn columns_have_the_bits_of_their_slices() {
+        for depth in [1, 15, 16, 37, 200] {
+            for stride in [BESIDE, BESIDE + 5] {
+                let mut values = noise(depth * stride, depth as u32);
+                values.iter_mut().step_by(7).for_each(|v| *v *= 1000.0);
+                if depth == 37 {
+                    values[stride + 3] = f32::NAN;
+                    values[36 * stride + 4] = f32::NAN;
+                }
+                let check = |columns: [f32; BESIDE], slice: fn(&[f32]) -> f32| {
+                    for (c, found) in columns.into_iter().enumerate() {
+                        let column: Vec<f32> = (0..depth).map(|k| values[k * stride + c]).collect();
+                        assert_eq!(found.to_bits(), slice(&column).to_bits(), "{depth} {stride} {c}");
+                    }
+                };
+                check(sum_of_columns(&values, stride, depth), sum);
+                check(sum_of_squares_of_columns(&values, stride, depth), sum_of_squares);
+                check(max_of_columns(&values, stride, depth), max);
+            }
+        }
+    }
+
     #[test]
     fn lanes_and_rest_are_counted() {
         let values: Vec<f32> = (1..=37).map(|v| v as f32).collect();

@@ -128,8 +128,10 @@ impl Arithmetic {
             return call.give(y);
         }
         let result = match (&x.data, &y.data) {
-            (TensorData::F32(a), TensorData::F32(b)) => zip(pool, &shape, (&x.shape, a), (&y.shape, b), float),
-            (TensorData::I32(a), TensorData::I32(b)) => zip(pool, &shape, (&x.shape, a), (&y.shape, b), integer),
+            (TensorData::F32(a), TensorData::F32(b)) => zip_numbers(pool, &shape, (&x.shape, a), (&y.shape, b), float),
+            (TensorData::I32(a), TensorData::I32(b)) => {
+                zip_numbers(pool, &shape, (&x.shape, a), (&y.shape, b), integer)
+            }
             _ => {
                 let (a, b) = (to_floats(&x)?, to_floats(&y)?);
                 zip(pool, &shape, (&x.shape, &a), (&y.shape, &b), float)
@@ -185,6 +187,44 @@ fn walk(shape: &[usize], x: &[usize], y: &[usize]) -> Walk {
     }
 }
 
+impl Walk {
+    /// Where the elements of both begin for a run of the result.
+    fn starts(&self, run: usize) -> (usize, usize) {
+        let mut rest = run;
+        let axes = self.shape.iter().zip(&self.x).zip(&self.y).rev();
+        axes.fold((0, 0), |(i, j), ((size, x), y)| {
+            let index = rest % size;
+            rest /= size;
+            (i + index * x, j + index * y)
+        })
+    }
+
+    /// How many runs make a part that is worth a thread; none if all are too few to be divided.
+    fn part(&self) -> Option<usize> {
+        let (runs, length) = (self.shape.iter().product::<usize>(), self.inner.0);
+        (runs > 1 && runs * length > LARGE).then(|| (PART / length).max(1))
+    }
+}
+
+/// `function` of each pair of numbers.
+fn zip_numbers<T: Element + Send + Sync>(
+    pool: &mut Pool,
+    shape: &[usize],
+    (x_shape, x): (&[usize], &[T]),
+    (y_shape, y): (&[usize], &[T]),
+    function: impl Fn(T, T) -> T + Sync,
+) -> Arc<Tensor> {
+    if x_shape == shape && x.len() > LARGE {
+        // threads write to what is there already
+        let mut result = pool.copied(shape, x);
+        if let Some(values) = Arc::get_mut(&mut result).and_then(|tensor| T::of(&mut tensor.data)) {
+            zip_in_place(shape, values, (y_shape, y), function);
+        }
+        return result;
+    }
+    zip(pool, shape, (x_shape, x), (y_shape, y), function)
+}
+
 /// `function` of each pair.
 fn zip<X: Copy, Y: Copy, R: Element>(
     pool: &mut Pool,
@@ -231,14 +271,24 @@ fn zip_in_place<T: Copy + Send + Sync>(
             x.iter_mut().zip(&y[i * PART..]).for_each(|(x, y)| *x = function(*x, *y));
         });
     }
-    let mut rows = x.chunks_exact_mut(length);
-    for_each_index(&walk.shape, [&walk.y], |[j]| {
-        let Some(row) = rows.next() else { return };
+    let combine = |row: &mut [T], j: usize| {
         if y_step == 0 {
             let y = y[j];
             row.iter_mut().for_each(|x| *x = function(*x, y));
         } else {
             row.iter_mut().zip(&y[j..][..length]).for_each(|(x, y)| *x = function(*x, *y));
+        }
+    };
+    if let Some(runs) = walk.part() {
+        return pool::for_each_chunk(x, runs * length, |i, part| {
+            let rows = part.chunks_exact_mut(length).enumerate();
+            rows.for_each(|(r, row)| combine(row, walk.starts(i * runs + r).1));
+        });
+    }
+    let mut rows = x.chunks_exact_mut(length);
+    for_each_index(&walk.shape, [&walk.y], |[j]| {
+        if let Some(row) = rows.next() {
+            combine(row, j);
         }
     });
 }
@@ -369,6 +419,29 @@ mod tests {
         assert_close(&sub(f(&[1, 1], &[1.0]), row()), &[1, 3], &[0.0, -1.0, -2.0]);
         let problem = try_run("sub", vec![("x", full()), ("y", f(&[2], &[0.0; 2]))]).unwrap_err();
         assert!(problem.contains("[2, 3]") && problem.contains("[2]"), "{problem}");
+    }
+
+    #[test]
+    fn what_threads_share_is_what_one_would_make() {
+        let (rows, columns) = (300, 140);
+        let values =
+            |count: usize, step: usize| -> Vec<f32> { (0..count).map(|i| ((i * step) % 997) as f32).collect() };
+        let full = || f(&[1, rows, 1, columns], &values(rows * columns, 7));
+        let expected = |y: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+            let x = values(rows * columns, 7);
+            (0..rows * columns).map(|i| x[i] - y(i / columns, i % columns)).collect()
+        };
+        let (of_row, of_column) = (values(rows, 31), values(columns, 5));
+        let row = run("sub", vec![("x", full()), ("y", f(&[1, rows, 1, 1], &of_row))]);
+        assert_eq!(row.floats().unwrap(), expected(&|r, _| of_row[r]));
+        let column = run("sub", vec![("x", full()), ("y", f(&[columns], &of_column))]);
+        assert_eq!(column.floats().unwrap(), expected(&|_, c| of_column[c]));
+        // an operand that something else needs is copied first
+        let shared = full();
+        let column = run("sub", vec![("x", shared.clone()), ("y", f(&[columns], &of_column))]);
+        assert_eq!(column.floats().unwrap(), expected(&|_, c| of_column[c]));
+        let itself = run("sub", vec![("x", shared.clone()), ("y", shared)]);
+        assert_eq!(itself.floats().unwrap(), vec![0.0; rows * columns]);
     }
 
     #[test]

@@ -80,6 +80,9 @@ impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Kernel for Unary<F> {
         let function = &self.function;
         let mut x = call.take(self.x)?;
         match &mut pool.make_mut(&mut x).data {
+            TensorData::F32(values) if values.len() > LARGE => {
+                pool::for_each_chunk(values, PART, |_, part| part.iter_mut().for_each(|v| *v = function(*v)));
+            }
             TensorData::F32(values) => values.iter_mut().for_each(|v| *v = function(*v)),
             // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small
             // numbers)

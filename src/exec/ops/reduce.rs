@@ -11,7 +11,10 @@ use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::strided::View;
 use crate::tensor::{Dims, TensorData, axis_index};
-use anec_kernels::reduce::{max, sum, sum_of, sum_of_squares};
+use anec_kernels::pool::{self, LARGE};
+use anec_kernels::reduce::{
+    BESIDE, max, max_of_columns, sum, sum_of, sum_of_columns, sum_of_squares, sum_of_squares_of_columns,
+};
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -21,12 +24,12 @@ pub(super) const ROWS: &[Row] = computing! {
     "reduce_l2_norm" => |c| reduce(c, |v| sum_of_squares(v).sqrt(), |v| sum_of(&float(v), |v| v * v).sqrt() as i32),
     "reduce_log_sum" => |c| reduce(c, |v| sum(v).ln(), |v| sum(&float(v)).ln() as i32),
     "reduce_log_sum_exp" => |c| reduce(c, log_sum_exp, |v| log_sum_exp(&float(v)) as i32),
-    "reduce_max" => |c| reduce(c, max, |v| v.iter().copied().max().unwrap_or(i32::MIN)),
-    "reduce_mean" => |c| reduce(c, |v| sum(v) / v.len() as f32, mean),
+    "reduce_max" => |c| reduce_beside(c, (max, max_of_columns), |v| v.iter().copied().max().unwrap_or(i32::MIN)),
+    "reduce_mean" => |c| reduce_beside(c, (|v| sum(v) / v.len() as f32, mean_of_columns), mean),
     "reduce_min" => |c| reduce(c, |v| v.iter().copied().fold(f32::INFINITY, f32::min), |v| v.iter().copied().min().unwrap_or(i32::MAX)),
     "reduce_prod" => |c| reduce(c, |v| v.iter().product(), |v| v.iter().copied().fold(1, i32::wrapping_mul)),
-    "reduce_sum" => |c| reduce(c, sum, |v| v.iter().copied().fold(0, i32::wrapping_add)),
-    "reduce_sum_square" => |c| reduce(c, sum_of_squares, |v| v.iter().map(|v| v.wrapping_mul(*v)).fold(0, i32::wrapping_add)),
+    "reduce_sum" => |c| reduce_beside(c, (sum, sum_of_columns), |v| v.iter().copied().fold(0, i32::wrapping_add)),
+    "reduce_sum_square" => |c| reduce_beside(c, (sum_of_squares, sum_of_squares_of_columns), |v| v.iter().map(|v| v.wrapping_mul(*v)).fold(0, i32::wrapping_add)),
 };
 
 fn float(values: &[i32]) -> Vec<f32> {
@@ -36,6 +39,10 @@ fn float(values: &[i32]) -> Vec<f32> {
 fn mean(values: &[i32]) -> i32 {
     let sum: i64 = values.iter().map(|v| i64::from(*v)).sum();
     sum.checked_div(values.len() as i64).unwrap_or(0) as i32
+}
+
+fn mean_of_columns(values: &[f32], stride: usize, depth: usize) -> [f32; BESIDE] {
+    sum_of_columns(values, stride, depth).map(|sum| sum / depth as f32)
 }
 
 fn log_sum_exp(values: &[f32]) -> f32 {
@@ -94,12 +101,59 @@ fn result_shape(shape: &[usize], reduced: &[bool], keep: bool) -> Dims {
     }
 }
 
+/// The sizes of the axes before those that are reduced, of these, and of the axes behind them, if they follow each other.
+fn planes(shape: &[usize], reduced: &[bool]) -> Option<[usize; 3]> {
+    let mut sizes = [1; 3];
+    let mut part = 0;
+    for (size, reduced) in shape.iter().zip(reduced).filter(|(size, _)| **size != 1) {
+        part = match (part, reduced) {
+            (0, false) => 0,
+            (0 | 1, true) => 1,
+            (1 | 2, false) => 2,
+            _ => return None,
+        };
+        sizes[part] *= size;
+    }
+    Some(sizes)
+}
+
+/// Reduces columns of the planes `[outer, depth, inner]`, [`BESIDE`] at a time; the few that are left are gathered.
+fn reduce_planes(
+    (floats, columns): (impl Fn(&[f32]) -> f32 + Sync, OfColumns),
+    [_, depth, inner]: [usize; 3],
+    values: &[f32],
+    out: &mut [f32],
+) {
+    for (plane, out) in values.chunks_exact(depth * inner).zip(out.chunks_exact_mut(inner)) {
+        let part = |i: usize, out: &mut [f32]| {
+            let values = &plane[i * BESIDE..];
+            match <&mut [f32; BESIDE]>::try_from(&mut *out) {
+                Ok(out) => *out = columns(values, inner, depth),
+                Err(_) => {
+                    let column = |c: usize| -> Vec<f32> { (0..depth).map(|k| values[k * inner + c]).collect() };
+                    out.iter_mut().enumerate().for_each(|(c, out)| *out = floats(&column(c)));
+                }
+            }
+        };
+        if plane.len() > LARGE {
+            pool::for_each_chunk(out, BESIDE, part);
+        } else {
+            out.chunks_mut(BESIDE).enumerate().for_each(|(i, out)| part(i, out));
+        }
+    }
+}
+
+/// A function of [`BESIDE`] columns that lie side by side: elements, from row to row, rows.
+type OfColumns = fn(&[f32], usize, usize) -> [f32; BESIDE];
+
 /// Numbers of some axes, reduced to one.
 struct Reduce<F, I> {
     x: Input,
     axes: Axes,
     keep: bool,
     floats: F,
+    /// What `floats` gives of each of several columns, if there is a faster way.
+    columns: Option<OfColumns>,
     integers: I,
 }
 
@@ -109,7 +163,17 @@ fn reduce(
     integers: impl Fn(&[i32]) -> i32 + Send + Sync + 'static,
 ) -> Resolved {
     let (x, axes, keep) = (op.input("x")?, Axes::resolve(op)?, op.flag_or("keep_dims", false)?);
-    Ok(Arc::new(Reduce { x, axes, keep, floats, integers }))
+    Ok(Arc::new(Reduce { x, axes, keep, floats, columns: None, integers }))
+}
+
+/// As [`reduce`], with a function that gives the same of several columns at a time.
+fn reduce_beside(
+    op: &mut Resolver<'_>,
+    (floats, columns): (impl Fn(&[f32]) -> f32 + Send + Sync + 'static, OfColumns),
+    integers: impl Fn(&[i32]) -> i32 + Send + Sync + 'static,
+) -> Resolved {
+    let (x, axes, keep) = (op.input("x")?, Axes::resolve(op)?, op.flag_or("keep_dims", false)?);
+    Ok(Arc::new(Reduce { x, axes, keep, floats, columns: Some(columns), integers }))
 }
 
 impl<F, I> Kernel for Reduce<F, I>
@@ -125,7 +189,14 @@ where
             return Err(format!("a tensor of shape {:?} has nothing to reduce", x.shape));
         }
         let shape = result_shape(&x.shape, &reduced, self.keep);
+        let planes = planes(&x.shape, &reduced).filter(|[_, _, inner]| *inner > 1);
         let result = match &x.data {
+            TensorData::F32(v) if let (Some(columns), Some(sizes)) = (self.columns, planes) => {
+                pool.make(&shape, |out| {
+                    out.resize(sizes[0] * sizes[2], 0.0);
+                    reduce_planes((&self.floats, columns), sizes, v, out);
+                })
+            }
             TensorData::F32(v) => {
                 let gathered = gathered(&x.shape, v, &reduced);
                 pool.make(&shape, |out| out.extend(gathered.chunks_exact(count).map(&self.floats)))
@@ -198,6 +269,30 @@ mod tests {
         assert_close(&along("reduce_log_sum_exp", 1, false), &[2], &[5.142_931_5, 2.203_437_9]);
         assert_close(&run("reduce_prod", vec![("x", x())]), &[], &[-60.0]);
         assert!(try_run("reduce_sum", vec![("x", x()), ("axes", i(&[1], &[2]))]).is_err());
+    }
+
+    #[test]
+    fn columns_are_reduced_as_if_they_were_gathered() {
+        let noise =
+            |count: usize| -> Vec<f32> { (0..count).map(|i| ((i * 7919) % 1013) as f32 / 17.0 - 30.0).collect() };
+        for shape in [[2, 3, 5, 1], [1, 40, 1, 37], [3, 17, 1, 16], [1, 900, 1, 130]] {
+            let values = noise(shape.iter().product());
+            // the same numbers with the reduced axis last
+            let [outer, depth, ..] = shape;
+            let inner = shape[2] * shape[3];
+            let turned: Vec<f32> = (0..values.len())
+                .map(|i| values[(i / (depth * inner) * depth + i % depth) * inner + i / depth % inner])
+                .collect();
+            for operator in ["reduce_sum", "reduce_mean", "reduce_max", "reduce_sum_square"] {
+                let along = |x, axis: i32| {
+                    run(operator, vec![("x", x), ("axes", i(&[1], &[axis])), ("keep_dims", b(&[], &[true]))])
+                };
+                let found = along(f(&shape, &values), 1);
+                assert_eq!(found.shape[..], [shape[0], 1, shape[2], shape[3]]);
+                let expected = along(f(&[outer, inner, depth], &turned), 2);
+                assert_eq!(found.floats(), expected.floats(), "{operator} {shape:?}");
+            }
+        }
     }
 
     #[test]
