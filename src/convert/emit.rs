@@ -126,7 +126,12 @@ impl Emitter<'_> {
             let rounding = codes.map(|codes| Arc::new(codes) as Arc<dyn Rounding>);
             let scales = self.chosen.map_or(Ok(None), |chosen| chosen.scales(&key.weight, key.channels))?;
             let moments = self.chosen.and_then(|chosen| chosen.moments(&key.weight, key.channels));
-            let inputs = moments.map_or(Inputs::Unknown, Inputs::Moments);
+            let inputs = match moments {
+                Some(moments) => Inputs::Moments(moments),
+                None if !rows.is_rotated() => Inputs::Unknown,
+                None if matches!(role, Role::MlpUp | Role::Expert) => Inputs::AlikeMultiplied,
+                None => Inputs::Alike,
+            };
             let coded = match (rounding, scales) {
                 (Some(codes), Some(scales)) => CodedWeight::with_scales(rows, key.format, overflow, codes, scales)?,
                 (rounding, _) => CodedWeight::with_inputs(rows, key.format, overflow, rounding, inputs),

@@ -9,7 +9,9 @@
 //! ```
 //!
 //! so that the values near the largest are all that is looked at. Where a column is hundreds of times as large as the others,
-//! its weights aren't cut off; where nothing is known of the columns, nothing is.
+//! its weights aren't cut off; where nothing is known of the columns, nothing is. Rounding is as often too much as too little, but
+//! what is cut off is always too little: it is a row's gain that becomes smaller. Where products are multiplied by each other, as those
+//! of gate and up are, that is how massive activations are lost, and the second sum counts [`MULTIPLIED`] times.
 
 /// What is known of what the columns of a weight are multiplied by.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,6 +21,8 @@ pub enum Inputs<'a> {
     Unknown,
     /// None is much larger than another: a rotation mixes them.
     Alike,
+    /// The same, of a weight whose products are multiplied by those of another.
+    AlikeMultiplied,
     /// The second moment of each.
     Moments(&'a [f32]),
 }
@@ -39,30 +43,40 @@ const PARTS: u32 = 32;
 const FULL: f64 = (1u32 << 16) as f64;
 /// Part of the mean that is added to a column's moment.
 const LEAST: f64 = 0.05;
+/// How much more what is cut off counts where products are multiplied by each other and nothing makes up for it.
+const MULTIPLIED: f64 = 8.0;
 /// Bits that a magnitude loses in a histogram: those below one in 128.
 const DROPPED: u32 = 16;
 
-/// How much the error of each column counts.
-pub(crate) struct ColumnWeights(Vec<u32>);
+/// How much errors count.
+pub(crate) struct ColumnWeights {
+    /// Of each column.
+    each: Vec<u32>,
+    /// By how much more what is cut off counts.
+    beyond: f64,
+}
 
 impl ColumnWeights {
     /// By what is known of the inputs; none if that is nothing.
     pub(crate) fn of(inputs: Inputs<'_>, columns: usize) -> Option<Self> {
-        if inputs == Inputs::Alike {
-            return Some(ColumnWeights(vec![1; columns]));
+        match inputs {
+            Inputs::Alike => return Some(ColumnWeights { each: vec![1; columns], beyond: 1.0 }),
+            Inputs::AlikeMultiplied => return Some(ColumnWeights { each: vec![1; columns], beyond: MULTIPLIED }),
+            Inputs::Unknown | Inputs::Moments(_) => {}
         }
         let moments = inputs.moments(columns)?;
         let mean = moments.iter().map(|moment| f64::from(*moment)).sum::<f64>() / columns.max(1) as f64;
         let most = moments.iter().map(|moment| f64::from(*moment)).fold(0.0, f64::max) + LEAST * mean;
         let whole = |moment: &f32| ((f64::from(*moment) + LEAST * mean) / most * FULL).round().max(1.0) as u32;
-        (most > 0.0 && most.is_finite()).then(|| ColumnWeights(moments.iter().map(whole).collect()))
+        let each = || moments.iter().map(whole).collect();
+        (most > 0.0 && most.is_finite()).then(|| ColumnWeights { each: each(), beyond: 1.0 })
     }
 
     /// Places in the histogram, and weights, of the values of rows that are larger than half of `most` or a little less.
     pub(crate) fn near(&self, rows: &[f32], most: f32, found: &mut Vec<(u16, u32)>) {
         let least = most / 2.0;
-        for row in rows.chunks(self.0.len().max(1)) {
-            let near = row.iter().zip(&self.0).filter(|(value, _)| value.abs() > least);
+        for row in rows.chunks(self.each.len().max(1)) {
+            let near = row.iter().zip(&self.each).filter(|(value, _)| value.abs() > least);
             found.extend(near.map(|(value, weight)| ((value.abs().to_bits() >> DROPPED) as u16, *weight)));
         }
     }
@@ -76,13 +90,15 @@ pub(crate) struct Tail {
     row: u64,
     columns: usize,
     rows: u64,
+    beyond: f64,
 }
 
 impl Tail {
     /// Of nothing yet.
     pub(crate) fn new(weights: &ColumnWeights) -> Self {
-        let row = weights.0.iter().map(|weight| u64::from(*weight)).sum();
-        Tail { sums: vec![0; 1 << (31 - DROPPED)], row, columns: weights.0.len().max(1), rows: 0 }
+        let row = weights.each.iter().map(|weight| u64::from(*weight)).sum();
+        let (sums, columns) = (vec![0; 1 << (31 - DROPPED)], weights.each.len().max(1));
+        Tail { sums, row, columns, rows: 0, beyond: weights.beyond }
     }
 
     /// Adds so many values in whole rows, of which those near the largest were found.
@@ -108,7 +124,7 @@ impl Tail {
                     beyond += weight * f64::from(magnitude - end).powi(2);
                 }
             }
-            step * step / 12.0 * inside + beyond
+            step * step / 12.0 * inside + self.beyond * beyond
         };
         let mut best = (error(largest), largest);
         for parts in (PARTS / 2..PARTS).rev() {
@@ -182,6 +198,14 @@ mod tests {
         // but for a little that the column's other weights gain
         assert!(end(&values, Inputs::Moments(&moments), columns) > 0.18);
         assert!(end(&values, Inputs::Alike, columns) < 0.15);
+    }
+
+    #[test]
+    fn less_is_cut_off_where_products_are_multiplied() {
+        let values = values(64 * 4000);
+        let largest = values.iter().fold(0f32, |most, value| most.max(value.abs()));
+        let [alike, multiplied] = [Inputs::Alike, Inputs::AlikeMultiplied].map(|inputs| end(&values, inputs, 64));
+        assert!(alike < multiplied && multiplied < largest, "{alike} {multiplied} {largest}");
     }
 
     #[test]
