@@ -1,16 +1,17 @@
-//! Codes, in files: a byte for each element of a weight, row-major.
+//! Codes, in files: a byte for each element of a weight, row-major, and beside them scales in fp16 that go with them.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::{Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anec_base::{FileError, MappedFile, Result};
 use anec_manifest::Overflow;
-use anec_quant::{ChosenCodes, CodedWeight, ErrorFeedback};
-use ndarray::{Axis, Slice};
+use anec_quant::{ChosenCodes, CodedWeight, ErrorFeedback, Inputs};
+use half::f16;
+use ndarray::{ArrayView1, Axis, Slice};
 
 use super::tap::QuantTarget;
 
@@ -71,7 +72,7 @@ impl Codes {
         let key = (target.key.clone(), target.channels);
         self.moments.insert(key.clone(), moments.to_vec());
         let weight = target.weight.clone();
-        let grids = CodedWeight::with_moments(weight, target.format, Overflow::Saturate, None, Some(moments));
+        let grids = CodedWeight::with_inputs(weight, target.format, Overflow::Saturate, None, Inputs::Moments(moments));
         let path = self.files.entry(key).or_insert_with(|| self.folder.join(format!("{next}.bin"))).clone();
         Draft { target, grids, path }
     }
@@ -87,31 +88,70 @@ impl Codes {
         columns: Range<u64>,
         feedback: &ErrorFeedback,
     ) -> Result<()> {
-        let (weight, path) = (&draft.target.weight, &draft.path);
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(false).open(path);
-        let mut file = file.map_err(FileError::of(path, "create"))?;
+        let weight = &draft.target.weight;
         let width = weight.columns();
         let at_a_time = (AT_A_TIME / width.max(1)).max(1);
         let own = Slice::from(columns.start as usize..columns.end as usize);
+        let mut out = Written::open(&draft.path)?;
+        let mut of_scales = None;
         let mut values = Vec::new();
         for first in rows.clone().step_by(at_a_time as usize) {
             let end = rows.end.min(first + at_a_time);
-            let codes = draft.grids.with_grids(first..end, &mut values, |rows, grids| {
+            let chosen = draft.grids.with_grids(first..end, &mut values, |rows, grids| {
                 feedback.codes(rows.slice_axis(Axis(1), own), grids, columns.start as usize)
             })?;
-            for (row, codes) in (first..).zip(codes.rows()) {
-                // rows that are whole follow each other
-                if row == first || columns != (0..width) {
-                    let place = SeekFrom::Start(row * width + columns.start);
-                    file.seek(place).map_err(FileError::of(path, "write"))?;
-                }
-                file.write_all(codes.as_slice().unwrap_or_default()).map_err(FileError::of(path, "write"))?;
+            out.rows(first, columns.start, width, chosen.codes.rows().into_iter().map(|row| row.to_vec()))?;
+            self.bytes += chosen.codes.len() as u64;
+            if let Some(scales) = chosen.scales {
+                let block = (columns.end - columns.start) / scales.ncols().max(1) as u64;
+                let file = match &mut of_scales {
+                    Some(file) => file,
+                    none => none.insert(Written::open(&scales_of(&draft.path))?),
+                };
+                let bytes = |row: ArrayView1<'_, f16>| row.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                file.rows(
+                    first,
+                    2 * (columns.start / block),
+                    2 * (width / block),
+                    scales.rows().into_iter().map(bytes),
+                )?;
+                self.bytes += 2 * scales.len() as u64;
             }
-            self.bytes += codes.len() as u64;
         }
         weight.release(0..weight.elements());
         Ok(())
+    }
+}
+
+/// The file of the scales that go with codes.
+fn scales_of(codes: &Path) -> PathBuf {
+    codes.with_extension("scales")
+}
+
+/// A file that is written in parts.
+struct Written {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Written {
+    fn open(path: &Path) -> Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(false).open(path);
+        Ok(Written { path: path.to_owned(), file: BufWriter::new(file.map_err(FileError::of(path, "create"))?) })
+    }
+
+    /// Bytes of rows that follow each other, from byte `start` of each on, where a whole row has `width`.
+    fn rows(&mut self, first: u64, start: u64, width: u64, rows: impl Iterator<Item = Vec<u8>>) -> Result<()> {
+        for (row, bytes) in (first..).zip(rows) {
+            // rows that are whole follow each other
+            if row == first || bytes.len() as u64 != width {
+                let place = SeekFrom::Start(row * width + start);
+                self.file.seek(place).map_err(FileError::of(&self.path, "write"))?;
+            }
+            self.file.write_all(&bytes).map_err(FileError::of(&self.path, "write"))?;
+        }
+        Ok(self.file.flush().map_err(FileError::of(&self.path, "write"))?)
     }
 }
 
@@ -119,6 +159,14 @@ impl ChosenCodes for Codes {
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>> {
         let path = self.files.get(&(key.to_owned(), channels));
         Ok(path.map(|path| MappedFile::open(path)).transpose()?.map(Arc::new))
+    }
+
+    fn scales(&self, key: &str, channels: u64) -> Result<Option<Vec<f16>>> {
+        let path = self.files.get(&(key.to_owned(), channels)).map(|path| scales_of(path));
+        let Some(path) = path.filter(|path| path.exists()) else { return Ok(None) };
+        let file = MappedFile::open(&path)?;
+        let scales = file.bytes().chunks_exact(2).map(|bytes| f16::from_le_bytes([bytes[0], bytes[1]]));
+        Ok(Some(scales.collect()))
     }
 
     fn moments(&self, key: &str, channels: u64) -> Option<&[f32]> {

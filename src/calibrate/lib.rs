@@ -172,7 +172,8 @@ impl Run<'_> {
             let drafts: Vec<Draft<'_>> =
                 tap.targets.iter().map(|target| self.codes.begin(target, &of_channels)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
-                let feedback = ErrorFeedback::of(moments.sums()).map_err(|error| CalibrateError::Moments {
+                let feedback = ErrorFeedback::of(moments.sums(), moments.tokens());
+                let feedback = feedback.map_err(|error| CalibrateError::Moments {
                     package: job.package.name.clone(),
                     value: tap.value.clone(),
                     error,

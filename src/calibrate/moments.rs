@@ -7,12 +7,13 @@ use ndarray::{Array2, ArrayView2};
 /// Second moments, in f32; only their lower triangle is kept.
 pub struct SecondMoments {
     sums: Array2<f32>,
+    tokens: u64,
 }
 
 impl SecondMoments {
     /// Of no token yet.
     pub fn new(channels: usize) -> Self {
-        SecondMoments { sums: Array2::zeros((channels, channels)) }
+        SecondMoments { sums: Array2::zeros((channels, channels)), tokens: 0 }
     }
 
     /// Adds tokens: columns of `[channels, tokens]`, row-major, as the input of a 1x1 convolution has them in either
@@ -21,6 +22,11 @@ impl SecondMoments {
         let channels = self.sums.nrows();
         let tokens = values.len() / channels.max(1);
         let Some(sums) = self.sums.as_slice_mut().filter(|_| tokens * channels == values.len()) else { return };
+        let mut seen = vec![false; tokens];
+        for row in values.chunks_exact(tokens.max(1)) {
+            seen.iter_mut().zip(row).for_each(|(seen, value)| *seen |= *value != 0.0);
+        }
+        self.tokens += seen.into_iter().filter(|seen| *seen).count() as u64;
         let columns = MatRef::from_row_major_slice(values, channels, tokens);
         let lower = BlockStructure::TriangularLower;
         let (whole, sums) = (BlockStructure::Rectangular, MatMut::from_row_major_slice_mut(sums, channels, channels));
@@ -30,6 +36,11 @@ impl SecondMoments {
     /// The sums, `[channels, channels]`: zeros above the diagonal.
     pub fn sums(&self) -> ArrayView2<'_, f32> {
         self.sums.view()
+    }
+
+    /// Tokens that had anything but zeros.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
     }
 
     /// Bytes that they take.
@@ -55,6 +66,8 @@ mod tests {
                 assert_eq!(moments.sums()[[i, j]], expected, "{i} {j}");
             }
         }
+        moments.add(&[0.0, 0.0, 0.0]);
+        assert_eq!(moments.tokens(), 3, "a token of zeros is none");
         // what isn't of these channels is none of theirs
         let before = moments.sums().to_owned();
         moments.add(&[9.0, 9.0]);

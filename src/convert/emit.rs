@@ -9,7 +9,7 @@ use anec_base::Result;
 use anec_family::EmitWeight;
 use anec_manifest::{Int8Op, NumberFormat, Quant, Role, WeightFormat};
 use anec_mil::{Constant, Content, DataType, Function, FunctionBuilder, TensorType, ValueId};
-use anec_quant::{ChosenCodes, CodedWeight, Fp16, ReadCodes, Rounding, RoundingError, WeightLayout};
+use anec_quant::{ChosenCodes, CodedWeight, Fp16, Inputs, ReadCodes, Rounding, RoundingError, WeightLayout};
 use anec_source::SourceWeight;
 
 /// Emits the weights of one package. The same weight in several functions is one content, which is stored once.
@@ -124,8 +124,18 @@ impl Emitter<'_> {
             let file = self.chosen.map_or(Ok(None), |chosen| chosen.codes(&key.weight, key.channels))?;
             let codes = file.map(|file| ReadCodes::new(file, &key.weight, layout.rows, layout.columns)).transpose()?;
             let rounding = codes.map(|codes| Arc::new(codes) as Arc<dyn Rounding>);
+            let scales = self.chosen.map_or(Ok(None), |chosen| chosen.scales(&key.weight, key.channels))?;
             let moments = self.chosen.and_then(|chosen| chosen.moments(&key.weight, key.channels));
-            let coded = CodedWeight::with_moments(rows, key.format, overflow, rounding, moments);
+            let inputs = match moments {
+                Some(moments) => Inputs::Moments(moments),
+                None if !rows.is_rotated() => Inputs::Unknown,
+                None if matches!(role, Role::MlpUp | Role::Expert) => Inputs::AlikeMultiplied,
+                None => Inputs::Alike,
+            };
+            let coded = match (rounding, scales) {
+                (Some(codes), Some(scales)) => CodedWeight::with_scales(rows, key.format, overflow, codes, scales)?,
+                (rounding, _) => CodedWeight::with_inputs(rows, key.format, overflow, rounding, inputs),
+            };
             let (scale, palette, row_scale) = (coded.scale(), coded.palette(), coded.row_scale());
             (Stored { layout, op: key.format.op, data: coded.data(), scale, palette, row_scale }, coded.measures())
         };

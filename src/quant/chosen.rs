@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anec_base::{MappedFile, Result};
+use half::f16;
 
 use super::QuantError;
 use super::rounding::{Grid, Rounding};
@@ -15,6 +16,12 @@ pub trait ChosenCodes: Send + Sync {
     /// # Errors
     /// When they can't be read.
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>>;
+
+    /// The scales that go with them: fp16, by rows and blocks. None where they are those that the weight has anyway.
+    ///
+    /// # Errors
+    /// When they can't be read.
+    fn scales(&self, key: &str, channels: u64) -> Result<Option<Vec<f16>>>;
 
     /// The second moments of the inputs by which the codes were chosen, one for each input channel.
     fn moments(&self, key: &str, channels: u64) -> Option<&[f32]>;

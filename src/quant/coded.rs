@@ -7,6 +7,7 @@ use half::f16;
 use ndarray::ArrayView2;
 use rayon::prelude::*;
 
+use super::clip::Inputs;
 use super::fp16::{LARGEST, first_block};
 use super::layout::WeightLayout;
 use super::measure::{BlockLoss, RoundingError};
@@ -45,29 +46,60 @@ impl CodedWeight {
         overflow: Overflow,
         rounding: Option<Arc<dyn Rounding>>,
     ) -> Arc<Self> {
-        CodedWeight::with_moments(weight, format, overflow, rounding, None)
+        CodedWeight::with_inputs(weight, format, overflow, rounding, Inputs::Unknown)
     }
 
-    /// The same, with the second moments of the inputs, one for each column, by which palettes of few levels are made. Others than there
-    /// are columns are not looked at.
-    pub fn with_moments(
+    /// The same, with what is known of the inputs, by which palettes of few levels and the scales of whole tensors are made.
+    pub fn with_inputs(
         weight: SourceWeight,
         format: NumberFormat,
         overflow: Overflow,
         rounding: Option<Arc<dyn Rounding>>,
-        moments: Option<&[f32]>,
+        inputs: Inputs<'_>,
     ) -> Arc<Self> {
-        let moments = moments.filter(|moments| moments.len() as u64 == weight.columns());
+        Arc::new(CodedWeight::make(weight, format, overflow, rounding, inputs))
+    }
+
+    /// A weight whose codes and scales were chosen before, these by rows and blocks.
+    ///
+    /// # Errors
+    /// When there aren't as many scales as the format has.
+    pub fn with_scales(
+        weight: SourceWeight,
+        format: NumberFormat,
+        overflow: Overflow,
+        rounding: Arc<dyn Rounding>,
+        scales: Vec<f16>,
+    ) -> Result<Arc<Self>> {
+        let mut own = CodedWeight::make(weight, format, overflow, Some(rounding), Inputs::Unknown);
+        let expected = own.layout.scales.map_or(0, |[rows, columns]| rows * columns);
+        own.grids = match own.grids {
+            Grids::Steps(of) if scales.len() as u64 == expected => Grids::Steps(of.given(scales)),
+            _ => {
+                let (weight, found) = (own.reader.weight.key(), scales.len() as u64);
+                return Err(QuantError::Scales { weight, found, expected }.into());
+            }
+        };
+        Ok(Arc::new(own))
+    }
+
+    fn make(
+        weight: SourceWeight,
+        format: NumberFormat,
+        overflow: Overflow,
+        rounding: Option<Arc<dyn Rounding>>,
+        inputs: Inputs<'_>,
+    ) -> Self {
         let layout = WeightLayout::of(format, weight.rows(), weight.columns());
         let bits = layout.dtype.bits();
         let blocks = Blocks::packed(&weight, bits, rounding.as_ref().map_or(1, |r| r.rows_at_a_time()));
         let grids = match layout.palettes {
-            Some(_) => Grids::Levels(Palettes::new(&layout, moments)),
-            None => Grids::Steps(BlockScales::new(&layout)),
+            Some(_) => Grids::Levels(Palettes::new(&layout, inputs.moments(layout.columns as usize))),
+            None => Grids::Steps(BlockScales::new(&layout, inputs)),
         };
         let measures = Arc::new(RoundingError::new(blocks.count()));
         let reader = RowReader::new(weight, overflow);
-        Arc::new(CodedWeight { reader, layout, blocks, grids, rounding, measures })
+        CodedWeight { reader, layout, blocks, grids, rounding, measures }
     }
 
     /// Its parts and their sizes.

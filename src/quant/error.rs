@@ -38,6 +38,16 @@ pub enum QuantError {
         /// Elements.
         expected: u64,
     },
+    /// Scales that don't belong to the weight.
+    #[error("weight `{weight}`: {found} scales were chosen, expected {expected}")]
+    Scales {
+        /// The weight.
+        weight: String,
+        /// Scales.
+        found: u64,
+        /// Scales of its format.
+        expected: u64,
+    },
     /// A read that isn't whole blocks.
     #[error("weight `{weight}`: bytes {offset} to {end} were asked for, which aren't whole granules of {granule}")]
     Granule {
@@ -65,7 +75,7 @@ impl Diagnostic for QuantError {
             QuantError::Moments { .. } => {
                 Some("the calibration text makes the model overflow: choose another, or `quant.feedback: none`".into())
             }
-            QuantError::Granule { .. } | QuantError::Codes { .. } => {
+            QuantError::Granule { .. } | QuantError::Codes { .. } | QuantError::Scales { .. } => {
                 Some("this is a defect of anec; please report it with the manifest".into())
             }
         }

@@ -16,11 +16,13 @@
 //! These are GPTQ's codes, in the form that needs no inverse (LDLQ: Chee et al., arXiv 2307.13304, theorem 6). Columns come
 //! in the order of descending `H_jj`: what matters most is rounded while there is most left to make up for it.
 //!
-//! To the diagonal of `H` a twentieth of itself and of its median is added (damping), so that few tokens, repeated or dead
-//! channels leave it positive definite. The mean, which is usual, would be that of the few channels that are hundreds of
-//! times as large as the others in some models, and the others' share in `H` would drown in it; without the median, channels
+//! To the diagonal of `H` a share of itself and of its median is added (damping), so that few tokens, repeated or dead
+//! channels leave it positive definite, and that what goes together in these tokens by chance isn't relied upon: a quarter where there
+//! are as many channels as tokens, less where there are fewer. The mean, which is usual, would be that of the few channels that are
+//! hundreds of times as large as the others in some models, and the others' share in `H` would drown in it; without the median, channels
 //! that the text hardly woke would make up for the errors of the large ones. `H` is factorized in f64, in units in which
-//! its diagonal is 1; everything else is f32.
+//! its diagonal is 1; everything else is f32. What the codes lose then is made smaller column by column
+//! ([`descent`](super::descent)).
 
 use std::cmp::{Ordering, Reverse};
 
@@ -28,14 +30,19 @@ use faer::dyn_stack::{MemBuffer, MemStack};
 use faer::linalg::cholesky::llt::factor::{LltParams, cholesky_in_place, cholesky_in_place_scratch};
 use faer::linalg::matmul::matmul;
 use faer::{Accum, Mat, MatMut, MatRef, Par, Spec};
-use ndarray::{Array2, ArrayView2, Axis};
+use half::f16;
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
 use super::QuantError;
+use super::descent::{Descent, blocks_of};
 use super::rounding::Grid;
 
-/// Share of a channel's moment, and of the median of all, that is added to the channel's.
-const DAMPING: f64 = 0.05;
+/// Share of a channel's moment, and of the median of all, that is added to the channel's, where there are as many channels as
+/// tokens; it is proportional to the channels of a token, from the least to the most.
+const DAMPING: f64 = 0.25;
+const LEAST_DAMPING: f64 = 0.05;
+const MOST_DAMPING: f64 = 0.5;
 /// Columns that are rounded one after the other before the others hear of their errors.
 const BLOCK: usize = 128;
 /// Rows that a thread works on at a time. They don't depend on each other.
@@ -45,17 +52,35 @@ const ROWS: usize = 256;
 pub struct ErrorFeedback {
     /// Columns in the order in which they are rounded.
     order: Vec<usize>,
-    /// Unit upper triangular, in that order; nothing where the text said nothing.
-    factor: Option<Mat<f32>>,
+    /// Nothing where the text said nothing.
+    factor: Option<Factor>,
+}
+
+struct Factor {
+    /// Unit upper triangular, in the order of the columns.
+    upper: Mat<f32>,
+    /// The moments that it is of, damped, by column.
+    moments: Mat<f32>,
+}
+
+/// Codes that were chosen for rows of a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowCodes {
+    /// A code for each element.
+    pub codes: Array2<u8>,
+    /// The scales that go with them, by rows and blocks, where each block of columns has one. They are none where they are those of the
+    /// grids.
+    pub scales: Option<Array2<f16>>,
 }
 
 impl ErrorFeedback {
-    /// The feedback for inputs with the second moments `Σ xᵀx`, `[columns, columns]`, of which the lower triangle is read.
+    /// The feedback for inputs with the second moments `Σ xᵀx` over so many tokens, `[columns, columns]`, of which the lower
+    /// triangle is read.
     /// Moments of zero make for none: weights are rounded to the nearest.
     ///
     /// # Errors
     /// When a moment is NaN or infinite, or isn't one: smaller than zero.
-    pub fn of(moments: ArrayView2<'_, f32>) -> Result<Self, QuantError> {
+    pub fn of(moments: ArrayView2<'_, f32>, tokens: u64) -> Result<Self, QuantError> {
         let n = moments.nrows();
         let diagonal: Vec<f32> = (0..n).map(|j| moments[[j, j]]).collect();
         if let Some(channel) = diagonal.iter().position(|value| !value.is_finite() || *value < 0.0) {
@@ -67,7 +92,8 @@ impl ErrorFeedback {
         live.sort_by(f64::total_cmp);
         let Some(median) = live.get(live.len() / 2) else { return Ok(ErrorFeedback { order, factor: None }) };
         // what rounding of the moments leaves of singular ones can need more
-        for damping in [DAMPING, 4.0 * DAMPING, 16.0 * DAMPING] {
+        let least = damping(n, tokens);
+        for damping in [least, 4.0 * least, 16.0 * least] {
             let damped: Vec<f64> =
                 diagonal.iter().map(|value| f64::from(*value) * (1.0 + damping) + damping * median).collect();
             let units: Vec<f64> = damped.iter().map(|value| value.sqrt()).collect();
@@ -83,7 +109,7 @@ impl ErrorFeedback {
                 }
             });
             if lower_factor(&mut reversed) {
-                let factor = Mat::from_fn(n, n, |k, j| {
+                let upper = Mat::from_fn(n, n, |k, j| {
                     if k >= j {
                         return 0.0;
                     }
@@ -91,7 +117,12 @@ impl ErrorFeedback {
                     let own = reversed[(row, column)] / reversed[(column, column)];
                     (own * units[order[k]] / units[order[j]]) as f32
                 });
-                return Ok(ErrorFeedback { order, factor: Some(factor) });
+                drop(reversed);
+                let moments = Mat::from_fn(n, n, |i, j| match i == j {
+                    true => damped[i] as f32,
+                    false => moments[[i.max(j), i.min(j)]],
+                });
+                return Ok(ErrorFeedback { order, factor: Some(Factor { upper, moments }) });
             }
         }
         Err(QuantError::Moments { channel: 0, value: f32::NAN })
@@ -103,20 +134,45 @@ impl ErrorFeedback {
     }
 
     /// The codes of rows of a weight, `[rows, columns]`, each with its grid, of which the first column is `first_column`. Rows
-    /// don't depend on each other: a weight can be given in parts.
-    pub fn codes(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>], first_column: usize) -> Array2<u8> {
-        let mut codes = Array2::zeros(weight.dim());
-        let parts = codes.axis_chunks_iter_mut(Axis(0), ROWS);
+    /// don't depend on each other: a weight can be given in parts. Scales of whole blocks of columns are found anew.
+    pub fn codes(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>], first_column: usize) -> RowCodes {
+        self.choose(weight, grids, first_column, true)
+    }
+
+    /// The codes; those of feedback alone if nothing is to be made better after it.
+    fn choose(&self, weight: ArrayView2<'_, f32>, grids: &[Grid<'_>], first_column: usize, descend: bool) -> RowCodes {
+        let (rows, columns) = weight.dim();
+        let mut codes = Array2::zeros((rows, columns));
+        let block = blocks_of(grids, first_column, columns);
+        let mut scales = block.map(|block| Array2::zeros((rows, columns / block)));
+        let of_parts: Vec<Option<ArrayViewMut2<'_, f16>>> = match &mut scales {
+            Some(scales) => scales.axis_chunks_iter_mut(Axis(0), ROWS).map(Some).collect(),
+            None => (0..rows.div_ceil(ROWS)).map(|_| None).collect(),
+        };
+        let parts = codes.axis_chunks_iter_mut(Axis(0), ROWS).zip(of_parts);
         let parts: Vec<_> = parts.zip(weight.axis_chunks_iter(Axis(0), ROWS)).zip(grids.chunks(ROWS)).collect();
-        parts.into_par_iter().for_each(|((mut codes, weight), grids)| {
+        parts.into_par_iter().for_each(|(((mut codes, scales), weight), grids)| {
             let nearest = |row: usize, column, value| {
                 let (grid, column) = (&grids[row], first_column + column);
                 let code = grid.nearest(column, value);
                 (code, grid.value(column, code))
             };
             self.round(weight, nearest, |row, column, code| codes[[row, column]] = code);
+            match &self.factor {
+                Some(factor) if descend => {
+                    let mut descent = Descent::new(factor.moments.as_ref(), weight, grids, first_column, codes.view());
+                    descent.run();
+                    descent.write(codes, scales);
+                }
+                _ => scales.into_iter().for_each(|mut scales| {
+                    let first = first_column / block.unwrap_or(1);
+                    scales
+                        .indexed_iter_mut()
+                        .for_each(|((row, block), scale)| *scale = grids[row].scale(first + block));
+                }),
+            }
         });
-        codes
+        RowCodes { codes, scales }
     }
 
     /// Rounds some rows, block of columns by block of columns.
@@ -127,7 +183,7 @@ impl ErrorFeedback {
         mut set: impl FnMut(usize, usize, u8),
     ) {
         let (rows, columns) = weight.dim();
-        let Some(factor) = &self.factor else {
+        let Some(Factor { upper: factor, .. }) = &self.factor else {
             weight.indexed_iter().for_each(|((row, column), value)| set(row, column, nearest(row, column, *value).0));
             return;
         };
@@ -162,6 +218,11 @@ impl ErrorFeedback {
     }
 }
 
+/// The share that is added for so many channels.
+fn damping(channels: usize, tokens: u64) -> f64 {
+    (DAMPING * channels as f64 / tokens.max(1) as f64).clamp(LEAST_DAMPING, MOST_DAMPING)
+}
+
 /// Puts the Cholesky factor of a symmetric matrix into its lower triangle; false if it isn't positive definite.
 fn lower_factor(matrix: &mut Mat<f64>) -> bool {
     let (n, parallel, params) = (matrix.nrows(), Par::rayon(0), Spec::<LltParams, f64>::default());
@@ -176,6 +237,9 @@ mod tests {
     use anec_kernels::quantize;
     use half::f16;
     use ndarray::ArrayView1;
+
+    /// Tokens with which damping is the least.
+    const MANY: u64 = 1 << 20;
 
     /// Numbers from -1 to 1, the same each time.
     fn noise(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
@@ -213,8 +277,16 @@ mod tests {
         scales.iter().map(|scales| Grid::Steps { scales, block, range: [-most, most] }).collect()
     }
 
-    fn values(grids: &[Grid<'_>], codes: &Array2<u8>) -> Array2<f32> {
-        Array2::from_shape_fn(codes.dim(), |(row, column)| grids[row].value(column, codes[[row, column]]))
+    fn values(grids: &[Grid<'_>], chosen: &RowCodes) -> Array2<f32> {
+        Array2::from_shape_fn(chosen.codes.dim(), |(row, column)| {
+            let code = chosen.codes[[row, column]];
+            match (&chosen.scales, &grids[row]) {
+                (Some(scales), Grid::Steps { block, .. }) => {
+                    scales[[row, column / block]].to_f32() * f32::from(code as i8)
+                }
+                (_, grid) => grid.value(column, code),
+            }
+        })
     }
 
     /// `Σ (w - ŵ) H (w - ŵ)ᵀ`.
@@ -231,7 +303,7 @@ mod tests {
         diagonal.sort_by(f64::total_cmp);
         let median = diagonal[n / 2];
         let mut damped = moments.mapv(f64::from);
-        (0..n).for_each(|j| damped[[j, j]] += DAMPING * (damped[[j, j]] + median));
+        (0..n).for_each(|j| damped[[j, j]] += LEAST_DAMPING * (damped[[j, j]] + median));
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|a, b| moments[[*b, *b]].total_cmp(&moments[[*a, *a]]));
         let mut left = inverse(damped);
@@ -280,8 +352,8 @@ mod tests {
         for (rows, columns) in [(5, 9), (3, 40), (2, 150)] {
             let (weight, moments) = (noise(rows, columns, 3), moments(2 * columns, columns));
             let scales = vec![vec![f16::from_f32(absmax(&weight) / 20.0)]; rows];
-            let codes =
-                ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &integers(&scales, columns, 127), 0);
+            let codes = ErrorFeedback::of(moments.view(), MANY).unwrap();
+            let codes = codes.choose(weight.view(), &integers(&scales, columns, 127), 0, false).codes;
             let expected = by_the_paper(&weight, &moments, scales[0][0].to_f32());
             // f32 and f64 can round a number in the middle to different sides; what follows then differs, too
             let same = codes.iter().zip(&expected).filter(|(a, b)| a == b).count();
@@ -294,8 +366,10 @@ mod tests {
         // more rows and columns than a block has, and not a multiple of them
         let (rows, columns) = (300, 333);
         let (weight, moments) = (noise(rows, columns, 3), moments(400, columns));
-        let (feedback, rounding) =
-            (ErrorFeedback::of(moments.view()).unwrap(), ErrorFeedback { order: (0..columns).collect(), factor: None });
+        let (feedback, rounding) = (
+            ErrorFeedback::of(moments.view(), MANY).unwrap(),
+            ErrorFeedback { order: (0..columns).collect(), factor: None },
+        );
         let compare = |grids: &[Grid<'_>], most: f64| {
             let costs = [&feedback, &rounding]
                 .map(|how| cost(&weight, &values(grids, &how.codes(weight.view(), grids, 0)), &moments));
@@ -319,14 +393,44 @@ mod tests {
     }
 
     #[test]
+    fn damping_is_by_the_channels_of_a_token() {
+        assert_eq!(damping(1000, 1000), DAMPING);
+        assert_eq!(damping(500, 1000), DAMPING / 2.0);
+        assert_eq!(
+            [damping(896, 1 << 20), damping(896, 10), damping(896, 0)],
+            [LEAST_DAMPING, MOST_DAMPING, MOST_DAMPING]
+        );
+    }
+
+    /// Of few tokens, what goes together in them by chance: relied upon, it is wrong for others.
+    #[test]
+    fn few_tokens_are_relied_upon_less() {
+        let (rows, columns) = (60, 120);
+        let inputs = |tokens: usize, seed: u64| {
+            let mut inputs = noise(tokens, columns, seed).dot(&noise(columns, columns, 5));
+            inputs.scaled_add(8.0, &noise(tokens, columns, seed + 1));
+            inputs.t().dot(&inputs)
+        };
+        let (few, others) = (inputs(100, 31), inputs(4000, 57));
+        let weight = noise(rows, columns, 3);
+        let scales = scales_of_rows(&weight, 7.0);
+        let grids = integers(&scales, columns, 7);
+        let cost = |tokens| {
+            let feedback = ErrorFeedback::of(few.view(), tokens).unwrap();
+            cost(&weight, &values(&grids, &feedback.codes(weight.view(), &grids, 0)), &others)
+        };
+        assert!(cost(100) < 0.9 * cost(MANY), "{} {}", cost(100), cost(MANY));
+    }
+
+    #[test]
     fn without_moments_weights_are_rounded_as_ever() {
         let weight = noise(9, 300, 11);
         let scale = f16::from_f32(absmax(&weight) / 127.0);
-        let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view()).unwrap();
+        let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view(), MANY).unwrap();
         let codes = feedback.codes(weight.view(), &integers(&vec![vec![scale]; 9], 300, 127), 0);
         let mut expected = vec![0; weight.len()];
         quantize::quantize(weight.as_slice().unwrap(), scale.to_f32(), [-127, 127], &mut expected);
-        assert_eq!(codes.as_slice().unwrap(), expected);
+        assert_eq!(codes.codes.as_slice().unwrap(), expected);
     }
 
     #[test]
@@ -342,15 +446,16 @@ mod tests {
         weight.row_mut(3).fill(0.0);
         let scales = scales_of_rows(&weight, 7.0);
         let grids = integers(&scales, columns, 7);
-        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view()).unwrap().codes(weight.view(), &grids, 0);
-        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids, 0);
+        let rounding =
+            ErrorFeedback::of(Array2::zeros(moments.dim()).view(), MANY).unwrap().codes(weight.view(), &grids, 0);
+        let codes = ErrorFeedback::of(moments.view(), MANY).unwrap().codes(weight.view(), &grids, 0);
         // the product with the one token is what counts, and comes out almost exactly
         let costs = [&codes, &rounding].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
         for dead in [0, 7, 39] {
-            assert_eq!(codes.column(dead), rounding.column(dead), "a dead channel hears of no error");
+            assert_eq!(codes.codes.column(dead), rounding.codes.column(dead), "a dead channel hears of no error");
         }
-        assert!(codes.row(3).iter().all(|code| *code == 0));
+        assert!(codes.codes.row(3).iter().all(|code| *code == 0));
     }
 
     /// A few channels hundreds of times as large as the others: their errors are made up for in the others.
@@ -366,7 +471,7 @@ mod tests {
         let scales = scales_of_rows(&weight, 127.0);
         let grids = integers(&scales, columns, 127);
         let rounding = ErrorFeedback { order: (0..columns).collect(), factor: None };
-        let feedback = ErrorFeedback::of(moments.view()).unwrap();
+        let feedback = ErrorFeedback::of(moments.view(), MANY).unwrap();
         let [chosen, nearest] = [&feedback, &rounding].map(|how| values(&grids, &how.codes(weight.view(), &grids, 0)));
         assert!(cost(&weight, &chosen, &moments) < 0.3 * cost(&weight, &nearest, &moments));
     }
@@ -382,9 +487,9 @@ mod tests {
         weight.row_mut(2).fill(0.0);
         let palette: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
         let grids = vec![Grid::Levels { levels: &palette, scale: 1.0 }; 4];
-        let codes = ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids, 0);
-        assert!(codes.row(1).iter().all(|code| *code == 12) && codes.row(2).iter().all(|code| *code == 8));
-        let dead = ErrorFeedback::of(Array2::zeros((columns, columns)).view()).unwrap();
+        let codes = ErrorFeedback::of(moments.view(), MANY).unwrap().codes(weight.view(), &grids, 0);
+        assert!(codes.codes.row(1).iter().all(|code| *code == 12) && codes.codes.row(2).iter().all(|code| *code == 8));
+        let dead = ErrorFeedback::of(Array2::zeros((columns, columns)).view(), MANY).unwrap();
         let nearest = dead.codes(weight.view(), &grids, 0);
         let costs = [&codes, &nearest].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
@@ -403,35 +508,50 @@ mod tests {
         let nearest = |columns: usize| ErrorFeedback { order: (0..columns).collect(), factor: None };
         let whole = nearest(64).codes(weight.view(), &grids, 0);
         let part = nearest(40).codes(weight.slice_axis(Axis(1), (24..64).into()), &grids, 24);
-        assert_eq!(part, whole.slice_axis(Axis(1), (24..64).into()));
+        // scales aren't found anew where parts don't begin with blocks
+        assert_eq!((part.scales, whole.scales.map(|scales| scales.dim())), (None, Some((5, 4))));
+        assert_eq!(part.codes, whole.codes.slice_axis(Axis(1), (24..64).into()));
+        let feedback = ErrorFeedback::of(moments(80, 32).view(), MANY).unwrap();
+        let found = feedback.codes(weight.slice_axis(Axis(1), (32..64).into()), &grids, 32);
+        let own: Vec<Vec<f16>> = blocks.iter().map(|scales| scales[2..].to_vec()).collect();
+        let alone = feedback.codes(weight.slice_axis(Axis(1), (32..64).into()), &integers(&own, 16, 7), 0);
+        assert_eq!(found, alone);
     }
 
     #[test]
     fn moments_that_are_none_are_refused() {
         let mut moments = moments(20, 10);
         moments[[4, 4]] = f32::NAN;
-        let error = ErrorFeedback::of(moments.view()).err().unwrap();
+        let error = ErrorFeedback::of(moments.view(), MANY).err().unwrap();
         assert_eq!(error.to_string(), "the second moment of input channel 4 is NaN, expected a number from 0 on");
         moments[[4, 4]] = -1.0;
-        assert!(ErrorFeedback::of(moments.view()).is_err());
+        assert!(ErrorFeedback::of(moments.view(), MANY).is_err());
         moments[[4, 4]] = f32::INFINITY;
-        assert!(ErrorFeedback::of(moments.view()).is_err());
+        assert!(ErrorFeedback::of(moments.view(), MANY).is_err());
         moments[[4, 4]] = 1.0;
         moments[[9, 3]] = f32::NAN;
-        assert!(ErrorFeedback::of(moments.view()).is_err(), "off the diagonal");
+        assert!(ErrorFeedback::of(moments.view(), MANY).is_err(), "off the diagonal");
     }
 
     #[test]
     fn codes_are_the_same_from_run_to_run_and_in_parts() {
         let (weight, moments) = (noise(600, 200, 19), moments(300, 200));
         let scales = scales_of_rows(&weight, 127.0);
-        let feedback = ErrorFeedback::of(moments.view()).unwrap();
+        let feedback = ErrorFeedback::of(moments.view(), MANY).unwrap();
         let grids = integers(&scales, 200, 127);
         let whole = feedback.codes(weight.view(), &grids, 0);
-        assert_eq!(ErrorFeedback::of(moments.view()).unwrap().codes(weight.view(), &grids, 0), whole);
+        assert_eq!(ErrorFeedback::of(moments.view(), MANY).unwrap().codes(weight.view(), &grids, 0), whole);
         let part = |rows: std::ops::Range<usize>| {
             feedback.codes(weight.slice_axis(Axis(0), rows.clone().into()), &grids[rows], 0)
         };
-        assert_eq!(ndarray::concatenate![Axis(0), part(0..250), part(250..600)], whole);
+        assert_eq!(ndarray::concatenate![Axis(0), part(0..250).codes, part(250..600).codes], whole.codes);
+        let of_row = |row: ArrayView1<'_, f32>| vec![f16::from_f32(row[0].abs().max(0.5) / 5.0); 10];
+        let scales: Vec<Vec<f16>> = weight.rows().into_iter().map(of_row).collect();
+        let grids = integers(&scales, 20, 7);
+        let whole = feedback.codes(weight.view(), &grids, 0);
+        let parts = [0..250, 250..600].map(|rows| {
+            feedback.codes(weight.slice_axis(Axis(0), rows.clone().into()), &grids[rows], 0).scales.unwrap()
+        });
+        assert_eq!(ndarray::concatenate![Axis(0), parts[0], parts[1]], whole.scales.unwrap());
     }
 }

@@ -27,18 +27,22 @@
 //! | [`layout`] | the parts of a weight in each number format, and their sizes |
 //! | [`scales`] | symmetric integers with a scale for a tensor, a channel or a block |
 //! | [`palette`] | palettes for a tensor or for groups of rows |
+//! | [`clip`] | where the steps of a whole tensor end |
 //! | [`cluster`] | exact one-dimensional k-means |
 //! | [`rounding`] | which code a value becomes |
 //! | [`chosen`] | codes that were chosen before |
 //! | [`feedback`] | codes that make up for each other's errors, by the second moments of the inputs |
+//! | `descent` | codes and scales that are the best while all others stay |
 //! | [`fp16`] | half precision, for all that isn't quantized |
 //! | [`measure`] | what the conversion lost, summed the same whatever the order of reads |
 
 #![forbid(unsafe_code)]
 
 pub mod chosen;
+pub mod clip;
 pub mod cluster;
 pub mod coded;
+mod descent;
 pub mod error;
 pub mod feedback;
 pub mod fp16;
@@ -51,9 +55,10 @@ pub mod rounding;
 pub mod scales;
 
 pub use chosen::{ChosenCodes, ReadCodes};
+pub use clip::Inputs;
 pub use coded::CodedWeight;
 pub use error::QuantError;
-pub use feedback::ErrorFeedback;
+pub use feedback::{ErrorFeedback, RowCodes};
 pub use fp16::Fp16;
 pub use layout::WeightLayout;
 pub use measure::{Loss, RoundingError};

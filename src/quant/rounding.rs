@@ -37,6 +37,14 @@ impl Grid<'_> {
         }
     }
 
+    /// The scale of a block of columns, or of the row.
+    pub(crate) fn scale(&self, block: usize) -> f16 {
+        match self {
+            Grid::Steps { scales, .. } => scales[block],
+            Grid::Levels { scale, .. } => f16::from_f32(*scale),
+        }
+    }
+
     /// The number that a code stands for.
     pub fn value(&self, column: usize, code: u8) -> f32 {
         match self {

@@ -3,20 +3,22 @@
 //!
 //! The scale is the largest magnitude divided by the largest `q`, rounded to fp16 *before* values are divided by it, so
 //! that its rounding costs no accuracy. Where `q` has four bits and scales serve few values, smaller ones are tried as
-//! well, and that of least squared error is taken: the many small values gain more than the few large ones lose. With
-//! eight bits the large ones count for more than the squares say. A scale is never zero or subnormal, because hardware
-//! may flush subnormals to zero:
+//! well, and that of least squared error is taken: the many small values gain more than the few large ones lose. Their
+//! scales have a sign, by which the largest magnitude is on the side of -8. With
+//! eight bits the large ones count for more than the squares say, unless it is known how large the inputs are that they meet
+//! ([`clip`](super::clip)). A scale is never zero or subnormal, because hardware may flush subnormals to zero:
 //!
 //! - nothing but zeros gets the scale 1 (every q is 0);
 //! - a largest magnitude below `most * 2^-14` gets the smallest normal fp16, 2^-14, and fewer steps.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use half::f16;
 use rayon::prelude::*;
 
 use super::Blocks;
+use super::clip::{ColumnWeights, Inputs, Tail};
 use super::fp16::LARGEST;
 use super::layout::WeightLayout;
 use super::reader::RowReader;
@@ -36,9 +38,12 @@ pub(crate) struct BlockScales {
 }
 
 enum Known {
-    Tensor(OnceLock<TensorScale>),
+    /// How much a column counts where the scale isn't that of the largest magnitude.
+    Tensor(OnceLock<TensorScale>, Option<ColumnWeights>),
     /// Bits of fp16 by row and block; 0, which is no scale, until it is found.
     Each(Vec<AtomicU16>),
+    /// Scales that were found before.
+    Given(Vec<f16>),
 }
 
 #[derive(Clone, Copy)]
@@ -49,21 +54,31 @@ struct TensorScale {
 }
 
 impl BlockScales {
-    pub(crate) fn new(layout: &WeightLayout) -> Self {
+    /// No scales yet. `inputs` is what is known of what the columns are multiplied by.
+    pub(crate) fn new(layout: &WeightLayout, inputs: Inputs<'_>) -> Self {
         let range = if layout.dtype == DataType::Int4 { [-8, 7] } else { [-127, 127] };
         let columns = layout.columns as usize;
         let each = |count: u64| Known::Each((0..count).map(|_| AtomicU16::new(0)).collect());
+        // the least integer of four bits is one more than the others of its sign
+        let weights = |inputs| ColumnWeights::of(inputs, columns).filter(|_| range[0] == -range[1]);
         let (block, known) = match layout.granularity {
-            Granularity::PerTensor | Granularity::Group(_) => (columns, Known::Tensor(OnceLock::new())),
+            Granularity::PerTensor | Granularity::Group(_) => {
+                (columns, Known::Tensor(OnceLock::new(), weights(inputs)))
+            }
             Granularity::PerChannel => (columns, each(layout.rows)),
             Granularity::Block(block) => (block as usize, each(layout.rows * layout.columns / block)),
         };
         BlockScales { range, block: block.max(1), known }
     }
 
+    /// With scales that were found before, in the order of rows and blocks; they are as many as the layout has.
+    pub(crate) fn given(self, scales: Vec<f16>) -> Self {
+        BlockScales { known: Known::Given(scales), ..self }
+    }
+
     /// Whether all weights share one scale.
     pub(crate) fn is_one(&self) -> bool {
-        matches!(self.known, Known::Tensor(_))
+        matches!(self.known, Known::Tensor(..))
     }
 
     /// The grid of a row of those whose scales these are, as [`of_rows`](Self::of_rows) gave them.
@@ -77,12 +92,13 @@ impl BlockScales {
     /// waits for another thread here (a thread of the pool that waits could be waiting for work of its own), so two
     /// threads could both make the pass.
     pub(crate) fn prepare(&self, reader: &RowReader, blocks: Blocks) -> Result<()> {
-        let Known::Tensor(known) = &self.known else { return Ok(()) };
+        let Known::Tensor(known, weights) = &self.known else { return Ok(()) };
         if known.get().is_some() {
             return Ok(());
         }
-        let largest = largest(reader, blocks)?;
-        known.get_or_init(|| TensorScale { scale: scale_for(largest, self.range[1]), largest });
+        let (largest, tail) = largest(reader, blocks, weights.as_ref())?;
+        let end = tail.map_or(largest, |tail| tail.end(largest, self.range[1]));
+        known.get_or_init(|| TensorScale { scale: scale_for(end, self.range[1]), largest });
         Ok(())
     }
 
@@ -97,13 +113,19 @@ impl BlockScales {
     ) -> Result<f32> {
         scales.clear();
         let known = match &self.known {
-            Known::Tensor(known) => {
+            Known::Tensor(known, _) => {
                 let TensorScale { scale, largest } = known.get().copied().unwrap_or(TensorScale {
                     scale: scale_for(reader.largest(first_row, values)?, self.range[1]),
                     largest: 0.0,
                 });
                 scales.push(scale);
                 return Ok(largest);
+            }
+            Known::Given(given) => {
+                let of_row = reader.columns() / self.block;
+                let first = first_row as usize * of_row;
+                scales.extend_from_slice(&given[first..first + values.len() / self.block]);
+                return reader.largest(first_row, values);
             }
             Known::Each(known) => known,
         };
@@ -128,10 +150,15 @@ impl BlockScales {
     pub(crate) fn read(&self, reader: &RowReader, blocks: Blocks, first: usize, out: &mut [u8]) -> Result<()> {
         self.prepare(reader, blocks)?;
         let known = match &self.known {
-            Known::Tensor(known) => {
+            Known::Tensor(known, _) => {
                 if let (Some(known), [_, ..]) = (known.get(), &*out) {
                     out.copy_from_slice(&known.scale.to_le_bytes());
                 }
+                return Ok(());
+            }
+            Known::Given(given) => {
+                let bytes = given[first..].iter().flat_map(|scale| scale.to_le_bytes());
+                out.iter_mut().zip(bytes).for_each(|(out, byte)| *out = byte);
                 return Ok(());
             }
             Known::Each(known) => known,
@@ -157,29 +184,44 @@ impl BlockScales {
     }
 }
 
-/// The largest magnitude of a weight, which is released.
-fn largest(reader: &RowReader, blocks: Blocks) -> Result<f32> {
-    let largest = (0..blocks.count())
-        .into_par_iter()
-        .map_init(Vec::new, |values, block| {
+/// The largest magnitude of a weight, which is released, and what is near it, if columns have weights.
+fn largest(reader: &RowReader, blocks: Blocks, weights: Option<&ColumnWeights>) -> Result<(f32, Option<Tail>)> {
+    let most = AtomicU32::new(0);
+    let tails = Mutex::new(weights.map(Tail::new));
+    (0..blocks.count()).into_par_iter().try_for_each_init(
+        || (Vec::new(), Vec::new()),
+        |(values, found), block| {
             reader.load(blocks.rows(block), values)?;
-            reader.largest(blocks.rows(block).start, values)
-        })
-        .try_reduce(|| 0.0, |a, b| Ok(a.max(b)))?;
+            let own = reader.largest(blocks.rows(block).start, values)?.to_bits();
+            // magnitudes are ordered as their bits are
+            let most = f32::from_bits(most.fetch_max(own, Ordering::Relaxed).max(own));
+            if let Some(weights) = weights {
+                found.clear();
+                weights.near(values, most, found);
+                let mut tails = tails.lock().unwrap_or_else(PoisonError::into_inner);
+                tails.iter_mut().for_each(|tail| tail.add(values.len(), found));
+            }
+            Ok::<_, anec_base::Error>(())
+        },
+    )?;
     reader.weight.release(0..reader.weight.elements());
-    Ok(largest)
+    Ok((f32::from_bits(most.into_inner()), tails.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// Of the scales with which the largest magnitude is from `most` to `most` + 3 steps, that of the least squared error.
+/// Of the scales with which the largest magnitude is from `most` to `most` + 3 steps, that of the least squared error. It
+/// is negative where the largest magnitude is that of a positive number, which so becomes a negative integer: of those there
+/// is one more.
 fn scale_of_least_error(values: &[f32], range: [i8; 2], codes: &mut [u8]) -> f16 {
     let largest = quantize::largest_magnitude(values);
-    let plain = scale_for(largest, range[1]);
-    let error = |scale: f16, codes: &mut [u8]| quantize::quantize(values, scale.to_f32(), range, codes).0.error;
-    let mut best = (error(plain, codes), plain);
-    for quarters in 1..=12u8 {
+    if largest == 0.0 {
+        return f16::ONE;
+    }
+    let sign = if values.contains(&largest) { -f16::ONE } else { f16::ONE };
+    let mut best = (f64::INFINITY, sign);
+    for quarters in 0..=12u8 {
         let steps = f32::from(range[1]) + f32::from(quarters) / 4.0;
-        let scale = f16::from_f32(largest.min(LARGEST) / steps).max(f16::MIN_POSITIVE);
-        let own = error(scale, codes);
+        let scale = sign * f16::from_f32(largest.min(LARGEST) / steps).max(f16::MIN_POSITIVE);
+        let own = quantize::quantize(values, scale.to_f32(), range, codes).0.error;
         if own < best.0 {
             best = (own, scale);
         }
@@ -211,12 +253,26 @@ mod tests {
         values[3] = 1.3;
         let chosen = scale_of_least_error(&values, [-8, 7], &mut codes);
         let plain = scale_for(1.3, 7);
-        assert!(chosen < plain && error(&values, chosen) < 0.9 * error(&values, plain));
+        assert!(-chosen < plain && error(&values, chosen) < 0.9 * error(&values, plain));
         // multiples of a scale, the largest of them -8 times it: nothing is lost
         let exact: Vec<f32> = (0..32).map(|i| 0.25 * (i % 16 - 8) as f32).collect();
         assert_eq!(scale_of_least_error(&exact, [-8, 7], &mut codes), f16::from_f32(0.25));
         assert_eq!(error(&exact, f16::from_f32(0.25)), 0.0);
         assert_eq!(scale_of_least_error(&[0.0; 32], [-8, 7], &mut codes), f16::ONE);
-        assert_eq!(scale_of_least_error(&[1e-7; 32], [-8, 7], &mut codes), f16::MIN_POSITIVE);
+        assert_eq!(scale_of_least_error(&[1e-7; 32], [-8, 7], &mut codes), -f16::MIN_POSITIVE);
+        assert_eq!(scale_of_least_error(&[-1e-7; 32], [-8, 7], &mut codes), f16::MIN_POSITIVE);
+    }
+
+    /// There are eight steps on one side and seven on the other: the largest magnitude gets the eight, whatever its sign.
+    #[test]
+    fn the_largest_magnitude_of_four_bits_is_a_negative_integer() {
+        let mut codes = vec![0; 32];
+        for sign in [0.25, -0.25] {
+            let values: Vec<f32> = (0..32).map(|i| sign * (i % 16 - 8) as f32).collect();
+            let scale = scale_of_least_error(&values, [-8, 7], &mut codes);
+            assert_eq!(scale.to_f32(), sign);
+            assert_eq!(quantize::quantize(&values, scale.to_f32(), [-8, 7], &mut codes).0.error, 0.0);
+            assert_eq!(codes[0] as i8, -8);
+        }
     }
 }

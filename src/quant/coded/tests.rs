@@ -255,8 +255,11 @@ fn codes_can_be_chosen_by_another() {
             for (i, (value, code)) in values.iter().zip(codes).enumerate() {
                 let (grid, column) = (&grids[i / columns], i % columns);
                 *code = grid.nearest(column, *value);
-                if grid.value(column, *code) > *value && *code != 0x81 && *code != 0xf9 {
-                    let lower = code.wrapping_sub(1);
+                // steps of a negative scale go down
+                let down = matches!(grid, Grid::Steps { .. }) && grid.value(column, 1) < 0.0;
+                let last: &[u8] = if down { &[7] } else { &[0x81, 0xf8, 0xf9] };
+                if grid.value(column, *code) > *value && !last.contains(code) {
+                    let lower = if down { code.wrapping_add(1) } else { code.wrapping_sub(1) };
                     *code = if matches!(grid, Grid::Levels { .. }) && *code == 0 { 0 } else { lower };
                 }
             }
@@ -290,16 +293,16 @@ fn levels_go_where_the_inputs_are_large() {
     let moments: Vec<f32> = (0..64).map(|column| if massive(column) { 1e6 } else { 1.0 }).collect();
     for (granularity, row_scale) in [(Granularity::PerTensor, false), (Granularity::Group(16), false)] {
         let format = format(WeightFormat::Palette4, granularity, row_scale);
-        let make = |moments| CodedWeight::with_moments(weight(64, 64, values), format, Overflow::Error, None, moments);
+        let make = |inputs| CodedWeight::with_inputs(weight(64, 64, values), format, Overflow::Error, None, inputs);
         let error = |coded: &Arc<CodedWeight>| {
             let expanded = expanded(coded);
             (0..64).map(|r| (expanded[r * 64 + 7] - values(r as u64, 7)).powi(2)).sum::<f32>()
         };
-        let (alike, weighed) = (make(None), make(Some(&moments)));
+        let (alike, weighed) = (make(Inputs::Unknown), make(Inputs::Moments(&moments)));
         assert!(error(&weighed) < 0.1 * error(&alike), "{} {}", error(&weighed), error(&alike));
         // of other columns than these, or of none that are alive, nothing is known
         for moments in [&moments[1..], &[0.0; 64]] {
-            assert_eq!(halves(make(Some(moments)).palette()), halves(alike.palette()));
+            assert_eq!(halves(make(Inputs::Moments(moments)).palette()), halves(alike.palette()));
         }
     }
 }

@@ -256,6 +256,19 @@ impl SourceWeight {
         Ok(SourceWeight { node: Arc::new(node), shape: self.shape.clone() })
     }
 
+    /// Whether all of its rows were multiplied by a square matrix, of whatever else they are made: what they are multiplied by next is a
+    /// mixture of channels.
+    pub fn is_rotated(&self) -> bool {
+        use super::Node;
+        match &*self.node {
+            Node::Times { .. } => true,
+            Node::ByRow { of, columns, .. } => *columns == of.columns() && of.is_rotated(),
+            Node::Slice { of, .. } | Node::Reordered { of, .. } => of.columns() == self.columns() && of.is_rotated(),
+            Node::Concatenation(parts) => parts.iter().all(SourceWeight::is_rotated),
+            _ => false,
+        }
+    }
+
     /// `Q^T W`: every column of a matrix times a square matrix. It is held in memory while it is read.
     ///
     /// # Errors

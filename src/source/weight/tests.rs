@@ -277,6 +277,13 @@ fn a_square_matrix_multiplies_rows_and_columns() {
     assert_eq!(all(&columns.columns_range(1..2).unwrap()), [3.0, 5.0]);
     let scaled = columns.multiply_rows(&SourceWeight::from_values("s", &[3], vec![1.0, 2.0, 3.0]).unwrap()).unwrap();
     assert_eq!(all(&scaled.columns_range(1..3).unwrap()), [6.0, -3.0, 10.0, -3.0]);
+    // rows stay rotated in any order and of any size, parts of them aren't
+    let halves = SourceWeight::from_values("s", &[3], vec![0.5; 3]).unwrap();
+    let reordered = rows.scale_rows(&halves).unwrap().reorder(RowOrder::Explicit([2, 0].into()));
+    assert!(rows.is_rotated() && rows.slice(1..3).unwrap().is_rotated() && reordered.is_ok_and(|w| w.is_rotated()));
+    assert!(SourceWeight::concatenate(vec![rows.clone(), rows.clone()]).unwrap().is_rotated());
+    assert!(!SourceWeight::concatenate(vec![rows.clone(), values(&[0.0; 6])]).unwrap().is_rotated());
+    assert!(!columns.is_rotated() && !wide.is_rotated() && !rows.columns_range(1..2).unwrap().is_rotated());
     assert!(wide.times(&two).is_err() && values(&[0.0; 6]).transposed_times(&two).is_err());
     let keys = [rows.key(), columns.key(), wide.key(), wide.transpose().unwrap().times(&two).unwrap().key()];
     assert_eq!(keys.iter().collect::<std::collections::HashSet<_>>().len(), 4, "{keys:?}");

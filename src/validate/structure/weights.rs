@@ -13,9 +13,13 @@ pub(super) fn unusable(program: &Program) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for function in &program.functions {
         for op in function.ops().filter(|op| op.is_constexpr()) {
+            // four bits reach one further down than up, and a sign turns them round
+            let signed = constants(op).any(|(name, constant)| name == "data" && constant.ty.dtype == DataType::Int4);
             for (parameter, constant) in constants(op) {
+                let size = |scale: f32| if signed { scale.abs() } else { scale };
+                let normal = |scale: f32| scale.is_finite() && size(scale) >= f16::MIN_POSITIVE.to_f32();
                 let problem = match parameter {
-                    "scale" => first_wrong(constant, |scale| scale.is_finite() && scale >= f16::MIN_POSITIVE.to_f32())?,
+                    "scale" => first_wrong(constant, normal)?,
                     "lut" => first_wrong(constant, f32::is_finite)?,
                     _ => None,
                 };
@@ -61,7 +65,7 @@ mod tests {
 
     #[test]
     fn scales_and_palettes_that_are_no_numbers_are_found() {
-        let found = |values: [f32; 2], palette: bool| {
+        let of = |values: [f32; 2], palette: bool, integers: DataType| {
             let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
             let x = ops.input("x", TensorType::new(DataType::Fp16, [2u64, 2]));
             let numbers = |shape: &[u64]| Constant::fp16_tensor(shape, &values);
@@ -70,13 +74,19 @@ mod tests {
                 let parts = [("indices", literal(DataType::Uint1, &[6])), ("lut", numbers(&[1, 1, 2, 1]))];
                 ops.op("constexpr_lut_to_dense", "w", parts)
             } else {
-                let parts = [("data", literal(DataType::Int8, &[1, 2, 3, 4])), ("scale", numbers(&[2, 1]))];
+                let bytes: &[u8] = if integers == DataType::Int4 { &[0x21, 0x43] } else { &[1, 2, 3, 4] };
+                let parts = [("data", literal(integers, bytes)), ("scale", numbers(&[2, 1]))];
                 ops.op("constexpr_blockwise_shift_scale", "w", parts)
             };
             let y = ops.add(x, w);
             ops.output("y", y);
             unusable(&Program::single(ops.finish().unwrap())).unwrap()
         };
+        let found = |values, palette| of(values, palette, DataType::Int8);
+        assert!(of([1.0, -0.5], false, DataType::Int4).is_empty());
+        for wrong in [0.0, -1e-6, f32::NAN, f32::NEG_INFINITY] {
+            assert_eq!(of([1.0, wrong], false, DataType::Int4).len(), 1, "{wrong}");
+        }
         assert!(found([1.0, 0.5], false).is_empty() && found([0.0, -3.0], true).is_empty());
         for wrong in [0.0, -1.0, 1e-6, f32::NAN, f32::INFINITY] {
             let problems = found([1.0, wrong], false);
