@@ -94,7 +94,7 @@ impl PlanArgs {
         for package in &plan.packages {
             // the graphs are built, their weights are not read
             let mut emitter = Emitter::new(&manifest.quant);
-            let (program, _) = build_package(&*opened.model, &plan.form, package, &mut emitter)?;
+            let (program, _) = build_package(&*opened.model, &plan.form, package, None, &mut emitter)?;
             let name = format!("{}.mlpackage", package.name);
             findings.extend(forecast(&name, &program, package.weight_bytes, targets));
         }

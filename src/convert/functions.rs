@@ -5,11 +5,11 @@ use super::error::ConvertError;
 use super::plan::PackagePlan;
 use anec_base::Result;
 use anec_bundle::FunctionEntry;
-use anec_family::{FamilyModel, LoweringOptions};
+use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec_mil::Program;
 use anec_mil::verify::verify;
 
-/// Builds and checks the functions of one package.
+/// Builds and checks the functions of one package; `draft` are those that the layer that drafts has in it, behind the model's.
 ///
 /// # Errors
 /// When a weight can't be emitted, or the graph breaks Core ML's rules.
@@ -17,12 +17,15 @@ pub fn build_package(
     model: &dyn FamilyModel,
     form: &LoweringOptions,
     plan: &PackagePlan,
+    draft: Option<(&dyn FamilyModel, &[FunctionRequest])>,
     emitter: &mut Emitter<'_>,
 ) -> Result<(Program, Vec<FunctionEntry>)> {
     let package = format!("{}.mlpackage", plan.name);
     let mut functions = Vec::new();
     let mut entries = Vec::new();
-    for request in &plan.functions {
+    let own = plan.functions.iter().map(|request| (model, request));
+    let draft = draft.into_iter().flat_map(|(model, requests)| requests.iter().map(move |request| (model, request)));
+    for (model, request) in own.chain(draft) {
         let graph = model.build(form, request, emitter)?;
         emitter.name_after(&graph.function);
         entries.push(FunctionEntry {
