@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BundleError, DraftFunctions, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, OLDEST_VERSION,
-    PackageEntry, SCHEMA_VERSION, SourceFacts,
+    BundleError, DraftFunctions, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts,
+    OLDEST_VERSION, PackageEntry, SCHEMA_VERSION, SourceFacts,
 };
 use anec_base::{ContentDigest, FileError};
 use anec_manifest::{Manifest, Transform};

@@ -32,6 +32,11 @@ impl Bundle {
         })
     }
 
+    /// Whether a function is the drafting layer's.
+    pub fn drafts(&self, entry: &FunctionEntry) -> bool {
+        self.draft.as_ref().is_some_and(|draft| draft.functions.contains(entry))
+    }
+
     /// The functions of every package: the model's, then those of the layer that drafts.
     pub fn all_functions(&self) -> impl Iterator<Item = &FunctionEntry> {
         self.functions.iter().chain(self.draft.iter().flat_map(|draft| &draft.functions))

@@ -9,11 +9,24 @@ use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec_mil::Program;
 use anec_mil::verify::verify;
 
-/// Builds and checks the functions of one package; `draft` are those that the layer that drafts has in it, behind the model's.
+/// Builds and checks the functions of one package.
 ///
 /// # Errors
 /// When a weight can't be emitted, or the graph breaks Core ML's rules.
 pub fn build_package(
+    model: &dyn FamilyModel,
+    form: &LoweringOptions,
+    plan: &PackagePlan,
+    emitter: &mut Emitter<'_>,
+) -> Result<(Program, Vec<FunctionEntry>)> {
+    build_shared_package(model, form, plan, None, emitter)
+}
+
+/// As [`build_package`]; `draft` is the layer that drafts and its functions in the package, which stand behind the model's.
+///
+/// # Errors
+/// As [`build_package`].
+pub fn build_shared_package(
     model: &dyn FamilyModel,
     form: &LoweringOptions,
     plan: &PackagePlan,

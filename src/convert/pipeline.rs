@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::compile::Compiler;
 use super::emit::Emitter;
 use super::error::ConvertError;
-use super::functions::build_package;
+use super::functions::build_shared_package;
 use super::open::{Opened, open_observed, resolve};
 use super::output::{self, Existing};
 use super::plan::{ConvertPlan, PackagePlan};
@@ -22,8 +22,8 @@ use anec_base::progress::Progress;
 use anec_base::resources;
 use anec_bundle::Stage;
 use anec_bundle::{
-    Bundle, Classification, DraftFunctions, FileDigest, FunctionEntry, HostFacts, ModelFacts, PackageEntry, Pooling, ProjectionActivation, Task,
-    TextEmbedding,
+    Bundle, Classification, DraftFunctions, FileDigest, FunctionEntry, HostFacts, ModelFacts, PackageEntry, Pooling,
+    ProjectionActivation, Task, TextEmbedding,
 };
 use anec_family::{FamilyFacts, FamilyModel, FunctionRequest, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
@@ -189,9 +189,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
         source: digests?,
         packages: entries,
         functions: of_model,
-        draft: plan.draft.is_some().then(|| DraftFunctions {
-            functions: of_draft,
-        }),
+        draft: plan.draft.is_some().then(|| DraftFunctions { functions: of_draft }),
         host: host_facts,
         tokenizer: text.files,
         tokenizer_files: text.digests,
@@ -314,9 +312,11 @@ impl Run<'_> {
         let mut heads = Vec::new();
         for (plan, finished) in self.packages().zip(packages) {
             let own = plan.functions.len().min(finished.functions.len());
-            let of_draft = self.plan.draft.as_ref().is_some_and(|draft| {
-                draft.packages.iter().any(|package| package.name == plan.name)
-            });
+            let of_draft = self
+                .plan
+                .draft
+                .as_ref()
+                .is_some_and(|draft| draft.packages.iter().any(|package| package.name == plan.name));
             divided[usize::from(of_draft)].extend_from_slice(&finished.functions[..own]);
             heads.extend_from_slice(&finished.functions[own..]);
         }
@@ -411,7 +411,7 @@ impl Run<'_> {
         let package = format!("{}.mlpackage", plan.name);
         let mut emitter = Emitter::new(&self.manifest.quant).chosen(self.chosen);
         let (model, draft) = self.models_of(plan);
-        let (program, functions) = build_package(model, &self.plan.form, plan, draft, &mut emitter)?;
+        let (program, functions) = build_shared_package(model, &self.plan.form, plan, draft, &mut emitter)?;
         let progress = |step| match step {
             anec_package::WriteProgress::Prepared(_) => {}
             anec_package::WriteProgress::Written(bytes) => self.progress.add(bytes),

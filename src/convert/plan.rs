@@ -47,7 +47,8 @@ impl DraftPlan {
         let of_head = packages.split_off(packages.len() - heads.len());
         packages.iter_mut().for_each(|package| package.name = format!("draft_{}", package.name));
         let functions = |package: PackagePlan| {
-            let named = |request: FunctionRequest| FunctionRequest { name: format!("draft_{}", request.name), ..request };
+            let named =
+                |request: FunctionRequest| FunctionRequest { name: format!("draft_{}", request.name), ..request };
             package.functions.into_iter().map(named).collect()
         };
         let names = heads.iter().map(|package| package.name.clone());

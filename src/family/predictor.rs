@@ -65,8 +65,7 @@ pub fn open(of: &Decoder, row: &'static super::table::DecoderFamily, ledger: &mu
         own_norm: named("own_norm", own_norm.clone()),
     };
     let layers = vec![tensors.layer(0)?];
-    let facts =
-        FamilyFacts { num_layers: 1, recurrent: false, config: serde_json::Value::Null, ..of.facts.clone() };
+    let facts = FamilyFacts { num_layers: 1, recurrent: false, config: serde_json::Value::Null, ..of.facts.clone() };
     Ok(Decoder {
         config,
         facts,

@@ -204,11 +204,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
     if config["tie_word_embeddings"] == false {
         shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
     }
-    // a layer that guesses the token after the next, which is ignored
-    if config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0) {
+    // a layer that guesses the token after the next
+    let predicts = config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0);
+    if predicts {
         shapes.push(("mtp.fc.weight".to_owned(), vec![hidden, 2 * hidden]));
-        if width > 0 {
-            shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
+        for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+            shapes.push((format!("mtp.{name}.weight"), vec![hidden]));
         }
     }
     if family == "gemma4_text" && number("hidden_size_per_layer_input")? > 0 {
@@ -218,8 +219,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         let width = vec![number("hidden_size_per_layer_input")?];
         shapes.push((format!("{prefix}per_layer_projection_norm.weight"), width));
     }
-    for layer in 0..number("num_hidden_layers")? {
-        let named = config["layer_types"][layer as usize].as_str();
+    let own = (0..number("num_hidden_layers")?).map(|layer| (prefix, layer));
+    for (prefix, layer) in own.chain(predicts.then_some(("mtp.", 0))) {
+        let named = match prefix {
+            "mtp." => Some("full_attention"),
+            _ => config["layer_types"][layer as usize].as_str(),
+        };
         let kind = match config["full_attention_interval"].as_u64() {
             Some(interval) if named.is_none() && (layer + 1) % interval != 0 => Some("linear_attention"),
             _ => named,

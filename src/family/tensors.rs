@@ -79,11 +79,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
     }
 
     /// The weights of the layer that guesses the token after the next.
-    pub fn of_predictor(
-        ledger: &'a mut Ledger<'b>,
-        family: &'static DecoderFamily,
-        config: &'a DecoderConfig,
-    ) -> Self {
+    pub fn of_predictor(ledger: &'a mut Ledger<'b>, family: &'static DecoderFamily, config: &'a DecoderConfig) -> Self {
         Tensors { ledger, naming: Naming::HuggingFace, family, config, prefix: "mtp." }
     }
 

@@ -45,8 +45,8 @@ pub use adapters::AdapterEntry;
 pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
 pub use form::{
-    ActivationForm, AttentionForm, DraftLayer, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm,
-    StateForm, Target,
+    ActivationForm, AttentionForm, DraftLayer, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm,
+    RopeForm, StateForm, Target,
 };
 pub use gates::{Gates, ParityGate, ResidencyGate};
 pub use load::{schema, without_folders};

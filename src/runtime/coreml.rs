@@ -115,7 +115,9 @@ impl<E: Engine> CoreMlBackend<E> {
         check_limit(bundle, memory)?;
         let (engine, bundle, folder, cache) = (engine.clone(), bundle.clone(), folder.clone(), cache.clone());
         let loaded = FunctionPool::new(memory);
-        Ok(CoreMlBackend { shared: Arc::new(Shared { engine, bundle, siblings, folder, units: *units, cache, loaded }) })
+        Ok(CoreMlBackend {
+            shared: Arc::new(Shared { engine, bundle, siblings, folder, units: *units, cache, loaded }),
+        })
     }
 }
 

@@ -122,7 +122,8 @@ impl PackageStore {
                 }
             }
         }
-        Ok(compile(&function, ExecOptions { precision }, &self.packages.weights).map_err(|error| signature.failed(error))?)
+        Ok(compile(&function, ExecOptions { precision }, &self.packages.weights)
+            .map_err(|error| signature.failed(error))?)
     }
 }
 
