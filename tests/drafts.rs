@@ -93,7 +93,7 @@ fn the_layer_computes_what_transformers_modules_compute() {
         let given = model.start(count as u64).unwrap().forward(text, &ask(Chunking::Largest)).unwrap();
         let hidden = given.hidden.last().unwrap();
         assert!(least_cosine(hidden, &golden.hidden, width) > 0.99999, "{name}");
-        for chunking in [Chunking::Largest, Chunking::Pattern(vec![1]), Chunking::Pattern(vec![3, 1, 4])] {
+        for chunking in [Chunking::Largest, Chunking::Pattern(vec![1]), Chunking::Pattern(vec![4, 1, 4, 1, 1])] {
             let ask = ask(chunking);
             let mut session = layer.start(64).unwrap();
             let previous = PreviousHidden { rows: hidden, drafted: false };
@@ -138,6 +138,25 @@ impl View for &Values {
     }
 }
 
+/// The tensors of a fixture.
+fn tensors(name: &str) -> BTreeMap<String, Values> {
+    let bytes = std::fs::read(fixture(name).join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let half = |pair: &[u8]| half::f16::from_le_bytes([pair[0], pair[1]]).to_f32();
+    let values = |name: &str| {
+        let view = tensors.tensor(name).unwrap();
+        let values = match view.dtype() {
+            Dtype::F16 => view.data().chunks_exact(2).map(half).collect(),
+            Dtype::F32 => {
+                view.data().chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
+            }
+            other => panic!("{name} holds {other:?}"),
+        };
+        Values(view.shape().to_vec(), values)
+    };
+    tensors.names().into_iter().map(|name| (name.to_owned(), values(name))).collect()
+}
+
 /// A model whose layers add nothing, so that the next token depends on the last alone, and whose layer that drafts passes the
 /// embedding on: it guesses right.
 fn twins() -> &'static Arc<LoadedModel> {
@@ -145,14 +164,8 @@ fn twins() -> &'static Arc<LoadedModel> {
     MODEL.get_or_init(|| {
         let (folder, vocabulary, width) = (room().join("twins"), 379, 24);
         std::fs::create_dir_all(&folder).unwrap();
-        let bytes = std::fs::read(fixture("qwen3_5-default/model.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let halves = |data: &[u8]| -> Vec<f32> {
-            data.chunks_exact(2).map(|pair| half::f16::from_le_bytes([pair[0], pair[1]]).to_f32()).collect()
-        };
-        let changed = |name: &str| -> Values {
-            let view = tensors.tensor(name).unwrap();
-            let (shape, count) = (view.shape().to_vec(), view.shape().iter().product::<usize>());
+        let changed = |name: &str, Values(shape, values): Values| -> Values {
+            let count = values.len();
             let adds = ["o_proj.weight", "out_proj.weight", "down_proj.weight"].iter().any(|end| name.ends_with(end));
             // the gains of these are 1 and the weight
             let plain = ["model.norm.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight"].contains(&name);
@@ -170,14 +183,12 @@ fn twins() -> &'static Arc<LoadedModel> {
                     Values(shape, (0..count).map(one).collect())
                 }
                 _ if adds || plain => Values(shape, vec![0.0; count]),
-                _ if view.dtype() == Dtype::F16 => Values(shape, halves(view.data())),
-                _ => Values(
-                    shape,
-                    view.data().chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect(),
-                ),
+                _ => Values(shape, values),
             }
         };
-        let tensors: BTreeMap<&str, Values> = tensors.names().into_iter().map(|name| (name, changed(name))).collect();
+        let tensors = tensors("qwen3_5-default").into_iter();
+        let tensors: BTreeMap<String, Values> =
+            tensors.map(|(name, values)| (name.clone(), changed(&name, values))).collect();
         safetensors::serialize_to_file(&tensors, None, &folder.join("model.safetensors")).unwrap();
         let mut config = folder::json(&fixture("qwen3_5-default/config.json"));
         (config["vocab_size"], config["eos_token_id"]) = (json!(vocabulary), json!(368));
@@ -192,6 +203,47 @@ fn twins() -> &'static Arc<LoadedModel> {
 fn random() -> &'static Arc<LoadedModel> {
     static MODEL: OnceLock<Arc<LoadedModel>> = OnceLock::new();
     MODEL.get_or_init(|| converted(&fixture("qwen3_5-default"), "random", &[]))
+}
+
+/// A layer with experts: a copy of the model's last one, which is given the embedding and the hidden state in equal parts.
+#[test]
+fn a_layer_with_experts_is_the_same_in_every_form() {
+    for name in ["qwen3_5_moe-default", "qwen3_next-default"] {
+        let (folder, width) = (room().join(name), 24);
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut tensors = tensors(name);
+        let of_layer = tensors.iter().filter_map(|(name, Values(shape, values))| {
+            let rest = name.strip_prefix("model.layers.3.")?;
+            Some((format!("mtp.layers.0.{rest}"), Values(shape.clone(), values.clone())))
+        });
+        let of_layer: Vec<_> = of_layer.collect();
+        assert!(of_layer.iter().any(|(name, _)| name.contains("experts")) && of_layer.len() > 9);
+        tensors.extend(of_layer);
+        for norm in ["norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
+            tensors.insert(format!("mtp.{norm}.weight"), Values(vec![width], vec![0.0; width]));
+        }
+        let half = |at: usize| if at / (2 * width) == at % width { 0.5 } else { 0.0 };
+        let join = Values(vec![width, 2 * width], (0..2 * width * width).map(half).collect());
+        tensors.insert("mtp.fc.weight".into(), join);
+        safetensors::serialize_to_file(&tensors, None, &folder.join("model.safetensors")).unwrap();
+        std::fs::copy(fixture(name).join("config.json"), folder.join("config.json")).unwrap();
+        let mut first: Option<Vec<f32>> = None;
+        for form in ["packed", "split", "routed"] {
+            let model = converted(&folder, &format!("{name}-{form}"), &[&format!("experts={form}")]);
+            let layer = model.draft_layer().unwrap().unwrap();
+            let hidden: Vec<f32> = (0..PROMPT.len() * width).map(|at| ((at * 37 % 101) as f32 - 50.0) / 30.0).collect();
+            let previous = PreviousHidden { rows: &hidden, drafted: false };
+            let ask = ForwardOptions::all(Chunking::Largest);
+            let logits = layer.start(64).unwrap().forward_behind(previous, &PROMPT, &ask).unwrap().logits;
+            let vocabulary = logits.len() / PROMPT.len();
+            let cosine = least_cosine(&logits, first.get_or_insert_with(|| logits.clone()), vocabulary);
+            assert!(cosine > 0.99999, "{name}, {form}: {cosine}");
+            let plain = request(&PROMPT, 20, Sampling::default());
+            let found = start(&model, &plain, 3).run().unwrap();
+            assert_eq!(found.ids, plain.start(&model).unwrap().run().unwrap().ids);
+            assert!(found.speculation.drafted > 0);
+        }
+    }
 }
 
 fn request(prompt: &[u32], max_tokens: usize, sampling: Sampling) -> GenerationRequest {
@@ -314,7 +366,7 @@ fn texts_with_and_without_drafts_are_written_side_by_side() {
     let mut texts = vec![start(model, &asked[0], 3), asked[1].clone().start(model).unwrap()];
     while texts.iter().any(|text| text.output().ids.len() < 20) {
         Generation::compute_together(&mut texts);
-        texts.iter_mut().for_each(|text| drop(text.step().unwrap()));
+        texts.iter_mut().for_each(|text| assert!(text.step().is_ok()));
     }
     let found: Vec<Vec<u32>> = texts.iter().map(|text| text.output().ids).collect();
     assert_eq!(found, expected);
@@ -371,7 +423,8 @@ fn what_is_said_of_a_bundle_names_it() {
     let (code, stdout, stderr) = run(&["inspect", bundle]);
     assert_eq!(code, 0, "{stderr}");
     assert!(stdout.contains("draft_layers_0_1.mlpackage") && stdout.contains("layer that drafts"), "{stdout}");
-    let (_, stdout, _) = run(&["validate", bundle, "--json"]);
+    let (code, stdout, stderr) = run(&["validate", bundle, "--structure", "--json", "-"]);
+    assert_eq!(code, 0, "{stderr}");
     let report: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     let gates = report["gates"].as_array().unwrap();
     let structure = gates.iter().find(|gate| gate["gate"] == "structure").unwrap();

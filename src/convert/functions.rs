@@ -9,6 +9,15 @@ use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec_mil::Program;
 use anec_mil::verify::verify;
 
+/// Functions of the layer that drafts in a package of the model's.
+#[derive(Clone, Copy)]
+pub struct DraftRequests<'a> {
+    /// The layer, as a model.
+    pub model: &'a dyn FamilyModel,
+    /// The functions.
+    pub requests: &'a [FunctionRequest],
+}
+
 /// Builds and checks the functions of one package.
 ///
 /// # Errors
@@ -22,7 +31,7 @@ pub fn build_package(
     build_shared_package(model, form, plan, None, emitter)
 }
 
-/// As [`build_package`]; `draft` is the layer that drafts and its functions in the package, which stand behind the model's.
+/// As [`build_package`]; the functions of the layer that drafts stand behind the model's.
 ///
 /// # Errors
 /// As [`build_package`].
@@ -30,14 +39,14 @@ pub fn build_shared_package(
     model: &dyn FamilyModel,
     form: &LoweringOptions,
     plan: &PackagePlan,
-    draft: Option<(&dyn FamilyModel, &[FunctionRequest])>,
+    draft: Option<DraftRequests<'_>>,
     emitter: &mut Emitter<'_>,
 ) -> Result<(Program, Vec<FunctionEntry>)> {
     let package = format!("{}.mlpackage", plan.name);
     let mut functions = Vec::new();
     let mut entries = Vec::new();
     let own = plan.functions.iter().map(|request| (model, request));
-    let draft = draft.into_iter().flat_map(|(model, requests)| requests.iter().map(move |request| (model, request)));
+    let draft = draft.into_iter().flat_map(|draft| draft.requests.iter().map(move |request| (draft.model, request)));
     for (model, request) in own.chain(draft) {
         let graph = model.build(form, request, emitter)?;
         emitter.name_after(&graph.function);

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::compile::Compiler;
 use super::emit::Emitter;
 use super::error::ConvertError;
-use super::functions::build_shared_package;
+use super::functions::{DraftRequests, build_shared_package};
 use super::open::{Opened, open_observed, resolve};
 use super::output::{self, Existing};
 use super::plan::{ConvertPlan, PackagePlan};
@@ -25,7 +25,7 @@ use anec_bundle::{
     Bundle, Classification, DraftFunctions, FileDigest, FunctionEntry, HostFacts, ModelFacts, PackageEntry, Pooling,
     ProjectionActivation, Task, TextEmbedding,
 };
-use anec_family::{FamilyFacts, FamilyModel, FunctionRequest, HostProjection, HostTensors, Purpose};
+use anec_family::{FamilyFacts, FamilyModel, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_package::WriteOptions;
 use anec_quant::ChosenCodes;
@@ -189,7 +189,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
         source: digests?,
         packages: entries,
         functions: of_model,
-        draft: plan.draft.is_some().then(|| DraftFunctions { functions: of_draft }),
+        draft: plan.draft.is_some().then_some(DraftFunctions { functions: of_draft }),
         host: host_facts,
         tokenizer: text.files,
         tokenizer_files: text.digests,
@@ -297,10 +297,10 @@ impl Run<'_> {
     }
 
     /// The model whose layers a package holds, and the functions of the layer that drafts in it, if it has some among others.
-    fn models_of(&self, plan: &PackagePlan) -> (&dyn FamilyModel, Option<(&dyn FamilyModel, &[FunctionRequest])>) {
+    fn models_of(&self, plan: &PackagePlan) -> (&dyn FamilyModel, Option<DraftRequests<'_>>) {
         let (Some(planned), Some(draft)) = (&self.plan.draft, self.model.draft()) else { return (self.model, None) };
         match planned.heads.get(&plan.name) {
-            Some(requests) => (self.model, Some((draft, requests))),
+            Some(requests) => (self.model, Some(DraftRequests { model: draft, requests })),
             None if planned.packages.iter().any(|package| package.name == plan.name) => (draft, None),
             None => (self.model, None),
         }

@@ -205,7 +205,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
     }
     // a layer that guesses the token after the next
-    let predicts = config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0);
+    let predicts = family == "qwen3_next" || config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0);
     if predicts {
         shapes.push(("mtp.fc.weight".to_owned(), vec![hidden, 2 * hidden]));
         for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
