@@ -92,7 +92,10 @@ fn the_layer_computes_what_transformers_modules_compute() {
         let text = &golden.tokens[..count - 1];
         let given = model.start(count as u64).unwrap().forward(text, &ask(Chunking::Largest)).unwrap();
         let hidden = given.hidden.last().unwrap();
-        assert!(least_cosine(hidden, &golden.hidden, width) > 0.99999, "{name}");
+        // transformed weights are rounded to fp16, which the stored ones are already
+        let least = if name == "equalized" { 0.999 } else { 0.99999 };
+        let cosine = least_cosine(hidden, &golden.hidden, width);
+        assert!(cosine > least, "{name}: {cosine}");
         for chunking in [Chunking::Largest, Chunking::Pattern(vec![1]), Chunking::Pattern(vec![4, 1, 4, 1, 1])] {
             let ask = ask(chunking);
             let mut session = layer.start(64).unwrap();
@@ -106,7 +109,7 @@ fn the_layer_computes_what_transformers_modules_compute() {
                 logits.extend(&given.logits);
             }
             let cosine = least_cosine(&logits, &golden.logits, vocabulary);
-            assert!(cosine > 0.99999, "{name}, {ask:?}: {cosine}");
+            assert!(cosine > least, "{name}, {ask:?}: {cosine}");
             let likeliest = |row: &[f32]| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as u32;
             let rows: Vec<u32> = logits.chunks_exact(vocabulary).map(likeliest).collect();
             assert_eq!(rows[count - 2..][..golden.drafted.len()], golden.drafted, "{name}");
