@@ -56,6 +56,15 @@ impl Model {
         Ok(Model { model, tokenizer: tokenizer.map(Arc::new) })
     }
 
+    /// The layer of the bundle that drafts for [`Session::with_draft`], if it was converted with one.
+    ///
+    /// # Errors
+    /// When it can't be run.
+    pub fn draft_layer(&self) -> Result<Option<Model>> {
+        let layer = self.model.draft_layer()?;
+        Ok(layer.map(|model| Model { model, tokenizer: self.tokenizer.clone() }))
+    }
+
     /// What the bundle says of itself.
     pub fn bundle(&self) -> &Bundle {
         self.model.bundle()

@@ -31,6 +31,7 @@ mod chips;
 mod config_surprises;
 mod convert;
 mod coremltools;
+mod drafts;
 mod encoders;
 mod experts;
 mod family_graphs;

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BundleError, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts, OLDEST_VERSION,
-    PackageEntry, SCHEMA_VERSION, SourceFacts,
+    BundleError, DraftFunctions, FILE_NAME, FileDigest, FunctionEntry, HostFacts, LedgerTotals, ModelFacts,
+    OLDEST_VERSION, PackageEntry, SCHEMA_VERSION, SourceFacts,
 };
 use anec_base::{ContentDigest, FileError};
 use anec_manifest::{Manifest, Transform};
@@ -41,6 +41,9 @@ pub struct Bundle {
     /// of layers the experts of its last layer, then the head from the first row to the last. Functions of one part stand
     /// side by side, for several contexts and numbers of tokens.
     pub functions: Vec<FunctionEntry>,
+    /// The layer that guesses the tokens after the next, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<DraftFunctions>,
     /// What the host computes with.
     pub host: HostFacts,
     /// Tokenizer files, by what they are: `tokenizer`, `tokenizer_config`, `chat_template`, `generation_config`.

@@ -30,6 +30,8 @@ impl Bundle {
             findings.extend(self.order_problem());
             findings.extend(self.tiling_problems());
         }
+        let of_draft = self.draft_bundle().map(|draft| draft.check()).unwrap_or_default();
+        findings.extend(of_draft.into_iter().map(|problem| format!("the layer that drafts: {problem}")));
         findings
     }
 
@@ -82,7 +84,7 @@ impl Bundle {
     fn package_problems(&self) -> Vec<String> {
         let packages: Vec<&str> = self.packages.iter().map(|entry| entry.package.as_str()).collect();
         let functions: Vec<(&str, &str)> =
-            self.functions.iter().map(|entry| (entry.package.as_str(), entry.function.as_str())).collect();
+            self.all_functions().map(|entry| (entry.package.as_str(), entry.function.as_str())).collect();
         let mut problems = Vec::new();
         problems.extend(duplicate(&packages).map(|name| format!("there are two packages `{name}`")));
         problems.extend(

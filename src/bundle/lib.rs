@@ -7,6 +7,7 @@
 //! | [`check`] | what every bundle must fulfil |
 //! | [`model`] | the model: its dimensions, its task |
 //! | [`function`] | the functions of the packages |
+//! | [`draft`] | the layer that guesses the tokens after the next |
 //! | [`tokens`] | how many tokens a call may have |
 //! | [`ports`] | inputs and outputs of functions |
 //! | [`states`] | what functions carry from call to call |
@@ -28,6 +29,7 @@
 
 pub mod bundle;
 pub mod check;
+pub mod draft;
 pub mod error;
 pub mod function;
 pub mod host;
@@ -40,6 +42,7 @@ pub mod tokens;
 pub use anec_manifest::Manifest;
 
 pub use bundle::Bundle;
+pub use draft::DraftFunctions;
 pub use error::BundleError;
 pub use function::{FunctionEntry, HiddenProbe, Stage, layer_of, layer_scope};
 pub use host::{HostFacts, RopeTable, RopeVariant};

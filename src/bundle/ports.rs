@@ -36,6 +36,13 @@ pub enum PortDim {
 pub enum PortRole {
     /// Hidden states of the tokens of the call, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`.
     Hidden,
+    /// In functions of the layer that drafts: the hidden states of the tokens before those of the call, one place back,
+    /// `[1, hidden, T, 1]` or `[1, hidden, 1, T]`, as they leave the model's last layer; behind tokens that were drafted, as
+    /// they leave this one.
+    PreviousHidden,
+    /// Beside it, `[1, 1, T, 1]` or `[1, 1, 1, T]`: 1 where that state left the layer that drafts, 0 where it left the
+    /// model's last.
+    PreviousDrafted,
     /// What the routers of the layers before have gathered about the tokens of the call,
     /// `[1, router_hidden_size, T, 1]` or `[1, router_hidden_size, 1, T]`: an output of one function, an input of the next.
     RouterState,

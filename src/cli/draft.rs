@@ -12,13 +12,16 @@ use anec::runtime::{LoadedModel, Tokenizer};
 #[derive(Debug, clap::Args)]
 pub struct DraftArgs {
     /// Bundle of a smaller model with the same tokenizer, which guesses tokens that are checked in one call; the text stays the
-    /// same
+    /// same. `mtp`: the layer for that in the bundle itself, if it was converted with `draft: mtp`
     #[arg(long, value_name = "BUNDLE")]
     draft: Option<PathBuf>,
     /// Most tokens that it guesses at a time
     #[arg(long, value_name = "N", default_value_t = 4, requires = "draft", value_parser = guesses)]
     draft_tokens: usize,
 }
+
+/// What names the layer of the bundle itself.
+const OWN_LAYER: &str = "mtp";
 
 /// A number of guesses.
 fn guesses(text: &str) -> Result<usize, String> {
@@ -32,6 +35,14 @@ impl DraftArgs {
     /// When it can't be opened, doesn't continue texts, or has other tokens.
     pub fn load(&self, runner: &Runner, model: &LoadedModel) -> Result<Option<(Arc<LoadedModel>, usize)>> {
         let Some(folder) = &self.draft else { return Ok(None) };
+        if folder.as_os_str() == OWN_LAYER {
+            let Some(layer) = model.draft_layer()? else {
+                let problem = format!("{} has no layer that guesses tokens", model.folder().display());
+                let help = "convert it with `--set draft=mtp`, or give --draft the bundle of a smaller model";
+                return Err(UsageError::new(problem, help).into());
+            };
+            return Ok(Some((layer, self.draft_tokens)));
+        }
         let draft = runner.another(folder).load()?;
         draft.continues_texts()?;
         let vocabulary = |model: &LoadedModel| Tokenizer::of(model.bundle(), model.folder()).ok();

@@ -11,7 +11,7 @@ use anec::base::Result;
 use anec::base::output::write_file;
 use anec::convert::emit::Emitter;
 use anec::convert::functions::build_package;
-use anec::convert::notes::of_transforms;
+use anec::convert::notes::{of_draft, of_transforms};
 use anec::convert::open::{Opened, open_shapes, resolve};
 use anec::convert::{ConvertPlan, Estimate, FormEstimate};
 use anec::manifest::Manifest;
@@ -87,7 +87,8 @@ impl PlanArgs {
         let plan = ConvertPlan::new(manifest, &*opened.model)?;
         let estimate = Estimate::of(&plan);
         let transforms = opened.model.transformed().done;
-        let notes = of_transforms(asked, manifest, &*opened.model);
+        let mut notes = of_transforms(asked, manifest, &*opened.model);
+        notes.extend(of_draft(&plan));
         let forms = FormEstimate::of(manifest, &*opened.model);
         let predictions = predict(manifest, &*opened.model, &plan, targets)?;
         let mut findings = Vec::new();

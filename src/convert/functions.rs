@@ -5,9 +5,18 @@ use super::error::ConvertError;
 use super::plan::PackagePlan;
 use anec_base::Result;
 use anec_bundle::FunctionEntry;
-use anec_family::{FamilyModel, LoweringOptions};
+use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
 use anec_mil::Program;
 use anec_mil::verify::verify;
+
+/// Functions of the layer that drafts in a package of the model's.
+#[derive(Clone, Copy)]
+pub struct DraftRequests<'a> {
+    /// The layer, as a model.
+    pub model: &'a dyn FamilyModel,
+    /// The functions.
+    pub requests: &'a [FunctionRequest],
+}
 
 /// Builds and checks the functions of one package.
 ///
@@ -19,10 +28,26 @@ pub fn build_package(
     plan: &PackagePlan,
     emitter: &mut Emitter<'_>,
 ) -> Result<(Program, Vec<FunctionEntry>)> {
+    build_shared_package(model, form, plan, None, emitter)
+}
+
+/// As [`build_package`]; the functions of the layer that drafts stand behind the model's.
+///
+/// # Errors
+/// As [`build_package`].
+pub fn build_shared_package(
+    model: &dyn FamilyModel,
+    form: &LoweringOptions,
+    plan: &PackagePlan,
+    draft: Option<DraftRequests<'_>>,
+    emitter: &mut Emitter<'_>,
+) -> Result<(Program, Vec<FunctionEntry>)> {
     let package = format!("{}.mlpackage", plan.name);
     let mut functions = Vec::new();
     let mut entries = Vec::new();
-    for request in &plan.functions {
+    let own = plan.functions.iter().map(|request| (model, request));
+    let draft = draft.into_iter().flat_map(|draft| draft.requests.iter().map(move |request| (draft.model, request)));
+    for (model, request) in own.chain(draft) {
         let graph = model.build(form, request, emitter)?;
         emitter.name_after(&graph.function);
         entries.push(FunctionEntry {

@@ -25,6 +25,14 @@ pub fn of_plan(plan: &ConvertPlan, model: &dyn FamilyModel) -> Vec<String> {
     over.chain(short_windows(plan, model)).collect()
 }
 
+/// What the layer that drafts adds.
+pub fn of_draft(plan: &ConvertPlan) -> Option<String> {
+    let draft = plan.draft.as_ref()?;
+    let megabytes = draft.packages.iter().map(|package| package.weight_bytes).sum::<u64>() as f64 / 1e6;
+    let (count, s) = (draft.packages.len(), if draft.packages.len() == 1 { "" } else { "s" });
+    Some(format!("`draft`: {count} package{s} more, {megabytes:.1} MB of weights; the LM head's serve both"))
+}
+
 /// Which transforms of the weights were asked for and not done; and which roles got another granularity than `asked` says.
 pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyModel) -> Vec<String> {
     let wanted = match &asked.transforms {

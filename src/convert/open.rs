@@ -68,7 +68,8 @@ fn with_model(mut source: Source, manifest: &Manifest) -> Result<Opened> {
 /// When it isn't understood in every tensor and key.
 pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn FamilyModel>, LedgerTotals)> {
     let mut ledger = Ledger::new(source);
-    let mut model = anec_family::open(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge)?;
+    let mut model =
+        anec_family::open_with_draft(&mut ledger, manifest.family.as_deref(), &manifest.acknowledge, manifest.draft)?;
     if let Some(ResidualScale::Factor(factor)) = manifest.numerics.scale {
         model.set_hidden_scale(f64::from(factor));
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::compile::Compiler;
 use super::emit::Emitter;
 use super::error::ConvertError;
-use super::functions::build_package;
+use super::functions::{DraftRequests, build_shared_package};
 use super::open::{Opened, open_observed, resolve};
 use super::output::{self, Existing};
 use super::plan::{ConvertPlan, PackagePlan};
@@ -22,8 +22,8 @@ use anec_base::progress::Progress;
 use anec_base::resources;
 use anec_bundle::Stage;
 use anec_bundle::{
-    Bundle, Classification, FileDigest, HostFacts, ModelFacts, PackageEntry, Pooling, ProjectionActivation, Task,
-    TextEmbedding,
+    Bundle, Classification, DraftFunctions, FileDigest, FunctionEntry, HostFacts, ModelFacts, PackageEntry, Pooling,
+    ProjectionActivation, Task, TextEmbedding,
 };
 use anec_family::{FamilyFacts, FamilyModel, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
@@ -167,6 +167,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
         run.compile(&mut entries)?;
     }
     let facts = model.facts();
+    let [of_model, of_draft] = run.divided(&packages);
     let bundle = Bundle {
         schema_version: anec_bundle::SCHEMA_VERSION,
         anec_version: env!("CARGO_PKG_VERSION").into(),
@@ -187,7 +188,8 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
         transforms: model.transformed().done,
         source: digests?,
         packages: entries,
-        functions: packages.iter().flat_map(|p| p.functions.clone()).collect(),
+        functions: of_model,
+        draft: plan.draft.is_some().then_some(DraftFunctions { functions: of_draft }),
         host: host_facts,
         tokenizer: text.files,
         tokenizer_files: text.digests,
@@ -289,9 +291,42 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// All packages: the model's, then those of the layer that drafts.
+    fn packages(&self) -> impl Iterator<Item = &PackagePlan> {
+        self.plan.packages.iter().chain(self.plan.draft.iter().flat_map(|draft| &draft.packages))
+    }
+
+    /// The model whose layers a package holds, and the functions of the layer that drafts in it, if it has some among others.
+    fn models_of(&self, plan: &PackagePlan) -> (&dyn FamilyModel, Option<DraftRequests<'_>>) {
+        let (Some(planned), Some(draft)) = (&self.plan.draft, self.model.draft()) else { return (self.model, None) };
+        match planned.heads.get(&plan.name) {
+            Some(requests) => (self.model, Some(DraftRequests { model: draft, requests })),
+            None if planned.packages.iter().any(|package| package.name == plan.name) => (draft, None),
+            None => (self.model, None),
+        }
+    }
+
+    /// The functions of packages that are the model's, and those that are the drafting layer's: of packages of its own first.
+    fn divided(&self, packages: &[FinishedPackage]) -> [Vec<FunctionEntry>; 2] {
+        let mut divided = [Vec::new(), Vec::new()];
+        let mut heads = Vec::new();
+        for (plan, finished) in self.packages().zip(packages) {
+            let own = plan.functions.len().min(finished.functions.len());
+            let of_draft = self
+                .plan
+                .draft
+                .as_ref()
+                .is_some_and(|draft| draft.packages.iter().any(|package| package.name == plan.name));
+            divided[usize::from(of_draft)].extend_from_slice(&finished.functions[..own]);
+            heads.extend_from_slice(&finished.functions[own..]);
+        }
+        divided[1].append(&mut heads);
+        divided
+    }
+
     /// Refuses to begin what the disk can't hold.
     fn check_space(&self, journal: &Journal, host: &HostTensors) -> Result<()> {
-        let packages = self.plan.packages.iter().filter(|p| !journal.packages.contains_key(&p.name));
+        let packages = self.packages().filter(|p| !journal.packages.contains_key(&p.name));
         let mut needed: u64 = packages.map(|p| p.weight_bytes).sum();
         if journal.host.is_none() {
             needed += host::bytes(host);
@@ -322,7 +357,7 @@ impl Run<'_> {
         let text = tokenizer::write(self.folder, self.source, self.model.facts().vocab_size)?;
         // the largest first
         let host_job = journal.host.is_none().then_some(Job::Host(host));
-        let packages = self.plan.packages.iter().filter(|p| !journal.packages.contains_key(&p.name)).map(Job::Package);
+        let packages = self.packages().filter(|p| !journal.packages.contains_key(&p.name)).map(Job::Package);
         let jobs: Vec<Job> = host_job.into_iter().chain(packages).collect();
         let journal = Mutex::new(journal);
         let next = AtomicUsize::new(0);
@@ -344,7 +379,7 @@ impl Run<'_> {
         }
         let mut journal = lock(&journal);
         journal.save()?;
-        let packages = self.plan.packages.iter().filter_map(|p| journal.packages.get(&p.name).cloned()).collect();
+        let packages = self.packages().filter_map(|p| journal.packages.get(&p.name).cloned()).collect();
         Ok((packages, journal.host.clone().expect("the host's file was just written"), text))
     }
 
@@ -375,7 +410,8 @@ impl Run<'_> {
         self.progress.stage(&plan.name);
         let package = format!("{}.mlpackage", plan.name);
         let mut emitter = Emitter::new(&self.manifest.quant).chosen(self.chosen);
-        let (program, functions) = build_package(self.model, &self.plan.form, plan, &mut emitter)?;
+        let (model, draft) = self.models_of(plan);
+        let (program, functions) = build_shared_package(model, &self.plan.form, plan, draft, &mut emitter)?;
         let progress = |step| match step {
             anec_package::WriteProgress::Prepared(_) => {}
             anec_package::WriteProgress::Written(bytes) => self.progress.add(bytes),
@@ -405,6 +441,7 @@ impl Run<'_> {
     fn metadata(&self, plan: &PackagePlan) -> anec_package::PackageMetadata {
         let name = self.manifest.name.as_deref().unwrap_or_default();
         let part = match plan.stage {
+            Stage::Layers { .. } if plan.name.starts_with("draft_") => "the layer that drafts".to_owned(),
             Stage::Layers { first, end } => format!("layers {first} to {}", end - 1),
             Stage::FeedForward { layer } => format!("layer {layer}, feed-forward network"),
             Stage::Experts { layer, first, end } => format!("layer {layer}, experts {first} to {}", end - 1),

@@ -23,6 +23,37 @@ pub struct ConvertPlan {
     pub packages: Vec<PackagePlan>,
     /// Experts that a token is given in a layer that has some, at most.
     pub experts_per_token: u64,
+    /// The layer that drafts.
+    pub draft: Option<DraftPlan>,
+}
+
+/// The layer that drafts, planned.
+#[derive(Clone, Debug)]
+pub struct DraftPlan {
+    /// Its packages, without those of the LM head.
+    pub packages: Vec<PackagePlan>,
+    /// The functions that it has in the packages of the model's LM head, by their names.
+    pub heads: BTreeMap<String, Vec<FunctionRequest>>,
+}
+
+impl DraftPlan {
+    fn new(manifest: &Manifest, model: &dyn FamilyModel, heads: &[PackagePlan]) -> Result<DraftPlan> {
+        let mut manifest = manifest.clone();
+        manifest.shards.layers = None;
+        manifest.quant.layers.clear();
+        // the pieces of the model's own
+        manifest.lm_head.split = HeadSplit::Pieces(heads.len() as u64);
+        let mut packages = ConvertPlan::new(&manifest, model)?.packages;
+        let of_head = packages.split_off(packages.len() - heads.len());
+        packages.iter_mut().for_each(|package| package.name = format!("draft_{}", package.name));
+        let functions = |package: PackagePlan| {
+            let named =
+                |request: FunctionRequest| FunctionRequest { name: format!("draft_{}", request.name), ..request };
+            package.functions.into_iter().map(named).collect()
+        };
+        let names = heads.iter().map(|package| package.name.clone());
+        Ok(DraftPlan { packages, heads: names.zip(of_head.into_iter().map(functions)).collect() })
+    }
 }
 
 /// A package, planned.
@@ -152,7 +183,11 @@ impl ConvertPlan {
         }
         let experts_per_token = counts.iter().flatten();
         let experts_per_token = experts_per_token.map(|of| of.per_token + u64::from(of.joined)).max().unwrap_or(0);
-        Ok(ConvertPlan { form, contexts, packages, experts_per_token })
+        let draft = model.draft().map(|draft| {
+            let heads = packages.len() - count;
+            DraftPlan::new(manifest, draft, &packages[heads..])
+        });
+        Ok(ConvertPlan { form, contexts, draft: draft.transpose()?, packages, experts_per_token })
     }
 
     /// Bytes of all packages' weights: what one call of every function reads.

@@ -18,6 +18,7 @@ use super::blocks::state::{StateSpec, States};
 use super::blocks::{Graph, extents};
 use super::config::{DecoderConfig, LateQueryScale};
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
+use super::predictor::{OfNoLayer, Predictor};
 use super::table::{MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
 use super::{
@@ -57,6 +58,10 @@ pub struct Decoder {
     pub rotation: Option<SourceWeight>,
     /// What was done to the weights.
     pub transformed: Transformed,
+    /// What is before its layer, where that guesses tokens for another model.
+    pub predictor: Option<Predictor>,
+    /// The layer that guesses the tokens after the next, as a model.
+    pub draft: Option<Box<Decoder>>,
 }
 
 impl Decoder {
@@ -89,6 +94,10 @@ impl Decoder {
         let context = request.context;
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
+        let hidden = match &self.predictor {
+            Some(predictor) => predictor.enter(g, &mut ports, hidden, config.hidden_size),
+            None => hidden,
+        };
         // the layer by itself whose feed-forward network is elsewhere
         let mixes = self.leaves_feed_forward_out(g, layers.end - 1);
         if mixes && layers.len() > 1 {
@@ -363,6 +372,10 @@ impl FamilyModel for Decoder {
         self.layers[layer].expert_counts()
     }
 
+    fn draft(&self) -> Option<&dyn FamilyModel> {
+        self.draft.as_deref().map(|draft| draft as &dyn FamilyModel)
+    }
+
     fn layer_state_bytes(&self, layer: usize, context: u64, most_tokens: u64) -> u64 {
         let slots = self.slots(layer, context, most_tokens);
         self.layers[layer].states(slots).iter().map(StateSpec::bytes).sum()
@@ -374,6 +387,14 @@ impl FamilyModel for Decoder {
         request: &FunctionRequest,
         weights: &mut dyn EmitWeight,
     ) -> Result<FunctionGraph> {
+        let mut of_no_layer;
+        let weights: &mut dyn EmitWeight = match self.predictor {
+            Some(_) => {
+                of_no_layer = OfNoLayer(weights);
+                &mut of_no_layer
+            }
+            None => weights,
+        };
         let mut g = request.begin(form, weights);
         let ports = match request.stage {
             Stage::Layers { first, end } => self.layers_function(&mut g, first..end, request)?,
@@ -410,12 +431,19 @@ impl FamilyModel for Decoder {
     }
 
     fn recipe(&self) -> Vec<Transform> {
-        if self.gives_hidden_states() { vec![Transform::Equalize] } else { permit::recipe(&self.config) }
+        match self.gives_hidden_states() {
+            _ if self.draft.is_some() => vec![Transform::Equalize],
+            true => vec![Transform::Equalize],
+            false => permit::recipe(&self.config),
+        }
     }
 
     fn permits(&self, transform: Transform) -> Result<(), &'static str> {
         if self.gives_hidden_states() && transform != Transform::Equalize {
             return Err("hidden states are what is wanted, and there is no head to undo it");
+        }
+        if self.draft.is_some() && transform != Transform::Equalize {
+            return Err("the layer that drafts reads the embedding and the last hidden states as they are");
         }
         permit::permits(&self.config, transform)
     }

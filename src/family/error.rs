@@ -90,6 +90,14 @@ pub enum FamilyError {
         /// The form of experts.
         form: String,
     },
+    /// No layer that guesses tokens, where one is asked for.
+    #[error("{place}: there is no layer for `draft: mtp` in it (family `{family}`)")]
+    NoDraftLayer {
+        /// The source.
+        place: String,
+        /// Its family.
+        family: String,
+    },
     /// A context that the model's learned positions don't reach.
     #[error("the model has {positions} learned positions, too few for a context of {context} tokens")]
     Positions {
@@ -112,6 +120,7 @@ impl Diagnostic for FamilyError {
             FamilyError::OtherFamily { .. }
             | FamilyError::Epsilon { .. }
             | FamilyError::ExpertsInside { .. }
+            | FamilyError::NoDraftLayer { .. }
             | FamilyError::Positions { .. } => Fault::Usage,
             _ => Fault::Source,
         }
@@ -129,6 +138,9 @@ impl Diagnostic for FamilyError {
             ),
             FamilyError::Epsilon { .. } => "use `norm: accurate`, or a larger `numerics.scale`".into(),
             FamilyError::ExpertsInside { .. } => "use `experts: packed`".into(),
+            FamilyError::NoDraftLayer { .. } => {
+                "leave `draft` out; Qwen3-Next and Qwen3.5 have such a layer in their safetensors".into()
+            }
             FamilyError::Positions { positions, .. } => format!("`--set context={positions}` is the most"),
             FamilyError::NoConfig { .. } => {
                 "give the Hugging Face folder instead of the single file: config.json must lie beside the weights"

@@ -24,6 +24,7 @@
 //! | `decoder` | the engine of decoders |
 //! | `classifier` | token classifiers |
 //! | `encoder` | models that look at a text in both directions |
+//! | `predictor` | a layer that guesses the token after the next |
 //! | `layer` | a layer: a mixer of tokens and a feed-forward network |
 //! | `scale` | the residual stream in another unit |
 //! | [`transform`] | transforms of the weights that keep the function |
@@ -40,6 +41,7 @@ mod encoder;
 pub mod error;
 mod layer;
 mod open;
+mod predictor;
 pub mod published;
 #[doc(hidden)]
 pub mod rope;
@@ -64,7 +66,7 @@ use blocks::Graph;
 
 pub use encoder::families as encoder_families;
 pub use error::FamilyError;
-pub use open::open;
+pub use open::{open, open_with_draft};
 pub use transform::Transformed;
 
 /// The op forms that a function is built in.
@@ -347,6 +349,12 @@ pub trait FamilyModel: Send + Sync {
 
     /// How many experts a layer has, and how many of them a token is given at most; none where it has none.
     fn experts(&self, _layer: usize) -> Option<ExpertCounts> {
+        None
+    }
+
+    /// The layer that guesses the tokens after the next, as a model of its own, if it was opened with one. Its embedding and its
+    /// LM head are this model's.
+    fn draft(&self) -> Option<&dyn FamilyModel> {
         None
     }
 

@@ -9,9 +9,10 @@ use super::error::FamilyError;
 use super::table::{self, DECODERS, DecoderFamily};
 use super::tensors::{Naming, Tensors};
 use super::transform::Transformed;
-use super::{FamilyFacts, FamilyModel, Purpose, classifier, encoder};
+use super::{FamilyFacts, FamilyModel, Purpose, classifier, encoder, predictor};
 use anec_base::Result;
 use anec_bundle::Pooling;
+use anec_manifest::DraftLayer;
 use anec_source::gguf::GgufMetadata;
 use anec_source::{Description, HuggingFaceFiles, Ledger, Source, onnx};
 
@@ -23,11 +24,31 @@ use anec_source::{Description, HuggingFaceFiles, Ledger, Source, onnx};
 /// # Errors
 /// When the family is unknown, the configuration isn't understood, or a tensor is missing or doesn't fit.
 pub fn open(ledger: &mut Ledger<'_>, family: Option<&str>, acknowledged: &[String]) -> Result<Box<dyn FamilyModel>> {
+    open_with_draft(ledger, family, acknowledged, None)
+}
+
+/// As [`open`], with the layer that guesses tokens, if one is asked for.
+///
+/// # Errors
+/// As [`open`], and when the source has no such layer.
+pub fn open_with_draft(
+    ledger: &mut Ledger<'_>,
+    family: Option<&str>,
+    acknowledged: &[String],
+    draft: Option<DraftLayer>,
+) -> Result<Box<dyn FamilyModel>> {
     let source = ledger.source();
-    match source.description() {
-        Description::Gguf(metadata) => open_gguf(source, metadata, ledger, family, acknowledged),
-        Description::HuggingFace(files) => open_hugging_face(source, files, ledger, family, acknowledged),
-        Description::Onnx(bundle) => open_onnx(source, bundle, ledger, family, acknowledged),
+    let model = match source.description() {
+        Description::Gguf(metadata) => open_gguf(source, metadata, ledger, family, acknowledged)?,
+        Description::HuggingFace(files) => open_hugging_face(source, files, ledger, family, acknowledged, draft)?,
+        Description::Onnx(bundle) => open_onnx(source, bundle, ledger, family, acknowledged)?,
+    };
+    match draft {
+        Some(_) if model.draft().is_none() => {
+            let (place, family) = (source.name().to_owned(), model.facts().family.clone());
+            Err(FamilyError::NoDraftLayer { place, family }.into())
+        }
+        _ => Ok(model),
     }
 }
 
@@ -37,6 +58,7 @@ fn open_hugging_face(
     ledger: &mut Ledger<'_>,
     family: Option<&str>,
     acknowledged: &[String],
+    draft: Option<DraftLayer>,
 ) -> Result<Box<dyn FamilyModel>> {
     let place = format!("{}/config.json", source.name());
     let Some(Json::Object(config)) = &files.config else {
@@ -82,7 +104,8 @@ fn open_hugging_face(
         Some(_) => Purpose::TextEmbedding { bidirectional: false, pooling: Pooling::Last },
         None => Purpose::TextGeneration,
     };
-    assemble(config, row, Naming::HuggingFace, purpose, ledger)
+    let draft = draft.filter(|_| row.predicts_tokens() && purpose == Purpose::TextGeneration);
+    assemble(config, row, Naming::HuggingFace, purpose, draft, ledger)
 }
 
 fn open_gguf(
@@ -123,7 +146,7 @@ fn open_gguf(
     for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
         ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
     }
-    assemble(config, row, Naming::Gguf, Purpose::TextGeneration, ledger)
+    assemble(config, row, Naming::Gguf, Purpose::TextGeneration, None, ledger)
 }
 
 fn open_onnx(
@@ -165,7 +188,7 @@ fn open_onnx(
     config.tie_word_embeddings = graph.tied;
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
     config::onnx::check(&place, &config, graph)?;
-    assemble(config, row, Naming::Onnx, Purpose::TextGeneration, ledger)
+    assemble(config, row, Naming::Onnx, Purpose::TextGeneration, None, ledger)
 }
 
 fn find(
@@ -203,6 +226,7 @@ fn assemble(
     row: &'static DecoderFamily,
     naming: Naming,
     purpose: Purpose,
+    draft: Option<DraftLayer>,
     ledger: &mut Ledger<'_>,
 ) -> Result<Box<dyn FamilyModel>> {
     let mut tensors = Tensors::new(ledger, naming, row, &config);
@@ -240,7 +264,12 @@ fn assemble(
         head,
         rotation: None,
         transformed: Transformed::default(),
+        predictor: None,
+        draft: None,
     };
+    if let Some(DraftLayer::Mtp) = draft {
+        decoder.draft = Some(Box::new(predictor::open(&decoder, row, ledger)?));
+    }
     decoder.set_hidden_scale(hidden_scale);
     Ok(Box::new(decoder))
 }

@@ -204,11 +204,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
     if config["tie_word_embeddings"] == false {
         shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
     }
-    // a layer that guesses the token after the next, which is ignored
-    if config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0) {
+    // a layer that guesses the token after the next
+    let predicts = family == "qwen3_next" || config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0);
+    if predicts {
         shapes.push(("mtp.fc.weight".to_owned(), vec![hidden, 2 * hidden]));
-        if width > 0 {
-            shapes.push(("mtp.layers.0.mlp.down_proj.weight".to_owned(), vec![hidden, width]));
+        for name in ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"] {
+            shapes.push((format!("mtp.{name}.weight"), vec![hidden]));
         }
     }
     if family == "gemma4_text" && number("hidden_size_per_layer_input")? > 0 {
@@ -218,8 +219,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         let width = vec![number("hidden_size_per_layer_input")?];
         shapes.push((format!("{prefix}per_layer_projection_norm.weight"), width));
     }
-    for layer in 0..number("num_hidden_layers")? {
-        let named = config["layer_types"][layer as usize].as_str();
+    let own = (0..number("num_hidden_layers")?).map(|layer| (prefix, layer));
+    for (prefix, layer) in own.chain(predicts.then_some(("mtp.", 0))) {
+        let named = match prefix {
+            "mtp." => Some("full_attention"),
+            _ => config["layer_types"][layer as usize].as_str(),
+        };
         let kind = match config["full_attention_interval"].as_u64() {
             Some(interval) if named.is_none() && (layer + 1) % interval != 0 => Some("linear_attention"),
             _ => named,
@@ -505,14 +510,15 @@ mod tests {
             ("qwen3-30b-a3b", 30532.1),
             ("qwen3-4b", 4022.5),
             ("qwen3-next-80b-a3b", 79674.4),
-            // 34,660.6 and what is listed of the layer that guesses
-            ("qwen3.5-35b-a3b", 34669.0),
+            ("qwen3.5-35b-a3b", 34660.6),
             ("smollm2-1.7b", 1711.4),
             ("smollm3-3b", 3075.1),
             ("starcoder2-3b", 3030.4),
         ] {
             let source = published(builtin::find(name).unwrap()).unwrap();
-            let parameters: u64 = source.tensors().map(SourceTensor::elements).sum();
+            // of the model, without the layer that guesses
+            let own = source.tensors().filter(|tensor| !tensor.name().starts_with("mtp."));
+            let parameters: u64 = own.map(SourceTensor::elements).sum();
             assert_eq!((parameters as f64 / 1e5).round() / 10.0, millions, "{name}");
         }
     }

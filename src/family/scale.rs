@@ -19,6 +19,9 @@ impl Decoder {
         if self.gives_hidden_states() {
             self.final_norm.scale_result(factor as f32);
         }
+        if let Some(predictor) = self.draft.as_mut().and_then(|draft| draft.predictor.as_mut()) {
+            predictor.scale_inputs(factor);
+        }
         self.layers.iter_mut().flat_map(|layer| layer.blocks()).for_each(|block| scale_block(block, factor));
     }
 }

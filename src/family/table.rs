@@ -301,6 +301,11 @@ impl DecoderFamily {
     pub fn has_only_experts(&self) -> bool {
         self.mixture == MixtureKind::DepthRouted || self.shared_expert == SharedExpertRule::Gated
     }
+
+    /// Whether published files have a layer that guesses the token after the next.
+    pub fn predicts_tokens(&self) -> bool {
+        self.unused_tensors.contains(&"mtp.*")
+    }
 }
 
 /// What all rows begin with.

@@ -78,6 +78,29 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Tensors { ledger, naming, family, config, prefix }
     }
 
+    /// The weights of the layer that guesses the token after the next.
+    pub fn of_predictor(ledger: &'a mut Ledger<'b>, family: &'static DecoderFamily, config: &'a DecoderConfig) -> Self {
+        Tensors { ledger, naming: Naming::HuggingFace, family, config, prefix: "mtp." }
+    }
+
+    /// What joins its embedding and the hidden state before.
+    ///
+    /// # Errors
+    /// When it is missing or has another shape.
+    pub fn join(&mut self) -> Result<SourceWeight> {
+        let (name, hidden) = (format!("{}fc", self.prefix), self.config.hidden_size);
+        self.matrix(&name, hidden, 2 * hidden, "hidden_size, 2 hidden_size")
+    }
+
+    /// A norm that is of no layer.
+    ///
+    /// # Errors
+    /// When it is missing or has another shape.
+    pub fn model_norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
+        let tensor = format!("{}{tensor}.weight", self.prefix);
+        self.norm_of(&tensor, name, self.config.hidden_size, "hidden_size")
+    }
+
     /// The token embedding, `[vocab_size, hidden_size]`.
     ///
     /// # Errors

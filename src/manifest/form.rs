@@ -127,6 +127,14 @@ impl RecurrentForm {
     }
 }
 
+/// A layer of the source, beside the model's own, that guesses tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DraftLayer {
+    /// Multi-token prediction: the tensors `mtp.*` of Qwen3.5 and its kin.
+    Mtp,
+}
+
 /// Where the experts of a layer are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "snake_case")]

@@ -45,8 +45,8 @@ pub use adapters::AdapterEntry;
 pub use calibration::{Calibration, CalibrationText};
 pub use error::ManifestError;
 pub use form::{
-    ActivationForm, AttentionForm, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm, RopeForm,
-    StateForm, Target,
+    ActivationForm, AttentionForm, DraftLayer, ExpertsForm, KvWrite, Layout, LinearForm, NormForm, RecurrentForm,
+    RopeForm, StateForm, Target,
 };
 pub use gates::{Gates, ParityGate, ResidencyGate};
 pub use load::{schema, without_folders};
@@ -105,6 +105,9 @@ pub struct Manifest {
     /// Where the experts of layers that have some are computed.
     #[serde(skip_serializing_if = "ExpertsForm::is_packed")]
     pub experts: ExpertsForm,
+    /// A layer of the source that guesses the tokens after the next, converted beside the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft: Option<DraftLayer>,
     /// Weight quantization.
     pub quant: Quant,
     /// What is done to weights before they are quantized.
@@ -147,6 +150,7 @@ impl Default for Manifest {
             state: StateForm::default(),
             recurrent_states: RecurrentForm::default(),
             experts: ExpertsForm::default(),
+            draft: None,
             quant: Quant::default(),
             transforms: Transforms::default(),
             shards: Shards::default(),

@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use anec_bundle::{Bundle, Stage, Task};
+use anec_bundle::{Bundle, Task};
 use anec_convert::report::ConvertReport;
 use anec_manifest::WeightFormat;
 use serde_json::Value as Json;
 
-use super::conversion::stage;
+use super::conversion::part;
 use super::escape::cell;
 use super::{bytes, counted};
 
@@ -121,8 +121,8 @@ fn packages(bundle: &Bundle) -> String {
     let mut text = String::from("| package | holds | functions | weights |\n|---|---|---|---|\n");
     let mut total = bundle.host.file.bytes;
     for package in &bundle.packages {
-        let own: Vec<_> = bundle.functions.iter().filter(|function| function.package == package.package).collect();
-        let holds = own.first().map_or_else(String::new, |function| held(&function.stage));
+        let own: Vec<_> = bundle.all_functions().filter(|function| function.package == package.package).collect();
+        let holds = own.first().map_or_else(String::new, |function| part(bundle, function));
         total += package.files.iter().map(|file| file.bytes).sum::<u64>();
         let _ = writeln!(
             text,
@@ -139,10 +139,6 @@ fn packages(bundle: &Bundle) -> String {
         bytes(total)
     );
     text
-}
-
-fn held(of: &Stage) -> String {
-    stage(of)
 }
 
 /// What was proven, and what wasn't.

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::table::table;
 use super::{bytes, counted};
 use anec_bundle::Bundle;
-use anec_bundle::Stage;
+use anec_bundle::{FunctionEntry, Stage};
 use anec_convert::report::{ConvertReport, PackageReport};
 
 /// How many tensors that lost most are listed.
@@ -14,8 +14,8 @@ const WORST: usize = 3;
 /// The result of `anec convert`.
 pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> String {
     let rows = report.packages.iter().map(|package| {
-        let functions: Vec<_> = bundle.functions.iter().filter(|f| f.package == package.package).collect();
-        let what = functions.first().map_or_else(String::new, |f| stage(&f.stage));
+        let functions: Vec<_> = bundle.all_functions().filter(|f| f.package == package.package).collect();
+        let what = functions.first().map_or_else(String::new, |function| part(bundle, function));
         vec![
             package.package.clone(),
             what,
@@ -62,6 +62,15 @@ pub fn conversion(path: &Path, bundle: &Bundle, report: &ConvertReport) -> Strin
 fn smallest_cosine(package: &PackageReport) -> Option<f64> {
     let cosines = package.tensors.iter().filter(|t| t.granularity.is_some()).filter_map(|t| t.loss.map(|l| l.cosine));
     cosines.min_by(f64::total_cmp)
+}
+
+/// What a function is for.
+pub(super) fn part(bundle: &Bundle, function: &FunctionEntry) -> String {
+    match (&function.stage, bundle.drafts(function)) {
+        (stage, false) => self::stage(stage),
+        (Stage::Layers { .. }, true) => "layer that drafts".to_owned(),
+        (stage, true) => format!("{}, of drafts", self::stage(stage)),
+    }
 }
 
 /// A stage in words.

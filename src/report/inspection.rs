@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 
-use super::conversion::stage;
+use super::conversion::part;
 use super::table::table;
 use super::{bytes, counted};
 use anec_bundle::{Bundle, TokenCount};
@@ -285,7 +285,7 @@ pub fn bundle(bundle: &Bundle) -> String {
         if model.eos_token_ids.is_empty() { "not known".to_owned() } else { list(&model.eos_token_ids) },
         if bundle.tokenizer.contains_key("tokenizer") { "yes" } else { "none" },
     );
-    let rows = bundle.functions.iter().map(|function| {
+    let rows = bundle.all_functions().map(|function| {
         let package = bundle.packages.iter().find(|p| p.package == function.package);
         let tokens = match function.tokens {
             TokenCount::Range(lower, upper) => format!("{lower}..{upper}"),
@@ -294,7 +294,7 @@ pub fn bundle(bundle: &Bundle) -> String {
         vec![
             function.package.clone(),
             function.function.clone(),
-            stage(&function.stage),
+            part(bundle, function),
             tokens,
             function.context.to_string(),
             package.map_or_else(String::new, |p| bytes(p.weight_bytes)),

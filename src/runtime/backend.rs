@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use anec_base::Result;
+use anec_bundle::Bundle;
 use anec_exec::{ProductMemo, Tensor};
 
 /// Sees values inside a function while it runs, by name.
@@ -56,6 +57,15 @@ pub trait Backend: Send + Sync {
     /// Whether a function can be made ready without another one being let go for it.
     fn has_room(&self, _function: usize) -> bool {
         true
+    }
+
+    /// The same packages for the functions of another bundle, with which it shares what it can of them; nothing where it has no
+    /// packages.
+    ///
+    /// # Errors
+    /// When they can't be had.
+    fn of_bundle(&self, _bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
+        Ok(None)
     }
 
     /// Begins a text: states of its own, all zero. Weights are shared with every other sequence.

@@ -83,6 +83,8 @@ pub struct CoreMlBackend<E: Engine> {
 struct Shared<E: Engine> {
     engine: Arc<E>,
     bundle: Bundle,
+    /// Functions of each package, those of a layer that drafts among them.
+    siblings: BTreeMap<String, usize>,
     folder: PathBuf,
     units: PhaseUnits,
     cache: Cache,
@@ -97,7 +99,9 @@ impl<E: Engine> CoreMlBackend<E> {
     pub fn new(engine: Arc<E>, bundle: &Bundle, folder: &Path, units: impl Into<PhaseUnits>, cache: Cache) -> Self {
         let (bundle, folder, units) = (bundle.clone(), folder.to_owned(), units.into());
         let loaded = FunctionPool::new(None);
-        CoreMlBackend { shared: Arc::new(Shared { engine, bundle, folder, units, cache, loaded }) }
+        let mut siblings = BTreeMap::new();
+        bundle.all_functions().for_each(|entry| *siblings.entry(entry.package.clone()).or_default() += 1);
+        CoreMlBackend { shared: Arc::new(Shared { engine, bundle, siblings, folder, units, cache, loaded }) }
     }
 
     /// With at most so many bytes of weights in memory, if there is a limit: each function counts with all weights of its
@@ -106,11 +110,14 @@ impl<E: Engine> CoreMlBackend<E> {
     /// # Errors
     /// When a function has more.
     pub fn within(self, memory: Option<u64>) -> Result<Self, RuntimeError> {
-        let Shared { engine, bundle, folder, units, cache, .. } = &*self.shared;
+        let Shared { engine, bundle, siblings, folder, units, cache, .. } = &*self.shared;
+        let siblings = siblings.clone();
         check_limit(bundle, memory)?;
         let (engine, bundle, folder, cache) = (engine.clone(), bundle.clone(), folder.clone(), cache.clone());
         let loaded = FunctionPool::new(memory);
-        Ok(CoreMlBackend { shared: Arc::new(Shared { engine, bundle, folder, units: *units, cache, loaded }) })
+        Ok(CoreMlBackend {
+            shared: Arc::new(Shared { engine, bundle, siblings, folder, units: *units, cache, loaded }),
+        })
     }
 }
 
@@ -126,7 +133,7 @@ impl<E: Engine> Shared<E> {
     fn function(&self, index: usize, units: ComputeUnits) -> Result<Arc<Loaded<E>>> {
         let entry = self.entry(index)?;
         self.loaded.get((index, units), self.weights(index, entry, units), |_| {
-            let siblings = self.bundle.functions.iter().filter(|other| other.package == entry.package).count();
+            let siblings = self.siblings.get(&entry.package).copied().unwrap_or(1);
             // the only function of a package has no name for Core ML
             let name = (siblings > 1).then_some(entry.function.as_str());
             let model = self.compiled(&entry.package)?;
@@ -188,6 +195,14 @@ impl<E: Engine> Backend for CoreMlBackend<E> {
             let has_room = |units| self.shared.loaded.has_room(self.shared.weights(function, entry, units));
             has_room(prompt) && has_room(writing)
         })
+    }
+
+    fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
+        let Shared { engine, siblings, folder, units, cache, .. } = &*self.shared;
+        let (engine, folder, cache) = (engine.clone(), folder.clone(), cache.clone());
+        let (siblings, loaded) = (siblings.clone(), FunctionPool::new(None));
+        let shared = Shared { engine, bundle: bundle.clone(), siblings, folder, units: *units, cache, loaded };
+        Ok(Some(Box::new(CoreMlBackend { shared: Arc::new(shared) })))
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
@@ -442,6 +457,8 @@ pub fn element(role: &PortRole) -> Element {
     match role {
         PortRole::SliceBegin | PortRole::SliceEnd | PortRole::Argmax => Element::I32,
         PortRole::Hidden
+        | PortRole::PreviousHidden
+        | PortRole::PreviousDrafted
         | PortRole::RouterState
         | PortRole::PerLayerInput { .. }
         | PortRole::SharedKeys { .. }

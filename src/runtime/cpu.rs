@@ -17,10 +17,16 @@ use anec_mil::{Function, Program, SymbolRange, ValueType};
 pub struct PackageStore {
     folder: PathBuf,
     functions: Vec<Signature>,
-    read: Mutex<BTreeMap<String, Arc<Program>>>,
-    weights: WeightCache,
+    packages: Arc<Packages>,
     /// Whether functions take as many tokens as the bundle says, even if their programs say fewer.
     beyond: bool,
+}
+
+/// The packages themselves.
+#[derive(Default)]
+struct Packages {
+    read: Mutex<BTreeMap<String, Arc<Program>>>,
+    weights: WeightCache,
 }
 
 /// What a bundle says of a function.
@@ -67,19 +73,24 @@ impl PackageStore {
         PackageStore {
             folder: folder.to_owned(),
             functions: bundle.functions.iter().map(signature).collect(),
-            read: Mutex::default(),
-            weights: WeightCache::new(),
+            packages: Arc::default(),
             beyond,
         }
     }
 
+    /// The same programs and weights, for the functions of another bundle of these packages.
+    fn shared_with(&self, bundle: &Bundle) -> Arc<Self> {
+        let other = Self::with(bundle, &self.folder, self.beyond);
+        Arc::new(PackageStore { packages: self.packages.clone(), ..other })
+    }
+
     /// Bytes of weights in memory.
     pub fn weight_bytes(&self) -> usize {
-        self.weights.bytes()
+        self.packages.weights.bytes()
     }
 
     fn program(&self, name: &str) -> Result<Arc<Program>> {
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.packages.read.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(program) = read.get(name) {
             return Ok(program.clone());
         }
@@ -111,7 +122,8 @@ impl PackageStore {
                 }
             }
         }
-        Ok(compile(&function, ExecOptions { precision }, &self.weights).map_err(|error| signature.failed(error))?)
+        Ok(compile(&function, ExecOptions { precision }, &self.packages.weights)
+            .map_err(|error| signature.failed(error))?)
     }
 }
 
@@ -220,7 +232,7 @@ impl Compiled {
         let weights = self.programs.signature(index)?.weights;
         self.executables.get(index, weights, |let_go| {
             if let_go {
-                self.programs.weights.release_unused();
+                self.programs.packages.weights.release_unused();
             }
             self.programs.compile(index, self.precision, self.unfused)
         })
@@ -235,6 +247,11 @@ impl Backend for CpuBackend {
     fn has_room(&self, function: usize) -> bool {
         let signature = self.shared.programs.signature(function);
         signature.is_ok_and(|signature| self.shared.executables.has_room(signature.weights))
+    }
+
+    fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
+        let Compiled { programs, precision, unfused, .. } = &*self.shared;
+        Ok(Some(Box::new(Self::with(programs.shared_with(bundle), *precision, *unfused))))
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {

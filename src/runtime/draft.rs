@@ -4,21 +4,36 @@
 //! The text stays what the model alone would write, token for token, sampled or not. The model draws each token from its own
 //! distribution, by its own random numbers; a draft counts only if it is the token that was drawn. So that it often is, the smaller
 //! model draws with the same random numbers: where both have the same distribution they draw the same token.
+//!
+//! The smaller model may be a layer of the model's own bundle (multi-token prediction), which reads the hidden state before each
+//! token beside the token: the model's, which the generation passes on, and its own behind tokens that it has drafted.
 
 use std::sync::Arc;
 
-use super::forward::ForwardOptions;
+use super::forward::{ForwardOptions, ForwardOutput, Hidden};
 use super::generation::GenerationRequest;
 use super::model::LoadedModel;
 use super::prefix::common;
 use super::sampling::Sampler;
-use super::session::TokenSession;
+use super::session::{PreviousHidden, TokenSession};
 use anec_base::Result;
 
 /// A smaller model on the same text.
 pub struct Drafter {
     session: TokenSession,
     most: usize,
+    /// None for a model that needs nothing but tokens.
+    told: Option<ToldStates>,
+}
+
+/// What a layer that drafts is told of the model's hidden states.
+struct ToldStates {
+    /// The position in the text of the first that it was told.
+    first: usize,
+    /// Tokens that it has computed behind the model's hidden states.
+    known: usize,
+    /// A row for each of the next tokens.
+    rows: Vec<f32>,
 }
 
 impl Drafter {
@@ -28,7 +43,27 @@ impl Drafter {
     /// When the model doesn't continue texts, or the backend has no room.
     pub fn new(model: &Arc<LoadedModel>, length: u64, most: usize) -> Result<Self> {
         model.continues_texts()?;
-        Ok(Drafter { session: model.start(length.min(model.context()))?, most })
+        let told = model.reads_hidden().then(|| ToldStates { first: 0, known: 0, rows: Vec::new() });
+        Ok(Drafter { session: model.start(length.min(model.context()))?, most, told })
+    }
+
+    /// It is told of the model's hidden states from a position of the text on.
+    pub(super) fn told_from(&mut self, position: usize) {
+        if let Some(told) = &mut self.told {
+            told.first = position;
+        }
+    }
+
+    /// Whether it wants to be [told](Drafter::tell) of hidden states.
+    pub(super) fn reads_hidden(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// What left the model's last layer for the next tokens of the text, a row for each.
+    pub(super) fn tell(&mut self, rows: &[f32]) {
+        if let Some(told) = &mut self.told {
+            told.rows.extend(rows);
+        }
     }
 
     /// Tokens of a draft, at most.
@@ -48,8 +83,16 @@ impl Drafter {
         sampler: &Sampler,
         most: usize,
     ) -> Result<Vec<u32>> {
-        let text = [&request.prompt, ids].concat();
+        let mut text = [&request.prompt, ids].concat();
         let session = &mut self.session;
+        let width = session.model().bundle().model.hidden_size as usize;
+        if let Some(told) = &self.told {
+            // its first token is that behind the first hidden state
+            text.drain(..(told.first + 1).min(text.len()));
+            if text.len() <= told.known || (text.len() - told.known) * width != told.rows.len() {
+                return Ok(Vec::new());
+            }
+        }
         let vocabulary = session.model().bundle().model.vocab_size;
         let room = session.limit().saturating_sub(text.len() as u64 - 1);
         let most = most.min(self.most).min(room as usize);
@@ -57,12 +100,24 @@ impl Drafter {
             return Ok(Vec::new());
         }
         // the last token is computed for its logits; what was drafted and not taken is forgotten
-        let known = common(session.tokens(), &text).min(text.len() - 1);
+        let known = match &mut self.told {
+            None => common(session.tokens(), &text).min(text.len() - 1),
+            Some(told) => std::mem::replace(&mut told.known, text.len()),
+        };
         session.rewind(known as u64)?;
-        let mut logits = session.forward(&text[known..], &ForwardOptions::last())?.logits;
+        let hidden = if self.told.is_some() { Hidden::BetweenFunctions } else { Hidden::No };
+        let ask = ForwardOptions { hidden, ..ForwardOptions::last() };
+        let mut given = match &mut self.told {
+            None => session.forward(&text[known..], &ask)?,
+            Some(told) => {
+                let rows = std::mem::take(&mut told.rows);
+                session.forward_behind(PreviousHidden { rows: &rows, drafted: false }, &text[known..], &ask)?
+            }
+        };
         session.checkpoint()?;
         let (mut sampler, mut draft) = (sampler.clone(), Vec::new());
         loop {
+            let ForwardOutput { mut logits, hidden } = given;
             sampler.penalise(&mut logits);
             request.add_biases(&mut logits);
             let token = sampler.next(&logits);
@@ -74,7 +129,13 @@ impl Drafter {
             if draft.len() == most {
                 return Ok(draft);
             }
-            logits = session.forward(&[token], &ForwardOptions::last())?.logits;
+            given = match hidden.last().filter(|_| self.told.is_some()) {
+                None => session.forward(&[token], &ask)?,
+                Some(own) => {
+                    let rows = &own[own.len().saturating_sub(width)..];
+                    session.forward_behind(PreviousHidden { rows, drafted: true }, &[token], &ask)?
+                }
+            };
         }
     }
 }

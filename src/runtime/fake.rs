@@ -196,6 +196,7 @@ pub fn bundle(form: &FakeOptions) -> Bundle {
         source: SourceFacts { name: String::new(), format: String::new(), files: Vec::new() },
         packages,
         functions,
+        draft: None,
         host: HostFacts {
             file: digest,
             embedding: "embedding".into(),

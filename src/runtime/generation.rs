@@ -11,7 +11,7 @@ use super::backend::Phase;
 use super::constraint::Constraint;
 use super::draft::Drafter;
 use super::error::RuntimeError;
-use super::forward::{Chunking, ForwardOptions};
+use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden};
 use super::logprobs::Logprobs;
 use super::lookup::{PromptLookup, Speculation};
 use super::model::LoadedModel;
@@ -214,14 +214,16 @@ impl Generation {
         self
     }
 
-    /// Lets a smaller model draft up to `tokens` tokens for each call, where the text's past has none
+    /// Lets a smaller model, or the bundle's own [layer that drafts](LoadedModel::draft_layer), draft up to `tokens` tokens for each call, where the text's past has none
     /// ([`speculation`](GenerationRequest::speculation)). The text stays the same, to the last token.
     ///
     /// # Errors
     /// As [`Drafter::new`].
     pub fn with_draft(mut self, model: &Arc<LoadedModel>, tokens: usize) -> Result<Self> {
         let length = self.request.length(self.session.model());
-        self.drafter = Some(Drafter::new(model, length, tokens)?);
+        let mut drafter = Drafter::new(model, length, tokens)?;
+        drafter.told_from(self.session.tokens().len());
+        self.drafter = Some(drafter);
         Ok(self)
     }
 
@@ -281,7 +283,9 @@ impl Generation {
     /// [`forward_together`]. The steps find what was computed; they give what they would give alone, bit for bit.
     pub fn compute_together<'a>(generations: impl IntoIterator<Item = &'a mut Generation>) {
         let mut asking = Vec::new();
-        for generation in generations.into_iter().filter(|own| own.is_writing() && own.computed.is_none()) {
+        // what a layer that drafts reads is not known of calls that are shared
+        let shares = |own: &&mut Generation| own.is_writing() && own.computed.is_none() && !own.tells_hidden();
+        for generation in generations.into_iter().filter(shares) {
             match generation.next_call() {
                 Ok(call) => asking.push((generation, call)),
                 Err(error) => generation.computed = Some(Err(error)),
@@ -344,10 +348,14 @@ impl Generation {
     fn prefill(&mut self) -> Result<Option<Finish>> {
         let rest = &self.request.prompt[self.session.tokens().len()..];
         if self.prompt_chunk < rest.len() - 1 {
-            self.session.forward(&rest[..self.prompt_chunk], &ForwardOptions::none())?;
+            let part = rest[..self.prompt_chunk].to_vec();
+            let given = self.forward(&part, ForwardOptions::none())?;
+            self.tell(&given.hidden, part.len());
             return Ok(None);
         }
-        let mut logits = self.session.forward(rest, &ForwardOptions::last())?.logits;
+        let rest = rest.to_vec();
+        let ForwardOutput { mut logits, hidden } = self.forward(&rest, ForwardOptions::last())?;
+        self.tell(&hidden, rest.len());
         self.session.checkpoint()?;
         self.session.enter(Phase::Writing);
         self.prefill = self.start.elapsed();
@@ -361,12 +369,15 @@ impl Generation {
 
     /// Computes the last token and verifies drafted ones after it.
     fn decode(&mut self) -> Result<Option<Finish>> {
-        let (call, mut logits) = match self.computed.take() {
-            Some(computed) => computed?,
+        let (call, mut logits, hidden) = match self.computed.take() {
+            Some(computed) => {
+                let (call, logits) = computed?;
+                (call, logits, Vec::new())
+            }
             None => {
                 let call = self.next_call()?;
-                let logits = self.session.forward(&call, &ForwardOptions::all(Chunking::Largest))?.logits;
-                (call, logits)
+                let given = self.forward(&call, ForwardOptions::all(Chunking::Largest))?;
+                (call, given.logits, given.hidden)
             }
         };
         let before = self.session.position() - call.len() as u64;
@@ -379,6 +390,7 @@ impl Generation {
             let accepted = end.is_none() && call.get(i + 1).is_some_and(|draft| self.ids.last() == Some(draft));
             if !accepted {
                 self.session.rewind(position)?;
+                self.tell(&hidden, i + 1);
                 self.speculation.accepted += i;
                 if let Some(lookup) = self.lookup.as_mut().filter(|_| call.len() > 1 && self.looked_up) {
                     lookup.record(i);
@@ -387,6 +399,25 @@ impl Generation {
             }
         }
         Ok(end)
+    }
+
+    /// Whether the drafts need the model's hidden states.
+    fn tells_hidden(&self) -> bool {
+        self.drafter.as_ref().is_some_and(Drafter::reads_hidden)
+    }
+
+    /// A call of the model, with the hidden states that drafts need.
+    fn forward(&mut self, tokens: &[u32], ask: ForwardOptions) -> Result<ForwardOutput> {
+        let hidden = if self.tells_hidden() { Hidden::BetweenFunctions } else { ask.hidden };
+        self.session.forward(tokens, &ForwardOptions { hidden, ..ask })
+    }
+
+    /// Tells the drafter what left the model's last layer, of the first `tokens` tokens of a call.
+    fn tell(&mut self, hidden: &[Vec<f32>], tokens: usize) {
+        let width = self.session.model().bundle().model.hidden_size as usize;
+        if let (Some(drafter), Some(last)) = (&mut self.drafter, hidden.last()) {
+            drafter.tell(&last[..last.len().min(tokens * width)]);
+        }
     }
 
     /// The last token, and drafted ones after it.

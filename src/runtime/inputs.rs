@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::error::RuntimeError;
+use super::hidden::Columns;
 use super::host::{HostTables, RopeChoice, RotaryPart};
 use super::plan::Chunk;
 use super::states::Place;
@@ -19,6 +20,8 @@ pub struct InputBuilder<'a> {
     position: u64,
     chunk: Chunk,
     context: u64,
+    /// The hidden states before those of the call's tokens, `[channels, T]`, and whether a layer that drafts has given them.
+    previous: Option<(&'a Columns, bool)>,
     made: Vec<(PortRole, Arc<Tensor>)>,
 }
 
@@ -32,7 +35,14 @@ impl<'a> InputBuilder<'a> {
         chunk: Chunk,
         context: u64,
     ) -> Self {
-        InputBuilder { host, rope, tokens, position, chunk, context, made: Vec::new() }
+        InputBuilder { host, rope, tokens, position, chunk, context, previous: None, made: Vec::new() }
+    }
+
+    /// With hidden states before those of the call's tokens; `drafted` if a layer that drafts has given them.
+    #[must_use]
+    pub(super) fn after(mut self, previous: Option<(&'a Columns, bool)>) -> Self {
+        self.previous = previous;
+        self
     }
 
     /// The tokens that count.
@@ -49,6 +59,10 @@ impl<'a> InputBuilder<'a> {
         if let Some((_, tensor)) = self.made.iter().find(|(role, tensor)| *role == port.role && tensor.shape == shape) {
             return Ok(tensor.clone());
         }
+        let unexpected = || {
+            let problem = format!("a function has an input `{}` of an unexpected role", port.name);
+            RuntimeError::bundle(anec_bundle::FILE_NAME, problem)
+        };
         let tensor = match &port.role {
             PortRole::RopeCos { table } => shaped(port, shape, self.rope(table, RotaryPart::Cos)?)?,
             PortRole::RopeSin { table } => shaped(port, shape, self.rope(table, RotaryPart::Sin)?)?,
@@ -76,6 +90,15 @@ impl<'a> InputBuilder<'a> {
             }
             PortRole::SliceBegin => Tensor::new(shape, vec![0, 0, self.first_slot()?, 0]),
             PortRole::SliceEnd => Tensor::new(shape, vec![0, 0, self.first_slot()? + self.chunk.size as i32, 0]),
+            PortRole::PreviousHidden => {
+                let (columns, _) = self.previous.ok_or_else(unexpected)?;
+                let hidden = columns.range(0..columns.count.min(self.chunk.size as usize), self.chunk.size as usize);
+                shaped(port, shape, hidden.values)?
+            }
+            PortRole::PreviousDrafted => {
+                let (_, drafted) = self.previous.ok_or_else(unexpected)?;
+                shaped(port, shape, vec![f32::from(u8::from(drafted)); self.chunk.size as usize])?
+            }
             PortRole::Hidden
             | PortRole::RouterState
             | PortRole::SharedKeys { .. }
@@ -86,10 +109,7 @@ impl<'a> InputBuilder<'a> {
             | PortRole::Cache { .. }
             | PortRole::CacheRows { .. }
             | PortRole::Logits
-            | PortRole::Argmax => {
-                let problem = format!("a function has an input `{}` of an unexpected role", port.name);
-                return Err(RuntimeError::bundle(anec_bundle::FILE_NAME, problem));
-            }
+            | PortRole::Argmax => return Err(unexpected()),
         };
         let tensor = Arc::new(tensor);
         self.made.push((port.role.clone(), tensor.clone()));

@@ -123,7 +123,7 @@ pub use lookup::Speculation;
 pub use model::{FirstLoadWork, LoadedModel};
 pub use prefix::PrefixCache;
 pub use sampling::{Sampler, Sampling};
-pub use session::{ForcedPass, ForwardPass, TokenSession};
+pub use session::{ForcedPass, ForwardPass, PreviousHidden, TokenSession};
 pub use text::{TextDelta, TextGeneration, TextStream};
 pub use together::{NextTokens, forward_together};
 pub use tokenizer::{Detokenizer, Tokenizer};

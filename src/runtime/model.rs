@@ -105,6 +105,23 @@ impl LoadedModel {
         Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
     }
 
+    /// The layer of the bundle that drafts the tokens after the next, as a model of its own, which reads hidden states of this
+    /// one; nothing if the bundle has none.
+    ///
+    /// # Errors
+    /// When the backend can't run it.
+    pub fn draft_layer(&self) -> Result<Option<Arc<Self>>> {
+        let Some(bundle) = self.bundle.draft_bundle() else { return Ok(None) };
+        let Some(backend) = self.backend.of_bundle(&bundle)? else { return Ok(None) };
+        Ok(Some(Self::new(bundle, &self.folder, self.host.clone(), backend)?))
+    }
+
+    /// Whether its functions read hidden states of another model: it drafts for that.
+    pub(super) fn reads_hidden(&self) -> bool {
+        let mut inputs = self.bundle.functions.iter().flat_map(|entry| &entry.inputs);
+        inputs.any(|port| port.role == PortRole::PreviousHidden)
+    }
+
     /// The bundle.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle

@@ -38,11 +38,39 @@ pub struct TokenSession {
     memo: Option<Arc<ProductMemo>>,
     rope: RopeChoice,
     pub(super) tokens: Vec<u32>,
+    /// Of a layer that drafts: the hidden states before those of the next tokens, which the next pass takes.
+    previous: Option<GivenHidden>,
     limit: u64,
     /// Ascending; only for models whose states aren't all written by position.
     checkpoints: Vec<Checkpoint>,
     /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
     pub(super) poisoned: bool,
+}
+
+/// What a [layer that drafts](LoadedModel::draft_layer) reads beside tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct PreviousHidden<'a> {
+    /// For each token a row: what left the last layer for the token before it.
+    pub rows: &'a [f32],
+    /// The last layer was the one that drafts, not that of the model.
+    pub drafted: bool,
+}
+
+/// The same, of a pass.
+struct GivenHidden {
+    /// As functions have them.
+    rows: Vec<f32>,
+    /// The position of the first token.
+    first: u64,
+    drafted: bool,
+}
+
+impl GivenHidden {
+    /// Those of the tokens of a call at a position.
+    fn columns(&self, position: u64, channels: usize, tokens: usize) -> Option<Columns> {
+        let first = position.checked_sub(self.first)? as usize * channels;
+        Some(Columns::of_rows(self.rows.get(first..first + tokens * channels)?, channels))
+    }
 }
 
 /// States after a number of tokens, and the context that they are for.
@@ -98,6 +126,7 @@ impl LoadedModel {
             memo: None,
             rope,
             tokens: Vec::new(),
+            previous: None,
             limit,
             checkpoints: Vec::new(),
             poisoned: false,
@@ -274,6 +303,7 @@ impl TokenSession {
             memo: self.memo.clone(),
             rope: self.rope.clone(),
             tokens: self.tokens.clone(),
+            previous: None,
             limit: self.limit,
             checkpoints: Vec::new(),
             poisoned: self.poisoned,
@@ -369,7 +399,12 @@ impl TokenSession {
             record.add(0, &hidden, 0..chunk.real as usize);
         }
         let rope = self.rope.clone();
-        let mut feed = InputBuilder::new(&model.host, &rope, tokens, self.position(), chunk, route.context);
+        let width = model.bundle.model.hidden_size as usize;
+        let given = self.previous.as_ref();
+        let previous =
+            given.and_then(|given| Some((given.columns(self.position(), width, tokens.len())?, given.drafted)));
+        let mut feed = InputBuilder::new(&model.host, &rope, tokens, self.position(), chunk, route.context)
+            .after(previous.as_ref().map(|(columns, drafted)| (columns, *drafted)));
         let mut flow = Flow::from(hidden);
         for step in &route.layers {
             flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;

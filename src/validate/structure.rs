@@ -110,7 +110,7 @@ fn check_package(bundle: &Bundle, entry: &PackageEntry, folder: &Path) -> Vec<Ch
             return checks;
         }
     };
-    let functions: Vec<&FunctionEntry> = bundle.functions.iter().filter(|f| f.package == *name).collect();
+    let functions: Vec<&FunctionEntry> = bundle.all_functions().filter(|f| f.package == *name).collect();
     let limit = (bundle.manifest.shards.max_mb * 1e6) as u64;
     let scale = |entry: &&FunctionEntry| {
         description::attention_scale(bundle, entry, package.program.function(&entry.function)?)

@@ -80,7 +80,9 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
         PortRole::RouterState | PortRole::PerLayerInput { .. } => {
             matches!(stage, Stage::Layers { .. } | Stage::FeedForward { .. })
         }
-        PortRole::SharedKeys { .. }
+        PortRole::PreviousHidden
+        | PortRole::PreviousDrafted
+        | PortRole::SharedKeys { .. }
         | PortRole::SharedValues { .. }
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
@@ -110,7 +112,9 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
         | PortRole::State { .. }
         | PortRole::CacheRows { .. } => matches!(stage, Stage::Layers { .. }),
         PortRole::Logits | PortRole::Argmax => matches!(stage, Stage::Head { .. }),
-        PortRole::PerLayerInput { .. }
+        PortRole::PreviousHidden
+        | PortRole::PreviousDrafted
+        | PortRole::PerLayerInput { .. }
         | PortRole::RopeCos { .. }
         | PortRole::RopeSin { .. }
         | PortRole::AttentionMask { .. }
@@ -131,7 +135,8 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
     let columns = |channels: u64| shape == [1, channels, t, 1] || shape == [1, channels, 1, t];
     let slots = |slots: u64| (1..=entry.context).contains(&slots);
     match &port.role {
-        PortRole::Hidden => columns(bundle.model.hidden_size),
+        PortRole::Hidden | PortRole::PreviousHidden => columns(bundle.model.hidden_size),
+        PortRole::PreviousDrafted => columns(1),
         PortRole::ExpertInput => {
             let whole = |channels: &u64| channels.is_multiple_of(bundle.model.hidden_size.max(1));
             shape.get(1).filter(|channels| whole(channels)).is_some_and(|channels| columns(*channels))

@@ -1,6 +1,6 @@
 //! Tokens through all layers and the LM head, as a whole or call by call.
 
-use super::TokenSession;
+use super::{GivenHidden, PreviousHidden, TokenSession};
 use crate::error::RuntimeError;
 use crate::forward::{ForwardOptions, ForwardOutput, Hidden, Positions};
 use crate::hidden::{HiddenFrame, Record};
@@ -39,6 +39,23 @@ impl TokenSession {
         let mut pass = self.begin(tokens, ask)?;
         while self.advance(&mut pass)? {}
         self.finish(pass)
+    }
+
+    /// Computes `tokens` in a [layer that drafts](crate::LoadedModel::draft_layer), which follow those before.
+    ///
+    /// # Errors
+    /// As [`forward`](TokenSession::forward), and when there isn't a row for each token.
+    pub fn forward_behind(
+        &mut self,
+        previous: PreviousHidden<'_>,
+        tokens: &[u32],
+        ask: &ForwardOptions,
+    ) -> Result<ForwardOutput> {
+        let rows = HiddenFrame::of(&self.model).enter(previous.rows);
+        self.previous = Some(GivenHidden { rows, first: self.position(), drafted: previous.drafted });
+        let output = self.forward(tokens, ask);
+        self.previous = None;
+        output
     }
 
     /// Begins what [`forward`](TokenSession::forward) does, to be computed call by call.

@@ -63,7 +63,7 @@ pub fn judge(
         ..Check::of("plan", "it is of these packages", None)
     };
     let mut checks = vec![taken];
-    for entry in &bundle.functions {
+    for entry in bundle.all_functions() {
         let package = packages.get(entry.package.as_str());
         let Some(function) = package.and_then(|package| package.program.function(&entry.function)) else {
             let problem = Some(format!("{} has no such function", entry.package));
@@ -142,7 +142,7 @@ fn check_plan(bundle: &Bundle, plan: &ComputePlan, packages: &HashMap<&str, Pack
             return Err(format!("it has a function of {package}, but no digest of that"));
         }
         let known = |entry: &&FunctionEntry| (&entry.package, &entry.function) == (package, function);
-        let entry = bundle.functions.iter().find(known);
+        let entry = bundle.all_functions().find(known);
         if !entry.is_some_and(|entry| entry.tokens.allows(*tokens)) {
             return Err(format!("{package} has no function `{function}` for {tokens} tokens"));
         }

@@ -37,7 +37,7 @@ pub fn take(engine: &impl Engine, bundle: &Bundle, folder: &Path, progress: &Pro
     for entry in &bundle.packages {
         let package = anec_package::open(&folder.join(&entry.package))?;
         plan.packages.push(PackageDigest { package: entry.package.clone(), sha256: digest(&package)? });
-        for function in bundle.functions.iter().filter(|function| function.package == entry.package) {
+        for function in bundle.all_functions().filter(|function| function.package == entry.package) {
             for tokens in lengths(function.tokens) {
                 progress.stage(&format!("planning {}, {}, T = {tokens}", entry.package, function.function));
                 let copy = room.path().join(&entry.package);
