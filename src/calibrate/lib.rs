@@ -46,7 +46,7 @@ use anec_exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec_family::{FamilyModel, LoweringOptions};
 use anec_manifest::Manifest;
 use anec_mil::Function;
-use anec_quant::ErrorFeedback;
+use anec_quant::{Damping, ErrorFeedback};
 use anec_runtime::inputs::{shape_of, shaped};
 use anec_runtime::{
     Chunking, CpuBackend, Hidden, HiddenFrame, HostTables, InterceptedBackend, LoadedModel, PackageStore,
@@ -172,23 +172,27 @@ impl Run<'_> {
             let drafts: Vec<Draft<'_>> =
                 tap.targets.iter().map(|target| self.codes.begin(target, &of_channels)).collect();
             for (part, moments) in moments.into_iter().enumerate() {
-                let feedback = ErrorFeedback::of(moments.sums(), moments.tokens());
-                let feedback = feedback.map_err(|error| CalibrateError::Moments {
-                    package: job.package.name.clone(),
-                    value: tap.value.clone(),
-                    error,
-                })?;
-                drop(moments);
                 let share = |whole: u64| whole / parts * part as u64..whole / parts * (part as u64 + 1);
-                for draft in &drafts {
-                    let target = draft.target();
-                    let (mut rows, mut columns) = (0..target.channels, 0..target.weight.columns());
-                    match tap.tokens {
-                        TapTokens::All => {}
-                        TapTokens::Before { .. } => rows = share(rows.end),
-                        TapTokens::Inside { .. } => columns = share(columns.end),
+                let damping = |draft: &Draft<'_>| {
+                    Damping::of(moments.sums().nrows(), moments.tokens(), draft.target().format.weights.bits())
+                };
+                for alike in drafts.chunk_by(|a, b| damping(a) == damping(b)) {
+                    let feedback = ErrorFeedback::of(moments.sums(), damping(&alike[0]));
+                    let feedback = feedback.map_err(|error| CalibrateError::Moments {
+                        package: job.package.name.clone(),
+                        value: tap.value.clone(),
+                        error,
+                    })?;
+                    for draft in alike {
+                        let target = draft.target();
+                        let (mut rows, mut columns) = (0..target.channels, 0..target.weight.columns());
+                        match tap.tokens {
+                            TapTokens::All => {}
+                            TapTokens::Before { .. } => rows = share(rows.end),
+                            TapTokens::Inside { .. } => columns = share(columns.end),
+                        }
+                        self.codes.choose(draft, rows, columns, &feedback)?;
                     }
-                    self.codes.choose(draft, rows, columns, &feedback)?;
                 }
             }
         }

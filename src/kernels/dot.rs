@@ -303,6 +303,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
 
     /// Adds the products of the vectors of elements that begin with `k`.
     #[inline(always)]
+    #[expect(clippy::needless_range_loop, reason = "a column is loaded once, and is in one register at a time")]
     unsafe fn step<L: Lanes>(&self, k: usize, sums: &mut [[L; C]; R]) {
         // SAFETY: as promised.
         unsafe {

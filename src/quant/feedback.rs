@@ -17,8 +17,7 @@
 //! in the order of descending `H_jj`: what matters most is rounded while there is most left to make up for it.
 //!
 //! To the diagonal of `H` a share of itself and of its median is added (damping), so that few tokens, repeated or dead
-//! channels leave it positive definite, and that what goes together in these tokens by chance isn't relied upon: a quarter where there
-//! are as many channels as tokens, less where there are fewer. The mean, which is usual, would be that of the few channels that are
+//! channels leave it positive definite, and that what goes together in these tokens by chance isn't relied upon ([`Damping`]). The mean, which is usual, would be that of the few channels that are
 //! hundreds of times as large as the others in some models, and the others' share in `H` would drown in it; without the median, channels
 //! that the text hardly woke would make up for the errors of the large ones. `H` is factorized in f64, in units in which
 //! its diagonal is 1; everything else is f32. What the codes lose then is made smaller column by column
@@ -38,15 +37,36 @@ use super::QuantError;
 use super::descent::{Descent, blocks_of};
 use super::rounding::Grid;
 
-/// Share of a channel's moment, and of the median of all, that is added to the channel's, where there are as many channels as
-/// tokens; it is proportional to the channels of a token, from the least to the most.
-const DAMPING: f64 = 0.25;
-const LEAST_DAMPING: f64 = 0.05;
-const MOST_DAMPING: f64 = 0.5;
+/// Bits of the coarsest codes whose errors are so small that what is made up for by chance doesn't show either.
+const COARSE_BITS: u32 = 4;
 /// Columns that are rounded one after the other before the others hear of their errors.
 const BLOCK: usize = 128;
 /// Rows that a thread works on at a time. They don't depend on each other.
 const ROWS: usize = 256;
+
+/// Share of a channel's moment, and of the median of all, that is added to the channel's.
+///
+/// Codes of up to four bits make large errors, and what they rely upon to make up for them has to be true of other texts: a quarter
+/// where there are as many channels as tokens, in proportion where there are fewer or more, and 0.05 to 0.5. With
+/// others it is 0.05: on Qwen2.5-Coder-0.5B more lost as much over all positions, and more at the worst.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Damping(f64);
+
+impl Damping {
+    /// Where there are tokens enough.
+    pub const LEAST: Damping = Damping(0.05);
+    const MOST: Damping = Damping(0.5);
+    const ONE_CHANNEL_A_TOKEN: f64 = 0.25;
+
+    /// Of the inputs of weights that are held in so many bits.
+    pub fn of(channels: usize, tokens: u64, bits: u32) -> Self {
+        if bits > COARSE_BITS {
+            return Self::LEAST;
+        }
+        let share = Self::ONE_CHANNEL_A_TOKEN * channels as f64 / tokens.max(1) as f64;
+        Damping(share.clamp(Self::LEAST.0, Self::MOST.0))
+    }
+}
 
 /// How the errors of columns are made up for in others: the factor of a text's second moments.
 pub struct ErrorFeedback {
@@ -74,13 +94,12 @@ pub struct RowCodes {
 }
 
 impl ErrorFeedback {
-    /// The feedback for inputs with the second moments `Σ xᵀx` over so many tokens, `[columns, columns]`, of which the lower
-    /// triangle is read.
+    /// The feedback for inputs with the second moments `Σ xᵀx`, `[columns, columns]`, of which the lower triangle is read.
     /// Moments of zero make for none: weights are rounded to the nearest.
     ///
     /// # Errors
     /// When a moment is NaN or infinite, or isn't one: smaller than zero.
-    pub fn of(moments: ArrayView2<'_, f32>, tokens: u64) -> Result<Self, QuantError> {
+    pub fn of(moments: ArrayView2<'_, f32>, damping: Damping) -> Result<Self, QuantError> {
         let n = moments.nrows();
         let diagonal: Vec<f32> = (0..n).map(|j| moments[[j, j]]).collect();
         if let Some(channel) = diagonal.iter().position(|value| !value.is_finite() || *value < 0.0) {
@@ -92,7 +111,7 @@ impl ErrorFeedback {
         live.sort_by(f64::total_cmp);
         let Some(median) = live.get(live.len() / 2) else { return Ok(ErrorFeedback { order, factor: None }) };
         // what rounding of the moments leaves of singular ones can need more
-        let least = damping(n, tokens);
+        let Damping(least) = damping;
         for damping in [least, 4.0 * least, 16.0 * least] {
             let damped: Vec<f64> =
                 diagonal.iter().map(|value| f64::from(*value) * (1.0 + damping) + damping * median).collect();
@@ -218,11 +237,6 @@ impl ErrorFeedback {
     }
 }
 
-/// The share that is added for so many channels.
-fn damping(channels: usize, tokens: u64) -> f64 {
-    (DAMPING * channels as f64 / tokens.max(1) as f64).clamp(LEAST_DAMPING, MOST_DAMPING)
-}
-
 /// Puts the Cholesky factor of a symmetric matrix into its lower triangle; false if it isn't positive definite.
 fn lower_factor(matrix: &mut Mat<f64>) -> bool {
     let (n, parallel, params) = (matrix.nrows(), Par::rayon(0), Spec::<LltParams, f64>::default());
@@ -237,9 +251,6 @@ mod tests {
     use anec_kernels::quantize;
     use half::f16;
     use ndarray::ArrayView1;
-
-    /// Tokens with which damping is the least.
-    const MANY: u64 = 1 << 20;
 
     /// Numbers from -1 to 1, the same each time.
     fn noise(rows: usize, columns: usize, seed: u64) -> Array2<f32> {
@@ -303,7 +314,7 @@ mod tests {
         diagonal.sort_by(f64::total_cmp);
         let median = diagonal[n / 2];
         let mut damped = moments.mapv(f64::from);
-        (0..n).for_each(|j| damped[[j, j]] += LEAST_DAMPING * (damped[[j, j]] + median));
+        (0..n).for_each(|j| damped[[j, j]] += Damping::LEAST.0 * (damped[[j, j]] + median));
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|a, b| moments[[*b, *b]].total_cmp(&moments[[*a, *a]]));
         let mut left = inverse(damped);
@@ -352,7 +363,7 @@ mod tests {
         for (rows, columns) in [(5, 9), (3, 40), (2, 150)] {
             let (weight, moments) = (noise(rows, columns, 3), moments(2 * columns, columns));
             let scales = vec![vec![f16::from_f32(absmax(&weight) / 20.0)]; rows];
-            let codes = ErrorFeedback::of(moments.view(), MANY).unwrap();
+            let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap();
             let codes = codes.choose(weight.view(), &integers(&scales, columns, 127), 0, false).codes;
             let expected = by_the_paper(&weight, &moments, scales[0][0].to_f32());
             // f32 and f64 can round a number in the middle to different sides; what follows then differs, too
@@ -367,7 +378,7 @@ mod tests {
         let (rows, columns) = (300, 333);
         let (weight, moments) = (noise(rows, columns, 3), moments(400, columns));
         let (feedback, rounding) = (
-            ErrorFeedback::of(moments.view(), MANY).unwrap(),
+            ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap(),
             ErrorFeedback { order: (0..columns).collect(), factor: None },
         );
         let compare = |grids: &[Grid<'_>], most: f64| {
@@ -393,13 +404,14 @@ mod tests {
     }
 
     #[test]
-    fn damping_is_by_the_channels_of_a_token() {
-        assert_eq!(damping(1000, 1000), DAMPING);
-        assert_eq!(damping(500, 1000), DAMPING / 2.0);
+    fn coarse_codes_are_damped_by_the_channels_of_a_token() {
+        assert_eq!(Damping::of(1000, 1000, 4), Damping(0.25));
+        assert_eq!(Damping::of(500, 1000, 2), Damping(0.125));
         assert_eq!(
-            [damping(896, 1 << 20), damping(896, 10), damping(896, 0)],
-            [LEAST_DAMPING, MOST_DAMPING, MOST_DAMPING]
+            [Damping::of(896, 1 << 20, 4), Damping::of(896, 10, 4), Damping::of(896, 0, 4)],
+            [Damping::LEAST, Damping::MOST, Damping::MOST]
         );
+        assert_eq!([Damping::of(896, 10, 8), Damping::of(896, 0, 6)], [Damping::LEAST; 2]);
     }
 
     /// Of few tokens, what goes together in them by chance: relied upon, it is wrong for others.
@@ -415,18 +427,19 @@ mod tests {
         let weight = noise(rows, columns, 3);
         let scales = scales_of_rows(&weight, 7.0);
         let grids = integers(&scales, columns, 7);
-        let cost = |tokens| {
-            let feedback = ErrorFeedback::of(few.view(), tokens).unwrap();
+        let cost = |damping| {
+            let feedback = ErrorFeedback::of(few.view(), damping).unwrap();
             cost(&weight, &values(&grids, &feedback.codes(weight.view(), &grids, 0)), &others)
         };
-        assert!(cost(100) < 0.9 * cost(MANY), "{} {}", cost(100), cost(MANY));
+        let damping = Damping::of(columns, 100, 4);
+        assert!(cost(damping) < 0.9 * cost(Damping::LEAST), "{} {}", cost(damping), cost(Damping::LEAST));
     }
 
     #[test]
     fn without_moments_weights_are_rounded_as_ever() {
         let weight = noise(9, 300, 11);
         let scale = f16::from_f32(absmax(&weight) / 127.0);
-        let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view(), MANY).unwrap();
+        let feedback = ErrorFeedback::of(Array2::zeros((300, 300)).view(), Damping::LEAST).unwrap();
         let codes = feedback.codes(weight.view(), &integers(&vec![vec![scale]; 9], 300, 127), 0);
         let mut expected = vec![0; weight.len()];
         quantize::quantize(weight.as_slice().unwrap(), scale.to_f32(), [-127, 127], &mut expected);
@@ -446,9 +459,12 @@ mod tests {
         weight.row_mut(3).fill(0.0);
         let scales = scales_of_rows(&weight, 7.0);
         let grids = integers(&scales, columns, 7);
-        let rounding =
-            ErrorFeedback::of(Array2::zeros(moments.dim()).view(), MANY).unwrap().codes(weight.view(), &grids, 0);
-        let codes = ErrorFeedback::of(moments.view(), MANY).unwrap().codes(weight.view(), &grids, 0);
+        let rounding = ErrorFeedback::of(Array2::zeros(moments.dim()).view(), Damping::LEAST).unwrap().codes(
+            weight.view(),
+            &grids,
+            0,
+        );
+        let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
         // the product with the one token is what counts, and comes out almost exactly
         let costs = [&codes, &rounding].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
@@ -471,7 +487,7 @@ mod tests {
         let scales = scales_of_rows(&weight, 127.0);
         let grids = integers(&scales, columns, 127);
         let rounding = ErrorFeedback { order: (0..columns).collect(), factor: None };
-        let feedback = ErrorFeedback::of(moments.view(), MANY).unwrap();
+        let feedback = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap();
         let [chosen, nearest] = [&feedback, &rounding].map(|how| values(&grids, &how.codes(weight.view(), &grids, 0)));
         assert!(cost(&weight, &chosen, &moments) < 0.3 * cost(&weight, &nearest, &moments));
     }
@@ -487,9 +503,9 @@ mod tests {
         weight.row_mut(2).fill(0.0);
         let palette: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
         let grids = vec![Grid::Levels { levels: &palette, scale: 1.0 }; 4];
-        let codes = ErrorFeedback::of(moments.view(), MANY).unwrap().codes(weight.view(), &grids, 0);
+        let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
         assert!(codes.codes.row(1).iter().all(|code| *code == 12) && codes.codes.row(2).iter().all(|code| *code == 8));
-        let dead = ErrorFeedback::of(Array2::zeros((columns, columns)).view(), MANY).unwrap();
+        let dead = ErrorFeedback::of(Array2::zeros((columns, columns)).view(), Damping::LEAST).unwrap();
         let nearest = dead.codes(weight.view(), &grids, 0);
         let costs = [&codes, &nearest].map(|codes| cost(&weight, &values(&grids, codes), &moments));
         assert!(costs[0] < 0.1 * costs[1], "{costs:?}");
@@ -511,7 +527,7 @@ mod tests {
         // scales aren't found anew where parts don't begin with blocks
         assert_eq!((part.scales, whole.scales.map(|scales| scales.dim())), (None, Some((5, 4))));
         assert_eq!(part.codes, whole.codes.slice_axis(Axis(1), (24..64).into()));
-        let feedback = ErrorFeedback::of(moments(80, 32).view(), MANY).unwrap();
+        let feedback = ErrorFeedback::of(moments(80, 32).view(), Damping::LEAST).unwrap();
         let found = feedback.codes(weight.slice_axis(Axis(1), (32..64).into()), &grids, 32);
         let own: Vec<Vec<f16>> = blocks.iter().map(|scales| scales[2..].to_vec()).collect();
         let alone = feedback.codes(weight.slice_axis(Axis(1), (32..64).into()), &integers(&own, 16, 7), 0);
@@ -522,25 +538,25 @@ mod tests {
     fn moments_that_are_none_are_refused() {
         let mut moments = moments(20, 10);
         moments[[4, 4]] = f32::NAN;
-        let error = ErrorFeedback::of(moments.view(), MANY).err().unwrap();
+        let error = ErrorFeedback::of(moments.view(), Damping::LEAST).err().unwrap();
         assert_eq!(error.to_string(), "the second moment of input channel 4 is NaN, expected a number from 0 on");
         moments[[4, 4]] = -1.0;
-        assert!(ErrorFeedback::of(moments.view(), MANY).is_err());
+        assert!(ErrorFeedback::of(moments.view(), Damping::LEAST).is_err());
         moments[[4, 4]] = f32::INFINITY;
-        assert!(ErrorFeedback::of(moments.view(), MANY).is_err());
+        assert!(ErrorFeedback::of(moments.view(), Damping::LEAST).is_err());
         moments[[4, 4]] = 1.0;
         moments[[9, 3]] = f32::NAN;
-        assert!(ErrorFeedback::of(moments.view(), MANY).is_err(), "off the diagonal");
+        assert!(ErrorFeedback::of(moments.view(), Damping::LEAST).is_err(), "off the diagonal");
     }
 
     #[test]
     fn codes_are_the_same_from_run_to_run_and_in_parts() {
         let (weight, moments) = (noise(600, 200, 19), moments(300, 200));
         let scales = scales_of_rows(&weight, 127.0);
-        let feedback = ErrorFeedback::of(moments.view(), MANY).unwrap();
+        let feedback = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap();
         let grids = integers(&scales, 200, 127);
         let whole = feedback.codes(weight.view(), &grids, 0);
-        assert_eq!(ErrorFeedback::of(moments.view(), MANY).unwrap().codes(weight.view(), &grids, 0), whole);
+        assert_eq!(ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0), whole);
         let part = |rows: std::ops::Range<usize>| {
             feedback.codes(weight.slice_axis(Axis(0), rows.clone().into()), &grids[rows], 0)
         };

@@ -58,7 +58,7 @@ pub use chosen::{ChosenCodes, ReadCodes};
 pub use clip::Inputs;
 pub use coded::CodedWeight;
 pub use error::QuantError;
-pub use feedback::{ErrorFeedback, RowCodes};
+pub use feedback::{Damping, ErrorFeedback, RowCodes};
 pub use fp16::Fp16;
 pub use layout::WeightLayout;
 pub use measure::{Loss, RoundingError};
