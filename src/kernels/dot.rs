@@ -6,7 +6,7 @@ use half::f16;
 use super::columns::{ColumnPart, GROUP};
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
 
-/// Most columns that [`add_dots`] takes.
+/// Most columns that `add_dots` takes.
 pub const MOST_COLUMNS: usize = 8;
 
 /// An element that rows are stored in.

@@ -11,7 +11,7 @@
 //! so that the values near the largest are all that is looked at. Where a column is hundreds of times as large as the others,
 //! its weights aren't cut off; where nothing is known of the columns, nothing is. Rounding is as often too much as too little, but
 //! what is cut off is always too little: it is a row's gain that becomes smaller. Where products are multiplied by each other, as those
-//! of gate and up are, that is how massive activations are lost, and the second sum counts [`MULTIPLIED`] times.
+//! of gate and up are, that is how massive activations are lost, and the second sum counts `MULTIPLIED` times.
 
 /// What is known of what the columns of a weight are multiplied by.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

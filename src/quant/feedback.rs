@@ -21,7 +21,7 @@
 //! hundreds of times as large as the others in some models, and the others' share in `H` would drown in it; without the median, channels
 //! that the text hardly woke would make up for the errors of the large ones. `H` is factorized in f64, in units in which
 //! its diagonal is 1; everything else is f32. What the codes lose then is made smaller column by column
-//! ([`descent`](super::descent)).
+//! (`descent.rs`).
 
 use std::cmp::{Ordering, Reverse};
 
