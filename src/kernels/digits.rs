@@ -1,15 +1,20 @@
 //! Activations as integers whose products with rows of bytes are exact.
 //!
 //! Processors multiply bytes several times faster than f32 numbers, and add the products up in 32 bits. So each column
-//! becomes integers of 31 bits: its elements, divided by a power of two that the largest gives, and rounded. An element has
-//! 24 significant bits, which all remain in those that are no smaller than a 64th of the largest; the others are off by
-//! at most a 2^30th of the largest. Four signed digits of a byte make up such an integer, so four sums of products of
-//! bytes are one of f32 numbers. The sums of digits are exact, and rounded to f32 only as they are put together.
+//! becomes integers: its elements, divided by a power of two that the largest gives, and rounded. Signed digits of a byte
+//! make up such an integer, so a sum of products of bytes for each digit is one of f32 numbers. The sums of digits are
+//! exact, and rounded to f32 only as they are put together.
+//!
+//! Four digits hold 31 bits. An element has 24 significant bits, which all remain in those that are no smaller than a 64th
+//! of the largest; the others are off by at most a 2^30th of the largest. Three digits hold 23 bits, and a quarter fewer
+//! products make them up. They are enough where no element is much larger than the others: what each is off by is then at
+//! most a 2^19th of the elements' root mean square, mostly a few times less, as f32 sums of as many products are. Which
+//! columns these are follows from the column alone.
 
-/// Digits of an element.
+/// Digits of an element at most.
 pub(super) const DIGITS: usize = 4;
-/// Bits of the largest element.
-const BITS: i32 = 30;
+/// Digits of the elements of a column of which none is much larger than the others.
+pub(super) const FEW_DIGITS: usize = 3;
 /// Most elements of a row: sums of as many products of two bytes fit 32 bits.
 pub(super) const MOST_DEPTH: usize = 1 << 16;
 
@@ -20,17 +25,40 @@ pub(super) struct Unit {
     pub size: f32,
     /// One divided by it.
     pub inverse: f32,
+    /// Digits that an integer has at most: [`FEW_DIGITS`] or [`DIGITS`].
+    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "its instructions take four"))]
+    pub digits: usize,
 }
 
 impl Unit {
-    /// That of a column whose largest element has these bits, without its sign; `None` if it isn't finite.
+    /// That of a column whose largest element has these bits, without its sign, in four digits; `None` if it isn't finite.
     pub fn of(bits: u32) -> Option<Unit> {
+        (bits < f32::INFINITY.to_bits()).then(|| Unit::with(bits, 30, DIGITS))
+    }
+
+    /// That in three digits, which may not be [enough](Unit::is_enough).
+    pub fn of_few(bits: u32) -> Option<Unit> {
+        /// The significant bits of the largest sum of 127 of the third digit and so on.
+        const MOST: u32 = 0x007f_7f7f;
+        let significant = bits & 0x007f_ffff | 0x0080_0000;
+        let most = if significant >> 1 < MOST { 23 } else { 22 };
+        (bits < f32::INFINITY.to_bits()).then(|| Unit::with(bits, most, FEW_DIGITS))
+    }
+
+    /// One in which the largest element has so many bits.
+    fn with(bits: u32, most: i32, digits: usize) -> Unit {
         // the largest element is less than two to this
         let exponent = (bits >> 23) as i32 - 126;
         // a unit and its inverse are normal numbers; in a column this small it is the least of them
-        let exponent = exponent.max(BITS - 126);
+        let exponent = exponent.max(most - 126);
         let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
-        (bits < f32::INFINITY.to_bits()).then(|| Unit { size: power(exponent - BITS), inverse: power(BITS - exponent) })
+        Unit { size: power(exponent - most), inverse: power(most - exponent), digits }
+    }
+
+    /// Whether three digits are enough for so many elements the sum of the squares of whose third digits is this: their
+    /// root mean square is at least 4.
+    pub fn is_enough(squares: u32, count: usize) -> bool {
+        squares as usize / 16 >= count
     }
 }
 
@@ -61,7 +89,19 @@ mod tests {
 
     #[test]
     fn digits_make_up_an_element() {
-        for largest in [1.0f32, 3.0e-38, 1.0e-30, 0.75, 12345.678, 3.0e38] {
+        for largest in [1.0f32, 3.0e-38, 1.0e-30, 0.75, 12345.678, 3.0e38, 1.9921715, 1.9921718, 1.9999999] {
+            let few = Unit::of_few(largest.to_bits()).unwrap();
+            assert_eq!(few.size * few.inverse, 1.0);
+            for element in [largest, -largest, largest / 3.0, largest / 1e6] {
+                // SAFETY: the unit is that of a column with this element.
+                let digits = unsafe { digits_of(element, few.inverse) }.to_le_bytes().map(|byte| byte as i8);
+                assert_eq!(digits[3], 0, "{element} of {largest}");
+                let [lowest, low, high, _] = digits.map(i32::from);
+                let off =
+                    (f64::from((high * 256 + low) * 256 + lowest) * f64::from(few.size) - f64::from(element)).abs();
+                assert!(off <= f64::from(few.size) / 2.0, "{element} of {largest}");
+                assert!(largest < 1e-30 || f64::from(few.size) * f64::from(1 << 22) <= f64::from(largest) * 1.005);
+            }
             let unit = Unit::of(largest.to_bits()).unwrap();
             assert_eq!(unit.size * unit.inverse, 1.0);
             for part in [1.0f32, -1.0, 0.5, -0.3, 1.0 / 64.0, 1.0 / 300.0, 0.0] {

@@ -213,9 +213,9 @@ struct Tile<S, const R: usize, const C: usize> {
 /// Sets of sums of a row and a column.
 const SETS: usize = 4;
 
-/// How far ahead, in bytes, a row that is read alone is asked for: as much as comes from memory in the time that the
-/// first of it takes. A processor's own prefetching ends with each page.
-const AHEAD: usize = 4096;
+/// How far ahead, in bytes, a row that is read alone is asked for: more than comes from memory in the time that the first
+/// of it takes. A processor's own prefetching ends with each page.
+pub(super) const AHEAD: usize = 8192;
 
 /// The functions are safe where the processor has the instruction set of `L`, and `length` elements can be read from each
 /// row and column.
@@ -333,7 +333,7 @@ impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
 unsafe fn prefetch<S, L: Lanes>(at: *const S, count: usize) {
     for line in 0..(count * size_of::<S>()).div_ceil(CACHE_LINE) {
         // SAFETY: as promised; the address need not be one that can be read.
-        unsafe { L::prefetch(at.cast::<i8>().wrapping_add(line * CACHE_LINE)) };
+        unsafe { L::prefetch_far(at.cast::<i8>().wrapping_add(line * CACHE_LINE)) };
     }
 }
 

@@ -15,12 +15,12 @@ pub mod activation;
 mod amx;
 pub mod codes;
 mod columns;
-#[cfg(any(target_arch = "aarch64", all(target_arch = "x86_64", target_os = "linux")))]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 mod digits;
 pub mod dispatch;
 pub mod distance;
 pub mod dot;
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 mod dotprod;
 
 pub mod aligned_buf;

@@ -6,7 +6,7 @@ use super::aligned_buf::AlignedBuf;
 use super::codes::{CodeTables, PackedCodes};
 use super::columns::{SideBySide, StridedColumn};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 use super::dotprod::{DigitColumns, Instruction, MeasuredColumn};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
@@ -62,7 +62,7 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
         assert!(apart || *tokens == 0, "results share a place");
     }
     let mut products: Products<'_, '_> = products.iter_mut().collect();
-    #[cfg(target_arch = "aarch64")]
+    #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
     by_digits(weight, bias, &mut products);
     let mut few = SmallVec::<[Column<'_>; MOST_COLUMNS]>::new();
     for TokenProduct { x, tokens, out } in products.iter_mut() {
@@ -88,7 +88,7 @@ type Products<'p, 'a> = SmallVec<[&'p mut TokenProduct<'a>; MOST_COLUMNS]>;
 
 /// Computes, and removes, those that a processor which multiplies bytes computes exactly: all of few tokens, and of many
 /// where it also computes several rows and columns at a time.
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Products<'_, '_>) {
     let (Elements::Int8(values), Some(instruction), 1) =
         (weight.elements(), Instruction::available().last(), weight.scales().blocks)
@@ -105,7 +105,7 @@ fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Product
         let of_token =
             |token: usize| StridedColumn { values: &x[token * layout.column..], step: layout.row }.measured(columns);
         // each by itself, so that none gets other bits by what is beside it
-        let takes = tokens <= MOST_COLUMNS || instruction == Instruction::Smmla;
+        let takes = tokens <= MOST_COLUMNS || instruction.takes_many();
         let Some(own) = takes.then(|| (0..tokens).map(of_token).collect::<Option<Columns<'_>>>()).flatten() else {
             left.push(product);
             continue;
@@ -120,13 +120,18 @@ fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Product
     }
     let digits = DigitColumns::new(instruction, columns, &inputs);
     for_each_part(rows, columns, |first, count| {
-        digits.multiply(&values[first * columns..][..count * columns], |r, column, product| {
-            let row = first + r;
-            let value = product * scales.of_row(row)[0] + bias.map_or(0.0, |bias| bias[row]);
-            let (out, token) = outputs[column];
-            // SAFETY: `multiply_each` has checked that the output holds this row of the token, and that no other result
-            // shares its place; each part is given other rows.
-            unsafe { *out.at(row, token).0 = value };
+        digits.multiply(&values[first * columns..][..count * columns], |r, column, products| {
+            let (row, (out, token)) = (first + r, outputs[column]);
+            let factors = if scales.values.len() > 1 { &scales.values[row..] } else { &scales.values };
+            let step = usize::from(scales.values.len() > 1);
+            // SAFETY: `multiply_each` has checked that the output holds these rows of the token, and that no other result
+            // shares their places; each part is given other rows.
+            unsafe {
+                let (at, layout) = out.at(row, token);
+                for (i, product) in products.iter().enumerate() {
+                    *at.add(i * layout.row) = product * factors[i * step] + bias.map_or(0.0, |bias| bias[row + i]);
+                }
+            }
         });
     });
 }

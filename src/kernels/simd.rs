@@ -60,6 +60,8 @@ pub trait Lanes: Copy {
     }
     /// Asks for the cache line at an address, which need not be one that can be read.
     unsafe fn prefetch(at: *const i8);
+    /// As [`prefetch`](Self::prefetch), for the second-level cache: what is needed later than the first can hold it.
+    unsafe fn prefetch_far(at: *const i8);
 }
 
 /// Eight codes of `BITS` bits, the first in the lowest bits.
@@ -184,6 +186,9 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn prefetch(_: *const i8) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_far(_: *const i8) {}
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -314,6 +319,11 @@ mod x86 {
         #[inline(always)]
         unsafe fn prefetch(at: *const i8) {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_far(at: *const i8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at) }
         }
     }
 
@@ -449,6 +459,11 @@ mod x86 {
         unsafe fn prefetch(at: *const i8) {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at) }
         }
+
+        #[inline(always)]
+        unsafe fn prefetch_far(at: *const i8) {
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at) }
+        }
     }
 }
 
@@ -531,6 +546,12 @@ pub(super) mod neon {
         unsafe fn prefetch(at: *const i8) {
             // SAFETY: a hint reads nothing; its intrinsic isn't stable.
             unsafe { std::arch::asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch_far(at: *const i8) {
+            // SAFETY: as above.
+            unsafe { std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
         }
     }
 }

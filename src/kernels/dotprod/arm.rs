@@ -1,0 +1,246 @@
+//! 64-bit Arm: `SDOT` and `SMMLA`.
+
+use std::arch::aarch64::*;
+use std::arch::{asm, is_aarch64_feature_detected};
+
+use super::super::columns::StridedColumn;
+use super::super::digits::{DIGITS, FEW_DIGITS, Unit, digits_of};
+use super::super::simd::{Lanes, neon::Neon};
+use super::{DigitColumns, MeasuredColumn};
+
+/// Rows that are multiplied at a time: their sums fill half of the registers.
+const ROWS: usize = 4;
+/// Elements that a vector of bytes holds.
+pub(super) const STEP: usize = 16;
+
+/// What multiplies bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Instruction {
+    /// Sums of four products.
+    Sdot,
+    /// Products of two rows and two columns of eight.
+    Smmla,
+}
+
+impl Instruction {
+    /// How many there are.
+    #[cfg(test)]
+    pub const COUNT: usize = 2;
+
+    /// Those that this processor has, the best last.
+    pub fn available() -> impl Iterator<Item = Instruction> {
+        let has = |instruction: &Instruction| match instruction {
+            Instruction::Sdot => is_aarch64_feature_detected!("dotprod"),
+            Instruction::Smmla => is_aarch64_feature_detected!("i8mm"),
+        };
+        [Instruction::Sdot, Instruction::Smmla].into_iter().filter(has)
+    }
+
+    /// Whether it is the best that there is for any number of columns.
+    pub fn takes_many(self) -> bool {
+        self == Instruction::Smmla
+    }
+}
+
+/// The bits, without the sign, of the largest of some elements.
+pub(super) fn largest(column: StridedColumn<'_>, count: usize) -> u32 {
+    column.elements(count).fold(0, |largest, element| element.abs().to_bits().max(largest))
+}
+
+/// Writes digits: of each 16 elements, a vector for each digit, the lowest first (`SDOT`); or of the first eight of them
+/// the two low digits, the two high ones, and likewise of the others (`SMMLA`). Zeros follow the last element. Sums begin
+/// with nothing. Gives the sum of the squares of the third digits.
+///
+/// # Safety
+/// The unit is that of the column.
+pub(super) unsafe fn pack(
+    instruction: Instruction,
+    (of, unit): (MeasuredColumn<'_>, Unit),
+    digits: &mut [i8],
+    start: &mut [i32; DIGITS],
+) -> u32 {
+    *start = [0; DIGITS];
+    let (steps, _) = digits.as_chunks_mut::<{ STEP * DIGITS }>();
+    let mut elements = of.column.elements(of.count);
+    let mut squares = 0;
+    for digits in steps {
+        for k in 0..STEP {
+            // SAFETY: as promised.
+            let all = |element: &f32| unsafe { digits_of(*element, unit.inverse) }.to_le_bytes();
+            let own = elements.next().map_or([0; DIGITS], all).map(|digit| digit as i8);
+            squares += u32::from(own[FEW_DIGITS - 1].unsigned_abs()).pow(2);
+            for (digit, own) in own.into_iter().enumerate() {
+                let place = match instruction {
+                    Instruction::Sdot => digit * STEP + k,
+                    Instruction::Smmla => k / 8 * 32 + digit * 8 + k % 8,
+                };
+                digits[place] = own;
+            }
+        }
+    }
+    squares
+}
+
+/// Gives the products of rows with columns.
+///
+/// # Safety
+/// The processor has the instruction; the rows are whole, and each column has digits for all elements of a row.
+pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
+    let (count, columns) = (rows.len().checked_div(of.depth).unwrap_or(0), of.columns.len());
+    for first in (0..count).step_by(ROWS) {
+        let here = ROWS.min(count - first);
+        // the last row stands for those that are missing
+        let of_tile = std::array::from_fn(|r| &rows[(first + r.min(here - 1)) * of.depth..][..of.depth]);
+        let mut give = |column: usize, sums: [[i32; DIGITS]; ROWS]| {
+            put(first, column, &sums.map(|sums| of.columns[column].product(sums))[..here]);
+        };
+        let mut column = 0;
+        while column < columns {
+            // SAFETY: as promised.
+            unsafe {
+                match of.instruction {
+                    Instruction::Sdot => give(column, by_sdot(of_tile, of.of(column))),
+                    Instruction::Smmla if column + 1 < columns => {
+                        let [one, other] = by_smmla(of_tile, [of.of(column), of.of(column + 1)]);
+                        give(column, one);
+                        column += 1;
+                        give(column, other);
+                    }
+                    Instruction::Smmla => {
+                        let [sums] = by_smmla(of_tile, [of.of(column)]);
+                        give(column, sums);
+                    }
+                }
+            }
+            column += 1;
+        }
+    }
+}
+
+/// Rows, a vector of bytes of each at a time.
+struct Vectors<'a> {
+    rows: [&'a [i8]; ROWS],
+    /// What is left behind the last whole vector, zeros behind it.
+    rests: [[i8; STEP]; ROWS],
+}
+
+impl<'a> Vectors<'a> {
+    /// Of rows that are equally long.
+    fn of(rows: [&'a [i8]; ROWS]) -> Self {
+        let rests = rows.map(|row| {
+            let (_, rest) = row.as_chunks::<STEP>();
+            std::array::from_fn(|k| rest.get(k).copied().unwrap_or(0))
+        });
+        Vectors { rows, rests }
+    }
+
+    /// How many there are of each row.
+    fn count(&self) -> usize {
+        self.rows[0].len().div_ceil(STEP)
+    }
+
+    /// Where those of the rows are. Asks for those of the rows that come next.
+    #[inline(always)]
+    fn at(&self, i: usize) -> [*const i8; ROWS] {
+        let (from, length) = (i.wrapping_mul(STEP), self.rows[0].len());
+        if from.wrapping_add(STEP) > length {
+            return self.rests.each_ref().map(|rest| rest.as_ptr());
+        }
+        let at = self.rows.map(|row| row.as_ptr().wrapping_add(from));
+        if i.is_multiple_of(4) {
+            // SAFETY: every processor of this architecture has NEON; the address need not be one that can be read.
+            at.iter().for_each(|at| unsafe { Neon::prefetch(at.wrapping_add(length.wrapping_mul(ROWS))) });
+        }
+        at
+    }
+}
+
+/// The sums of products of rows with each digit of a column.
+///
+/// # Safety
+/// The processor has `dotprod`; the rows are equally long, and the column has digits for all of their elements.
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn by_sdot(rows: [&[i8]; ROWS], x: *const i8) -> [[i32; DIGITS]; ROWS] {
+    let mut sums = [[vdupq_n_s32(0); DIGITS]; ROWS];
+    let (rows, mut x) = (Vectors::of(rows), x);
+    for i in 0..rows.count() {
+        let at = rows.at(i);
+        // SAFETY: 16 elements of each row and their digits can be read, as promised.
+        unsafe {
+            let digits: [int8x16_t; DIGITS] = std::array::from_fn(|digit| vld1q_s8(x.wrapping_add(digit * STEP)));
+            for (sums, at) in sums.iter_mut().zip(at) {
+                let row = vld1q_s8(at);
+                sums.iter_mut().zip(digits).for_each(|(sum, digits)| *sum = sdot(*sum, row, digits));
+            }
+        }
+        x = x.wrapping_add(DIGITS * STEP);
+    }
+    sums.map(|sums| sums.map(|sum| vaddvq_s32(sum)))
+}
+
+/// The sums of products of rows with each digit of columns.
+///
+/// # Safety
+/// The processor has `i8mm`; the rows are equally long, and the columns have digits for all of their elements.
+#[target_feature(enable = "neon,i8mm")]
+unsafe fn by_smmla<const C: usize>(rows: [&[i8]; ROWS], x: [*const i8; C]) -> [[[i32; DIGITS]; ROWS]; C] {
+    // two rows by two digits: those of the first row come first
+    let mut sums = [[[vdupq_n_s32(0); DIGITS / 2]; ROWS / 2]; C];
+    let (rows, mut x) = (Vectors::of(rows), x);
+    for i in 0..rows.count() {
+        let at = rows.at(i);
+        // SAFETY: as above.
+        unsafe {
+            let pairs: [[int8x16_t; 2]; ROWS / 2] = std::array::from_fn(|pair| {
+                let one = vreinterpretq_s64_s8(vld1q_s8(at[2 * pair]));
+                let other = vreinterpretq_s64_s8(vld1q_s8(at[2 * pair + 1]));
+                [vzip1q_s64(one, other), vzip2q_s64(one, other)].map(|both| vreinterpretq_s8_s64(both))
+            });
+            for (sums, x) in sums.iter_mut().zip(x) {
+                let two: [int8x16_t; DIGITS] = std::array::from_fn(|i| vld1q_s8(x.wrapping_add(i * STEP)));
+                for (sums, [low, high]) in sums.iter_mut().zip(pairs) {
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        *sum = smmla(smmla(*sum, low, two[i]), high, two[DIGITS / 2 + i]);
+                    }
+                }
+            }
+        }
+        x = x.map(|x| x.wrapping_add(DIGITS * STEP));
+    }
+    sums.map(|sums| {
+        let mut out = [[0; DIGITS]; ROWS];
+        for (pair, sums) in sums.into_iter().enumerate() {
+            for (digits, sum) in sums.into_iter().enumerate() {
+                out[2 * pair][2 * digits] = vgetq_lane_s32::<0>(sum);
+                out[2 * pair][2 * digits + 1] = vgetq_lane_s32::<1>(sum);
+                out[2 * pair + 1][2 * digits] = vgetq_lane_s32::<2>(sum);
+                out[2 * pair + 1][2 * digits + 1] = vgetq_lane_s32::<3>(sum);
+            }
+        }
+        out
+    })
+}
+
+/// `sum[i] + sum over j in 0..4 of a[4 i + j] * b[4 i + j]`; the intrinsic isn't stable.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: the instruction computes with registers alone, and the processor has it.
+    unsafe {
+        asm!("sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum = inout(vreg) sum, a = in(vreg) a, b = in(vreg) b,
+             options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}
+
+/// `sum[2 i + j] + sum over k in 0..8 of a[8 i + k] * b[8 j + k]`; the intrinsic isn't stable.
+#[inline]
+#[target_feature(enable = "neon,i8mm")]
+fn smmla(mut sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: as above.
+    unsafe {
+        asm!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum = inout(vreg) sum, a = in(vreg) a, b = in(vreg) b,
+             options(pure, nomem, nostack, preserves_flags));
+    }
+    sum
+}

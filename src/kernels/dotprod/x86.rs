@@ -1,0 +1,312 @@
+//! 64 neighbours at a time: `VPDPBUSD` (AVX-512 VNNI) adds the products of bytes to 16 sums of 32 bits. It takes a byte
+//! without a sign, so 128 is added to each element of a row, and 128 times the sum of a column's digits is taken away.
+
+use std::arch::x86_64::*;
+
+use smallvec::SmallVec;
+
+use super::super::columns::StridedColumn;
+use super::super::digits::{DIGITS, FEW_DIGITS, Unit, digits_of};
+use super::super::dot::AHEAD;
+use super::{DigitColumns, MeasuredColumn};
+
+/// Elements of a vector.
+pub(super) const STEP: usize = 64;
+/// Rows that are multiplied at a time with several columns: their sums with two columns, and what gives them, fill the
+/// registers.
+const ROWS: usize = 3;
+/// As many, with columns of [`FEW_DIGITS`].
+const FEW_ROWS: usize = 4;
+/// Rows whose sums are put together at a time, whole tiles.
+const BLOCK: usize = 4 * ROWS * FEW_ROWS;
+/// The sums of a block's rows with the digits of a column.
+type BlockSums = [[i32; DIGITS]; BLOCK];
+/// What is added to an element.
+const MIDDLE: i8 = -128;
+
+/// What multiplies bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Instruction {
+    /// Sums of four products.
+    Vpdpbusd,
+}
+
+impl Instruction {
+    /// How many there are.
+    #[cfg(test)]
+    pub const COUNT: usize = 1;
+
+    /// Those that this processor has.
+    pub fn available() -> impl Iterator<Item = Instruction> {
+        let has = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vnni");
+        has.then_some(Instruction::Vpdpbusd).into_iter()
+    }
+
+    /// Whether it is the best that there is for any number of columns.
+    pub fn takes_many(self) -> bool {
+        false
+    }
+}
+
+/// The bits, without the sign, of the largest of some elements.
+pub(super) fn largest(column: StridedColumn<'_>, count: usize) -> u32 {
+    /// Of elements that follow each other.
+    #[target_feature(enable = "avx512f")]
+    fn contiguous(elements: &[f32]) -> u32 {
+        elements.iter().fold(0, |largest, element| element.abs().to_bits().max(largest))
+    }
+    match column {
+        // SAFETY: the processor has these vectors.
+        StridedColumn { values, step: 1 } if is_x86_feature_detected!("avx512f") => unsafe {
+            contiguous(&values[..count])
+        },
+        _ => column.elements(count).fold(0, |largest, element| element.abs().to_bits().max(largest)),
+    }
+}
+
+/// Writes digits: of each [`STEP`] elements a vector for each digit, the lowest first, and zeros behind the last element;
+/// and what the sums begin with. Gives the sum of the squares of the third digits.
+///
+/// # Safety
+/// The processor has the instruction; the unit is that of the column.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn pack(
+    _: Instruction,
+    (of, unit): (MeasuredColumn<'_>, Unit),
+    digits: &mut [i8],
+    start: &mut [i32; DIGITS],
+) -> u32 {
+    let (steps, _) = digits.as_chunks_mut::<{ STEP * DIGITS }>();
+    let mut elements = of.column.elements(of.count);
+    let (mut sums, mut squares) = ([_mm512_setzero_si512(); DIGITS], _mm512_setzero_si512());
+    for (i, digits) in steps.iter_mut().enumerate() {
+        let (mut near, here) = ([0.0; STEP], STEP.min(of.count - i * STEP));
+        if of.column.step == 1 {
+            near[..here].copy_from_slice(&of.column.values[i * STEP..][..here]);
+        } else {
+            near.iter_mut().zip(&mut elements).for_each(|(near, element)| *near = *element);
+        }
+        // SAFETY: as promised.
+        let all = near.map(|element| unsafe { digits_of(element, unit.inverse) });
+        for (digit, digits) in digits.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
+            *digits = all.map(|all| (all >> (8 * digit)) as i8);
+            // SAFETY: there are 64 bytes.
+            let vector = unsafe { _mm512_loadu_si512(digits.as_ptr().cast()) };
+            sums[digit] = _mm512_dpbusd_epi32(sums[digit], _mm512_set1_epi8(1), vector);
+            if digit == FEW_DIGITS - 1 {
+                // where it matters, no digit is -128
+                let size = _mm512_abs_epi8(vector);
+                squares = _mm512_dpbusd_epi32(squares, size, size);
+            }
+        }
+    }
+    *start = sums.map(|sum| _mm512_reduce_add_epi32(sum) * i32::from(MIDDLE));
+    _mm512_reduce_add_epi32(squares).cast_unsigned()
+}
+
+/// Gives the products of rows with columns.
+///
+/// # Safety
+/// The processor has the instruction; the rows are whole, and each column has digits for all elements of a row.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
+    let count = rows.len().checked_div(of.depth).unwrap_or(0);
+    let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; DIGITS]; BLOCK], of.columns.len());
+    for first in (0..count).step_by(BLOCK) {
+        let here = BLOCK.min(count - first);
+        let block = &rows[first * of.depth..][..here * of.depth];
+        // SAFETY: as promised.
+        unsafe { add_up(of, block, &mut sums) };
+        for (c, (sums, column)) in sums.iter().zip(&of.columns).enumerate() {
+            let mut products = [0.0; BLOCK];
+            for (product, sums) in products.iter_mut().zip(sums) {
+                *product = column.product(*sums);
+            }
+            put(first, c, &products[..here]);
+        }
+    }
+}
+
+/// The sums of a block's rows with each column.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_up(of: &DigitColumns, rows: &[i8], sums: &mut [BlockSums]) {
+    let all = of.columns.iter().zip(sums).enumerate();
+    let all = all.map(|(c, (column, sums))| (column.unit.digits, (of.of(c), sums)));
+    let (few, others): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) = all.partition(|(digits, _)| *digits == FEW_DIGITS);
+    let columns = |part: SmallVec<[_; 8]>| -> Columns<'_> { part.into_iter().map(|(_, column)| column).collect() };
+    // SAFETY: as promised.
+    unsafe {
+        add_up_columns::<FEW_ROWS, FEW_DIGITS>(rows, of.depth, columns(few));
+        add_up_columns::<ROWS, DIGITS>(rows, of.depth, columns(others));
+    }
+}
+
+/// Digits of columns, and where their sums go.
+type Columns<'a> = SmallVec<[(*const i8, &'a mut BlockSums); 8]>;
+
+/// The sums of rows with columns of `D` digits, of `R` rows at a time where there are several columns.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_up_columns<const R: usize, const D: usize>(rows: &[i8], depth: usize, mut columns: Columns<'_>) {
+    let (count, first) = (rows.len() / depth, rows.as_ptr());
+    // SAFETY: as promised; the last row stands for those that are missing.
+    unsafe {
+        if let [(column, sums)] = &mut columns[..] {
+            for (row, sums) in sums.iter_mut().enumerate().take(count) {
+                *sums = of_row::<D>(first.add(row * depth), *column, depth);
+            }
+            return;
+        }
+        for row in (0..count).step_by(R) {
+            let rows = std::array::from_fn(|r| first.add((row + r).min(count - 1) * depth));
+            let mut next = Some(first.wrapping_add((row + R) * depth));
+            for columns in columns.chunks_mut(2) {
+                match columns {
+                    [(one, sums), (other, other_sums)] => {
+                        let [one, other] = of_tile::<R, 2, D>(rows, [*one, *other], depth, next.take());
+                        sums[row..row + R].copy_from_slice(&one);
+                        other_sums[row..row + R].copy_from_slice(&other);
+                    }
+                    [(one, sums)] => {
+                        let [one] = of_tile::<R, 1, D>(rows, [*one], depth, next.take());
+                        sums[row..row + R].copy_from_slice(&one);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// The sums of a row and a column. Two sets of them, so that no product waits for the one before it.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, depth: usize) -> [i32; DIGITS] {
+    let mut sums = [[[[_mm512_setzero_si512(); D]; 1]; 1]; 2];
+    // SAFETY: as promised; what is asked for need not be there.
+    unsafe {
+        for _ in 0..depth / (2 * STEP) {
+            for sums in &mut sums {
+                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(AHEAD));
+                add_products(sums, [raised(row)], [column]);
+                (row, column) = (row.add(STEP), column.add(DIGITS * STEP));
+            }
+        }
+        if !(depth / STEP).is_multiple_of(2) {
+            add_products(&mut sums[0], [raised(row)], [column]);
+            (row, column) = (row.add(STEP), column.add(DIGITS * STEP));
+        }
+        if !depth.is_multiple_of(STEP) {
+            add_products(&mut sums[1], [raised_part(row, depth % STEP)], [column]);
+        }
+    }
+    let [[[one]], [[other]]] = sums;
+    across::<D>(std::array::from_fn(|digit| _mm512_add_epi32(one[digit], other[digit])))
+}
+
+/// The sums of some rows and columns. Asks for as many rows from `next` on.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn of_tile<const R: usize, const C: usize, const D: usize>(
+    mut rows: [*const i8; R],
+    mut columns: [*const i8; C],
+    depth: usize,
+    mut next: Option<*const i8>,
+) -> [[[i32; DIGITS]; R]; C] {
+    let mut sums = [[[_mm512_setzero_si512(); D]; R]; C];
+    // SAFETY: as promised; what is asked for need not be there.
+    unsafe {
+        for _ in 0..depth / STEP {
+            if let Some(next) = &mut next {
+                for _ in 0..R {
+                    _mm_prefetch::<_MM_HINT_T1>(*next);
+                    *next = next.wrapping_add(STEP);
+                }
+            }
+            add_products(&mut sums, rows.map(|row| raised(row)), columns);
+            rows = rows.map(|row| row.add(STEP));
+            columns = columns.map(|column| column.add(DIGITS * STEP));
+        }
+        if !depth.is_multiple_of(STEP) {
+            add_products(&mut sums, rows.map(|row| raised_part(row, depth % STEP)), columns);
+        }
+    }
+    sums.map(|sums| sums.map(|sums| across(sums)))
+}
+
+/// Adds the products of some elements of rows and each digit of columns.
+///
+/// # Safety
+/// There are as many digits.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[expect(clippy::needless_range_loop, reason = "digits are loaded once, and are in one register at a time")]
+unsafe fn add_products<const R: usize, const C: usize, const D: usize>(
+    sums: &mut [[[__m512i; D]; R]; C],
+    rows: [__m512i; R],
+    columns: [*const i8; C],
+) {
+    for c in 0..C {
+        for digit in 0..D {
+            // SAFETY: as promised.
+            let digits = unsafe { _mm512_load_si512(columns[c].add(digit * STEP).cast()) };
+            for r in 0..R {
+                sums[c][r][digit] = _mm512_dpbusd_epi32(sums[c][r][digit], rows[r], digits);
+            }
+        }
+    }
+}
+
+/// Elements of a row, each with [`MIDDLE`] added.
+///
+/// # Safety
+/// There are 64.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn raised(row: *const i8) -> __m512i {
+    // SAFETY: as promised.
+    _mm512_xor_si512(unsafe { _mm512_loadu_si512(row.cast()) }, _mm512_set1_epi8(MIDDLE))
+}
+
+/// As [`raised`] for fewer elements; the digits behind them are zeros.
+///
+/// # Safety
+/// There are as many.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn raised_part(row: *const i8, count: usize) -> __m512i {
+    // SAFETY: as promised.
+    let row = unsafe { _mm512_maskz_loadu_epi8((1 << count) - 1, row) };
+    _mm512_xor_si512(row, _mm512_set1_epi8(MIDDLE))
+}
+
+/// The sum of each vector's elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn across<const D: usize>(vectors: [__m512i; D]) -> [i32; DIGITS] {
+    let [a, b, c, d] = std::array::from_fn(|i| if i < D { vectors[i] } else { _mm512_setzero_si512() });
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    let all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    let all = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64::<1>(all));
+    let all = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
+    let mut sums = [0; DIGITS];
+    // SAFETY: the array has as many bytes as the vector.
+    unsafe { _mm_storeu_si128(sums.as_mut_ptr().cast(), all) };
+    sums
+}
