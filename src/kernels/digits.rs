@@ -84,8 +84,15 @@ pub(super) fn joined([lowest, low, high, highest]: [i32; DIGITS]) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// How much the elements of a column are off at most.
+    pub fn most_off(column: &[f64]) -> f64 {
+        let largest = column.iter().fold(0.0f64, |largest, x| x.abs().max(largest));
+        let mean_square = column.iter().map(|x| x * x).sum::<f64>() / column.len().max(1) as f64;
+        (largest / f64::from(1 << 30)).max(mean_square.sqrt() / f64::from(1 << 19))
+    }
 
     #[test]
     fn digits_make_up_an_element() {

@@ -125,6 +125,7 @@ impl DigitColumns {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::digits::tests::most_off;
     use super::super::dot::tests::noise;
     use super::*;
 
@@ -166,10 +167,8 @@ mod tests {
                     let (row, column) = (&a[i / count * depth..][..depth], columns[i % count]);
                     let elements = || column.values.iter().step_by(step);
                     let terms = row.iter().zip(elements()).map(|(a, x)| f64::from(*a) * f64::from(*x));
-                    let largest = elements().fold(0.0f64, |largest, x| f64::from(x.abs()).max(largest));
                     let exact: f64 = terms.sum();
-                    let mean_square = elements().map(|x| f64::from(*x).powi(2)).sum::<f64>() / depth as f64;
-                    let off = (largest / f64::from(1 << 30)).max(mean_square.sqrt() / f64::from(1 << 19));
+                    let off = most_off(&elements().map(|x| f64::from(*x)).collect::<Vec<_>>());
                     // what each element is off by, and the rounding of the sum
                     let limit = off * depth as f64 * 128.0 + exact.abs() * 1e-6 + 1e-6;
                     prop_assert!((f64::from(*found) - exact).abs() <= limit, "{found} {exact} {instruction:?}");

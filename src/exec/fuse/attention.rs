@@ -11,6 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use smallvec::SmallVec;
+
 use super::Found;
 use super::flow::{Flow, constant, rows_of_slice};
 use crate::frame::Frame;
@@ -36,7 +38,7 @@ const LOWEST: f32 = -5e3;
 /// First and last slot are rounded outwards to multiples of this, so that sums are made of the same parts.
 const ALIGNMENT: usize = 16;
 /// Rows that are computed at a time.
-const ROWS: usize = 128;
+const ROWS: usize = 64;
 /// Multiplications for which threads are worth waking.
 const LARGE_WORK: usize = 1 << 19;
 
@@ -204,14 +206,22 @@ impl FusedKernel for Attention {
         if !fits || heads * tokens * width * value.width == 0 {
             return None;
         }
-        let open = opened(mask, slots)?;
+        let open = OpenSlots::of(mask, slots)?;
         let rounds = Rounds { half: frame.half, of: self.types.map(|dtype| frame.rounds(dtype)) };
         let rows = heads * tokens / key.count;
         let done = AtomicBool::new(true);
         // some rows of a head, from `first` on
         let part = |head: usize, first: usize, out: &mut [f32]| {
             let query = &query[(head * rows + first) * width..][..out.len() / value.width * width];
-            let mask = |row: usize| &mask[(first + row) % tokens % mask_rows * slots..][open.clone()];
+            // the tokens that the rows are for, in order but for a step back at the end of each head
+            let token = |row: usize| (first + row) % tokens % mask_rows;
+            let count = out.len() / value.width;
+            let own = match (token(0), token(count - 1)) {
+                (from, to) if from <= to && count <= mask_rows => from..to + 1,
+                _ => 0..mask_rows,
+            };
+            let open = open.to(own);
+            let mask = |row: usize| &mask[token(row) * slots..][open.clone()];
             let (key, value) = (key.part(head, &open), value.part(head, &open));
             // as products with weights do, few tokens give each the bits that it has alone
             let multiply = if tokens <= MOST_COLUMNS { product_of_few } else { product };
@@ -219,7 +229,7 @@ impl FusedKernel for Attention {
                 done.store(false, Ordering::Relaxed);
             }
         };
-        let threads = heads * tokens * width * open.len() > LARGE_WORK;
+        let threads = heads * tokens * width * open.to(0..mask_rows).len() > LARGE_WORK;
         let of_head = rows * value.width;
         let result = frame.workspace.pool.make(&[1, heads, tokens, value.width], |out| {
             out.resize(key.count * of_head, 0.0);
@@ -371,15 +381,36 @@ impl<'a> Heads<'a> {
     }
 }
 
-/// From the first to the last slot that is open to any token; `None` if a token sees none.
-fn opened(mask: &[f32], slots: usize) -> Option<Range<usize>> {
-    // a mask that is no number is one to be computed with
-    let is_open = |value: &f32| !(*value <= MASKED);
-    let mut open = slots..0;
-    for row in mask.chunks_exact(slots.max(1)) {
-        open.start = open.start.min(row.iter().position(is_open)?);
-        open.end = open.end.max(row.iter().rposition(is_open)? + 1);
+/// Which slots a mask opens to each of its tokens: from the first to the last of them.
+struct OpenSlots {
+    of_tokens: SmallVec<[Range<usize>; 8]>,
+    slots: usize,
+}
+
+impl OpenSlots {
+    /// Those of a mask with so many slots for each token; `None` if a token sees none.
+    fn of(mask: &[f32], slots: usize) -> Option<Self> {
+        /// Slots that are looked at together.
+        const TOGETHER: usize = 64;
+        // a mask that is no number is one to be computed with
+        let is_open = |value: &f32| !(*value <= MASKED);
+        let any = |part: &&[f32]| part.iter().fold(false, |any, value| any | is_open(value));
+        let of_token = |row: &[f32]| {
+            let closed_before = row.chunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
+            let start = closed_before + row.get(closed_before..)?.iter().position(is_open)?;
+            let closed_after = row.rchunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
+            let end = row[..row.len() - closed_after].iter().rposition(is_open)? + 1;
+            Some(start..end)
+        };
+        let of_tokens = mask.chunks_exact(slots.max(1)).map(of_token).collect::<Option<_>>()?;
+        Some(OpenSlots { of_tokens, slots })
     }
-    let (start, end) = (open.start / ALIGNMENT * ALIGNMENT, open.end.next_multiple_of(ALIGNMENT).min(slots));
-    (start < end).then_some(start..end)
+
+    /// From the first to the last slot that is open to one of some tokens, rounded outwards.
+    fn to(&self, tokens: Range<usize>) -> Range<usize> {
+        let of_tokens = &self.of_tokens[tokens];
+        let start = of_tokens.iter().map(|open| open.start).min().unwrap_or(0);
+        let end = of_tokens.iter().map(|open| open.end).max().unwrap_or(0);
+        start / ALIGNMENT * ALIGNMENT..end.next_multiple_of(ALIGNMENT).min(self.slots)
+    }
 }
