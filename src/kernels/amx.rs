@@ -80,14 +80,14 @@ pub(super) fn multiply(
     };
     let parts = depth.div_ceil(MEASURED);
     // SAFETY: the processor has these vectors, as asserted.
-    let largest = of_columns(parts, padded, u32::max, |i, largest| unsafe { part(i).largest(largest) });
+    let largest = found_in_parts(parts, padded, u32::max, |i, largest| unsafe { part(i).largest(largest) });
     let units = |unit: fn(u32) -> Option<Unit>| largest.iter().map(|bits| unit(*bits)).collect::<Option<Vec<Unit>>>();
     let (Some(mut units), Some(of_four), true) = (units(Unit::of_few), units(Unit::of), depth <= MOST_DEPTH) else {
         return false;
     };
     let inverse: Vec<f32> = units.iter().map(|unit| unit.inverse).collect();
     // SAFETY: as above; the units are those of the columns.
-    let squares = of_columns(parts, padded, u32::wrapping_add, |i, own| unsafe { part(i).squares(&inverse, own) });
+    let squares = found_in_parts(parts, padded, u32::wrapping_add, |i, own| unsafe { part(i).squares(&inverse, own) });
     for (c, unit) in units.iter_mut().enumerate().take(columns) {
         if !Unit::is_enough(squares[c], depth) {
             *unit = of_four[c];
@@ -122,7 +122,7 @@ pub(super) fn multiply(
 }
 
 /// What the parts of so many columns find of each, put together.
-fn of_columns(
+fn found_in_parts(
     parts: usize,
     columns: usize,
     join: fn(u32, u32) -> u32,

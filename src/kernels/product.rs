@@ -28,10 +28,11 @@ pub struct TokenProduct<'a> {
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
 ///
-/// Few tokens, many, and bytes on a processor that multiplies them (AMX for many tokens, 64-bit Arm) are multiplied by
-/// different kernels. Two sum in f32, each in an order of its own, the others in integers: a prompt that is read in other
-/// chunks gives the same values within f32's rounding, not the same bits. Up to eight tokens give each the bits that it
-/// has alone. A scale that a whole row has multiplies the finished sum.
+/// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI for few tokens, AMX for many, 64-bit Arm)
+/// are multiplied by different kernels. Two sum in f32, each in an order of its own, the others in integers: a prompt that is
+/// read in other chunks gives the same values within f32's rounding, and the same bits only where integers are summed for
+/// all numbers of tokens. Up to eight tokens give each the bits that it has alone. A scale that a whole row has multiplies
+/// the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout, or two results share a place.
@@ -86,8 +87,8 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
 /// Products that are still to be computed.
 type Products<'p, 'a> = SmallVec<[&'p mut TokenProduct<'a>; MOST_COLUMNS]>;
 
-/// Computes, and removes, those that a processor which multiplies bytes computes exactly: all of few tokens, and of many
-/// where it also computes several rows and columns at a time.
+/// Computes, and removes, those that a processor which multiplies bytes computes as sums of digits: all of few tokens, and
+/// of many where its instruction is the best for these, too.
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Products<'_, '_>) {
     let (Elements::Int8(values), Some(instruction), 1) =
@@ -495,6 +496,29 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[test]
+    fn with_amx_any_number_of_tokens_have_the_bits_that_they_have_alone() {
+        if !crate::amx::is_available() {
+            return anec_base::skipped("this processor has no AMX");
+        }
+        let (rows, columns, tokens) = (70, 2200, 45);
+        let bytes: Vec<i8> = noise(rows * columns, 1).iter().map(|v| (v * 127.0) as i8).collect();
+        let scales = Scales { values: noise(rows, 2), blocks: 1 };
+        let weight = StoredWeight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.into())), scales);
+        let mut x = noise(columns * tokens, 3);
+        // some tokens have a few elements that are much larger than the others: these need more digits
+        x.iter_mut().step_by(4567).for_each(|v| *v *= 1000.0);
+        let by_token = |size: usize| MatrixLayout { row: 1, column: size };
+        let mut together = vec![f32::NAN; rows * tokens];
+        multiply(&weight, (&x, by_token(columns)), tokens, None, (&mut together, by_token(rows)));
+        for (x, together) in x.chunks_exact(columns).zip(together.chunks_exact(rows)) {
+            let mut alone = vec![f32::NAN; rows];
+            multiply(&weight, (x, by_token(columns)), 1, None, (&mut alone, by_token(rows)));
+            assert_eq!(alone, together);
         }
     }
 
