@@ -48,20 +48,23 @@ const ROWS: usize = 256;
 ///
 /// Codes of up to four bits make large errors, and what they rely upon to make up for them has to be true of other texts: a quarter
 /// where there are as many channels as tokens, in proportion where there are fewer or more, and 0.05 to 0.5. With
-/// others it is 0.05: on Qwen2.5-Coder-0.5B more lost as much over all positions, and more at the worst.
+/// others it is 0.1: on Qwen2.5-Coder-0.5B in int8 the worst position has a cosine of 0.9978, and of 0.9959 with 0.05 and 0.9952
+/// with what four bits take, at as much lost over all positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Damping(f64);
 
 impl Damping {
-    /// Where there are tokens enough.
+    /// Of coarse codes where there are tokens enough.
     pub const LEAST: Damping = Damping(0.05);
+    /// Of all other codes.
+    pub const FINE: Damping = Damping(0.1);
     const MOST: Damping = Damping(0.5);
     const ONE_CHANNEL_A_TOKEN: f64 = 0.25;
 
     /// Of the inputs of weights that are held in so many bits.
     pub fn of(channels: usize, tokens: u64, bits: u32) -> Self {
         if bits > COARSE_BITS {
-            return Self::LEAST;
+            return Self::FINE;
         }
         let share = Self::ONE_CHANNEL_A_TOKEN * channels as f64 / tokens.max(1) as f64;
         Damping(share.clamp(Self::LEAST.0, Self::MOST.0))
@@ -411,7 +414,7 @@ mod tests {
             [Damping::of(896, 1 << 20, 4), Damping::of(896, 10, 4), Damping::of(896, 0, 4)],
             [Damping::LEAST, Damping::MOST, Damping::MOST]
         );
-        assert_eq!([Damping::of(896, 10, 8), Damping::of(896, 0, 6)], [Damping::LEAST; 2]);
+        assert_eq!([Damping::of(896, 10, 8), Damping::of(896, 0, 6)], [Damping::FINE; 2]);
     }
 
     /// Of few tokens, what goes together in them by chance: relied upon, it is wrong for others.
