@@ -414,3 +414,31 @@ impl OpenSlots {
         start / ALIGNMENT * ALIGNMENT..end.next_multiple_of(ALIGNMENT).min(self.slots)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_opens_to_each_token_what_lies_between_its_first_and_last_open_slot() {
+        let slots = 200;
+        let mask = |open: &[Range<usize>]| -> Vec<f32> {
+            let of_token = |open: &Range<usize>| {
+                let open = open.clone();
+                (0..slots).map(move |slot| if open.contains(&slot) { 0.0 } else { MASKED })
+            };
+            open.iter().flat_map(of_token).collect()
+        };
+        // a window of 70, and tokens at the ends of what is looked at together
+        let open = [0..1, 0..64, 0..65, 64..128, 130..200, 199..200];
+        let found = OpenSlots::of(&mask(&open), slots).unwrap();
+        assert_eq!(found.of_tokens[..], open);
+        assert_eq!([found.to(0..1), found.to(0..3), found.to(3..4), found.to(4..5)], [0..16, 0..80, 64..128, 128..200]);
+        assert_eq!(found.to(0..open.len()), 0..slots);
+        assert!(OpenSlots::of(&mask(&[0..1, 3..3]), slots).is_none(), "a token that sees nothing");
+        let holes: Vec<f32> = (0..slots).map(|slot| if [5, 190].contains(&slot) { 0.0 } else { MASKED }).collect();
+        let found = OpenSlots::of(&holes, slots).unwrap();
+        assert_eq!(found.of_tokens.iter().map(|open| (open.start, open.end)).collect::<Vec<_>>(), [(5, 191)]);
+        assert_eq!(OpenSlots::of(&[MASKED, f32::NAN, MASKED], 3).unwrap().to(0..1), 0..3, "what is no number counts");
+    }
+}
