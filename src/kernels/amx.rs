@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::aligned_buf::AlignedBuf;
-use super::digits::{DIGITS, FEW_DIGITS, MOST_DEPTH, Unit, digits_of, joined};
+use super::digits::{DIGITS, FEW_DIGITS, MOST_DEPTH, Unit, digits_of, joined, third_squared};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::CACHE_LINE;
@@ -81,18 +81,14 @@ pub(super) fn multiply(
     let parts = depth.div_ceil(MEASURED);
     // SAFETY: the processor has these vectors, as asserted.
     let largest = found_in_parts(parts, padded, u32::max, |i, largest| unsafe { part(i).largest(largest) });
-    let units = |unit: fn(u32) -> Option<Unit>| largest.iter().map(|bits| unit(*bits)).collect::<Option<Vec<Unit>>>();
-    let (Some(mut units), Some(of_four), true) = (units(Unit::of_few), units(Unit::of), depth <= MOST_DEPTH) else {
+    let inverse = |bits: &u32| Unit::of_few(*bits).map(|unit| unit.inverse);
+    let Some(few) = largest.iter().map(inverse).collect::<Option<Vec<f32>>>().filter(|_| depth <= MOST_DEPTH) else {
         return false;
     };
-    let inverse: Vec<f32> = units.iter().map(|unit| unit.inverse).collect();
     // SAFETY: as above; the units are those of the columns.
-    let squares = found_in_parts(parts, padded, u32::wrapping_add, |i, own| unsafe { part(i).squares(&inverse, own) });
-    for (c, unit) in units.iter_mut().enumerate().take(columns) {
-        if !Unit::is_enough(squares[c], depth) {
-            *unit = of_four[c];
-        }
-    }
+    let squares = found_in_parts(parts, padded, u32::wrapping_add, |i, own| unsafe { part(i).squares(&few, own) });
+    let unit = |(bits, squares): (&u32, u32)| Unit::of(*bits, squares, depth);
+    let Some(units) = largest.iter().zip(squares).map(unit).collect::<Option<Vec<Unit>>>() else { return false };
 
     // pieces of the depth of 16 columns, which don't cross columns
     let of_columns = depth.div_ceil(DEPTH);
@@ -187,14 +183,12 @@ impl Part<'_> {
     /// The sum of the squares of the third digits of each column.
     ///
     /// # Safety
-    /// The processor has AVX-512F; each column is finite and has its unit.
+    /// The processor has AVX-512F; each column is finite and has its unit in three digits.
     #[target_feature(enable = "avx512f")]
     unsafe fn squares(&self, inverse: &[f32], squares: &mut [u32]) {
         self.each(squares, |c, squares, element| {
             // SAFETY: the unit is that of this column.
-            let digits = unsafe { digits_of(element, inverse[c]) };
-            let third = i32::from((digits >> (8 * (FEW_DIGITS - 1))) as i8);
-            *squares = squares.wrapping_add((third * third).cast_unsigned());
+            *squares = squares.wrapping_add(unsafe { third_squared(element, inverse[c]) });
         });
     }
 

@@ -20,7 +20,7 @@ impl<'a> StridedColumn<'a> {
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn elements(self, count: usize) -> impl Iterator<Item = &'a f32> {
+    pub fn elements(self, count: usize) -> impl Iterator<Item = &'a f32> + Clone {
         assert!(count == 0 || self.values.len() > (count - 1) * self.step);
         self.values.iter().step_by(self.step.max(1)).take(count)
     }

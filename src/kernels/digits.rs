@@ -26,17 +26,24 @@ pub(super) struct Unit {
     /// One divided by it.
     pub inverse: f32,
     /// Digits that an integer has at most: [`FEW_DIGITS`] or [`DIGITS`].
-    #[cfg_attr(target_arch = "aarch64", expect(dead_code, reason = "its instructions take four"))]
+    #[cfg_attr(all(target_arch = "aarch64", not(test)), expect(dead_code, reason = "its instructions take four"))]
     pub digits: usize,
 }
 
 impl Unit {
-    /// That of a column whose largest element has these bits, without its sign, in four digits; `None` if it isn't finite.
-    pub fn of(bits: u32) -> Option<Unit> {
+    /// That of a column of so many elements, the largest of which has these bits, without its sign. The squares are the sum of
+    /// its [`third_squared`] with [`of_few`](Unit::of_few): three digits are enough where the third's root mean square is at
+    /// least 4, and for zeros. `None` if the element isn't finite.
+    pub fn of(bits: u32, squares: u32, count: usize) -> Option<Unit> {
+        if bits == 0 || squares as usize / 16 >= count { Unit::of_few(bits) } else { Unit::of_four(bits) }
+    }
+
+    /// That in four digits.
+    fn of_four(bits: u32) -> Option<Unit> {
         (bits < f32::INFINITY.to_bits()).then(|| Unit::with(bits, 30, DIGITS))
     }
 
-    /// That in three digits, which may not be [enough](Unit::is_enough).
+    /// That in three digits, which may not be enough.
     pub fn of_few(bits: u32) -> Option<Unit> {
         /// The significant bits of the largest sum of 127 of the third digit and so on.
         const MOST: u32 = 0x007f_7f7f;
@@ -54,12 +61,19 @@ impl Unit {
         let power = |exponent: i32| f32::from_bits(((exponent + 127) as u32) << 23);
         Unit { size: power(exponent - most), inverse: power(most - exponent), digits }
     }
+}
 
-    /// Whether three digits are enough for so many elements the sum of the squares of whose third digits is this: their
-    /// root mean square is at least 4.
-    pub fn is_enough(squares: u32, count: usize) -> bool {
-        squares as usize / 16 >= count
-    }
+/// The square of an element's third digit, with the inverse of its column's unit in three digits. As many as a row may have
+/// fit 32 bits.
+///
+/// # Safety
+/// As [`digits_of`].
+#[inline(always)]
+pub(super) unsafe fn third_squared(element: f32, inverse: f32) -> u32 {
+    // SAFETY: as promised.
+    let digits = unsafe { digits_of(element, inverse) };
+    let third = i32::from((digits >> (8 * (FEW_DIGITS - 1))) as i8);
+    (third * third).cast_unsigned()
 }
 
 /// The digits of an element, the lowest in the lowest byte; `inverse` is that of the column's unit.
@@ -109,7 +123,7 @@ pub(super) mod tests {
                 assert!(off <= f64::from(few.size) / 2.0, "{element} of {largest}");
                 assert!(largest < 1e-30 || f64::from(few.size) * f64::from(1 << 22) <= f64::from(largest) * 1.005);
             }
-            let unit = Unit::of(largest.to_bits()).unwrap();
+            let unit = Unit::of_four(largest.to_bits()).unwrap();
             assert_eq!(unit.size * unit.inverse, 1.0);
             for part in [1.0f32, -1.0, 0.5, -0.3, 1.0 / 64.0, 1.0 / 300.0, 0.0] {
                 let element = largest * part;
@@ -123,6 +137,10 @@ pub(super) mod tests {
                 assert_eq!(joined(digits), whole as f32);
             }
         }
-        assert!(Unit::of(f32::INFINITY.to_bits()).is_none() && Unit::of(f32::NAN.to_bits()).is_none());
+        for bits in [f32::INFINITY, f32::NAN].map(f32::to_bits) {
+            assert!(Unit::of(bits, 0, 1).is_none() && Unit::of(bits, 1 << 20, 1).is_none());
+        }
+        let digits = |largest: f32, squares| Unit::of(largest.to_bits(), squares, 10).unwrap().digits;
+        assert_eq!([digits(1.0, 159), digits(1.0, 160), digits(0.0, 0)], [DIGITS, FEW_DIGITS, FEW_DIGITS]);
     }
 }

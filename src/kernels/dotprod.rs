@@ -1,8 +1,8 @@
 //! Products of rows of bytes with a few columns on processors that multiply bytes and add the products up in 32 bits: on
 //! 64-bit Arm four neighbours at a time (`SDOT`, the feature `dotprod`, Armv8.2), or eight for two rows and two digits at a
 //! time (`SMMLA`, the feature `i8mm`, Armv8.6: Apple's processors from A15 and M2 on); on x86-64 four neighbours
-//! (`VPDPBUSD`, AVX-512 VNNI). A column becomes integers of four [digits](super::digits). Every sum is exact until its
-//! digits are joined, so a product has the same bits whatever is beside it, and by any of the instructions.
+//! (`VPDPBUSD`, AVX-512 VNNI). A column becomes integers of [digits](super::digits). Every sum is exact until its digits are
+//! joined, so a product has the same bits whatever is beside it, and by any of the instructions.
 
 #[cfg(target_arch = "aarch64")]
 mod arm;
@@ -13,7 +13,8 @@ use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
 use super::columns::StridedColumn;
-use super::digits::{DIGITS, MOST_DEPTH, Unit, joined};
+use super::digits::{DIGITS, MOST_DEPTH, Unit, joined, third_squared};
+use super::dispatch::{Vectorize, vectorized};
 use super::pool;
 
 #[cfg(target_arch = "aarch64")]
@@ -56,8 +57,35 @@ impl<'a> StridedColumn<'a> {
     /// So many elements, if they can be written in digits: all are finite, and sums of their products fit 32 bits.
     pub fn measured(self, count: usize) -> Option<MeasuredColumn<'a>> {
         let fits = (self.step > 0 || count == 1) && (1..=MOST_DEPTH).contains(&count);
-        let largest = fits.then(|| processor::largest(self, count))?;
-        Some(MeasuredColumn { column: self, count, few: Unit::of_few(largest)?, unit: Unit::of(largest)? })
+        let unit = fits.then(|| vectorized(Measure { column: self, count })).flatten()?;
+        Some(MeasuredColumn { column: self, count, unit })
+    }
+}
+
+/// Finds the unit of a column.
+struct Measure<'a> {
+    column: StridedColumn<'a>,
+    count: usize,
+}
+
+impl Vectorize for Measure<'_> {
+    type Output = Option<Unit>;
+
+    #[inline(always)]
+    fn run(self) -> Option<Unit> {
+        #[inline(always)]
+        fn unit<'a>(elements: impl Iterator<Item = &'a f32> + Clone, count: usize) -> Option<Unit> {
+            let largest = elements.clone().fold(0, |largest, element| element.abs().to_bits().max(largest));
+            let few = Unit::of_few(largest)?;
+            // SAFETY: the unit is that of these elements.
+            let square = |element: &f32| unsafe { third_squared(*element, few.inverse) };
+            Unit::of(largest, elements.map(square).fold(0, u32::wrapping_add), count)
+        }
+        match self.column {
+            // what lies side by side can be read in vectors
+            StridedColumn { values, step: 1 } => unit(values[..self.count].iter(), self.count),
+            column => unit(column.elements(self.count), self.count),
+        }
     }
 }
 
@@ -66,8 +94,6 @@ impl<'a> StridedColumn<'a> {
 pub(super) struct MeasuredColumn<'a> {
     column: StridedColumn<'a>,
     count: usize,
-    /// With three digits, if they are enough.
-    few: Unit,
     unit: Unit,
 }
 
@@ -81,19 +107,12 @@ impl DigitColumns {
         let of_column = depth.next_multiple_of(processor::STEP);
         let mut digits = AlignedBuf::new(columns.len() * of_column);
         let parts = digits.words().chunks_exact_mut(of_column.max(1)).zip(columns);
-        let known = |column: &MeasuredColumn<'_>| DigitColumn { unit: column.few, start: [0; DIGITS] };
+        let known = |column: &MeasuredColumn<'_>| DigitColumn { unit: column.unit, start: [0; DIGITS] };
         let mut parts: SmallVec<[(&mut [u32], DigitColumn); 8]> =
             parts.map(|(words, column)| (words, known(column))).collect();
         let pack = |c: usize, (words, known): &mut (&mut [u32], DigitColumn)| {
-            let (column, words) = (columns[c], bytemuck::cast_slice_mut(words));
-            // SAFETY: the processor has the instruction, and the units are those of the column.
-            unsafe {
-                let squares = processor::pack(instruction, (column, column.few), words, &mut known.start);
-                if !Unit::is_enough(squares, depth) {
-                    known.unit = column.unit;
-                    processor::pack(instruction, (column, column.unit), words, &mut known.start);
-                }
-            }
+            // SAFETY: the processor has the instruction; a column was measured with its unit.
+            known.start = unsafe { processor::pack(instruction, columns[c], bytemuck::cast_slice_mut(words)) };
         };
         if columns.len() * depth > SMALL_PACK {
             pool::for_each_mut(&mut parts, pack);

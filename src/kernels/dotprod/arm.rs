@@ -3,8 +3,7 @@
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use super::super::columns::StridedColumn;
-use super::super::digits::{DIGITS, FEW_DIGITS, Unit, digits_of};
+use super::super::digits::{DIGITS, digits_of};
 use super::super::simd::{Lanes, neon::Neon};
 use super::{DigitColumns, MeasuredColumn};
 
@@ -42,43 +41,29 @@ impl Instruction {
     }
 }
 
-/// The bits, without the sign, of the largest of some elements.
-pub(super) fn largest(column: StridedColumn<'_>, count: usize) -> u32 {
-    column.elements(count).fold(0, |largest, element| element.abs().to_bits().max(largest))
-}
-
 /// Writes digits: of each 16 elements, a vector for each digit, the lowest first (`SDOT`); or of the first eight of them
-/// the two low digits, the two high ones, and likewise of the others (`SMMLA`). Zeros follow the last element. Sums begin
-/// with nothing. Gives the sum of the squares of the third digits.
+/// the two low digits, the two high ones, and likewise of the others (`SMMLA`). Zeros follow the last element. Gives what
+/// the sums begin with: nothing.
 ///
 /// # Safety
 /// The unit is that of the column.
-pub(super) unsafe fn pack(
-    instruction: Instruction,
-    (of, unit): (MeasuredColumn<'_>, Unit),
-    digits: &mut [i8],
-    start: &mut [i32; DIGITS],
-) -> u32 {
-    *start = [0; DIGITS];
+pub(super) unsafe fn pack(instruction: Instruction, of: MeasuredColumn<'_>, digits: &mut [i8]) -> [i32; DIGITS] {
     let (steps, _) = digits.as_chunks_mut::<{ STEP * DIGITS }>();
     let mut elements = of.column.elements(of.count);
-    let mut squares = 0;
     for digits in steps {
         for k in 0..STEP {
             // SAFETY: as promised.
-            let all = |element: &f32| unsafe { digits_of(*element, unit.inverse) }.to_le_bytes();
-            let own = elements.next().map_or([0; DIGITS], all).map(|digit| digit as i8);
-            squares += u32::from(own[FEW_DIGITS - 1].unsigned_abs()).pow(2);
-            for (digit, own) in own.into_iter().enumerate() {
+            let all = |element: &f32| unsafe { digits_of(*element, of.unit.inverse) }.to_le_bytes();
+            for (digit, own) in elements.next().map_or([0; DIGITS], all).into_iter().enumerate() {
                 let place = match instruction {
                     Instruction::Sdot => digit * STEP + k,
                     Instruction::Smmla => k / 8 * 32 + digit * 8 + k % 8,
                 };
-                digits[place] = own;
+                digits[place] = own as i8;
             }
         }
     }
-    squares
+    [0; DIGITS]
 }
 
 /// Gives the products of rows with columns.

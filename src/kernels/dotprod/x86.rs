@@ -5,8 +5,7 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::columns::StridedColumn;
-use super::super::digits::{DIGITS, FEW_DIGITS, Unit, digits_of};
+use super::super::digits::{DIGITS, FEW_DIGITS, digits_of};
 use super::super::dot::AHEAD;
 use super::{DigitColumns, MeasuredColumn};
 
@@ -50,37 +49,16 @@ impl Instruction {
     }
 }
 
-/// The bits, without the sign, of the largest of some elements.
-pub(super) fn largest(column: StridedColumn<'_>, count: usize) -> u32 {
-    /// Of elements that follow each other.
-    #[target_feature(enable = "avx512f")]
-    fn contiguous(elements: &[f32]) -> u32 {
-        elements.iter().fold(0, |largest, element| element.abs().to_bits().max(largest))
-    }
-    match column {
-        // SAFETY: the processor has these vectors.
-        StridedColumn { values, step: 1 } if is_x86_feature_detected!("avx512f") => unsafe {
-            contiguous(&values[..count])
-        },
-        _ => column.elements(count).fold(0, |largest, element| element.abs().to_bits().max(largest)),
-    }
-}
-
-/// Writes digits: of each [`STEP`] elements a vector for each digit, the lowest first, and zeros behind the last element;
-/// and what the sums begin with. Gives the sum of the squares of the third digits.
+/// Writes digits: of each [`STEP`] elements a vector for each digit, the lowest first, and zeros behind the last element.
+/// Gives what the sums begin with.
 ///
 /// # Safety
 /// The processor has the instruction; the unit is that of the column.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn pack(
-    _: Instruction,
-    (of, unit): (MeasuredColumn<'_>, Unit),
-    digits: &mut [i8],
-    start: &mut [i32; DIGITS],
-) -> u32 {
+pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [i8]) -> [i32; DIGITS] {
     let (steps, _) = digits.as_chunks_mut::<{ STEP * DIGITS }>();
     let mut elements = of.column.elements(of.count);
-    let (mut sums, mut squares) = ([_mm512_setzero_si512(); DIGITS], _mm512_setzero_si512());
+    let mut sums = [_mm512_setzero_si512(); DIGITS];
     for (i, digits) in steps.iter_mut().enumerate() {
         let (mut near, here) = ([0.0; STEP], STEP.min(of.count - i * STEP));
         if of.column.step == 1 {
@@ -89,21 +67,15 @@ pub(super) unsafe fn pack(
             near.iter_mut().zip(&mut elements).for_each(|(near, element)| *near = *element);
         }
         // SAFETY: as promised.
-        let all = near.map(|element| unsafe { digits_of(element, unit.inverse) });
+        let all = near.map(|element| unsafe { digits_of(element, of.unit.inverse) });
         for (digit, digits) in digits.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
             *digits = all.map(|all| (all >> (8 * digit)) as i8);
             // SAFETY: there are 64 bytes.
             let vector = unsafe { _mm512_loadu_si512(digits.as_ptr().cast()) };
             sums[digit] = _mm512_dpbusd_epi32(sums[digit], _mm512_set1_epi8(1), vector);
-            if digit == FEW_DIGITS - 1 {
-                // where it matters, no digit is -128
-                let size = _mm512_abs_epi8(vector);
-                squares = _mm512_dpbusd_epi32(squares, size, size);
-            }
         }
     }
-    *start = sums.map(|sum| _mm512_reduce_add_epi32(sum) * i32::from(MIDDLE));
-    _mm512_reduce_add_epi32(squares).cast_unsigned()
+    sums.map(|sum| _mm512_reduce_add_epi32(sum) * i32::from(MIDDLE))
 }
 
 /// Gives the products of rows with columns.
@@ -113,12 +85,19 @@ pub(super) unsafe fn pack(
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
+    let with = |digits: usize| -> SmallVec<[usize; 8]> {
+        (0..of.columns.len()).filter(|c| of.columns[*c].unit.digits == digits).collect()
+    };
+    let (few, others) = (with(FEW_DIGITS), with(DIGITS));
     let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; DIGITS]; BLOCK], of.columns.len());
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);
         let block = &rows[first * of.depth..][..here * of.depth];
         // SAFETY: as promised.
-        unsafe { add_up(of, block, &mut sums) };
+        unsafe {
+            add_up::<FEW_ROWS, FEW_DIGITS>(of, &few, block, &mut sums);
+            add_up::<ROWS, DIGITS>(of, &others, block, &mut sums);
+        }
         for (c, (sums, column)) in sums.iter().zip(&of.columns).enumerate() {
             let mut products = [0.0; BLOCK];
             for (product, sums) in products.iter_mut().zip(sums) {
@@ -129,58 +108,38 @@ pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMu
     }
 }
 
-/// The sums of a block's rows with each column.
+/// The sums of a block's rows with some columns, which have `D` digits: of `R` rows at a time where there are several.
 ///
 /// # Safety
 /// As [`multiply`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn add_up(of: &DigitColumns, rows: &[i8], sums: &mut [BlockSums]) {
-    let all = of.columns.iter().zip(sums).enumerate();
-    let all = all.map(|(c, (column, sums))| (column.unit.digits, (of.of(c), sums)));
-    let (few, others): (SmallVec<[_; 8]>, SmallVec<[_; 8]>) = all.partition(|(digits, _)| *digits == FEW_DIGITS);
-    let columns = |part: SmallVec<[_; 8]>| -> Columns<'_> { part.into_iter().map(|(_, column)| column).collect() };
-    // SAFETY: as promised.
-    unsafe {
-        add_up_columns::<FEW_ROWS, FEW_DIGITS>(rows, of.depth, columns(few));
-        add_up_columns::<ROWS, DIGITS>(rows, of.depth, columns(others));
-    }
-}
-
-/// Digits of columns, and where their sums go.
-type Columns<'a> = SmallVec<[(*const i8, &'a mut BlockSums); 8]>;
-
-/// The sums of rows with columns of `D` digits, of `R` rows at a time where there are several columns.
-///
-/// # Safety
-/// As [`multiply`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn add_up_columns<const R: usize, const D: usize>(rows: &[i8], depth: usize, mut columns: Columns<'_>) {
-    let (count, first) = (rows.len() / depth, rows.as_ptr());
+unsafe fn add_up<const R: usize, const D: usize>(
+    of: &DigitColumns,
+    columns: &[usize],
+    rows: &[i8],
+    sums: &mut [BlockSums],
+) {
+    let (depth, count, first) = (of.depth, rows.len() / of.depth, rows.as_ptr());
     // SAFETY: as promised; the last row stands for those that are missing.
     unsafe {
-        if let [(column, sums)] = &mut columns[..] {
-            for (row, sums) in sums.iter_mut().enumerate().take(count) {
-                *sums = of_row::<D>(first.add(row * depth), *column, depth);
+        if let [column] = *columns {
+            for (row, sums) in sums[column].iter_mut().enumerate().take(count) {
+                *sums = of_row::<D>(first.add(row * depth), of.of(column), depth);
             }
             return;
         }
         for row in (0..count).step_by(R) {
             let rows = std::array::from_fn(|r| first.add((row + r).min(count - 1) * depth));
             let mut next = Some(first.wrapping_add((row + R) * depth));
-            for columns in columns.chunks_mut(2) {
-                match columns {
-                    [(one, sums), (other, other_sums)] => {
-                        let [one, other] = of_tile::<R, 2, D>(rows, [*one, *other], depth, next.take());
-                        sums[row..row + R].copy_from_slice(&one);
-                        other_sums[row..row + R].copy_from_slice(&other);
-                    }
-                    [(one, sums)] => {
-                        let [one] = of_tile::<R, 1, D>(rows, [*one], depth, next.take());
-                        sums[row..row + R].copy_from_slice(&one);
-                    }
-                    _ => {}
+            let mut put = |column: usize, tile: [_; R]| sums[column][row..row + R].copy_from_slice(&tile);
+            for pair in columns.chunks(2) {
+                if let [one, other] = *pair {
+                    let tiles = of_tile::<R, 2, D>(rows, [of.of(one), of.of(other)], depth, next.take());
+                    pair.iter().zip(tiles).for_each(|(column, tile)| put(*column, tile));
+                } else {
+                    let [tile] = of_tile::<R, 1, D>(rows, [of.of(pair[0])], depth, next.take());
+                    put(pair[0], tile);
                 }
             }
         }
