@@ -1,6 +1,8 @@
 //! Codes of one to eight bits, packed least significant bit first, and the tables of numbers that they stand for.
 
 use super::memory::ArenaVec;
+#[cfg(target_arch = "x86_64")]
+use super::planes::BytePlanes;
 use super::simd::{Dispatch, Kernel, Lanes, Widest};
 
 /// Packed codes.
@@ -91,6 +93,8 @@ pub struct CodeTables {
     bits: usize,
     values: Vec<f32>,
     rows: usize,
+    #[cfg(target_arch = "x86_64")]
+    planes: Option<BytePlanes>,
 }
 
 /// Numbers of the shortest table: those that a vector holds.
@@ -103,12 +107,32 @@ impl CodeTables {
     /// If the numbers aren't whole tables of `entries`, or a table has more than there are codes.
     pub fn new(bits: usize, entries: usize, values: &[f32], rows: usize) -> Self {
         assert!(bits <= 8 && rows > 0 && (1..=1 << bits).contains(&entries) && values.len().is_multiple_of(entries));
-        let stride = SHORTEST.max(1 << bits);
-        let mut padded = vec![0.0; values.len() / entries * stride];
-        for (padded, values) in padded.chunks_exact_mut(stride).zip(values.chunks_exact(entries)) {
-            padded[..entries].copy_from_slice(values);
+        let with_stride = |stride: usize| {
+            let mut padded = vec![0.0; values.len() / entries * stride];
+            for (padded, values) in padded.chunks_exact_mut(stride).zip(values.chunks_exact(entries)) {
+                padded[..entries].copy_from_slice(values);
+            }
+            padded
+        };
+        CodeTables {
+            bits,
+            values: with_stride(SHORTEST.max(1 << bits)),
+            rows,
+            #[cfg(target_arch = "x86_64")]
+            planes: BytePlanes::new(&with_stride(1 << bits), 1 << bits),
         }
-        CodeTables { bits, values: padded, rows }
+    }
+
+    /// The numbers as bytes, if they can be written so.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn planes(&self) -> Option<&BytePlanes> {
+        self.planes.as_ref()
+    }
+
+    /// The bytes of a row's table, and what an integer of its highest bytes counts.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn planes_of_row(&self, row: usize) -> Option<(&[u8], f32)> {
+        self.planes.as_ref().map(|planes| planes.of_table(row / self.rows))
     }
 
     /// Rows that have a table.

@@ -23,6 +23,8 @@ use arm as processor;
 use x86 as processor;
 
 pub(super) use processor::Instruction;
+#[cfg(target_arch = "x86_64")]
+pub(super) use processor::{StoredProducts, StoredRows};
 
 /// Columns of elements above which threads are woken to pack them.
 const SMALL_PACK: usize = 1 << 15;

@@ -29,6 +29,8 @@ pub mod layout;
 pub mod matrix;
 pub mod memory;
 pub mod norm24;
+#[cfg(target_arch = "x86_64")]
+mod planes;
 pub mod pool;
 pub mod product;
 pub mod quantize;

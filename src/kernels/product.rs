@@ -8,6 +8,8 @@ use super::columns::{SideBySide, StridedColumn};
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 use super::dotprod::{DigitColumns, Instruction, MeasuredColumn};
+#[cfg(target_arch = "x86_64")]
+use super::dotprod::{StoredProducts, StoredRows};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
@@ -87,15 +89,34 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
 /// Products that are still to be computed.
 type Products<'p, 'a> = SmallVec<[&'p mut TokenProduct<'a>; MOST_COLUMNS]>;
 
+/// A weight whose rows can be multiplied by bytes.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+enum ByteRows<'a> {
+    /// Bytes, with one scale for a row at most.
+    Plain(&'a [i8]),
+    /// Codes, or blocks that have scales.
+    #[cfg(target_arch = "x86_64")]
+    Stored(StoredRows<'a>),
+}
+
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+impl<'a> ByteRows<'a> {
+    fn new(weight: &'a StoredWeight) -> Option<Self> {
+        match weight.elements() {
+            Elements::Int8(values) if weight.scales().blocks == 1 => Some(ByteRows::Plain(values)),
+            #[cfg(target_arch = "x86_64")]
+            _ => StoredRows::new(weight).map(ByteRows::Stored),
+            #[cfg(target_arch = "aarch64")]
+            _ => None,
+        }
+    }
+}
+
 /// Computes, and removes, those that a processor which multiplies bytes computes as sums of digits: all of few tokens, and
 /// of many where its instruction is the best for these, too.
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Products<'_, '_>) {
-    let (Elements::Int8(values), Some(instruction), 1) =
-        (weight.elements(), Instruction::available().last(), weight.scales().blocks)
-    else {
-        return;
-    };
+    let (Some(instruction), Some(stored)) = (Instruction::available().last(), ByteRows::new(weight)) else { return };
     let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
     type Columns<'a> = SmallVec<[MeasuredColumn<'a>; MOST_COLUMNS]>;
     let mut inputs = Columns::new();
@@ -120,21 +141,34 @@ fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Product
         return;
     }
     let digits = DigitColumns::new(instruction, columns, &inputs);
-    for_each_part(rows, columns, |first, count| {
-        digits.multiply(&values[first * columns..][..count * columns], |r, column, products| {
-            let (row, (out, token)) = (first + r, outputs[column]);
-            let factors = if scales.values.len() > 1 { &scales.values[row..] } else { &scales.values };
-            let step = usize::from(scales.values.len() > 1);
-            // SAFETY: `multiply_each` has checked that the output holds these rows of the token, and that no other result
-            // shares their places; each part is given other rows.
-            unsafe {
-                let (at, layout) = out.at(row, token);
-                for (i, product) in products.iter().enumerate() {
-                    *at.add(i * layout.row) = product * factors[i * step] + bias.map_or(0.0, |bias| bias[row + i]);
-                }
+    // blocks' scales are in the products
+    let each = usize::from(scales.blocks == 1 && scales.values.len() > 1);
+    let factors = if scales.blocks == 1 { scales.values.as_slice() } else { &[1.0] };
+    let put = |row: usize, column: usize, products: &[f32]| {
+        let (out, token) = outputs[column];
+        // SAFETY: `multiply_each` has checked that the output holds these rows of the token, and that no other result
+        // shares their places; each part is given other rows.
+        unsafe {
+            let (at, layout) = out.at(row, token);
+            for (i, product) in products.iter().enumerate() {
+                let start = bias.map_or(0.0, |bias| bias[row + i]);
+                *at.add(i * layout.row) = product * factors[(row + i) * each] + start;
             }
-        });
-    });
+        }
+    };
+    match stored {
+        ByteRows::Plain(values) => for_each_part(rows, columns, |first, count| {
+            let rows = &values[first * columns..][..count * columns];
+            digits.multiply(rows, |row, column, products| put(first + row, column, products));
+        }),
+        #[cfg(target_arch = "x86_64")]
+        ByteRows::Stored(stored) => {
+            let all = StoredProducts::new(&digits, stored);
+            for_each_part(rows, columns, |first, count| {
+                all.multiply(first, count, |row, column, products| put(first + row, column, products));
+            });
+        }
+    }
 }
 
 /// The activations of a token, and where its results go.

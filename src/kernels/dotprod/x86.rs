@@ -9,6 +9,10 @@ use super::super::digits::{DIGITS, FEW_DIGITS, digits_of};
 use super::super::dot::AHEAD;
 use super::{DigitColumns, MeasuredColumn};
 
+mod stored;
+
+pub(in super::super) use stored::{StoredProducts, StoredRows};
+
 /// Elements of a vector.
 pub(super) const STEP: usize = 64;
 /// Rows that are multiplied at a time with several columns: their sums with two columns, and what gives them, fill the
