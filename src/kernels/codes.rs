@@ -129,10 +129,11 @@ impl CodeTables {
         self.planes.as_ref()
     }
 
-    /// The bytes of a row's table, and what an integer of its highest bytes counts.
+    /// Which table a row has.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn planes_of_row(&self, row: usize) -> Option<(&[u8], f32)> {
-        self.planes.as_ref().map(|planes| planes.of_table(row / self.rows))
+    #[inline]
+    pub(super) fn of(&self, row: usize) -> usize {
+        row / self.rows
     }
 
     /// Rows that have a table.

@@ -61,6 +61,7 @@ impl BytePlanes {
     }
 
     /// The planes of a table, one after another, and what an integer of its highest bytes counts.
+    #[inline]
     pub fn of_table(&self, table: usize) -> (&[u8], f32) {
         let size = self.count * self.length;
         (&self.bytes[table * size..][..size], self.units[table])
@@ -83,7 +84,7 @@ mod tests {
     fn bytes_make_up_the_numbers() {
         let integers: Vec<f32> = (-8..8).map(|v| v as f32).collect();
         let planes = BytePlanes::new(&integers, 16).unwrap();
-        assert_eq!(planes.count(), 1);
+        assert_eq!(planes.count, 1);
         for (i, v) in integers.iter().enumerate() {
             assert_eq!((number(&planes, 0, i), number(&planes, 0, i + 48)), (f64::from(*v), f64::from(*v)));
         }
@@ -92,7 +93,7 @@ mod tests {
         values.extend((0..256).map(|i| 1.999_999_9 / (1.0 + i as f32)));
         values[7] = 0.0;
         let planes = BytePlanes::new(&values, 256).unwrap();
-        assert_eq!(planes.count(), PLANES);
+        assert_eq!(planes.count, PLANES);
         for (i, v) in values.iter().enumerate() {
             let (table, largest) = (i / 256, if i < 256 { 0.265 } else { 2.0 });
             let off = (number(&planes, table, i % 256) - f64::from(*v)).abs();

@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 use super::super::super::aligned_buf::AlignedBuf;
 use super::super::super::digits::{DIGITS, FEW_DIGITS};
 use super::super::super::dot::AHEAD;
-use super::super::super::planes::PLANES;
+use super::super::super::codes::CodeTables;
+use super::super::super::planes::{BytePlanes, PLANES};
 use super::super::super::weight::{Elements, StoredWeight};
 use super::super::DigitColumns;
 use super::{MIDDLE, STEP, across, raised, raised_part};
@@ -34,8 +35,33 @@ pub(in super::super::super) struct StoredRows<'a> {
 #[derive(Clone, Copy)]
 enum Form<'a> {
     Bytes(&'a [i8]),
-    /// Packed codes of so many bits.
-    Codes(&'a [u8], usize),
+    Codes(CodeRows<'a>),
+}
+
+/// Rows of codes.
+#[derive(Clone, Copy)]
+struct CodeRows<'a> {
+    bytes: &'a [u8],
+    tables: &'a CodeTables,
+    planes: &'a BytePlanes,
+    layout: CodeLayout,
+}
+
+/// How codes are packed.
+#[derive(Clone, Copy)]
+struct CodeLayout {
+    bits: usize,
+    /// Which bytes of a vector's codes hold eight of them.
+    spread: [u8; STEP],
+    /// Where each of the eight begins there.
+    shifts: [u8; STEP],
+}
+
+impl CodeLayout {
+    fn new(bits: usize) -> Self {
+        let spread = std::array::from_fn(|i| (i / 8 * bits + i % 8) as u8);
+        CodeLayout { bits, spread, shifts: std::array::from_fn(|i| (i % 8 * bits) as u8) }
+    }
 }
 
 /// Blocks that have a scale: how many elements, and which of the scales of a vector's elements belongs to each four.
@@ -61,8 +87,9 @@ impl<'a> StoredRows<'a> {
         let form = match weight.elements() {
             Elements::Int8(values) if count > 1 => Form::Bytes(values),
             Elements::Codes(codes) if (columns * codes.bits()).is_multiple_of(8) => {
-                weight.tables()?.planes()?;
-                Form::Codes(codes.bytes(), codes.bits())
+                let tables = weight.tables()?;
+                let layout = CodeLayout::new(codes.bits());
+                Form::Codes(CodeRows { bytes: codes.bytes(), tables, planes: tables.planes()?, layout })
             }
             _ => return None,
         };
@@ -146,15 +173,11 @@ impl<'a> StoredProducts<'a> {
         let mut products: SmallVec<[[f32; BLOCK]; 8]> = SmallVec::from_elem([0.0; BLOCK], columns.len());
         for from in (0..count).step_by(BLOCK) {
             let here = BLOCK.min(count - from);
-            for row in 0..here {
-                let mut keep = |column: usize, product: f32| products[column][row] = product;
-                let row = Row { of: self, row: first + from + row };
-                // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and
-                // the row is there.
-                unsafe {
-                    row.in_groups::<FEW_DIGITS>(&few, &mut keep);
-                    row.in_groups::<DIGITS>(&others, &mut keep);
-                }
+            // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and the
+            // rows are there.
+            unsafe {
+                self.in_groups::<FEW_DIGITS>((first + from, here), &few, &mut products);
+                self.in_groups::<DIGITS>((first + from, here), &others, &mut products);
             }
             for (c, products) in products.iter().enumerate() {
                 put(from, c, &products[..here]);
@@ -163,83 +186,84 @@ impl<'a> StoredProducts<'a> {
     }
 }
 
-/// A row, and what it is multiplied with.
-struct Row<'a> {
-    of: &'a StoredProducts<'a>,
-    row: usize,
-}
-
-/// The functions are safe where the processor has the instructions, rows are as long as columns, and the row is there.
-impl Row<'_> {
-    /// The products with some columns of `D` digits.
-    unsafe fn in_groups<const D: usize>(&self, mut columns: &[usize], keep: &mut impl FnMut(usize, f32)) {
+/// The products of rows, from a first one on, no more than [`BLOCK`]. The functions are safe where the processor has the
+/// instructions, rows are as long as columns, and the rows are there.
+impl StoredProducts<'_> {
+    /// With some columns of `D` digits.
+    unsafe fn in_groups<const D: usize>(
+        &self,
+        rows: (usize, usize),
+        mut columns: &[usize],
+        products: &mut [[f32; BLOCK]],
+    ) {
         // SAFETY: as promised.
         unsafe {
             while let [a, b, c, d, rest @ ..] = columns {
-                self.with::<COLUMNS, D>([*a, *b, *c, *d], keep);
+                self.with::<COLUMNS, D>(rows, [*a, *b, *c, *d], products);
                 columns = rest;
             }
             if let [a, b, rest @ ..] = columns {
-                self.with::<2, D>([*a, *b], keep);
+                self.with::<2, D>(rows, [*a, *b], products);
                 columns = rest;
             }
             if let [a] = columns {
-                self.with::<1, D>([*a], keep);
+                self.with::<1, D>(rows, [*a], products);
             }
         }
     }
 
-    /// The products with `C` columns of `D` digits.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn with<const C: usize, const D: usize>(&self, columns: [usize; C], keep: &mut impl FnMut(usize, f32)) {
-        let (rows, depth) = (&self.of.rows, self.of.columns.depth);
-        // SAFETY: as promised; `StoredRows::new` has checked that rows begin with a byte.
-        let products = unsafe {
-            match rows.form {
-                Form::Bytes(values) => {
-                    let row = values.as_ptr().add(self.row * depth).cast();
-                    self.sums::<_, 1, C, D>(&Bytes { row, depth }, columns)
-                }
-                Form::Codes(bytes, bits) => {
-                    let row = bytes.as_ptr().add(self.row * depth * bits / 8);
-                    let tables = rows.weight.tables();
-                    let Some((planes, unit)) = tables.and_then(|tables| tables.planes_of_row(self.row)) else { return };
-                    let products = match (bits, planes.len() / STEP) {
-                        (8, _) => self.sums::<_, PLANES, C, D>(&Long::new(row, depth, planes), columns),
-                        (_, 1) => self.sums::<_, 1, C, D>(&Short::new(row, depth, bits, planes), columns),
-                        _ => self.sums::<_, PLANES, C, D>(&Short::new(row, depth, bits, planes), columns),
-                    };
-                    products.map(|product| product * unit)
-                }
-            }
-        };
-        for (column, product) in columns.into_iter().zip(products) {
-            keep(column, product);
-        }
-    }
-
-    /// The products of a row's elements, each of `P` bytes, with `C` columns of `D` digits.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn sums<S: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
+    /// With `C` columns of `D` digits.
+    unsafe fn with<const C: usize, const D: usize>(
         &self,
-        row: &S,
+        rows: (usize, usize),
         columns: [usize; C],
-    ) -> [f32; C] {
-        let StoredProducts { columns: all, rows, starts } = self.of;
-        let digits = columns.map(|column| all.of(column));
+        products: &mut [[f32; BLOCK]],
+    ) {
         // SAFETY: as promised.
         unsafe {
-            match (rows.blocks, starts) {
-                (Some(blocks), Some(starts)) => {
-                    let scales = rows.weight.scales().of_row(self.row);
-                    let starts = columns.map(|column| starts.of(column));
-                    let sums = in_blocks::<S, P, C, D>(row, (digits, starts), all.depth, (blocks, scales));
-                    std::array::from_fn(|c| sums[c] * all.columns[columns[c]].unit.size)
+            match &self.rows.form {
+                Form::Bytes(values) => self.each::<Bytes, 1, C, D>(values, rows, columns, products),
+                Form::Codes(codes) if codes.layout.bits == 8 => {
+                    self.each::<Long, PLANES, C, D>(codes, rows, columns, products);
                 }
-                _ => {
-                    let sums = whole::<S, P, C, D>(row, digits, all.depth);
-                    std::array::from_fn(|c| all.columns[columns[c]].product(sums[c]))
+                Form::Codes(codes) if codes.planes.count() == 1 => {
+                    self.each::<Short<1>, 1, C, D>(codes, rows, columns, products);
+                }
+                Form::Codes(codes) => self.each::<Short<PLANES>, PLANES, C, D>(codes, rows, columns, products),
+            }
+        }
+    }
+
+    /// Of rows whose elements have `P` bytes.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
+    unsafe fn each<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
+        &self,
+        of: &R::Of<'_>,
+        (first, count): (usize, usize),
+        columns: [usize; C],
+        products: &mut [[f32; BLOCK]],
+    ) {
+        let StoredProducts { columns: all, rows, starts } = self;
+        let digits = columns.map(|column| all.of(column));
+        let starts = starts.as_ref().map(|starts| columns.map(|column| starts.of(column)));
+        for i in 0..count {
+            // SAFETY: as promised.
+            unsafe {
+                let (row, unit) = R::of_row(of, all.depth, first + i);
+                match (rows.blocks, starts) {
+                    (Some(blocks), Some(starts)) => {
+                        let scales = rows.weight.scales().of_row(first + i);
+                        let sums = in_blocks::<R, P, C, D>(&row, (digits, starts), all.depth, (blocks, scales));
+                        for (sum, column) in sums.into_iter().zip(columns) {
+                            products[column][i] = sum * all.columns[column].unit.size * unit;
+                        }
+                    }
+                    _ => {
+                        let sums = whole::<R, P, C, D>(&row, digits, all.depth);
+                        for (sums, column) in sums.into_iter().zip(columns) {
+                            products[column][i] = all.columns[column].product(sums) * unit;
+                        }
+                    }
                 }
             }
         }
@@ -252,8 +276,8 @@ impl Row<'_> {
 /// The processor has the instructions; the elements and digits are there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-unsafe fn whole<S: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
-    row: &S,
+unsafe fn whole<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
+    row: &R,
     columns: [*const i8; C],
     depth: usize,
 ) -> [[i32; DIGITS]; C] {
@@ -280,8 +304,8 @@ unsafe fn whole<S: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
 /// As [`whole`]; there are scales for all blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-unsafe fn in_blocks<S: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
-    row: &S,
+unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
+    row: &R,
     (columns, starts): ([*const i8; C], [*const i32; C]),
     depth: usize,
     (blocks, scales): (Blocks, &[f32]),
@@ -293,12 +317,15 @@ unsafe fn in_blocks<S: RowBytes<P>, const P: usize, const C: usize, const D: usi
         let (vectors, scales_here) = ((blocks.size / STEP).max(1), (STEP / blocks.size).max(1));
         let steps = depth.div_ceil(STEP);
         for (from, scales) in (0..steps).step_by(vectors).zip(scales.chunks(scales_here)) {
-            let mut sums = [[_mm512_setzero_si512(); D]; C];
-            for step in from..from + vectors {
-                for (sums, starts) in sums.iter_mut().zip(&starts) {
-                    for (digit, sum) in sums.iter_mut().enumerate() {
-                        let start = _mm512_load_si512(starts.add((step * DIGITS + digit) * STEP / 4).cast());
-                        *sum = _mm512_add_epi32(*sum, start);
+            let start = |c: usize, digit: usize, step: usize| {
+                _mm512_load_si512(starts[c].add((step * DIGITS + digit) * STEP / 4).cast())
+            };
+            let mut sums: [[__m512i; D]; C] = std::array::from_fn(|c| std::array::from_fn(|d| start(c, d, from)));
+            add_products(&mut sums, row.step(from), columns, from);
+            for step in from + 1..from + vectors {
+                for (c, sums) in sums.iter_mut().enumerate() {
+                    for (d, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm512_add_epi32(*sum, start(c, d, step));
                     }
                 }
                 add_products(&mut sums, row.step(step), columns, step);
@@ -351,7 +378,16 @@ unsafe fn add_products<const P: usize, const C: usize, const D: usize>(
 }
 
 /// Elements of a row as `P` bytes each, the highest first, which is 128 more than it stands for.
-trait RowBytes<const P: usize> {
+trait RowBytes<const P: usize>: Sized {
+    /// Rows.
+    type Of<'a>: ?Sized;
+
+    /// One of rows of `depth` elements, and what an integer of the highest bytes counts.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and the row is there.
+    unsafe fn of_row(of: &Self::Of<'_>, depth: usize, row: usize) -> (Self, f32);
+
     /// The elements of a vector; what follows the row's last may be anything.
     ///
     /// # Safety
@@ -366,6 +402,15 @@ struct Bytes {
 }
 
 impl RowBytes<1> for Bytes {
+    type Of<'a> = [i8];
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
+    unsafe fn of_row(of: &[i8], depth: usize, row: usize) -> (Self, f32) {
+        // SAFETY: as promised.
+        (Bytes { row: unsafe { of.as_ptr().add(row * depth) }, depth }, 1.0)
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn step(&self, step: usize) -> [__m512i; 1] {
@@ -385,6 +430,16 @@ struct PackedRow {
 }
 
 impl PackedRow {
+    /// # Safety
+    /// The row is there.
+    #[inline]
+    unsafe fn new(of: &CodeRows<'_>, depth: usize, row: usize) -> Self {
+        // rows begin with a byte
+        let length = depth * of.layout.bits / 8;
+        // SAFETY: as promised.
+        PackedRow { row: unsafe { of.bytes.as_ptr().add(row * length) }, step: 8 * of.layout.bits, length }
+    }
+
     /// The bytes of a vector's codes. Asks for what comes later.
     ///
     /// # Safety
@@ -406,33 +461,31 @@ impl PackedRow {
 struct Short<const P: usize> {
     codes: PackedRow,
     tables: [__m512i; P],
-    /// Which bytes hold eight codes.
+    /// As in a [`CodeLayout`].
     spread: __m512i,
-    /// Where each of them begins there.
     shifts: __m512i,
 }
 
-impl<const P: usize> Short<P> {
-    /// A row of codes of so many bits.
+impl<const P: usize> RowBytes<P> for Short<P> {
+    type Of<'a> = CodeRows<'a>;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    fn new(row: *const u8, depth: usize, bits: usize, planes: &[u8]) -> Self {
-        let spread: [u8; STEP] = std::array::from_fn(|i| (i / 8 * bits + i % 8) as u8);
-        let shifts: [u8; STEP] = std::array::from_fn(|i| (i % 8 * bits) as u8);
+    unsafe fn of_row(of: &CodeRows<'_>, depth: usize, row: usize) -> (Self, f32) {
+        let (planes, unit) = of.planes.of_table(of.tables.of(row));
         let tables = planes.as_chunks::<STEP>().0;
         // SAFETY: arrays of 64 bytes.
-        unsafe {
+        let short = unsafe {
             Short {
-                codes: PackedRow { row, step: 8 * bits, length: depth * bits / 8 },
+                codes: PackedRow::new(of, depth, row),
                 tables: std::array::from_fn(|plane| _mm512_loadu_si512(tables[plane].as_ptr().cast())),
-                spread: _mm512_loadu_si512(spread.as_ptr().cast()),
-                shifts: _mm512_loadu_si512(shifts.as_ptr().cast()),
+                spread: _mm512_loadu_si512(of.layout.spread.as_ptr().cast()),
+                shifts: _mm512_loadu_si512(of.layout.shifts.as_ptr().cast()),
             }
-        }
+        };
+        (short, unit)
     }
-}
 
-impl<const P: usize> RowBytes<P> for Short<P> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn step(&self, step: usize) -> [__m512i; P] {
@@ -451,21 +504,21 @@ struct Long {
     tables: [[__m512i; 4]; PLANES],
 }
 
-impl Long {
+impl RowBytes<PLANES> for Long {
+    type Of<'a> = CodeRows<'a>;
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    fn new(row: *const u8, depth: usize, planes: &[u8]) -> Self {
+    unsafe fn of_row(of: &CodeRows<'_>, depth: usize, row: usize) -> (Self, f32) {
+        let (planes, unit) = of.planes.of_table(of.tables.of(row));
         let tables = planes.as_chunks::<STEP>().0;
         // SAFETY: arrays of 64 bytes.
         let part = |i: usize| unsafe { _mm512_loadu_si512(tables[i].as_ptr().cast()) };
-        Long {
-            codes: PackedRow { row, step: STEP, length: depth },
-            tables: std::array::from_fn(|plane| std::array::from_fn(|i| part(4 * plane + i))),
-        }
+        let tables = std::array::from_fn(|plane| std::array::from_fn(|i| part(4 * plane + i)));
+        // SAFETY: as promised.
+        (Long { codes: unsafe { PackedRow::new(of, depth, row) }, tables }, unit)
     }
-}
 
-impl RowBytes<PLANES> for Long {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn step(&self, step: usize) -> [__m512i; PLANES] {
@@ -476,5 +529,115 @@ impl RowBytes<PLANES> for Long {
             let low = _mm512_permutex2var_epi8(a, codes, b);
             _mm512_mask_blend_epi8(upper, low, _mm512_permutex2var_epi8(c, codes, d))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::super::super::super::codes::PackedCodes;
+    use super::super::super::super::columns::StridedColumn;
+    use super::super::super::super::digits::tests::most_off;
+    use super::super::super::super::dot::tests::noise;
+    use super::super::super::super::weight::Scales;
+    use super::super::Instruction;
+    use super::*;
+
+    /// A weight of codes (of eight bits at most) or of bytes (0), with tables for two rows each, in blocks.
+    fn weight(bits: usize, integers: bool, (rows, blocks, block): (usize, usize, usize), seed: u32) -> StoredWeight {
+        let columns = blocks * block;
+        let scales = if blocks == 1 { vec![1.0] } else { noise(rows * blocks, seed ^ 5) };
+        let (shape, scales) = (vec![rows, columns], Scales { values: scales, blocks });
+        let bytes = noise(rows * columns, seed).into_iter().map(|v| (v * 128.0) as i8);
+        if bits == 0 {
+            return StoredWeight::scaled(shape, Arc::new(Elements::Int8(bytes.collect())), scales);
+        }
+        let packed: Vec<u8> = bytes.map(i8::cast_unsigned).take((rows * columns * bits).div_ceil(8)).collect();
+        let codes = Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into())));
+        let mut table = noise(rows.div_ceil(2) << bits, seed ^ 3);
+        if integers {
+            table.iter_mut().enumerate().for_each(|(i, v)| *v = (i % (1 << bits)) as f32 - 7.0);
+        }
+        StoredWeight::coded(shape, codes, CodeTables::new(bits, 1 << bits, &table, 2), scales)
+    }
+
+    /// Products `[columns, rows]`.
+    fn products(weight: &StoredWeight, columns: &[Vec<f32>]) -> Option<Vec<Vec<f32>>> {
+        let (instruction, rows) = (Instruction::available().last()?, StoredRows::new(weight)?);
+        let measured: Vec<_> =
+            columns.iter().map(|x| StridedColumn { values: x, step: 1 }.measured(x.len()).expect("finite")).collect();
+        let digits = DigitColumns::new(instruction, weight.columns(), &measured);
+        let mut out = vec![vec![f32::NAN; weight.rows()]; columns.len()];
+        StoredProducts::new(&digits, rows).multiply(0, weight.rows(), |row, column, products| {
+            out[column][row..row + products.len()].copy_from_slice(products);
+        });
+        Some(out)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(192))]
+        #[test]
+        fn products_of_every_form_are_those_of_the_numbers(
+            bits in prop::sample::select(vec![0usize, 1, 2, 3, 4, 6, 8]), integers: bool, rows in 1usize..60,
+            (blocks, block) in prop_oneof![
+                (1usize..2, (1usize..60).prop_map(|eights| 8 * eights)),
+                (2usize..20, prop::sample::select(vec![8usize, 16, 32, 64, 128, 192])),
+            ],
+            count in 1usize..8, seed: u32,
+        ) {
+            prop_assume!(bits > 0 || blocks > 1);
+            if !is_x86_feature_detected!("avx512vbmi") || Instruction::available().next().is_none() {
+                anec_base::skipped("this processor doesn't look bytes up");
+                return Ok(());
+            }
+            let weight = weight(bits, integers, (rows, blocks, block), seed);
+            let columns: Vec<Vec<f32>> = (0..count as u32).map(|c| {
+                let mut x = noise(blocks * block, !seed ^ c);
+                // these need four digits
+                x.iter_mut().step_by(37).take(c as usize % 2 * 100).for_each(|v| *v *= 3000.0);
+                x
+            }).collect();
+            let found = products(&weight, &columns).expect("it has the form");
+            let mut row_values = vec![0.0; blocks * block];
+            for (x, found) in columns.iter().zip(&found) {
+                let off = most_off(&x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+                for (row, found) in found.iter().enumerate() {
+                    weight.expand_row(row, &mut row_values);
+                    let terms = || row_values.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                    let exact: f64 = terms().sum();
+                    let largest = row_values.iter().fold(0.0f64, |most, w| f64::from(w.abs()).max(most));
+                    // what elements and numbers are off by, and the rounding of sums
+                    let limit = off * largest * x.len() as f64 + terms().map(f64::abs).sum::<f64>() * 4e-6;
+                    prop_assert!((f64::from(*found) - exact).abs() <= limit, "{found} {exact} {limit}");
+                }
+            }
+            for (c, x) in columns.iter().enumerate() {
+                let alone = products(&weight, std::slice::from_ref(x)).expect("it has the form");
+                prop_assert_eq!(&alone[0], &found[c]);
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_row_does_not_overflow() {
+        let depth = MOST_DEPTH / 8 * 8;
+        let codes = |depth: usize| Arc::new(Elements::Codes(PackedCodes::new(8, vec![1; depth].into())));
+        let of = |depth: usize| {
+            // largest in all of its bytes
+            let tables = CodeTables::new(8, 2, &[0.5, -1.999_999_9], 1);
+            let scales = Scales { values: vec![1.0], blocks: 1 };
+            StoredWeight::coded(vec![1, depth], codes(depth), tables, scales)
+        };
+        for x in [vec![-1.0; depth], vec![1.0; depth]] {
+            let Some(found) = products(&of(depth), std::slice::from_ref(&x)) else {
+                return anec_base::skipped("this processor doesn't look bytes up");
+            };
+            let exact = -1.999_999_9 * f64::from(x[0]) * depth as f64;
+            assert!((f64::from(found[0][0]) / exact - 1.0).abs() < 1e-6, "{} {exact}", found[0][0]);
+        }
+        assert!(StoredRows::new(&of(MOST_DEPTH + 8)).is_none());
     }
 }
