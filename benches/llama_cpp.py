@@ -6,6 +6,9 @@ The source is converted with one scale for each channel and calls of up to `--ca
 take few tokens at a time, which is no measure of the executor. Programs take turns, and each number is the median of what
 its own benchmark reports. `--synthesize` writes a source of Qwen2.5-0.5B's shape with random weights, for machines that have
 no model: times don't depend on what the weights are. Needs gguf for that, and torch and transformers for `--torch`.
+
+Other forms than int8: `--set` gives the conversion other keys, for example `--set quant.weights=palette6 --set
+quant.granularity=per_tensor`, and `--llama-source` names the file that `llama-bench` reads, for example in Q6_K.
 """
 
 import argparse
@@ -115,6 +118,8 @@ def main() -> None:
     parser.add_argument("--anec", required=True)
     parser.add_argument("--llama-bench")
     parser.add_argument("--source", type=Path, required=True, help="a Q8_0 GGUF")
+    parser.add_argument("--llama-source", type=Path, help="what llama-bench reads instead")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the manifest")
     parser.add_argument("--synthesize", action="store_true", help="writes the source first")
     parser.add_argument("--torch", action="store_true", help="also torch in fp32, on random weights of the same shape")
     parser.add_argument("--threads", type=int, default=2, help="processors that this process was given, for example by taskset")
@@ -126,16 +131,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.synthesize:
         synthesize(arguments.source)
+    theirs = arguments.llama_source or arguments.source
     prompt, generated, repetitions = arguments.prompt, arguments.generated, arguments.repetitions
     with tempfile.TemporaryDirectory() as room:
         bundle = Path(room) / "bench.anec"
         manifest = Path(room) / "bench.yaml"
         manifest.write_text(f"name: bench\nsource: {arguments.source.resolve()}\ncontext: 512\n"
                             f"quant: {{granularity: per_channel}}\nlengths: {{range: [1, {arguments.call}]}}\n")
-        run([arguments.anec, "convert", "--manifest", manifest, "--out", bundle, "--no-compile"])
+        run([arguments.anec, "convert", "--manifest", manifest, "--out", bundle, "--no-compile",
+             *(part for key in arguments.set for part in ("--set", key))])
         programs = {"anec": lambda: of_anec(arguments.anec, bundle, prompt, generated, repetitions)}
         if arguments.llama_bench:
-            programs["llama.cpp"] = lambda: of_llama_cpp(arguments.llama_bench, arguments.source, prompt, generated,
+            programs["llama.cpp"] = lambda: of_llama_cpp(arguments.llama_bench, theirs, prompt, generated,
                                                          arguments.threads, repetitions)
         if arguments.torch:
             programs["torch fp32"] = lambda: of_torch(prompt, generated, arguments.threads, repetitions)

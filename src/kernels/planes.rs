@@ -25,7 +25,9 @@ impl BytePlanes {
     pub fn new(values: &[f32], entries: usize) -> Option<Self> {
         let tables = || values.chunks_exact(entries.max(1));
         let largest = |table: &[f32]| table.iter().fold(0.0f32, |largest, v| v.abs().max(largest));
-        if values.iter().any(|v| !v.is_finite()) || tables().map(largest).any(|v| v > 0.0 && v < f32::MIN_POSITIVE * 2e9) {
+        if values.iter().any(|v| !v.is_finite())
+            || tables().map(largest).any(|v| v > 0.0 && v < f32::MIN_POSITIVE * 2e9)
+        {
             return None;
         }
         let unit = |table: &[f32], bits: i32| {
@@ -89,7 +91,8 @@ mod tests {
             assert_eq!((number(&planes, 0, i), number(&planes, 0, i + 48)), (f64::from(*v), f64::from(*v)));
         }
         // two tables; numbers of fp16, the largest f32 numbers beneath a power of two, and zeros
-        let mut values: Vec<f32> = (0..256).map(|i| half::f16::from_f32((i as f32 - 99.5) * 0.001_7).to_f32()).collect();
+        let mut values: Vec<f32> =
+            (0..256).map(|i| half::f16::from_f32((i as f32 - 99.5) * 0.001_7).to_f32()).collect();
         values.extend((0..256).map(|i| 1.999_999_9 / (1.0 + i as f32)));
         values[7] = 0.0;
         let planes = BytePlanes::new(&values, 256).unwrap();

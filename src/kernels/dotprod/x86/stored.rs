@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 use smallvec::SmallVec;
 
 use super::super::super::aligned_buf::AlignedBuf;
+use super::super::super::codes::CodeTables;
 use super::super::super::digits::{DIGITS, FEW_DIGITS};
 use super::super::super::dot::AHEAD;
-use super::super::super::codes::CodeTables;
 use super::super::super::planes::{BytePlanes, PLANES};
 use super::super::super::weight::{Elements, StoredWeight};
 use super::super::DigitColumns;
@@ -44,7 +44,7 @@ struct CodeRows<'a> {
     bytes: &'a [u8],
     tables: &'a CodeTables,
     planes: &'a BytePlanes,
-    layout: CodeLayout,
+    layout: &'static CodeLayout,
 }
 
 /// How codes are packed.
@@ -58,9 +58,30 @@ struct CodeLayout {
 }
 
 impl CodeLayout {
-    fn new(bits: usize) -> Self {
-        let spread = std::array::from_fn(|i| (i / 8 * bits + i % 8) as u8);
-        CodeLayout { bits, spread, shifts: std::array::from_fn(|i| (i % 8 * bits) as u8) }
+    const fn new(bits: usize) -> Self {
+        let mut layout = CodeLayout { bits, spread: [0; STEP], shifts: [0; STEP] };
+        let mut i = 0;
+        while i < STEP {
+            layout.spread[i] = (i / 8 * bits + i % 8) as u8;
+            layout.shifts[i] = (i % 8 * bits) as u8;
+            i += 1;
+        }
+        layout
+    }
+
+    /// That of codes of so many bits, eight at most.
+    fn of(bits: usize) -> &'static CodeLayout {
+        const fn all() -> [CodeLayout; 9] {
+            let mut all = [CodeLayout::new(0); 9];
+            let mut bits = 1;
+            while bits < all.len() {
+                all[bits] = CodeLayout::new(bits);
+                bits += 1;
+            }
+            all
+        }
+        static ALL: [CodeLayout; 9] = all();
+        &ALL[bits]
     }
 }
 
@@ -88,7 +109,7 @@ impl<'a> StoredRows<'a> {
             Elements::Int8(values) if count > 1 => Form::Bytes(values),
             Elements::Codes(codes) if (columns * codes.bits()).is_multiple_of(8) => {
                 let tables = weight.tables()?;
-                let layout = CodeLayout::new(codes.bits());
+                let layout = CodeLayout::of(codes.bits());
                 Form::Codes(CodeRows { bytes: codes.bytes(), tables, planes: tables.planes()?, layout })
             }
             _ => return None,
@@ -246,13 +267,14 @@ impl StoredProducts<'_> {
         let StoredProducts { columns: all, rows, starts } = self;
         let digits = columns.map(|column| all.of(column));
         let starts = starts.as_ref().map(|starts| columns.map(|column| starts.of(column)));
-        for i in 0..count {
+        for row_number in first..first + count {
+            let i = row_number - first;
             // SAFETY: as promised.
             unsafe {
-                let (row, unit) = R::of_row(of, all.depth, first + i);
+                let (row, unit) = R::of_row(of, all.depth, row_number);
                 match (rows.blocks, starts) {
                     (Some(blocks), Some(starts)) => {
-                        let scales = rows.weight.scales().of_row(first + i);
+                        let scales = rows.weight.scales().of_row(row_number);
                         let sums = in_blocks::<R, P, C, D>(&row, (digits, starts), all.depth, (blocks, scales));
                         for (sum, column) in sums.into_iter().zip(columns) {
                             products[column][i] = sum * all.columns[column].unit.size * unit;
