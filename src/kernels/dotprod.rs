@@ -1,8 +1,9 @@
 //! Products of rows of bytes with a few columns on processors that multiply bytes and add the products up in 32 bits: on
 //! 64-bit Arm four neighbours at a time (`SDOT`, the feature `dotprod`, Armv8.2), or eight for two rows and two digits at a
 //! time (`SMMLA`, the feature `i8mm`, Armv8.6: Apple's processors from A15 and M2 on); on x86-64 four neighbours
-//! (`VPDPBUSD`, AVX-512 VNNI). A column becomes integers of [digits](super::digits). Every sum is exact until its digits are
-//! joined, so a product has the same bits whatever is beside it, and by any of the instructions.
+//! (`VPDPBUSD`, AVX-512 VNNI), also of rows whose elements are looked up as bytes. A column becomes integers of
+//! [digits](super::digits). Every sum is exact until its digits are joined, so a product has the same bits whatever is beside
+//! it, and by any of the instructions.
 
 #[cfg(target_arch = "aarch64")]
 mod arm;

@@ -30,11 +30,11 @@ pub struct TokenProduct<'a> {
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
 ///
-/// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI for few tokens, AMX for many, 64-bit Arm)
-/// are multiplied by different kernels. Two sum in f32, each in an order of its own, the others in integers: a prompt that is
-/// read in other chunks gives the same values within f32's rounding, and the same bits only where integers are summed for
-/// all numbers of tokens. Up to eight tokens give each the bits that it has alone. A scale that a whole row has multiplies
-/// the finished sum.
+/// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI for few tokens, and codes where it has VBMI;
+/// AMX for many; 64-bit Arm) are multiplied by different kernels. Two sum in f32, each in an order of its own, the others in
+/// integers: a prompt that is read in other chunks gives the same values within f32's rounding, and the same bits only where
+/// integers are summed for all numbers of tokens. Up to eight tokens give each the bits that it has alone. A scale that a
+/// whole row has multiplies the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout, or two results share a place.
