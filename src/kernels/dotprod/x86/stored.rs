@@ -266,31 +266,60 @@ impl StoredProducts<'_> {
     ) {
         let StoredProducts { columns: all, rows, starts } = self;
         let digits = columns.map(|column| all.of(column));
-        let starts = starts.as_ref().map(|starts| columns.map(|column| starts.of(column)));
-        for row_number in first..first + count {
-            let i = row_number - first;
-            // SAFETY: as promised.
-            unsafe {
-                let (row, unit) = R::of_row(of, all.depth, row_number);
-                match (rows.blocks, starts) {
-                    (Some(blocks), Some(starts)) => {
-                        let scales = rows.weight.scales().of_row(row_number);
-                        let sums = in_blocks::<R, P, C, D>(&row, (digits, starts), all.depth, (blocks, scales));
-                        for (sum, column) in sums.into_iter().zip(columns) {
-                            products[column][i] = sum * all.columns[column].unit.size * unit;
-                        }
+        // SAFETY: as promised.
+        unsafe {
+            if let (Some(blocks), Some(starts)) = (rows.blocks, starts) {
+                let inputs = (digits, columns.map(|column| starts.of(column)));
+                let mut i = 0;
+                while i < count {
+                    // starts and digits of a lone column are loaded for two rows
+                    if C == 1 && i + 2 <= count {
+                        self.blocks_of_rows::<R, P, C, D, 2>(of, (first, i), (columns, inputs), blocks, products);
+                        i += 2;
+                    } else {
+                        self.blocks_of_rows::<R, P, C, D, 1>(of, (first, i), (columns, inputs), blocks, products);
+                        i += 1;
                     }
-                    _ => {
-                        let sums = whole::<R, P, C, D>(&row, digits, all.depth);
-                        for (sums, column) in sums.into_iter().zip(columns) {
-                            products[column][i] = all.columns[column].product(sums) * unit;
-                        }
-                    }
+                }
+                return;
+            }
+            for row in first..first + count {
+                let (bytes, unit) = R::of_row(of, all.depth, row);
+                let sums = whole::<R, P, C, D>(&bytes, digits, all.depth);
+                for (sums, column) in sums.into_iter().zip(columns) {
+                    products[column][row - first] = all.columns[column].product(sums) * unit;
                 }
             }
         }
     }
+
+    /// Of `N` rows from `first + i` on, whose blocks have scales.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
+    unsafe fn blocks_of_rows<R: RowBytes<P>, const P: usize, const C: usize, const D: usize, const N: usize>(
+        &self,
+        of: &R::Of<'_>,
+        (first, i): (usize, usize),
+        (columns, inputs): ([usize; C], DigitsAndStarts<C>),
+        blocks: Blocks,
+        products: &mut [[f32; BLOCK]],
+    ) {
+        let StoredProducts { columns: all, rows, .. } = self;
+        // SAFETY: as promised.
+        let bytes: [_; N] = std::array::from_fn(|n| unsafe { R::of_row(of, all.depth, first + i + n) });
+        let scales = std::array::from_fn(|n| rows.weight.scales().of_row(first + i + n));
+        // SAFETY: as promised.
+        let sums = unsafe { in_blocks::<R, P, C, D, N>(&bytes, inputs, all.depth, (blocks, scales)) };
+        for (n, (sums, (_, unit))) in sums.into_iter().zip(&bytes).enumerate() {
+            for (sum, column) in sums.into_iter().zip(columns) {
+                products[column][i + n] = sum * all.columns[column].unit.size * unit;
+            }
+        }
+    }
 }
+
+/// Where the digits of columns are, and what their sums start with.
+type DigitsAndStarts<const C: usize> = ([*const i8; C], [*const i32; C]);
 
 /// The sums by digits of a whole row.
 ///
@@ -320,46 +349,56 @@ unsafe fn whole<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
     std::array::from_fn(|c| across::<D>(std::array::from_fn(|d| _mm512_add_epi32(one[c][d], other[c][d]))))
 }
 
-/// The sums of a row whose blocks have scales, in the units of columns, which come with their starts.
+/// The sums of rows whose blocks have scales, in the units of columns.
 ///
 /// # Safety
 /// As [`whole`]; there are scales for all blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usize>(
-    row: &R,
-    (columns, starts): ([*const i8; C], [*const i32; C]),
+unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usize, const N: usize>(
+    rows: &[(R, f32); N],
+    (columns, starts): DigitsAndStarts<C>,
     depth: usize,
-    (blocks, scales): (Blocks, &[f32]),
-) -> [f32; C] {
-    let mut all = [_mm512_setzero_ps(); C];
+    (blocks, scales): (Blocks, [&[f32]; N]),
+) -> [[f32; C]; N] {
+    let mut all = [[_mm512_setzero_ps(); C]; N];
     // SAFETY: as promised.
     unsafe {
         let of_lane = _mm512_loadu_si512(blocks.of_lane.as_ptr().cast());
         let (vectors, scales_here) = ((blocks.size / STEP).max(1), (STEP / blocks.size).max(1));
         let steps = depth.div_ceil(STEP);
-        for (from, scales) in (0..steps).step_by(vectors).zip(scales.chunks(scales_here)) {
+        for (i, from) in (0..steps).step_by(vectors).enumerate() {
             let start = |c: usize, digit: usize, step: usize| {
                 _mm512_load_si512(starts[c].add((step * DIGITS + digit) * STEP / 4).cast())
             };
-            let mut sums: [[__m512i; D]; C] = std::array::from_fn(|c| std::array::from_fn(|d| start(c, d, from)));
-            add_products(&mut sums, row.step(from), columns, from);
-            for step in from + 1..from + vectors {
-                for (c, sums) in sums.iter_mut().enumerate() {
-                    for (d, sum) in sums.iter_mut().enumerate() {
-                        *sum = _mm512_add_epi32(*sum, start(c, d, step));
-                    }
-                }
-                add_products(&mut sums, row.step(step), columns, step);
+            let first: [[__m512i; D]; C] = std::array::from_fn(|c| std::array::from_fn(|d| start(c, d, from)));
+            let mut sums = [first; N];
+            for ((row, _), sums) in rows.iter().zip(&mut sums) {
+                add_products(sums, row.step(from), columns, from);
             }
-            let scales = _mm512_maskz_loadu_ps(u16::MAX >> (16 - scales.len()), scales.as_ptr());
-            let scales = _mm512_permutexvar_ps(of_lane, scales);
-            for (all, sums) in all.iter_mut().zip(sums) {
-                *all = _mm512_fmadd_ps(joined(sums), scales, *all);
+            for step in from + 1..from + vectors {
+                for ((row, _), sums) in rows.iter().zip(&mut sums) {
+                    for (c, sums) in sums.iter_mut().enumerate() {
+                        for (d, sum) in sums.iter_mut().enumerate() {
+                            *sum = _mm512_add_epi32(*sum, start(c, d, step));
+                        }
+                    }
+                    add_products(sums, row.step(step), columns, step);
+                }
+            }
+            // a vector that isn't whole has fewer
+            let here = scales_here.min(scales[0].len() - i * scales_here);
+            for ((all, sums), scales) in all.iter_mut().zip(sums).zip(scales) {
+                let scales = scales[i * scales_here..][..here].as_ptr();
+                let scales = _mm512_maskz_loadu_ps(u16::MAX >> (16 - here), scales);
+                let scales = _mm512_permutexvar_ps(of_lane, scales);
+                for (all, sums) in all.iter_mut().zip(sums) {
+                    *all = _mm512_fmadd_ps(joined(sums), scales, *all);
+                }
             }
         }
     }
-    all.map(|all| _mm512_reduce_add_ps(all))
+    all.map(|all| all.map(|all| _mm512_reduce_add_ps(all)))
 }
 
 /// Sums whose digits are these, lane by lane.
