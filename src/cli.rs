@@ -177,6 +177,9 @@ impl Verb {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    // a file that becomes larger than its limit is then an error of writing it, not the end of this process
+    #[cfg(unix)]
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     // what the libraries need; a system that gives none is better told here than by a panic in them
     let threads = std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join().is_ok());
     let run = || -> Result<u8> {
