@@ -101,11 +101,7 @@ fn an_interrupted_first_start_leaves_nothing_half_written() {
     // the disk ends in the middle of the weights
     let mut limited = Command::new("/bin/sh");
     let program = machine.command(&RUN);
-    limited
-        .arg("-c")
-        .arg("ulimit -f 7000; exec \"$0\" \"$@\"")
-        .arg(program.get_program())
-        .args(program.get_args());
+    limited.arg("-c").arg("ulimit -f 7000; exec \"$0\" \"$@\"").arg(program.get_program()).args(program.get_args());
     limited.current_dir(machine.room.path());
     limited.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let (code, _, stderr) = finish(limited.output().unwrap());
