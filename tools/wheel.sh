@@ -45,8 +45,8 @@ chmod +x "$room/bin/cargo"
 paths=$(python3 - "$messages" "$room/built" <<'PY'
 import json, sys
 found = [json.loads(line) for line in open(sys.argv[1]) if line.startswith("{")]
-# tests' own programs aren't it
-found = [m for m in found if not m.get("profile", {}).get("test")]
+# neither tests' own programs nor examples are it: maturin packs the last that it is told of, and they come in any order
+found = [m for m in found if not m.get("profile", {}).get("test") and m.get("target", {}).get("kind") != ["example"]]
 open(sys.argv[2], "w").writelines(json.dumps(m) + "\n" for m in found)
 targets = [(m["target"], m) for m in found if m["reason"] == "compiler-artifact"]
 [library] = [file for target, m in targets if target["name"] == "anec_bindings" for file in m["filenames"] if file.endswith((".so", ".dylib"))]
