@@ -26,28 +26,19 @@ fn main() {
         let halves = values.iter().map(|v| f16::from_f32(*v)).collect();
         let scales = || Scales { values: vec![0.01; rows], blocks: 1 };
         let shape = || vec![rows, columns];
-        let coded = |bits: usize| {
+        let coded = |bits: usize, numbers: &[f32], scales: Scales| {
             let packed: Vec<u8> = bytes.iter().map(|v| *v as u8).take(rows * columns * bits / 8).collect();
-            let tables = CodeTables::new(bits, 1 << bits, &noise(1 << bits, 3), rows);
-            StoredWeight::coded(
-                shape(),
-                Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into()))),
-                tables,
-                scales(),
-            )
+            let codes = Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into())));
+            StoredWeight::coded(shape(), codes, CodeTables::new(bits, 1 << bits, numbers, rows), scales)
         };
-        let int4 = {
-            let packed: Vec<u8> = bytes.iter().map(|v| *v as u8).take(rows * columns / 2).collect();
-            let integers: Vec<f32> = (0..16).map(|code| if code < 8 { code } else { code - 16 } as f32).collect();
-            let codes = Arc::new(Elements::Codes(PackedCodes::new(4, packed.into())));
-            let scales = Scales { values: noise(rows * columns / 32, 4), blocks: columns / 32 };
-            StoredWeight::coded(shape(), codes, CodeTables::new(4, 16, &integers, rows), scales)
-        };
+        let palette = |bits: usize| coded(bits, &noise(1 << bits, 3), scales());
+        let integers: Vec<f32> = (0..16).map(|code| if code < 8 { code } else { code - 16 } as f32).collect();
+        let of_blocks = Scales { values: noise(rows * columns / 32, 4), blocks: columns / 32 };
         let weights = [
-            ("palette4", 0.5, coded(4)),
-            ("palette6", 0.75, coded(6)),
-            ("palette8", 1.0, coded(8)),
-            ("int4, blocks of 32", 0.5, int4),
+            ("palette4", 0.5, palette(4)),
+            ("palette6", 0.75, palette(6)),
+            ("palette8", 1.0, palette(8)),
+            ("int4, blocks of 32", 0.5, coded(4, &integers, of_blocks)),
             ("int8", 1.0, StoredWeight::scaled(shape(), Arc::new(Elements::Int8(bytes.clone().into())), scales())),
             ("fp16", 2.0, StoredWeight::plain(shape(), Arc::new(Elements::F16(halves)))),
             ("fp32", 4.0, StoredWeight::plain(shape(), Arc::new(Elements::F32(values.into())))),

@@ -1,7 +1,7 @@
 //! The numbers of a palette as bytes, so that rows of codes can be multiplied as rows of bytes are.
 //!
 //! A number is an integer times a power of two that the table's largest gives. Three bytes hold 24 bits of it: an fp16
-//! number that is no smaller than a 4096th of the largest is exact, and others are off by at most a 2^24th of the largest,
+//! number that is no smaller than a 4096th of the largest is exact, and others are off by at most a 2^23rd of the largest,
 //! less than what f32 sums of as many products are. One byte is enough where all numbers are small integers times a power of
 //! two, as codes of int4 are.
 

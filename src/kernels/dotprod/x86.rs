@@ -20,7 +20,7 @@ pub(super) const STEP: usize = 64;
 const ROWS: usize = 3;
 /// As many, with columns of [`FEW_DIGITS`].
 const FEW_ROWS: usize = 4;
-/// Rows whose sums are put together at a time, whole tiles.
+/// Rows whose products are given at a time, whole tiles.
 const BLOCK: usize = 4 * ROWS * FEW_ROWS;
 /// The sums of a block's rows with the digits of a column.
 type BlockSums = [[i32; DIGITS]; BLOCK];
@@ -82,6 +82,13 @@ pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [
     sums.map(|sum| _mm512_reduce_add_epi32(sum) * i32::from(MIDDLE))
 }
 
+impl DigitColumns {
+    /// Which columns have [`FEW_DIGITS`], and which have all.
+    fn by_digits(&self) -> (SmallVec<[usize; 8]>, SmallVec<[usize; 8]>) {
+        (0..self.columns.len()).partition(|c| self.columns[*c].unit.digits == FEW_DIGITS)
+    }
+}
+
 /// Gives the products of rows with columns.
 ///
 /// # Safety
@@ -89,10 +96,7 @@ pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
-    let with = |digits: usize| -> SmallVec<[usize; 8]> {
-        (0..of.columns.len()).filter(|c| of.columns[*c].unit.digits == digits).collect()
-    };
-    let (few, others) = (with(FEW_DIGITS), with(DIGITS));
+    let (few, others) = of.by_digits();
     let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; DIGITS]; BLOCK], of.columns.len());
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);

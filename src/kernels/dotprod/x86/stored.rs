@@ -4,14 +4,16 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::super::aligned_buf::AlignedBuf;
-use super::super::super::codes::CodeTables;
-use super::super::super::digits::{DIGITS, FEW_DIGITS};
-use super::super::super::dot::AHEAD;
-use super::super::super::planes::{BytePlanes, PLANES};
-use super::super::super::weight::{Elements, StoredWeight};
 use super::super::DigitColumns;
-use super::{MIDDLE, STEP, across, raised, raised_part};
+use super::{BLOCK, MIDDLE, STEP, across};
+use crate::aligned_buf::AlignedBuf;
+use crate::digits::{DIGITS, FEW_DIGITS};
+use crate::planes::PLANES;
+use crate::weight::{Elements, StoredWeight};
+
+mod row;
+
+use row::{Bytes, CodeRows, Long, RowBytes, Short};
 
 /// Most elements of a row: sums of the products of a number's bytes with digits of as many fit 32 bits.
 const MOST_DEPTH: usize = i32::MAX as usize / (128 * (128 + (PLANES - 1) * 255));
@@ -19,13 +21,11 @@ const MOST_DEPTH: usize = i32::MAX as usize / (128 * (128 + (PLANES - 1) * 255))
 const MOST_BLOCK: usize = 512;
 /// Columns that are multiplied at a time with what was looked up.
 const COLUMNS: usize = 4;
-/// Rows whose products are given at a time.
-const BLOCK: usize = 48;
 
 /// A weight that can be multiplied by bytes though it isn't one of bytes with a scale for each row: made by
 /// [`StoredRows::new`] alone.
 #[derive(Clone, Copy)]
-pub(in super::super::super) struct StoredRows<'a> {
+pub(crate) struct StoredRows<'a> {
     weight: &'a StoredWeight,
     form: Form<'a>,
     blocks: Option<Blocks>,
@@ -36,53 +36,6 @@ pub(in super::super::super) struct StoredRows<'a> {
 enum Form<'a> {
     Bytes(&'a [i8]),
     Codes(CodeRows<'a>),
-}
-
-/// Rows of codes.
-#[derive(Clone, Copy)]
-struct CodeRows<'a> {
-    bytes: &'a [u8],
-    tables: &'a CodeTables,
-    planes: &'a BytePlanes,
-    layout: &'static CodeLayout,
-}
-
-/// How codes are packed.
-#[derive(Clone, Copy)]
-struct CodeLayout {
-    bits: usize,
-    /// Which bytes of a vector's codes hold eight of them.
-    spread: [u8; STEP],
-    /// Where each of the eight begins there.
-    shifts: [u8; STEP],
-}
-
-impl CodeLayout {
-    const fn new(bits: usize) -> Self {
-        let mut layout = CodeLayout { bits, spread: [0; STEP], shifts: [0; STEP] };
-        let mut i = 0;
-        while i < STEP {
-            layout.spread[i] = (i / 8 * bits + i % 8) as u8;
-            layout.shifts[i] = (i % 8 * bits) as u8;
-            i += 1;
-        }
-        layout
-    }
-
-    /// That of codes of so many bits, eight at most.
-    fn of(bits: usize) -> &'static CodeLayout {
-        const fn all() -> [CodeLayout; 9] {
-            let mut all = [CodeLayout::new(0); 9];
-            let mut bits = 1;
-            while bits < all.len() {
-                all[bits] = CodeLayout::new(bits);
-                bits += 1;
-            }
-            all
-        }
-        static ALL: [CodeLayout; 9] = all();
-        &ALL[bits]
-    }
 }
 
 /// Blocks that have a scale: how many elements, and which of the scales of a vector's elements belongs to each four.
@@ -108,9 +61,7 @@ impl<'a> StoredRows<'a> {
         let form = match weight.elements() {
             Elements::Int8(values) if count > 1 => Form::Bytes(values),
             Elements::Codes(codes) if (columns * codes.bits()).is_multiple_of(8) => {
-                let tables = weight.tables()?;
-                let layout = CodeLayout::of(codes.bits());
-                Form::Codes(CodeRows { bytes: codes.bytes(), tables, planes: tables.planes()?, layout })
+                Form::Codes(CodeRows::new(codes, weight.tables()?)?)
             }
             _ => return None,
         };
@@ -164,7 +115,7 @@ impl LaneStarts {
 }
 
 /// The products of a weight's rows with columns, but for a scale that a whole row has.
-pub(in super::super::super) struct StoredProducts<'a> {
+pub(crate) struct StoredProducts<'a> {
     columns: &'a DigitColumns,
     rows: StoredRows<'a>,
     /// Where the rows' blocks have scales.
@@ -186,12 +137,8 @@ impl<'a> StoredProducts<'a> {
     /// If there are fewer rows.
     pub fn multiply(&self, first: usize, count: usize, mut put: impl FnMut(usize, usize, &[f32])) {
         assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first);
-        let columns = &self.columns.columns;
-        let with = |digits: usize| -> SmallVec<[usize; 8]> {
-            (0..columns.len()).filter(|c| columns[*c].unit.digits == digits).collect()
-        };
-        let (few, others) = (with(FEW_DIGITS), with(DIGITS));
-        let mut products: SmallVec<[[f32; BLOCK]; 8]> = SmallVec::from_elem([0.0; BLOCK], columns.len());
+        let (few, others) = self.columns.by_digits();
+        let mut products: SmallVec<[[f32; BLOCK]; 8]> = SmallVec::from_elem([0.0; BLOCK], self.columns.columns.len());
         for from in (0..count).step_by(BLOCK) {
             let here = BLOCK.min(count - from);
             // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and the
@@ -244,10 +191,10 @@ impl StoredProducts<'_> {
         unsafe {
             match &self.rows.form {
                 Form::Bytes(values) => self.each::<Bytes, 1, C, D>(values, rows, columns, products),
-                Form::Codes(codes) if codes.layout.bits == 8 => {
+                Form::Codes(codes) if codes.bits() == 8 => {
                     self.each::<Long, PLANES, C, D>(codes, rows, columns, products);
                 }
-                Form::Codes(codes) if codes.planes.count() == 1 => {
+                Form::Codes(codes) if codes.planes() == 1 => {
                     self.each::<Short<1>, 1, C, D>(codes, rows, columns, products);
                 }
                 Form::Codes(codes) => self.each::<Short<PLANES>, PLANES, C, D>(codes, rows, columns, products),
@@ -438,174 +385,19 @@ unsafe fn add_products<const P: usize, const C: usize, const D: usize>(
     }
 }
 
-/// Elements of a row as `P` bytes each, the highest first, which is 128 more than it stands for.
-trait RowBytes<const P: usize>: Sized {
-    /// Rows.
-    type Of<'a>: ?Sized;
-
-    /// One of rows of `depth` elements, and what an integer of the highest bytes counts.
-    ///
-    /// # Safety
-    /// The processor has the instructions, and the row is there.
-    unsafe fn of_row(of: &Self::Of<'_>, depth: usize, row: usize) -> (Self, f32);
-
-    /// The elements of a vector; what follows the row's last may be anything.
-    ///
-    /// # Safety
-    /// The processor has the instructions, and the row so many vectors.
-    unsafe fn step(&self, step: usize) -> [__m512i; P];
-}
-
-/// Signed bytes.
-struct Bytes {
-    row: *const i8,
-    depth: usize,
-}
-
-impl RowBytes<1> for Bytes {
-    type Of<'a> = [i8];
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn of_row(of: &[i8], depth: usize, row: usize) -> (Self, f32) {
-        // SAFETY: as promised.
-        (Bytes { row: unsafe { of.as_ptr().add(row * depth) }, depth }, 1.0)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn step(&self, step: usize) -> [__m512i; 1] {
-        // SAFETY: as promised.
-        unsafe {
-            let (at, left) = (self.row.add(step * STEP), self.depth - step * STEP);
-            [if left >= STEP { raised(at) } else { raised_part(at, left) }]
-        }
-    }
-}
-
-/// Where a row's codes are, and how many bytes those of a vector and of the row have.
-struct PackedRow {
-    row: *const u8,
-    step: usize,
-    length: usize,
-}
-
-impl PackedRow {
-    /// # Safety
-    /// The row is there.
-    #[inline]
-    unsafe fn new(of: &CodeRows<'_>, depth: usize, row: usize) -> Self {
-        // rows begin with a byte
-        let length = depth * of.layout.bits / 8;
-        // SAFETY: as promised.
-        PackedRow { row: unsafe { of.bytes.as_ptr().add(row * length) }, step: 8 * of.layout.bits, length }
-    }
-
-    /// The bytes of a vector's codes. Asks for what comes later.
-    ///
-    /// # Safety
-    /// The row has so many vectors.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn bytes(&self, step: usize) -> __m512i {
-        let from = step * self.step;
-        let at = self.row.wrapping_add(from);
-        // SAFETY: as promised; what is asked for need not be there.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(AHEAD).cast());
-            _mm512_maskz_loadu_epi8(u64::MAX >> (64 - self.step.min(self.length - from)), at.cast())
-        }
-    }
-}
-
-/// Codes of at most six bits; tables of 64 bytes.
-struct Short<const P: usize> {
-    codes: PackedRow,
-    tables: [__m512i; P],
-    /// As in a [`CodeLayout`].
-    spread: __m512i,
-    shifts: __m512i,
-}
-
-impl<const P: usize> RowBytes<P> for Short<P> {
-    type Of<'a> = CodeRows<'a>;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn of_row(of: &CodeRows<'_>, depth: usize, row: usize) -> (Self, f32) {
-        let (planes, unit) = of.planes.of_table(of.tables.of(row));
-        let tables = planes.as_chunks::<STEP>().0;
-        // SAFETY: arrays of 64 bytes.
-        let short = unsafe {
-            Short {
-                codes: PackedRow::new(of, depth, row),
-                tables: std::array::from_fn(|plane| _mm512_loadu_si512(tables[plane].as_ptr().cast())),
-                spread: _mm512_loadu_si512(of.layout.spread.as_ptr().cast()),
-                shifts: _mm512_loadu_si512(of.layout.shifts.as_ptr().cast()),
-            }
-        };
-        (short, unit)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn step(&self, step: usize) -> [__m512i; P] {
-        // SAFETY: as promised.
-        let bytes = unsafe { self.codes.bytes(step) };
-        let eights = _mm512_permutexvar_epi8(self.spread, bytes);
-        // the bits above a code's make no difference where a table has its numbers again and again
-        let codes = _mm512_multishift_epi64_epi8(self.shifts, eights);
-        self.tables.map(|table| _mm512_permutexvar_epi8(codes, table))
-    }
-}
-
-/// Codes of eight bits; tables of 256 bytes.
-struct Long {
-    codes: PackedRow,
-    tables: [[__m512i; 4]; PLANES],
-}
-
-impl RowBytes<PLANES> for Long {
-    type Of<'a> = CodeRows<'a>;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn of_row(of: &CodeRows<'_>, depth: usize, row: usize) -> (Self, f32) {
-        let (planes, unit) = of.planes.of_table(of.tables.of(row));
-        let tables = planes.as_chunks::<STEP>().0;
-        // SAFETY: arrays of 64 bytes.
-        let part = |i: usize| unsafe { _mm512_loadu_si512(tables[i].as_ptr().cast()) };
-        let tables = std::array::from_fn(|plane| std::array::from_fn(|i| part(4 * plane + i)));
-        // SAFETY: as promised.
-        (Long { codes: unsafe { PackedRow::new(of, depth, row) }, tables }, unit)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn step(&self, step: usize) -> [__m512i; PLANES] {
-        // SAFETY: as promised.
-        let codes = unsafe { self.codes.bytes(step) };
-        let upper = _mm512_movepi8_mask(codes);
-        self.tables.map(|[a, b, c, d]| {
-            let low = _mm512_permutex2var_epi8(a, codes, b);
-            _mm512_mask_blend_epi8(upper, low, _mm512_permutex2var_epi8(c, codes, d))
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
 
-    use super::super::super::super::codes::PackedCodes;
-    use super::super::super::super::columns::StridedColumn;
-    use super::super::super::super::digits::tests::most_off;
-    use super::super::super::super::dot::tests::noise;
-    use super::super::super::super::weight::Scales;
     use super::super::Instruction;
     use super::*;
+    use crate::codes::{CodeTables, PackedCodes};
+    use crate::columns::StridedColumn;
+    use crate::digits::tests::most_off;
+    use crate::dot::tests::noise;
+    use crate::weight::Scales;
 
     /// A weight of codes (of eight bits at most) or of bytes (0), with tables for two rows each, in blocks.
     fn weight(bits: usize, integers: bool, (rows, blocks, block): (usize, usize, usize), seed: u32) -> StoredWeight {
