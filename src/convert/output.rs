@@ -123,10 +123,11 @@ fn replaced(path: &Path) -> PathBuf {
     with_suffix(path, ".replaced")
 }
 
-/// Whether the folder where a bundle is made holds the bundle that was just replaced, which [`publish`] is about to remove.
+/// Whether the folder where a bundle is made holds the one that was just replaced, which [`publish`] is about to remove or
+/// is removing.
 pub fn is_being_replaced(partial: &Path) -> bool {
     let name = partial.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(PARTIAL));
-    is_bundle(partial) && name.is_some_and(|name| Journal::is_in(&partial.with_file_name(name)))
+    name.is_some_and(|name| Journal::is_in(&partial.with_file_name(name)))
 }
 
 /// Gives a complete bundle its name, and removes its journal and the bundle that it replaces. A kill at any moment
@@ -148,11 +149,6 @@ pub fn publish(partial: &Path, path: &Path) -> Result<(), ConvertError> {
 /// Finishes what [`publish`] was doing when it was killed.
 fn tidy(path: &Path) -> Result<(), ConvertError> {
     let (partial, replaced) = (partial(path), replaced(path));
-    let remove_folder = |folder: &Path| match std::fs::remove_dir_all(folder) {
-        // two runs may be at it
-        Err(e) if folder.exists() => Err(FileError::of(folder, "remove")(e)),
-        _ => Ok(()),
-    };
     if !is_bundle(path) {
         // between the two renames; a folder of that name that is no bundle is somebody else's
         return match is_bundle(&replaced) && !path.exists() {
@@ -163,10 +159,7 @@ fn tidy(path: &Path) -> Result<(), ConvertError> {
     // the journal came here with the new bundle: what is beside it has been replaced
     if Journal::is_in(path) {
         for old in [partial, replaced] {
-            // a folder that is ours is the next run's, which has just begun
-            if is_folder(&old) && !resume::is_ours(&old) {
-                remove_folder(&old)?;
-            }
+            resume::remove_replaced(&old)?;
         }
     }
     Journal::remove(path)

@@ -4,6 +4,7 @@
 //! inputs the run has; a run with other inputs starts anew.
 
 use std::collections::BTreeMap;
+#[cfg(unix)]
 use std::fs::File;
 #[cfg(unix)]
 use std::fs::TryLockError;
@@ -47,7 +48,7 @@ pub struct Journal {
     #[serde(skip)]
     path: PathBuf,
     #[serde(skip)]
-    _lock: Option<File>,
+    _lock: Option<FolderLock>,
 }
 
 /// What is known of a finished package.
@@ -69,19 +70,25 @@ impl Journal {
     pub fn open(folder: &Path, inputs: String, anew: bool) -> Result<Journal, ConvertError> {
         let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(parent).map_err(FileError::of(parent, "create"))?;
-        if let Err(error) = std::fs::create_dir(folder)
-            && (error.kind() != ErrorKind::AlreadyExists || !is_ours(folder))
-        {
-            return Err(match error.kind() {
-                // another run is just replacing a bundle, or was a moment ago
-                ErrorKind::AlreadyExists if output::is_being_replaced(folder) || !folder.exists() => {
-                    ConvertError::Busy(folder.to_owned())
-                }
-                ErrorKind::AlreadyExists => ConvertError::NotOurs(folder.to_owned()),
-                _ => FileError::of(folder, "create")(error).into(),
+        match std::fs::create_dir(folder) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(FileError::of(folder, "create")(error).into());
+            }
+            Err(_) if std::fs::symlink_metadata(folder).is_ok_and(|found| !found.is_dir()) => {
+                return Err(ConvertError::NotOurs(folder.to_owned()));
+            }
+            _ => {}
+        }
+        // first the lock, then whose it is: runs fill, rename and remove only folders that they hold
+        let Some(lock) = lock(folder)? else {
+            return Err(ConvertError::Busy(folder.to_owned()));
+        };
+        if !is_ours(folder) {
+            return Err(match output::is_being_replaced(folder) {
+                true => ConvertError::Busy(folder.to_owned()),
+                false => ConvertError::NotOurs(folder.to_owned()),
             });
         }
-        let lock = lock(folder)?;
         let path = folder.join(FILE_NAME);
         let read = || -> Option<Journal> {
             let journal: Journal = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
@@ -90,7 +97,7 @@ impl Journal {
         let found = read();
         let begins = found.is_none();
         let mut journal = found.unwrap_or_else(|| Journal { inputs, ..Default::default() });
-        (journal.path, journal._lock) = (path, lock);
+        (journal.path, journal._lock) = (path, Some(lock));
         journal.packages.retain(|_, p| complete(folder, &p.entry.files));
         let host_is_complete = |h: &HostFacts| size(&folder.join(&h.file.file)) == Some(h.file.bytes);
         journal.host = journal.host.filter(host_is_complete);
@@ -168,25 +175,54 @@ impl Journal {
     }
 }
 
-/// Locks a folder, where the system locks folders. The folder that is locked must be the one of that path: another run may
-/// have given it another name in between.
+/// Removes the folder of a bundle that has been replaced, unless another run does so, or has begun anew there.
 ///
 /// # Errors
-/// [`ConvertError::Busy`] when another run holds it.
-fn lock(folder: &Path) -> Result<Option<File>, ConvertError> {
-    let busy = || ConvertError::Busy(folder.to_owned());
+/// When the system refuses.
+pub fn remove_replaced(folder: &Path) -> Result<(), ConvertError> {
+    // what is looked at without the lock may just be filled or removed; what is looked at under it may not
+    while std::fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir()) && !is_ours(folder) {
+        match lock(folder)? {
+            Some(_lock) if !is_ours(folder) => {
+                std::fs::remove_dir_all(folder).map_err(FileError::of(folder, "remove"))?;
+            }
+            Some(_) => break,
+            // who holds it removes it, or is about to see that it isn't a folder to fill
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    Ok(())
+}
+
+/// The lock of a folder, which lasts as long as this does.
+#[derive(Debug)]
+struct FolderLock {
+    #[cfg(unix)]
+    _file: File,
+}
+
+/// The lock of a folder; none when there is no such folder, when another run holds it, or when it is no longer the one of
+/// that path: another run may have given it another name. Where the system doesn't lock folders everybody gets it.
+///
+/// # Errors
+/// When the system refuses to open it.
+fn lock(folder: &Path) -> Result<Option<FolderLock>, ConvertError> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
+        let file = match File::open(folder) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(FileError::of(folder, "open"))?,
+        };
         let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-        let lock = File::open(folder).map_err(|_| busy())?;
-        let taken = matches!(lock.try_lock(), Err(TryLockError::WouldBlock));
+        // a system that can't lock it lets everybody at it
+        let is_held = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
         let of_path = std::fs::symlink_metadata(folder).ok().map(identity);
-        let is_same = of_path.is_some() && of_path == lock.metadata().ok().map(identity);
-        if taken || !is_same { Err(busy()) } else { Ok(Some(lock)) }
+        let is_same = of_path.is_some() && of_path == file.metadata().ok().map(identity);
+        Ok((!is_held && is_same).then_some(FolderLock { _file: file }))
     }
     #[cfg(not(unix))]
-    if folder.exists() { Ok(None) } else { Err(busy()) }
+    Ok(folder.exists().then_some(FolderLock {}))
 }
 
 /// Whether a folder was made by a conversion: it has a journal, or is about to get its first.
