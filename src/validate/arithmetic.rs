@@ -1,6 +1,7 @@
 //! The effects of `validators/ane-arithmetic.yaml`: who published what of the Neural Engine's arithmetic, which the
 //! executor simulates.
 
+use crate::data;
 use serde::Deserialize;
 
 /// Built into the binary, so that a simulation says everywhere what it rests on.
@@ -27,7 +28,7 @@ pub struct PublishedEffect {
 /// All effects that the executor simulates, with their sources.
 #[allow(clippy::expect_used, reason = "a test reads the file that is built in")]
 pub fn published_effects() -> Vec<PublishedEffect> {
-    serde_yaml::from_str(EFFECTS).expect("validators/ane-arithmetic.yaml is sound")
+    data::built_in("ane-arithmetic.yaml", EFFECTS)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The chips of `validators/chips.yaml`: what is published of their Neural Engines, every fact with its source.
 
+use crate::data;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
@@ -270,7 +271,7 @@ impl ChipTable {
     /// # Errors
     /// What is wrong, and where.
     pub fn parse(text: &str) -> Result<ChipTable, ChipError> {
-        let mut table: ChipTable = serde_yaml::from_str(text).map_err(|e| ChipError::Syntax(e.to_string()))?;
+        let mut table: ChipTable = data::parse(text).map_err(ChipError::Syntax)?;
         let wrong = |place: &str, problem: String| ChipError::Fact { place: place.to_owned(), problem };
         for (name, source) in &table.sources {
             let digits: Vec<&str> = source.date.split('-').collect();

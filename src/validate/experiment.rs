@@ -13,6 +13,7 @@ pub mod launch;
 pub mod program;
 pub mod run;
 
+use crate::data;
 use std::sync::LazyLock;
 
 use schemars::JsonSchema;
@@ -134,8 +135,7 @@ struct Probes {
 /// All experiments.
 pub fn experiments() -> &'static [Experiment] {
     static PARSED: LazyLock<Vec<Experiment>> = LazyLock::new(|| {
-        let probes: Probes =
-            serde_yaml::from_str(PROBES).expect("validators/probes.yaml is part of the binary and tested");
+        let probes: Probes = data::built_in("probes.yaml", PROBES);
         probes.experiments
     });
     &PARSED

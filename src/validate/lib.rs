@@ -48,6 +48,7 @@
 pub mod arithmetic;
 pub mod bisect;
 pub mod chips;
+mod data;
 pub mod experiment;
 pub mod forecast;
 pub mod foreign;

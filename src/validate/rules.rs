@@ -1,5 +1,6 @@
 //! The rules of `validators/ane-rules.yaml` and the codes of `validators/errors.yaml`, typed.
 
+use crate::data;
 use std::sync::LazyLock;
 
 use schemars::JsonSchema;
@@ -236,15 +237,13 @@ pub struct Meaning {
 
 /// All rules.
 pub fn rules() -> Vec<Rule> {
-    static PARSED: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-        serde_yaml::from_str(RULES).expect("validators/ane-rules.yaml is part of the binary and tested")
-    });
+    static PARSED: LazyLock<Vec<Rule>> = LazyLock::new(|| data::built_in("ane-rules.yaml", RULES));
     PARSED.clone()
 }
 
 /// All codes.
 pub fn meanings() -> Vec<Meaning> {
-    serde_yaml::from_str(ERRORS).expect("validators/errors.yaml is part of the binary and tested")
+    data::built_in("errors.yaml", ERRORS)
 }
 
 /// What a code or a message means: the entry with exactly this code, else every entry of which a code is part of it.

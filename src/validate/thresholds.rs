@@ -1,5 +1,6 @@
 //! Thresholds of the gates: `validators/gates.yaml`, tightened by the manifest.
 
+use crate::data;
 use serde::Deserialize;
 
 use anec_manifest::Gates;
@@ -91,7 +92,7 @@ impl Thresholds {
 
     /// The built-in thresholds.
     pub fn built_in() -> Self {
-        serde_yaml::from_str(BUILT_IN).expect("validators/gates.yaml is part of the binary and tested")
+        data::built_in("gates.yaml", BUILT_IN)
     }
 }
 

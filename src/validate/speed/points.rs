@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CallWork, ChipRates, SPEEDS, SpeedModel};
 use crate::chips::{ChipError, ChipTable, FactSource};
+use crate::data;
 use anec_manifest::KvWrite;
 
 /// The numbers of the model, and the points behind them.
@@ -102,9 +103,7 @@ impl SpeedPoint {
 impl SpeedPoints {
     /// The points that are part of the binary.
     pub fn built_in() -> &'static SpeedPoints {
-        static POINTS: LazyLock<SpeedPoints> = LazyLock::new(|| {
-            serde_yaml::from_str(SPEEDS).expect("validators/speeds.yaml is part of the binary and tested")
-        });
+        static POINTS: LazyLock<SpeedPoints> = LazyLock::new(|| data::built_in("speeds.yaml", SPEEDS));
         &POINTS
     }
 
