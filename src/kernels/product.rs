@@ -115,7 +115,7 @@ impl<'a> ByteRows<'a> {
 /// Computes, and removes, those that a processor which multiplies bytes computes as sums of digits: all of few tokens, and
 /// of many where its instruction is the best for these, too.
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Products<'_, '_>) {
+fn by_digits<'w>(weight: &'w StoredWeight, bias: Option<&'w [f32]>, products: &mut Products<'_, '_>) {
     let (Some(instruction), Some(stored)) = (Instruction::available().last(), ByteRows::new(weight)) else { return };
     let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
     type Columns<'a> = SmallVec<[MeasuredColumn<'a>; MOST_COLUMNS]>;
@@ -142,17 +142,22 @@ fn by_digits(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut Product
     }
     let digits = DigitColumns::new(instruction, columns, &inputs);
     // blocks' scales are in the products
-    let each = usize::from(scales.blocks == 1 && scales.values.len() > 1);
-    let factors = if scales.blocks == 1 { scales.values.as_slice() } else { &[1.0] };
+    let (factors, factor) = match scales.values.as_slice() {
+        _ if scales.blocks > 1 => (None, 1.0),
+        [all] => (None, *all),
+        of_rows => (Some(of_rows), 1.0),
+    };
     let put = |row: usize, column: usize, products: &[f32]| {
         let (out, token) = outputs[column];
+        let of_rows = |values: Option<&'w [f32]>| values.map(|values| &values[row..][..products.len()]);
+        let (factors, bias) = (of_rows(factors), of_rows(bias));
         // SAFETY: `multiply_each` has checked that the output holds these rows of the token, and that no other result
         // shares their places; each part is given other rows.
         unsafe {
             let (at, layout) = out.at(row, token);
             for (i, product) in products.iter().enumerate() {
-                let start = bias.map_or(0.0, |bias| bias[row + i]);
-                *at.add(i * layout.row) = product * factors[(row + i) * each] + start;
+                let factor = factors.map_or(factor, |factors| factors[i]);
+                *at.add(i * layout.row) = product * factor + bias.map_or(0.0, |bias| bias[i]);
             }
         }
     };

@@ -73,7 +73,7 @@ pub(super) fn after(
 /// Copies the logits of a piece of the head to their places among all: a row of `width` for each of the first tokens.
 pub(super) fn place_logits(piece: &Columns, rows: Range<usize>, logits: &mut [f32], width: usize) {
     for (t, row) in logits.chunks_exact_mut(width).enumerate() {
-        row[rows.clone()].iter_mut().zip(piece.column(t)).for_each(|(logit, value)| *logit = value);
+        piece.copy_column(t, &mut row[rows.clone()]);
     }
 }
 

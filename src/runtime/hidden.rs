@@ -80,8 +80,18 @@ impl Columns {
         columns
     }
 
+    /// The channels of a token.
     pub(super) fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
         self.values.iter().skip(t).step_by(self.count).copied()
+    }
+
+    /// Copies the channels of a token.
+    pub(super) fn copy_column(&self, t: usize, to: &mut [f32]) {
+        if self.count == 1 {
+            to.copy_from_slice(&self.values);
+        } else {
+            to.iter_mut().zip(self.values.chunks_exact(self.count)).for_each(|(to, tokens)| *to = tokens[t]);
+        }
     }
 
     /// Some columns, filled up with zeros to `count`.

@@ -173,7 +173,9 @@ impl SharedCall {
                 model,
                 members,
                 |member| {
-                    member.logits.resize(count * width, 0.0);
+                    if member.logits.is_empty() {
+                        member.logits = vec![0.0; count * width];
+                    }
                     Ok(prepare(model, step, &mut member.flow.hidden.range(0..count, size).into(), None)?)
                 },
                 |member, function, outputs| {
