@@ -36,3 +36,31 @@ impl Kernel for Gained {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{EngineEffect, EngineEffects};
+    use crate::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+    use anec_mil::{DataType, FunctionBuilder, Opset, TensorType};
+
+    /// Two elements of four, from `first` on, in the engine's arithmetic with some effects.
+    fn slice(effects: EngineEffects, first: u64, values: [f32; 4]) -> Vec<f32> {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let x = ops.input("x", TensorType::new(DataType::Fp16, [1, 1, 1, 4]));
+        let part = ops.slice(x, 3, first..first + 2);
+        ops.output("out", part);
+        let options = ExecOptions { precision: Precision::Ane(effects) };
+        let executable = Executable::compile(&ops.finish().unwrap(), options, &WeightCache::new()).unwrap();
+        let x = Tensor::new([1, 1, 1, 4], values.to_vec());
+        executable.run(&[("x", &x)], &mut executable.new_state()).unwrap()[0].1.floats().unwrap().to_vec()
+    }
+
+    #[test]
+    fn a_slice_that_begins_after_the_first_element_is_infinite_beyond_4094() {
+        let values = [4096.0, -4096.0, 4094.0, -4096.0];
+        assert_eq!(slice(EngineEffects::ALL, 0, values), [4096.0, -4096.0]);
+        assert_eq!(slice(EngineEffects::ALL, 1, values), [f32::NEG_INFINITY, 4094.0]);
+        assert_eq!(slice(EngineEffects::ALL, 2, values), [4094.0, f32::NEG_INFINITY]);
+        assert_eq!(slice(EngineEffects::ALL.without(EngineEffect::SliceGain), 2, values), [4094.0, -4096.0]);
+    }
+}

@@ -271,8 +271,61 @@ fn add_aligned(a: f32, b: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::{ExecOptions, Executable, Precision, Tensor, WeightCache};
+    use anec_kernels::codes::{CodeTables, PackedCodes};
+    use anec_kernels::weight::Scales;
+    use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType};
     use half::f16;
+
+    /// The product of a row with ones.
+    fn row_sum(effects: EngineEffects, weight: &LoadedWeight) -> f32 {
+        let (x, layout) = (vec![1.0; weight.columns()], MatrixLayout { row: 1, column: 1 });
+        let mut out = [0.0];
+        multiply(effects, weight, (&x, layout), 1, None, (&mut out, layout));
+        out[0]
+    }
+
+    #[test]
+    fn integer_weights_are_rounded_to_fp16_before_they_are_multiplied() {
+        let bytes = Arc::new(Elements::Int8(vec![3i8].into()));
+        let weight = LoadedWeight::scaled(vec![1, 1], bytes, Scales { values: vec![0.1], blocks: 1 });
+        assert_eq!(row_sum(EngineEffects::ALL, &weight), f16::from_f32(0.3).to_f32());
+        assert_eq!(row_sum(EngineEffects::ALL.without(EngineEffect::WeightsRounded), &weight), 3.0 * 0.1);
+    }
+
+    #[test]
+    fn numbers_of_a_palette_are_summed_before_the_scale_of_their_row() {
+        // seventeen times 10,000: the 170,000 that were seen to overflow, of a result of 170
+        let codes = Arc::new(Elements::Codes(PackedCodes::new(4, vec![0; 9].into())));
+        let numbers: Vec<f32> = (0..16).map(|code| if code == 0 { 10_000.0 } else { 0.0 }).collect();
+        let tables = CodeTables::new(4, 16, &numbers, 1);
+        let weight = LoadedWeight::coded(vec![1, 17], codes, tables, Scales { values: vec![0.001], blocks: 1 });
+        assert_eq!(row_sum(EngineEffects::ALL, &weight), f32::INFINITY);
+        let scaled_first = EngineEffects::ALL.without(EngineEffect::PaletteBeforeScale);
+        assert!((row_sum(scaled_first, &weight) - 170.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn a_convolution_that_sums_nothing_up_does_not_saturate() {
+        for (channels, expected) in [(1usize, 32768.0), (2, f32::INFINITY)] {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let shape = [1, channels as u64, 1, 1];
+            let x = ops.input("x", TensorType::new(DataType::Fp16, shape));
+            let weight = ops.constant("weight", Constant::fp16_tensor(&shape, &vec![1.0; channels]));
+            let y = ops.conv("y", x, weight, None);
+            ops.output("out", y);
+            let options = ExecOptions { precision: Precision::ANE };
+            let executable = Executable::compile(&ops.finish().unwrap(), options, &WeightCache::new()).unwrap();
+            let mut values = vec![0.0; channels];
+            values[0] = 32768.0;
+            let x = Tensor::new([1, channels, 1, 1], values);
+            let outputs = executable.run(&[("x", &x)], &mut executable.new_state()).unwrap();
+            assert_eq!(outputs[0].1.floats().unwrap(), [expected], "{channels}");
+        }
+    }
 
     /// A sum, as a product with ones, as the engine stores it.
     fn sum(effects: EngineEffects, values: &[f32]) -> f32 {
