@@ -9,7 +9,9 @@ use super::chips::ChipTarget;
 use super::rules::{
     Applies, ConstexprPattern, Evidence, LengthsPattern, OpPattern, Rule, Severity, StatePattern, WeightsPattern, rules,
 };
-use anec_mil::{Binding, Constant, DataType, Dim, Function, Op, OpKind, Program, SymbolRange, TensorType, ValueId};
+use anec_mil::{
+    Binding, Constant, DataType, Dim, Function, Op, OpKind, Program, SymbolRange, TensorType, Value, ValueId, ValueType,
+};
 
 /// Ops that a finding names; the others are counted.
 const NAMED: usize = 3;
@@ -105,6 +107,7 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
             let above = pattern.ops_above.is_some_and(|most| count > most);
             above.then(|| format!("{count} ops")).into_iter().collect()
         }
+        Applies::Lengths(LengthsPattern::RangeBesideFixed) => beside_ranges(function),
         Applies::Lengths(pattern) => {
             let lengths = function.lengths.iter().filter(|(_, lengths)| {
                 matches!(
@@ -129,6 +132,20 @@ fn applies(rule: &Rule, function: &Function) -> Vec<String> {
         }
         Applies::Weights(_) => Vec::new(),
     }
+}
+
+/// The inputs of fixed shape of a function that has states and inputs with a range.
+fn beside_ranges(function: &Function) -> Vec<String> {
+    let ranged = function.lengths.values().any(|lengths| matches!(lengths, SymbolRange::Range { .. }));
+    if !ranged || function.states().next().is_none() {
+        return Vec::new();
+    }
+    let inputs = function.inputs.iter().map(|id| function.value(*id));
+    let is_fixed = |value: &&Value| match &value.ty {
+        ValueType::Tensor(ty) => ty.shape.iter().all(|dim| dim.fixed().is_some()),
+        _ => false,
+    };
+    inputs.filter(is_fixed).map(|value| value.name.clone()).collect()
 }
 
 /// Reading and writing states is no work of its own.
@@ -378,6 +395,37 @@ mod tests {
         assert_eq!(with(&[[1, 2, 16, 40]]), ["state-last-axis", "stateful-m5"]);
         assert_eq!(with(&[[1, 2, 16, 64], [1, 2, 8, 64]]), ["state-shapes", "stateful-m5"]);
         assert_eq!(with(&[[1, 2, 16, 64]; 3]), ["state-count", "stateful-m5"]);
+    }
+
+    #[test]
+    fn inputs_of_fixed_shape_beside_ranges_are_seen_where_there_are_states() {
+        let found = |range: bool, fixed: bool, state: bool| {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let many = if range {
+                let lengths = SymbolRange::Range { lower: 1, upper: Some(4), default: 1 };
+                Dim::symbol(&ops.symbol("T", lengths))
+            } else {
+                Dim::Fixed(1)
+            };
+            let x =
+                ops.input("x", TensorType::new(DataType::Fp16, [Dim::Fixed(1), Dim::Fixed(8), Dim::Fixed(1), many]));
+            let mut y = ops.silu(x);
+            if fixed {
+                let gain = ops.input("gain", TensorType::new(DataType::Fp16, [1u64, 8, 1, 1]));
+                y = ops.mul(y, gain);
+            }
+            if state {
+                ops.state("s", TensorType::new(DataType::Fp16, [1u64, 8, 32, 32]));
+            }
+            ops.output("y", y);
+            let program = Program::single(ops.finish().unwrap());
+            let findings = forecast("p", &program, MIDDLE, &[]);
+            findings.into_iter().find(|finding| finding.rule == "range-beside-fixed").map(|finding| finding.found)
+        };
+        assert_eq!(found(true, true, true).as_deref(), Some("gain"));
+        for (range, fixed, state) in [(false, true, true), (true, false, true), (true, true, false)] {
+            assert_eq!(found(range, fixed, state), None);
+        }
     }
 
     #[test]

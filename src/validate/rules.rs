@@ -197,6 +197,8 @@ pub enum LengthsPattern {
     Range,
     /// With several sizes.
     Enumerated,
+    /// Inputs without any, in a function that has states and other inputs with a range.
+    RangeBesideFixed,
 }
 
 /// Weights of a package; every key that is given must hold.

@@ -336,14 +336,19 @@ mod tests {
     use super::*;
     use crate::chips::ChipTable;
     use anec_convert::open::{Opened, open, resolve};
-    use anec_manifest::{Granularity, KvWrite, Quant, RopeForm, StateForm, WeightFormat};
+    use anec_manifest::{Granularity, KvWrite, Quant, RecurrentForm, RopeForm, StateForm, WeightFormat};
 
     fn targets(names: &[&str]) -> Vec<ChipTarget<'static>> {
         names.iter().map(|name| ChipTable::built_in().target(name).unwrap()).collect()
     }
 
     fn demo() -> (Opened, Manifest) {
-        let source = format!("source={}", anec_testing::root().join("demo/model").display());
+        of("demo/model")
+    }
+
+    /// A model of the repository.
+    fn of(folder: &str) -> (Opened, Manifest) {
+        let source = format!("source={}", anec_testing::root().join(folder).display());
         let manifest = Manifest::from_yaml("context: 512", "test", &[source]).unwrap();
         let opened = open(&manifest).unwrap();
         let manifest = resolve(&manifest, &opened.source, &*opened.model);
@@ -382,11 +387,15 @@ mod tests {
                 _ => ranges.last_mut().unwrap()[1] = layer + 1,
             }
         }
+        let state = *numbers.one_of(&[StateForm::PerLayer, StateForm::Unified, StateForm::Host]);
+        let write = *numbers.one_of(&[KvWrite::Slice, KvWrite::Mask]);
         Manifest {
             context: Contexts::Several(contexts),
             lengths: Lengths::Fixed(numbers.one_of(&fitting).to_vec()),
-            kv_write: Some(*numbers.one_of(&[KvWrite::Slice, KvWrite::Mask])),
-            state: *numbers.one_of(&[StateForm::PerLayer, StateForm::Unified]),
+            kv_write: (state != StateForm::Host).then_some(write),
+            state,
+            recurrent_states: *numbers.one_of(&[RecurrentForm::State, RecurrentForm::InputOutput]),
+            rope: *numbers.one_of(&[RopeForm::Halves, RopeForm::Product]),
             quant: numbers.one_of(&[int8, palette, fp16]).clone(),
             shards: Shards { layers: Some(ranges), ..Shards::default() },
             lm_head: LmHead { split: HeadSplit::Pieces(1 + numbers.below(8)), argmax: false },
@@ -396,24 +405,35 @@ mod tests {
 
     #[test]
     fn what_is_found_is_never_worse_than_what_chance_finds() {
-        let (opened, manifest) = demo();
-        let model = &*opened.model;
-        for names in [&["m5", "a17-pro"][..], &["m1"], &["m4-max@26"]] {
+        // attention alone; beside a recurrence; with experts: how many manifests, and the least share that chance makes worse
+        // by more than a thousandth (of the small ones calls take most of the time, however they are divided)
+        for (folder, names, count, least) in [
+            ("demo/model", &["m5", "a17-pro"][..], 200, 0.9),
+            ("demo/model", &["m1"], 70, 0.9),
+            ("demo/model", &["m4-max@26"], 70, 0.9),
+            ("tests/fixtures/families/qwen3_5-default", &["m4", "m1"], 70, 0.75),
+            ("tests/fixtures/families/qwen3_moe-default", &["m2-pro"], 70, 0.75),
+        ] {
+            let (opened, manifest) = of(folder);
+            let model = &*opened.model;
             let targets = targets(names);
             let found = search(&manifest, model, &targets, &SearchLimits::default()).unwrap();
             let mut numbers = Numbers(13);
             let (mut worse, mut tried) = (0, 0);
-            for _ in 0..200 / 3 + 1 {
+            while tried < count {
                 let other = random(&manifest, model.facts().num_layers, &mut numbers);
-                let plan = ConvertPlan::new(&other, model).unwrap();
+                // what the model can't be expressed in isn't legal
+                let Ok(plan) = ConvertPlan::new(&other, model) else { continue };
                 let time = objective(&predict(&other, model, &plan, &targets).unwrap());
                 let best = found.milliseconds_per_token;
-                assert!(best <= time * (1.0 + 1e-9), "{names:?}: {best} against {time} of {}", other.to_yaml());
-                worse += usize::from(best < time * 0.999);
+                // forms of states within a hundredth of each other's time are told apart by what the rules say of them
+                let states = |of: &Manifest| (of.state, of.kv_write, of.recurrent_states);
+                let even = if states(&other) == states(&found.manifest) { 1e-9 } else { 0.01 };
+                assert!(best <= time * (1.0 + even), "{names:?}: {best} against {time} of {}", other.to_yaml());
+                worse += i32::from(best < time * 0.999);
                 tried += 1;
             }
-            // chance isn't as good
-            assert!(worse * 10 > tried * 9, "{worse} of {tried}");
+            assert!(f64::from(worse) > f64::from(tried) * least, "{folder}: {worse} of {tried}");
         }
     }
 

@@ -77,13 +77,21 @@ pub enum ProbeWeights {
     Palette4,
     Palette4Grouped,
     Palette4RowScale,
+    Palette3,
+    Palette2,
+    Palette1,
+    Palette6Grouped,
+    Palette8Grouped,
 }
 
 impl ProbeWeights {
     fn bits(self) -> f64 {
         match self {
             ProbeWeights::Fp16 => 16.0,
-            ProbeWeights::Palette6 => 6.0,
+            ProbeWeights::Palette6 | ProbeWeights::Palette6Grouped => 6.0,
+            ProbeWeights::Palette3 => 3.0,
+            ProbeWeights::Palette2 => 2.0,
+            ProbeWeights::Palette1 => 1.0,
             ProbeWeights::Int4Channel | ProbeWeights::Int4Block => 4.0,
             ProbeWeights::Palette4 | ProbeWeights::Palette4Grouped | ProbeWeights::Palette4RowScale => 4.0,
             _ => 8.0,
@@ -145,6 +153,8 @@ pub enum ProbeWrite {
     SliceGiven,
     /// The product of what it held with itself.
     SelfProduct,
+    /// All of it; what it held also goes elsewhere.
+    UsedTwice,
     /// Not at all: the cache is an input, and the new rows are an output.
     Host,
 }
@@ -431,6 +441,11 @@ impl ProbeStates {
             };
             let new = match self.write {
                 ProbeWrite::Whole | ProbeWrite::Host => ops.add(old, mean),
+                ProbeWrite::UsedTwice => {
+                    let held = ops.reduce_mean(old, &[2, 3], true);
+                    x = ops.add(x, held);
+                    ops.add(old, mean)
+                }
                 ProbeWrite::SelfProduct => {
                     let shifted = ops.add(old, mean);
                     ops.matmul(shifted, shifted, false, true)
@@ -491,7 +506,7 @@ fn weight(
     };
     let bytes = || (0..count).map(|i| step(i) as i8 as u8).collect::<Vec<u8>>();
     // indices of so many bits, one after another from the low bits on
-    let indices = |bits: u32, of: fn(i64) -> i64| -> Vec<u8> {
+    let indices = |bits: u32, of: &dyn Fn(i64) -> i64| -> Vec<u8> {
         let mut out = vec![0u8; (count * bits as usize).div_ceil(8)];
         for i in 0..count {
             let value = (of(step(i)) as u64) & ((1 << bits) - 1);
@@ -508,12 +523,7 @@ fn weight(
         ops.op("constexpr_blockwise_shift_scale", &name, [("data", data), ("scale", scale)])
     };
     let palette = |ops: &mut FunctionBuilder, dtype, bits: u32, groups: u64, factor: f32| {
-        let of_step: fn(i64) -> i64 = match bits {
-            8 => |step| step + 128,
-            6 => |step| (step + 128) / 4,
-            _ => |step| (step + 128) / 16,
-        };
-        let data = Constant::literal(typed(dtype), indices(bits, of_step));
+        let data = Constant::literal(typed(dtype), indices(bits, &|step| (step + 128) >> (8 - bits)));
         let entries = 1u64 << bits;
         let width = 256.0 / entries as f32;
         let table: Vec<f32> = (0..groups * entries)
@@ -541,16 +551,21 @@ fn weight(
             ops.op("constexpr_affine_dequantize", &name, parts)
         }
         ProbeWeights::Int4Channel => {
-            shifted(ops, DataType::Int4, indices(4, |step| step / 18), scales([rows, 1, 1, 1], 18.0))
+            shifted(ops, DataType::Int4, indices(4, &|step| step / 18), scales([rows, 1, 1, 1], 18.0))
         }
         ProbeWeights::Int4Block => {
-            shifted(ops, DataType::Int4, indices(4, |step| step / 18), scales([rows, columns / 32, 1, 1], 18.0))
+            shifted(ops, DataType::Int4, indices(4, &|step| step / 18), scales([rows, columns / 32, 1, 1], 18.0))
         }
         ProbeWeights::Palette8 => palette(ops, DataType::Uint8, 8, 1, 1.0),
         ProbeWeights::Palette6 => palette(ops, DataType::Uint6, 6, 1, 1.0),
         ProbeWeights::Palette4 => palette(ops, DataType::Uint4, 4, 1, 1.0),
         ProbeWeights::Palette4Grouped => palette(ops, DataType::Uint4, 4, rows / 16, 1.0),
         ProbeWeights::Palette4RowScale => palette(ops, DataType::Uint4, 4, 1, 0.5),
+        ProbeWeights::Palette3 => palette(ops, DataType::Uint3, 3, 1, 1.0),
+        ProbeWeights::Palette2 => palette(ops, DataType::Uint2, 2, 1, 1.0),
+        ProbeWeights::Palette1 => palette(ops, DataType::Uint1, 1, 1, 1.0),
+        ProbeWeights::Palette6Grouped => palette(ops, DataType::Uint6, 6, rows / 16, 1.0),
+        ProbeWeights::Palette8Grouped => palette(ops, DataType::Uint8, 8, rows / 16, 1.0),
     };
     let scale = (form == ProbeWeights::Palette4RowScale).then(|| {
         ops.constant(&format!("{name}_rows"), Constant::fp16_tensor(&[1, rows, 1, 1], &vec![2.0; rows as usize]))
