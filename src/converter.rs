@@ -115,9 +115,7 @@ impl Converter {
             progress: self.progress.clone(),
         };
         let mut outcome = if calibrated.quant.is_calibrated() {
-            // the codes are read from here until the bundle is there
-            let scratch = scratch_beside(self.out.as_deref(), ".anec-calibration-")?;
-            convert_chosen(&options, &|| calibrate(&calibrated, scratch.path(), &self.progress))?
+            convert_chosen(&options, &|folder| calibrate(&calibrated, folder, &self.progress))?
         } else {
             convert(&options)?
         };

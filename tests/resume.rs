@@ -159,6 +159,44 @@ fn a_bundle_is_replaced_in_one_step() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_calibration_killed_at_any_step_goes_on_and_chooses_the_same_codes() {
+    use killed::{End, Steps, run};
+    let room = Room::new();
+    let text = room.at("text.txt");
+    std::fs::write(&text, "The sea was calm, and no wind moved. ".repeat(8)).unwrap();
+    let text = format!("calibration.text={}", text.display());
+    let more = ["--set", "quant.feedback=gptq", "--set", &text];
+    let whole = room.clean(&more);
+    let mut kept = BTreeMap::<u64, usize>::new();
+    for step in (1..).step_by(4) {
+        match run(&mut room.convert("out", &more), Steps::Names, step) {
+            Ok(End::Killed) => {}
+            Ok(End::Itself(status)) => {
+                assert_eq!(status, 0);
+                println!("{} steps; packages kept, and how often: {kept:?}", step - 1);
+                // none, the first layer, both layers, the head
+                assert!(step > 40 && kept.len() == 4, "{step} {kept:?}");
+                return;
+            }
+            Err(error) => {
+                anec::base::skipped(&format!("this system doesn't let a process watch another ({error})"));
+                return;
+            }
+        }
+        if !room.at("out").exists() {
+            room.finish("out", &more);
+            let report = json(&room.at("out/report.json"));
+            *kept.entry(report["calibration"]["resumed_packages"].as_u64().unwrap()).or_default() += 1;
+        }
+        let mut files = bundle(&room.at("out"));
+        files.remove(".anec-journal.json");
+        assert_same(&files, &whole, &format!("killed at step {step}"));
+        room.clear();
+    }
+}
+
 /// Kills a run when it has finished a package.
 fn interrupt(room: &Room) {
     let journal = room.at("out.partial/.anec-journal.json");

@@ -21,9 +21,10 @@ const AT_A_TIME: u64 = 1 << 23;
 /// Codes of weights, by their keys and output channels.
 pub struct Codes {
     folder: PathBuf,
-    files: BTreeMap<(String, u64), PathBuf>,
-    /// Second moments of the inputs.
-    moments: BTreeMap<(String, u64), Vec<f32>>,
+    /// The number of each weight's file.
+    files: BTreeMap<(String, u64), usize>,
+    /// Second moments of the inputs, by the same numbers.
+    moments: Vec<Vec<f32>>,
     bytes: u64,
 }
 
@@ -42,13 +43,43 @@ impl Draft<'_> {
 }
 
 impl Codes {
-    /// No codes yet, in a new folder.
+    /// No codes yet, in a folder.
     ///
     /// # Errors
     /// When it can't be made.
     pub fn new(folder: PathBuf) -> Result<Self> {
-        std::fs::create_dir(&folder).map_err(FileError::of(&folder, "create"))?;
-        Ok(Codes { folder, files: BTreeMap::new(), moments: BTreeMap::new(), bytes: 0 })
+        std::fs::create_dir_all(&folder).map_err(FileError::of(&folder, "create"))?;
+        Ok(Codes { folder, files: BTreeMap::new(), moments: Vec::new(), bytes: 0 })
+    }
+
+    /// Weights with the second moments of their inputs, in the order of their files.
+    pub fn weights(&self) -> Vec<(&str, u64, &[f32])> {
+        let mut weights: Vec<_> = self.files.iter().map(|((key, channels), file)| (*file, key, *channels)).collect();
+        weights.sort_unstable();
+        weights
+            .into_iter()
+            .map(|(file, key, channels)| (key.as_str(), channels, self.moments[file].as_slice()))
+            .collect()
+    }
+
+    /// Adds a weight whose codes an earlier run has written, after all others; nothing if it is there.
+    pub fn restore(&mut self, key: String, channels: u64, moments: Vec<f32>) -> Option<()> {
+        let file = self.moments.len();
+        self.moments.push(moments);
+        self.files.insert((key, channels), file).is_none().then_some(())
+    }
+
+    /// Says how many bytes of codes an earlier run has written.
+    pub fn restore_bytes(&mut self, bytes: u64) {
+        self.bytes = bytes;
+    }
+
+    fn path(&self, file: usize) -> PathBuf {
+        self.folder.join(format!("{file}.bin"))
+    }
+
+    fn file_of(&self, key: &str, channels: u64) -> Option<usize> {
+        self.files.get(&(key.to_owned(), channels)).copied()
     }
 
     /// Weights that codes were chosen for.
@@ -63,18 +94,18 @@ impl Codes {
 
     /// Whether codes were chosen for a weight.
     pub fn has(&self, key: &str, channels: u64) -> bool {
-        self.files.contains_key(&(key.to_owned(), channels))
+        self.file_of(key, channels).is_some()
     }
 
     /// Begins a weight, whose input channels have these second moments.
     pub fn begin<'a>(&mut self, target: &'a QuantTarget, moments: &[f32]) -> Draft<'a> {
         let next = self.files.len();
-        let key = (target.key.clone(), target.channels);
-        self.moments.insert(key.clone(), moments.to_vec());
+        let file = *self.files.entry((target.key.clone(), target.channels)).or_insert(next);
+        self.moments.resize(self.files.len(), Vec::new());
+        self.moments[file] = moments.to_vec();
         let weight = target.weight.clone();
         let grids = CodedWeight::with_inputs(weight, target.format, Overflow::Saturate, None, Inputs::Moments(moments));
-        let path = self.files.entry(key).or_insert_with(|| self.folder.join(format!("{next}.bin"))).clone();
-        Draft { target, grids, path }
+        Draft { target, grids, path: self.path(file) }
     }
 
     /// Chooses the codes of a part of a weight. Parts come once each, in any order.
@@ -157,12 +188,12 @@ impl Written {
 
 impl ChosenCodes for Codes {
     fn codes(&self, key: &str, channels: u64) -> Result<Option<Arc<MappedFile>>> {
-        let path = self.files.get(&(key.to_owned(), channels));
-        Ok(path.map(|path| MappedFile::open(path)).transpose()?.map(Arc::new))
+        let file = self.file_of(key, channels);
+        Ok(file.map(|file| MappedFile::open(&self.path(file))).transpose()?.map(Arc::new))
     }
 
     fn scales(&self, key: &str, channels: u64) -> Result<Option<Vec<f16>>> {
-        let path = self.files.get(&(key.to_owned(), channels)).map(|path| scales_of(path));
+        let path = self.file_of(key, channels).map(|file| scales_of(&self.path(file)));
         let Some(path) = path.filter(|path| path.exists()) else { return Ok(None) };
         let file = MappedFile::open(&path)?;
         let scales = file.bytes().chunks_exact(2).map(|bytes| f16::from_le_bytes([bytes[0], bytes[1]]));
@@ -170,6 +201,6 @@ impl ChosenCodes for Codes {
     }
 
     fn moments(&self, key: &str, channels: u64) -> Option<&[f32]> {
-        self.moments.get(&(key.to_owned(), channels)).map(Vec::as_slice)
+        self.file_of(key, channels).map(|file| self.moments[file].as_slice())
     }
 }

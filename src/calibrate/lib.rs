@@ -13,6 +13,7 @@
 //! | `moments` | second moments |
 //! | `watch` | a backend that adds up the moments of what it runs |
 //! | `codes` | the codes, in files |
+//! | `journal` | what an interrupted calibration has finished |
 //! | `plain` | the model as it is not quantized, in packages of one layer |
 //! | [`sensitivity`] | what the model loses by each number format of each role and layer |
 //! | `patched` | a backend one of whose functions is another |
@@ -24,6 +25,7 @@
 mod budget;
 mod codes;
 mod error;
+mod journal;
 mod moments;
 mod patched;
 mod plain;
@@ -54,6 +56,7 @@ use anec_runtime::{
 
 use codes::{Codes, Draft};
 pub use error::CalibrateError;
+use journal::{Journal, Standing};
 use moments::SecondMoments;
 use plain::{PlainModel, WINDOW};
 pub use plan::Planned;
@@ -61,8 +64,9 @@ pub use sensitivity::Sensitivities;
 use tap::{QuantTarget, Tap, TapTokens, targets};
 use watch::MomentLog;
 
-/// The codes that a manifest's calibration text chooses. `scratch` is an empty folder for the model's weights and the
-/// codes, which are read from there until the conversion is over.
+/// The codes that a manifest's calibration text chooses. `scratch` is a folder for the model's weights and the codes, which
+/// are read from there until the conversion is over: an empty one, or that of an interrupted run with the same manifest and
+/// source, which goes on then.
 ///
 /// # Errors
 /// When the source can't be converted, the text can't be read, or a function fails.
@@ -74,28 +78,23 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
     let plain = PlainModel::new(manifest, scratch, progress)?;
     let PlainModel { opened, plan, bundle, folder, host } = &plain;
     let texts = text::windows(&manifest.calibration, bundle, folder, WINDOW as usize)?;
-    let mut run = Run {
-        model: &*opened.model,
-        form: &plan.form,
-        bundle,
-        folder,
-        host: host.clone(),
-        codes: Codes::new(scratch.join("codes"))?,
-        hidden: Vec::new(),
-        most_moments: 0,
-    };
-    run.hidden = texts.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<_>>()?;
+    let hidden = texts.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<_>>()?;
+    let (mut journal, Standing { hidden, codes, most_moments }) = Journal::open(scratch, &texts, hidden)?;
+    let (model, form, host) = (&*opened.model, &plan.form, host.clone());
+    let mut run = Run { model, form, bundle, folder, host, codes, hidden, most_moments };
     let tokens: u64 = texts.iter().map(|tokens| tokens.len() as u64).sum();
     let targets = targets(&resolve(manifest, &opened.source, &*opened.model), &*opened.model)?;
     let jobs = plan.packages.iter().map(|package| run.job(package, &targets, tokens)).collect::<Result<Vec<_>>>()?;
-    let all: f64 = jobs.iter().map(|job| job.cost).sum();
+    let resumed = journal.packages();
+    let all: f64 = jobs.iter().skip(resumed).map(|job| job.cost).sum();
     let started = Instant::now();
     let mut done = 0.0;
-    for (part, job) in jobs.iter().enumerate() {
+    for (part, job) in jobs.iter().enumerate().skip(resumed) {
         let left = (done > 0.0).then(|| started.elapsed().as_secs_f64() * (all - done) / done);
         let left = left.map_or_else(String::new, |left| format!(", {left:.0} s left"));
         progress.stage(&format!("calibration, {}{left}", job.package.name));
         run.part(part, job)?;
+        journal.finish(&run.hidden, &run.codes, run.most_moments)?;
         done += job.cost;
         progress.set((1000.0 * done / all) as u64, 1000);
     }
@@ -107,6 +106,7 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
         tokens,
         weights: run.codes.count(),
         rounded,
+        resumed_packages: resumed,
         seconds: begin.elapsed().as_secs_f64(),
         moments_bytes: run.most_moments,
         hidden_bytes: 4 * tokens * bundle.model.hidden_size,

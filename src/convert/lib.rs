@@ -67,7 +67,7 @@ pub mod workload;
 
 pub use error::ConvertError;
 pub use estimate::{Estimate, FormEstimate};
-pub use pipeline::{Chosen, ConvertOptions, Outcome, convert, convert_chosen};
+pub use pipeline::{Choose, Chosen, ConvertOptions, Outcome, convert, convert_chosen};
 pub use plan::ConvertPlan;
 pub use report::CalibrationReport;
 pub use workload::{WeightUse, Workload};

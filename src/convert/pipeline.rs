@@ -14,12 +14,12 @@ use super::open::{Opened, open_observed, resolve};
 use super::output::{self, Existing};
 use super::plan::{ConvertPlan, PackagePlan};
 use super::report::{self, CalibrationReport, ConvertReport, PackageReport, RunReport};
-use super::resume::{self, FinishedPackage, Journal};
+use super::resume::{self, CALIBRATION_JOURNAL, FinishedPackage, Journal};
 use super::tokenizer::{self, TextFacts};
 use super::{digests, files, host, notes};
-use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_base::resources;
+use anec_base::{FileError, Result};
 use anec_bundle::Stage;
 use anec_bundle::{
     Bundle, Classification, DraftFunctions, FileDigest, FunctionEntry, HostFacts, ModelFacts, PackageEntry, Pooling,
@@ -90,9 +90,12 @@ pub fn convert(options: &ConvertOptions) -> Result<Outcome> {
 ///
 /// # Errors
 /// As [`convert`], and those of `choose`.
-pub fn convert_chosen(options: &ConvertOptions, choose: &dyn Fn() -> Result<Chosen>) -> Result<Outcome> {
+pub fn convert_chosen(options: &ConvertOptions, choose: Choose<'_>) -> Result<Outcome> {
     write(options, &open_observed(&options.manifest, &options.progress)?, Some(choose))
 }
+
+/// Chooses codes, in a folder of the conversion: an empty one, or that of an interrupted run with the same manifest and source.
+pub type Choose<'a> = &'a dyn Fn(&Path) -> Result<Chosen>;
 
 /// Codes that were chosen for a conversion.
 pub struct Chosen {
@@ -113,7 +116,7 @@ pub fn convert_opened(options: &ConvertOptions, opened: &Opened) -> Result<Outco
     write(options, opened, None)
 }
 
-fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> Result<Chosen>>) -> Result<Outcome> {
+fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) -> Result<Outcome> {
     let begin = Instant::now();
     let Opened { source, model, ledger } = opened;
     if options.manifest.numerics.scale == Some(ResidualScale::Auto) {
@@ -137,7 +140,14 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
     if matches!(model.facts().purpose, Purpose::TextEmbedding { .. }) {
         host.projections = projections(source);
     }
-    let chosen = choose.map(|choose| choose()).transpose()?;
+    let calibration = partial.join(journal.calibration());
+    let chosen = match choose.map(|choose| choose_in(&calibration, choose)).transpose() {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            journal.discard_if_empty(&partial);
+            return Err(error);
+        }
+    };
     let mut run = Run {
         manifest: &manifest,
         chosen: chosen.as_ref().map(|chosen| &*chosen.codes),
@@ -218,9 +228,22 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<&dyn Fn() -> 
     report.notes.extend(notes::of_source(&manifest, source, &bundle));
     files::write_json(&partial.join(report::FILE_NAME), &report)?;
     files::write_json(&partial.join(anec_bundle::FILE_NAME), &bundle)?;
+    drop(chosen);
+    journal.remove_calibration(&partial)?;
     output::publish(&partial, &path)?;
     options.progress.finish();
     Ok(Outcome::Written(Box::new(ConvertedBundle { path, bundle, report })))
+}
+
+/// Chooses codes in a folder. One in which nothing was finished isn't kept.
+fn choose_in(folder: &Path, choose: Choose<'_>) -> Result<Chosen> {
+    std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
+    choose(folder).inspect_err(|_| {
+        if !folder.join(CALIBRATION_JOURNAL).exists() {
+            // the failure of the run is what is told
+            let _ = std::fs::remove_dir_all(folder);
+        }
+    })
 }
 
 /// What the model is for.

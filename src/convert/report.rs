@@ -108,7 +108,10 @@ pub struct CalibrationReport {
     /// of their inputs, or they have too many.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounded: Vec<String>,
-    /// Time to run the text and to choose the codes, in seconds.
+    /// Packages of one layer, or of the head, that an earlier run had finished.
+    #[serde(default)]
+    pub resumed_packages: usize,
+    /// Time to run the text and to choose the codes, in seconds. A resumed run counts from its resumption.
     pub seconds: f64,
     /// Largest memory of second moments and their factors at any time, in bytes; hidden states of the text beside it.
     pub moments_bytes: u64,

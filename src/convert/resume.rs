@@ -30,6 +30,11 @@ use anec_source::Source;
 /// Marks a folder as one that a conversion fills; nothing in another is ever removed.
 const FILE_NAME: &str = ".anec-journal.json";
 
+/// What the name of a calibration's folder begins with.
+const CALIBRATION: &str = ".anec-calibration-";
+/// In the folder of a calibration: says what is finished, once something is.
+pub const CALIBRATION_JOURNAL: &str = "calibration.json";
+
 /// Packages up to which the journal is written for each of them.
 const FEW: usize = 64;
 
@@ -102,6 +107,7 @@ impl Journal {
         let host_is_complete = |h: &HostFacts| size(&folder.join(&h.file.file)) == Some(h.file.bytes);
         journal.host = journal.host.filter(host_is_complete);
         if begins {
+            journal.remove_calibration(folder)?;
             // first, so that what is left by others is never taken for this run's
             journal.save()?;
         }
@@ -113,6 +119,7 @@ impl Journal {
     fn remove_unfinished(&self, folder: &Path) -> Result<(), ConvertError> {
         let finished = |name: &str| {
             name == FILE_NAME
+                || name == self.calibration()
                 || self.packages.values().any(|p| p.entry.package == name)
                 || self.host.as_ref().is_some_and(|h| h.file.file == name)
         };
@@ -151,10 +158,31 @@ impl Journal {
 
     /// Removes the folder of a run that failed before it finished any file: there is nothing to go on with.
     pub fn discard_if_empty(self, folder: &Path) {
-        if self.packages.is_empty() && self.host.is_none() && is_ours(folder) {
+        let calibrated = folder.join(self.calibration()).exists();
+        if self.packages.is_empty() && self.host.is_none() && !calibrated && is_ours(folder) {
             // the failure of the run is what is told
             let _ = std::fs::remove_dir_all(folder);
         }
+    }
+
+    /// The folder of this conversion's calibration, within its own. An interrupted one goes on there; it is of these inputs
+    /// alone.
+    pub fn calibration(&self) -> String {
+        format!("{CALIBRATION}{}", self.inputs.get(..16).unwrap_or(&self.inputs))
+    }
+
+    /// Removes the folder of the calibration, in one step for those who look for it.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn remove_calibration(&self, folder: &Path) -> Result<(), ConvertError> {
+        let path = folder.join(self.calibration());
+        if path.exists() {
+            let removed = path.with_extension("removed");
+            std::fs::rename(&path, &removed).map_err(FileError::of(&path, "remove"))?;
+            std::fs::remove_dir_all(&removed).map_err(FileError::of(&removed, "remove"))?;
+        }
+        Ok(())
     }
 
     /// Whether a folder holds a journal: a run is, or was, at work there.
