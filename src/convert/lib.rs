@@ -70,4 +70,5 @@ pub use estimate::{Estimate, FormEstimate};
 pub use pipeline::{Choose, Chosen, ConvertOptions, Outcome, convert, convert_chosen};
 pub use plan::ConvertPlan;
 pub use report::CalibrationReport;
-pub use workload::{WeightUse, Workload};
+pub use size::WeightUse;
+pub use workload::Workload;

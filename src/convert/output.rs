@@ -8,14 +8,11 @@ use serde_json::Value as Json;
 
 use super::digests;
 use super::error::ConvertError;
-use super::resume::{self, Journal};
+use super::resume::{self, Journal, PARTIAL};
 use anec_base::Result;
 use anec_bundle::{Bundle, BundleError};
 use anec_manifest::Manifest;
 use anec_source::Source;
-
-/// The end of the name of a folder in which a bundle is made.
-const PARTIAL: &str = ".partial";
 
 /// What is where the bundle will be.
 #[derive(Debug, PartialEq, Eq)]
@@ -121,13 +118,6 @@ pub fn partial(path: &Path) -> PathBuf {
 /// Where a bundle waits that another replaces, on systems that can't exchange two folders.
 fn replaced(path: &Path) -> PathBuf {
     with_suffix(path, ".replaced")
-}
-
-/// Whether the folder where a bundle is made holds the one that was just replaced, which [`publish`] is about to remove or
-/// is removing.
-pub fn is_being_replaced(partial: &Path) -> bool {
-    let name = partial.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(PARTIAL));
-    name.is_some_and(|name| Journal::is_in(&partial.with_file_name(name)))
 }
 
 /// Gives a complete bundle its name, and removes its journal and the bundle that it replaces. A kill at any moment

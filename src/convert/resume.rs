@@ -19,7 +19,6 @@ use sha2::{Digest, Sha256};
 
 use super::error::ConvertError;
 use super::files;
-use super::output;
 use super::report::PackageReport;
 use anec_base::hexadecimal;
 use anec_base::output::is_partial_name;
@@ -34,6 +33,9 @@ const FILE_NAME: &str = ".anec-journal.json";
 const CALIBRATION: &str = ".anec-calibration-";
 /// In the folder of a calibration: says what is finished, once something is.
 pub const CALIBRATION_JOURNAL: &str = "calibration.json";
+
+/// The end of the name of a folder in which a bundle is made.
+pub const PARTIAL: &str = ".partial";
 
 /// Packages up to which the journal is written for each of them.
 const FEW: usize = 64;
@@ -89,7 +91,7 @@ impl Journal {
             return Err(ConvertError::Busy(folder.to_owned()));
         };
         if !is_ours(folder) {
-            return Err(match output::is_being_replaced(folder) {
+            return Err(match is_being_replaced(folder) {
                 true => ConvertError::Busy(folder.to_owned()),
                 false => ConvertError::NotOurs(folder.to_owned()),
             });
@@ -201,6 +203,13 @@ impl Journal {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether the folder where a bundle is made holds the one that was just replaced, which [`publish`](super::output::publish) is about to remove or
+/// is removing.
+fn is_being_replaced(partial: &Path) -> bool {
+    let name = partial.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(PARTIAL));
+    name.is_some_and(|name| Journal::is_in(&partial.with_file_name(name)))
 }
 
 /// Removes the folder of a bundle that has been replaced, unless another run does so, or has begun anew there.

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::emit::{Stored, WeightKey, add, add_row_scale};
-use super::workload::WeightUse;
 use anec_base::Result;
 use anec_family::{EmitWeight, FamilyModel, FunctionRequest, LoweringOptions};
-use anec_manifest::{Quant, Role};
+use anec_manifest::{NumberFormat, Quant, Role};
 use anec_mil::{Content, FunctionBuilder, Program, ValueId, codec};
-use anec_package::blob::WeightPlan;
+use anec_package::blob::{ALIGNMENT, WeightPlan};
+use anec_quant::WeightLayout;
 use anec_source::SourceWeight;
 
 /// Bytes of a package's constants.
@@ -126,5 +126,38 @@ impl Content for Unread {
     fn read(&self, _offset: u64, out: &mut [u8]) -> Result<()> {
         out.fill(0);
         Ok(())
+    }
+}
+
+/// A weight of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WeightUse {
+    /// What it does.
+    pub role: Role,
+    /// Its layer, where layers have number formats of their own.
+    pub layer: Option<usize>,
+    /// Output channels.
+    pub rows: u64,
+    /// Elements of each.
+    pub columns: u64,
+}
+
+impl WeightUse {
+    /// Elements.
+    pub fn elements(&self) -> u64 {
+        self.rows * self.columns
+    }
+
+    /// Its parts in the number format that its role has.
+    pub fn layout(&self, quant: &Quant) -> (NumberFormat, WeightLayout) {
+        let format = quant.of(self.role, self.layer);
+        (format, WeightLayout::of(format, self.rows, self.columns))
+    }
+
+    /// Bytes that it takes of a weight file: each part begins a record, at a multiple of the alignment.
+    pub fn file_bytes(&self, quant: &Quant) -> u64 {
+        let (_, layout) = self.layout(quant);
+        let parts = [layout.data_bytes(), layout.scale_bytes(), layout.palette_bytes(), layout.row_scale_bytes()];
+        parts.iter().filter(|bytes| **bytes > 0).map(|bytes| ALIGNMENT + bytes.next_multiple_of(ALIGNMENT)).sum()
     }
 }

@@ -13,7 +13,7 @@ use anec_base::Result;
 use anec_bundle::FileDigest;
 use anec_source::gguf::GgufMetadata;
 use anec_source::tokenizer::{Carried, end_tokens};
-use anec_source::{Description, HuggingFaceFiles, Source, hugging_face};
+use anec_source::{Description, HuggingFaceFiles, Source, read_json};
 
 /// What a runtime is told about text.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,7 +59,7 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
     let tokenizer = match &own.tokenizer {
         Some(path) => {
             let content = std::fs::read(path).map_err(FileError::of(path, "read"))?;
-            let json = hugging_face::read_json(path)?;
+            let json = read_json(path)?;
             check_ids(&path.display().to_string(), &json, vocab_size)?;
             text.files.push(("tokenizer", "tokenizer.json", content));
             Some(json)

@@ -2,12 +2,10 @@
 
 use anec_base::Result;
 use anec_family::{FamilyModel, FunctionRequest, LoweringOptions};
-use anec_manifest::{NumberFormat, Quant, Role};
+use anec_manifest::Quant;
 use anec_mil::{Constant, Function, Op, TensorType};
-use anec_package::blob::ALIGNMENT;
-use anec_quant::WeightLayout;
 
-use super::size::DryEmitter;
+use super::size::{DryEmitter, WeightUse};
 
 /// What one function reads and computes.
 #[derive(Clone, Debug)]
@@ -18,39 +16,6 @@ pub struct Workload {
     pub weights: Vec<WeightUse>,
     /// Bytes of the states that it declares.
     pub state_bytes: u64,
-}
-
-/// A weight of a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WeightUse {
-    /// What it does.
-    pub role: Role,
-    /// Its layer, where layers have number formats of their own.
-    pub layer: Option<usize>,
-    /// Output channels.
-    pub rows: u64,
-    /// Elements of each.
-    pub columns: u64,
-}
-
-impl WeightUse {
-    /// Elements.
-    pub fn elements(&self) -> u64 {
-        self.rows * self.columns
-    }
-
-    /// Its parts in the number format that its role has.
-    pub fn layout(&self, quant: &Quant) -> (NumberFormat, WeightLayout) {
-        let format = quant.of(self.role, self.layer);
-        (format, WeightLayout::of(format, self.rows, self.columns))
-    }
-
-    /// Bytes that it takes of a weight file: each part begins a record, at a multiple of the alignment.
-    pub fn file_bytes(&self, quant: &Quant) -> u64 {
-        let (_, layout) = self.layout(quant);
-        let parts = [layout.data_bytes(), layout.scale_bytes(), layout.palette_bytes(), layout.row_scale_bytes()];
-        parts.iter().filter(|bytes| **bytes > 0).map(|bytes| ALIGNMENT + bytes.next_multiple_of(ALIGNMENT)).sum()
-    }
 }
 
 impl Workload {

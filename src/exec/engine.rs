@@ -2,7 +2,7 @@
 //!
 //! Nothing here was measured by us: each [`EngineEffect`] is what somebody has published of some chips, with its source in
 //! `validators/ane-arithmetic.yaml`, and each can be left out. Under [`Precision::Ane`](super::Precision::Ane) values are
-//! rounded to fp16 as under `F16`, and the kernels of some steps are replaced by those of this module.
+//! rounded to fp16 as under `F16`, and the kernels of some steps are replaced by [others](super::simulate) that call this module.
 //!
 //! | module | what departs from exact arithmetic |
 //! |---|---|
@@ -10,17 +10,12 @@
 //! | `sums` | sums of products: lanes, their range, subnormals, weights |
 //! | `slices` | slices of the last axis |
 
-mod slices;
+pub(crate) mod slices;
 pub(crate) mod sums;
-mod tables;
+pub(crate) mod tables;
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
-
-use super::kernel::Kernel;
-use super::ops::{Conv, Linear, Matmul, SliceByIndex};
-use super::step::Step;
 
 /// One way in which the Neural Engine is published to depart from exact arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,7 +118,7 @@ impl EngineEffects {
     }
 
     /// Whether sums of products depart.
-    fn has_sums(self) -> bool {
+    pub(crate) fn has_sums(self) -> bool {
         [
             EngineEffect::SubnormalsFlushed,
             EngineEffect::LaneTiles,
@@ -133,26 +128,5 @@ impl EngineEffects {
         ]
         .into_iter()
         .any(|effect| self.has(effect))
-    }
-}
-
-/// A step with the kernel that computes as the engine does, if an effect concerns it.
-pub(super) fn simulated(step: Step, effects: EngineEffects) -> Step {
-    let kernel: Option<Arc<dyn Kernel>> = match step.operator {
-        "conv" | "linear" | "matmul" if effects.has_sums() => {
-            let conv = step.kernel.is::<Conv>().map(|op| Arc::new(Conv { effects, ..op.clone() }) as Arc<dyn Kernel>);
-            let linear = || step.kernel.is::<Linear>().map(|op| Arc::new(Linear { effects, ..op.clone() }) as Arc<_>);
-            let matmul = || step.kernel.is::<Matmul>().map(|op| Arc::new(Matmul { effects, ..op.clone() }) as Arc<_>);
-            conv.or_else(linear).or_else(matmul)
-        }
-        "slice_by_index" if effects.has(EngineEffect::SliceGain) => {
-            let begins_later = step.kernel.is::<SliceByIndex>().is_some_and(|op| op.slicing.begins_within_last_axis());
-            begins_later.then(|| slices::with_gain(step.kernel.clone()))
-        }
-        operator => tables::kernel(operator, effects),
-    };
-    match kernel {
-        Some(kernel) => Step { kernel, ..step },
-        None => step,
     }
 }

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use super::error::ExecError;
 use super::kernel::Call;
+use super::operand::Operand;
 use super::profile::ExecProfile;
 use super::state::State;
-use super::step::{Operand, Output, Step};
+use super::step::{Output, Step};
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
 use super::workspace::Workspace;

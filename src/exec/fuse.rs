@@ -12,8 +12,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::node::{FusedKernel, Group, Node};
+use super::operand::Operand;
 use super::ops::{Softmax, WriteState};
-use super::step::{Operand, Step};
+use super::step::Step;
 use anec_mil::Uses;
 
 mod attention;

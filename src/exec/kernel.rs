@@ -9,10 +9,9 @@ use smallvec::SmallVec;
 
 use super::pool::Pool;
 use super::state::State;
-use super::tensor::{Dims, Tensor, TensorData};
+use super::tensor::{Tensor, TensorData};
 use super::value::Value;
-use super::weight::LoadedWeight;
-use anec_kernels::layout::MatrixLayout;
+use super::weight::{LoadedWeight, WeightProduct};
 
 /// An op made ready: one type for each group of operators, with the op's attributes as fields.
 pub(crate) trait Kernel: Any + Send + Sync {
@@ -35,17 +34,6 @@ impl dyn Kernel {
     pub fn is<K: Kernel>(&self) -> Option<&K> {
         (self as &dyn Any).downcast_ref()
     }
-}
-
-/// `weight x + bias` of some tokens.
-pub(crate) struct WeightProduct<'c> {
-    pub weight: &'c LoadedWeight,
-    pub bias: Option<&'c [f32]>,
-    pub x: (&'c [f32], MatrixLayout),
-    pub tokens: usize,
-    /// Shape of the result, and where its elements lie.
-    pub shape: Dims,
-    pub layout: MatrixLayout,
 }
 
 /// An argument of an op, by its place among those of a call.

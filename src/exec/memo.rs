@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::kernel::WeightProduct;
+use super::weight::WeightProduct;
 use anec_kernels::dot::MOST_COLUMNS;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::product::{TokenProduct, multiply_each};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::error::ExecError;
 use super::frame::Frame;
-use super::step::{Operand, Step};
+use super::operand::Operand;
+use super::step::Step;
 use super::tensor::Tensor;
 
 /// One step, or several that are carried out as one.

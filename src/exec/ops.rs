@@ -96,9 +96,9 @@ pub(crate) mod testing {
 
     use super::*;
     use crate::kernel::Call;
+    use crate::operand::Operand;
     use crate::pool::Pool;
     use crate::state::State;
-    use crate::step::Operand;
     use crate::tensor::Tensor;
     use crate::value::Value;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::kernel::{Input, Inputs, Integers, Matrix, Numbers, integers_of};
-use super::step::Operand;
+use super::operand::Operand;
 use super::tensor::{Tensor, TensorData};
 use super::value::Value;
 use super::weight::LoadedWeight;

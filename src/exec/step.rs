@@ -3,33 +3,10 @@
 use std::sync::Arc;
 
 use super::kernel::{Input, Kernel, Matrix};
+use super::operand::Operand;
 use super::ops::{Conv, Linear, Matmul, ReadState, WriteState};
 use super::value::Value;
-use anec_mil::{DataType, TensorType, ValueId};
-
-/// Where a step finds an argument.
-#[derive(Clone, Debug)]
-pub(super) enum Operand {
-    /// A constant.
-    Constant(Value),
-    /// A computed value; `last` when nothing later needs it.
-    Slot { slot: usize, last: bool },
-}
-
-impl Operand {
-    /// The slot, if it is one.
-    pub fn slot(&self) -> Option<usize> {
-        match self {
-            Operand::Slot { slot, .. } => Some(*slot),
-            Operand::Constant(_) => None,
-        }
-    }
-
-    /// The computed value that it is.
-    pub fn value(&self) -> Option<ValueId> {
-        self.slot().map(|slot| ValueId(slot as u32))
-    }
-}
+use anec_mil::{DataType, TensorType};
 
 /// One op made ready.
 #[derive(Clone)]

@@ -10,9 +10,10 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::tensor::{Tensor, TensorData};
+use super::tensor::{Dims, Tensor, TensorData};
 use anec_base::Result;
 use anec_kernels::codes::{CodeTables, PackedCodes};
+use anec_kernels::layout::MatrixLayout;
 use anec_kernels::memory::{Arena, ArenaVec};
 use anec_kernels::pool;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
@@ -256,6 +257,17 @@ pub(crate) fn constant_tensor(constant: &Constant) -> Result<Option<Tensor>> {
         decode_integers(dtype, &bytes, shape.iter().product()).map(TensorData::I32)
     };
     Ok(data.map(|data| Tensor { shape, data }))
+}
+
+/// `weight x + bias` of some tokens.
+pub(crate) struct WeightProduct<'c> {
+    pub weight: &'c LoadedWeight,
+    pub bias: Option<&'c [f32]>,
+    pub x: (&'c [f32], MatrixLayout),
+    pub tokens: usize,
+    /// Shape of the result, and where its elements lie.
+    pub shape: Dims,
+    pub layout: MatrixLayout,
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@
 use std::sync::Arc;
 
 use super::forward::{ForwardOptions, ForwardOutput, Hidden};
-use super::generation::GenerationRequest;
 use super::model::LoadedModel;
 use super::prefix::common;
+use super::request::GenerationRequest;
 use super::sampling::Sampler;
 use super::session::{PreviousHidden, TokenSession};
 use anec_base::Result;

@@ -7,28 +7,15 @@
 
 use std::sync::Arc;
 
+use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions};
+use super::host::HostProduct;
 use super::model::LoadedModel;
 use super::windows::Windows;
 use anec_base::Result;
 use anec_bundle::{Pooling, ProjectionActivation};
-use ndarray::{Array2, ArrayView1};
-
-/// A text, or a pair of texts, as tokens.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EncodedText {
-    /// Tokens.
-    pub ids: Vec<u32>,
-    /// The type of each token, 1 in the second text of a pair; all are 0 if empty.
-    pub types: Vec<u32>,
-}
-
-impl From<Vec<u32>> for EncodedText {
-    fn from(ids: Vec<u32>) -> Self {
-        EncodedText { ids, types: Vec::new() }
-    }
-}
+use ndarray::ArrayView1;
 
 /// A model that gives vectors of texts.
 pub struct Embedder {
@@ -36,13 +23,6 @@ pub struct Embedder {
     pooling: Pooling,
     normalize: bool,
     projections: Vec<HostProduct>,
-}
-
-/// `activation(W x + b)`
-pub(super) struct HostProduct {
-    pub(super) weight: Array2<f32>,
-    pub(super) bias: Option<Vec<f32>>,
-    pub(super) activation: ProjectionActivation,
 }
 
 impl Embedder {

@@ -16,32 +16,11 @@ use super::logprobs::Logprobs;
 use super::lookup::{PromptLookup, Speculation};
 use super::model::LoadedModel;
 use super::prefix::common;
-use super::sampling::{Sampler, Sampling};
+use super::request::GenerationRequest;
+use super::sampling::Sampler;
 use super::session::TokenSession;
 use super::together::{NextTokens, forward_together};
 use anec_base::Result;
-
-/// What to continue, and how.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct GenerationRequest {
-    /// The prompt.
-    pub prompt: Vec<u32>,
-    /// Most tokens to add.
-    pub max_tokens: usize,
-    /// How they are chosen.
-    pub sampling: Sampling,
-    /// Tokens that end the text; they aren't part of it.
-    pub stops: Vec<u32>,
-    /// Ends the text when its last tokens, this many, occurred in it before; 0 for never.
-    pub stop_repeat_ngram: usize,
-    /// Added to the logits of tokens.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// Return log-probabilities, with this many alternatives per token.
-    pub logprobs: Option<usize>,
-    /// Most tokens that are drafted from the text's past and verified in one call; 0 for none. The text is the same either
-    /// way.
-    pub speculation: usize,
-}
 
 /// Minimum and maximum n-gram length for prompt lookup.
 const NGRAM: (usize, usize) = (2, 8);
@@ -101,21 +80,6 @@ pub struct Timings {
 }
 
 impl GenerationRequest {
-    /// Tokens of prompt and continuation, as far as they fit.
-    pub fn length(&self, model: &LoadedModel) -> u64 {
-        let prompt = self.prompt.len() as u64;
-        prompt.saturating_add(self.max_tokens as u64).min(model.context()).max(prompt)
-    }
-
-    /// Adds what is added to the logits of tokens.
-    pub(super) fn add_biases(&self, logits: &mut [f32]) {
-        for (token, bias) in &self.logit_bias {
-            if let Some(logit) = logits.get_mut(*token as usize) {
-                *logit += bias;
-            }
-        }
-    }
-
     /// Starts the generation in a session of its own, with room for the prompt and as much of the continuation as fits.
     ///
     /// # Errors
@@ -533,7 +497,7 @@ fn rate(count: usize, time: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::super::fake::{self, FakeOptions};
-    use super::super::sampling::argmax;
+    use super::super::sampling::{Sampling, argmax};
     use super::*;
 
     fn request(prompt: &[u32], max_tokens: usize) -> GenerationRequest {

@@ -8,7 +8,6 @@ use half::slice::HalfFloatSliceExt;
 use ndarray::Array2;
 use safetensors::{Dtype, SafeTensors};
 
-use super::encode::HostProduct;
 use super::error::RuntimeError;
 use anec_base::MappedFile;
 use anec_base::Result;
@@ -360,6 +359,13 @@ impl Tensors {
         }
         Ok(Matrix { rows: rows as u64, columns, dtype: info.dtype, bytes })
     }
+}
+
+/// `activation(W x + b)`
+pub(super) struct HostProduct {
+    pub(super) weight: Array2<f32>,
+    pub(super) bias: Option<Vec<f32>>,
+    pub(super) activation: ProjectionActivation,
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use super::error::RuntimeError;
 use super::hidden::Columns;
 use super::host::{HostTables, RopeChoice, RotaryPart};
 use super::plan::Chunk;
-use super::states::Place;
 use anec_bundle::{MASKED, Port, PortDim, PortRole};
 use anec_exec::Tensor;
 
@@ -226,4 +225,13 @@ pub fn shaped(port: &Port, shape: Vec<usize>, values: Vec<f32>) -> Result<Tensor
         return Err(RuntimeError::bundle(anec_bundle::FILE_NAME, problem));
     }
     Ok(Tensor::new(shape, values))
+}
+
+/// Which tokens of a text a call has: `count` of them from position `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Position of the first.
+    pub first: u64,
+    /// How many count; others fill the call up.
+    pub count: u64,
 }

@@ -48,7 +48,7 @@
 //! | [`constraint`] | text that keeps to a JSON Schema or a grammar |
 //! | [`lookup`] | guessing tokens from the text's own past |
 //! | [`draft`] | guessing tokens by a smaller model |
-//! | [`generation`] | continuing a prompt |
+//! | [`request`], [`generation`] | continuing a prompt: what is asked, and the loop |
 //! | [`tokenizer`], [`chat`] | text to tokens and back; conversations to text |
 //! | `bpe` | a vocabulary of byte-pair encoding, read in one go |
 //! | [`text`] | a continuation as text, up to a stop string |
@@ -71,6 +71,7 @@ pub mod coreml;
 pub mod cpu;
 pub mod draft;
 pub mod encode;
+mod encoded_text;
 pub mod energy;
 pub mod error;
 #[cfg(any(test, feature = "testing"))]
@@ -94,6 +95,7 @@ pub mod prefix;
 mod prepared;
 pub mod profile;
 pub mod redact;
+pub mod request;
 pub mod sampling;
 pub mod session;
 pub(crate) mod states;
@@ -111,10 +113,11 @@ pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::{CoreMlBackend, PhaseUnits};
 pub use cpu::{CpuBackend, PackageStore};
 pub use draft::Drafter;
-pub use encode::{Embedder, EncodedText};
+pub use encode::Embedder;
+pub use encoded_text::EncodedText;
 pub use error::RuntimeError;
 pub use forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
-pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, GenerationRequest, Timings};
+pub use generation::{Finish, GeneratedToken, Generation, GenerationOutput, Timings};
 pub use hidden::HiddenFrame;
 pub use host::HostTables;
 pub use intercepted::{InterceptedBackend, Interceptor};
@@ -122,6 +125,7 @@ pub use logprobs::Logprobs;
 pub use lookup::Speculation;
 pub use model::{FirstLoadWork, LoadedModel};
 pub use prefix::PrefixCache;
+pub use request::GenerationRequest;
 pub use sampling::{Sampler, Sampling};
 pub use session::{ForcedPass, ForwardPass, PreviousHidden, TokenSession};
 pub use text::{TextDelta, TextGeneration, TextStream};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::backend::{Sequence, Watch};
 use super::error::RuntimeError;
-use super::inputs::shape_of;
+use super::inputs::{Place, shape_of};
 use super::model::LoadedModel;
 use super::moved::StateParts;
 use super::plan::Route;
@@ -15,15 +15,6 @@ use anec_bundle::{FILE_NAME, FunctionEntry};
 use anec_bundle::{Port, PortRole, StatePart, StateRole};
 use anec_exec::{Tensor, TensorData};
 use anec_mil::DataType;
-
-/// Which tokens of a text a call has: `count` of them from position `first` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Position of the first.
-    pub first: u64,
-    /// How many count; others fill the call up.
-    pub count: u64,
-}
 
 /// The cache of an id before the first call.
 fn zeros_of(entry: &FunctionEntry, id: &str) -> Option<Arc<Tensor>> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use anec_base::FileError;
 
 use super::bpe;
-use super::encode::EncodedText;
+use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
 use anec_bundle::Bundle;
 

@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::encode::EncodedText;
+use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
 use super::forward::{ForwardOutput, Hidden};
 use super::hidden::{Columns, HiddenFrame, Record};

@@ -11,8 +11,8 @@ use regex::Regex;
 use serde_json::{Map, Value as Json};
 
 use super::error::{Result, SourceError};
+use super::file::read_json;
 use super::file::{SourceFile, map};
-use super::hugging_face::read_json;
 use super::ledger::nearest;
 use super::safetensors;
 use super::tensor::SourceTensor;

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use serde_json::Value as Json;
+
 use anec_base::FileError;
 
 use anec_base::{ContentDigest, MappedFile};
@@ -84,4 +86,16 @@ impl SourceFile {
         }
         Ok(self.digest.get_or_init(|| ContentDigest::blake3(&hasher.finalize())))
     }
+}
+
+/// Reads a JSON file.
+///
+/// # Errors
+/// When it can't be read or isn't JSON.
+pub fn read_json(path: &Path) -> Result<Json> {
+    let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
+    refuse_pointer(path, &bytes)?;
+    // some editors begin a file with a byte order mark
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    serde_json::from_slice(text).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
 }

@@ -7,7 +7,7 @@ use anec_base::FileError;
 use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
-use super::file::refuse_pointer;
+use super::file::read_json;
 use super::sentence_transformers::{self, SentenceTransformers};
 
 /// Names of the files beside the weights that are read if they are there.
@@ -100,16 +100,4 @@ fn chat_template(folder: &Path, tokenizer_config: Option<&Json>, legacy: Option<
         return Ok(Some(template.to_owned()));
     }
     Ok(None)
-}
-
-/// Reads a JSON file.
-///
-/// # Errors
-/// When it can't be read or isn't JSON.
-pub fn read_json(path: &Path) -> Result<Json> {
-    let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
-    refuse_pointer(path, &bytes)?;
-    // some editors begin a file with a byte order mark
-    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-    serde_json::from_slice(text).map_err(|error| SourceError::file(path, format!("it isn't JSON: {error}")))
 }

@@ -68,6 +68,7 @@ pub use anec_base::MappedFile;
 pub use dtype::SourceDtype;
 pub use error::{Result, SourceError};
 pub use file::SourceFile;
+pub use file::read_json;
 pub use hugging_face::HuggingFaceFiles;
 pub use ledger::Ledger;
 pub use sentence_transformers::{PoolingMode, SentenceTransformers};
@@ -194,7 +195,7 @@ impl Source {
         let index_path = folder.join(safetensors::INDEX);
         let name = path.file_name().unwrap_or_default();
         if name != safetensors::SINGLE && index_path.exists() {
-            let index = hugging_face::read_json(&index_path)?;
+            let index = read_json(&index_path)?;
             if safetensors::parse_index(&index_path, &index)?.keys().any(|shard| name == shard.as_str()) {
                 let problem = format!("it is one shard of the model that {} describes", index_path.display());
                 let advice = format!("give the folder, {}, as the source", folder.display());
@@ -213,7 +214,7 @@ impl Source {
             return Self::with_folder(folder, folder, vec![single], tensors);
         }
         if index_path.exists() {
-            let index = hugging_face::read_json(&index_path)?;
+            let index = read_json(&index_path)?;
             let mut paths = vec![index_path.clone()];
             let mut tensors = Vec::new();
             for (shard, expected) in safetensors::parse_index(&index_path, &index)? {

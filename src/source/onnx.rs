@@ -37,6 +37,7 @@ use anec_base::FileError;
 use serde_json::{Value as Json, json};
 
 use super::error::{Result, SourceError};
+use super::file::read_json;
 use super::hugging_face::{self, HuggingFaceFiles};
 use super::tensor::SourceTensor;
 use anec_base::MappedFile;
@@ -82,7 +83,7 @@ pub(super) struct Opened {
 pub(super) fn model_of(folder: &Path) -> Result<Option<PathBuf>> {
     let config_path = folder.join(CONFIG);
     if config_path.exists() {
-        let config = hugging_face::read_json(&config_path)?;
+        let config = read_json(&config_path)?;
         if let Some(name) = config.pointer("/model/decoder/filename") {
             let plain = name.as_str().filter(|name| {
                 let mut parts = Path::new(name).components();
@@ -119,7 +120,7 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     let mut files = HuggingFaceFiles::read(folder)?;
     let config_path = folder.join(CONFIG);
     let genai = match config_path.exists() {
-        true => Some(hugging_face::read_json(&config_path)?),
+        true => Some(read_json(&config_path)?),
         false => None,
     };
     if let (Some(config), None) = (&genai, &files.generation_config) {

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use super::error::{Result, SourceError};
 use super::file::map;
-use super::hugging_face::read_json;
+use super::file::read_json;
 use super::safetensors;
 use super::tensor::SourceTensor;
 

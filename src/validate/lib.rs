@@ -68,6 +68,7 @@ mod simulation;
 pub mod speed;
 pub mod structure;
 pub mod thresholds;
+mod trace;
 pub mod trial;
 pub mod verdict;
 pub mod watch;

@@ -12,7 +12,7 @@ pub mod latency;
 pub mod take;
 mod weights;
 
-pub use judge::{MisplacedOp, judge, misplaced};
+pub use judge::{judge, misplaced};
 pub use take::{take, time};
 
 use super::verdict::{Check, GateReport};

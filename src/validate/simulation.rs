@@ -9,8 +9,8 @@ use indexmap::IndexMap;
 
 use super::arithmetic::published_effects;
 use super::measure::LogitMeasures;
-use super::numerics::{Places, Trace, WatchedPrograms, trace};
 use super::thresholds::NumericsThresholds;
+use super::trace::{Places, Trace, WatchedPrograms, trace};
 use super::verdict::Check;
 use super::watch::{Log, Samples};
 use anec_base::Result;

@@ -8,9 +8,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::forecast::ForecastFinding;
-use super::residency::MisplacedOp;
 use anec_base::ContentDigest;
 use anec_convert::report;
+use anec_coreml::plan::Device;
 use anec_package::Package;
 
 /// Whether a claim holds.
@@ -240,6 +240,23 @@ fn worst(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
         (Verdict::Unproven, _) | (_, Verdict::Unproven) => Verdict::Unproven,
         _ => Verdict::Passed,
     })
+}
+
+/// An op that doesn't prefer the Neural Engine.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct MisplacedOp {
+    /// The operator as Core ML names it.
+    pub operator: String,
+    /// The name of its result.
+    pub output: String,
+    /// The device that it prefers; none where the plan names none.
+    pub device: Option<Device>,
+    /// The devices that could run it.
+    pub supported: Vec<Device>,
+    /// Share of the function's work, as Core ML estimates it.
+    pub cost: Option<f64>,
+    /// Bytes of the weights that it reads, if the package has an op with this result.
+    pub weight_bytes: Option<u64>,
 }
 
 #[cfg(test)]

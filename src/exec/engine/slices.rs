@@ -12,7 +12,7 @@ use anec_kernels::round::round_to_f16;
 const GAIN: f32 = 16.0;
 
 /// The kernel of a slice, with the gain.
-pub(super) fn with_gain(exact: Arc<dyn Kernel>) -> Arc<dyn Kernel> {
+pub(crate) fn with_gain(exact: Arc<dyn Kernel>) -> Arc<dyn Kernel> {
     Arc::new(Gained { exact })
 }
 

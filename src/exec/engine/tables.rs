@@ -91,7 +91,7 @@ fn softplus(x: f32) -> f32 {
 }
 
 /// The kernel of an operator that is a table, if that is among the effects.
-pub(super) fn kernel(operator: &str, effects: EngineEffects) -> Option<Arc<dyn Kernel>> {
+pub(crate) fn kernel(operator: &str, effects: EngineEffects) -> Option<Arc<dyn Kernel>> {
     let (effect, function): (_, fn(f32) -> f32) = match operator {
         "silu" => (EngineEffect::SiluTable, silu),
         "gelu" => (EngineEffect::GeluTable, gelu_by_table),

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::kernel::{Integers, Kernel};
+use crate::operand::Operand;
 use crate::ops::{Arithmetic, BinaryOp, Concat, ReadState, SliceByIndex, SliceUpdate, Slicing, WriteState};
-use crate::step::{Operand, Step};
+use crate::step::Step;
 use crate::tensor::Tensor;
 use crate::value::Value;
 use anec_mil::{Uses, ValueId};

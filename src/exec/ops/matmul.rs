@@ -8,12 +8,13 @@ use super::norm::softmax_rows;
 use super::{Resolved, Row, computing};
 use crate::engine::EngineEffects;
 use crate::engine::sums::{multiply, product};
-use crate::kernel::{Call, Input, Kernel, Matrix, WeightProduct};
+use crate::kernel::{Call, Input, Kernel, Matrix};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
 use crate::value::Value;
 use crate::weight::LoadedWeight;
+use crate::weight::WeightProduct;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
 

@@ -8,7 +8,8 @@ use anec_hub::{Hub, HubCache, HubError, RemoteFile, RemoteRepository};
 
 use super::{Location, needed};
 use crate::error::{Result, SourceError};
-use crate::{hugging_face, safetensors};
+use crate::file::read_json;
+use crate::safetensors;
 
 /// A cache, and the hub behind it unless it is not to be asked.
 pub struct Client {
@@ -111,7 +112,7 @@ impl Client {
 
 /// The shards that an index names.
 fn shards(index: &Path) -> Result<Vec<String>> {
-    let json = hugging_face::read_json(index)?;
+    let json = read_json(index)?;
     Ok(safetensors::parse_index(index, &json)?.into_keys().collect())
 }
 

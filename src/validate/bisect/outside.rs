@@ -136,7 +136,7 @@ impl<E: Engine> ExternalPredicate for Residency<E> {
         }
         match planned {
             Ok(operations) => {
-                let failure = |op: crate::residency::MisplacedOp| {
+                let failure = |op: crate::verdict::MisplacedOp| {
                     let device = op.device.map_or_else(|| "no device".to_owned(), |device| device.to_string());
                     let kind = format!("{} on {device}", op.operator);
                     Failure { detail: format!("`{}` ({}) prefers {device}", op.output, op.operator), kind }

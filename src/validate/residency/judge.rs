@@ -4,38 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use indexmap::IndexMap;
-use schemars::JsonSchema;
-use serde::Serialize;
 
 use super::latency::Latency;
 use super::take::{digest, lengths};
 use super::weights::WeightBytes;
 use super::{CLAIM, GATE, UNITS};
 use crate::thresholds::ResidencyThresholds;
-use crate::verdict::{Check, GateReport, Verdict};
+use crate::verdict::{Check, GateReport, MisplacedOp, Verdict};
 use anec_base::Result;
 use anec_bundle::{Bundle, FunctionEntry};
 use anec_coreml::plan::{Device, FunctionPlan, Operation};
 use anec_coreml::{ComputePlan, CoreMlError};
 use anec_mil::{Function, catalogue};
 use anec_package::Package;
-
-/// An op that doesn't prefer the Neural Engine.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct MisplacedOp {
-    /// The operator as Core ML names it.
-    pub operator: String,
-    /// The name of its result.
-    pub output: String,
-    /// The device that it prefers; none where the plan names none.
-    pub device: Option<Device>,
-    /// The devices that could run it.
-    pub supported: Vec<Device>,
-    /// Share of the function's work, as Core ML estimates it.
-    pub cost: Option<f64>,
-    /// Bytes of the weights that it reads, if the package has an op with this result.
-    pub weight_bytes: Option<u64>,
-}
 
 /// Judges the plan of a bundle in a folder; `path` is where the plan came from.
 ///

@@ -1,0 +1,140 @@
+//! A text on its way through a bundle, with what is seen of every value.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::watch::{Log, SeenRanges};
+use anec_base::Result;
+use anec_bundle::{Bundle, PortRole, Stage};
+use anec_exec::Precision;
+use anec_mil::{Function, ValueId};
+use anec_runtime::{
+    Chunking, ForwardOptions, Hidden, HostTables, LoadedModel, PackageStore, Positions, Windows, widened,
+};
+
+/// Values of a function that mean something for their size.
+#[derive(Default)]
+pub(super) struct Places {
+    /// The residual stream, what is added to it, and its magnitudes: everything that is reached from the hidden states
+    /// through sums and constant factors alone, and grows with them.
+    pub(super) stream: BTreeSet<String>,
+    /// What a mask was added to: as large as the mask where it is closed, which says nothing.
+    pub(super) masked: BTreeSet<String>,
+}
+
+/// Whether an input closes places for attention.
+fn is_mask(role: &PortRole) -> bool {
+    matches!(
+        role,
+        PortRole::AttentionMask { .. }
+            | PortRole::BandMask { .. }
+            | PortRole::PastMask { .. }
+            | PortRole::CallMask { .. }
+    )
+}
+
+impl Places {
+    pub(super) fn of(bundle: &Bundle, package: &str, function: &Function) -> Self {
+        let entry = bundle.functions.iter().find(|entry| entry.package == package && entry.function == function.name);
+        let inputs = |wanted: fn(&PortRole) -> bool| -> BTreeSet<ValueId> {
+            let ports = entry.into_iter().flat_map(|entry| &entry.inputs).filter(|port| wanted(&port.role));
+            let names: BTreeSet<&str> = ports.map(|port| port.name.as_str()).collect();
+            function.inputs.iter().copied().filter(|id| names.contains(function.value(*id).name.as_str())).collect()
+        };
+        let mut stream = inputs(|role| *role == PortRole::Hidden);
+        let mut named = stream.clone();
+        let mut masked = inputs(is_mask);
+        for op in &function.block.ops {
+            // a sum of two streams is one; a stream with a gain is one
+            let gain = || op.operands().any(|id| function.value(id).constant.is_some());
+            let goes_on = op.operator == "add" || op.operator == "mul" && gain();
+            if goes_on && op.operands().any(|id| stream.contains(&id)) {
+                stream.extend(&op.outputs);
+                named.extend(op.operands().chain(op.outputs.iter().copied()));
+            }
+            // what a norm takes of the stream to scale it by
+            let magnitude = matches!(op.operator.as_str(), "abs" | "reduce_max" | "maximum");
+            if magnitude && op.operands().any(|id| named.contains(&id)) {
+                named.extend(&op.outputs);
+            }
+            // a mask is repeated for groups of heads before it is added
+            if matches!(op.operator.as_str(), "add" | "concat") && op.operands().any(|id| masked.contains(&id)) {
+                masked.extend(&op.outputs);
+            }
+        }
+        let names = |ids: BTreeSet<ValueId>| ids.into_iter().map(|id| function.value(id).name.clone()).collect();
+        Places { stream: names(named), masked: names(masked) }
+    }
+}
+
+/// Most tokens of a call where any number gives the same: as many as the simulation has.
+const WIDE: u64 = 32;
+
+/// The programs of a bundle, whose values are looked at. What a program computes of a token is the same in calls of any
+/// number of tokens, so they are large.
+pub(super) struct WatchedPrograms {
+    bundle: Bundle,
+    folder: PathBuf,
+    host: Arc<HostTables>,
+    store: Arc<PackageStore>,
+}
+
+impl WatchedPrograms {
+    pub(super) fn open(bundle: &Bundle, folder: &Path) -> Result<Self> {
+        let host = Arc::new(HostTables::open(bundle, folder)?);
+        let bundle = widened(bundle, WIDE);
+        let store = PackageStore::beyond(&bundle, folder);
+        Ok(WatchedPrograms { bundle, folder: folder.to_owned(), host, store })
+    }
+
+    /// The model in a precision, op by op; what it computes is noted in a log.
+    pub(super) fn model(&self, precision: Precision, log: &Log) -> Result<Arc<LoadedModel>> {
+        let backend = log.backend(self.store.clone(), precision);
+        LoadedModel::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))
+    }
+
+    /// Calls of the layers' functions that `count` tokens take.
+    pub(super) fn calls(&self, context: u64, count: usize) -> usize {
+        let layers = self.bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }));
+        let sizes = layers.filter(|f| f.context == context).map(|f| f.tokens.most() as usize);
+        count.div_ceil(sizes.max().unwrap_or(1).max(1))
+    }
+}
+
+/// What a run showed.
+pub(super) struct Trace {
+    pub(super) seen: SeenRanges,
+    /// Hidden states between the layers.
+    pub(super) hidden: Vec<Vec<f32>>,
+    pub(super) logits: Vec<f32>,
+}
+
+/// Runs `tokens` through the functions of a context.
+pub(super) fn trace(model: &Arc<LoadedModel>, log: &Log, context: u64, tokens: &[u32]) -> Result<Trace> {
+    let tokens = &tokens[..tokens.len().min(context as usize)];
+    if model.bundle().model.band().is_some() {
+        // where windows can't overlap, no text is longer than one
+        let window = model.bundle().model.classification().filter(|of| of.stride == 0).map(|of| of.window);
+        let most = window.or(model.longest_text()).map_or(tokens.len(), |most| most as usize);
+        let answer = Windows::new(model, None, Hidden::BetweenLayers)?.label(&tokens[..tokens.len().min(most)])?;
+        return Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits });
+    }
+    let mut session = model.start(context)?;
+    let ask = ForwardOptions {
+        logits: Positions::All,
+        hidden: Hidden::BetweenLayers,
+        chunking: every_function(model.bundle(), context),
+    };
+    let answer = session.forward(tokens, &ask)?;
+    Ok(Trace { seen: log.take(), hidden: answer.hidden, logits: answer.logits })
+}
+
+/// Calls that reach the functions of every number of tokens, large ones first.
+fn every_function(bundle: &Bundle, context: u64) -> Chunking {
+    let layers = bundle.functions.iter().filter(|f| matches!(f.stage, Stage::Layers { .. }) && f.context == context);
+    let mut sizes: Vec<u64> = layers.map(|entry| entry.tokens.most()).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    sizes.dedup();
+    Chunking::Pattern(sizes)
+}
