@@ -103,6 +103,9 @@ pub struct DecoderConfig {
     /// Biases in the feed-forward network.
     pub mlp_bias: bool,
     /// Norms take the mean away and have biases.
+    /// Bias of the LM head.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub head_bias: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub layer_norms: bool,
     /// The source holds q, k, v in one tensor.
@@ -473,6 +476,7 @@ impl DecoderConfig {
             mlp_bias: bias(family.mlp_bias)?,
             layer_norms: family.layer_norms,
             fused: family.fused,
+            head_bias: bias(family.head_bias)?,
             fused_mlp: family.fused_mlp,
             plain_mlp: family.plain_mlp,
             sinks: family.sinks,

@@ -242,6 +242,8 @@ pub struct DecoderFamily {
     pub output_bias: Bias,
     /// Biases of the feed-forward projections.
     pub mlp_bias: Bias,
+    /// Bias of the LM head.
+    pub head_bias: Bias,
     /// Activation of the feed-forward network's gate.
     pub activation: Activation,
     /// Sliding windows.
@@ -339,6 +341,7 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     mlp_bias: Bias::Key("mlp_bias"),
     activation: Activation::Silu,
     window: WindowRule::None,
+    head_bias: Bias::Never,
     layer_types: ["full_attention", "sliding_attention"],
     rope_if_said: false,
     layers_without_rope: false,
@@ -524,13 +527,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         partial_rotary: Some(1.0),
         default_rms_norm_eps: 1e-5,
         // written by the Phi-4-mini configuration, without effect there
-        inert_keys: &[
-            ("attention_bias", "0"),
-            ("mlp_bias", "0"),
-            ("lm_head_bias", "0"),
-            ("full_attn_mod", "1"),
-            ("interpolate_factor", "1"),
-        ],
+        inert_keys: &[("attention_bias", "0"), ("mlp_bias", "0"), ("full_attn_mod", "1"), ("interpolate_factor", "1")],
         ..LLAMA
     },
     DecoderFamily {
@@ -549,11 +546,14 @@ pub const DECODERS: &[DecoderFamily] = &[
         key_names: &[("num_experts", "num_local_experts"), ("moe_intermediate_size", "intermediate_size")],
         tensor_names: &[
             ("feed_forward.gate", "block_sparse_moe.router.layer"),
+        head_bias: Bias::Key("lm_head_bias"),
             ("feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
             ("feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
         ],
         mixture: MixtureKind::ChosenSoftmax,
         mlp_bias: Bias::Never,
+        // transformers doesn't read the key; where it is true, the tensor must be there
+        head_bias: Bias::Key("lm_head_bias"),
         multipliers: true,
         neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
         ..LLAMA
@@ -1038,7 +1038,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         default_rope_theta: 5_000_000.0,
         default_tie_word_embeddings: true,
         default_rms_norm_eps: 1e-5,
-        inert_keys: &[("lm_head_bias", "0"), ("num_experts_per_tok", "1")],
+        inert_keys: &[("num_experts_per_tok", "1")],
         neutral_keys: &["output_router_logits"],
         ..LLAMA
     },
@@ -1087,3 +1087,4 @@ pub const NEUTRAL_KEYS: &[&str] = &[
     "unsloth_version",
     "use_cache",
 ];
+        head_bias: Bias::Key("lm_head_bias"),
