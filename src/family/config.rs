@@ -31,6 +31,7 @@ pub const NOT_TEXT: &[&str] = &[
     "model.visual.*",
     "model.audio_tower.*",
     "model.embed_vision.*",
+    "model.vision_embedder.*",
     "model.embed_audio.*",
 ];
 
@@ -102,10 +103,10 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Biases in the feed-forward network.
     pub mlp_bias: bool,
-    /// Norms take the mean away and have biases.
     /// Bias of the LM head.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub head_bias: bool,
+    /// Norms take the mean away and have biases.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub layer_norms: bool,
     /// The source holds q, k, v in one tensor.
@@ -388,6 +389,7 @@ impl DecoderConfig {
         let num_hidden_layers = num_hidden_layers as usize;
         if let Some(name) = keys.str("hidden_act")?
             && !family.activation.names().contains(&name)
+            && !(family.gelu_is_tanh && name == "gelu")
         {
             return Err(keys.value("hidden_act", &format!("\"{}\"", family.activation.names()[0])));
         }
@@ -474,9 +476,9 @@ impl DecoderConfig {
             qkv_bias: bias(family.qkv_bias)?,
             output_bias: bias(family.output_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
+            head_bias: bias(family.head_bias)?,
             layer_norms: family.layer_norms,
             fused: family.fused,
-            head_bias: bias(family.head_bias)?,
             fused_mlp: family.fused_mlp,
             plain_mlp: family.plain_mlp,
             sinks: family.sinks,
