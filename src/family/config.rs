@@ -10,7 +10,7 @@ mod mamba2;
 pub mod onnx;
 pub(super) mod rope;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
@@ -204,7 +204,7 @@ pub struct LayerHeads {
 }
 
 /// The scale of queries, `1 + beta ln(1 + floor(position / from))`: 1 before `from`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LateQueryScale {
     /// How fast it grows.
     pub beta: f64,

@@ -19,6 +19,7 @@ use super::blocks::{Graph, extents};
 use super::config::{DecoderConfig, LateQueryScale};
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::predictor::{OfNoLayer, Predictor};
+use super::rope::QUERY_ROPE_TABLE;
 use super::table::{MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
 use super::{
@@ -33,8 +34,6 @@ use anec_source::SourceWeight;
 
 /// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";
-/// Name of the rotary table of queries, where they are scaled by their position.
-const QUERY_ROPE_TABLE: &str = "rope_query";
 /// Name of the rotary table of layers with a window, where they have their own.
 const LOCAL_ROPE_TABLE: &str = "rope_local";
 
