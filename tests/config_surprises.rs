@@ -18,6 +18,8 @@ struct Small {
     family: String,
     folder: PathBuf,
     config: Map<String, Json>,
+    /// The configuration of the multimodal model that it is the text part of, if transformers has no other.
+    around: Option<Map<String, Json>>,
 }
 
 impl Small {
@@ -30,9 +32,14 @@ impl Small {
         let mut all = Vec::new();
         for case in cases.iter().filter(|case| case["family"] == family) {
             let folder = root.join(case["hugging_face"].as_str().unwrap());
-            let config = json(&folder.join("config.json")).as_object().unwrap().clone();
+            let mut config = json(&folder.join("config.json")).as_object().unwrap().clone();
+            let mut around = None;
             if config["model_type"] != family {
-                continue;
+                if has_text_model(family) {
+                    continue;
+                }
+                around = Some(config.clone());
+                config = config["text_config"].as_object().unwrap().clone();
             }
             let mut newest = config.clone();
             let names = row(family).key_names.iter().chain(&[("_sliding_window_pattern", "sliding_window_pattern")]);
@@ -49,17 +56,20 @@ impl Small {
             windowed
                 .extend([("layer_types", json!(null)), ("max_window_layers", json!(1))].map(|(k, v)| (k.into(), v)));
             let mut variants = vec![config, newest];
-            if class.contains_key("use_sliding_window") {
+            let refuses_windows = row(family).inert_keys.contains(&("use_sliding_window", "0"));
+            if class.contains_key("use_sliding_window") && !refuses_windows {
                 variants.push(windowed);
             }
-            let small = |config| Small { family: family.to_owned(), folder: folder.clone(), config };
+            let (family, around) = (family.to_owned(), around);
+            let small =
+                |config| Small { family: family.clone(), folder: folder.clone(), config, around: around.clone() };
             all.extend(variants.into_iter().map(small));
         }
         let encoders = root.with_file_name("encoders");
         for entry in std::fs::read_dir(encoders).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
             let config = json(&entry.path().join("config.json")).as_object().unwrap().clone();
             if config["model_type"] == family && is_encoder(family) {
-                all.push(Small { family: family.to_owned(), folder: entry.path(), config });
+                all.push(Small { family: family.to_owned(), folder: entry.path(), config, around: None });
             }
         }
         assert!(!all.is_empty(), "no model of {family}");
@@ -71,6 +81,10 @@ impl Small {
         let room = tempfile::tempdir().unwrap();
         let mut config = self.config.clone();
         config.extend(changes.iter().map(|(key, value)| (key.to_string(), (*value).clone())));
+        if let Some(mut around) = self.around.clone() {
+            around.insert("text_config".into(), config.into());
+            config = around;
+        }
         std::fs::write(room.path().join("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
         for file in std::fs::read_dir(&self.folder).unwrap().flatten() {
             let name = file.file_name().into_string().unwrap();
@@ -93,6 +107,11 @@ impl Small {
         };
         NEUTRAL_KEYS.iter().chain(own).copied().collect()
     }
+}
+
+/// Whether there are models of the family that aren't part of a multimodal one.
+fn has_text_model(family: &str) -> bool {
+    family != "qwen3_vl_text"
 }
 
 fn is_encoder(family: &str) -> bool {

@@ -120,7 +120,18 @@ fn every_family_builds_in_every_form() {
             let totals = ledger.finish().unwrap_or_else(|e| panic!("{path}: {e}"));
             // images, and the token after the next
             let behind = format!("blk.{}.", model.facts().num_layers);
-            let known = ["vision_tower.", "multi_modal_projector.", "model.visual.", "mtp.", &behind];
+            let known = [
+                "vision_tower.",
+                "multi_modal_projector.",
+                "model.visual.",
+                "model.vision_tower.",
+                "model.vision_embedder.",
+                "model.multi_modal_projector.",
+                "model.embed_vision.",
+                "model.embed_audio.",
+                "mtp.",
+                &behind,
+            ];
             let other = |name: &String| !known.iter().any(|prefix| name.starts_with(prefix));
             assert!(!totals.ignored.keys().any(other), "{path}: {totals:?}");
             // the graph doesn't depend on the kind of source (see below)

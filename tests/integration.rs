@@ -40,6 +40,7 @@ mod format_equivalence;
 mod formats;
 mod fused;
 mod generation;
+mod head_bias;
 mod hf_swift;
 mod hub;
 mod instructions;

@@ -63,8 +63,10 @@ def auto_class(model, gguf_file=None):
     if gives_vectors(model):
         return transformers.AutoModel
     architectures = transformers.AutoConfig.from_pretrained(model).architectures or [""]
-    classifies = architectures[0].endswith("ForTokenClassification")
-    return transformers.AutoModelForTokenClassification if classifies else transformers.AutoModelForCausalLM
+    if architectures[0].endswith("ForTokenClassification"):
+        return transformers.AutoModelForTokenClassification
+    generates = type(transformers.AutoConfig.from_pretrained(model)) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    return transformers.AutoModelForCausalLM if generates else transformers.AutoModelForImageTextToText
 
 
 def gives_vectors(model):

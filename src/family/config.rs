@@ -10,7 +10,7 @@ mod mamba2;
 pub mod onnx;
 pub(super) mod rope;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
@@ -31,6 +31,7 @@ pub const NOT_TEXT: &[&str] = &[
     "model.visual.*",
     "model.audio_tower.*",
     "model.embed_vision.*",
+    "model.vision_embedder.*",
     "model.embed_audio.*",
 ];
 
@@ -102,6 +103,9 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Biases in the feed-forward network.
     pub mlp_bias: bool,
+    /// Bias of the LM head.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub head_bias: bool,
     /// Norms take the mean away and have biases.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub layer_norms: bool,
@@ -200,7 +204,7 @@ pub struct LayerHeads {
 }
 
 /// The scale of queries, `1 + beta ln(1 + floor(position / from))`: 1 before `from`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LateQueryScale {
     /// How fast it grows.
     pub beta: f64,
@@ -385,6 +389,7 @@ impl DecoderConfig {
         let num_hidden_layers = num_hidden_layers as usize;
         if let Some(name) = keys.str("hidden_act")?
             && !family.activation.names().contains(&name)
+            && !(family.gelu_is_tanh && name == "gelu")
         {
             return Err(keys.value("hidden_act", &format!("\"{}\"", family.activation.names()[0])));
         }
@@ -471,6 +476,7 @@ impl DecoderConfig {
             qkv_bias: bias(family.qkv_bias)?,
             output_bias: bias(family.output_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
+            head_bias: bias(family.head_bias)?,
             layer_norms: family.layer_norms,
             fused: family.fused,
             fused_mlp: family.fused_mlp,

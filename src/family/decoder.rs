@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! x = layer(x)                          (for each layer: see the module `layer`)
-//! logits = W_head norm(x) / s
+//! logits = (W_head norm(x) + b_head) / s
 //! ```
 
 use std::collections::BTreeSet;
@@ -19,6 +19,7 @@ use super::blocks::{Graph, extents};
 use super::config::{DecoderConfig, LateQueryScale};
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::predictor::{OfNoLayer, Predictor};
+use super::rope::QUERY_ROPE_TABLE;
 use super::table::{MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
 use super::{
@@ -27,14 +28,12 @@ use super::{
 };
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount};
-use anec_manifest::{KvWrite, Role, StateForm, Transform};
+use anec_manifest::{KvWrite, StateForm, Transform};
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::SourceWeight;
 
 /// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";
-/// Name of the rotary table of queries, where they are scaled by their position.
-const QUERY_ROPE_TABLE: &str = "rope_query";
 /// Name of the rotary table of layers with a window, where they have their own.
 const LOCAL_ROPE_TABLE: &str = "rope_local";
 
@@ -52,8 +51,8 @@ pub struct Decoder {
     pub per_layer_embedding: Option<SourceWeight>,
     /// Final norm.
     pub final_norm: Norm,
-    /// LM head `[vocab_size, hidden_size]`; the embedding where they are tied.
-    pub head: SourceWeight,
+    /// LM head `[vocab_size, hidden_size]`, whose weight is the embedding where they are tied.
+    pub head: Linear,
     /// The matrix by which the residual stream is rotated, if it is, `[hidden_size, hidden_size]`.
     pub rotation: Option<SourceWeight>,
     /// What was done to the weights.
@@ -345,7 +344,7 @@ impl Decoder {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
         let normal = rms_norm(g, hidden, &self.final_norm, 1);
-        let mut logits = linear(g, normal, &self.head_linear(rows)?);
+        let mut logits = linear(g, normal, &self.head.slice(rows)?);
         if self.config.logits_scaling != 1.0 {
             logits = g.ops.mul(logits, Constant::fp16((1.0 / self.config.logits_scaling) as f32));
         }
@@ -356,10 +355,6 @@ impl Decoder {
             ports.output(g, "argmax", PortRole::Argmax, index);
         }
         Ok(ports)
-    }
-
-    fn head_linear(&self, rows: Range<u64>) -> Result<Linear> {
-        Ok(Linear { name: "lm_head", role: Role::LmHead, weight: self.head.slice(rows)?, bias: None })
     }
 }
 

@@ -16,6 +16,16 @@ pub enum FamilyError {
         /// Families of the table.
         known: String,
     },
+    /// A model type that no row can say.
+    #[error("{place}: models of type `{found}` aren't supported: {why}")]
+    Unsupported {
+        /// File and key.
+        place: String,
+        /// The model type.
+        found: String,
+        /// Why it isn't, as a part of a sentence.
+        why: &'static str,
+    },
     /// The manifest asks for another family than the source says it is.
     #[error("the manifest says family `{asked}`, but {place} says `{found}`")]
     OtherFamily {
@@ -130,6 +140,9 @@ impl Diagnostic for FamilyError {
         Some(match self {
             FamilyError::UnknownFamily { .. } => {
                 "a port is a row in the family table; the porting guide in book/ shows how to add one".into()
+            }
+            FamilyError::Unsupported { .. } => {
+                "convert a model of another type; the known ones are rows of the family table".into()
             }
             FamilyError::OtherFamily { .. } => "leave `family` out, or name the one that the source has".into(),
             FamilyError::UnknownKey { key, .. } => format!(

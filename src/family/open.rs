@@ -1,6 +1,6 @@
 //! The model of a source: its family's row, its configuration, its tensors.
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::config::gguf::FactorTensors;
 use super::config::{self, DecoderConfig};
@@ -83,7 +83,7 @@ fn open_hugging_face(
         }
         return encoder::open(model_type, &place, config, ledger, acknowledged);
     }
-    let row = find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
+    let row = find_type(&place, model_type, config, family)?;
     let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
     let config = DecoderConfig::read(&place, text.as_ref().unwrap_or(config), row, acknowledged)?;
     if text.is_some() {
@@ -119,7 +119,13 @@ fn open_gguf(
     let Some(architecture) = metadata.str("general.architecture")? else {
         return Err(FamilyError::MissingKey { place, key: "general.architecture".into() }.into());
     };
-    let row = find(&place, architecture, family, |row| row.gguf.contains(&architecture))?;
+    let of_architecture = |row: &DecoderFamily| row.gguf.contains(&architecture);
+    // one architecture may stand for models with windows and for others without: a file that has a window is of the former
+    let has_window =
+        metadata.u64(&format!("{architecture}.attention.sliding_window"))?.is_some_and(|window| window > 0);
+    let may_have = |row: &DecoderFamily| of_architecture(row) && row.window != table::WindowRule::None;
+    let told_apart = has_window && DECODERS.iter().any(may_have);
+    let row = find(&place, architecture, family, |row| if told_apart { may_have(row) } else { of_architecture(row) })?;
     let mut factors = |name: &str| -> Result<Option<Vec<f32>>> {
         let Some(tensor) = ledger.take_optional(name)? else { return Ok(None) };
         let mut values = vec![0.0; tensor.elements() as usize];
@@ -164,8 +170,7 @@ fn open_onnx(
             let Some(model_type) = config.get("model_type").and_then(Json::as_str) else {
                 return Err(FamilyError::MissingKey { place, key: "model_type".into() }.into());
             };
-            let row =
-                find(&place, model_type, family, |row| row.name == model_type || row.wrappers.contains(&model_type))?;
+            let row = find_type(&place, model_type, config, family)?;
             let text = (row.name != model_type).then(|| config::text_config(&place, config, row)).transpose()?;
             (place, text.unwrap_or_else(|| config.clone()), row)
         }
@@ -191,6 +196,27 @@ fn open_onnx(
     assemble(config, row, Naming::Onnx, Purpose::TextGeneration, None, ledger)
 }
 
+/// The row of a model type. Types of multimodal models may have text models of several families, which say what they are.
+fn find_type(
+    place: &str,
+    model_type: &str,
+    config: &Map<String, Json>,
+    asked: Option<&str>,
+) -> Result<&'static DecoderFamily, FamilyError> {
+    let wrapped = || DECODERS.iter().filter(|row| row.wrappers.contains(&model_type)).map(|row| row.name);
+    let own = config.get("text_config").and_then(|text| text.get("model_type")).and_then(Json::as_str);
+    match own.filter(|_| wrapped().next().is_some()) {
+        Some(own) if wrapped().any(|name| name == own) => find(place, own, asked, |row| row.name == own),
+        Some(own) => Err(FamilyError::Value {
+            place: place.to_owned(),
+            key: "text_config.model_type".into(),
+            found: own.to_owned(),
+            expected: wrapped().collect::<Vec<_>>().join(" or "),
+        }),
+        None => find(place, model_type, asked, |row| row.name == model_type || row.wrappers.contains(&model_type)),
+    }
+}
+
 fn find(
     place: &str,
     found: &str,
@@ -201,6 +227,10 @@ fn find(
     // several families may share an architecture name: the manifest's word decides, else the first row
     if let Some(row) = rows().find(|row| asked == Some(row.name)) {
         return Ok(row);
+    }
+    let unsupported = table::UNSUPPORTED.iter().find(|(name, _)| *name == found);
+    if let Some((_, why)) = unsupported {
+        return Err(FamilyError::Unsupported { place: place.to_owned(), found: found.to_owned(), why });
     }
     let row = rows().next().ok_or_else(|| FamilyError::UnknownFamily {
         place: place.to_owned(),

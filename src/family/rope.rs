@@ -6,10 +6,14 @@
 
 use std::f64::consts::PI;
 
+use serde::de::Error;
 use serde::{Deserialize, Serialize};
 
 use super::config::LateQueryScale;
 use super::{RopeTables, RopeValues};
+
+/// Name of the rotary table of queries, where they are scaled by their position.
+pub const QUERY_ROPE_TABLE: &str = "rope_query";
 
 /// A rotary embedding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,8 +124,29 @@ impl RopeConfig {
     /// # Errors
     /// When it has none for that table.
     pub fn of_config(config: &serde_json::Value, table: &str) -> Result<Self, serde_json::Error> {
-        // a key has the name of its table
-        RopeConfig::deserialize(config.get(table).unwrap_or(&serde_json::Value::Null))
+        // a key has the name of its table, but queries that are scaled rotate as keys do
+        let key = if table == QUERY_ROPE_TABLE { "rope" } else { table };
+        RopeConfig::deserialize(config.get(key).unwrap_or(&serde_json::Value::Null))
+    }
+
+    /// A table of the host with `context` rows, by the configuration that this embedding is [of](RopeConfig::of_config).
+    ///
+    /// # Errors
+    /// When the configuration lacks the scale that the table of queries has.
+    pub fn tables_of_config(
+        &self,
+        config: &serde_json::Value,
+        table: &str,
+        context: u64,
+    ) -> Result<RopeTables, serde_json::Error> {
+        if table != QUERY_ROPE_TABLE {
+            return Ok(self.tables(table, context));
+        }
+        let scale = config.get("late_query_scale").unwrap_or(&serde_json::Value::Null);
+        match LateQueryScale::deserialize(scale)? {
+            LateQueryScale { from: 0, .. } => Err(Error::custom("queries are scaled from position 0 on")),
+            scale => Ok(self.query_tables(table, context, scale)),
+        }
     }
 
     /// Frequencies (radians per position) of a text of `length` tokens, and the factor on cos and sin.

@@ -242,8 +242,12 @@ pub struct DecoderFamily {
     pub output_bias: Bias,
     /// Biases of the feed-forward projections.
     pub mlp_bias: Bias,
+    /// Bias of the LM head.
+    pub head_bias: Bias,
     /// Activation of the feed-forward network's gate.
     pub activation: Activation,
+    /// Older configurations call the approximation with tanh `gelu`.
+    pub gelu_is_tanh: bool,
     /// Sliding windows.
     pub window: WindowRule,
     /// What `layer_types` calls layers that attend to everything, and those with a window.
@@ -337,7 +341,9 @@ pub(crate) const LLAMA: DecoderFamily = DecoderFamily {
     qkv_bias: Bias::Key("attention_bias"),
     output_bias: Bias::Key("attention_bias"),
     mlp_bias: Bias::Key("mlp_bias"),
+    head_bias: Bias::Never,
     activation: Activation::Silu,
+    gelu_is_tanh: false,
     window: WindowRule::None,
     layer_types: ["full_attention", "sliding_attention"],
     rope_if_said: false,
@@ -470,6 +476,7 @@ pub const DECODERS: &[DecoderFamily] = &[
     // llama.cpp has no architecture of its own for Mistral: its GGUF files say `llama`, and drop the window.
     DecoderFamily {
         name: "mistral",
+        wrappers: &["mistral3"],
         gguf: &["llama"],
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
@@ -512,6 +519,31 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..LLAMA
     },
     DecoderFamily {
+        name: "qwen3_vl_text",
+        wrappers: &["qwen3_vl"],
+        gguf: &["qwen3vl"],
+        gguf_interleaved: false,
+        default_sizes: &[("head_dim", 128)],
+        qk_norm: QkNorm::PerHead,
+        mlp_bias: Bias::Never,
+        mrope: true,
+        default_rope_theta: 500_000.0,
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "ernie4_5",
+        gguf: &["ernie4_5"],
+        neighbours_rotate: true,
+        default_sizes: &[("head_dim", 128)],
+        qkv_bias: Bias::Key("use_bias"),
+        output_bias: Bias::Key("use_bias"),
+        mlp_bias: Bias::Key("use_bias"),
+        default_rope_theta: 500_000.0,
+        default_tie_word_embeddings: true,
+        default_rms_norm_eps: 1e-5,
+        ..LLAMA
+    },
+    DecoderFamily {
         name: "phi3",
         gguf: &["phi3"],
         gguf_interleaved: false,
@@ -520,17 +552,13 @@ pub const DECODERS: &[DecoderFamily] = &[
         qkv_bias: Bias::Never,
         output_bias: Bias::Never,
         mlp_bias: Bias::Never,
+        // transformers doesn't read the key; where it is true, the tensor must be there
+        head_bias: Bias::Key("lm_head_bias"),
         window: WindowRule::Every(None),
         partial_rotary: Some(1.0),
         default_rms_norm_eps: 1e-5,
         // written by the Phi-4-mini configuration, without effect there
-        inert_keys: &[
-            ("attention_bias", "0"),
-            ("mlp_bias", "0"),
-            ("lm_head_bias", "0"),
-            ("full_attn_mod", "1"),
-            ("interpolate_factor", "1"),
-        ],
+        inert_keys: &[("attention_bias", "0"), ("mlp_bias", "0"), ("full_attn_mod", "1"), ("interpolate_factor", "1")],
         ..LLAMA
     },
     DecoderFamily {
@@ -691,11 +719,13 @@ pub const DECODERS: &[DecoderFamily] = &[
         default_rms_norm_eps: 1e-5,
         ..LLAMA
     },
-    // only the layers that attend to everything are scaled; the others keep the class's base
+    // only the layers that attend to everything are scaled; the others keep the class's base. Its GGUF files are of OLMo 2's
+    // architecture, and have windows.
     DecoderFamily {
         name: "olmo3",
-        gguf: &[],
+        gguf: &["olmo2"],
         gguf_interleaved: false,
+        gguf_names: POST_NORMS,
         qk_norm: QkNorm::WholeWidth,
         norms: NormPlacement::Post,
         mlp_bias: Bias::Never,
@@ -704,6 +734,24 @@ pub const DECODERS: &[DecoderFamily] = &[
         default_sizes: &[("sliding_window", 4096)],
         default_rope_theta: 500_000.0,
         default_rms_norm_eps: 1e-5,
+        ..LLAMA
+    },
+    DecoderFamily {
+        name: "gemma",
+        gguf: &["gemma"],
+        gguf_interleaved: false,
+        default_sizes: &[("head_dim", 256)],
+        norm_plus_one: true,
+        mlp_bias: Bias::Never,
+        activation: Activation::GeluTanh,
+        gelu_is_tanh: true,
+        scaled_embedding: true,
+        default_tie_word_embeddings: true,
+        // as its successors
+        hidden_scale: 1.0 / 16.0,
+        inert_keys: &[("use_bidirectional_attention", "0")],
+        // what transformers doesn't read
+        neutral_keys: &["hidden_activation"],
         ..LLAMA
     },
     DecoderFamily {
@@ -783,6 +831,36 @@ pub const DECODERS: &[DecoderFamily] = &[
             ("hidden_size_per_layer_input", 256),
         ],
         mixture: MixtureKind::BesideDense,
+        qk_norm: QkNorm::PerHead,
+        norms: NormPlacement::Both,
+        mlp_bias: Bias::Never,
+        activation: Activation::GeluTanh,
+        window: WindowRule::Pattern(6),
+        local_rope: Some(10000.0),
+        scaled_embedding: true,
+        default_rope_theta: 1_000_000.0,
+        default_tie_word_embeddings: true,
+        logits_softcap: Softcap::Key(None),
+        gemma4_layers: true,
+        ..LLAMA
+    },
+    // Gemma 4 without encoders of images and sound: neither experts nor vectors of tokens for layers
+    DecoderFamily {
+        name: "gemma4_unified_text",
+        wrappers: &["gemma4_unified"],
+        gguf: &[],
+        key_names: &[("hidden_act", "hidden_activation")],
+        default_sizes: &[
+            ("hidden_size", 2304),
+            ("intermediate_size", 9216),
+            ("num_hidden_layers", 30),
+            ("num_attention_heads", 8),
+            ("num_key_value_heads", 4),
+            ("head_dim", 256),
+            ("vocab_size", 262_144),
+            ("max_position_embeddings", 262_144),
+            ("sliding_window", 1024),
+        ],
         qk_norm: QkNorm::PerHead,
         norms: NormPlacement::Both,
         mlp_bias: Bias::Never,
@@ -913,6 +991,27 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..LLAMA
     },
     DecoderFamily {
+        name: "qwen2_moe",
+        gguf: &["qwen2moe"],
+        gguf_interleaved: false,
+        tensor_names: QWEN_EXPERTS,
+        mixture: MixtureKind::Softmax,
+        shared_expert: SharedExpertRule::Gated,
+        qkv_bias: Bias::Unless("qkv_bias"),
+        output_bias: Bias::Never,
+        mlp_bias: Bias::Never,
+        // every layer has experts in the published models, and none a window
+        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("use_sliding_window", "0")],
+        neutral_keys: &[
+            "intermediate_size",
+            "max_window_layers",
+            "output_router_logits",
+            "router_aux_loss_coef",
+            "sliding_window",
+        ],
+        ..LLAMA
+    },
+    DecoderFamily {
         name: "qwen3_moe",
         gguf: &["qwen3moe"],
         gguf_interleaved: false,
@@ -1030,6 +1129,7 @@ pub const DECODERS: &[DecoderFamily] = &[
         ],
         mixer: MixerKind::Cca,
         mixture: MixtureKind::DepthRouted,
+        head_bias: Bias::Key("lm_head_bias"),
         residual_scaling: true,
         window: WindowRule::Types,
         layer_types: ["hybrid", "hybrid_sliding"],
@@ -1038,11 +1138,24 @@ pub const DECODERS: &[DecoderFamily] = &[
         default_rope_theta: 5_000_000.0,
         default_tie_word_embeddings: true,
         default_rms_norm_eps: 1e-5,
-        inert_keys: &[("lm_head_bias", "0"), ("num_experts_per_tok", "1")],
+        inert_keys: &[("num_experts_per_tok", "1")],
         neutral_keys: &["output_router_logits"],
         ..LLAMA
     },
 ];
+
+/// Model types that no row can say, and why, as a part of a sentence.
+pub const UNSUPPORTED: &[(&str, &str)] = &[
+    ("gemma3n", ALTERNATING_UPDATES),
+    ("gemma3n_text", ALTERNATING_UPDATES),
+    ("gemma4_assistant", READS_ITS_TARGET),
+    ("gemma4_unified_assistant", READS_ITS_TARGET),
+];
+
+const ALTERNATING_UPDATES: &str = "its layers carry several residual streams at once (alternating updates) and sparse activations, which no block has";
+
+const READS_ITS_TARGET: &str = "it drafts for a Gemma 4 whose last hidden state, keys and values it reads: it has none of its own, and \
+                                those are in the states of another model; n-gram lookup drafts for any model";
 
 /// Keys of a `config.json` that don't touch the maths of inference.
 pub const NEUTRAL_KEYS: &[&str] = &[

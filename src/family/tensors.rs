@@ -125,37 +125,39 @@ impl<'a, 'b> Tensors<'a, 'b> {
         Ok(embedding.add_to_rows(&bias)?.multiply_rows(&scale)?)
     }
 
-    /// The LM head, or the embedding where they are tied.
+    /// The LM head, whose weight is the embedding where they are tied.
     ///
     /// # Errors
     /// When it is missing or has another shape.
-    pub fn head(&mut self, embedding: &SourceWeight) -> Result<SourceWeight> {
+    pub fn head(&mut self, embedding: &SourceWeight) -> Result<Linear> {
         let name = match self.naming {
             Naming::HuggingFace if self.prefix == "language_model.model." => "language_model.lm_head".to_owned(),
             Naming::HuggingFace | Naming::Onnx => "lm_head".to_owned(),
             Naming::Gguf => "output".to_owned(),
         };
-        if self.config.tie_word_embeddings {
-            if self.naming == Naming::HuggingFace {
-                self.ledger.ignore(&format!("{name}.weight"), "tied to the embedding, as the configuration says");
+        let (config, vocab_size) = (self.config, self.config.vocab_size);
+        let mut weight = match config.tie_word_embeddings {
+            false => self.matrix(&name, vocab_size, config.hidden_size, "vocab_size, hidden_size")?,
+            true => {
+                if self.naming == Naming::HuggingFace {
+                    self.ledger.ignore(&format!("{name}.weight"), "tied to the embedding, as the configuration says");
+                }
+                embedding.clone()
             }
-            return Ok(self.multiplied_head(embedding.clone()));
+        };
+        let bias = format!("{name}.bias");
+        let has_bias = config.head_bias || (self.naming == Naming::Gguf && self.ledger.has(&bias));
+        let mut bias = has_bias.then(|| self.take(&bias, &[vocab_size], "vocab_size")).transpose()?;
+        if let Some(factor) = config.block_multipliers.map(|factors| factors.lm_head as f32).filter(|by| *by != 1.0) {
+            (weight, bias) = (weight.scale(factor), bias.map(|bias| bias.scale(factor)));
         }
-        let head = self.matrix(&name, self.config.vocab_size, self.config.hidden_size, "vocab_size, hidden_size")?;
-        Ok(self.multiplied_head(head))
-    }
-
-    fn multiplied_head(&self, head: SourceWeight) -> SourceWeight {
-        match self.config.block_multipliers {
-            Some(factors) if factors.lm_head != 1.0 => head.scale(factors.lm_head as f32),
-            _ => head,
-        }
+        Ok(Linear { name: "lm_head", role: Role::LmHead, weight, bias })
     }
 
     /// What stands for the LM head of a model that is wanted for its hidden states: nothing of its file.
-    pub fn no_head(&mut self, embedding: &SourceWeight) -> SourceWeight {
-        self.ledger.ignore("lm_head.weight", "no part of the hidden states");
-        embedding.clone()
+    pub fn no_head(&mut self, embedding: &SourceWeight) -> Linear {
+        self.ledger.ignore("lm_head.*", "no part of the hidden states");
+        Linear { name: "lm_head", role: Role::LmHead, weight: embedding.clone(), bias: None }
     }
 
     /// The norm before the LM head.

@@ -2,6 +2,9 @@
 //! scale for each row.
 
 use super::Graph;
+use std::ops::Range;
+
+use anec_base::Result;
 use anec_manifest::{Layout, LinearForm, Role};
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
@@ -23,6 +26,15 @@ impl Linear {
     /// Output channels.
     pub fn rows(&self) -> u64 {
         self.weight.rows()
+    }
+
+    /// Some of its output channels.
+    ///
+    /// # Errors
+    /// When it hasn't as many.
+    pub fn slice(&self, rows: Range<u64>) -> Result<Linear> {
+        let bias = self.bias.as_ref().map(|bias| bias.slice(rows.clone())).transpose()?;
+        Ok(Linear { name: self.name, role: self.role, weight: self.weight.slice(rows)?, bias })
     }
 }
 

@@ -155,14 +155,18 @@ impl Reader<'_> {
         size: &dyn Fn(&str) -> Result<u64, FamilyError>,
     ) -> Result<Option<PerLayerEmbeddingConfig>, FamilyError> {
         let keys = self.keys;
-        // 0, as well as null, stands for none; the class's default doesn't
-        let none = keys.has("hidden_size_per_layer_input")
-            && keys.u64("hidden_size_per_layer_input")?.is_none_or(|width| width == 0);
+        // 0, as well as null, stands for none; the class's default doesn't, where there is one
+        let key = "hidden_size_per_layer_input";
+        let by_default = self.family.default_sizes.iter().any(|(name, _)| *name == key);
+        let none = match keys.has(key) {
+            true => keys.u64(key)?.is_none_or(|width| width == 0),
+            false => !by_default,
+        };
         if none {
             keys.accept("vocab_size_per_layer_input");
             return Ok(None);
         }
-        let (width, vocab_size) = (size("hidden_size_per_layer_input")?, size("vocab_size_per_layer_input")?);
+        let (width, vocab_size) = (size(key)?, size("vocab_size_per_layer_input")?);
         let tokens = size("vocab_size")?;
         if vocab_size < tokens {
             return Err(keys.value("vocab_size_per_layer_input", &format!("at least {tokens}, a row for each token")));

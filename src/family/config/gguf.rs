@@ -45,8 +45,18 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Architectures with experts; others may write a number of 0.
-const WITH_EXPERTS: &[&str] =
-    &["gemma4", "gpt-oss", "granitehybrid", "granitemoe", "lfm2moe", "olmoe", "qwen35moe", "qwen3moe", "qwen3next"];
+const WITH_EXPERTS: &[&str] = &[
+    "gemma4",
+    "gpt-oss",
+    "granitehybrid",
+    "granitemoe",
+    "lfm2moe",
+    "olmoe",
+    "qwen2moe",
+    "qwen35moe",
+    "qwen3moe",
+    "qwen3next",
+];
 
 /// Keys of theirs.
 const EXPERT_NAMES: &[(&str, &str)] = &[
@@ -79,6 +89,8 @@ const NEUTRAL: &[&str] = &[
     "use_parallel_residual",
     // sections of RoPE for images: text has the same position in all
     "rope.dimension_sections",
+    // layers to which an image is told anew
+    "n_deepstack_layers",
 ];
 
 /// Frequency divisors, which GGUF keeps as tensors.
@@ -156,8 +168,12 @@ pub fn configuration(
         }
         "falcon-h1" => mamba2(&mut config),
         "qwen35" | "qwen35moe" | "qwen3next" => qwen3_5(&mut config, architecture),
-        // neither has a key for it, and llama.cpp divides the weights of the one and not of the other
-        "qwen3moe" | "olmoe" => {
+        // one base for both kinds of layers; the files of OLMo 2 have no windows
+        "olmo2" if config.get("sliding_window").is_some_and(|window| !window.is_null()) => {
+            config.insert("rope_local_base_freq".into(), config.get("rope_theta").cloned().into());
+        }
+        // none has a key for it, and llama.cpp divides the weights of the one and not of the others
+        "qwen3moe" | "qwen2moe" | "olmoe" => {
             config.insert("norm_topk_prob".into(), json!(architecture == "qwen3moe"));
         }
         "mistral3" => mistral3(&mut config, &mut rope),

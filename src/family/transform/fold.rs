@@ -36,7 +36,7 @@ impl Decoder {
             }
         }
         if let Some(gain) = take_gain(&mut self.final_norm) {
-            self.head = self.head.multiply_rows(&gain)?;
+            self.head.weight = self.head.weight.multiply_rows(&gain)?;
         }
         Ok(())
     }

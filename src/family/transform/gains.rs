@@ -12,7 +12,6 @@ use crate::blocks::linear::Linear;
 use crate::blocks::norm::Norm;
 use crate::decoder::Decoder;
 use anec_base::Result;
-use anec_manifest::Role;
 use anec_source::{SourceWeight, WeightExtent};
 
 /// The smallest gain, beside the largest: fp16 holds it as a normal number.
@@ -28,10 +27,7 @@ impl Decoder {
                 deferred.extend(share(norm, block.readers, &format!("layer {index}"))?);
             }
         }
-        let weight = self.head.clone();
-        let mut head = Linear { name: "lm_head", role: Role::LmHead, weight, bias: None };
-        deferred.extend(share(&mut self.final_norm, vec![&mut head], "head")?);
-        self.head = head.weight;
+        deferred.extend(share(&mut self.final_norm, vec![&mut self.head], "head")?);
         self.transformed.deferred.extend(deferred);
         Ok(())
     }

@@ -32,7 +32,7 @@ impl Decoder {
                     let quantized = linears.into_iter().filter(|linear| linear.role.is_projection());
                     quantized.map(|linear| linear.weight.clone()).collect()
                 };
-                let (mut readers, mut writers) = (vec![self.head.clone()], Vec::new());
+                let (mut readers, mut writers) = (vec![self.head.weight.clone()], Vec::new());
                 for block in self.layers.iter_mut().flat_map(|layer| layer.blocks()) {
                     readers.extend(quantized(block.readers));
                     writers.extend(quantized(block.writers));
@@ -43,7 +43,7 @@ impl Decoder {
             }
         };
         self.embedding = self.embedding.times(&q)?;
-        self.head = self.head.times(&q)?;
+        self.head.weight = self.head.weight.times(&q)?;
         for block in self.layers.iter_mut().flat_map(|layer| layer.blocks()) {
             for reader in block.readers {
                 reader.weight = reader.weight.times(&q)?;

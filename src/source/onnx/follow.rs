@@ -105,7 +105,7 @@ impl Network {
             );
         };
         if head.bias.is_some() {
-            return Err(self.refuse_value(value, "the LM head has a bias, which no known family has"));
+            return Err(self.refuse_value(value, "the LM head has a bias, which isn't read from ONNX graphs"));
         }
         let Some(final_norm) = self.norm(self.behind_last_token(head.input)?)? else {
             return Err(self.refuse_value(head.input, "before the LM head should be a norm"));

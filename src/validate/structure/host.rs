@@ -65,7 +65,9 @@ fn rotary(bundle: &Bundle, tensors: &SafeTensors<'_>) -> Vec<String> {
             let expected = [context, config.rope_dim / 2];
             return Err(format!("`{}` has the shape {shape:?}, expected {expected:?}", longest.cos));
         }
-        let RopeTables { columns, variants, .. } = config.tables(&table.table, context);
+        let RopeTables { columns, variants, .. } = config
+            .tables_of_config(&bundle.config, &table.table, context)
+            .map_err(|error| format!("the configuration has no `{}`: {error}", table.table))?;
         let lengths: Vec<u64> = table.variants.iter().map(|variant| variant.max_length).collect();
         let expected: Vec<u64> = variants.iter().map(|variant| variant.max_length).collect();
         if lengths != expected {
