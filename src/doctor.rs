@@ -1,6 +1,6 @@
 //! What this machine can do, and what is missing for the rest.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -8,8 +8,11 @@ use anec_base::{FileError, Result};
 use anec_convert::compile::Compiler;
 use anec_convert::error::ConvertError;
 use anec_coreml::{CoreMl, Engine};
+use anec_exec::{processor, threads};
 use anec_package::available_space;
 use anec_validate::probe::{Placement, ProbeVariant, place};
+
+use crate::cache::BundleCache;
 
 /// What was found of a machine.
 #[derive(Clone, Debug, Serialize)]
@@ -20,6 +23,12 @@ pub struct MachineReport {
     pub system: String,
     /// Processor cores.
     pub cores: usize,
+    /// What of the processor the executor uses: vector units, and instructions that multiply bytes.
+    pub processor: Vec<&'static str>,
+    /// Threads that the executor computes with.
+    pub threads: usize,
+    /// Folder of what is kept between runs, if the environment names one.
+    pub cache: Option<PathBuf>,
     /// Free bytes on the disk of the current folder.
     pub free_bytes: Option<u64>,
     /// The Mac, where it is one.
@@ -88,6 +97,9 @@ impl MachineReport {
             anec_version: env!("CARGO_PKG_VERSION"),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
+            processor: processor(),
+            threads: threads(),
+            cache: BundleCache::from_env().ok().map(|cache| cache.folder().to_owned()),
             free_bytes: available_space(Path::new(".")),
             machine,
             abilities,

@@ -5,11 +5,16 @@ use std::path::{Path, PathBuf};
 
 use anec_base::{ContentDigest, Diagnostic, Fault, FileError, Progress, Result, clock, input};
 use anec_bundle::{Bundle, BundleError, FILE_NAME, FileDigest};
-use anec_convert::output;
+use anec_convert::open::open_shapes;
 use anec_convert::report::{self, ConvertReport};
+use anec_convert::{ConvertPlan, output};
 use anec_hub::download::Transfer;
 use anec_hub::{FileHash, Hub, HubCommit, HubError, RemoteFile, RemoteRepository, Upload, UploadContent};
 use anec_report::{CardFacts, card};
+use anec_validate::chips::ChipTable;
+use anec_validate::forecast::ForecastFinding;
+use anec_validate::predict::ChipPrediction;
+use anec_validate::{forecast, predict};
 use serde_json::Value as Json;
 
 use crate::cache::{BundleCache, CacheRecord, incomplete};
@@ -59,13 +64,31 @@ pub enum ShareError {
         /// What is wrong.
         problem: String,
     },
+    /// The results of a benchmark are of another bundle, or none.
+    #[error("{}: {problem}", path.display())]
+    Bench {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The source that the bundle names would be converted into other packages.
+    #[error("{origin} and the bundle's manifest give other packages than those of the bundle")]
+    OtherPlan {
+        /// The source.
+        origin: String,
+    },
 }
 
 impl Diagnostic for ShareError {
     fn fault(&self) -> Fault {
         match self {
             ShareError::NoBundle { .. } | ShareError::Lacks { .. } | ShareError::TooLarge { .. } => Fault::Source,
-            ShareError::Exists(_) | ShareError::Name(_) | ShareError::Gates { .. } => Fault::Usage,
+            ShareError::Exists(_)
+            | ShareError::Name(_)
+            | ShareError::Gates { .. }
+            | ShareError::Bench { .. }
+            | ShareError::OtherPlan { .. } => Fault::Usage,
         }
     }
 
@@ -79,6 +102,8 @@ impl Diagnostic for ShareError {
             ShareError::Exists(_) => "name another folder by --out, or remove this one",
             ShareError::Name(_) => "give it as hf:owner/name",
             ShareError::Gates { .. } => "give what `anec validate BUNDLE --json FILE` wrote",
+            ShareError::Bench { .. } => "give what `anec bench BUNDLE --json` printed",
+            ShareError::OtherPlan { .. } => "convert the source again, or leave out --for",
         };
         Some(text.into())
     }
@@ -169,13 +194,18 @@ pub struct PushFacts {
     pub license: Option<String>,
     /// What `anec validate --json` wrote.
     pub gates: Option<PathBuf>,
+    /// What `anec bench --json` printed.
+    pub bench: Option<PathBuf>,
+    /// Chips whose speed is predicted, as `anec plan --for` names them.
+    pub chips: Vec<String>,
 }
 
 impl Push {
     /// Looks at a bundle and writes its card. Nothing is sent; a source on `hub` is asked for its licence where none is given.
     ///
     /// # Errors
-    /// When the bundle isn't whole or can't be read.
+    /// When the bundle isn't whole or can't be read, or what is said of it is of another one. To predict speeds, when the shapes
+    /// of its source aren't here.
     pub fn prepare(folder: &Path, repository: &str, facts: &PushFacts, hub: Option<&Hub>) -> Result<Self> {
         let bundle = Bundle::read(folder)?;
         let content = |problem: String| BundleError::Content { path: folder.join(FILE_NAME), problem };
@@ -198,12 +228,21 @@ impl Push {
         let converted: Option<ConvertReport> = serde_json::from_slice(&measured).ok();
         let converted = converted.map(ConvertReport::portable);
         let gates = facts.gates.as_ref().map(|path| gates_of(path, &bundle)).transpose()?;
+        let bench = facts.bench.as_ref().map(|path| bench_of(path, &bundle)).transpose()?;
+        let predictions = predictions(&bundle, &facts.chips)?;
         let base =
             anec_source::hub::Location::parse(&bundle.source.name).ok().flatten().map(|location| location.repository);
         let asked = || hub?.license(base.as_deref()?).ok().flatten();
-        let card_facts =
-            CardFacts { repository: repository.to_owned(), license: facts.license.clone().or_else(asked), base };
-        let card = card(&bundle, converted.as_ref(), gates.as_ref(), &card_facts);
+        let card_facts = CardFacts {
+            repository: repository.to_owned(),
+            license: facts.license.clone().or_else(asked),
+            base,
+            gates,
+            bench,
+            predictions,
+            forecast: forecast_of(folder, &bundle)?,
+        };
+        let card = card(&bundle, converted.as_ref(), &card_facts);
         let inline = |path: &str, bytes: Vec<u8>| Upload { path: path.into(), content: UploadContent::Bytes(bytes) };
         uploads.extend(converted.map(|report| inline(report::FILE_NAME, text_of(&report))));
         uploads.push(inline(CARD, card.clone().into_bytes()));
@@ -262,6 +301,44 @@ fn gates_of(path: &Path, bundle: &Bundle) -> Result<Json> {
         (true, Some(_)) => Ok(json),
         _ => Err(wrong("it isn't the report of gates".into()).into()),
     }
+}
+
+/// What `anec bench --json` printed of this bundle.
+fn bench_of(path: &Path, bundle: &Bundle) -> Result<Json> {
+    let bytes = input::read(path, MOST_JSON)?;
+    let wrong = |problem: String| ShareError::Bench { path: path.to_owned(), problem };
+    let json: Json = serde_json::from_slice(&bytes).map_err(|error| wrong(format!("it isn't JSON: {error}")))?;
+    match (json["tests"].is_array(), json["digest"].as_str()) {
+        (true, Some(digest)) if digest == bundle.digest().to_string() => Ok(json),
+        (true, Some(_)) => Err(wrong("it is of a bundle with other files".into()).into()),
+        _ => Err(wrong("it isn't the result of a benchmark".into()).into()),
+    }
+}
+
+/// What is predicted of a bundle on chips. Its graphs are built anew, from the shapes of its source.
+fn predictions(bundle: &Bundle, chips: &[String]) -> Result<Vec<ChipPrediction>> {
+    if chips.is_empty() {
+        return Ok(Vec::new());
+    }
+    let targets = chips.iter().map(|name| ChipTable::built_in().target(name)).collect::<Result<Vec<_>, _>>()?;
+    let opened = open_shapes(&bundle.manifest, &Progress::hidden())?;
+    let plan = ConvertPlan::new(&bundle.manifest, &*opened.model)?;
+    let planned = plan.packages.iter().map(|package| (format!("{}.mlpackage", package.name), package.weight_bytes));
+    let own = bundle.packages.iter().map(|package| (package.package.clone(), package.weight_bytes));
+    if !planned.eq(own) {
+        return Err(ShareError::OtherPlan { origin: bundle.source.name.clone() }.into());
+    }
+    predict(&bundle.manifest, &*opened.model, &plan, &targets)
+}
+
+/// What rules expect of the packages of a bundle.
+fn forecast_of(folder: &Path, bundle: &Bundle) -> Result<Vec<ForecastFinding>> {
+    let mut findings = Vec::new();
+    for entry in &bundle.packages {
+        let package = anec_package::open(&folder.join(&entry.package))?;
+        findings.extend(forecast(&entry.package, &package.program, entry.weight_bytes, &[]));
+    }
+    Ok(findings)
 }
 
 impl BundleCache {

@@ -83,6 +83,7 @@ fn swift_has_what_the_example_app_calls() {
         "public protocol TextListener",
         "func onText(piece: String) throws  -> Bool",
         "public enum AnecError",
+        "public func fileHasDigest(path: String, digest: String)throws  -> Bool",
     ];
     for line in declared {
         assert!(swift.contains(line), "{line}");
@@ -126,4 +127,81 @@ fn a_prompt_that_is_computed_in_steps_is_continued_the_same() {
     }
     assert_eq!(text, whole);
     assert!(silent >= 3, "{silent} steps of the prompt");
+}
+
+#[test]
+fn a_file_is_compared_with_a_digest_of_either_function() {
+    let bundle = anec::Bundle::read(crate::verbs::bundle()).unwrap();
+    let file = bundle.files().max_by_key(|file| file.bytes).unwrap();
+    let path = Path::new(crate::verbs::bundle()).join(&file.file);
+    let sha256 = anec::base::ContentDigest::sha256_of_file(&path).unwrap();
+    let has = |digest: &str| anec_bindings::file_has_digest(path.display().to_string(), digest.to_owned());
+    for digest in [&file.digest.to_string(), &sha256.to_string(), sha256.hex()] {
+        assert!(has(digest).unwrap(), "{digest}");
+    }
+    assert!(!has(file.digest.hex()).unwrap(), "without a name it is a SHA-256");
+    assert!(matches!(has("blake3:0"), Err(anec_bindings::AnecError::WrongArgument { .. })));
+}
+
+/// A struct of Swift that JSON is decoded into: its name, and its properties with their types.
+type SwiftStruct = (String, Vec<(String, String)>);
+
+/// The structs of a file that are `Decodable`, inner ones before what is around them.
+fn decodable_structs(swift: &str) -> Vec<SwiftStruct> {
+    let (mut open, mut done): (Vec<SwiftStruct>, Vec<SwiftStruct>) = Default::default();
+    for line in swift.lines().map(str::trim) {
+        if let Some((_, name)) = line.strip_suffix(": Decodable {").and_then(|head| head.split_once("struct ")) {
+            open.push((name.to_owned(), Vec::new()));
+        } else if let (Some((_, properties)), "}") = (open.last(), line) {
+            assert!(!properties.is_empty(), "nothing but properties is expected here");
+            done.extend(open.pop());
+        } else if let (Some((_, properties)), Some(property)) = (open.last_mut(), line.strip_prefix("let ")) {
+            let (name, of) = property.split_once(": ").unwrap();
+            properties.push((name.to_owned(), of.to_owned()));
+        }
+    }
+    done
+}
+
+/// What is wrong with a value of JSON for a type of Swift: it, or what it is made of, is missing or another thing.
+fn undecodable(value: &serde_json::Value, of: &str, structs: &[SwiftStruct]) -> Option<String> {
+    if let Some(inner) = of.strip_suffix('?') {
+        return if value.is_null() { None } else { undecodable(value, inner, structs) };
+    }
+    if let Some(inner) = of.strip_prefix('[') {
+        let Some(items) = value.as_array() else { return Some(format!("{value} is no list")) };
+        return items.iter().find_map(|item| undecodable(item, inner.trim_end_matches(']'), structs));
+    }
+    let fits = match of {
+        "String" => value.is_string(),
+        "UInt64" => value.is_u64(),
+        _ => value.is_object(),
+    };
+    if !fits {
+        return Some(format!("{value} is no {of}"));
+    }
+    let properties = structs.iter().find(|(name, _)| name == of).map_or(&[][..], |(_, properties)| properties);
+    properties.iter().find_map(|(name, of)| Some(format!("{name}: {}", undecodable(&value[name], of, structs)?)))
+}
+
+/// The example app downloads what a `bundle.json` of this version lists, and of version 2.
+#[test]
+fn the_example_app_decodes_bundle_json() {
+    let swift = std::fs::read_to_string(repository("swift/Example/BundleDownload.swift")).unwrap();
+    let structs = decodable_structs(&swift);
+    assert_eq!(structs.last().unwrap().0, "Description");
+    let file = structs.iter().find(|(name, _)| name == "File").unwrap();
+    for key in ["digest", "sha256"] {
+        assert!(file.1.contains(&(key.into(), "String?".into())), "{key}, of one version each");
+    }
+    let text = std::fs::read_to_string(Path::new(crate::verbs::bundle()).join("bundle.json")).unwrap();
+    let bundle: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(undecodable(&bundle, "Description", &structs), None);
+    assert!(bundle["host"]["file"]["digest"].is_string(), "the name of the digest is the example's");
+    let earlier = text.replace("\"digest\": \"blake3:", "\"sha256\": \"");
+    assert_ne!(earlier, text);
+    assert_eq!(undecodable(&serde_json::from_str(&earlier).unwrap(), "Description", &structs), None);
+    let other = text.replace("\"bytes\"", "\"size\"");
+    let found = undecodable(&serde_json::from_str(&other).unwrap(), "Description", &structs);
+    assert_eq!(found.unwrap(), "packages: files: bytes: null is no UInt64");
 }

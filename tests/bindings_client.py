@@ -1,6 +1,7 @@
 """The bindings, as an app in Python uses them: python bindings_client.py DEMO EMBEDDER FILTER, with the module `anec` where
 Python finds it. ANEC is the program, whose texts and vectors are to be those of the bindings; EMBEDDER and FILTER may be left out."""
 
+import hashlib
 import json
 import os
 import struct
@@ -101,6 +102,17 @@ found = session.generate(PROMPT, TextOptions(max_tokens=60, form=TextForm.JSON_S
 assert 1 <= json.loads(found.text)["n"] <= 9 and found.end == TextEnd.STOP
 stop = whole[8:12]
 assert session.generate(PROMPT, TextOptions(max_tokens=40, stops=[stop])).text == whole[: whole.index(stop)]
+
+# files as bundle.json lists them, and as version 2 did
+with open(os.path.join(demo, "bundle.json"), encoding="utf8") as file:
+    listed = json.load(file)["host"]["file"]
+table = os.path.join(demo, listed["file"])
+with open(table, "rb") as file:
+    sha256 = hashlib.sha256(file.read()).hexdigest()
+assert anec.file_has_digest(table, listed["digest"]) and anec.file_has_digest(table, sha256)
+assert not anec.file_has_digest(os.path.join(demo, "bundle.json"), listed["digest"])
+refused(AnecError.WrongArgument, "no digest", anec.file_has_digest, table, "md5:0")
+refused(AnecError.DamagedBundle, "can't read", anec.file_has_digest, table + ".part", sha256)
 
 # errors are exceptions
 refused(AnecError.TextTooLong, "context", session.generate, PROMPT * 2000, TextOptions())

@@ -131,7 +131,12 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
         "gates.json",
     ]);
     assert_eq!(code, 0, "{stderr}");
-    let push = ["push", bundle, "hf:owner/bundle", "--license", "mit", "--gates", "gates.json"];
+    let (code, bench, stderr) =
+        machine.run(&["bench", bundle, "--prefill", "4", "--decode", "2", "--repetitions", "1", "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    std::fs::write(machine.path("bench.json"), &bench).unwrap();
+    let push =
+        ["push", bundle, "hf:owner/bundle", "--license", "mit", "--gates", "gates.json", "--bench", "bench.json"];
     let (code, _, stderr) = finish(machine.command(&push).env_remove("HF_TOKEN").output().unwrap());
     assert!(code == 2 && stderr.contains("HF_TOKEN"), "{stderr}");
     // the same name is not the same bundle
@@ -141,6 +146,10 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     let others: Vec<&str> = push.iter().map(|word| if *word == "gates.json" { "other.json" } else { word }).collect();
     let (code, _, stderr) = machine.run(&others);
     assert!(code == 2 && stderr.contains("a bundle of that name with other files"), "{stderr}");
+    std::fs::write(machine.path("other.json"), bench.replace("blake3:", "blake3:0")).unwrap();
+    let others: Vec<&str> = push.iter().map(|word| if *word == "bench.json" { "other.json" } else { word }).collect();
+    let (code, _, stderr) = machine.run(&others);
+    assert!(code == 2 && stderr.contains("a bundle with other files"), "{stderr}");
     let (code, plan, _) = machine.run(&[&push[..], &["--dry-run", "--json"]].concat());
     let plan: Json = serde_json::from_str(&plan).unwrap();
     assert_eq!((code, hub.commits("owner/bundle")), (0, 0));
@@ -154,15 +163,20 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     let front: Json = serde_yaml::from_str(card.split("---").nth(1).unwrap()).unwrap();
     assert_eq!((&front["license"], &front["pipeline_tag"]), (&"mit".into(), &"text-generation".into()));
     let digest = json(&verbs::bundle().join("bundle.json"))["source"]["files"][0]["digest"].clone();
-    for part in ["Not run on a Mac", "| structure | ", "least cosine with the golden is 0.99", digest.as_str().unwrap()]
-    {
+    let own = Bundle::read(verbs::bundle()).unwrap();
+    let mut parts =
+        vec!["Not run on a Mac", "| structure | ", "least cosine with the golden is 0.99", digest.as_str().unwrap()];
+    // how fast it was where; what rules expect of it; what each package is
+    parts.extend(["Measured by `anec bench` on ", "| pp4 | ", "| tg2 | ", "## Forecast", "a forecast, no proof"]);
+    let digests: Vec<String> = own.packages.iter().map(|package| package.digest().to_string()).collect();
+    parts.extend(digests.iter().map(String::as_str));
+    for part in parts {
         assert!(card.contains(part), "no `{part}` in\n{card}");
     }
     assert!(!card.contains(repository("").to_str().unwrap()), "folders are nobody's business");
     // what the files are called here is nobody's business either, and changes nothing that is computed
     let mut here = contents(verbs::bundle());
     let told: Bundle = serde_json::from_slice(&there["bundle.json"]).unwrap();
-    let own = Bundle::read(verbs::bundle()).unwrap();
     assert_eq!((own.source.name.as_str(), told.source.name.as_str()), ("demo/model", "model"));
     assert_eq!((told.manifest.source.as_deref(), told.digest()), (Some("model"), own.digest()));
     here.insert("bundle.json".into(), there["bundle.json"].clone());
@@ -190,6 +204,35 @@ fn a_bundle_is_pushed_with_its_card_pulled_and_run() {
     let (code, _, stderr) = machine.run(&["pull", "owner/bundle", "--out", "changed"]);
     assert!(code == 4 && stderr.contains("its digest is"), "{stderr}");
     assert!(!machine.path("changed").exists());
+}
+
+/// Predicted where the source's shapes are: a chip's speeds are those of `anec plan --for`.
+#[test]
+fn a_card_predicts_the_speed_on_chips() {
+    let nobody = FakeHub::start(Habits::default());
+    let machine = Machine::new(&nobody);
+    let bundle = verbs::bundle().to_str().unwrap();
+    let push = ["push", bundle, "hf:owner/bundle", "--dry-run", "--for", "m4-max,a17-pro"];
+    let (code, card, stderr) = finish(machine.command(&push).current_dir(repository("")).output().unwrap());
+    assert_eq!(code, 0, "{stderr}");
+    let plan = ["plan", "-m", "demo", "--for", "m4-max,a17-pro", "--json"];
+    let plan: Json = serde_json::from_str(&machine.run(&plan).1).unwrap();
+    for chip in plan["predictions"].as_array().unwrap() {
+        let context = &chip["contexts"][0];
+        let rates = ["decode_per_second", "prefill_per_second"].map(|rate| context[rate].as_f64().unwrap());
+        let row = format!(
+            "| {} | {} | {:.1} | {:.1} |",
+            chip["target"].as_str().unwrap(),
+            context["context"],
+            rates[0],
+            rates[1]
+        );
+        assert!(card.contains(&row), "no `{row}` in\n{card}");
+    }
+    let (code, _, stderr) = machine.run(&push);
+    assert!(code == 4 && stderr.contains("demo/model"), "shapes aren't here: {stderr}");
+    let unknown = ["push", bundle, "hf:owner/bundle", "--dry-run", "--for", "m99"];
+    assert_eq!(machine.run(&unknown).0, 2);
 }
 
 #[test]

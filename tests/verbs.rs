@@ -371,3 +371,40 @@ fn the_schemas_fit_what_they_describe() {
     let manifest: serde_json::Value = serde_yaml::from_str(&manifest).unwrap();
     jsonschema::validate(&schema("manifest"), &manifest).unwrap();
 }
+
+#[cfg(not(target_os = "macos"))]
+#[test]
+fn doctor_converts_and_computes_what_is_known() {
+    let filters = vec![
+        (r"anec [^ ]+ on .*", "anec [version] on [system], [cores], [space]"),
+        (r"executor: .*, \d+ threads?", "executor: [processor], [threads]"),
+        (r"cache: .*", "cache: [folder]"),
+        (r"least cosine 0\.999\d+, .* s\b", "least cosine [cosine], [time]"),
+    ];
+    let text = show(&["doctor"], Path::new("ROOM"));
+    insta::with_settings!({
+        filters => filters, prepend_module_to_snapshot => false, snapshot_path => "snapshots",
+    }, { insta::assert_snapshot!("doctor", text) });
+
+    let (code, stdout, stderr) = run(&["doctor", "--threads", "1", "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    let found: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&found["self_check"]["passed"], &found["threads"]), (&true.into(), &1.into()));
+    assert_eq!(found["self_check"]["report"]["verdict"], "passed");
+    assert!(!found["processor"].as_array().unwrap().is_empty());
+    assert!(found["cache"].as_str().unwrap().ends_with("caches/anec"), "{found}");
+
+    let (code, stdout, _) = run(&["doctor", "--quick", "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, found.get("self_check")), (0, None));
+}
+
+#[cfg(not(target_os = "macos"))]
+#[test]
+fn doctor_tells_what_keeps_it_from_converting() {
+    let (code, stdout, stderr) =
+        folder::finish(folder::anec().arg("doctor").env("TMPDIR", "/nonexistent").output().unwrap());
+    assert_eq!(code, 5, "{stderr}");
+    assert!(stdout.contains("failed\nerror: /nonexistent: can't create a folder in"), "{stdout}");
+    assert!(stdout.contains("this machine can"), "the rest is told: {stdout}");
+}

@@ -80,7 +80,7 @@ def phases():
 def layer():
     d = Drawing(720, 330, "One layer of a decoder")
     d.line((20, 165), (700, 165))
-    d.text(24, 155, "residual stream  [1, C, 1, T]", "s")
+    d.text(440, 155, "residual stream  [1, C, 1, T]", "s")
     for x, name, ops, words in ((60, "attention", ["norm", "q, k, v", "rotate", "scores,\nsoftmax", "output"], "cache of\nkeys, values"),
                                 (420, "feed-forward", ["norm", "gate, up", "act × up", "down"], None)):
         d.text(x, 30, name, "h")

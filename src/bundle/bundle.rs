@@ -83,8 +83,7 @@ impl Bundle {
 
     /// One digest of all its files: equal for bundles that compute the same from the same bytes, whatever their folders.
     pub fn digest(&self) -> ContentDigest {
-        let lines: String = self.files().map(|file| format!("{} {}\n", file.digest, file.file)).collect();
-        ContentDigest::of(lines.as_bytes())
+        FileDigest::of_all(self.files())
     }
 
     /// The bundle as it is given to others: what it came from is named without the folders of this machine, and models that

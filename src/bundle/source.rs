@@ -43,6 +43,14 @@ pub struct FileDigest {
     pub digest: ContentDigest,
 }
 
+impl FileDigest {
+    /// One digest of several files: that of their digests and names, a line each.
+    pub fn of_all<'a>(files: impl IntoIterator<Item = &'a FileDigest>) -> ContentDigest {
+        let lines: String = files.into_iter().map(|file| format!("{} {}\n", file.digest, file.file)).collect();
+        ContentDigest::of(lines.as_bytes())
+    }
+}
+
 /// One `.mlpackage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PackageEntry {
@@ -55,4 +63,11 @@ pub struct PackageEntry {
     pub weight_bytes: u64,
     /// Its files.
     pub files: Vec<FileDigest>,
+}
+
+impl PackageEntry {
+    /// One digest of its files.
+    pub fn digest(&self) -> ContentDigest {
+        FileDigest::of_all(&self.files)
+    }
 }

@@ -16,8 +16,8 @@ use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
 use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling, Tokenizer};
-use anec::validate::Golden;
-use anec::{BundleCache, Converter, Gate, Validator};
+use anec::validate::{GatesReport, Golden};
+use anec::{BundleCache, Converter, Gate, Progress, Validator};
 
 /// Converts, checks and runs a small language model that is part of this program.
 #[derive(Debug, clap::Args)]
@@ -80,9 +80,7 @@ impl DemoArgs {
             print(&report::conversion(&written.path, &written.bundle, &written.report));
         }
 
-        let golden = Golden::from_bytes(Path::new("demo/golden.safetensors"), GOLDEN)?;
-        let validator = Validator::new(&out).gates([Gate::Structure, Gate::Parity]).golden_data(golden);
-        let report = validator.run()?.report;
+        let report = validate(&out)?;
         if !self.json {
             print(&report::gates(&report));
         }
@@ -115,6 +113,28 @@ impl DemoArgs {
         }
         Ok(report.exit_code(false))
     }
+}
+
+/// What the gates of form and of parity say of a bundle that was made of the model.
+fn validate(bundle: &Path) -> Result<GatesReport> {
+    let golden = Golden::from_bytes(Path::new("demo/golden.safetensors"), GOLDEN)?;
+    let validator = Validator::new(bundle).gates([Gate::Structure, Gate::Parity]).golden_data(golden);
+    Ok(validator.run()?.report)
+}
+
+/// Converts the model in a temporary folder and computes it: whether this program does on this machine what it is to do.
+pub(super) fn self_check(progress: Progress) -> Result<GatesReport> {
+    let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
+    let (source, out) = (folder.path().join("model"), folder.path().join("demo.anec"));
+    unpack(&source)?;
+    let manifest = Manifest::open("manifests/demo.yaml", &[])?;
+    Converter::new(manifest)
+        .source(source.display().to_string())
+        .out(&out)
+        .compile(false)
+        .progress(progress)
+        .convert()?;
+    validate(&out)
 }
 
 /// The folder of the model, in the user's cache.

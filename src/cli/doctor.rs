@@ -2,25 +2,28 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde_json::json;
 
-use super::{print, print_json, progress};
+use super::{demo, explain, print, print_json, progress};
 use anec::MachineReport;
 use anec::base::output::write_file;
 use anec::base::{FileError, Result};
 use anec::coreml::{CoreMl, Engine};
 use anec::report;
-use anec::report::bytes;
 use anec::report::table::table;
+use anec::report::{bytes, counted};
+use anec::validate::GatesReport;
 use anec::validate::experiment::launch::{ProbeError, ProbeReport, launch};
 use anec::validate::experiment::{Experiment, ProbeSize, experiments, import, import_arithmetic, run};
 
 /// Says what this machine can do: convert, validate, compile, read compute plans, run on the Neural Engine; and what is
 /// missing for the rest.
 ///
-/// On a Mac, small programs show in about 30 seconds which forms of weights and states the Neural Engine takes. --probe carries
+/// It converts a small model that is part of anec, runs it on the CPU and compares what it computes with a golden; the exit code is
+/// 1 if that differs. On a Mac, small programs show in about 30 seconds which forms of weights and states the Neural Engine takes. --probe carries
 /// out every experiment that settles a contested rule or shows a published risk, in about an hour, each in a process of
 /// its own; given again, it goes on where it was. --import says of the file that came out which rules it confirms or
 /// refutes; it needs no Mac.
@@ -50,7 +53,7 @@ pub struct DoctorArgs {
     /// Where its outcome goes
     #[arg(long, value_name = "FILE", hide = true)]
     outcome: Option<PathBuf>,
-    /// Leaves out the self-test of the Neural Engine
+    /// Leaves out the self-check and the self-test of the Neural Engine
     #[arg(long)]
     quick: bool,
     /// Prints the result as JSON
@@ -135,13 +138,76 @@ impl DoctorArgs {
     }
 
     fn look(&self) -> Result<u8> {
-        let findings = MachineReport::take(!self.quick)?;
+        let machine = MachineReport::take(!self.quick)?;
+        let self_check = (!self.quick).then(SelfCheck::run);
+        let code = self_check.as_ref().map_or(0, |check| check.exit_code);
         if self.json {
-            print_json(&findings);
+            print_json(&Findings { machine, self_check });
         } else {
-            print(&text(&findings));
+            print(&text(&machine));
+            self_check.iter().for_each(|check| print(&format!("\n{}", check.text())));
         }
-        Ok(0)
+        Ok(code)
+    }
+}
+
+/// What is known of this machine.
+#[derive(Debug, Serialize)]
+struct Findings {
+    #[serde(flatten)]
+    machine: MachineReport,
+    /// Absent if it was left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    self_check: Option<SelfCheck>,
+}
+
+/// What came of converting and computing a model whose results are known.
+#[derive(Debug, Serialize)]
+struct SelfCheck {
+    passed: bool,
+    seconds: f64,
+    /// What the gates said, if it came that far.
+    report: Option<GatesReport>,
+    /// What kept it from coming that far.
+    error: Option<String>,
+    #[serde(skip)]
+    exit_code: u8,
+}
+
+impl SelfCheck {
+    fn run() -> Self {
+        let start = Instant::now();
+        let checked = demo::self_check(progress::bytes());
+        let seconds = start.elapsed().as_secs_f64();
+        match checked {
+            Ok(report) => {
+                let exit_code = report.exit_code(false);
+                SelfCheck { passed: exit_code == 0, seconds, report: Some(report), error: None, exit_code }
+            }
+            Err(error) => {
+                let exit_code = error.fault().exit_code();
+                SelfCheck { passed: false, seconds, report: None, error: Some(explain(&error)), exit_code }
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        let what = "self-check: the demo model, converted, run on the CPU and compared with the golden that transformers computed";
+        let verdict = if self.passed { "passed" } else { "failed" };
+        let detail = match (&self.report, &self.error) {
+            (_, Some(error)) => error.clone(),
+            (Some(report), _) if self.passed => {
+                let checks = report.gates.iter().flat_map(|gate| &gate.checks);
+                let cosines = checks.clone().filter_map(|check| check.measured.get("cosine").copied());
+                let least =
+                    cosines.min_by(f64::total_cmp).map_or(String::new(), |least| format!(", least cosine {least:.5}"));
+                format!("{}{least}, {:.1} s\n", counted(checks.count(), "check"), self.seconds)
+            }
+            (Some(report), _) => report::gates(report),
+            (None, None) => String::new(),
+        };
+        let between = if self.passed { "; " } else { "\n" };
+        format!("{what}: {verdict}{between}{detail}")
     }
 }
 
@@ -150,7 +216,12 @@ fn text(findings: &MachineReport) -> String {
     if let Some(free) = findings.free_bytes {
         text.push_str(&format!(", {} free here", bytes(free)));
     }
-    text.push('\n');
+    let cache = findings.cache.as_ref().map_or("none: HOME isn't set".into(), |folder| folder.display().to_string());
+    text.push_str(&format!(
+        "\nexecutor: {}, {}\ncache: {cache}\n",
+        findings.processor.join(", "),
+        counted(findings.threads, "thread"),
+    ));
     if let Some(machine) = &findings.machine {
         text.push_str(&format!("{machine}\n"));
     }

@@ -35,6 +35,12 @@ pub struct PushArgs {
     /// What `anec validate --json` wrote of the bundle, for the card
     #[arg(long, value_name = "FILE")]
     gates: Option<PathBuf>,
+    /// What `anec bench --json` printed of the bundle, for the card
+    #[arg(long, value_name = "FILE")]
+    bench: Option<PathBuf>,
+    /// Predicts the speed on these chips, for the card: m4-max,a17-pro; the shapes of the source have to be here
+    #[arg(long = "for", value_name = "CHIP", value_delimiter = ',')]
+    chips: Vec<String>,
     /// Shows the card and what would be sent, and sends nothing
     #[arg(long)]
     dry_run: bool,
@@ -67,7 +73,7 @@ impl PushArgs {
     pub(super) fn run(self) -> Result<u8> {
         let repository = location(&self.repository)?.repository;
         let hub = Hub::from_env();
-        let facts = PushFacts { license: self.license, gates: self.gates };
+        let facts = PushFacts { license: self.license, gates: self.gates, bench: self.bench, chips: self.chips };
         let asked = (!Hub::offline() && !self.dry_run).then_some(&hub);
         let push = Push::prepare(&self.bundle, &repository, &facts, asked)?;
         let size = |content: &UploadContent| match content {

@@ -73,6 +73,7 @@ pub mod weight;
 mod workspace;
 
 pub use anec_kernels::pool::{set_threads, threads};
+pub use anec_kernels::processor::processor;
 pub use batch::SequenceCall;
 pub use engine::{EngineEffect, EngineEffects};
 pub use error::ExecError;

@@ -32,6 +32,7 @@ pub mod norm24;
 #[cfg(target_arch = "x86_64")]
 mod planes;
 pub mod pool;
+pub mod processor;
 pub mod product;
 pub mod quantize;
 pub mod reduce;

@@ -15,6 +15,8 @@ pub const CACHE_LINE: usize = 64;
 /// [`COUNT`](Lanes::COUNT) elements there.
 #[allow(clippy::missing_safety_doc, reason = "the trait says it once for all of them")]
 pub trait Lanes: Copy {
+    /// What the processor's makers call them.
+    const NAME: &'static str;
     /// How many values.
     const COUNT: usize;
     /// How many vectors there are room for in the processor's registers.
@@ -136,6 +138,7 @@ impl Portable {
 }
 
 impl Lanes for Portable {
+    const NAME: &str = "portable";
     const COUNT: usize = 8;
     const REGISTERS: usize = 8;
 
@@ -218,6 +221,7 @@ mod x86 {
 
     // SAFETY (of the blocks below): the caller promises AVX-512F, and what is read or written.
     impl Lanes for Avx512 {
+        const NAME: &str = "AVX-512";
         const COUNT: usize = 16;
         const REGISTERS: usize = 32;
 
@@ -360,6 +364,7 @@ mod x86 {
 
     // SAFETY (of the blocks below): the caller promises AVX2, FMA and F16C, and what is read or written.
     impl Lanes for Avx2 {
+        const NAME: &str = "AVX2";
         const COUNT: usize = 8;
         const REGISTERS: usize = 16;
 
@@ -479,6 +484,7 @@ pub(super) mod neon {
 
     // SAFETY (of the blocks below): NEON is always there, and the caller promises what is read or written.
     impl Lanes for Neon {
+        const NAME: &str = "NEON";
         const COUNT: usize = 8;
         const REGISTERS: usize = 16;
 

@@ -1,14 +1,19 @@
 //! The model card of a bundle: `README.md` with front matter that the hub reads.
 
+mod speed;
+
 use std::fmt::Write;
 
 use anec_bundle::{Bundle, Task};
 use anec_convert::report::ConvertReport;
 use anec_manifest::WeightFormat;
+use anec_validate::forecast::ForecastFinding;
+use anec_validate::predict::ChipPrediction;
 use serde_json::Value as Json;
 
 use super::conversion::part;
 use super::escape::cell;
+use super::forecast::{by_rule, place};
 use super::{bytes, counted};
 
 /// What a card says that the bundle doesn't.
@@ -20,10 +25,18 @@ pub struct CardFacts {
     pub license: Option<String>,
     /// The repository of the source on the hub.
     pub base: Option<String>,
+    /// What `anec validate --json` wrote.
+    pub gates: Option<Json>,
+    /// What `anec bench --json` printed.
+    pub bench: Option<Json>,
+    /// What is predicted of chips.
+    pub predictions: Vec<ChipPrediction>,
+    /// What rules expect of the packages.
+    pub forecast: Vec<ForecastFinding>,
 }
 
-/// The card. `converted` is the bundle's `report.json`, `gates` what `anec validate --json` wrote.
-pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, gates: Option<&Json>, facts: &CardFacts) -> String {
+/// The card. `converted` is the bundle's `report.json`.
+pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, facts: &CardFacts) -> String {
     let mut text = front_matter(bundle, facts);
     // writing to a string doesn't fail
     let _ = writeln!(text, "# {} for Apple's Neural Engine\n", bundle.name);
@@ -43,7 +56,9 @@ pub fn card(bundle: &Bundle, converted: Option<&ConvertReport>, gates: Option<&J
     let _ = writeln!(text, "```sh\n{}\n```\n", usage(&bundle.model.task, &facts.repository));
     text.push_str(&weights(bundle, converted));
     text.push_str(&packages(bundle));
-    text.push_str(&proofs(gates));
+    text.push_str(&speed::speed(&facts.predictions, facts.bench.as_ref()));
+    text.push_str(&proofs(facts.gates.as_ref()));
+    text.push_str(&forecast(&facts.forecast));
     text.push_str(&origins(bundle, facts));
     text
 }
@@ -118,25 +133,31 @@ fn weights(bundle: &Bundle, converted: Option<&ConvertReport>) -> String {
 }
 
 fn packages(bundle: &Bundle) -> String {
-    let mut text = String::from("| package | holds | functions | weights |\n|---|---|---|---|\n");
+    let mut text =
+        String::from("| package | holds | functions | weights | size | digest |\n|---|---|---|---|---|---|\n");
     let mut total = bundle.host.file.bytes;
     for package in &bundle.packages {
         let own: Vec<_> = bundle.all_functions().filter(|function| function.package == package.package).collect();
         let holds = own.first().map_or_else(String::new, |function| part(bundle, function));
-        total += package.files.iter().map(|file| file.bytes).sum::<u64>();
+        let size = package.files.iter().map(|file| file.bytes).sum::<u64>();
+        total += size;
         let _ = writeln!(
             text,
-            "| {} | {holds} | {} | {} |",
+            "| {} | {holds} | {} | {} | {} | `{}` |",
             cell(&package.package),
             own.len(),
-            bytes(package.weight_bytes)
+            bytes(package.weight_bytes),
+            bytes(size),
+            package.digest(),
         );
     }
     let _ = writeln!(
         text,
-        "\n{}, {} with what the host computes with. `bundle.json` has the size and digest of every file.\n",
+        "\n{}, {} with what the host computes with. The digest of all is `{}`. `bundle.json` has the size and digest of every \
+         file; the digest of several files is that of the lines `DIGEST FILE` of each.\n",
         counted(bundle.packages.len(), "package"),
-        bytes(total)
+        bytes(total),
+        bundle.digest(),
     );
     text
 }
@@ -174,6 +195,33 @@ fn proofs(gates: Option<&Json>) -> String {
              `anec validate` on a Mac proves or refutes it.\n\n"
         }
     });
+    text
+}
+
+/// What rules expect of the packages, a row for each rule.
+fn forecast(findings: &[ForecastFinding]) -> String {
+    let mut text = String::from(
+        "## Forecast\n\nRules of what keeps ops off the Neural Engine, applied to the packages: a forecast, no proof.\n\n",
+    );
+    if findings.is_empty() {
+        text.push_str("No rule applies.\n\n");
+        return text;
+    }
+    text.push_str("| rule | severity | where | found | what helps |\n|---|---|---|---|---|\n");
+    for (rule, findings) in by_rule(findings) {
+        let first = findings[0];
+        let more = if findings.len() > 1 { format!(" and {} more", findings.len() - 1) } else { String::new() };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} |",
+            cell(rule),
+            first.severity,
+            cell(&(place(first) + &more)),
+            cell(&first.found),
+            cell(&first.remedy),
+        );
+    }
+    text.push('\n');
     text
 }
 

@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::chat::{Chat, ChatTemplate, Message};
 use super::energy::{Energy, Meter};
 use super::{GenerationRequest, LoadedModel, RuntimeError, Tokenizer};
-use anec_base::{Error, Result, resources};
+use anec_base::{ContentDigest, Error, Result, resources};
+use anec_coreml::{CoreMl, Engine};
 
 /// What is measured, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,10 @@ impl Default for BenchmarkOptions {
 pub struct Benchmark {
     /// Name of the bundle.
     pub model: String,
+    /// One digest of its files.
+    pub digest: ContentDigest,
+    /// The machine: a Mac's model and system, or the system and what of its processor the executor uses.
+    pub machine: String,
     /// What ran it.
     pub device: String,
     /// Threads of the CPU executor.
@@ -190,6 +195,8 @@ impl Benchmark {
         });
         Ok(Benchmark {
             model: bundle.name.clone(),
+            digest: bundle.digest(),
+            machine: machine()?,
             device,
             threads: anec_exec::threads(),
             context: model.context(),
@@ -201,6 +208,17 @@ impl Benchmark {
             suite,
             functions: functions.collect(),
         })
+    }
+}
+
+/// What the numbers are of.
+fn machine() -> Result<String> {
+    match CoreMl::new() {
+        Ok(engine) => Ok(engine.machine()?.to_string()),
+        Err(_) => {
+            let [system, architecture] = [std::env::consts::OS, std::env::consts::ARCH];
+            Ok(format!("{system} {architecture}, {}", anec_exec::processor().join(", ")))
+        }
     }
 }
 

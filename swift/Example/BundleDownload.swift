@@ -1,13 +1,11 @@
 // Downloads a bundle file by file. What was broken off goes on where it was: a file that is there in its full size isn't asked for
-// again, and the rest of a part is asked for by its range. Digests are those of bundle.json.
+// again, and the rest of a part is asked for by its range. Digests are those of bundle.json, whichever function made them.
 
+import Anec
 import Foundation
 
 #if canImport(FoundationNetworking)
 import FoundationNetworking
-#endif
-#if canImport(CryptoKit)
-import CryptoKit
 #endif
 
 struct BundleDownload: Sendable {
@@ -18,8 +16,11 @@ struct BundleDownload: Sendable {
     private struct Description: Decodable {
         struct File: Decodable {
             let file: String
-            let sha256: String
             let bytes: UInt64
+            /// With the name of its function.
+            let digest: String?
+            /// In place of `digest` up to schema version 2.
+            let sha256: String?
         }
         struct Package: Decodable {
             let files: [File]
@@ -82,7 +83,7 @@ struct BundleDownload: Sendable {
             try handle.write(contentsOf: piece)
             position += UInt64(piece.count)
         }
-        guard position == file.bytes, try digest(of: part).map({ $0 == file.sha256 }) ?? true else {
+        guard position == file.bytes, let digest = file.digest ?? file.sha256, try fileHasDigest(path: part.path, digest: digest) else {
             try? FileManager.default.removeItem(at: part)
             throw Problem.damaged(path)
         }
@@ -101,18 +102,5 @@ struct BundleDownload: Sendable {
 
     private func size(of file: URL) -> UInt64? {
         (try? FileManager.default.attributesOfItem(atPath: file.path)[.size]) as? UInt64
-    }
-
-    /// SHA-256 in hexadecimal digits, where the system has it.
-    private func digest(of file: URL) throws -> String? {
-        #if canImport(CryptoKit)
-        let handle = try FileHandle(forReadingFrom: file)
-        defer { try? handle.close() }
-        var hash = SHA256()
-        while let piece = try handle.read(upToCount: 1_000_000), !piece.isEmpty { hash.update(data: piece) }
-        return hash.finalize().map { String(format: "%02x", $0) }.joined()
-        #else
-        return nil
-        #endif
     }
 }

@@ -35,6 +35,14 @@ impl Instruction {
         [Instruction::Sdot, Instruction::Smmla].into_iter().filter(has)
     }
 
+    /// What this processor has.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        Self::available().map(|instruction| match instruction {
+            Instruction::Sdot => "SDOT",
+            Instruction::Smmla => "SMMLA",
+        })
+    }
+
     /// Whether it is the best that there is for any number of columns.
     pub fn takes_many(self) -> bool {
         self == Instruction::Smmla

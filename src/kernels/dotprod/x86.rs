@@ -47,6 +47,13 @@ impl Instruction {
         has.then_some(Instruction::Vpdpbusd).into_iter()
     }
 
+    /// What this processor has.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        let has = Self::available().next().is_some();
+        let tables = has && is_x86_feature_detected!("avx512vbmi");
+        [has.then_some("VNNI"), tables.then_some("VBMI")].into_iter().flatten()
+    }
+
     /// Whether it is the best that there is for any number of columns.
     pub fn takes_many(self) -> bool {
         false

@@ -1,0 +1,86 @@
+//! How fast a bundle is, for its card: what was predicted, and what was measured.
+
+use std::fmt::Write;
+
+use anec_validate::predict::ChipPrediction;
+use serde_json::Value as Json;
+
+use super::super::escape::cell;
+use super::super::{bytes, counted};
+
+/// The section. `bench` is what `anec bench --json` printed.
+pub(super) fn speed(predictions: &[ChipPrediction], bench: Option<&Json>) -> String {
+    let mut text = String::from("## Speed\n\n");
+    if predictions.is_empty() && bench.is_none() {
+        text.push_str("Neither predicted nor measured for this card.\n\n");
+    }
+    if !predictions.is_empty() {
+        text.push_str(&predicted(predictions));
+    }
+    if let Some(bench) = bench {
+        text.push_str(&measured(bench));
+    }
+    text
+}
+
+fn predicted(predictions: &[ChipPrediction]) -> String {
+    let mut text = String::from(
+        "Predicted from published numbers of these chips, not measured (`anec plan --for CHIP`):\n\n\
+         | chip | context | tokens written a second | tokens read a second | memory | first load |\n\
+         |---|---|---|---|---|---|\n",
+    );
+    for prediction in predictions {
+        let [least, most] = prediction.first_load_seconds;
+        for context in &prediction.contexts {
+            // writing to a string doesn't fail
+            let _ = writeln!(
+                text,
+                "| {} | {} | {:.1} | {:.1} | {} | {least:.0} to {most:.0} s |",
+                cell(&prediction.target),
+                context.context,
+                context.decode_per_second,
+                context.prefill_per_second,
+                bytes(prediction.loaded_bytes),
+            );
+        }
+    }
+    text.push('\n');
+    text
+}
+
+fn measured(bench: &Json) -> String {
+    let word = |key: &str| cell(bench[key].as_str().unwrap_or("unknown"));
+    let threads = bench["threads"].as_u64().unwrap_or_default() as usize;
+    let mut text = format!(
+        "Measured by `anec bench` on {} ({}, {}), medians of several runs:\n\n\
+         | test | tokens a second | spread | first token |\n|---|---|---|---|\n",
+        word("machine"),
+        word("device"),
+        counted(threads, "thread"),
+    );
+    for test in bench["tests"].as_array().into_iter().flatten() {
+        let [median, spread, first] =
+            ["median_tps", "spread_tps", "ttft_ms"].map(|key| test[key].as_f64().unwrap_or(f64::NAN));
+        let name = cell(test["test"].as_str().unwrap_or_default());
+        let _ = writeln!(text, "| {name} | {median:.1} | {spread:.1} | {first:.1} ms |");
+    }
+    text.push_str("\n`pp64` is a prompt of 64 tokens, `tg32` a text of 32.\n\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_names_its_machine() {
+        let bench = serde_json::json!({
+            "machine": "linux x86_64, AVX2", "device": "cpu, f32", "threads": 2,
+            "tests": [{"test": "tg32", "median_tps": 12.34, "spread_tps": 0.5, "ttft_ms": 7.0}],
+        });
+        let text = speed(&[], Some(&bench));
+        assert!(text.contains("on linux x86_64, AVX2 (cpu, f32, 2 threads)"), "{text}");
+        assert!(text.contains("| tg32 | 12.3 | 0.5 | 7.0 ms |") && !text.contains("Predicted"), "{text}");
+        assert!(speed(&[], None).contains("Neither predicted nor measured"));
+    }
+}
