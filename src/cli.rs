@@ -13,6 +13,7 @@ mod compile;
 mod completions;
 mod convert;
 mod demo;
+mod demo_model;
 mod doctor;
 mod draft;
 mod embed;

@@ -1,7 +1,7 @@
 //! The tiers of the workspace: a crate depends on crates of lower tiers only. The table of `src/lib.rs` says which tier a
 //! crate is on, and the book's page shows the same table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
@@ -94,4 +94,96 @@ fn public_types_have_names_of_their_own() {
     places.remove("Result");
     places.retain(|_, places| places.len() > 1);
     assert!(places.is_empty(), "{places:#?}");
+}
+
+/// Files of a crate, as module paths, with those that each one imports from. A module stands for the files below it that
+/// nobody else imports.
+fn imports(folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut files = Vec::new();
+    rust_files(folder, &mut files);
+    let module = |path: &PathBuf| path.strip_prefix(folder).unwrap().with_extension("").display().to_string();
+    let names: BTreeSet<String> = files.iter().map(module).filter(|name| name != "lib").collect();
+    // the longest beginning of a path that is a file
+    let file_of = |path: &[&str]| {
+        (1..=path.len()).rev().map(|length| path[..length].join("/")).find(|beginning| names.contains(beginning))
+    };
+    let mut imports = BTreeMap::new();
+    for path in &files {
+        let own = module(path);
+        let text = std::fs::read_to_string(path).unwrap();
+        let code = text.split("\n#[cfg(test)]").next().unwrap();
+        let code: String = code.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n");
+        let here: Vec<&str> = own.split('/').collect();
+        let mut found = BTreeSet::new();
+        for at in code.match_indices("super::").chain(code.match_indices("crate::")).map(|(at, _)| at) {
+            // the first of several
+            if code[..at].ends_with("super::") {
+                continue;
+            }
+            let (mut rest, mut base) = (&code[at..], here.clone());
+            while let Some(above) = rest.strip_prefix("super::") {
+                (rest, _) = (above, base.pop());
+            }
+            if let Some(root) = rest.strip_prefix("crate::") {
+                (rest, base) = (root, Vec::new());
+            }
+            let group = rest.strip_prefix('{').map(|group| group.split('}').next().unwrap());
+            for path in group.map_or_else(|| vec![rest], |group| group.split(',').map(str::trim).collect()) {
+                let end =
+                    path.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':')).unwrap_or(path.len());
+                let parts: Vec<&str> = base.iter().copied().chain(path[..end].split("::")).collect();
+                found.extend(file_of(&parts).filter(|other| *other != own));
+            }
+        }
+        imports.insert(own, found);
+    }
+    imports
+}
+
+/// Whether one file's module is above the other's: a module and its parts know each other.
+fn are_family(a: &str, b: &str) -> bool {
+    let above = |a: &str, b: &str| b.strip_prefix(a).is_some_and(|rest| rest.starts_with('/'));
+    above(a, b) || above(b, a)
+}
+
+#[test]
+fn files_of_a_crate_do_not_import_each_other_in_circles() {
+    // a model, its parts and what is done to it; a tensor that is computed from a weight, which is made of tensors
+    let one_thing = [
+        ["family/decoder", "family/predictor"],
+        ["family/decoder", "family/transform"],
+        ["source/tensor", "source/weight"],
+    ];
+    let mut circles = Vec::new();
+    let mut checked = 0;
+    for entry in std::fs::read_dir(repository("src")).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.is_dir() {
+            continue;
+        }
+        let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let imports = imports(&folder);
+        let goes = |from: &str, to: &str| {
+            let pair = [format!("{name}/{from}"), format!("{name}/{to}")];
+            let known = one_thing.iter().any(|of| of.iter().all(|file| pair.iter().any(|own| own == file)));
+            imports[from].contains(to) && !are_family(from, to) && !known
+        };
+        for start in imports.keys() {
+            checked += 1;
+            // whether a way leads back
+            let mut ways = vec![vec![start.as_str()]];
+            let mut seen = BTreeSet::new();
+            while let Some(way) = ways.pop() {
+                for next in imports.keys().filter(|next| goes(way[way.len() - 1], next)) {
+                    if next == start {
+                        circles.push(format!("{name}: {} -> {start}", way.join(" -> ")));
+                    } else if seen.insert(next.clone()) {
+                        ways.push(way.iter().copied().chain([next.as_str()]).collect());
+                    }
+                }
+            }
+        }
+    }
+    assert!(checked > 400, "{checked} files");
+    assert!(circles.is_empty(), "{circles:#?}");
 }

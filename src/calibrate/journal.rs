@@ -39,7 +39,7 @@ struct FinishedWeight {
 }
 
 /// The journal of a calibration.
-pub struct Journal {
+pub struct CalibrationJournal {
     folder: PathBuf,
     finished: Finished,
 }
@@ -54,18 +54,18 @@ pub struct Standing {
     pub most_moments: u64,
 }
 
-impl Journal {
+impl CalibrationJournal {
     /// The journal in a folder, and where the calibration stands: where an earlier run of the same text ended, or at the
     /// beginning, with these hidden states.
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn open(folder: &Path, texts: &[Vec<u32>], hidden: Vec<Vec<f32>>) -> Result<(Journal, Standing)> {
+    pub fn open(folder: &Path, texts: &[Vec<u32>], hidden: Vec<Vec<f32>>) -> Result<(CalibrationJournal, Standing)> {
         let bytes: Vec<u8> =
             texts.iter().flat_map(|tokens| tokens.iter().chain([&u32::MAX])).flat_map(|t| t.to_le_bytes()).collect();
         let text = ContentDigest::of(&bytes).hex().to_owned();
         let beginning = Finished { text: text.clone(), ..Finished::default() };
-        let mut journal = Journal { folder: folder.to_owned(), finished: beginning };
+        let mut journal = CalibrationJournal { folder: folder.to_owned(), finished: beginning };
         let codes = Codes::new(folder.join("codes"))?;
         let read = || serde_json::from_slice::<Finished>(&fs::read(folder.join(FILE_NAME)).ok()?).ok();
         if let Some(found) = read().filter(|found| found.text == text) {
@@ -155,7 +155,7 @@ mod tests {
     fn a_run_goes_on_where_the_last_one_of_the_same_text_ended() {
         let folder = tempfile::tempdir().unwrap();
         let (texts, first) = (vec![vec![1, 2], vec![3]], vec![vec![0.0; 4], vec![0.5; 2]]);
-        let (mut journal, standing) = Journal::open(folder.path(), &texts, first.clone()).unwrap();
+        let (mut journal, standing) = CalibrationJournal::open(folder.path(), &texts, first.clone()).unwrap();
         assert_eq!((journal.packages(), &standing.hidden), (0, &first));
         let mut codes = standing.codes;
         for part in 1..=2 {
@@ -163,16 +163,16 @@ mod tests {
             codes.restore_bytes(100 * part as u64);
             let hidden = vec![vec![part as f32; 4], vec![-1.0; 2]];
             journal.finish(&hidden, &codes, 7).unwrap();
-            let (again, standing) = Journal::open(folder.path(), &texts, first.clone()).unwrap();
+            let (again, standing) = CalibrationJournal::open(folder.path(), &texts, first.clone()).unwrap();
             assert_eq!(again.finished, journal.finished);
             assert_eq!((again.packages(), standing.hidden, standing.most_moments), (part, hidden, 7));
             assert_eq!((standing.codes.weights(), standing.codes.bytes()), (codes.weights(), 100 * part as u64));
         }
         // another text, and files that aren't whole
-        let (other, _) = Journal::open(folder.path(), &[vec![1, 2, 3]], first.clone()).unwrap();
+        let (other, _) = CalibrationJournal::open(folder.path(), &[vec![1, 2, 3]], first.clone()).unwrap();
         assert_eq!(other.packages(), 0);
         fs::write(journal.hidden(), [0; 5]).unwrap();
-        let (damaged, standing) = Journal::open(folder.path(), &texts, first.clone()).unwrap();
+        let (damaged, standing) = CalibrationJournal::open(folder.path(), &texts, first.clone()).unwrap();
         assert_eq!((damaged.packages(), standing.codes.count(), standing.hidden), (0, 0, first));
     }
 }

@@ -56,7 +56,7 @@ use anec_runtime::{
 
 use codes::{Codes, Draft};
 pub use error::CalibrateError;
-use journal::{Journal, Standing};
+use journal::{CalibrationJournal, Standing};
 use moments::SecondMoments;
 use plain::{PlainModel, WINDOW};
 pub use plan::Planned;
@@ -79,7 +79,7 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
     let PlainModel { opened, plan, bundle, folder, host } = &plain;
     let texts = text::windows(&manifest.calibration, bundle, folder, WINDOW as usize)?;
     let hidden = texts.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<_>>()?;
-    let (mut journal, Standing { hidden, codes, most_moments }) = Journal::open(scratch, &texts, hidden)?;
+    let (mut journal, Standing { hidden, codes, most_moments }) = CalibrationJournal::open(scratch, &texts, hidden)?;
     let (model, form, host) = (&*opened.model, &plan.form, host.clone());
     let mut run = Run { model, form, bundle, folder, host, codes, hidden, most_moments };
     let tokens: u64 = texts.iter().map(|tokens| tokens.len() as u64).sum();

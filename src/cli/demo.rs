@@ -1,23 +1,22 @@
 //! `anec demo`
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anec::base::FileError;
 
 use serde_json::json;
 
+use super::demo_model::{unpack, validate};
 use super::run::{show, write};
 use super::{print, print_json, progress};
+use anec::Converter;
 use anec::base::Result;
-use anec::base::output::write_file;
 use anec::convert::Outcome;
 use anec::exec::Precision;
 use anec::manifest::Manifest;
 use anec::report;
 use anec::runtime::{GenerationRequest, LoadedModel, RuntimeError, Sampling, Tokenizer};
-use anec::validate::{GatesReport, Golden};
-use anec::{BundleCache, Converter, Gate, Progress, Validator};
 
 /// Converts, checks and runs a small language model that is part of this program.
 #[derive(Debug, clap::Args)]
@@ -36,23 +35,10 @@ pub struct DemoArgs {
     json: bool,
 }
 
-/// The built-in manifest that is for it.
-pub(super) const MANIFEST: &str = "demo";
 /// A seed whose continuation reads well.
 const SEED: u64 = 1;
 /// Length of the continuation: a paragraph.
 const TOKENS: usize = 120;
-
-/// The model's files, built into the binary: the demo runs wherever the binary does.
-const MODEL: [(&str, &[u8]); 5] = [
-    ("config.json", include_bytes!("../../demo/model/config.json")),
-    ("generation_config.json", include_bytes!("../../demo/model/generation_config.json")),
-    ("tokenizer.json", include_bytes!("../../demo/model/tokenizer.json")),
-    ("tokenizer_config.json", include_bytes!("../../demo/model/tokenizer_config.json")),
-    ("model.safetensors", include_bytes!("../../demo/model/model.safetensors")),
-];
-/// What transformers computes from it.
-const GOLDEN: &[u8] = include_bytes!("../../demo/golden.safetensors");
 
 impl DemoArgs {
     pub(super) fn run(self) -> Result<u8> {
@@ -113,45 +99,4 @@ impl DemoArgs {
         }
         Ok(report.exit_code(false))
     }
-}
-
-/// What the gates of form and of parity say of a bundle that was made of the model.
-fn validate(bundle: &Path) -> Result<GatesReport> {
-    let golden = Golden::from_bytes(Path::new("demo/golden.safetensors"), GOLDEN)?;
-    let validator = Validator::new(bundle).gates([Gate::Structure, Gate::Parity]).golden_data(golden);
-    Ok(validator.run()?.report)
-}
-
-/// Converts the model in a temporary folder and computes it: whether this program does on this machine what it is to do.
-pub(super) fn self_check(progress: Progress) -> Result<GatesReport> {
-    let folder = tempfile::tempdir().map_err(FileError::of(std::env::temp_dir(), "create a folder in"))?;
-    let (source, out) = (folder.path().join("model"), folder.path().join("demo.anec"));
-    unpack(&source)?;
-    let manifest = Manifest::open("manifests/demo.yaml", &[])?;
-    Converter::new(manifest)
-        .source(source.display().to_string())
-        .out(&out)
-        .compile(false)
-        .progress(progress)
-        .convert()?;
-    validate(&out)
-}
-
-/// The folder of the model, in the user's cache.
-pub(super) fn source() -> Result<PathBuf> {
-    let folder = BundleCache::from_env()?.folder().join("demo").join(env!("CARGO_PKG_VERSION"));
-    unpack(&folder)?;
-    Ok(folder)
-}
-
-/// Writes the model's files into a folder that lacks them, each whole or not at all.
-fn unpack(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(FileError::of(folder, "create"))?;
-    for (name, bytes) in MODEL {
-        let path = folder.join(name);
-        if std::fs::metadata(&path).map(|file| file.len()).ok() != Some(bytes.len() as u64) {
-            write_file(&path, bytes)?;
-        }
-    }
-    Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{demo, explain, print, print_json, progress};
+use super::{demo_model, explain, print, print_json, progress};
 use anec::MachineReport;
 use anec::base::output::write_file;
 use anec::base::{FileError, Result};
@@ -177,7 +177,7 @@ struct SelfCheck {
 impl SelfCheck {
     fn run() -> Self {
         let start = Instant::now();
-        let checked = demo::self_check(progress::bytes());
+        let checked = demo_model::self_check(progress::bytes());
         let seconds = start.elapsed().as_secs_f64();
         match checked {
             Ok(report) => {

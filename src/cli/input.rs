@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::demo;
+use super::demo_model;
 use super::usage::UsageError;
 
 use anec::base::Result;
@@ -37,10 +37,11 @@ impl Input {
             None => Manifest::from_yaml("", "of the command line", &self.sets)?,
         };
         // the model of this manifest is at hand wherever the program is
-        let names_demo = builtin::find(demo::MANIFEST).is_ok_and(|b| manifest.source.as_deref() == Some(b.source()));
+        let names_demo =
+            builtin::find(demo_model::MANIFEST).is_ok_and(|b| manifest.source.as_deref() == Some(b.source()));
         if self.source.is_none() && names_demo && !manifest.source.as_ref().is_some_and(|path| Path::new(path).exists())
         {
-            manifest.source = Some(demo::source()?.display().to_string());
+            manifest.source = Some(demo_model::source()?.display().to_string());
         }
         if let Some(source) = &self.source {
             let source = source.to_str().ok_or_else(|| {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{demo, print, print_json, progress};
+use super::{demo_model, print, print_json, progress};
 use anec::base::Result;
 use anec::bundle::{self, Bundle};
 use anec::family::published::published;
@@ -79,7 +79,7 @@ impl InspectArgs {
     fn source(&self) -> Result<Source> {
         match builtin::find(&self.path) {
             Ok(found) if !PathBuf::from(&self.path).exists() => match found.name {
-                demo::MANIFEST => Ok(Source::open_path(&demo::source()?)?),
+                demo_model::MANIFEST => Ok(Source::open_path(&demo_model::source()?)?),
                 _ => published(found),
             },
             _ => Ok(Source::open_observed(&self.path, &progress::bytes())?),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 
 use super::usage::UsageError;
-use super::{demo, progress};
+use super::{demo_model, progress};
 
 use anec::base::Result;
 use anec::coreml::ComputeUnits;
@@ -124,9 +124,9 @@ impl Runner {
         let cache = BundleCache::from_env()?;
         let bar = progress::bytes();
         let folder = match found {
-            Some(found) if found.name == demo::MANIFEST => {
+            Some(found) if found.name == demo_model::MANIFEST => {
                 let manifest = Manifest::from_yaml(found.text, found.name, &[])?;
-                let manifest = Manifest { source: Some(demo::source()?.display().to_string()), ..manifest };
+                let manifest = Manifest { source: Some(demo_model::source()?.display().to_string()), ..manifest };
                 cache.converted(found.name, "built-in", manifest, "its built-in manifest", &bar)
             }
             Some(found) => cache.of_hub(found.source(), &bar),

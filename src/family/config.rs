@@ -10,11 +10,11 @@ mod mamba2;
 pub mod onnx;
 pub(super) mod rope;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
-use super::rope::RopeConfig;
+use super::rope::{LateQueryScale, RopeConfig};
 use super::table::{
     Activation, Bias, DecoderFamily, MixerKind, MixtureKind, NEUTRAL_KEYS, NormPlacement, QkNorm, RouterScores,
     SharedExpertRule, Softcap,
@@ -201,22 +201,6 @@ pub struct LayerHeads {
     pub num_key_value_heads: u64,
     /// Width of a head.
     pub head_dim: u64,
-}
-
-/// The scale of queries, `1 + beta ln(1 + floor(position / from))`: 1 before `from`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LateQueryScale {
-    /// How fast it grows.
-    pub beta: f64,
-    /// The first position that it isn't 1 at.
-    pub from: u64,
-}
-
-impl LateQueryScale {
-    /// The scale at a position.
-    pub fn at(&self, position: u64) -> f64 {
-        1.0 + self.beta * ((position / self.from) as f64).ln_1p()
-    }
 }
 
 /// Vectors of each token for each layer.

@@ -16,10 +16,10 @@ use super::blocks::norm::{Norm, rms_norm};
 use super::blocks::rope::Rotation;
 use super::blocks::state::{StateSpec, States};
 use super::blocks::{Graph, extents};
-use super::config::{DecoderConfig, LateQueryScale};
+use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::predictor::{OfNoLayer, Predictor};
-use super::rope::QUERY_ROPE_TABLE;
+use super::rope::{LateQueryScale, QUERY_ROPE_TABLE};
 use super::table::{MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
 use super::{

@@ -9,7 +9,6 @@ use std::f64::consts::PI;
 use serde::de::Error;
 use serde::{Deserialize, Serialize};
 
-use super::config::LateQueryScale;
 use super::{RopeTables, RopeValues};
 
 /// Name of the rotary table of queries, where they are scaled by their position.
@@ -263,6 +262,22 @@ impl RopeConfig {
         let angles = (0..length).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f));
         let (cos, sin) = angles.map(|a| ((a.cos() * factor) as f32, (a.sin() * factor) as f32)).unzip();
         RopeValues { max_length: length, cos, sin }
+    }
+}
+
+/// The scale of queries, `1 + beta ln(1 + floor(position / from))`: 1 before `from`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LateQueryScale {
+    /// How fast it grows.
+    pub beta: f64,
+    /// The first position that it isn't 1 at.
+    pub from: u64,
+}
+
+impl LateQueryScale {
+    /// The scale at a position.
+    pub fn at(&self, position: u64) -> f64 {
+        1.0 + self.beta * ((position / self.from) as f64).ln_1p()
     }
 }
 

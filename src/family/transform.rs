@@ -22,6 +22,7 @@ mod kernels;
 mod moments;
 pub mod permit;
 mod rotate;
+mod rows;
 
 use super::FamilyModel;
 use super::decoder::Decoder;

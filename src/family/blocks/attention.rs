@@ -1,11 +1,11 @@
 //! Attention with grouped key-value heads (arXiv:2305.13245) over a cache: `softmax(q k^T + mask) v`.
 
 use super::Graph;
-use super::cache::{Write, update};
+use super::cache::Write;
 use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
-use super::state::{Slot, StateKind, StateSpec};
+use super::state::{Slot, StateKind, StateSpec, update};
 use crate::table::QkNorm;
 use anec_manifest::{AttentionForm, Layout, Role};
 use anec_mil::{Constant, ValueId};

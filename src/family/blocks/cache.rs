@@ -7,7 +7,6 @@
 //! after all of them: readers see the call's rows behind its slots.
 
 use super::Graph;
-use super::state::Slot;
 use anec_mil::{Constant, ValueId};
 
 /// How the tokens of this call enter every cache of a width; computed once per function.
@@ -50,17 +49,4 @@ impl Write {
             Write::Append => old,
         }
     }
-}
-
-/// Writes keys (or values) `[1, heads, T, head_dim]` and gives the whole cache `[1, heads, S, head_dim]` after that; of a
-/// cache that isn't written at once, all slots and behind them the call's rows, `[1, heads, S + T, head_dim]`.
-pub fn update(g: &mut Graph<'_>, cache: Slot, write: Write, new: ValueId) -> ValueId {
-    let old = cache.read(g);
-    if cache.is_written_later() {
-        cache.write(g, new);
-        return g.ops.concat(&[old, new], 2);
-    }
-    let updated = write.into_cache(g, old, new);
-    cache.write(g, updated);
-    cache.read(g)
 }

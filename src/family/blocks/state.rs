@@ -321,3 +321,16 @@ fn unified(specs: &[(usize, Vec<StateSpec>)], context: u64) -> (Vec<Group>, Vec<
     };
     (shapes.iter().map(group).collect(), group_of)
 }
+
+/// Writes keys (or values) `[1, heads, T, head_dim]` and gives the whole cache `[1, heads, S, head_dim]` after that; of a
+/// cache that isn't written at once, all slots and behind them the call's rows, `[1, heads, S + T, head_dim]`.
+pub fn update(g: &mut Graph<'_>, cache: Slot, write: Write, new: ValueId) -> ValueId {
+    let old = cache.read(g);
+    if cache.is_written_later() {
+        cache.write(g, new);
+        return g.ops.concat(&[old, new], 2);
+    }
+    let updated = write.into_cache(g, old, new);
+    cache.write(g, updated);
+    cache.read(g)
+}

@@ -13,6 +13,7 @@
 
 use super::balance::{Channels, largest};
 use super::moments::activated;
+use super::rows::{narrow, scale_rows};
 use super::vector;
 use crate::blocks::attention::Attention;
 use crate::blocks::cca::Cca;
@@ -342,15 +343,4 @@ impl Heads {
         }
         values
     }
-}
-
-/// The rows and the bias of a projection times `units`.
-pub(super) fn scale_rows(projection: &mut Linear, units: &SourceWeight) -> Result<()> {
-    projection.weight = projection.weight.scale_rows(units)?;
-    projection.bias = projection.bias.as_ref().map(|bias| bias.multiply_rows(units)).transpose()?;
-    Ok(())
-}
-
-pub(super) fn narrow(values: Vec<f64>) -> Vec<f32> {
-    values.into_iter().map(|value| value as f32).collect()
 }

@@ -2,7 +2,7 @@
 //! projection can be as large as the others. Kernels stay in fp16; per tensor is then as good as per channel, for nothing.
 
 use super::balance::largest;
-use super::equalize::{narrow, scale_rows};
+use super::rows::{narrow, scale_rows};
 use crate::blocks::causal_conv::CausalConv;
 use crate::blocks::linear::Linear;
 use crate::blocks::short_conv::ShortConv;
