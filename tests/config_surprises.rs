@@ -111,7 +111,7 @@ impl Small {
 
 /// Whether there are models of the family that aren't part of a multimodal one.
 fn has_text_model(family: &str) -> bool {
-    family != "qwen3_vl_text"
+    !family.starts_with("qwen3_vl")
 }
 
 fn is_encoder(family: &str) -> bool {

@@ -334,14 +334,14 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 let gates = if matches!(family, "qwen3_5_text" | "qwen3_5_moe_text" | "qwen3_next") { 2 } else { 1 };
                 for (name, rows) in [("q", gates * queries), ("k", keys), ("v", keys)] {
                     add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
-                    if matches!(family, "qwen2" | "gpt_oss" | "glm4" | "starcoder2") {
+                    if matches!(family, "qwen2" | "qwen2_moe" | "gpt_oss" | "glm4" | "starcoder2") {
                         add(&format!("self_attn.{name}_proj.bias"), &[rows]);
                     }
                 }
             }
             let qk_norms: &[&str] = match family {
-                "qwen3" | "qwen3_moe" | "exaone4" | "gemma3_text" | "qwen3_5_text" | "qwen3_5_moe_text"
-                | "qwen3_next" => &["q_norm", "k_norm"],
+                "qwen3" | "qwen3_moe" | "qwen3_vl_text" | "exaone4" | "gemma3_text" | "qwen3_5_text"
+                | "qwen3_5_moe_text" | "qwen3_next" => &["q_norm", "k_norm"],
                 "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
                 "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
                 _ => &[],
@@ -416,7 +416,7 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             add("mlp.gate.weight", &[experts, hidden]);
             add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
             add("mlp.experts.down_proj", &[experts, hidden, width]);
-        } else if matches!(family, "qwen3_moe" | "qwen3_next" | "olmoe") {
+        } else if matches!(family, "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "olmoe") {
             let (experts, width) = (number("num_experts")?, config["moe_intermediate_size"].as_u64().unwrap_or(width));
             add("mlp.gate.weight", &[experts, hidden]);
             for expert in 0..experts {
@@ -493,8 +493,10 @@ mod tests {
     #[test]
     fn parameters_are_as_many_as_names_and_cards_say() {
         for (name, millions) in [
+            ("ernie-4.5-0.3b", 360.7),
             ("exaone-4-1.2b", 1279.4),
             ("falcon-h1-0.5b", 521.4),
+            ("gemma-2b", 2506.2),
             ("gemma-3-270m", 268.1),
             // 25.2 billion
             ("gemma-4-26b-a4b", 25233.1),
@@ -505,11 +507,14 @@ mod tests {
             ("ministral-3-3b", 3429.0),
             ("olmoe-1b-7b", 6919.2),
             ("phi4-mini", 3836.0),
+            // 14.3 billion
+            ("qwen1.5-moe-a2.7b", 14315.8),
             ("qwen2.5-0.5b", 494.0),
             ("qwen3-0.6b", 596.0),
             ("qwen3-30b-a3b", 30532.1),
             ("qwen3-4b", 4022.5),
             ("qwen3-next-80b-a3b", 79674.4),
+            ("qwen3-vl-4b", 4022.5),
             ("qwen3.5-35b-a3b", 34660.6),
             ("smollm2-1.7b", 1711.4),
             ("smollm3-3b", 3075.1),

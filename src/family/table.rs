@@ -1029,6 +1029,23 @@ pub const DECODERS: &[DecoderFamily] = &[
         ..LLAMA
     },
     DecoderFamily {
+        name: "qwen3_vl_moe_text",
+        wrappers: &["qwen3_vl_moe"],
+        gguf: &["qwen3vlmoe"],
+        gguf_interleaved: false,
+        key_names: &[("num_experts", "num_local_experts")],
+        tensor_names: QWEN_EXPERTS,
+        mixture: MixtureKind::ChosenSoftmax,
+        qk_norm: QkNorm::PerHead,
+        mlp_bias: Bias::Never,
+        mrope: true,
+        default_rope_theta: 500_000.0,
+        // every layer has experts in all published models
+        inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]"), ("norm_topk_prob", "1")],
+        neutral_keys: &["output_router_logits", "router_aux_loss_coef"],
+        ..LLAMA
+    },
+    DecoderFamily {
         name: "qwen3_next",
         gguf: &["qwen3next"],
         gguf_interleaved: false,

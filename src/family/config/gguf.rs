@@ -56,6 +56,7 @@ const WITH_EXPERTS: &[&str] = &[
     "qwen35moe",
     "qwen3moe",
     "qwen3next",
+    "qwen3vlmoe",
 ];
 
 /// Keys of theirs.

@@ -134,10 +134,16 @@ impl Tensors<'_, '_> {
         let [fused, stacked_down] =
             ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"].map(stacked);
         if self.ledger.has(&fused) {
+            // some published files have each matrix on its side
+            let mut upright = |name: &str, rows: u64, columns: u64| -> Result<SourceWeight> {
+                let shapes = [[experts, rows, columns], [experts, columns, rows]];
+                let weight = self.take_any(name, &shapes.each_ref().map(|shape| &shape[..]), because)?;
+                Ok(if weight.shape() == shapes[0] { weight } else { weight.transpose()? })
+            };
             // since transformers 5: an expert's gate, then its up
-            let both = self.take(&fused, &[experts, 2 * width, hidden], because)?;
+            let both = upright(&fused, 2 * width, hidden)?;
             let [gate, up] = gates_and_ups(&both, [experts, width, hidden])?;
-            let down = self.take(&stacked_down, &[experts, hidden, width], because)?;
+            let down = upright(&stacked_down, hidden, width)?;
             return Ok([gate, up, stack(down)?]);
         }
         let [gate, up, down] = ["w1", "w3", "w2"].map(|name| self.own_name(name));
