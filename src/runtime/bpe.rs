@@ -24,12 +24,12 @@ pub(super) fn read(bytes: &[u8]) -> Option<Tokenizer> {
 
 /// What a tokenizer does to a text beside looking up tokens.
 #[derive(Deserialize)]
-#[allow(dead_code, reason = "they are read to see whether they can be made")]
 pub(super) struct Steps {
-    normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: Option<PreTokenizerWrapper>,
-    post_processor: Option<PostProcessorWrapper>,
-    decoder: Option<DecoderWrapper>,
+    pub(super) normalizer: Option<NormalizerWrapper>,
+    pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
+    #[serde(rename = "post_processor")]
+    _post_processor: Option<PostProcessorWrapper>,
+    pub(super) decoder: Option<DecoderWrapper>,
 }
 
 #[derive(Deserialize)]

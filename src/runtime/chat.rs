@@ -1,5 +1,8 @@
 //! Chat templates: Jinja as Hugging Face transformers renders it.
 
+mod budget;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use anec_base::FileError;
@@ -150,9 +153,7 @@ pub struct ChatTemplate {
 const MAX_SOURCE: usize = 128 << 10;
 /// Stack for parsing a template: its parser and compiler recurse along chains of operators, so along the source.
 const PARSER_STACK: usize = 256 << 20;
-/// Instructions of one rendering.
-const FUEL: u64 = 5_000_000;
-/// Most bytes of a rendered conversation.
+/// Most bytes of a rendered conversation, and of a value as JSON.
 const MAX_RENDERED: usize = 64 << 20;
 
 /// Name of the template in its environment.
@@ -199,20 +200,16 @@ impl ChatTemplate {
     }
 
     fn parse(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, RuntimeError> {
-        let mut environment = Environment::new();
-        environment.set_fuel(Some(FUEL));
         // trim_blocks and lstrip_blocks: as transformers sets up Jinja
-        environment.set_syntax(
-            SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|error| failure(&error))?,
-        );
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", to_json);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        environment.add_function("strftime_now", |format: String| clock::strftime(&format, clock::now()));
-        environment.add_template_owned(NAME, without_generation_marks(source)).map_err(|error| failure(&error))?;
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        let syntax = syntax.map_err(|error| failure(&error))?;
+        let unfolded = budget::without_folding(&without_generation_marks(source), &syntax);
+        // what it is compiled in; each rendering has an environment of its own
+        let mut environment = Environment::empty();
+        environment.set_syntax(syntax);
+        environment
+            .add_template_owned(NAME, unfolded.map_err(|error| failure(&error))?)
+            .map_err(|error| failure(&error))?;
         let template = environment.get_template(NAME).map_err(|error| failure(&error))?;
         let tools = ToolsPlace::of(source, &template.undeclared_variables(false));
         let source = source.to_owned();
@@ -255,15 +252,23 @@ impl ChatTemplate {
             context.extend(chat);
         }
         let template = self.environment.get_template(NAME).map_err(|error| failure(&error))?;
-        let mut rendered = Rendered::default();
-        match template.render_captured_to(Value::from(Serde(&context)), &mut rendered) {
-            Err(_) if rendered.full => {
-                let problem = format!("it writes more than {MAX_RENDERED} bytes");
-                Err(RuntimeError::ChatTemplate { problem })
+        let mut bytes = 0;
+        for_each_string(&mut context, &mut |text| bytes += text.len() as u64);
+        let own_filters = [("tojson", Value::from_function(to_json))];
+        let own_functions =
+            [("raise_exception", Value::from_function(raise)), ("strftime_now", Value::from_function(strftime))];
+        let broken = |problem: String| RuntimeError::ChatTemplate { problem };
+        // the engine's arithmetic of ranges and slices panics at the ends of the integers
+        let rendered = catch_unwind(AssertUnwindSafe(|| {
+            budget::render(&template, Value::from(Serde(&context)), bytes, &own_filters, &own_functions)
+        }));
+        match rendered {
+            Ok(Ok(text)) if text.len() > MAX_RENDERED => {
+                Err(broken(format!("it writes more than {MAX_RENDERED} bytes")))
             }
-            Err(error) => Err(failure(&error)),
-            // what is written are pieces of strings
-            Ok(_) => Ok(String::from_utf8_lossy(&rendered.bytes).into_owned()),
+            Ok(Ok(text)) => Ok(text),
+            Ok(Err(error)) => Err(failure(&error)),
+            Err(_) => Err(broken("it can't be rendered".to_owned())),
         }
     }
 
@@ -300,17 +305,25 @@ impl ChatTemplate {
     }
 }
 
-/// What a template has written, up to a limit.
-#[derive(Default)]
-struct Rendered {
-    bytes: Vec<u8>,
-    full: bool,
+/// `raise_exception`: how a template refuses a conversation.
+fn raise(message: String) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
 }
 
-impl std::io::Write for Rendered {
+/// `strftime_now`: the time in the form of Python's `strftime`.
+fn strftime(format: String) -> String {
+    clock::strftime(&format, clock::now())
+}
+
+/// What is written, up to a limit.
+#[derive(Default)]
+struct Limited {
+    bytes: Vec<u8>,
+}
+
+impl std::io::Write for Limited {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.bytes.len() + bytes.len() > MAX_RENDERED {
-            self.full = true;
             return Err(std::io::ErrorKind::FileTooLarge.into());
         }
         self.bytes.extend_from_slice(bytes);
@@ -377,7 +390,7 @@ fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     if sort_keys == Some(true) {
         json.sort_all_objects();
     }
-    let mut out = Vec::new();
+    let mut out = Limited::default();
     let written = match (indent, separators) {
         (Some(indent), _) => {
             let indent = vec![b' '; indent.min(16)];
@@ -392,7 +405,7 @@ fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
         }
     };
     written.map_err(|error| invalid(error.to_string()))?;
-    String::from_utf8(out).map(Value::from).map_err(|error| invalid(error.to_string()))
+    String::from_utf8(out.bytes).map(Value::from).map_err(|error| invalid(error.to_string()))
 }
 
 /// One line, with what stands between items and after keys.
@@ -431,19 +444,121 @@ mod tests {
                 .map(|i| format!("{{% macro m{i}() %}}{{{{ m{0}() }}}}{{{{ m{0}() }}}}{{% endmacro %}}", i - 1))
                 .collect::<String>()
             + "{{ m39() }}";
+        // a value that is computed from itself, over and over, and what is done with it
+        let grown = |first: &str, next: &str, then: &str| {
+            format!("{{% set ns = namespace(v={first}) %}}{{% for i in range(70) %}}{next}{{% endfor %}}{then}")
+        };
+        let grows = |first: &str, next: &str| grown(first, &format!("{{% set ns.v = {next} %}}"), "");
+        let nested = |then: &str| grown("['x']", "{% set ns.v = [ns.v, ns.v] %}", then);
+        let (bytes, deep) = ("it computes values of more than", "nested more than");
+        let string = "{% set s = 'x' * 20000000 %}{% for i in range(100000) %}";
         for (source, problem) in [
             (format!("{loops}{{% set b = a %}}{}", "{% endfor %}".repeat(3)), "out of fuel"),
             (macros, "out of fuel"),
             ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".into(), "recursion limit"),
-            ("{% set s = 'x' * 1000000 %}{% for a in range(100000) %}{{ s }}{% endfor %}".into(), "writes more than"),
-            ("{{ 'x' * 100000000000 }}".into(), "too large"),
+            ("{% set s = 'x' * 1000000 %}{% for a in range(100) %}{{ s }}{% endfor %}".into(), "writes more than"),
+            ("{% set s = 'x' * 1000000 %}{% for a in range(100000) %}{{ s }}{% endfor %}".into(), bytes),
+            ("{{ 'x' * 100000000000 }}".into(), bytes),
             ("x".repeat(200_000), "bytes, and at most"),
+            // strings
+            (grows("'x'", "ns.v ~ ns.v"), bytes),
+            (grows("'x'", "ns.v + ns.v"), bytes),
+            (grows("'x'", "ns.v * 2"), bytes),
+            (grows("'x'", "[ns.v, ns.v]|join"), bytes),
+            (grows("'x'", "''.join([ns.v, ns.v])"), bytes),
+            (grows("'x'", "ns.v|replace('x', 'xx')"), bytes),
+            (grows("'x'", "ns.v.replace('x', 'xx')"), bytes),
+            (grows("'x'", "'%s%s'|format(ns.v, ns.v)"), bytes),
+            (grows("'x'", "'{0}{0}'.format(ns.v)"), bytes),
+            (grows("'x'", "(ns.v ~ '\\nx')|indent(ns.v|length)"), bytes),
+            (grown("'x'", "{% set s %}{{ ns.v }}{{ ns.v }}{% endset %}{% set ns.v = s %}", ""), bytes),
+            (
+                format!(
+                    "{{% set s %}}{}{}{}{{% endset %}}",
+                    &loops,
+                    "raw text ".repeat(1000),
+                    "{% endfor %}".repeat(3)
+                ),
+                bytes,
+            ),
+            ("{{ 'x'|indent(1000000000, true) }}".into(), bytes),
+            ("{{ 'x'|indent(width=1000000000) }}".into(), bytes),
+            ("{{ '%999999999d'|format(1) }}".into(), bytes),
+            ("{{ '%*d'|format(999999999, 1) }}".into(), bytes),
+            ("{{ '%.999999999f'|format(1.5) }}".into(), bytes),
+            ("{{ '{:>999999999}'.format(1) }}".into(), bytes),
+            (format!("{{{{ {} }}}}", ["'x' * 90000000"; 1000].join(" ~ ")), bytes),
+            ("{% set x = 'x' * 90000000 %}".repeat(1000), bytes),
+            (format!("{string}{{% set x = s|upper %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% set x = s[-1] %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% set x = 'y' in s %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% for c in s %}}{{% break %}}{{% endfor %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% set x = s|length %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% set x = s is iterable %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% set x = {{s: 1}} %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% set x = {{'a': 1}}[s] %}}{{% endfor %}}"), bytes),
+            (format!("{string}{{% set x = messages|map(attribute=s) %}}{{% endfor %}}"), bytes),
+            ("{{ ('%s' * 100000)|format('x' * 100000) }}".into(), bytes),
+            // lists
+            (grows("['x']", "ns.v + ns.v"), bytes),
+            (grows("['x']", "ns.v * 2"), bytes),
+            (grows("('x',)", "ns.v + ns.v"), bytes),
+            (grows("['x']", "ns.v|chain(ns.v)"), bytes),
+            ("{{ [1]|batch(1000000000, 'x') }}".into(), bytes),
+            ("{{ [1]|slice(1000000000) }}".into(), bytes),
+            ("{{ ('x' * 90000000)|list }}".into(), bytes),
+            ("{{ ('x' * 90000000).split('') }}".into(), bytes),
+            ("{{ (['x' * 1000] * 1000000)|join }}".into(), bytes),
+            ("{{ (['x' * 1000] * 1000000)|sum(start='') }}".into(), bytes),
+            ("{% include ['x' * 10000] * 1000000 %}".into(), bytes),
+            // values that are small but for those who walk through them
+            (nested("{{ ns.v }}"), bytes),
+            (nested("{{ ns.v ~ '' }}"), bytes),
+            (nested("{{ ns.v == [ns.v[0], [ns.v[1][0], ns.v[1][1]]] }}"), bytes),
+            (nested("{{ ns.v < ns.v[0] }}"), bytes),
+            (nested("{{ ns.v in [ns.v[0]] }}"), bytes),
+            (nested("{{ ns.v is in [ns.v[0]] }}"), bytes),
+            (nested("{{ {ns.v: 1} }}"), bytes),
+            (nested("{{ {'a': 1}[ns.v] }}"), bytes),
+            (nested("{{ {'a': 1}.get(ns.v) }}"), bytes),
+            (nested("{{ ns.v|tojson }}"), bytes),
+            (nested("{{ ns.v|pprint }}"), bytes),
+            (nested("{{ ns.v|string }}"), bytes),
+            (nested("{{ ns.v|sort }}"), bytes),
+            (nested("{{ ns.v|unique }}"), bytes),
+            (nested("{{ ns.v|join }}"), bytes),
+            (nested("{{ [1]|select(ns.v) }}"), bytes),
+            (nested("{{ '%s'|format(ns.v) }}"), bytes),
+            (nested("{{ 'x'|replace(ns.v, 'y') }}"), bytes),
+            (nested("{{ debug(ns.v) }}"), bytes),
+            (nested("{{ raise_exception(ns.v) }}"), bytes),
+            (nested("{{ strftime_now(ns.v) }}"), bytes),
+            (nested("{{ ns.v.count(ns.v[0]) }}"), bytes),
+            (nested("{% for i in [1] %}{{ loop.changed(ns.v) }}{% endfor %}"), bytes),
+            (nested("{% autoescape 'json' %}{{ ns.v }}{% endautoescape %}"), bytes),
+            (grown("{'x': 1}", "{% set ns.v = {'a': ns.v, 'b': ns.v} %}", "{{ ns.v }}"), bytes),
+            (grown("1", "{% set ns.v = namespace(a=ns.v, b=ns.v) %}", "{{ ns.v }}"), bytes),
+            // values that hold themselves
+            (grown("1", "{% set ns.v = ns %}", "{{ ns }}"), deep),
+            (grown("1", "{% set ns.v = [ns] %}", "{{ ns.v|tojson }}"), deep),
+            (grown("1", "{% set ns.v = {'a': ns} %}", "{{ ns.v == {'a': namespace(v=ns.v)} }}"), deep),
+            (
+                "{% set ns = namespace(v=1) %}{% for i in range(200) %}{% set ns.v = [ns.v] %}{% endfor %}{{ ns.v }}"
+                    .into(),
+                deep,
+            ),
+            // the engine panics
+            ("{% for i in [1] %}{{ loop.cycle() }}{% endfor %}".into(), "nothing to cycle through"),
+            ("{{ range(9223372036854775807, -9223372036854775808, -1) }}".into(), ""),
+            ("{{ 'abc'[::-9223372036854775808] }}".into(), ""),
+            (format!("{{{{ 1{} }}}}", "+1".repeat(60_000)), "a tag of more than"),
         ] {
             let start = std::time::Instant::now();
-            let error = render(&source).unwrap_err().to_string();
-            assert!(error.contains(problem), "{error}");
+            let shown: String = source.chars().take(200).collect();
+            let error = render(&source).expect_err(&shown).to_string();
+            assert!(error.contains(problem), "{shown}: {error}");
             // a loaded machine takes longer than a quiet one
-            assert!(start.elapsed().as_secs() < 60, "{error}: {:?}", start.elapsed());
+            assert!(start.elapsed().as_secs() < 60, "{shown}: {error}: {:?}", start.elapsed());
         }
         // chains that a parser without a stack for them would die of
         for source in [
@@ -453,6 +568,98 @@ mod tests {
             format!("{{{{ {}1{} }}}}", "(".repeat(60_000), ")".repeat(60_000)),
         ] {
             assert!(render(&source).map_or_else(|error| !error.to_string().is_empty(), |text| !text.is_empty()));
+        }
+    }
+
+    /// Values that would be dropped or walked through by recursion.
+    #[test]
+    fn chains_of_values_need_no_stack() {
+        let render = |source: &str| ChatTemplate::new(source, "", "")?.render(&Chat::default());
+        let chain = |next: &str| {
+            format!(
+                "{{% set ns = namespace(v=[1]) %}}{{% for i in range(30000) %}}{next}{{% endfor %}}{{% for x in ns.v %}}{{% endfor %}}ok"
+            )
+        };
+        for next in [
+            "{% set ns.v = [ns.v] %}",
+            "{% set ns.v = (ns.v, 1) %}",
+            "{% set ns.v = {'a': ns.v} %}",
+            "{% set ns.v = namespace(a=ns.v) %}",
+            "{% set ns.v = dict(a=ns.v) %}",
+            "{% set ns.v = ns.v[0:] %}",
+            "{% set ns.v = ns.v|reverse %}",
+            "{% set ns.v = ns.v + [] %}",
+            "{% set ns.v = ns.v|chain([]) %}",
+            "{% set ns.v = none.x|default(a=ns.v) %}",
+            "{% for x in [1] %}{% set y = loop.changed(ns.v) %}{% set ns.v = loop %}{% endfor %}",
+            "{% for x in [1] %}{% set y = loop.changed(loop) %}{% endfor %}",
+        ] {
+            let rendered = render(&chain(next));
+            assert!(
+                rendered.as_deref().is_ok_and(|text| text == "ok") || next.contains("none.x"),
+                "{next}: {rendered:?}"
+            );
+        }
+    }
+
+    /// A template as the engine alone renders it.
+    fn unlimited(source: &str, chat: &Chat) -> Result<String, RuntimeError> {
+        let mut environment = Environment::new();
+        environment.set_debug(false);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| failure(&error))?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
+        environment.add_function("raise_exception", raise);
+        environment.add_function("strftime_now", strftime);
+        environment.add_template_owned(NAME, without_generation_marks(source)).map_err(|error| failure(&error))?;
+        let template = environment.get_template(NAME).map_err(|error| failure(&error))?;
+        let tools = ToolsPlace::of(source, &template.undeclared_variables(false));
+        let mut context = serde_json::json!({
+            "documents": null, "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>"
+        });
+        if let (Json::Object(context), Json::Object(chat)) = (&mut context, chat.to_json(tools)) {
+            context.extend(chat);
+        }
+        template.render(Value::from(Serde(&context))).map_err(|error| failure(&error))
+    }
+
+    #[test]
+    fn limits_change_nothing_about_what_is_written() {
+        let call = serde_json::json!({
+            "role": "assistant",
+            "content": null,
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{\"a\": [1.5, \"ü\"]}"}}],
+        });
+        let mut chat = Chat::new(vec![
+            Message::new("system", "Be <b>kind</b>.\n\n  "),
+            Message::new("user", " Hi\nthere, größte 🙂 "),
+            serde_json::from_value(call).unwrap(),
+            Message::new("tool", "{\"b\": \"c\"}"),
+            Message::new("assistant", "<think>\nwell\n</think>\n\nYes."),
+            Message::new("user", "and?"),
+        ]);
+        chat.tools.push(serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}}));
+        let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families");
+        let real = ["privacy_filter-default", "llama-llama3", "qwen2-tokenizer"].map(|family| {
+            let config = read_json(&families.join(family).join("tokenizer_config.json")).unwrap();
+            config["chat_template"].as_str().unwrap().to_owned()
+        });
+        let written = include_str!("chat/templates.txt").split("\n===\n").map(str::to_owned);
+        let same = |source: &str| {
+            let limited = ChatTemplate::new(source, "<s>", "</s>").and_then(|template| template.render(&chat));
+            let (limited, unlimited) =
+                (limited.map_err(|e| e.to_string()), unlimited(source, &chat).map_err(|e| e.to_string()));
+            assert_eq!(limited, unlimited, "{source}");
+        };
+        for source in written.chain(real) {
+            same(&source);
+            // what fails hides what comes after it: each expression by itself, too
+            for (start, _) in source.match_indices("{{") {
+                if let Some(end) = source[start..].find("}}") {
+                    same(&source[start..start + end + 2]);
+                }
+            }
         }
     }
 

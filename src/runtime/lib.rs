@@ -82,6 +82,7 @@ pub mod forward;
 pub(crate) mod function_pool;
 pub mod generation;
 mod grammar;
+mod growth;
 pub(crate) mod hidden;
 pub mod host;
 pub mod inputs;

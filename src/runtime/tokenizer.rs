@@ -10,6 +10,7 @@ use anec_base::FileError;
 use super::bpe;
 use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
+use super::growth;
 use anec_bundle::Bundle;
 
 /// Bytes that a token may stand for, whatever the vocabulary.
@@ -58,7 +59,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// When it can't be read, or when its steps can make a text many times as long.
     pub fn open(path: &Path) -> Result<Self, RuntimeError> {
         let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
         Self::from_bytes(path, &bytes)
@@ -68,23 +69,27 @@ impl Tokenizer {
     /// which takes most of the time of [`open`](Self::open), is passed over.
     ///
     /// # Errors
-    /// When one can't be made.
+    /// When one can't be made, or when they can make a text many times as long.
     pub fn check_steps(path: &Path) -> Result<(), RuntimeError> {
         let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
         let steps: Result<bpe::Steps, serde_json::Error> = serde_json::from_slice(&bytes);
-        steps.map(drop).map_err(|error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}")))
+        let steps = steps.map_err(|error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}")))?;
+        let growth = growth::check(steps.normalizer.as_ref(), steps.pre_tokenizer.as_ref(), steps.decoder.as_ref());
+        growth.map_err(|problem| RuntimeError::bundle(path, problem))
     }
 
     /// Reads the content of a `tokenizer.json`; `path` is for errors.
     ///
     /// # Errors
-    /// When it isn't one.
+    /// When it isn't one, or when its steps can make a text many times as long.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, RuntimeError> {
         let error = |error: tokenizers::Error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}"));
         let mut tokenizer = match bpe::read(bytes) {
             Some(tokenizer) => tokenizer,
             None => tokenizers::Tokenizer::from_bytes(bytes).map_err(error)?,
         };
+        growth::check(tokenizer.get_normalizer(), tokenizer.get_pre_tokenizer(), tokenizer.get_decoder())
+            .map_err(|problem| RuntimeError::bundle(path, problem))?;
         // some are published as they were used in training, which cut and filled up texts
         tokenizer.with_truncation(None).map_err(error)?;
         tokenizer.with_padding(None);
@@ -518,6 +523,38 @@ mod tests {
             let ids = template.encode(&tokenizer, &chat).unwrap();
             assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
             assert_eq!(tokenizer.encode_rest(text).unwrap(), ids, "nothing to protect against");
+        }
+    }
+
+    /// Replacements of replacements, which make gigabytes of a word; and every tokenizer of the fixtures, which may not.
+    #[test]
+    fn steps_that_make_a_text_many_times_as_long_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        let own = json(&fixtures().join("families/qwen2-tokenizer/tokenizer.json"));
+        let replace = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"});
+        let byte_level = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+        for (place, steps, step) in [
+            ("normalizer", "normalizers", &replace),
+            ("pre_tokenizer", "pretokenizers", &byte_level),
+            ("decoder", "decoders", &replace),
+        ] {
+            let mut attack = own.clone();
+            attack[place] = serde_json::json!({"type": "Sequence", steps: vec![step; 12]});
+            std::fs::write(&path, attack.to_string()).unwrap();
+            for error in [Tokenizer::open(&path).err(), Tokenizer::check_steps(&path).err()] {
+                let error = error.unwrap().to_string();
+                assert!(error.contains("more than 64 times as long"), "{place}: {error}");
+            }
+        }
+        for group in ["families", "encoders", "onnx"] {
+            for folder in std::fs::read_dir(fixtures().join(group)).unwrap() {
+                let path = folder.unwrap().path().join("tokenizer.json");
+                if path.exists() {
+                    Tokenizer::check_steps(&path).unwrap();
+                    Tokenizer::open(&path).unwrap();
+                }
+            }
         }
     }
 
