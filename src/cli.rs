@@ -14,6 +14,8 @@ mod completions;
 mod convert;
 mod demo;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod draft;
 mod embed;
 mod explain;
