@@ -15,6 +15,8 @@ mod convert;
 mod demo;
 mod demo_model;
 mod doctor;
+#[cfg(test)]
+mod documented;
 mod draft;
 mod embed;
 mod explain;
@@ -47,6 +49,7 @@ use std::sync::OnceLock;
 use clap::{Parser, Subcommand};
 
 use anec::base::{Error, FileError, Result};
+use usage::ThreadError;
 
 /// Turns language models into Core ML programs for Apple's Neural Engine, proves what it made, and runs it.
 #[derive(Debug, Parser)]
@@ -65,7 +68,7 @@ impl Cli {
         if let Some(threads) = self.threads {
             // the executor takes as many as rayon has
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.into());
-            pool.build_global().map_err(std::io::Error::other).map_err(FileError::of("threads", "create"))?;
+            pool.build_global().map_err(std::io::Error::other).map_err(ThreadError)?;
         }
         self.verb.run()
     }
@@ -184,7 +187,7 @@ pub fn main() -> ExitCode {
     // what the libraries need; a system that gives none is better told here than by a panic in them
     let threads = std::thread::Builder::new().spawn(|| ()).map(|thread| thread.join().is_ok());
     let run = || -> Result<u8> {
-        threads.map_err(FileError::of("threads", "create"))?;
+        threads.map_err(ThreadError)?;
         Cli::parse().run().and_then(written)
     };
     match run() {

@@ -56,6 +56,8 @@
 //!
 //! A crate depends on crates of lower tiers only; a test reads this table.
 
+#![forbid(unsafe_code)]
+
 #[cfg(feature = "convert")]
 mod cache;
 #[cfg(feature = "convert")]

@@ -1,5 +1,7 @@
 //! The `anec` command line.
 
+#![forbid(unsafe_code)]
+
 mod cli;
 
 fn main() -> std::process::ExitCode {

@@ -611,6 +611,35 @@ fn a_disk_that_fills_up() {
     insta::assert_snapshot!(transcript.0);
 }
 
+/// A limit on processes, which threads count as. It binds no one who may do everything, so this is somebody else.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_system_that_gives_no_threads() {
+    let room = TempDir::new().unwrap();
+    let limited = |limit: &str, words: &[&str]| {
+        let script = format!("ulimit -u {limit} && cd / && exec \"$0\" \"$@\"");
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--bounding-set", "-all"]);
+        command.args(["bash", "-c", &script, env!("CARGO_BIN_EXE_anec")]).args(words).env("HOME", "/tmp");
+        command
+    };
+    if !limited("100", &["--version"]).output().is_ok_and(|output| output.status.success()) {
+        anec::base::skipped("this system doesn't let a test be another user");
+        return;
+    }
+    let mut transcript = Transcript::default();
+    transcript.refused("one process", room.path(), &mut limited("1", &["doctor", "--quick"]));
+    transcript.refused(
+        "eight threads of two",
+        room.path(),
+        &mut limited("2", &["--threads", "8", "doctor", "--quick"]),
+    );
+    // who gets some does with them
+    let (code, _, stderr) = finish(limited("4", &["demo", "--json"]).output().unwrap());
+    assert!(matches!(code, 0 | 5) && !stderr.contains("panicked"), "{code}: {stderr}");
+    insta::assert_snapshot!(transcript.0);
+}
+
 /// Disks of a megabyte and of a few names, where the system lets a test make them.
 #[cfg(target_os = "linux")]
 #[test]

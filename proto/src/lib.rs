@@ -3,6 +3,21 @@
 //! `schema/` states the format's message names, field names and numbers; the code under `generated/` is made from it by
 //! `tests/schema.rs` and committed, so that a build needs no schema compiler. All maps are ordered, so that equal
 //! messages have equal bytes. Model kinds other than ML Programs decode as empty messages: enough to name them.
+//!
+//! ```
+//! use coreml_proto::{Model, ModelDescription, decode_model, encode_model};
+//!
+//! let model = Model {
+//!     specification_version: 9,
+//!     description: Some(ModelDescription { default_function_name: "main".into(), ..ModelDescription::default() }),
+//!     ..Model::default()
+//! };
+//! let read = decode_model(&encode_model(&model))?;
+//! assert_eq!(read, model);
+//! # Ok::<(), prost::DecodeError>(())
+//! ```
+
+#![forbid(unsafe_code)]
 
 /// `CoreML.Specification`: the model and its description.
 #[allow(missing_docs, clippy::large_enum_variant)] // names and numbers are the format's; there is nothing to add

@@ -6,6 +6,19 @@
 //! to a file, and the moments forgotten before the next layer is run. What stays in memory is the hidden states of the
 //! text, and the moments of one layer.
 //!
+//! ```
+//! use anec_base::Progress;
+//! use anec_calibrate::calibrate;
+//! use anec_manifest::Manifest;
+//!
+//! let text = "source: ../../demo/model\ncalibration: { tokens: 64 }\nquant: { feedback: gptq }";
+//! let manifest = Manifest::from_yaml(text, "the example", &[])?;
+//! let scratch = tempfile::tempdir().unwrap();
+//! let chosen = calibrate(&manifest, scratch.path(), &Progress::hidden())?;
+//! assert_eq!(chosen.report.tokens, 64);
+//! # Ok::<(), anec_base::Error>(())
+//! ```
+//!
 //! | module | holds |
 //! |---|---|
 //! | [`text`] | the tokens |

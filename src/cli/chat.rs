@@ -4,13 +4,14 @@ use std::io::{BufRead, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anec::base::FileError;
+use signal_hook::consts::SIGINT;
+use signal_hook::flag::{register, register_conditional_shutdown};
 
 use super::model::Runner;
 use super::print;
 use super::run::{show, summary};
 use super::sampling::SamplingArgs;
-use anec::base::Result;
+use anec::base::{FileError, Result};
 use anec::runtime::chat::{Chat, ChatTemplate, Message};
 use anec::runtime::{Finish, LoadedModel, PrefixCache, TextGeneration, Tokenizer};
 
@@ -167,21 +168,11 @@ impl Talk<'_> {
     }
 }
 
-/// Ctrl-C stops the answer. While there is none, it ends the program, as everywhere.
+/// Ctrl-C stops the answer. While there is none, or before the first had an effect, it ends the program, as everywhere.
 fn watch_interrupts(interrupted: Arc<AtomicBool>) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
+    // in this order: what is set by the second is read by the first at the next signal
+    register_conditional_shutdown(SIGINT, 130, interrupted.clone())
+        .and_then(|_| register(SIGINT, interrupted))
         .map_err(FileError::of("signals", "wait for"))?;
-    std::thread::spawn(move || {
-        runtime.block_on(async {
-            while tokio::signal::ctrl_c().await.is_ok() {
-                // nothing is being written, or a second one before the first had an effect
-                if interrupted.swap(true, Ordering::Relaxed) {
-                    std::process::exit(130);
-                }
-            }
-        });
-    });
     Ok(())
 }

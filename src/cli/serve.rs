@@ -5,8 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anec::base::FileError;
-
 use tokio::io::BufReader;
 use tokio::net::TcpListener;
 #[cfg(unix)]
@@ -14,6 +12,7 @@ use tokio_io_timeout::TimeoutWriter;
 
 use super::draft::DraftArgs;
 use super::model::Runner;
+use super::usage::ThreadError;
 use anec::base::Result;
 use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
 
@@ -117,7 +116,7 @@ impl ServeArgs {
             .worker_threads(2)
             .enable_all()
             .build()
-            .map_err(FileError::of("threads", "start"))?;
+            .map_err(ThreadError)?;
         let done = runtime.block_on(async {
             match &self.socket {
                 Some(path) => self.socket(service, path).await,

@@ -1,4 +1,4 @@
-//! What can't be done as it was asked on the command line.
+//! What can't be done as it was asked on the command line, or by a process under its limits.
 
 use anec::base::{Diagnostic, Fault};
 
@@ -24,5 +24,20 @@ impl Diagnostic for UsageError {
 
     fn help(&self) -> Option<String> {
         Some(self.help.into())
+    }
+}
+
+/// The system gives this process no threads.
+#[derive(Debug, thiserror::Error)]
+#[error("can't start threads: {0}")]
+pub(super) struct ThreadError(pub(super) std::io::Error);
+
+impl Diagnostic for ThreadError {
+    fn fault(&self) -> Fault {
+        Fault::Platform
+    }
+
+    fn help(&self) -> Option<String> {
+        Some("raise the limit on processes (`ulimit -u`; in a container, that of its pids), or end some".into())
     }
 }

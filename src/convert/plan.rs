@@ -1,7 +1,8 @@
 //! What a conversion will emit: which layers and which rows of the LM head go into which package, and which functions
 //! each package has. Nothing is read but shapes.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use super::error::ConvertError;
@@ -129,6 +130,7 @@ impl ConvertPlan {
                 }
             }
         }
+        let known = RefCell::default();
         let digits = facts.num_layers.to_string().len();
         let head_name = if facts.is_bidirectional() { "classifier" } else { "lm_head" };
         let mut packages = Vec::new();
@@ -161,7 +163,7 @@ impl ConvertPlan {
                 });
             }
             if let Some(counts) = apart(layer) {
-                let experts = Experts { manifest, size: &size, functions: &functions, layer, count: counts.apart() };
+                let experts = Experts { manifest, size: &size, known: &known, functions: &functions, layer, counts };
                 packages.extend(experts.packages(limit, &format!("experts_{layer:0digits$}"), contexts.len())?);
             }
         }
@@ -267,39 +269,69 @@ struct Experts<'a, S> {
     manifest: &'a Manifest,
     /// The size of a package with some functions.
     size: &'a S,
+    known: &'a RefCell<HashMap<AlikeExperts, PackageSize>>,
     functions: &'a Functions<'a>,
     layer: usize,
+    counts: ExpertCounts,
+}
+
+/// What decides the size of a package of experts. Those of a layer have the same shapes, and so have those of layers in which one alone
+/// takes as many bytes; hundreds of packages are built once to be measured.
+#[derive(PartialEq, Eq, Hash)]
+struct AlikeExperts {
+    single: PackageSize,
     count: u64,
+    /// With what joins them, which is another function.
+    joins: bool,
+    /// The layer, where layers have number formats of their own.
+    layer: Option<usize>,
 }
 
 impl<S: Fn(&[FunctionRequest]) -> Result<PackageSize>> Experts<'_, S> {
     /// The fewest packages that stay under the limit, of equal groups of experts; `name` is what their names begin with.
     fn packages(&self, limit: u64, name: &str, contexts: usize) -> Result<Vec<PackagePlan>> {
-        let size = |range: Range<u64>| (self.size)(&self.requests(range));
-        let single = size(0..1)?.file_bytes;
-        if single > limit {
-            let (layer, megabytes) = (self.layer, single as f64 / 1e6);
+        let all = self.counts.apart();
+        let single = (self.size)(&self.requests(0..1))?;
+        if single.file_bytes > limit {
+            let (layer, megabytes) = (self.layer, single.file_bytes as f64 / 1e6);
             return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: self.manifest.shards.max_mb }.into());
         }
-        let mut groups = self.count.div_ceil(self.manifest.shards.max_experts.unwrap_or(self.count));
-        while groups < self.count && size(0..self.count.div_ceil(groups))?.file_bytes > limit {
+        let size = |range: Range<u64>| self.size_of(range, single);
+        let mut groups = all.div_ceil(self.manifest.shards.max_experts.unwrap_or(all));
+        while groups < all && size(0..all.div_ceil(groups))?.file_bytes > limit {
             groups += 1;
         }
-        let each = self.count.div_ceil(groups);
-        let digits = self.count.to_string().len();
-        (0..self.count.div_ceil(each))
+        let each = all.div_ceil(groups);
+        let digits = all.to_string().len();
+        (0..all.div_ceil(each))
             .map(|group| {
-                let range = group * each..self.count.min((group + 1) * each);
+                let range = group * each..all.min((group + 1) * each);
                 let functions = self.requests(range.clone());
                 Ok(PackagePlan {
                     name: format!("{name}_{:0digits$}_{:0digits$}", range.start, range.end),
-                    weight_bytes: (self.size)(&functions)?.weight_bytes,
+                    weight_bytes: size(range.clone())?.weight_bytes,
                     functions,
                     stage: self.stage(range),
                     state_bytes: vec![0; contexts],
                 })
             })
             .collect()
+    }
+
+    /// The size of a package of some experts, of which one alone has the size `single`.
+    fn size_of(&self, range: Range<u64>, single: PackageSize) -> Result<PackageSize> {
+        let alike = AlikeExperts {
+            single,
+            count: range.end - range.start,
+            joins: self.counts.joined && range.end == self.counts.apart(),
+            layer: (!self.manifest.quant.layers.is_empty()).then_some(self.layer),
+        };
+        if let Some(size) = self.known.borrow().get(&alike) {
+            return Ok(*size);
+        }
+        let size = (self.size)(&self.requests(range))?;
+        self.known.borrow_mut().insert(alike, size);
+        Ok(size)
     }
 
     fn stage(&self, range: Range<u64>) -> Stage {

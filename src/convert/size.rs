@@ -14,7 +14,7 @@ use anec_quant::WeightLayout;
 use anec_source::SourceWeight;
 
 /// Bytes of a package's constants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PackageSize {
     /// Bytes of the constants in its weight file, each counted once.
     pub weight_bytes: u64,

@@ -154,6 +154,9 @@ pub fn predict(
     plan: &ConvertPlan,
     targets: &[ChipTarget<'_>],
 ) -> Result<Vec<ChipPrediction>> {
+    if targets.is_empty() {
+        return Ok(Vec::new());
+    }
     let requests = plan.packages.iter().enumerate();
     let requests: Vec<_> = requests
         .flat_map(|(package, planned)| planned.functions.iter().map(move |request| (package, request)))

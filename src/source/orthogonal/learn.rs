@@ -192,12 +192,14 @@ fn largest(values: &[f64], count: usize) -> Vec<usize> {
 }
 
 /// Works on parts of a list beside each other, always the same ones, and gives what comes out in their order. These are
-/// threads of their own: who waits here for one of the pool could keep it from what it waits for.
+/// threads of their own: who waits here for one of the pool could keep it from what it waits for. A part for which the system
+/// gives no thread is worked on by this one.
 fn in_parts<T: Sync, R: Send>(items: &[T], work: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
     let (length, work) = (items.len().div_ceil(PARTS).max(1), &work);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = items.chunks(length).map(|part| scope.spawn(move || work(part))).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
+        let start = |part| std::thread::Builder::new().spawn_scoped(scope, move || work(part)).map_err(|_| work(part));
+        let threads: Vec<_> = items.chunks(length).map(start).collect();
+        let joined = threads.into_iter().map(|started| started.map_or_else(Ok, |thread| thread.join()));
         joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
 }
