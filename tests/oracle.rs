@@ -255,7 +255,15 @@ const DENSE: [&str; 12] = [
     "hunyuan_v1_dense",
 ];
 
-/// A small model of each family, in the default form; where something recurs, also with what the host carries, and where
+/// Forms of layers that a family may have beside the default one.
+const LATER_FORMS: [&[&str]; 4] = [
+    &["rope=product", "activations=native"],
+    &["activations=native", "norm=prescale"],
+    &["shards.divide=attention_mlp"],
+    &["state=host", "rope=product"],
+];
+
+/// A small model of each family, in the default form and in another one; where something recurs, also with what the host carries, and where
 /// there are experts, also with experts apart.
 fn emit_families(write: &mut impl FnMut(String, &Program)) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
@@ -273,6 +281,15 @@ fn emit_families(write: &mut impl FnMut(String, &Program)) {
         }
         for (package, program) in emitted::layers_apart(&manifest) {
             write(format!("{model}-{package}"), &program);
+        }
+        if *shapes == 1 {
+            // one form after another, so that each meets families of every kind
+            let form = LATER_FORMS[families.len() % LATER_FORMS.len()];
+            let sets: Vec<&str> = ["context=32"].into_iter().chain(form.iter().copied()).collect();
+            let manifest = emitted::manifest(&format!("tests/fixtures/families/{model}"), &sets);
+            for (package, program) in emitted::layers_apart(&manifest) {
+                write(format!("{model}-{}-{package}", form[0].replace(['=', '.'], "-")), &program);
+            }
         }
         if ["lfm2", "lfm2_moe", "qwen3_5_text", "zaya", "granitemoehybrid", "falcon_h1"].contains(&family) {
             carried += 1;

@@ -2,7 +2,7 @@
 //!
 //! Nothing here was measured by us: each [`EngineEffect`] is what somebody has published of some chips, with its source in
 //! `validators/ane-arithmetic.yaml`, and each can be left out. Under [`Precision::Ane`](super::Precision::Ane) values are
-//! rounded to fp16 as under `F16`, and the kernels of some steps are replaced by [others](super::simulate) that call this module.
+//! rounded to fp16 as under `F16`, and the kernels of some steps are replaced by others (`simulate`) that call this module.
 //!
 //! | module | what departs from exact arithmetic |
 //! |---|---|
