@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use safetensors::Dtype;
@@ -10,6 +11,7 @@ use safetensors::tensor::TensorView;
 
 use super::backend::{Backend, Sequence, Watch};
 use super::error::RuntimeError;
+use super::function_pool::{FunctionPool, FunctionWeights};
 use super::host::HostTables;
 use super::model::LoadedModel;
 use anec_base::MappedFile;
@@ -44,6 +46,45 @@ pub struct FakeOptions {
     pub shares: bool,
     /// What goes wrong at which call, counted over all texts.
     pub script: Vec<(usize, Mishap)>,
+    /// Functions are loaded when they are called, and let go; all are in memory otherwise.
+    pub memory: Option<Arc<FakeMemory>>,
+}
+
+/// Bytes that a loaded function of the double takes.
+const FUNCTION_BYTES: u64 = 10;
+
+/// Functions that are in memory.
+pub struct FakeMemory {
+    pool: FunctionPool<usize, ()>,
+    limit: u64,
+    loads: AtomicUsize,
+}
+
+impl FakeMemory {
+    /// Of so many functions at most.
+    pub fn of(functions: u64) -> Arc<Self> {
+        let limit = FUNCTION_BYTES * functions;
+        Arc::new(FakeMemory { pool: FunctionPool::new(Some(limit)), limit, loads: AtomicUsize::new(0) })
+    }
+
+    /// How often a function was loaded.
+    #[cfg(test)]
+    pub fn loads(&self) -> usize {
+        self.loads.load(Ordering::Relaxed)
+    }
+
+    fn weights(function: usize) -> FunctionWeights {
+        FunctionWeights { id: function, bytes: FUNCTION_BYTES }
+    }
+
+    fn load(&self, function: usize) -> Result<()> {
+        self.pool.get(function, Self::weights(function), |_| {
+            self.loads.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        })?;
+        assert!(self.pool.bytes() <= self.limit, "more is in memory than the limit allows");
+        Ok(())
+    }
 }
 
 /// What can go wrong in a call.
@@ -69,6 +110,7 @@ impl Default for FakeOptions {
             forks: true,
             shares: false,
             script: Vec::new(),
+            memory: None,
         }
     }
 }
@@ -310,7 +352,11 @@ fn note(calls: &FakeCalls, form: &FakeOptions, function: &str, tokens: usize) ->
 impl Backend for Double {
     fn prepare(&self, function: usize) -> Result<()> {
         note(&self.calls, &self.form, &self.bundle.functions[function].function, 0)?;
-        Ok(())
+        self.form.memory.as_ref().map_or(Ok(()), |memory| memory.load(function))
+    }
+
+    fn has_room(&self, function: usize) -> bool {
+        self.form.memory.as_ref().is_none_or(|memory| memory.pool.has_room(FakeMemory::weights(function)))
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
@@ -344,6 +390,7 @@ impl Sequence for Text {
         if note(&self.calls, &self.form, &entry.function, t)? == Some(Mishap::Short) {
             return Ok(vec![Tensor::new(vec![1], vec![0.0])]);
         }
+        self.form.memory.as_ref().map_or(Ok(()), |memory| memory.load(function))?;
         let mut hidden = named["hidden"].floats().unwrap().to_vec();
         let (first, end) = match entry.stage {
             Stage::Layers { first, end } => (first, end),

@@ -81,7 +81,7 @@ impl<K: Ord, F> FunctionPool<K, F> {
     }
 
     /// Bytes of weights in memory.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn bytes(&self) -> u64 {
         self.lock().bytes_with(FunctionWeights { id: usize::MAX, bytes: 0 })
     }

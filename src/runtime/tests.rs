@@ -118,7 +118,7 @@ fn write_and_compare(model: &Arc<LoadedModel>, judge: &Arc<LoadedModel>, count: 
 }
 
 #[test]
-fn thousands_of_requests_move_between_contexts() {
+fn thousands_of_requests_move_between_contexts_with_and_without_room_for_all_functions() {
     let fixed = |sizes: &[u64]| -> Vec<TokenCount> { sizes.iter().map(|size| TokenCount::Fixed(*size)).collect() };
     let range = || vec![TokenCount::Range(1, 4)];
     for (index, (layer_tokens, slice, recurrent, forks)) in [
@@ -142,9 +142,17 @@ fn thousands_of_requests_move_between_contexts() {
             forks,
             ..FakeOptions::default()
         };
-        let (model, judge) = (fake::model(&form).0, fake::model(&form).0);
-        let moves = write_and_compare(&model, &judge, 500, 88172645463325252 + index as u64);
-        assert!(moves > 40, "{moves} moves in form {index}");
+        let judge = fake::model(&form).0;
+        // all, as many as one token takes, and one at a time
+        for (functions, texts) in [(None, 250), (Some(4), 250), (Some(1), 250)] {
+            let memory = functions.map(fake::FakeMemory::of);
+            let model = fake::model(&FakeOptions { memory: memory.clone(), ..form.clone() }).0;
+            let moves = write_and_compare(&model, &judge, texts, 88172645463325252 + index as u64);
+            assert!(moves > 20, "{moves} moves in form {index}");
+            if let Some(memory) = memory {
+                assert!(memory.loads() > 200, "{} loads in form {index}", memory.loads());
+            }
+        }
     }
 }
 
