@@ -40,6 +40,10 @@ const CASES: &[Case] = &[
     // rings, tables of their own for layers with a window, in either layout
     Case { chunk: Some(3), ..case("gemma3-default", &["context=48", "layout=bc1s", "state=unified"]) },
     case("mistral-window", &["context=[24, 40]", "lengths={fixed: [1, 4]}"]),
+    // rotations by a product, activations by Core ML's ops
+    case("qwen3-default", &["context=40", "rope=product", "activations=native"]),
+    case("gemma2-default", &["context=40", "rope=product", "activations=native", "norm=prescale"]),
+    case("qwen3_5-default", &["context=40", "rope=product", "activations=native", "recurrent_states=input_output"]),
     // rotary tables by the length of the text
     case("phi3-longrope", &["context=40"]),
     Case { golden: "golden-short.safetensors", ..case("phi3-longrope", &["context=40"]) },

@@ -283,6 +283,7 @@ OPS = {
     "softplus": lambda x: np.logaddexp(0, x),
     "squeeze": lambda x, axes: np.squeeze(x, tuple(axes)),
     "sub": np.subtract,
+    "sqrt": np.sqrt,
     "tanh": np.tanh,
     "topk": topk,
     "transpose": lambda x, perm: np.transpose(x, perm),
