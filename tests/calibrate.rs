@@ -141,16 +141,28 @@ fn a_budget_decides_formats_by_layers_and_the_manifest_says_them() {
     assert!((8.0 * bytes / weights - plan["bits"].as_f64().unwrap()).abs() < 0.02, "{}", 8.0 * bytes / weights);
     assert!(std::fs::read_to_string(folder.path().join("plan.svg")).unwrap().contains("palette4"));
 
+    let asked = |plan: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_anec"));
+        command.args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"]);
+        command.args(["--plan", plan, "--json"]).current_dir(folder.path()).output().unwrap()
+    };
+    // a model may lose so much: the more, the fewer bits
+    let mut before = 8.1;
+    for kl in [0.001, 0.005, 0.01] {
+        let output = asked(&format!("kl={kl}"));
+        let plan = serde_json::from_slice::<Json>(&output.stdout).unwrap()["plan"].take();
+        let (lost, bits) = (plan["kl"].as_f64().unwrap(), plan["bits"].as_f64().unwrap());
+        assert!(lost <= kl && lost > 0.5 * kl && bits < before, "{kl}: {lost} by {bits} bits");
+        before = bits;
+    }
+
     // what no format allows is refused, and what the refusal names is enough
-    for key in ["max_mb", "bits"] {
+    for (key, too_little) in [("max_mb", "0.5"), ("bits", "0.5"), ("kl", "0.0000001")] {
         let asked = |number: &str| {
-            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_anec"));
-            command.args(["quant", "--source", demo.to_str().unwrap(), "--weights", "int8,palette4", "--tokens", "24"]);
-            let plan = format!("{key}={number}");
-            let output = command.args(["--plan", &plan]).current_dir(folder.path()).output().unwrap();
+            let output = asked(&format!("{key}={number}"));
             (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
         };
-        let (code, stderr) = asked("0.5");
+        let (code, stderr) = asked(too_little);
         assert!(code == Some(2) && stderr.contains("less than the formats allow"), "{stderr}");
         let least = stderr.split("expected at least ").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
         assert_eq!(asked(least).0, Some(0), "{key}={least}");

@@ -19,7 +19,7 @@ pub enum CalibrateError {
     #[error("`quant.{0}`: a model whose routers pass on what they gather can't be calibrated")]
     Router(&'static str),
     /// No formats of those that there are keep within the budget.
-    #[error("`quant.plan.{key}`: {asked} is less than the formats allow, expected at least {least:.4}")]
+    #[error("`quant.plan.{key}`: {asked} is less than the formats allow, expected at least {least}")]
     Budget {
         /// The budget's key.
         key: &'static str,

@@ -53,17 +53,19 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
     let chosen = match budget {
         QuantPlan::Bits(bits) => {
             let limit = (bits * weights as f64 / 8.0).round() as u64;
-            let least = rounded_up(8.0 * sum(&smallest) as f64 / weights.max(1) as f64);
+            let least = rounded_up(8.0 * sum(&smallest) as f64 / weights.max(1) as f64, 4.0);
             choose(&costs, Limit::Bytes(limit)).ok_or(CalibrateError::Budget { key: "bits", asked: bits, least })?
         }
         QuantPlan::Kl(nats) => {
-            let least = costs.iter().map(|costs| costs.iter().map(|c| c.loss).fold(f64::INFINITY, f64::min)).sum();
+            let least: f64 = costs.iter().map(|costs| costs.iter().map(|c| c.loss).fold(f64::INFINITY, f64::min)).sum();
+            // losses are far below one: three digits of them
+            let least = rounded_up(least, 2.0 - least.max(f64::MIN_POSITIVE).log10().floor());
             choose(&costs, Limit::Loss(nats)).ok_or(CalibrateError::Budget { key: "kl", asked: nats, least })?
         }
         QuantPlan::MaxMb(megabytes) => {
             let asked = (megabytes * 1e6).round() as u64;
             let rest = bytes_of(&with(&smallest))?.saturating_sub(sum(&smallest));
-            let least = rounded_up((rest + sum(&smallest)) as f64 / 1e6);
+            let least = rounded_up((rest + sum(&smallest)) as f64 / 1e6, 4.0);
             let refused = CalibrateError::Budget { key: "max_mb", asked: megabytes, least };
             let mut limit = asked.saturating_sub(rest);
             let mut found = None;
@@ -98,9 +100,10 @@ pub fn plan(manifest: &Manifest, budget: QuantPlan, measured: &Sensitivities) ->
     Ok(Planned { manifest, report })
 }
 
-/// To the four places that are shown of it, so that what is shown is enough.
-fn rounded_up(number: f64) -> f64 {
-    (number * 1e4).ceil() / 1e4
+/// To so many places, so that what is shown of it is enough.
+fn rounded_up(number: f64, places: f64) -> f64 {
+    let unit = 10f64.powf(places);
+    (number * unit).ceil() / unit
 }
 
 /// What a manifest says of quantization with the chosen formats: of each role the most frequent one, and by layers those that
