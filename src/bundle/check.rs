@@ -18,6 +18,7 @@ impl Bundle {
     pub fn check(&self) -> Vec<String> {
         let mut findings = Vec::new();
         findings.extend(self.model_problem());
+        findings.extend(self.config_problems());
         findings.extend(self.file_problems());
         findings.extend(self.host_problems());
         findings.extend(self.package_problems());
@@ -48,6 +49,20 @@ impl Bundle {
         }
         let power_of_two = model.hidden_scale.is_normal() && model.hidden_scale.log2().fract() == 0.0;
         (!power_of_two).then(|| format!("`hidden_scale` is {}, expected a power of two", model.hidden_scale))
+    }
+
+    /// Sizes that the family's configuration says, too.
+    fn config_problems(&self) -> Vec<String> {
+        let sizes = [
+            ("hidden_size", self.model.hidden_size),
+            ("num_hidden_layers", self.model.num_layers as u64),
+            ("vocab_size", self.model.vocab_size),
+        ];
+        let differs =
+            |(key, size): &(&str, u64)| self.config.get(*key).is_some_and(|said| said.as_u64() != Some(*size));
+        let problem =
+            |(key, size)| format!("its configuration says `{key}` {}, the model has {size}", self.config[key]);
+        sizes.into_iter().filter(differs).map(problem).collect()
     }
 
     /// Files are inside the folder: a bundle of a stranger must not lead whoever reads or copies it elsewhere.

@@ -23,8 +23,13 @@ impl Bundle {
     pub fn draft_bundle(&self) -> Option<Bundle> {
         let functions = self.draft.as_ref()?.functions.clone();
         let uses = |package: &str| functions.iter().any(|entry| entry.package == package);
+        let mut config = self.config.clone();
+        if let Some(layers) = config.get_mut("num_hidden_layers") {
+            *layers = 1.into();
+        }
         Some(Bundle {
             model: ModelFacts { num_layers: 1, ..self.model.clone() },
+            config,
             packages: self.packages.iter().filter(|entry| uses(&entry.package)).cloned().collect(),
             functions,
             draft: None,
