@@ -64,19 +64,16 @@ impl CalibrationJournal {
         let bytes: Vec<u8> =
             texts.iter().flat_map(|tokens| tokens.iter().chain([&u32::MAX])).flat_map(|t| t.to_le_bytes()).collect();
         let text = ContentDigest::of(&bytes).hex().to_owned();
-        let beginning = Finished { text: text.clone(), ..Finished::default() };
-        let mut journal = CalibrationJournal { folder: folder.to_owned(), finished: beginning };
-        let codes = Codes::new(folder.join("codes"))?;
+        let journal = |finished| CalibrationJournal { folder: folder.to_owned(), finished };
         let read = || serde_json::from_slice::<Finished>(&fs::read(folder.join(FILE_NAME)).ok()?).ok();
-        if let Some(found) = read().filter(|found| found.text == text) {
-            let before = std::mem::replace(&mut journal.finished, found);
-            let lengths: Vec<usize> = hidden.iter().map(Vec::len).collect();
-            if let Some(standing) = journal.standing(&lengths) {
-                return Ok((journal, standing));
-            }
-            journal.finished = before;
+        let lengths: Vec<usize> = hidden.iter().map(Vec::len).collect();
+        if let Some(found) = read().filter(|found| found.text == text).map(journal)
+            && let Some(standing) = found.standing(&lengths)
+        {
+            return Ok((found, standing));
         }
-        Ok((journal, Standing { hidden, codes, most_moments: 0 }))
+        let beginning = journal(Finished { text, ..Finished::default() });
+        Ok((beginning, Standing { hidden, codes: Codes::new(folder.join("codes"))?, most_moments: 0 }))
     }
 
     /// Packages that are finished.
