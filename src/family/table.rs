@@ -470,6 +470,22 @@ const LFM2_GGUF: &[(&str, &str)] = &[
     ("conv.out_proj", "shortconv.out_proj"),
 ];
 
+/// What both rows of Gemma 4 begin with.
+const GEMMA4: DecoderFamily = DecoderFamily {
+    qk_norm: QkNorm::PerHead,
+    norms: NormPlacement::Both,
+    mlp_bias: Bias::Never,
+    activation: Activation::GeluTanh,
+    window: WindowRule::Pattern(6),
+    local_rope: Some(10000.0),
+    scaled_embedding: true,
+    default_rope_theta: 1_000_000.0,
+    default_tie_word_embeddings: true,
+    logits_softcap: Softcap::Key(None),
+    gemma4_layers: true,
+    ..LLAMA
+};
+
 /// All rows.
 pub const DECODERS: &[DecoderFamily] = &[
     LLAMA,
@@ -831,18 +847,7 @@ pub const DECODERS: &[DecoderFamily] = &[
             ("hidden_size_per_layer_input", 256),
         ],
         mixture: MixtureKind::BesideDense,
-        qk_norm: QkNorm::PerHead,
-        norms: NormPlacement::Both,
-        mlp_bias: Bias::Never,
-        activation: Activation::GeluTanh,
-        window: WindowRule::Pattern(6),
-        local_rope: Some(10000.0),
-        scaled_embedding: true,
-        default_rope_theta: 1_000_000.0,
-        default_tie_word_embeddings: true,
-        logits_softcap: Softcap::Key(None),
-        gemma4_layers: true,
-        ..LLAMA
+        ..GEMMA4
     },
     // Gemma 4 without encoders of images and sound: neither experts nor vectors of tokens for layers
     DecoderFamily {
@@ -861,18 +866,7 @@ pub const DECODERS: &[DecoderFamily] = &[
             ("max_position_embeddings", 262_144),
             ("sliding_window", 1024),
         ],
-        qk_norm: QkNorm::PerHead,
-        norms: NormPlacement::Both,
-        mlp_bias: Bias::Never,
-        activation: Activation::GeluTanh,
-        window: WindowRule::Pattern(6),
-        local_rope: Some(10000.0),
-        scaled_embedding: true,
-        default_rope_theta: 1_000_000.0,
-        default_tie_word_embeddings: true,
-        logits_softcap: Softcap::Key(None),
-        gemma4_layers: true,
-        ..LLAMA
+        ..GEMMA4
     },
     DecoderFamily {
         name: "hunyuan_v1_dense",
