@@ -4,6 +4,7 @@
 //! ```text
 //! cargo bench --bench whole                       # zaya1-8b and privacy-filter: about 12 GB of disk
 //! cargo bench --bench whole -- gemma-3-4b         # other built-in manifests
+//! cargo bench --bench whole -- --all              # every one; the largest takes 82 GB of disk
 //! ```
 //!
 //! Times include computing the weights, which takes longer than reading them would. Each model is converted by a process
@@ -32,15 +33,23 @@ fn main() {
     if let Ok(name) = std::env::var(CONVERT) {
         return convert(&name);
     }
-    let named: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
-    let named = if named.is_empty() { vec!["zaya1-8b".to_owned(), "privacy-filter".to_owned()] } else { named };
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let named: Vec<&str> = match words.iter().map(String::as_str).filter(|word| !word.starts_with("--")).collect() {
+        _ if words.iter().any(|word| word == "--all") => builtin::names().filter(|name| *name != "demo").collect(),
+        named if Vec::is_empty(&named) => vec!["zaya1-8b", "privacy-filter"],
+        named => named,
+    };
     println!("| model | weights | bundle | packages | largest | convert | peak memory |");
     println!("|---|---|---|---|---|---|---|");
+    let mut failed = Vec::new();
     for name in named {
         let this = std::env::current_exe().expect("this program has a path");
-        let status = Command::new(this).env(CONVERT, &name).status().expect("this program starts again");
-        assert!(status.success(), "{name} isn't converted");
+        let status = Command::new(this).env(CONVERT, name).status().expect("this program starts again");
+        if !status.success() {
+            failed.push(name);
+        }
     }
+    assert!(failed.is_empty(), "not converted: {failed:?}");
 }
 
 fn convert(name: &str) {
