@@ -64,16 +64,5 @@ if [ "$profile" = dist ]; then
 fi
 PATH=$room/bin:$PATH CARGO=$room/bin/cargo "$room/tools/bin/maturin" build --profile "$profile" $options --out "$out"
 
-python3 -m venv "$room/clean"
-"$room/clean/bin/pip" install -q --no-index "$out"/anec-*.whl
-client=$PWD/tests/bindings_client.py
-cd "$room" # not where the sources are
-export PATH=$room/clean/bin:$PATH HOME=$room/home
-[ "$(command -v anec)" = "$room/clean/bin/anec" ]
-anec --version
-anec demo --out demo.anec >demo.txt
-grep -q passed demo.txt
-anec plan --manifest qwen3-0.6b >plan.txt
-grep -q 'shapes from the built-in configuration' plan.txt
-ANEC=$(command -v anec) python "$client" demo.anec
+tools/wheel-check.sh "$out"
 ls -l "$out"

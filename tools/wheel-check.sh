@@ -1,0 +1,31 @@
+#!/bin/sh
+# Installs a wheel where there is nothing but Python, and uses it: the program converts and runs the demo model, and the bindings
+# write a text with it.
+#
+#   tools/wheel-check.sh FOLDER|FILE    # a wheel, or a folder that has one for this machine
+#
+# Needs Python with venv, and nothing of the build: a clean container will do.
+set -eu
+# which files these are is known before the folder changes
+client=$(cd "$(dirname "$0")/../tests" && pwd)/bindings_client.py
+wheel=$1
+[ ! -d "$wheel" ] || wheel=$(cd "$wheel" && pwd)
+room=$(mktemp -d)
+trap 'rm -rf "$room"' EXIT
+python3 -m venv "$room/clean"
+if [ -d "$wheel" ]; then
+  "$room/clean/bin/pip" install -q --no-index --find-links "$wheel" anec
+else
+  "$room/clean/bin/pip" install -q --no-index "$wheel"
+fi
+# not where the sources are, with no other program `anec` before it
+cd "$room"
+export PATH="$room/clean/bin:$PATH" HOME="$room/home"
+[ "$(command -v anec)" = "$room/clean/bin/anec" ]
+anec --version
+anec demo --out demo.anec >demo.txt
+cat demo.txt
+grep -q passed demo.txt
+anec plan --manifest qwen3-0.6b >plan.txt
+grep -q 'shapes from the built-in configuration' plan.txt
+ANEC=$(command -v anec) python "$client" demo.anec
