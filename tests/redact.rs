@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anec::exec::Precision;
-use anec::runtime::bioes::Biases;
-use anec::runtime::redact::{Piece, RedactionSummary, Redactor, Span};
+use anec::runtime::classify::bioes::Biases;
+use anec::runtime::classify::redact::{Piece, RedactionSummary, Redactor, Span};
 use anec::runtime::{Hidden, LoadedModel, Tokenizer, Windows};
 use serde_json::Value as Json;
 

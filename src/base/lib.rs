@@ -22,6 +22,7 @@ pub mod input;
 mod name;
 pub mod output;
 pub mod progress;
+pub mod random;
 pub mod resources;
 mod skip;
 
@@ -31,5 +32,6 @@ pub use file::{FileError, MappedFile, hexadecimal};
 pub use name::path_inside;
 pub use output::OutputFile;
 pub use progress::{Progress, ProgressEvent};
+pub use random::SplitMix64;
 #[doc(hidden)]
 pub use skip::skipped;

@@ -6,8 +6,8 @@ use anec::Model;
 use anec::bundle::Task;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
-use anec::runtime::bioes::Biases;
-use anec::runtime::redact::{Piece, Redactor};
+use anec::runtime::classify::bioes::Biases;
+use anec::runtime::classify::redact::{Piece, Redactor};
 use anec::runtime::{Embedder, LoadedModel, Tokenizer, coreml};
 
 use super::error::AnecError;

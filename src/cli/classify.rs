@@ -8,7 +8,7 @@ use super::model::{Input, Labels, Runner};
 use super::{print, print_json};
 use anec::base::Result;
 use anec::report::table::table;
-use anec::runtime::bioes::{BioesTag, Scheme, Viterbi};
+use anec::runtime::classify::bioes::{BioesTag, Scheme, Viterbi};
 use anec::runtime::tokenizer::TokenEntry;
 use anec::runtime::{EncodedText, Hidden, LoadedModel, Logprobs, Tokenizer, Windows, encode};
 

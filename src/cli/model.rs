@@ -12,7 +12,7 @@ use anec::base::Result;
 use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::manifest::{Manifest, builtin};
-use anec::runtime::bioes::Biases;
+use anec::runtime::classify::bioes::Biases;
 use anec::runtime::{LoadedModel, PhaseUnits, Tokenizer, coreml};
 use anec::source::hub;
 use anec::{BundleCache, Prompt};

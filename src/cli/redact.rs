@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::model::{Labels, Runner};
 use anec::base::Result;
-use anec::runtime::redact::{Piece, RedactionSummary, Redactor};
+use anec::runtime::classify::redact::{Piece, RedactionSummary, Redactor};
 
 /// Bytes that are read at a time.
 const READ: usize = 1 << 16;

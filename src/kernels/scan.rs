@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 /// Largest fp16.
-const LARGEST: f32 = 65504.0;
+const LARGEST: f32 = f16::MAX.to_f32_const();
 /// Smallest normal fp16; below it, hardware may take zero for what is written.
 const SMALLEST_NORMAL: f32 = 6.103_515_6e-5;
 

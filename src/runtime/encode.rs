@@ -7,12 +7,12 @@
 
 use std::sync::Arc;
 
+use super::classify::windows::Windows;
 use super::encoded_text::EncodedText;
 use super::error::RuntimeError;
 use super::forward::{Chunking, ForwardOptions};
 use super::host::HostProduct;
 use super::model::LoadedModel;
-use super::windows::Windows;
 use anec_base::Result;
 use anec_bundle::{Pooling, ProjectionActivation};
 use ndarray::ArrayView1;

@@ -36,10 +36,8 @@
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
 //! | `widened` | larger calls than a bundle allows, for gates |
-//! | [`windows`] | a text of any length on its way through a token classifier |
 //! | [`encode`] | vectors of texts, and judgements of whole texts |
-//! | [`bioes`] | the labels of whole spans |
-//! | [`redact`] | spans of a text of any length |
+//! | [`classify`] | a text of any length on its way through a token classifier; labels of whole spans; what is left without them |
 //! | [`profile`] | how long the functions take |
 //! | [`bench`](mod@bench) | how fast a bundle runs |
 //! | [`energy`] | how much energy work takes |
@@ -58,10 +56,10 @@
 
 pub mod backend;
 pub mod bench;
-pub mod bioes;
 mod bpe;
 pub(crate) mod call;
 pub mod chat;
+pub mod classify;
 #[cfg(feature = "grammar")]
 pub mod constraint;
 #[cfg(not(feature = "grammar"))]
@@ -95,7 +93,6 @@ pub mod plan;
 pub mod prefix;
 mod prepared;
 pub mod profile;
-pub mod redact;
 pub mod request;
 pub mod sampling;
 pub mod session;
@@ -107,9 +104,9 @@ pub mod together;
 pub mod tokenizer;
 pub mod tools;
 mod widened;
-pub mod windows;
 
 pub use backend::{Backend, BatchMember, BatchResult, Phase, Sequence, Watch};
+pub use classify::windows::Windows;
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::{CoreMlBackend, PhaseUnits};
 pub use cpu::{CpuBackend, PackageStore};
@@ -133,4 +130,3 @@ pub use text::{TextDelta, TextGeneration, TextStream};
 pub use together::{NextTokens, forward_together};
 pub use tokenizer::{Detokenizer, Tokenizer};
 pub use widened::widened;
-pub use windows::Windows;

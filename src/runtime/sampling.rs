@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 
 use super::error::RuntimeError;
+use anec_base::SplitMix64;
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,7 +81,7 @@ impl Default for Sampling {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    state: u64,
+    random: SplitMix64,
     /// How often the continuation has each token; 0 for one that only the prompt has.
     seen: HashMap<u32, u32>,
 }
@@ -89,7 +90,7 @@ impl Sampler {
     /// A sampler at the start of its seed, for the continuation of `prompt`.
     pub fn new(sampling: Sampling, prompt: &[u32]) -> Self {
         let seen = if sampling.penalises() { prompt.iter().map(|token| (*token, 0)).collect() } else { HashMap::new() };
-        Sampler { sampling, state: sampling.seed, seen }
+        Sampler { sampling, random: SplitMix64::new(sampling.seed), seen }
     }
 
     /// Changes the logits by the penalties for what is in the text.
@@ -152,7 +153,7 @@ impl Sampler {
             return argmax(logits);
         }
         let total: f64 = candidates.iter().map(|(_, w)| w).sum();
-        let mut left = self.uniform() * total;
+        let mut left = self.random.uniform() * total;
         for (token, weight) in &candidates {
             left -= weight;
             if left < 0.0 {
@@ -160,15 +161,6 @@ impl Sampler {
             }
         }
         candidates[candidates.len() - 1].0
-    }
-
-    /// A number in `[0, 1)`: SplitMix64 (Steele, Lea, Flood 2014), upper 53 bits.
-    fn uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -58,8 +58,8 @@ pub enum SourceError {
         /// Names in the source that look like it.
         nearest: Vec<String>,
     },
-    /// A tensor was asked for twice and not declared shared.
-    #[error("tensor `{tensor}` is taken twice, but wasn't declared shared")]
+    /// A tensor was asked for twice.
+    #[error("tensor `{tensor}` is taken twice")]
     TakenTwice {
         /// The tensor.
         tensor: String,

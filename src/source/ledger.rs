@@ -1,6 +1,6 @@
-//! The account of a source: every tensor is used once, or shared by declaration, or ignored for a reason.
+//! The account of a source: every tensor is used once, or ignored for a reason.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use anec_bundle::LedgerTotals;
 
@@ -12,20 +12,14 @@ use super::tensor::SourceTensor;
 #[derive(Debug)]
 pub struct Ledger<'a> {
     source: &'a Source,
-    taken: BTreeMap<String, Taken>,
+    taken: BTreeSet<String>,
     ignored: Vec<(String, String)>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
-    Once,
-    Shared,
 }
 
 impl<'a> Ledger<'a> {
     /// An empty account of `source`.
     pub fn new(source: &'a Source) -> Self {
-        Ledger { source, taken: BTreeMap::new(), ignored: Vec::new() }
+        Ledger { source, taken: BTreeSet::new(), ignored: Vec::new() }
     }
 
     /// The source.
@@ -43,15 +37,17 @@ impl<'a> Ledger<'a> {
     /// # Errors
     /// When the source doesn't have it, or it was used before.
     pub fn take(&mut self, name: &str) -> Result<SourceTensor> {
-        self.mark(name, Taken::Once)
-    }
-
-    /// Uses a tensor that others use too, such as an embedding tied to the LM head. All uses must be declared shared.
-    ///
-    /// # Errors
-    /// When the source doesn't have it, or it was used without being declared shared.
-    pub fn take_shared(&mut self, name: &str) -> Result<SourceTensor> {
-        self.mark(name, Taken::Shared)
+        let Some(tensor) = self.source.tensor(name) else {
+            return Err(SourceError::MissingTensor {
+                source_name: self.source.name().to_owned(),
+                tensor: name.to_owned(),
+                nearest: nearest(name, self.source.tensors().map(SourceTensor::name), 3),
+            });
+        };
+        match self.taken.insert(name.to_owned()) {
+            true => Ok(tensor.clone()),
+            false => Err(SourceError::TakenTwice { tensor: name.to_owned() }),
+        }
     }
 
     /// Uses a tensor if the source has it.
@@ -60,21 +56,6 @@ impl<'a> Ledger<'a> {
     /// When it was used before.
     pub fn take_optional(&mut self, name: &str) -> Result<Option<SourceTensor>> {
         if self.has(name) { self.take(name).map(Some) } else { Ok(None) }
-    }
-
-    fn mark(&mut self, name: &str, how: Taken) -> Result<SourceTensor> {
-        let Some(tensor) = self.source.tensor(name) else {
-            return Err(SourceError::MissingTensor {
-                source_name: self.source.name().to_owned(),
-                tensor: name.to_owned(),
-                nearest: nearest(name, self.source.tensors().map(SourceTensor::name), 3),
-            });
-        };
-        match self.taken.insert(name.to_owned(), how) {
-            None => Ok(tensor.clone()),
-            Some(Taken::Shared) if how == Taken::Shared => Ok(tensor.clone()),
-            Some(_) => Err(SourceError::TakenTwice { tensor: name.to_owned() }),
-        }
     }
 
     /// Declares that tensors whose name matches `pattern` are no part of the model, and why. `*` matches any
@@ -92,7 +73,7 @@ impl<'a> Ledger<'a> {
         let mut unused = Vec::new();
         for tensor in self.source.tensors() {
             let name = tensor.name();
-            if self.taken.contains_key(name) {
+            if self.taken.contains(name) {
                 totals.used += 1;
                 totals.used_bytes += tensor.byte_length();
             } else if let Some((_, reason)) = self.ignored.iter().find(|(pattern, _)| matches(pattern, name)) {
@@ -106,7 +87,7 @@ impl<'a> Ledger<'a> {
         }
         // Only for those that the message shows: there may be very many.
         let with_nearest = |(index, name): (usize, String)| {
-            let used = (index < SHOWN).then(|| nearest(&name, self.taken.keys().map(String::as_str), 1).pop());
+            let used = (index < SHOWN).then(|| nearest(&name, self.taken.iter().map(String::as_str), 1).pop());
             (name, used.flatten())
         };
         let unused = unused.into_iter().enumerate().map(with_nearest).collect();
@@ -160,8 +141,7 @@ mod tests {
         let mut ledger = Ledger::new(&source);
         ledger.take("layers.0.q.weight").unwrap();
         ledger.take("layers.0.k.weight").unwrap();
-        ledger.take_shared("embed.weight").unwrap();
-        ledger.take_shared("embed.weight").unwrap();
+        ledger.take("embed.weight").unwrap();
         assert!(ledger.take_optional("layers.0.q.bias").unwrap().is_none());
         ledger.ignore("layers.*.inv_freq", "computed from the configuration");
         let totals = ledger.finish().unwrap();
@@ -172,18 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_is_used_once_unless_every_use_says_shared() {
+    fn a_tensor_is_used_once() {
         let source = source();
-        for (first, second) in [(false, false), (false, true), (true, false)] {
-            let mut ledger = Ledger::new(&source);
-            let take = |ledger: &mut Ledger, shared| match shared {
-                true => ledger.take_shared("embed.weight"),
-                false => ledger.take("embed.weight"),
-            };
-            take(&mut ledger, first).unwrap();
-            let error = take(&mut ledger, second).unwrap_err();
-            assert!(matches!(&error, SourceError::TakenTwice { tensor } if tensor == "embed.weight"));
-        }
+        let mut ledger = Ledger::new(&source);
+        ledger.take("embed.weight").unwrap();
+        let error = ledger.take("embed.weight").unwrap_err();
+        assert!(matches!(&error, SourceError::TakenTwice { tensor } if tensor == "embed.weight"));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Numbers that look random but depend on a seed and a position only, so that they can be computed in any order.
 
+use anec_base::SplitMix64;
+
 /// Normally distributed numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normal {
@@ -28,10 +30,7 @@ impl Normal {
 
 /// 64 bits for position `i`: the output function of the splitmix64 generator.
 pub fn mix(seed: u64, i: u64) -> u64 {
-    let mut z = seed.wrapping_mul(0xD1B5_4A32_D192_ED03).wrapping_add(i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ z >> 31
+    SplitMix64::hash(seed.wrapping_mul(0xD1B5_4A32_D192_ED03).wrapping_add(i.wrapping_mul(SplitMix64::STEP)))
 }
 
 #[cfg(test)]

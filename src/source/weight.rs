@@ -187,16 +187,6 @@ impl SourceWeight {
         Ok(self.sliced(range.start * run, shape))
     }
 
-    /// Entry `index` of the outermost dimension, which goes: one matrix of a stack.
-    ///
-    /// # Errors
-    /// When there are fewer.
-    pub fn entry(&self, index: u64) -> Result<Self> {
-        let entry = self.slice(index..index.saturating_add(1))?;
-        let shape = entry.shape[1..].into();
-        Ok(SourceWeight { shape, ..entry })
-    }
-
     fn sliced(&self, first: u64, shape: Arc<[u64]>) -> Self {
         if shape.iter().product::<u64>() == self.elements() {
             return SourceWeight { node: self.node.clone(), shape };

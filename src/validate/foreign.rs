@@ -8,7 +8,7 @@ use super::numerics::check;
 use super::thresholds::NumericsThresholds;
 use super::verdict::{Check, GateReport, listed};
 use super::watch::ValueRange;
-use anec_base::Result;
+use anec_base::{Result, SplitMix64};
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, Tensor, TensorData, WeightCache};
 use anec_mil::constant::Data;
 use anec_mil::verify::{infer_types, verify, verify_function};
@@ -197,17 +197,10 @@ fn made_up(value: &Value, seed: u64) -> Result<Tensor, String> {
     Ok(Tensor { shape, data })
 }
 
-/// Numbers from -1 to 1 by splitmix64 (Steele, Lea, Flood 2014).
+/// Numbers from -1 to 1.
 fn noise(seed: u64, count: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    (0..count).map(|_| (next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+    let mut random = SplitMix64::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    (0..count).map(|_| (random.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use anec_runtime::{HostTables, LoadedModel, PackageStore};
 pub const GATE: &str = "numerics";
 
 /// Largest fp16.
-const LARGEST: f64 = 65504.0;
+const LARGEST: f64 = half::f16::MAX.to_f64_const();
 /// Smallest residual scale that a manifest may have.
 const SMALLEST_SCALE: f64 = 1.0 / 65536.0;
 

@@ -335,6 +335,7 @@ mod tests {
 
     use super::*;
     use crate::chips::ChipTable;
+    use anec_base::SplitMix64;
     use anec_convert::open::{Opened, open, resolve};
     use anec_manifest::{Granularity, KvWrite, Quant, RecurrentForm, RopeForm, StateForm, WeightFormat};
 
@@ -355,16 +356,12 @@ mod tests {
         (opened, manifest)
     }
 
-    /// Numbers that look random and are the same in every run (splitmix64).
-    struct Numbers(u64);
+    /// Numbers that are the same in every run.
+    struct Numbers(SplitMix64);
 
     impl Numbers {
         fn below(&mut self, end: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (z ^ (z >> 31)) % end
+            self.0.bits() % end
         }
 
         fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
@@ -418,7 +415,7 @@ mod tests {
             let model = &*opened.model;
             let targets = targets(names);
             let found = search(&manifest, model, &targets, &SearchLimits::default()).unwrap();
-            let mut numbers = Numbers(13);
+            let mut numbers = Numbers(SplitMix64::new(13));
             let (mut worse, mut tried) = (0, 0);
             while tried < count {
                 let other = random(&manifest, model.facts().num_layers, &mut numbers);

@@ -8,7 +8,7 @@ use crate::error::FamilyError;
 use crate::table::{DecoderFamily, MixerKind};
 
 /// The largest step that fp16 holds.
-const MOST: f64 = 65504.0;
+const MOST: f64 = half::f16::MAX.to_f64_const();
 
 /// Mamba-2.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -69,15 +69,6 @@ fn columns_have_a_bias_and_a_scale_of_their_own() {
 }
 
 #[test]
-fn an_expert_is_an_entry_of_a_stack() {
-    let stack = numbered("experts", 6, 4).reshape(&[3, 2, 4]).unwrap();
-    let expert = stack.entry(2).unwrap();
-    assert_eq!(expert.shape(), [2, 4]);
-    assert_eq!(row_numbers(&expert), [4, 5]);
-    assert!(stack.entry(3).is_err());
-}
-
-#[test]
 fn llama_cpps_neighbouring_rotary_pairs_become_halves() {
     // llama.cpp's converter views a head's rows as [2, half] and stores them as [half, 2].
     let original = numbered("q", 16, 3);

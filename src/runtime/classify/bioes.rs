@@ -13,8 +13,8 @@ use anec_base::FileError;
 
 use serde_json::Value as Json;
 
-use super::error::RuntimeError;
-use super::model::LoadedModel;
+use crate::error::RuntimeError;
+use crate::model::LoadedModel;
 
 /// Tokens whose labels may be open before they are settled by force.
 const MOST_OPEN: usize = 1 << 16;

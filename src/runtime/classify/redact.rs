@@ -14,11 +14,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::bioes::{Biases, BioesTag, Scheme, Viterbi};
-use super::error::RuntimeError;
-use super::forward::Hidden;
-use super::model::LoadedModel;
-use super::tokenizer::{TokenEntry, Tokenizer};
 use super::windows::Windows;
+use crate::error::RuntimeError;
+use crate::forward::Hidden;
+use crate::model::LoadedModel;
+use crate::tokenizer::{TokenEntry, Tokenizer};
 use anec_base::Result;
 
 /// Bytes of text that are tokenized at a time, about.

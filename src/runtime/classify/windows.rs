@@ -15,15 +15,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::encoded_text::EncodedText;
-use super::error::RuntimeError;
-use super::forward::{ForwardOutput, Hidden};
-use super::hidden::{Columns, HiddenFrame, Record};
-use super::host::TokenRun;
-use super::inputs::InputBuilder;
-use super::model::LoadedModel;
-use super::plan::{Chunk, Step};
-use super::session::TokenSession;
+use crate::encoded_text::EncodedText;
+use crate::error::RuntimeError;
+use crate::forward::{ForwardOutput, Hidden};
+use crate::hidden::{Columns, HiddenFrame, Record};
+use crate::host::TokenRun;
+use crate::inputs::InputBuilder;
+use crate::model::LoadedModel;
+use crate::plan::{Chunk, Step};
+use crate::session::TokenSession;
 use anec_base::Result;
 
 /// A text on its way through a token classifier.
@@ -81,12 +81,12 @@ impl Windows {
     }
 
     /// A new text of which the final hidden states are wanted, whatever the model's head makes of them.
-    pub(super) fn of_texts(model: &Arc<LoadedModel>) -> Result<Self> {
+    pub(crate) fn of_texts(model: &Arc<LoadedModel>) -> Result<Self> {
         Ok(Windows { headless: true, ..Windows::new(model, None, Hidden::No)? })
     }
 
     /// The final hidden states of a whole text.
-    pub(super) fn states(mut self, text: &EncodedText) -> Result<Vec<f32>> {
+    pub(crate) fn states(mut self, text: &EncodedText) -> Result<Vec<f32>> {
         if text.ids.is_empty() {
             return Err(RuntimeError::NoTokens.into());
         }
