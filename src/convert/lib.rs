@@ -32,6 +32,7 @@
 //! | [`open`] | the source that a manifest names, and the model in it |
 //! | [`functions`] | the functions of a package |
 //! | [`pipeline`] | the conversion itself |
+//! | `run` | its files, written several at a time |
 //! | [`resume`] | the journal by which an interrupted conversion goes on |
 //! | [`output`] | the folder that the bundle gets |
 //! | [`host`], [`tokenizer`], [`files`] | the files beside the packages |
@@ -61,6 +62,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod report;
 pub mod resume;
+mod run;
 pub mod size;
 pub mod tokenizer;
 pub mod workload;
