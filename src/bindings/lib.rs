@@ -1,6 +1,20 @@
 //! Bundles in apps. The functions and types of this crate are those of the Swift and the Python module: UniFFI generates
 //! both from them, comments included.
 //!
+//! ```
+//! use anec_bindings::AnecModel;
+//!
+//! # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let bundle = folder.path().join("demo.anec");
+//! # let manifest = anec::Manifest::from_yaml("context: 256", "the example", &[]).unwrap();
+//! # anec::Converter::new(manifest).source(format!("{root}/demo/model")).out(&bundle).convert().unwrap();
+//! let model = AnecModel::open(bundle.display().to_string(), None, None)?;
+//! assert_eq!(model.info().task, "text_generation");
+//! assert!(model.count_tokens("It was a fine morning".into())? < model.info().context);
+//! # Ok::<(), anec_bindings::AnecError>(())
+//! ```
+//!
 //! | module | holds |
 //! |---|---|
 //! | `model` | a bundle that is opened, its first load, vectors and redaction |
