@@ -53,9 +53,9 @@ pub fn of_transforms(asked: &Manifest, resolved: &Manifest, model: &dyn FamilyMo
     let roles: Vec<String> = Role::PROJECTIONS.iter().filter(other).map(|role| format!("`{role}`")).collect();
     if !roles.is_empty() {
         notes.push(format!(
-            "{} got a scale for each channel: their rows feed norms, which no transform can get around; \
+            "{} got a scale for each channel: their rows feed norms or are logits, which no transform can get around; \
              `--set transforms=none`, or `quant.overrides`, says otherwise",
-            roles.join(" and ")
+            roles.join(", ")
         ));
     }
     notes

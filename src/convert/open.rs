@@ -97,12 +97,13 @@ fn rotation_only(recipe: Vec<Transform>) -> Vec<Transform> {
     if recipe.iter().any(|transform| transform.rotation().is_some()) { recipe } else { Vec::new() }
 }
 
-/// The roles whose rows feed a norm, where families have norms behind the blocks: no unit of such a row can be undone.
-const FEEDS_NORM: [Role; 2] = [Role::AttentionOutput, Role::MlpDown];
+/// The roles whose rows feed a norm, where families have norms behind the blocks, and the one whose rows are logits: no unit of
+/// such a row can be undone, and nothing is rotated that would even rows out.
+const ROWS_OF_FIXED_UNITS: [Role; 3] = [Role::AttentionOutput, Role::MlpDown, Role::LmHead];
 
 /// Gives those roles a scale for each channel where nothing else is said.
-fn per_channel_before_norms(quant: &mut Quant) {
-    for role in FEEDS_NORM {
+fn scale_fixed_rows(quant: &mut Quant) {
+    for role in ROWS_OF_FIXED_UNITS {
         let own = quant.overrides.get(&role).copied().unwrap_or_default();
         let format = quant.of(role, None);
         let is_default = format.weights == WeightFormat::Int8 && format.granularity == Granularity::PerTensor;
@@ -136,7 +137,7 @@ pub fn resolve(manifest: &Manifest, source: &Source, model: &dyn FamilyModel) ->
         whole_texts(&mut manifest, model.facts().max_position_embeddings);
     }
     if manifest.transforms == Transforms::Auto && model.norms_behind_blocks() {
-        per_channel_before_norms(&mut manifest.quant);
+        scale_fixed_rows(&mut manifest.quant);
     }
     manifest
 }
