@@ -11,7 +11,7 @@
 //! // a dense family is a row that says how it differs from Llama
 //! let qwen = DECODERS.iter().find(|row| row.name == "qwen3").unwrap();
 //! assert_eq!(qwen.gguf, ["qwen3"]);
-//! assert_eq!(qwen.mixture, anec_family::table::MixtureKind::None);
+//! assert_eq!(qwen.mixture, anec_family::row::MixtureKind::None);
 //! ```
 //!
 //! | module | holds |
@@ -45,6 +45,7 @@ mod predictor;
 pub mod published;
 #[doc(hidden)]
 pub mod rope;
+pub mod row;
 mod scale;
 pub mod table;
 mod tensors;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use super::DecoderConfig;
 use crate::error::FamilyError;
 use crate::rope::RopeConfig;
-use crate::table::{Activation, DecoderFamily, NormPlacement, QkNorm, WindowRule};
+use crate::row::{Activation, DecoderFamily, NormPlacement, QkNorm, WindowRule};
 use anec_base::Result;
 use anec_source::onnx::decoder::{self, OnnxDecoder, Rope};
 use anec_source::onnx::rope::{Frequencies, OnnxRope};
