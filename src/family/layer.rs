@@ -23,12 +23,13 @@ use super::blocks::linear::Linear;
 use super::blocks::mamba2::{Mamba2, mamba2};
 use super::blocks::mlp::{Mlp, PlainMlp, mlp, plain_mlp};
 use super::blocks::moe::{Experts, Moe, SharedExpert, experts, moe, shared_expert, shares};
-use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::norm::rms_norm;
 use super::blocks::per_layer_input::{PerLayerInput, per_layer_input};
-use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
+use super::blocks::residual::{scaled_addend, scaled_base};
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
 use super::error::FamilyError;
+use super::residual_block::{Norms, ResidualBlock};
 use super::row::LayerForm;
 use anec_base::Result;
 use anec_manifest::Role;
@@ -52,36 +53,6 @@ pub struct Layer {
     pub per_layer_input: Option<(PerLayerInput, Norms)>,
     /// Multiplied to what leaves it, `[1]`.
     pub scalar: Option<SourceWeight>,
-}
-
-/// What is around a block: norms, and the sum with the residual stream.
-#[derive(Clone, Debug)]
-pub struct Norms {
-    /// Of what goes in.
-    pub before: Option<Norm>,
-    /// Of what comes out.
-    pub after: Option<Norm>,
-    /// Of the sum.
-    pub of_sum: Option<Norm>,
-    /// Scales of the sum.
-    pub scaling: Option<ResidualScaling>,
-}
-
-/// A block between the residual stream and itself, by the projections that touch the stream.
-#[derive(Debug)]
-pub struct ResidualBlock<'a> {
-    /// The norm before it, if there is one.
-    pub before: Option<&'a mut Norm>,
-    /// The norm of what it adds.
-    pub after: Option<&'a mut Norm>,
-    /// The norm of the sum.
-    pub of_sum: Option<&'a mut Norm>,
-    /// Scales of the sum.
-    pub scaling: Option<&'a mut ResidualScaling>,
-    /// What reads the stream, through the norm before, if there is one.
-    pub readers: Vec<&'a mut Linear>,
-    /// What writes to it, through the norm after, if there is one.
-    pub writers: Vec<&'a mut Linear>,
 }
 
 /// What mixes the tokens of a layer.
@@ -526,44 +497,4 @@ fn of_mamba2(mamba: &mut Mamba2) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
 fn of_experts<'a>(router: &'a mut Linear, experts: &'a mut Experts) -> (Vec<&'a mut Linear>, Vec<&'a mut Linear>) {
     let Experts { gate, up, down, down_bias, .. } = experts;
     (vec![router, gate, up], [down].into_iter().chain(down_bias).collect())
-}
-
-impl<'a> ResidualBlock<'a> {
-    /// What only reads the stream.
-    fn reading(before: &'a mut Norm, readers: Vec<&'a mut Linear>) -> Self {
-        let (after, of_sum, scaling) = (None, None, None);
-        ResidualBlock { before: Some(before), after, of_sum, scaling, readers, writers: Vec::new() }
-    }
-}
-
-impl Norms {
-    /// A block with these around it.
-    fn around<'a>(&'a mut self, readers: Vec<&'a mut Linear>, writers: Vec<&'a mut Linear>) -> ResidualBlock<'a> {
-        let Norms { before, after, of_sum, scaling } = self;
-        let (before, after, of_sum) = (before.as_mut(), after.as_mut(), of_sum.as_mut());
-        ResidualBlock { before, after, of_sum, scaling: scaling.as_mut(), readers, writers }
-    }
-
-    /// The gain of the norm before, if there is one that has one.
-    pub fn gain(&self) -> Option<SourceWeight> {
-        self.before.as_ref()?.gain()
-    }
-
-    /// `norm(x)`, which the block reads.
-    fn enter(&self, g: &mut Graph<'_>, x: ValueId) -> ValueId {
-        self.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1))
-    }
-
-    /// `x + r * norm(out)` of what the block gave, or the norm of the sum.
-    fn leave(&self, g: &mut Graph<'_>, x: ValueId, out: ValueId, multiplier: f64) -> ValueId {
-        let mut added = self.after.as_ref().map_or(out, |norm| rms_norm(g, out, norm, 1));
-        if let Some(scaling) = &self.scaling {
-            return scaled_sum(g, x, added, scaling);
-        }
-        if multiplier != 1.0 {
-            added = g.ops.mul(added, Constant::fp16(multiplier as f32));
-        }
-        let sum = g.ops.add(x, added);
-        self.of_sum.as_ref().map_or(sum, |norm| rms_norm(g, sum, norm, 1))
-    }
 }
