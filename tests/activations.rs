@@ -3,7 +3,7 @@
 use anec::exec::{ExecOptions, Executable, Precision, Tensor, WeightCache};
 use anec::family::blocks::Graph;
 use anec::family::blocks::activation::{activate, silu, softplus};
-use anec::family::table::Activation;
+use anec::family::row::Activation;
 use anec::manifest::ActivationForm;
 use anec::mil::{DataType, Dim, FunctionBuilder, Opset, TensorType, ValueId};
 

@@ -67,6 +67,8 @@ fn every_familys_projections_are_calibrated() {
         ("gemma3-default", &["quant.granularity=per_channel", "layout=bc1s"]),
         ("phi3-default", &["linear=linear", "attention=grouped"]),
         ("granite-default", &["numerics.scale=0.25"]),
+        ("cohere-normed", &["shards.divide=attention_mlp"]),
+        ("gpt_neox-default", &[]),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let source = format!("tests/fixtures/families/{model}");

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anec::family::encoder_families;
-use anec::family::table::{DECODERS, DecoderFamily, NEUTRAL_KEYS, OPENAI_PRIVACY_FILTER};
+use anec::family::row::DecoderFamily;
+use anec::family::table::{DECODERS, NEUTRAL_KEYS, OPENAI_PRIVACY_FILTER};
 use anec::source::{Ledger, Source};
 use folder::json;
 use rayon::prelude::*;

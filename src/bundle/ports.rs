@@ -46,6 +46,9 @@ pub enum PortRole {
     /// What the routers of the layers before have gathered about the tokens of the call,
     /// `[1, router_hidden_size, T, 1]` or `[1, router_hidden_size, 1, T]`: an output of one function, an input of the next.
     RouterState,
+    /// What the feed-forward network of a parallel layer reads, normalised, `[1, hidden, T, 1]` or `[1, hidden, 1, T]`, where
+    /// that network has a function of its own: an output of the layer's function, an input of the network's.
+    FeedForwardInput,
     /// Vectors of the tokens of the call for layers `first..end`, `[1, (end - first) * width, T, 1]` or
     /// `[1, (end - first) * width, 1, T]`: columns `first * width .. end * width` of the tokens' rows of the host tensor
     /// [`per_layer_embedding`](crate::HostFacts::per_layer_embedding).
@@ -154,7 +157,13 @@ pub enum PortRole {
 impl PortRole {
     /// Whether it goes from a function to those of the layers behind it, beside the hidden states.
     pub fn is_carried(&self) -> bool {
-        matches!(self, PortRole::RouterState | PortRole::SharedKeys { .. } | PortRole::SharedValues { .. })
+        matches!(
+            self,
+            PortRole::RouterState
+                | PortRole::FeedForwardInput
+                | PortRole::SharedKeys { .. }
+                | PortRole::SharedValues { .. }
+        )
     }
 }
 

@@ -15,10 +15,11 @@ use serde_json::{Map, Value as Json};
 
 use super::error::FamilyError;
 use super::rope::{LateQueryScale, RopeConfig};
-use super::table::{
-    Activation, Bias, DecoderFamily, MixerKind, MixtureKind, NEUTRAL_KEYS, NormPlacement, QkNorm, RouterScores,
-    SharedExpertRule, Softcap,
+use super::row::{
+    Activation, Bias, DecoderFamily, LayerForm, LayerFormRule, MixerKind, MixtureKind, NormKind, NormPlacement, QkNorm,
+    RouterScores, SharedExpertRule, Softcap,
 };
+use super::table::NEUTRAL_KEYS;
 use keys::Keys;
 pub use mamba2::{BlockMultipliers, Mamba2Config, Mamba2Norm};
 
@@ -106,9 +107,12 @@ pub struct DecoderConfig {
     /// Bias of the LM head.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub head_bias: bool,
-    /// Norms take the mean away and have biases.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub layer_norms: bool,
+    /// What norms are.
+    #[serde(skip_serializing_if = "is_root_mean_square")]
+    pub norm: NormKind,
+    /// How the mixer and the feed-forward network of a layer lie to each other.
+    #[serde(skip_serializing_if = "is_sequential")]
+    pub form: LayerForm,
     /// The source holds q, k, v in one tensor.
     pub fused: bool,
     /// The source holds gate and up in one tensor.
@@ -307,6 +311,16 @@ fn is_sigmoid(scores: &RouterScores) -> bool {
     *scores == RouterScores::Sigmoid
 }
 
+/// The same.
+fn is_root_mean_square(norm: &NormKind) -> bool {
+    *norm == NormKind::RootMeanSquare
+}
+
+/// The same.
+fn is_sequential(form: &LayerForm) -> bool {
+    *form == LayerForm::Sequential
+}
+
 /// Gated DeltaNets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeltaNetConfig {
@@ -454,14 +468,23 @@ impl DecoderConfig {
             tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(family.default_tie_word_embeddings),
             bidirectional: family.may_look_both_ways && keys.bool("use_bidirectional_attention")?.unwrap_or(false),
             per_layer_embedding,
-            qk_norm: family.qk_norm,
+            qk_norm: match family.qk_norm_if {
+                Some(key) if !keys.bool(key)?.unwrap_or(false) => QkNorm::None,
+                _ => family.qk_norm,
+            },
             value_norm: family.gemma4_layers,
             norms: family.norms,
             qkv_bias: bias(family.qkv_bias)?,
             output_bias: bias(family.output_bias)?,
             mlp_bias: bias(family.mlp_bias)?,
             head_bias: bias(family.head_bias)?,
-            layer_norms: family.layer_norms,
+            norm: family.norm,
+            form: match family.form {
+                LayerFormRule::Always(form) => form,
+                LayerFormRule::Key(key, form) if keys.bool(key)?.unwrap_or(false) => form,
+                LayerFormRule::Unless(key, form) if keys.bool(key)?.unwrap_or(true) => form,
+                LayerFormRule::Key(..) | LayerFormRule::Unless(..) => LayerForm::Sequential,
+            },
             fused: family.fused,
             fused_mlp: family.fused_mlp,
             plain_mlp: family.plain_mlp,
@@ -488,7 +511,13 @@ impl DecoderConfig {
             },
             residual_multiplier: multiplier("residual_multiplier", 1.0)?,
             hidden_scale: family.hidden_scale,
-            logits_scaling: multiplier("logits_scaling", 1.0)?,
+            logits_scaling: match family.logit_scale {
+                None => multiplier("logits_scaling", 1.0)?,
+                Some(default) => match keys.f64("logit_scale")?.unwrap_or(default) {
+                    scale if scale > 0.0 => 1.0 / scale,
+                    _ => return Err(keys.value("logit_scale", "more than 0")),
+                },
+            },
         };
         let neutral = [NEUTRAL_KEYS, family.neutral_keys].concat();
         keys.finish(family.name, &neutral, acknowledged)?;

@@ -20,7 +20,7 @@ use super::config::DecoderConfig;
 use super::layer::{ExpertTask, Layer, Mixer, MixerInputs, Stream};
 use super::predictor::{OfNoLayer, Predictor};
 use super::rope::{LateQueryScale, QUERY_ROPE_TABLE};
-use super::table::{MixerKind, NormPlacement};
+use super::row::{LayerForm, MixerKind, NormPlacement};
 use super::transform::{Transformed, permit};
 use super::{
     EmitWeight, ExpertCounts, FamilyFacts, FamilyModel, FunctionGraph, FunctionRequest, HostTensors, LoweringOptions,
@@ -165,7 +165,7 @@ impl Decoder {
         let specs = specs.collect();
         let states = States::declare(g, specs, context);
         ports.inputs.extend(states.inputs.iter().cloned());
-        let mut stream = Stream { hidden, router };
+        let mut stream = Stream { hidden, network: None, router };
         let mut task = None;
         for index in layers.clone() {
             let (window, slots) = of_layer(index);
@@ -191,8 +191,8 @@ impl Decoder {
             }
             g.layer(index, |g| -> Result<()> {
                 if mixes {
-                    let hidden = layer.mix(g, stream.hidden, inputs, config.residual_multiplier);
-                    stream.hidden = g.ops.rename(hidden, "hidden");
+                    stream = layer.mix(g, stream, inputs, config.residual_multiplier);
+                    stream.hidden = g.ops.rename(stream.hidden, "hidden");
                 } else if g.form.experts.is_packed() || layer.expert_counts().is_none() {
                     stream = layer.apply(g, stream, inputs, config.residual_multiplier);
                 } else {
@@ -245,6 +245,9 @@ impl Decoder {
             stream.hidden = rms_norm(g, stream.hidden, &self.final_norm, 1);
         }
         ports.output(g, "hidden_out", PortRole::Hidden, stream.hidden);
+        if let Some(network) = stream.network {
+            ports.output(g, "feed_forward_input_out", PortRole::FeedForwardInput, network);
+        }
         if let Some(state) = stream.router.filter(|_| !ends) {
             ports.output(g, "router_state_out", PortRole::RouterState, state);
         }
@@ -257,7 +260,11 @@ impl Decoder {
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(config.hidden_size));
         let router = self.given_router(g, &mut ports, index);
         let per_layer = self.told(g, &mut ports, &(index..index + 1));
-        let stream = Stream { hidden, router };
+        let network = (layer.form != LayerForm::Sequential).then(|| {
+            let shape = g.hidden_shape(config.hidden_size);
+            ports.input(g, "feed_forward_input", PortRole::FeedForwardInput, shape)
+        });
+        let stream = Stream { hidden, network, router };
         let stream = g.layer(index, |g| layer.apply_feed_forward(g, stream, per_layer, config.residual_multiplier));
         self.give(g, &mut ports, stream, index + 1, true);
         ports

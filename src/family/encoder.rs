@@ -181,11 +181,9 @@ impl Encoder {
         for (index, EncoderLayer { layer, band }) in range.clone().zip(layers) {
             let band = shared.iter().find(|(of, _)| of == band).map(|(_, inputs)| *inputs);
             let inputs = MixerInputs { attention: None, band, order: None, states: &[], per_layer: None };
-            let stream = Stream { hidden, router: None };
-            hidden = g.scope(&layer_scope(index), |g| match mixes {
-                true => layer.mix(g, hidden, inputs, 1.0),
-                false => layer.apply(g, stream, inputs, 1.0).hidden,
-            });
+            let stream = Stream { hidden, network: None, router: None };
+            let apply = if mixes { Layer::mix } else { Layer::apply };
+            hidden = g.scope(&layer_scope(index), |g| apply(layer, g, stream, inputs, 1.0).hidden);
             if index + 1 < range.end {
                 ports.between.push((index, hidden));
             }
@@ -202,7 +200,7 @@ impl Encoder {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.facts.hidden_size));
         let layer = &self.layers[index].layer;
-        let stream = Stream { hidden, router: None };
+        let stream = Stream { hidden, network: None, router: None };
         let hidden = g.scope(&layer_scope(index), |g| layer.apply_feed_forward(g, stream, None, 1.0).hidden);
         let hidden = self.normed_at_the_end(g, hidden, index + 1);
         ports.output(g, "hidden_out", PortRole::Hidden, hidden);

@@ -1,8 +1,8 @@
 //! A layer: a mixer of tokens and a feed-forward network, each with its norms and a residual connection.
 //!
 //! ```text
-//! x = x + r * mixer(norm(x))
-//! x = x + r * feed_forward(norm(x))
+//! y = x + r * mixer(n)                      n = norm(x)
+//! x = y + r * feed_forward(m)               m = norm'(y); in parallel layers n, or norm'(x)
 //! x = s (x + norm(per_layer_input(x)))      (in families that have it)
 //! ```
 //!
@@ -23,12 +23,14 @@ use super::blocks::linear::Linear;
 use super::blocks::mamba2::{Mamba2, mamba2};
 use super::blocks::mlp::{Mlp, PlainMlp, mlp, plain_mlp};
 use super::blocks::moe::{Experts, Moe, SharedExpert, experts, moe, shared_expert, shares};
-use super::blocks::norm::{Norm, rms_norm};
+use super::blocks::norm::rms_norm;
 use super::blocks::per_layer_input::{PerLayerInput, per_layer_input};
-use super::blocks::residual::{ResidualScaling, scaled_addend, scaled_base, scaled_sum};
+use super::blocks::residual::{scaled_addend, scaled_base};
 use super::blocks::short_conv::{ShortConv, short_conv};
 use super::blocks::state::{Slot, StateSpec};
 use super::error::FamilyError;
+use super::residual_block::{Norms, ResidualBlock};
+use super::row::LayerForm;
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_mil::{Constant, ValueId};
@@ -37,48 +39,20 @@ use anec_source::SourceWeight;
 /// The weights of one layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
+    /// How the two lie to each other.
+    pub form: LayerForm,
     /// What mixes the tokens.
     pub mixer: Mixer,
     /// Its norms.
     pub mixer_norms: Norms,
     /// What works on each token alone.
     pub feed_forward: FeedForward,
-    /// Its norms.
+    /// Its norms; of a parallel layer with one norm, none before it.
     pub feed_forward_norms: Norms,
     /// What it is told of the tokens, with its norms.
     pub per_layer_input: Option<(PerLayerInput, Norms)>,
     /// Multiplied to what leaves it, `[1]`.
     pub scalar: Option<SourceWeight>,
-}
-
-/// What is around a block: norms, and the sum with the residual stream.
-#[derive(Clone, Debug)]
-pub struct Norms {
-    /// Of what goes in.
-    pub before: Option<Norm>,
-    /// Of what comes out.
-    pub after: Option<Norm>,
-    /// Of the sum.
-    pub of_sum: Option<Norm>,
-    /// Scales of the sum.
-    pub scaling: Option<ResidualScaling>,
-}
-
-/// A block between the residual stream and itself, by the projections that touch the stream.
-#[derive(Debug)]
-pub struct ResidualBlock<'a> {
-    /// The norm before it, if there is one.
-    pub before: Option<&'a mut Norm>,
-    /// The norm of what it adds.
-    pub after: Option<&'a mut Norm>,
-    /// The norm of the sum.
-    pub of_sum: Option<&'a mut Norm>,
-    /// Scales of the sum.
-    pub scaling: Option<&'a mut ResidualScaling>,
-    /// What reads the stream, through the norm before, if there is one.
-    pub readers: Vec<&'a mut Linear>,
-    /// What writes to it, through the norm after, if there is one.
-    pub writers: Vec<&'a mut Linear>,
 }
 
 /// What mixes the tokens of a layer.
@@ -129,6 +103,8 @@ pub struct ExpertTask {
 pub struct Stream {
     /// Hidden states.
     pub hidden: ValueId,
+    /// Between the halves of a parallel layer: what its feed-forward network reads.
+    pub network: Option<ValueId>,
     /// What the routers have gathered, if they pass it on.
     pub router: Option<ValueId>,
 }
@@ -151,57 +127,18 @@ pub struct MixerInputs<'a> {
 impl Layer {
     /// Its blocks: the mixer, the feed-forward network, and what else reads or writes the stream.
     pub fn blocks(&mut self) -> Vec<ResidualBlock<'_>> {
-        let (readers, writers) = match &mut self.mixer {
-            Mixer::Attention(attention) => of_attention(attention),
-            Mixer::Banded(attention) => {
-                let BandedAttention { query, key, value, output, .. } = &mut **attention;
-                (vec![query, key, value], vec![output])
-            }
-            Mixer::Cca(cca) => {
-                let Attention { query, key, value, output, .. } = &mut cca.attention;
-                let readers = [query].into_iter().chain(key).chain(value).chain([&mut cca.delayed_value]);
-                (readers.collect(), vec![output])
-            }
-            Mixer::ShortConv(conv) => (vec![&mut conv.input], vec![&mut conv.output]),
-            Mixer::DeltaNet(net) => {
-                let DeltaNet { query_key_value, gate, step, decay, output, .. } = &mut **net;
-                (vec![query_key_value, gate, step, decay], vec![output])
-            }
-            Mixer::Mamba2(mamba) => of_mamba2(mamba),
-            Mixer::AttentionAndMamba2(both) => {
-                let (mut readers, mut writers) = of_attention(&mut both.0);
-                let (more_readers, more_writers) = of_mamba2(&mut both.1);
-                readers.extend(more_readers);
-                writers.extend(more_writers);
-                (readers, writers)
-            }
+        let (mut readers, mut writers) = of_mixer(&mut self.mixer);
+        let (of_network, by_network, own) = of_feed_forward(&mut self.feed_forward);
+        let mut blocks = if self.form == LayerForm::ParallelOneNorm {
+            // both read through one norm
+            readers.extend(of_network);
+            writers.extend(by_network);
+            vec![self.mixer_norms.around(readers, writers)]
+        } else {
+            let mixer = self.mixer_norms.around(readers, writers);
+            vec![mixer, self.feed_forward_norms.around(of_network, by_network)]
         };
-        let mut blocks = vec![self.mixer_norms.around(readers, writers)];
-        let norms = &mut self.feed_forward_norms;
-        match &mut self.feed_forward {
-            FeedForward::Mlp(mlp) => blocks.push(norms.around(vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down])),
-            FeedForward::Plain(mlp) => blocks.push(norms.around(vec![&mut mlp.up], vec![&mut mlp.down])),
-            FeedForward::Moe(moe) => {
-                let (mut readers, mut writers) = of_experts(&mut moe.router, &mut moe.experts);
-                if let Some(SharedExpert { mlp, gate }) = &mut moe.shared {
-                    readers.extend([&mut mlp.gate, &mut mlp.up].into_iter().chain(gate));
-                    writers.push(&mut mlp.down);
-                }
-                blocks.push(norms.around(readers, writers));
-            }
-            FeedForward::DepthMoe(moe) => {
-                let (readers, writers) = of_experts(&mut moe.router.down, &mut moe.experts);
-                blocks.push(norms.around(readers, writers));
-            }
-            FeedForward::DenseAndMoe(both) => {
-                let DenseAndMoe { mlp, moe, router_norm, experts_norm, .. } = &mut **both;
-                // both write through the norm after, and through norms of their own before it
-                blocks.push(norms.around(vec![&mut mlp.gate, &mut mlp.up], Vec::new()));
-                blocks.push(ResidualBlock::reading(router_norm, vec![&mut moe.router]));
-                let Experts { gate, up, .. } = &mut moe.experts;
-                blocks.push(ResidualBlock::reading(experts_norm, vec![gate, up]));
-            }
-        }
+        blocks.extend(own);
         if let Some((block, norms)) = &mut self.per_layer_input {
             blocks.push(norms.around(vec![&mut block.gate], vec![&mut block.projection]));
         }
@@ -223,6 +160,14 @@ impl Layer {
         }
     }
 
+    /// The gain of the norm that the feed-forward network reads through, if there is one that has one.
+    pub fn feed_forward_gain(&self) -> Option<SourceWeight> {
+        match self.form {
+            LayerForm::ParallelOneNorm => self.mixer_norms.gain(),
+            LayerForm::Sequential | LayerForm::ParallelTwoNorms => self.feed_forward_norms.gain(),
+        }
+    }
+
     /// The layer on what comes from the one before; `residual_multiplier` is r.
     pub fn apply(
         &self,
@@ -231,8 +176,22 @@ impl Layer {
         inputs: MixerInputs<'_>,
         residual_multiplier: f64,
     ) -> Stream {
-        let hidden = self.mix(g, stream.hidden, inputs, residual_multiplier);
-        self.apply_feed_forward(g, Stream { hidden, ..stream }, inputs.per_layer, residual_multiplier)
+        let stream = self.mix(g, stream, inputs, residual_multiplier);
+        self.apply_feed_forward(g, stream, inputs.per_layer, residual_multiplier)
+    }
+
+    /// The first half: the mixer, with its norms and its sum, and, in a parallel layer, what the second half reads.
+    pub fn mix(&self, g: &mut Graph<'_>, stream: Stream, inputs: MixerInputs<'_>, residual_multiplier: f64) -> Stream {
+        let x = stream.hidden;
+        let normal = self.mixer_norms.enter(g, x);
+        let out = self.apply_mixer(g, normal, inputs);
+        let hidden = self.mixer_norms.leave(g, x, out, residual_multiplier);
+        let network = match self.form {
+            LayerForm::Sequential => None,
+            LayerForm::ParallelOneNorm => Some(normal),
+            LayerForm::ParallelTwoNorms => Some(self.feed_forward_norms.enter(g, x)),
+        };
+        Stream { hidden, network, ..stream }
     }
 
     /// The second half: the feed-forward network, with its norms and its sum, and what follows it. `per_layer` is what the
@@ -244,33 +203,37 @@ impl Layer {
         per_layer: Option<ValueId>,
         residual_multiplier: f64,
     ) -> Stream {
-        let Stream { hidden: x, mut router } = stream;
-        let hidden =
-            self.feed_forward_norms.residual(g, x, residual_multiplier, |g, normal| match &self.feed_forward {
-                FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, normal, weights)),
-                FeedForward::Plain(weights) => g.scope("mlp", |g| plain_mlp(g, normal, weights)),
-                FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, normal, weights)),
-                FeedForward::DenseAndMoe(weights) => dense_and_moe(g, x, normal, weights),
-                FeedForward::DepthMoe(weights) => {
-                    let (out, state) = g.scope("moe", |g| depth_moe(g, normal, weights, router));
-                    router = Some(state);
-                    out
-                }
-            });
+        let Stream { hidden: x, network, mut router } = stream;
+        let norms = &self.feed_forward_norms;
+        let normal = network.unwrap_or_else(|| norms.enter(g, x));
+        let out = match &self.feed_forward {
+            FeedForward::Mlp(weights) => g.scope("mlp", |g| mlp(g, normal, weights)),
+            FeedForward::Plain(weights) => g.scope("mlp", |g| plain_mlp(g, normal, weights)),
+            FeedForward::Moe(weights) => g.scope("moe", |g| moe(g, normal, weights)),
+            FeedForward::DenseAndMoe(weights) => dense_and_moe(g, x, normal, weights),
+            FeedForward::DepthMoe(weights) => {
+                let (out, state) = g.scope("moe", |g| depth_moe(g, normal, weights, router));
+                router = Some(state);
+                out
+            }
+        };
+        let hidden = norms.leave(g, x, out, residual_multiplier);
         let hidden = self.finish(g, hidden, per_layer, residual_multiplier);
-        Stream { hidden: g.ops.rename(hidden, "hidden"), router }
+        Stream { hidden: g.ops.rename(hidden, "hidden"), network: None, router }
     }
 
     /// What follows the feed-forward network.
     fn finish(&self, g: &mut Graph<'_>, x: ValueId, per_layer: Option<ValueId>, residual_multiplier: f64) -> ValueId {
         let x = match &self.per_layer_input {
             None => x,
-            Some((weights, norms)) => norms.residual(g, x, residual_multiplier, |g, x| {
-                g.scope("per_layer_input", |g| match per_layer {
-                    Some(vectors) => per_layer_input(g, x, vectors, weights),
-                    None => g.missing("per_layer_input", "the tokens' vectors", x),
-                })
-            }),
+            Some((weights, norms)) => {
+                let normal = norms.enter(g, x);
+                let out = g.scope("per_layer_input", |g| match per_layer {
+                    Some(vectors) => per_layer_input(g, normal, vectors, weights),
+                    None => g.missing("per_layer_input", "the tokens' vectors", normal),
+                });
+                norms.leave(g, x, out, residual_multiplier)
+            }
         };
         self.scaled(g, x)
     }
@@ -293,9 +256,9 @@ impl Layer {
         inputs: MixerInputs<'_>,
         residual_multiplier: f64,
     ) -> Result<(Stream, ExpertTask)> {
-        let x = self.mix(g, stream.hidden, inputs, residual_multiplier);
-        let norms = &self.feed_forward_norms;
-        let input = norms.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1));
+        let stream = self.mix(g, stream, inputs, residual_multiplier);
+        let (x, norms) = (stream.hidden, &self.feed_forward_norms);
+        let input = stream.network.unwrap_or_else(|| norms.enter(g, x));
         let (shares, router) = match &self.feed_forward {
             FeedForward::Moe(weights) => (g.scope("moe", |g| shares(g, input, weights)), None),
             FeedForward::DepthMoe(weights) => {
@@ -310,7 +273,7 @@ impl Layer {
                 let [input, shares] = ask_experts(g, x, input, weights);
                 // experts are added to nothing: what they give together has a norm
                 let nothing = g.ops.sub(x, x);
-                return Ok((Stream { hidden: nothing, router: None }, ExpertTask { input, shares }));
+                return Ok((Stream { hidden: nothing, network: None, router: None }, ExpertTask { input, shares }));
             }
         };
         let mut hidden = match &norms.scaling {
@@ -326,7 +289,7 @@ impl Layer {
             }
             hidden = g.ops.add(hidden, out);
         }
-        Ok((Stream { hidden, router }, ExpertTask { input, shares }))
+        Ok((Stream { hidden, network: None, router }, ExpertTask { input, shares }))
     }
 
     /// Adds what experts `range` give to what [`Layer::apply_without_experts`] gave.
@@ -418,9 +381,9 @@ impl Layer {
         }
     }
 
-    /// The first half: the mixer, with its norms and its sum.
-    pub fn mix(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>, residual_multiplier: f64) -> ValueId {
-        self.mixer_norms.residual(g, x, residual_multiplier, |g, x| match &self.mixer {
+    /// The mixer on normalised hidden states; gives what is added to the residual stream.
+    fn apply_mixer(&self, g: &mut Graph<'_>, x: ValueId, inputs: MixerInputs<'_>) -> ValueId {
+        match &self.mixer {
             Mixer::Attention(weights) => g.scope("attn", |g| match (inputs.attention, inputs.states) {
                 (Some(shared), &[keys, values]) => attention(g, x, weights, Some([keys, values]), shared),
                 (Some(shared), &[]) => attention(g, x, weights, None, shared),
@@ -456,7 +419,65 @@ impl Layer {
                 }
                 _ => g.missing("attention beside mamba2", "its inputs and four states", x),
             },
-        })
+        }
+    }
+}
+
+/// What reads and what writes the stream, of a mixer.
+fn of_mixer(mixer: &mut Mixer) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
+    match mixer {
+        Mixer::Attention(attention) => of_attention(attention),
+        Mixer::Banded(attention) => {
+            let BandedAttention { query, key, value, output, .. } = &mut **attention;
+            (vec![query, key, value], vec![output])
+        }
+        Mixer::Cca(cca) => {
+            let Attention { query, key, value, output, .. } = &mut cca.attention;
+            let readers = [query].into_iter().chain(key).chain(value).chain([&mut cca.delayed_value]);
+            (readers.collect(), vec![output])
+        }
+        Mixer::ShortConv(conv) => (vec![&mut conv.input], vec![&mut conv.output]),
+        Mixer::DeltaNet(net) => {
+            let DeltaNet { query_key_value, gate, step, decay, output, .. } = &mut **net;
+            (vec![query_key_value, gate, step, decay], vec![output])
+        }
+        Mixer::Mamba2(mamba) => of_mamba2(mamba),
+        Mixer::AttentionAndMamba2(both) => {
+            let (mut readers, mut writers) = of_attention(&mut both.0);
+            let (more_readers, more_writers) = of_mamba2(&mut both.1);
+            readers.extend(more_readers);
+            writers.extend(more_writers);
+            (readers, writers)
+        }
+    }
+}
+
+/// The same of a feed-forward network, and what in it reads the stream through norms of its own.
+#[allow(clippy::type_complexity, reason = "two lists of projections as above, and blocks")]
+fn of_feed_forward(network: &mut FeedForward) -> (Vec<&mut Linear>, Vec<&mut Linear>, Vec<ResidualBlock<'_>>) {
+    match network {
+        FeedForward::Mlp(mlp) => (vec![&mut mlp.gate, &mut mlp.up], vec![&mut mlp.down], Vec::new()),
+        FeedForward::Plain(mlp) => (vec![&mut mlp.up], vec![&mut mlp.down], Vec::new()),
+        FeedForward::Moe(moe) => {
+            let (mut readers, mut writers) = of_experts(&mut moe.router, &mut moe.experts);
+            if let Some(SharedExpert { mlp, gate }) = &mut moe.shared {
+                readers.extend([&mut mlp.gate, &mut mlp.up].into_iter().chain(gate));
+                writers.push(&mut mlp.down);
+            }
+            (readers, writers, Vec::new())
+        }
+        FeedForward::DepthMoe(moe) => {
+            let (readers, writers) = of_experts(&mut moe.router.down, &mut moe.experts);
+            (readers, writers, Vec::new())
+        }
+        FeedForward::DenseAndMoe(both) => {
+            let DenseAndMoe { mlp, moe, router_norm, experts_norm, .. } = &mut **both;
+            let Experts { gate, up, .. } = &mut moe.experts;
+            let router = ResidualBlock::reading(router_norm, vec![&mut moe.router]);
+            let experts = ResidualBlock::reading(experts_norm, vec![gate, up]);
+            // both write through the norm after, and through norms of their own before it
+            (vec![&mut mlp.gate, &mut mlp.up], Vec::new(), vec![router, experts])
+        }
     }
 }
 
@@ -476,47 +497,4 @@ fn of_mamba2(mamba: &mut Mamba2) -> (Vec<&mut Linear>, Vec<&mut Linear>) {
 fn of_experts<'a>(router: &'a mut Linear, experts: &'a mut Experts) -> (Vec<&'a mut Linear>, Vec<&'a mut Linear>) {
     let Experts { gate, up, down, down_bias, .. } = experts;
     (vec![router, gate, up], [down].into_iter().chain(down_bias).collect())
-}
-
-impl<'a> ResidualBlock<'a> {
-    /// What only reads the stream.
-    fn reading(before: &'a mut Norm, readers: Vec<&'a mut Linear>) -> Self {
-        let (after, of_sum, scaling) = (None, None, None);
-        ResidualBlock { before: Some(before), after, of_sum, scaling, readers, writers: Vec::new() }
-    }
-}
-
-impl Norms {
-    /// A block with these around it.
-    fn around<'a>(&'a mut self, readers: Vec<&'a mut Linear>, writers: Vec<&'a mut Linear>) -> ResidualBlock<'a> {
-        let Norms { before, after, of_sum, scaling } = self;
-        let (before, after, of_sum) = (before.as_mut(), after.as_mut(), of_sum.as_mut());
-        ResidualBlock { before, after, of_sum, scaling: scaling.as_mut(), readers, writers }
-    }
-
-    /// The gain of the norm before, if there is one that has one.
-    pub fn gain(&self) -> Option<SourceWeight> {
-        self.before.as_ref()?.gain()
-    }
-
-    /// `x + r * norm(f(norm(x)))`, or the norm of the sum
-    fn residual(
-        &self,
-        g: &mut Graph<'_>,
-        x: ValueId,
-        multiplier: f64,
-        block: impl FnOnce(&mut Graph<'_>, ValueId) -> ValueId,
-    ) -> ValueId {
-        let normal = self.before.as_ref().map_or(x, |norm| rms_norm(g, x, norm, 1));
-        let out = block(g, normal);
-        let mut added = self.after.as_ref().map_or(out, |norm| rms_norm(g, out, norm, 1));
-        if let Some(scaling) = &self.scaling {
-            return scaled_sum(g, x, added, scaling);
-        }
-        if multiplier != 1.0 {
-            added = g.ops.mul(added, Constant::fp16(multiplier as f32));
-        }
-        let sum = g.ops.add(x, added);
-        self.of_sum.as_ref().map_or(sum, |norm| rms_norm(g, sum, norm, 1))
-    }
 }

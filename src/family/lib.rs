@@ -11,12 +11,13 @@
 //! // a dense family is a row that says how it differs from Llama
 //! let qwen = DECODERS.iter().find(|row| row.name == "qwen3").unwrap();
 //! assert_eq!(qwen.gguf, ["qwen3"]);
-//! assert_eq!(qwen.mixture, anec_family::table::MixtureKind::None);
+//! assert_eq!(qwen.mixture, anec_family::row::MixtureKind::None);
 //! ```
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`table`] | the family table: a row for each decoder family |
+//! | [`row`] | what a row can say |
 //! | [`published`] | the tensors of the models that built-in manifests are for |
 //! | `config` | a source's configuration, resolved |
 //! | `rope` | rotary tables |
@@ -26,6 +27,7 @@
 //! | `encoder` | models that look at a text in both directions |
 //! | `predictor` | a layer that guesses the token after the next |
 //! | `layer` | a layer: a mixer of tokens and a feed-forward network |
+//! | `residual_block` | what is around a block: norms, and the sum with the residual stream |
 //! | `scale` | the residual stream in another unit |
 //! | [`transform`] | transforms of the weights that keep the function |
 //! | `blocks` | equations in ops |
@@ -43,8 +45,10 @@ mod layer;
 mod open;
 mod predictor;
 pub mod published;
+mod residual_block;
 #[doc(hidden)]
 pub mod rope;
+pub mod row;
 mod scale;
 pub mod table;
 mod tensors;

@@ -6,7 +6,8 @@ use super::config::gguf::FactorTensors;
 use super::config::{self, DecoderConfig};
 use super::decoder::Decoder;
 use super::error::FamilyError;
-use super::table::{self, DECODERS, DecoderFamily};
+use super::row::{DecoderFamily, LayerForm, LayerFormRule, MixerKind, WindowRule};
+use super::table::{self, DECODERS};
 use super::tensors::{Naming, Tensors};
 use super::transform::Transformed;
 use super::{FamilyFacts, FamilyModel, Purpose, classifier, encoder, predictor};
@@ -91,8 +92,8 @@ fn open_hugging_face(
             ledger.ignore(pattern, "no part of the text model");
         }
     }
-    for pattern in row.unused_tensors {
-        ledger.ignore(pattern, "guesses more than one token: no part of the model");
+    for (pattern, why) in row.unused_tensors {
+        ledger.ignore(pattern, why);
     }
     // buffers that older checkpoints carry; the tables are computed
     ledger.ignore("model.layers.*.self_attn.rotary_emb.inv_freq", "rotary frequencies are computed");
@@ -123,7 +124,7 @@ fn open_gguf(
     // one architecture may stand for models with windows and for others without: a file that has a window is of the former
     let has_window =
         metadata.u64(&format!("{architecture}.attention.sliding_window"))?.is_some_and(|window| window > 0);
-    let may_have = |row: &DecoderFamily| of_architecture(row) && row.window != table::WindowRule::None;
+    let may_have = |row: &DecoderFamily| of_architecture(row) && row.window != WindowRule::None;
     let told_apart = has_window && DECODERS.iter().any(may_have);
     let row = find(&place, architecture, family, |row| if told_apart { may_have(row) } else { of_architecture(row) })?;
     let mut factors = |name: &str| -> Result<Option<Vec<f32>>> {
@@ -140,9 +141,17 @@ fn open_gguf(
     let vocab_size = source.tensor("token_embd.weight").map_or(0, |t| t.rows());
     let tied = !ledger.has("output.weight");
     let mut config = config::gguf::configuration(metadata, architecture, &factors, vocab_size, tied)?;
-    if row.mixer == table::MixerKind::AttentionAndMamba2 {
+    if row.mixer == MixerKind::AttentionAndMamba2 {
         // there is no key for it
         config.insert("mamba_rms_norm".into(), Json::Bool(ledger.has("blk.0.ssm_norm.weight")));
+    }
+    if let Some(key) = row.qk_norm_if {
+        // nor for this
+        config.insert(key.into(), Json::Bool(ledger.has("blk.0.attn_q_norm.weight")));
+    }
+    if let LayerFormRule::Key(key, LayerForm::ParallelOneNorm) = row.form {
+        // some files say so of layers that aren't: a layer with a second norm reads through it
+        config.insert(key.into(), Json::Bool(!ledger.has("blk.0.ffn_norm.weight")));
     }
     if let Some(layer) = row.gemma4_layers.then(|| config::gguf::first_full_layer(&config)).flatten() {
         // no key says so

@@ -13,7 +13,7 @@ use super::blocks::linear::{Linear, linear};
 use super::blocks::norm::{Norm, rms_norm};
 use super::config::DecoderConfig;
 use super::decoder::{Decoder, Ports};
-use super::table::MixerKind;
+use super::row::MixerKind;
 use super::tensors::Tensors;
 use super::transform::Transformed;
 use super::{EmitWeight, FamilyFacts};
@@ -52,7 +52,7 @@ pub fn configuration(config: &DecoderConfig) -> DecoderConfig {
 ///
 /// # Errors
 /// When a tensor is missing or has another shape.
-pub fn open(of: &Decoder, row: &'static super::table::DecoderFamily, ledger: &mut Ledger<'_>) -> Result<Decoder> {
+pub fn open(of: &Decoder, row: &'static super::row::DecoderFamily, ledger: &mut Ledger<'_>) -> Result<Decoder> {
     let config = configuration(&of.config);
     let mut tensors = Tensors::of_predictor(ledger, row, &config);
     let own_norm = tensors.final_norm()?;

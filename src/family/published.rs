@@ -158,10 +158,11 @@ fn of_modernbert(config: &Json) -> Result<Shapes> {
 fn of_decoder(config: &Json) -> Result<Shapes> {
     // the text part of a multimodal model leaves out what its class has as the default
     let (prefix, config) = match config.get("text_config") {
-        Some(text) if text["model_type"] == "gemma3_text" || text["model_type"] == "ministral3" => {
+        Some(text) if matches!(text["model_type"].as_str(), Some("gemma3_text" | "ministral3" | "mistral")) => {
             ("language_model.model.", text)
         }
         Some(text) => ("model.language_model.", text),
+        None if config["model_type"] == "gpt_neox" => ("gpt_neox.", config),
         None => ("model.", config),
     };
     let family = config["model_type"].as_str().ok_or_else(|| missing("model_type"))?;
@@ -180,29 +181,44 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
         "lfm2" => (number("block_ff_dim")? * 2 / 3).next_multiple_of(number("block_multiple_of")?),
         _ => number("intermediate_size")?,
     };
-    let (heads, key_heads) = (number("num_attention_heads")?, number("num_key_value_heads")?);
+    let heads = number("num_attention_heads")?;
+    let key_heads = if family == "gpt_neox" { heads } else { number("num_key_value_heads")? };
     let head_dim = match family {
         "gemma2" | "gemma3_text" => number("head_dim")?,
         _ => config["head_dim"].as_u64().or(hidden.checked_div(heads)).unwrap_or(0),
     };
+    let embedding = if family == "gpt_neox" { "embed_in" } else { "embed_tokens" };
     let final_norm = match family {
-        "falcon_h1" => "final_layernorm",
+        "gpt_neox" => "final_layer_norm",
+        "falcon_h1" | "phi" => "final_layernorm",
         _ if lfm2 => "embedding_norm",
         _ => "norm",
     };
     let mut shapes = vec![
-        (format!("{prefix}embed_tokens.weight"), vec![vocab, hidden]),
+        (format!("{prefix}{embedding}.weight"), vec![vocab, hidden]),
         (format!("{prefix}{final_norm}.weight"), vec![hidden]),
     ];
-    if family == "starcoder2" {
-        shapes.push(("model.norm.bias".to_owned(), vec![hidden]));
+    // norms with biases
+    let centred = matches!(family, "starcoder2" | "phi" | "gpt_neox" | "stablelm");
+    if centred {
+        shapes.push((format!("{prefix}{final_norm}.bias"), vec![hidden]));
     }
     if family == "zaya" {
         shapes.push(("model.input_hidden_states_bias".to_owned(), vec![hidden]));
         shapes.push(("model.input_hidden_states_scale".to_owned(), vec![hidden]));
     }
-    if config["tie_word_embeddings"] == false {
-        shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
+    match (family, prefix) {
+        ("gpt_neox", _) => shapes.push(("embed_out.weight".to_owned(), vec![vocab, hidden])),
+        ("mistral", "language_model.model.") => {
+            shapes.push(("language_model.lm_head.weight".to_owned(), vec![vocab, hidden]));
+        }
+        _ if config["tie_word_embeddings"] == false || family == "qwen3_vl_moe_text" => {
+            shapes.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
+        }
+        _ => {}
+    }
+    if family == "phi" {
+        shapes.push(("lm_head.bias".to_owned(), vec![vocab]));
     }
     // a layer that guesses the token after the next
     let predicts = family == "qwen3_next" || config["mtp_num_hidden_layers"].as_u64().is_some_and(|layers| layers > 0);
@@ -328,20 +344,24 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 }
             }
         } else {
-            if family == "phi3" {
+            if family == "gpt_neox" {
+                add("attention.query_key_value.weight", &[3 * hidden, hidden]);
+                add("attention.query_key_value.bias", &[3 * hidden]);
+            } else if family == "phi3" {
                 add("self_attn.qkv_proj.weight", &[queries + 2 * keys, hidden]);
             } else {
                 let gates = if matches!(family, "qwen3_5_text" | "qwen3_5_moe_text" | "qwen3_next") { 2 } else { 1 };
                 for (name, rows) in [("q", gates * queries), ("k", keys), ("v", keys)] {
                     add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
-                    if matches!(family, "qwen2" | "qwen2_moe" | "gpt_oss" | "glm4" | "starcoder2") {
+                    if matches!(family, "qwen2" | "qwen2_moe" | "gpt_oss" | "glm4" | "starcoder2" | "phi" | "stablelm")
+                    {
                         add(&format!("self_attn.{name}_proj.bias"), &[rows]);
                     }
                 }
             }
             let qk_norms: &[&str] = match family {
-                "qwen3" | "qwen3_moe" | "qwen3_vl_text" | "exaone4" | "gemma3_text" | "qwen3_5_text"
-                | "qwen3_5_moe_text" | "qwen3_next" => &["q_norm", "k_norm"],
+                "qwen3" | "qwen3_moe" | "qwen3_vl_text" | "qwen3_vl_moe_text" | "exaone4" | "gemma3_text"
+                | "qwen3_5_text" | "qwen3_5_moe_text" | "qwen3_next" => &["q_norm", "k_norm"],
                 "hunyuan_v1_dense" => &["query_layernorm", "key_layernorm"],
                 "lfm2" | "lfm2_moe" => &["q_layernorm", "k_layernorm"],
                 _ => &[],
@@ -353,10 +373,15 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             for name in qk_norms {
                 add(&format!("self_attn.{name}.weight"), &[head_dim]);
             }
-            let output = if lfm2 { "out_proj" } else { "o_proj" };
-            add(&format!("self_attn.{output}.weight"), &[hidden, queries]);
-            if matches!(family, "gpt_oss" | "starcoder2") {
-                add("self_attn.o_proj.bias", &[hidden]);
+            let output = match family {
+                "gpt_neox" => "attention.dense",
+                "phi" => "self_attn.dense",
+                _ if lfm2 => "self_attn.out_proj",
+                _ => "self_attn.o_proj",
+            };
+            add(&format!("{output}.weight"), &[hidden, queries]);
+            if matches!(family, "gpt_oss" | "starcoder2" | "gpt_neox" | "phi") {
+                add(&format!("{output}.bias"), &[hidden]);
             }
             if family == "gpt_oss" {
                 add("self_attn.sinks", &[heads]);
@@ -383,8 +408,13 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             add("mlp.gate.balancing_biases", &[experts + 1]);
             add("mlp.experts.gate_up_proj", &[experts, 2 * width, hidden]);
             add("mlp.experts.down_proj", &[experts, hidden, width]);
-        } else if family == "starcoder2" {
-            for (name, rows, columns) in [("c_fc", width, hidden), ("c_proj", hidden, width)] {
+        } else if matches!(family, "starcoder2" | "phi" | "gpt_neox") {
+            let [up, down] = match family {
+                "phi" => ["fc1", "fc2"],
+                "gpt_neox" => ["dense_h_to_4h", "dense_4h_to_h"],
+                _ => ["c_fc", "c_proj"],
+            };
+            for (name, rows, columns) in [(up, width, hidden), (down, hidden, width)] {
                 add(&format!("mlp.{name}.weight"), &[rows, columns]);
                 add(&format!("mlp.{name}.bias"), &[rows]);
             }
@@ -411,6 +441,12 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
                 add(&format!("mlp.experts.{name}_scales"), &[experts, rows, columns / block]);
                 add(&format!("mlp.experts.{name}_bias"), &[experts, rows]);
             }
+        } else if family == "qwen3_vl_moe_text" {
+            // on their side
+            let (experts, width) = (number("num_experts")?, number("moe_intermediate_size")?);
+            add("mlp.gate.weight", &[experts, hidden]);
+            add("mlp.experts.gate_up_proj", &[experts, hidden, 2 * width]);
+            add("mlp.experts.down_proj", &[experts, width, hidden]);
         } else if family == "qwen3_5_moe_text" {
             let (experts, width) = (number("num_experts")?, number("moe_intermediate_size")?);
             add("mlp.gate.weight", &[experts, hidden]);
@@ -461,12 +497,13 @@ fn of_decoder(config: &Json) -> Result<Shapes> {
             "glm4" => {
                 &["input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"]
             }
+            "phi" | "cohere2" => &["input_layernorm"],
             "exaone4" | "olmo3" => &["post_attention_layernorm", "post_feedforward_layernorm"],
             _ => &["input_layernorm", "post_attention_layernorm"],
         };
         for name in norms {
             add(&format!("{name}.weight"), &[hidden]);
-            if family == "starcoder2" {
+            if centred {
                 add(&format!("{name}.bias"), &[hidden]);
             }
         }
@@ -493,6 +530,8 @@ mod tests {
     #[test]
     fn parameters_are_as_many_as_names_and_cards_say() {
         for (name, millions) in [
+            // 8,028,033,024
+            ("command-r7b", 8028.0),
             ("ernie-4.5-0.3b", 360.7),
             ("exaone-4-1.2b", 1279.4),
             ("falcon-h1-0.5b", 521.4),
@@ -505,8 +544,13 @@ mod tests {
             ("granite-4.0-h-tiny", 6939.0),
             ("llama-3.2-1b", 1235.8),
             ("ministral-3-3b", 3429.0),
+            // the same of Mistral Small 3
+            ("mistral-small-3.1-24b", 23572.4),
             ("olmoe-1b-7b", 6919.2),
+            ("phi-2", 2779.7),
             ("phi4-mini", 3836.0),
+            // 405,334,016
+            ("pythia-410m", 405.3),
             // 14.3 billion
             ("qwen1.5-moe-a2.7b", 14315.8),
             ("qwen2.5-0.5b", 494.0),
@@ -514,10 +558,14 @@ mod tests {
             ("qwen3-30b-a3b", 30532.1),
             ("qwen3-4b", 4022.5),
             ("qwen3-next-80b-a3b", 79674.4),
+            // the same of Qwen3 30B-A3B
+            ("qwen3-vl-30b-a3b", 30532.1),
             ("qwen3-vl-4b", 4022.5),
             ("qwen3.5-35b-a3b", 34660.6),
             ("smollm2-1.7b", 1711.4),
             ("smollm3-3b", 3075.1),
+            // the card's 1,644,417,024, and the biases of the layers' norms
+            ("stablelm-2-1.6b", 1644.5),
             ("starcoder2-3b", 3030.4),
         ] {
             let source = published(builtin::find(name).unwrap()).unwrap();

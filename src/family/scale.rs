@@ -6,7 +6,7 @@
 //! A power of two changes no digit of a weight that stays in the normal range of its number format.
 
 use super::decoder::Decoder;
-use super::layer::ResidualBlock;
+use super::residual_block::ResidualBlock;
 
 impl Decoder {
     /// Multiplies the residual stream by `factor`, a power of two, and leaves the logits as they are.

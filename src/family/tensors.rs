@@ -11,8 +11,9 @@ use super::blocks::norm::Norm;
 use super::blocks::residual::{BiasAndScale, ResidualScaling};
 use super::config::{DecoderConfig, ExpertsConfig};
 use super::error::FamilyError;
-use super::layer::{FeedForward, Layer, Mixer, Norms};
-use super::table::{DecoderFamily, MixerKind, NormPlacement};
+use super::layer::{FeedForward, Layer, Mixer};
+use super::residual_block::Norms;
+use super::row::{DecoderFamily, LayerForm, MixerKind, NormPlacement};
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{Ledger, SourceTensor, SourceWeight};
@@ -52,8 +53,9 @@ const LAYER_NAMES: &[(&str, &str)] = &[
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 ];
 
-/// Where the layers and the embedding may lie: with a head, within multimodal models, old and new, or without a head.
-const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model.", ""];
+/// Where the layers and the embedding may lie: with a head, within multimodal models, old and new, in GPT-NeoX, or without a
+/// head.
+const PREFIXES: &[&str] = &["model.", "model.language_model.", "language_model.model.", "gpt_neox.", ""];
 
 /// The weights of a source, taken from its ledger.
 pub struct Tensors<'a, 'b> {
@@ -73,7 +75,8 @@ impl<'a, 'b> Tensors<'a, 'b> {
         family: &'static DecoderFamily,
         config: &'a DecoderConfig,
     ) -> Self {
-        let holds = |prefix: &&&str| ledger.has(&format!("{prefix}embed_tokens.weight"));
+        let embedding = own_name(family, "embed_tokens");
+        let holds = |prefix: &&&str| ledger.has(&format!("{prefix}{embedding}.weight"));
         let prefix = PREFIXES.iter().find(holds).unwrap_or(&PREFIXES[0]);
         Tensors { ledger, naming, family, config, prefix }
     }
@@ -132,6 +135,10 @@ impl<'a, 'b> Tensors<'a, 'b> {
     pub fn head(&mut self, embedding: &SourceWeight) -> Result<Linear> {
         let name = match self.naming {
             Naming::HuggingFace if self.prefix == "language_model.model." => "language_model.lm_head".to_owned(),
+            // published files may have an older name
+            Naming::HuggingFace if self.ledger.has(&format!("{}.weight", self.own_name("lm_head"))) => {
+                self.own_name("lm_head").to_owned()
+            }
             Naming::HuggingFace | Naming::Onnx => "lm_head".to_owned(),
             Naming::Gguf => "output".to_owned(),
         };
@@ -177,6 +184,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
         let attention_norm = Some(("input_layernorm", "attn_norm"));
         let post_attention_norm = Some(("post_attention_layernorm", "attn_norm"));
         let (mixer_norms, feed_forward_norms) = match self.config.norms {
+            NormPlacement::Pre if self.config.form == LayerForm::ParallelOneNorm => {
+                ((attention_norm, None), (None, None))
+            }
             NormPlacement::Pre => ((attention_norm, None), (Some(("post_attention_layernorm", "mlp_norm")), None)),
             NormPlacement::Post => {
                 ((None, post_attention_norm), (None, Some(("post_feedforward_layernorm", "mlp_norm"))))
@@ -190,6 +200,7 @@ impl<'a, 'b> Tensors<'a, 'b> {
             ),
         };
         Ok(Layer {
+            form: self.config.form,
             mixer: match self.config.layers[index].mixer {
                 MixerKind::Attention => Mixer::Attention(Box::new(self.attention(index)?)),
                 MixerKind::Cca => Mixer::Cca(Box::new(self.cca(index)?)),
@@ -310,9 +321,10 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     fn norm_of(&mut self, tensor: &str, name: &'static str, width: u64, because: &str) -> Result<Norm> {
         let mut weight = self.take(tensor, &[width], because)?;
-        if self.config.layer_norms {
-            let bias = self.take(&tensor.replace(".weight", ".bias"), &[width], because)?;
-            return Ok(Norm::layer(name, weight, Some(bias), self.config.rms_norm_eps));
+        if self.config.norm.is_centred() {
+            let bias = self.config.norm.has_bias();
+            let bias = bias.then(|| self.take(&tensor.replace(".weight", ".bias"), &[width], because)).transpose()?;
+            return Ok(Norm::layer(name, weight, bias, self.config.rms_norm_eps));
         }
         // other sources hold the gain, 1 + w
         if self.family.norm_plus_one && self.naming != Naming::HuggingFace {
@@ -386,8 +398,13 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     /// What transformers calls a tensor in this family.
     fn own_name<'n>(&self, name: &'n str) -> &'n str {
-        self.family.tensor_names.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
+        own_name(self.family, name)
     }
+}
+
+/// The same before there are tensors.
+fn own_name<'n>(family: &DecoderFamily, name: &'n str) -> &'n str {
+    family.tensor_names.iter().find(|(elsewhere, _)| *elsewhere == name).map_or(name, |(_, own)| own)
 }
 
 /// A tensor of the ledger, of the shape that the configuration gives it; `because` names the keys that say so.

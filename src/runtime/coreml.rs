@@ -460,6 +460,7 @@ pub fn element(role: &PortRole) -> Element {
         | PortRole::PreviousHidden
         | PortRole::PreviousDrafted
         | PortRole::RouterState
+        | PortRole::FeedForwardInput
         | PortRole::PerLayerInput { .. }
         | PortRole::SharedKeys { .. }
         | PortRole::SharedValues { .. }

@@ -100,6 +100,7 @@ impl<'a> InputBuilder<'a> {
             }
             PortRole::Hidden
             | PortRole::RouterState
+            | PortRole::FeedForwardInput
             | PortRole::SharedKeys { .. }
             | PortRole::SharedValues { .. }
             | PortRole::ExpertInput

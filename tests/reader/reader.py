@@ -110,7 +110,7 @@ class Text:
             role = port["role"]
             if role == "hidden":
                 value = hidden.reshape(shape)
-            elif role in ("router_state", "expert_input", "expert_shares"):
+            elif role in ("router_state", "feed_forward_input", "expert_input", "expert_shares"):
                 value = carried[role]
             elif role in ("shared_keys", "shared_values"):
                 value = carried[role, port["layer"]]

@@ -77,6 +77,7 @@ fn takes(stage: &Stage, role: &PortRole) -> bool {
     match role {
         PortRole::Hidden => true,
         PortRole::ExpertInput | PortRole::ExpertShares => matches!(stage, Stage::Experts { .. }),
+        PortRole::FeedForwardInput => matches!(stage, Stage::FeedForward { .. }),
         PortRole::RouterState | PortRole::PerLayerInput { .. } => {
             matches!(stage, Stage::Layers { .. } | Stage::FeedForward { .. })
         }
@@ -107,6 +108,7 @@ fn gives(stage: &Stage, role: &PortRole) -> bool {
         PortRole::RouterState => matches!(stage, Stage::Layers { .. } | Stage::FeedForward { .. }),
         PortRole::SharedKeys { .. }
         | PortRole::SharedValues { .. }
+        | PortRole::FeedForwardInput
         | PortRole::ExpertInput
         | PortRole::ExpertShares
         | PortRole::State { .. }
@@ -135,7 +137,7 @@ fn fits(bundle: &Bundle, entry: &FunctionEntry, port: &Port, t: u64) -> bool {
     let columns = |channels: u64| shape == [1, channels, t, 1] || shape == [1, channels, 1, t];
     let slots = |slots: u64| (1..=entry.context).contains(&slots);
     match &port.role {
-        PortRole::Hidden | PortRole::PreviousHidden => columns(bundle.model.hidden_size),
+        PortRole::Hidden | PortRole::PreviousHidden | PortRole::FeedForwardInput => columns(bundle.model.hidden_size),
         PortRole::PreviousDrafted => columns(1),
         PortRole::ExpertInput => {
             let whole = |channels: &u64| channels.is_multiple_of(bundle.model.hidden_size.max(1));

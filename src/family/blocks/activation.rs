@@ -17,7 +17,7 @@
 //! the logarithm keeps the digits of a small e, which `1 + e` would lose in fp16.
 
 use super::Graph;
-use crate::table::Activation;
+use crate::row::Activation;
 use anec_manifest::ActivationForm;
 use anec_mil::{Constant, ValueId};
 

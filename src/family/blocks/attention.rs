@@ -6,7 +6,7 @@ use super::linear::{Linear, linear};
 use super::norm::{Norm, rms_norm};
 use super::rope::{Rotation, rotate};
 use super::state::{Slot, StateKind, StateSpec, update};
-use crate::table::QkNorm;
+use crate::row::QkNorm;
 use anec_manifest::{AttentionForm, Layout, Role};
 use anec_mil::{Constant, ValueId};
 use anec_source::SourceWeight;
@@ -57,7 +57,8 @@ impl Attention {
         query: ValueId,
         key: Option<ValueId>,
     ) -> (ValueId, Option<ValueId>) {
-        if self.qk_norm_place != place {
+        let own = self.qk_norm_place == QkNorm::PerHeadOwn && place == QkNorm::PerHead;
+        if self.qk_norm_place != place && !own {
             return (query, key);
         }
         // all heads at once are channels, single heads lie in the last dimension

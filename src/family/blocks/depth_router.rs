@@ -15,7 +15,7 @@ use super::activation::activate;
 use super::linear::{Linear, linear};
 use super::moe::{Experts, chosen, experts};
 use super::norm::{Norm, rms_norm};
-use crate::table::Activation;
+use crate::row::Activation;
 use anec_manifest::Role;
 use anec_mil::ValueId;
 use anec_source::SourceWeight;

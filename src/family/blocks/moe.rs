@@ -13,7 +13,7 @@ use super::Graph;
 use super::activation::activate;
 use super::linear::{Linear, linear};
 use super::mlp::{Mlp, mlp};
-use crate::table::{Activation, RouterScores};
+use crate::row::{Activation, RouterScores};
 use anec_base::Result;
 use anec_manifest::{Layout, Role};
 use anec_mil::{Constant, DataType, TensorType, ValueId};

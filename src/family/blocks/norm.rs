@@ -26,7 +26,7 @@ const PRESCALE: f32 = 1.0 / 16.0;
 pub struct Norm {
     /// Name within the layer.
     pub name: &'static str,
-    /// `[width]`; none where there is no gain.
+    /// `[width]`, or that many for each of several heads; none where there is no gain.
     pub weight: Option<SourceWeight>,
     /// What is added to the weight to make the gain: 1 for a zero-centred weight, else 0; times the factor of the
     /// residual stream where the norm writes to it.
@@ -77,6 +77,11 @@ pub fn rms_norm(g: &mut Graph<'_>, x: ValueId, norm: &Norm, axis: usize) -> Valu
     let width = g.ops.ty(x).shape[axis].fixed().unwrap_or(1);
     let mut shape = [1u64; 4];
     shape[axis] = width;
+    let gains = norm.weight.as_ref().map_or(width, SourceWeight::elements);
+    if gains > width {
+        // heads, each with a gain of its own
+        shape[1] = gains / width;
+    }
     g.scope(norm.name, |g| {
         let normal = if norm.centred { centred(g, x, axis, norm.eps) } else { normalize(g, x, axis, width, norm.eps) };
         let Some(weight) = &norm.weight else { return normal };

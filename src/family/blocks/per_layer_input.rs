@@ -4,7 +4,7 @@
 use super::Graph;
 use super::activation::activate;
 use super::linear::{Linear, linear};
-use crate::table::Activation;
+use crate::row::Activation;
 use anec_mil::ValueId;
 
 /// Its weights.

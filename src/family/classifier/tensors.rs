@@ -6,7 +6,7 @@ use crate::blocks::banded_attention::BandedAttention;
 use crate::blocks::linear::Linear;
 use crate::blocks::moe::Moe;
 use crate::blocks::norm::Norm;
-use crate::table::RouterScores;
+use crate::row::RouterScores;
 use crate::tensors::experts::clamped_experts;
 use crate::tensors::take;
 use anec_base::Result;

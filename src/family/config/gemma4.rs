@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use super::keys::Keys;
 use super::{LayerConfig, LayerHeads, PerLayerEmbeddingConfig};
 use crate::error::FamilyError;
-use crate::table::DecoderFamily;
+use crate::row::DecoderFamily;
 
 /// The configuration with RoPE as the class has it where nothing is said: a quarter of the wide heads' dimensions rotates.
 pub(super) fn with_defaults(config: &Map<String, Json>, family: &DecoderFamily) -> Option<Map<String, Json>> {

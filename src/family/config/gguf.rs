@@ -28,6 +28,7 @@ const NAMES: &[(&str, &str)] = &[
     ("embedding_scale", "embedding_multiplier"),
     ("residual_scale", "residual_multiplier"),
     ("logit_scale", "logits_scaling"),
+    ("use_parallel_residual", "use_parallel_residual"),
     ("rope.freq_base", "rope_theta"),
     ("rope.freq_base_swa", "rope_local_base_freq"),
     ("rope.dimension_count", "rope_dim"),
@@ -87,7 +88,6 @@ const NEUTRAL: &[&str] = &[
     "rope.scaling.finetuned",
     "expert_count",
     "expert_used_count",
-    "use_parallel_residual",
     // sections of RoPE for images: text has the same position in all
     "rope.dimension_sections",
     // layers to which an image is told anew
@@ -176,6 +176,11 @@ pub fn configuration(
         // none has a key for it, and llama.cpp divides the weights of the one and not of the others
         "qwen3moe" | "qwen2moe" | "olmoe" => {
             config.insert("norm_topk_prob".into(), json!(architecture == "qwen3moe"));
+        }
+        // a factor, where that of Granite is a divisor
+        "command-r" | "cohere2" => {
+            let scale = config.remove("logits_scaling");
+            config.insert("logit_scale".into(), scale.into());
         }
         "mistral3" => mistral3(&mut config, &mut rope),
         // no key says so: its ramp ends between dimensions

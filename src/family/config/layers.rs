@@ -3,7 +3,7 @@
 use super::LayerConfig;
 use super::keys::Keys;
 use crate::error::FamilyError;
-use crate::table::{DecoderFamily, MixerKind, WindowRule};
+use crate::row::{DecoderFamily, MixerKind, WindowRule};
 
 /// What each of `count` layers is. `default_window` is the class's window.
 pub(super) fn read(

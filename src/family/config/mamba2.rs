@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 
 use super::keys::Keys;
 use crate::error::FamilyError;
-use crate::table::{DecoderFamily, MixerKind};
+use crate::row::{DecoderFamily, MixerKind};
 
 /// The largest step that fp16 holds.
 const MOST: f64 = half::f16::MAX.to_f64_const();

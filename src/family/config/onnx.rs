@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 use super::DecoderConfig;
 use crate::error::FamilyError;
 use crate::rope::RopeConfig;
-use crate::table::{Activation, DecoderFamily, NormPlacement, QkNorm, WindowRule};
+use crate::row::{Activation, DecoderFamily, LayerForm, NormKind, NormPlacement, QkNorm, WindowRule};
 use anec_base::Result;
 use anec_source::onnx::decoder::{self, OnnxDecoder, Rope};
 use anec_source::onnx::rope::{Frequencies, OnnxRope};
@@ -180,6 +180,9 @@ pub fn check(place: &str, config: &DecoderConfig, graph: &OnnxDecoder) -> Result
         decoder::OnnxNormPlacement::Both => NormPlacement::Both,
     };
     alike("model_type (place of norms)", format!("{:?}", config.norms), format!("{norms:?}"))?;
+    // graphs of other norms and forms aren't read
+    alike("model_type (norms)", format!("{:?}", config.norm), format!("{:?}", NormKind::RootMeanSquare))?;
+    alike("model_type (form of layers)", format!("{:?}", config.form), format!("{:?}", LayerForm::Sequential))?;
     for (index, (layer, own)) in graph.layers.iter().zip(&config.layers).enumerate() {
         same("num_attention_heads", config.num_attention_heads, layer.heads)?;
         same("num_key_value_heads", config.num_key_value_heads, layer.key_value_heads)?;

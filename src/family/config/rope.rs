@@ -5,7 +5,7 @@ use serde_json::Map;
 use super::keys::Keys;
 use crate::error::FamilyError;
 use crate::rope::{RopeConfig, RopeScaling};
-use crate::table::DecoderFamily;
+use crate::row::DecoderFamily;
 
 /// The rotary embedding, and that of the layers with a window where the family has another for them; `head_dims` are the
 /// widths of heads in the one and the other.

@@ -18,8 +18,10 @@ use crate::blocks::mlp::PlainMlp;
 use crate::blocks::norm::Norm;
 use crate::config::keys::Keys;
 use crate::error::FamilyError;
-use crate::layer::{FeedForward, Layer, Mixer, Norms};
-use crate::table::{Activation, NEUTRAL_KEYS};
+use crate::layer::{FeedForward, Layer, Mixer};
+use crate::residual_block::Norms;
+use crate::row::{Activation, LayerForm};
+use crate::table::NEUTRAL_KEYS;
 use crate::tensors::take;
 use crate::{FamilyFacts, Purpose};
 use anec_base::Result;
@@ -238,6 +240,7 @@ impl Tensors<'_, '_> {
             Ok(Norms { before: None, after: None, of_sum: Some(self.norm(&name(tensor), own)?), scaling: None })
         };
         let layer = Layer {
+            form: LayerForm::Sequential,
             mixer: Mixer::Banded(Box::new(attention)),
             mixer_norms: of_sum("attention.output.LayerNorm", "attn_norm")?,
             feed_forward: FeedForward::Plain(Box::new(mlp)),

@@ -7,7 +7,7 @@ use super::{Encoder, EncoderLayer};
 use crate::blocks::banded_attention::BandedAttention;
 use crate::config::DecoderConfig;
 use crate::layer::{Layer, Mixer};
-use crate::table::DecoderFamily;
+use crate::row::DecoderFamily;
 use crate::tensors::{Naming, Tensors};
 use crate::{FamilyFacts, FamilyModel, Purpose};
 use anec_base::Result;

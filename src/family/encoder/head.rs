@@ -7,7 +7,7 @@ use crate::blocks::activation::activate;
 use crate::blocks::linear::{Linear, linear};
 use crate::blocks::norm::{Norm, rms_norm};
 use crate::decoder::Ports;
-use crate::table::Activation;
+use crate::row::Activation;
 use anec_base::Result;
 use anec_bundle::PortRole;
 

@@ -20,9 +20,11 @@ use crate::blocks::norm::Norm;
 use crate::config::keys::Keys;
 use crate::config::rope;
 use crate::error::FamilyError;
-use crate::layer::{FeedForward, Layer, Mixer, Norms};
+use crate::layer::{FeedForward, Layer, Mixer};
+use crate::residual_block::Norms;
 use crate::rope::RopeConfig;
-use crate::table::{Activation, DecoderFamily, LLAMA, NEUTRAL_KEYS};
+use crate::row::{Activation, DecoderFamily, LLAMA, LayerForm};
+use crate::table::NEUTRAL_KEYS;
 use crate::tensors::take;
 use crate::{FamilyFacts, Purpose};
 use anec_base::Result;
@@ -257,6 +259,7 @@ impl Tensors<'_, '_> {
         // what enters the first layer is normed already
         let attention_norm = (index > 0).then(|| self.norm(&name("attn_norm"), "attn_norm")).transpose()?;
         let layer = Layer {
+            form: LayerForm::Sequential,
             mixer: Mixer::Banded(Box::new(attention)),
             mixer_norms: before(attention_norm),
             feed_forward: FeedForward::Mlp(Box::new(mlp)),

@@ -8,7 +8,7 @@ use crate::blocks::linear::Linear;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Experts, Gating, Moe, SharedExpert};
 use crate::config::{ClampedExperts, ExpertsConfig, SharedExpertConfig};
-use crate::table::SharedExpertRule;
+use crate::row::SharedExpertRule;
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{RowOrder, SourceDtype, SourceWeight, ZeroPoints};

@@ -10,7 +10,7 @@ use crate::blocks::linear::Linear;
 use crate::blocks::norm::Norm;
 use crate::blocks::per_layer_input::PerLayerInput;
 use crate::config::{ExpertsConfig, PerLayerEmbeddingConfig};
-use crate::layer::Norms;
+use crate::residual_block::Norms;
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::SourceWeight;

@@ -12,7 +12,7 @@ use crate::blocks::norm::Norm;
 use crate::blocks::short_conv::ShortConv;
 use crate::config::{CcaConfig, DeltaNetConfig, LayerConfig, ShortConvConfig};
 use crate::error::FamilyError;
-use crate::table::QkNorm;
+use crate::row::QkNorm;
 use anec_base::Result;
 use anec_manifest::Role;
 use anec_source::{RowOrder, SourceWeight};
@@ -23,16 +23,13 @@ impl Tensors<'_, '_> {
         let (query_rows, key_rows) = (config.query_width(index), config.key_width(index));
         let LayerConfig { value_is_key, keys_of, .. } = config.layers[index];
         let gates = if config.gated_attention { 2 } else { 1 };
-        let (query, key, value) = if config.fused {
+        let fused = self.is_fused(index);
+        let (query, key, value) = if fused {
             let name = self.layer_name(index, "self_attn.qkv_proj");
-            let rows = query_rows + 2 * key_rows;
             let because = "(num_attention_heads + 2 num_key_value_heads) head_dim, hidden_size";
-            let fused = self.matrix(&name, rows, config.hidden_size, because)?;
-            (
-                fused.slice(0..query_rows)?,
-                Some(fused.slice(query_rows..query_rows + key_rows)?),
-                Some(fused.slice(query_rows + key_rows..rows)?),
-            )
+            let all = self.matrix(&name, query_rows + 2 * key_rows, config.hidden_size, because)?;
+            let [query, key, value] = self.unfused(index, &all)?;
+            (query, Some(key), Some(value))
         } else {
             let query_because = "num_attention_heads head_dim, hidden_size";
             let key_because = "num_key_value_heads head_dim, hidden_size";
@@ -48,15 +45,19 @@ impl Tensors<'_, '_> {
         if keys_of.is_some() {
             self.ignore_keys(index);
         }
-        let [query_bias, key_bias, value_bias] = if self.has_bias(config.qkv_bias, index, "self_attn.q_proj") {
+        let of_qkv = if fused { "self_attn.qkv_proj" } else { "self_attn.q_proj" };
+        let [query_bias, key_bias, value_bias] = if !self.has_bias(config.qkv_bias, index, of_qkv) {
+            [None, None, None]
+        } else if fused {
+            let all = self.layer_bias(index, of_qkv, query_rows + 2 * key_rows)?;
+            self.unfused(index, &all)?.map(Some)
+        } else {
             let query = self.layer_bias(index, "self_attn.q_proj", gates * query_rows)?;
             let mut own = |name: &str, weight: &Option<SourceWeight>| {
                 weight.as_ref().map(|_| self.layer_bias(index, name, key_rows)).transpose()
             };
             let (key, value) = (own("self_attn.k_proj", &key)?, own("self_attn.v_proj", &value)?);
             [Some(self.half_split(query)?), key.map(|key| self.half_split(key)).transpose()?, value]
-        } else {
-            [None, None, None]
         };
         let output_bias = self.has_bias(config.output_bias, index, "self_attn.o_proj");
         let output = Linear {
@@ -105,6 +106,24 @@ impl Tensors<'_, '_> {
         })
     }
 
+    /// Whether one tensor of the source holds q, k and v: some GGUF files have been written so.
+    fn is_fused(&self, index: usize) -> bool {
+        let holds = || self.ledger.has(&format!("{}.weight", self.layer_name(index, "self_attn.qkv_proj")));
+        self.config.fused || (self.naming == Naming::Gguf && holds())
+    }
+
+    /// Queries, keys and values of such a tensor (or of its bias).
+    fn unfused(&self, index: usize, all: &SourceWeight) -> Result<[SourceWeight; 3]> {
+        let (queries, keys) = (self.config.query_width(index), self.config.key_width(index));
+        let (heads, width) = (self.config.num_key_value_heads, self.config.head_dim);
+        if self.family.fused_by_head && self.naming == Naming::HuggingFace {
+            let part = |part: u64| of_key_heads(all, heads, part * width..(part + 1) * width);
+            return Ok([part(0)?, part(1)?, part(2)?]);
+        }
+        let (values, end) = (queries + keys, queries + 2 * keys);
+        Ok([all.slice(0..queries)?, all.slice(queries..values)?, all.slice(values..end)?])
+    }
+
     fn sinks(&mut self, index: usize) -> Result<SourceWeight> {
         let name = self.layer_name(index, "self_attn.sinks");
         let name = if self.naming == Naming::Gguf { format!("{name}.weight") } else { name };
@@ -134,6 +153,7 @@ impl Tensors<'_, '_> {
         let head_dim = config.heads_of(index).head_dim;
         let (query_width, key_width, because) = match config.qk_norm {
             QkNorm::None => return Ok((None, None)),
+            QkNorm::PerHeadOwn => return self.own_qk_norms(index),
             QkNorm::PerHead | QkNorm::PerHeadRotated => (head_dim, head_dim, "head_dim"),
             QkNorm::WholeWidth => (config.query_width(index), config.key_width(index), "heads, head_dim"),
         };
@@ -143,7 +163,26 @@ impl Tensors<'_, '_> {
         Ok((Some(query), key))
     }
 
-    /// Rows of q or k (or of their biases) in the order of half-split rotation.
+    /// Layer norms of queries and of keys whose heads have gains of their own: one tensor, or one for each head.
+    fn own_qk_norms(&mut self, index: usize) -> Result<(Option<Norm>, Option<Norm>)> {
+        let config = self.config;
+        let mut norm = |tensor: &str, name: &'static str, heads: u64| -> Result<Norm> {
+            let tensor = self.layer_name(index, tensor);
+            let because = "heads, head_dim";
+            let gain = if self.ledger.has(&format!("{tensor}.norms.0.weight")) {
+                let of_head = |head| self.take(&format!("{tensor}.norms.{head}.weight"), &[config.head_dim], because);
+                SourceWeight::concatenate((0..heads).map(of_head).collect::<Result<_>>()?)?
+            } else {
+                let gain = self.take(&format!("{tensor}.weight"), &[heads, config.head_dim], because)?;
+                gain.reshape(&[heads * config.head_dim])?
+            };
+            Ok(Norm::layer(name, self.half_split(gain)?, None, config.rms_norm_eps))
+        };
+        let query = norm("self_attn.q_norm", "q_norm", config.num_attention_heads)?;
+        Ok((Some(query), Some(norm("self_attn.k_norm", "k_norm", config.num_key_value_heads)?)))
+    }
+
+    /// Rows of q or k (or of their biases, or gains) in the order of half-split rotation.
     fn half_split(&self, weight: SourceWeight) -> Result<SourceWeight> {
         let head_dim = self.config.head_dim;
         let rotary_dim = match self.naming {
@@ -345,10 +384,11 @@ impl Tensors<'_, '_> {
 
 /// Rows `range` of each key head of a projection that has the rows of a head one after another.
 fn of_key_heads(all: &SourceWeight, heads: u64, range: Range<u64>) -> Result<SourceWeight> {
-    let columns = all.columns();
+    let inner = all.shape().get(1..).unwrap_or_default();
+    let run: u64 = inner.iter().product();
     let by_head = all.reshape(&[heads, all.elements() / heads])?;
-    let part = by_head.columns_range(range.start * columns..range.end * columns)?;
-    Ok(part.reshape(&[heads * (range.end - range.start), columns])?)
+    let part = by_head.columns_range(range.start * run..range.end * run)?;
+    Ok(part.reshape(&[&[heads * (range.end - range.start)], inner].concat())?)
 }
 
 /// The order of value heads. transformers has those of the first key head first; the graph, like GGUF, has the first of

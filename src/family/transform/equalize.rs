@@ -21,7 +21,7 @@ use crate::blocks::linear::Linear;
 use crate::blocks::mlp::Mlp;
 use crate::decoder::Decoder;
 use crate::layer::{FeedForward, Mixer};
-use crate::table::{Activation, QkNorm};
+use crate::row::{Activation, QkNorm};
 use anec_base::Result;
 use anec_source::error::Result as SourceResult;
 use anec_source::{RowOrder, SourceWeight, WeightExtent};
@@ -62,7 +62,7 @@ impl Decoder {
                     deferred.push(super::kernels::convolved(&mut mamba.inputs, &mut mamba.conv, index)?);
                 }
             }
-            let mut place = of_layer(layer.feed_forward_norms.gain());
+            let mut place = of_layer(layer.feed_forward_gain());
             if let FeedForward::DenseAndMoe(both) = &mut layer.feed_forward {
                 let Mlp { gate, up, down, activation } = &mut both.mlp;
                 deferred.push(up_and_down(gate, up, down, *activation, &place)?);
@@ -227,7 +227,7 @@ fn value_and_output(
 fn query_and_key(attention: &mut Attention, rotated: bool, place: &Place) -> Result<Vec<SourceWeight>> {
     match attention.query_norm.as_ref().map(|_| attention.qk_norm_place) {
         None | Some(QkNorm::None) => Ok(units_of_pairs(attention, rotated, place)?.into_iter().collect()),
-        Some(QkNorm::PerHead | QkNorm::PerHeadRotated) => {
+        Some(QkNorm::PerHead | QkNorm::PerHeadOwn | QkNorm::PerHeadRotated) => {
             let width = attention.head_dim as usize;
             let query = level_heads(&mut attention.query, width, &place.name("query heads"))?;
             let key =

@@ -4,7 +4,7 @@
 //! What is assumed is that a normalised hidden state is normally distributed, each channel on its own, with the norm's gain
 //! as its standard deviation: `a ~ N(0, diag(g^2))`. Then `W a + b` has the second moments `|W_j g|^2 + b_j^2`.
 
-use crate::table::Activation;
+use crate::row::Activation;
 
 /// `E[act(z)^2]` for `z ~ N(mean, deviation^2)`: a sum over steps of the deviation.
 pub(super) fn activated(activation: Activation, mean: f64, deviation: f64) -> f64 {

@@ -1,7 +1,7 @@
 //! What a family permits. What it doesn't is not done, and said.
 
 use crate::config::DecoderConfig;
-use crate::table::{MixerKind, NormPlacement, QkNorm};
+use crate::row::{MixerKind, NormPlacement, QkNorm};
 use anec_manifest::{RotateBy, RotationOptions, Transform};
 
 /// Whether a transform keeps what this model computes, or why it doesn't.
@@ -11,8 +11,11 @@ use anec_manifest::{RotateBy, RotationOptions, Transform};
 pub fn permits(config: &DecoderConfig, transform: Transform) -> Result<(), &'static str> {
     match transform {
         Transform::Equalize => Ok(()),
-        _ if config.layer_norms => Err("norms take the mean away and have biases, which stand behind their gains"),
+        _ if config.norm.has_bias() => Err("norms take the mean away and have biases, which stand behind their gains"),
         Transform::Fold | Transform::Gains => Ok(()),
+        _ if config.norm.is_centred() => {
+            Err("norms take away the mean of the channels, and a rotation changes which channels there are")
+        }
         Transform::Rotate | Transform::RotateBy(_) => match config.norms {
             NormPlacement::Pre if config.residual_scaling => {
                 Err("sums with the residual stream have a scale for each channel, and a rotation mixes channels")
@@ -31,8 +34,8 @@ pub fn recipe(config: &DecoderConfig) -> Vec<Transform> {
     let rotate = Transform::RotateBy(RotateBy { rotate: RotationOptions { learned: true, ..Default::default() } });
     match permits(config, rotate) {
         Ok(()) => vec![Transform::Fold, rotate, Transform::Equalize],
-        Err(_) if config.layer_norms => vec![Transform::Equalize],
-        Err(_) => vec![Transform::Gains, Transform::Equalize],
+        Err(_) if permits(config, Transform::Gains).is_ok() => vec![Transform::Gains, Transform::Equalize],
+        Err(_) => vec![Transform::Equalize],
     }
 }
 

@@ -107,7 +107,9 @@ impl TokenSession {
         let step = &self.route().layers[part];
         let functions = step.with_followers().flat_map(Step::functions);
         let mut inputs = functions.flat_map(|function| &self.model.bundle.functions[function].inputs);
-        inputs.all(|port| !port.role.is_carried() && !matches!(port.role, PortRole::PerLayerInput { .. }))
+        // what a network reads in a parallel layer comes from the same part
+        let from_before = |role: &PortRole| role.is_carried() && *role != PortRole::FeedForwardInput;
+        inputs.all(|port| !from_before(&port.role) && !matches!(port.role, PortRole::PerLayerInput { .. }))
     }
 
     /// Runs the LM head alone, on hidden states that are given: `[tokens, hidden_size]`; gives `[tokens, vocab_size]`.
