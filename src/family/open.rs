@@ -192,6 +192,7 @@ fn open_onnx(
     (config.fused, config.fused_mlp) = (false, false);
     config.tie_word_embeddings = graph.tied;
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
+    config.head_bias = graph.head_bias;
     config::onnx::check(&place, &config, graph)?;
     assemble(config, row, Naming::Onnx, Purpose::TextGeneration, None, ledger)
 }
