@@ -30,7 +30,7 @@ use anec_manifest::{Manifest, ResidualScale};
 use anec_package::WriteOptions;
 use anec_quant::ChosenCodes;
 use anec_source::sentence_transformers::Dense;
-use anec_source::{PoolingMode, SentenceTransformers, Source, SourceWeight};
+use anec_source::{PoolingMode, Source, SourceWeight};
 use rayon::prelude::*;
 
 /// What to convert, and how.
@@ -138,7 +138,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
     let mut host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
     if matches!(model.facts().purpose, Purpose::TextEmbedding { .. }) {
-        host.projections = projections(source);
+        host.projections = projections(source)?;
     }
     let calibration = partial.join(journal.calibration());
     let chosen = match choose.map(|choose| choose_in(&calibration, choose)).transpose() {
@@ -191,7 +191,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
             contexts: plan.contexts.clone(),
             eos_token_ids: text.eos_token_ids,
             bos_token_id: text.bos_token_id,
-            task: task(facts, &plan, &manifest, source),
+            task: task(facts, &plan, &manifest, source)?,
         },
         config: facts.config.clone(),
         manifest: manifest.clone(),
@@ -247,8 +247,8 @@ fn choose_in(folder: &Path, choose: Choose<'_>) -> Result<Chosen> {
 }
 
 /// What the model is for.
-fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &Source) -> Task {
-    match facts.purpose.clone() {
+fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &Source) -> Result<Task> {
+    Ok(match facts.purpose.clone() {
         Purpose::TextGeneration => Task::TextGeneration,
         Purpose::TokenClassification(label_set) => {
             let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * label_set.band);
@@ -256,36 +256,31 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
             Task::TokenClassification(Classification { label_set, window, halo, stride })
         }
         Purpose::TextEmbedding { bidirectional, pooling } => {
-            let modules = modules(source);
+            let modules = source.sentence_transformers()?;
             Task::TextEmbedding(TextEmbedding {
                 bidirectional,
-                pooling: modules.map_or(pooling, |modules| match modules.pooling {
+                pooling: modules.as_ref().map_or(pooling, |modules| match modules.pooling {
                     PoolingMode::Mean => Pooling::Mean,
                     PoolingMode::Cls => Pooling::Cls,
                     PoolingMode::Last => Pooling::Last,
                 }),
-                projections: host::projections(&projections(source)),
+                projections: host::projections(&projections(source)?),
                 normalize: modules.is_some_and(|modules| modules.normalize),
             })
         }
         Purpose::SequenceClassification(classification) => Task::SequenceClassification(classification),
-    }
-}
-
-/// What sentence-transformers does with a source's hidden states.
-fn modules(source: &Source) -> Option<&SentenceTransformers> {
-    source.hugging_face()?.sentence_transformers.as_ref()
+    })
 }
 
 /// The projections of what is pooled.
-fn projections(source: &Source) -> Vec<HostProjection> {
-    let dense = modules(source).map_or(&[][..], |modules| &modules.dense);
+fn projections(source: &Source) -> Result<Vec<HostProjection>> {
+    let dense = source.sentence_transformers()?.map_or_else(Vec::new, |modules| modules.dense);
     let projection = |dense: &Dense| HostProjection {
         weight: SourceWeight::from(dense.weight.clone()),
         bias: dense.bias.clone().map(SourceWeight::from),
         activation: if dense.tanh { ProjectionActivation::Tanh } else { ProjectionActivation::Identity },
     };
-    dense.iter().map(projection).collect()
+    Ok(dense.iter().map(projection).collect())
 }
 
 /// Files that are written at once, at most. Each holds a graph and some pieces in memory.

@@ -1,0 +1,284 @@
+//! GGUF files of encoders: their keys in the words of `config.json`, the names of their tensors.
+//!
+//! llama.cpp has two architectures of this house: `bert`, which RoBERTa and XLM-RoBERTa are, too (rows of positions that no
+//! token has are left out of the file), and `modern-bert`. No key tells the activation of the former: it is the exact GELU.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::bert;
+use super::modernbert;
+use crate::FamilyModel;
+use crate::config::gguf::json_of;
+use crate::error::FamilyError;
+use anec_base::Result;
+use anec_source::gguf::GgufMetadata;
+use anec_source::sentence_transformers::GGUF_RANK;
+use anec_source::{Ledger, SourceTensor};
+
+/// Architecture of BERT, RoBERTa and XLM-RoBERTa.
+const BERT: &str = "bert";
+
+/// Architecture of ModernBERT.
+const MODERN_BERT: &str = "modern-bert";
+
+/// Tensors of no layer: their names in transformers and in GGUF.
+const NAMES: &[(&str, &str)] = &[
+    ("embeddings.word_embeddings", "token_embd"),
+    ("embeddings.position_embeddings", "position_embd"),
+    ("embeddings.token_type_embeddings", "token_types"),
+    ("embeddings.LayerNorm", "token_embd_norm"),
+    ("embeddings.tok_embeddings", "token_embd"),
+    ("embeddings.norm", "token_embd_norm"),
+    ("final_norm", "output_norm"),
+    ("bert.pooler.dense", "cls"),
+    ("classifier.dense", "cls"),
+    ("classifier.out_proj", "cls.output"),
+    ("head.dense", "cls"),
+    ("head.norm", "cls.norm"),
+    ("classifier", "cls.output"),
+];
+
+/// Tensors of a layer, below `encoder.layer.N.` or `layers.N.`, and below `blk.N.`.
+const LAYER_NAMES: &[(&str, &str)] = &[
+    ("attention.self.query", "attn_q"),
+    ("attention.self.key", "attn_k"),
+    ("attention.self.value", "attn_v"),
+    ("attention.output.dense", "attn_output"),
+    ("attention.output.LayerNorm", "attn_output_norm"),
+    ("intermediate.dense", "ffn_up"),
+    ("output.dense", "ffn_down"),
+    ("output.LayerNorm", "layer_output_norm"),
+    ("attn_norm", "attn_norm"),
+    ("attn.Wqkv", "attn_qkv"),
+    ("attn.Wo", "attn_output"),
+    ("mlp_norm", "ffn_norm"),
+    ("mlp.Wi", "ffn_up"),
+    ("mlp.Wo", "ffn_down"),
+];
+
+/// How a file names tensors.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum EncoderNaming {
+    /// As transformers, with something before the names.
+    HuggingFace(&'static str),
+    /// As llama.cpp.
+    Gguf,
+}
+
+impl EncoderNaming {
+    /// How the file names tensors whose `embedding` transformers names so, in files with a head behind `prefix`.
+    pub(super) fn of(ledger: &Ledger<'_>, embedding: &str, prefix: &'static str) -> Self {
+        match ledger.source().gguf() {
+            Some(_) => EncoderNaming::Gguf,
+            None if ledger.has(&format!("{embedding}.weight")) => EncoderNaming::HuggingFace(""),
+            None => EncoderNaming::HuggingFace(prefix),
+        }
+    }
+
+    /// The same for what stands outside of the encoder.
+    pub(super) fn outside(self) -> Self {
+        match self {
+            EncoderNaming::HuggingFace(_) => EncoderNaming::HuggingFace(""),
+            EncoderNaming::Gguf => EncoderNaming::Gguf,
+        }
+    }
+
+    /// The name of a tensor, without `.weight` or `.bias`.
+    pub(super) fn name(self, tensor: &str) -> String {
+        let find = |names: &[(&str, &str)], name: &str| {
+            names.iter().find(|(own, _)| *own == name).map_or(name, |(_, gguf)| gguf).to_owned()
+        };
+        match self {
+            EncoderNaming::HuggingFace(prefix) => format!("{prefix}{tensor}"),
+            EncoderNaming::Gguf => {
+                let layer = ["encoder.layer.", "layers."].iter().find_map(|layers| tensor.strip_prefix(layers));
+                match layer.and_then(|rest| rest.split_once('.')) {
+                    Some((index, part)) => format!("blk.{index}.{}", find(LAYER_NAMES, part)),
+                    None => find(NAMES, tensor),
+                }
+            }
+        }
+    }
+}
+
+/// Keys below `{architecture}.` and what they are called in `config.json`.
+const KEYS: &[(&str, &str)] = &[
+    ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("context_length", "max_position_embeddings"),
+];
+
+/// Those of one architecture alone.
+fn own_keys(architecture: &str) -> &'static [(&'static str, &'static str)] {
+    match architecture {
+        BERT => &[("attention.layer_norm_epsilon", "layer_norm_eps"), ("hidden_activation", "hidden_act")],
+        _ => &[
+            ("attention.layer_norm_epsilon", "norm_eps"),
+            // the converter knows the epsilon by the name that others give to that of RMS norms
+            ("attention.layer_norm_rms_epsilon", "norm_eps"),
+            ("attention.sliding_window", "local_attention"),
+            ("attention.sliding_window_pattern", "global_attn_every_n_layers"),
+            ("rope.freq_base", "global_rope_theta"),
+            ("rope.freq_base_swa", "local_rope_theta"),
+            ("hidden_activation", "hidden_activation"),
+        ],
+    }
+}
+
+/// Whether an architecture is an encoder's.
+pub(crate) fn is_architecture(architecture: &str) -> bool {
+    [BERT, MODERN_BERT].contains(&architecture)
+}
+
+/// The architecture of a family's GGUF files.
+pub(super) fn architecture_of(family: &str) -> &'static str {
+    if family == modernbert::ROPE.name { MODERN_BERT } else { BERT }
+}
+
+/// Opens the encoder of a GGUF file; `asked` is the manifest's family.
+pub(crate) fn open(
+    place: &str,
+    metadata: &GgufMetadata,
+    architecture: &str,
+    ledger: &mut Ledger<'_>,
+    asked: Option<&str>,
+    acknowledged: &[String],
+) -> Result<Box<dyn FamilyModel>> {
+    if let Some(asked) = asked.filter(|asked| !super::is_encoder(asked) || architecture_of(asked) != architecture) {
+        let (place, asked, found) = (place.to_owned(), asked.to_owned(), architecture.to_owned());
+        return Err(FamilyError::OtherFamily { place, asked, found }.into());
+    }
+    let config = configuration(place, metadata, architecture, ledger)?;
+    let encoder = match architecture {
+        BERT => bert::open(&bert::GGUF, place, &config, ledger, acknowledged)?,
+        _ => modernbert::open(place, &config, ledger, acknowledged)?,
+    };
+    Ok(Box::new(encoder))
+}
+
+/// The configuration that a file stands for.
+fn configuration(
+    place: &str,
+    metadata: &GgufMetadata,
+    architecture: &str,
+    ledger: &Ledger<'_>,
+) -> Result<Map<String, Json>> {
+    let wrong = |key: &str, found: String, expected: &str| FamilyError::Value {
+        place: place.to_owned(),
+        key: key.to_owned(),
+        found,
+        expected: expected.to_owned(),
+    };
+    let (prefix, own_keys) = (format!("{architecture}."), own_keys(architecture));
+    let mut config = Map::new();
+    for (key, value) in metadata.iter() {
+        let Some(own) = key.strip_prefix(&prefix) else { continue };
+        let json = json_of(value);
+        let renamed = KEYS.iter().chain(own_keys).find(|(gguf, _)| *gguf == own);
+        let expected = match (own, renamed) {
+            // several keys may say one thing
+            (_, Some((_, name))) => match config.insert((*name).to_owned(), json.clone()) {
+                Some(other) if other != json => Some(other.to_string()),
+                _ => None,
+            },
+            ("attention.causal", _) => Some("false".to_owned()).filter(|expected| json.to_string() != *expected),
+            ("attention.head_count_kv", _) => {
+                let heads = metadata.u64(&format!("{prefix}attention.head_count"))?.unwrap_or_default().to_string();
+                Some(heads).filter(|heads| json.to_string() != *heads)
+            }
+            ("rope.scaling.type", _) => Some("none".to_owned()).filter(|expected| json != json!(expected)),
+            // read with what follows hidden states, with the head, or said by tensors
+            ("pooling_type" | "classifier.output_labels" | "vocab_size", _) => None,
+            ("dense_2_feat_in" | "dense_2_feat_out" | "dense_3_feat_in" | "dense_3_feat_out", _) => None,
+            _ => {
+                // under its own name, where the reader refuses it unless the user has acknowledged it
+                config.insert(key.to_owned(), json.clone());
+                None
+            }
+        };
+        if let Some(expected) = expected {
+            return Err(wrong(key, json.to_string(), &expected).into());
+        }
+    }
+    if let Some(Json::Array(slides)) = config.get("global_attn_every_n_layers") {
+        let kind = |slides: &Json| if slides == &json!(true) { "sliding_attention" } else { "full_attention" };
+        let kinds: Vec<&str> = slides.iter().map(kind).collect();
+        config.insert("layer_types".into(), json!(kinds));
+        config.remove("global_attn_every_n_layers");
+    }
+    let rows = |name: &str| ledger.source().tensor(name).map(SourceTensor::rows);
+    config.insert("vocab_size".into(), json!(rows("token_embd.weight").unwrap_or_default()));
+    if architecture == BERT {
+        let types = rows("token_types.weight");
+        const TYPES: &str = "tokenizer.ggml.token_type_count";
+        if let Some(count) = metadata.u64(TYPES)?.filter(|count| types.is_some_and(|rows| rows != *count)) {
+            let expected = format!("{}, the rows of token_types.weight", types.unwrap_or_default());
+            return Err(wrong(TYPES, count.to_string(), &expected).into());
+        }
+        config.insert("type_vocab_size".into(), json!(types.unwrap_or(1)));
+    } else {
+        for (key, tensor) in [
+            ("norm_bias", "output_norm"),
+            ("attention_bias", "blk.0.attn_output"),
+            ("mlp_bias", "blk.0.ffn_down"),
+            ("classifier_bias", "cls"),
+        ] {
+            config.insert(key.into(), json!(ledger.has(&format!("{tensor}.bias"))));
+        }
+    }
+    let key = format!("{prefix}pooling_type");
+    let pooling = metadata.u64(&key)?;
+    let output = rows("cls.output.weight");
+    if pooling == Some(GGUF_RANK) || (pooling.is_none() && output.is_some()) {
+        let head = ["cls.weight", "cls.output.weight"].into_iter().find(|tensor| !ledger.has(tensor));
+        if let Some(missing) = head {
+            let expected = format!(
+                "another, or a file with `{missing}`: the head is a layer and the labels, and llama.cpp's converter leaves \
+                 the layer of BERT's own classifiers out; convert the model's Hugging Face folder instead"
+            );
+            return Err(wrong(&key, pooling.map_or("missing".into(), |kind| format!("{kind} (rank)")), &expected).into());
+        }
+        if architecture == BERT && !ledger.has("token_types.weight") {
+            let expected = "another: the head of a model without types of tokens (DistilBERT) isn't known; convert its \
+                            encoder only, with a pooling_type of 1, 2 or 3";
+            return Err(wrong(&key, format!("{GGUF_RANK} (rank)"), expected).into());
+        }
+        config.insert("architectures".into(), json!(["ForSequenceClassification"]));
+        if architecture == MODERN_BERT {
+            // there is no key for it: llama.cpp pools its states so
+            config.insert("classifier_pooling".into(), json!("mean"));
+        }
+        match metadata.strings(&format!("{prefix}classifier.output_labels"))? {
+            Some(labels) => {
+                let by_number = labels.iter().enumerate().map(|(number, label)| (number.to_string(), json!(label)));
+                config.insert("id2label".into(), Json::Object(by_number.collect()));
+            }
+            None => {
+                config.insert("num_labels".into(), json!(output));
+            }
+        }
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_of_layers_and_others_have_names() {
+        let gguf = EncoderNaming::Gguf;
+        for (own, expected) in [
+            ("embeddings.LayerNorm", "token_embd_norm"),
+            ("encoder.layer.11.attention.output.LayerNorm", "blk.11.attn_output_norm"),
+            ("encoder.layer.0.output.LayerNorm", "blk.0.layer_output_norm"),
+            ("layers.3.mlp.Wo", "blk.3.ffn_down"),
+            ("classifier", "cls.output"),
+        ] {
+            assert_eq!(gguf.name(own), expected);
+        }
+        assert_eq!(EncoderNaming::HuggingFace("bert.").name("pooler.dense"), "bert.pooler.dense");
+    }
+}
