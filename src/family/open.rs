@@ -166,9 +166,8 @@ fn open_gguf(
     }
     let pooling = format!("{architecture}.pooling_type");
     if metadata.u64(&pooling)? == Some(GGUF_RANK) {
-        let expected = "0 to 3: heads of decoders that judge whole texts aren't known; classifiers and rerankers are BERT,                         RoBERTa, XLM-RoBERTa and ModernBERT";
-        let (found, expected) = (format!("{GGUF_RANK} (rank)"), expected.to_owned());
-        return Err(FamilyError::Value { place, key: pooling, found, expected }.into());
+        let problem = format!("heads of decoders aren't known (`{pooling}` is {GGUF_RANK}, rank)");
+        return Err(FamilyError::PartialHead { place, problem }.into());
     }
     let purpose = match modules {
         Some(_) => Purpose::TextEmbedding { bidirectional: false, pooling: Pooling::Last },

@@ -128,7 +128,8 @@ impl SentenceTransformers {
             Some(2) => PoolingMode::Cls,
             Some(3) => PoolingMode::Last,
             Some(other) => {
-                let problem = format!("the value is {other}, expected 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)");
+                let problem =
+                    format!("the value is {other}, expected 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)");
                 return Err(SourceError::key(metadata.path(), &key, problem));
             }
         };

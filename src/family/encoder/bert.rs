@@ -173,9 +173,10 @@ impl Tensors<'_, '_> {
         let positions = self.table("position_embeddings", config.max_position_embeddings, "max_position_embeddings")?;
         let positions = positions.slice(config.first_position..config.max_position_embeddings)?;
         // DistilBERT has none
-        let token_types = (matches!(self.naming, EncoderNaming::HuggingFace(_)) || self.ledger.has("token_types.weight"))
-            .then(|| self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size"))
-            .transpose()?;
+        let token_types = (matches!(self.naming, EncoderNaming::HuggingFace(_))
+            || self.ledger.has("token_types.weight"))
+        .then(|| self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size"))
+        .transpose()?;
         let head = match &purpose {
             Purpose::SequenceClassification(classification) => {
                 Some(self.head(row.head, classification.labels.len() as u64)?)

@@ -232,18 +232,15 @@ fn configuration(
     let pooling = metadata.u64(&key)?;
     let output = rows("cls.output.weight");
     if pooling == Some(GGUF_RANK) || (pooling.is_none() && output.is_some()) {
-        let head = ["cls.weight", "cls.output.weight"].into_iter().find(|tensor| !ledger.has(tensor));
-        if let Some(missing) = head {
-            let expected = format!(
-                "another, or a file with `{missing}`: the head is a layer and the labels, and llama.cpp's converter leaves \
-                 the layer of BERT's own classifiers out; convert the model's Hugging Face folder instead"
-            );
-            return Err(wrong(&key, pooling.map_or("missing".into(), |kind| format!("{kind} (rank)")), &expected).into());
+        let partial = |problem: String| Err(FamilyError::PartialHead { place: place.to_owned(), problem }.into());
+        if let Some(missing) = ["cls.weight", "cls.output.weight"].into_iter().find(|tensor| !ledger.has(tensor)) {
+            return partial(format!(
+                "`{missing}` is missing: the head is a layer and the labels, and llama.cpp's converter leaves the layer out of \
+                 classifiers of BERT"
+            ));
         }
         if architecture == BERT && !ledger.has("token_types.weight") {
-            let expected = "another: the head of a model without types of tokens (DistilBERT) isn't known; convert its \
-                            encoder only, with a pooling_type of 1, 2 or 3";
-            return Err(wrong(&key, format!("{GGUF_RANK} (rank)"), expected).into());
+            return partial("`token_types.weight` is missing: the head is DistilBERT's, which isn't known".to_owned());
         }
         config.insert("architectures".into(), json!(["ForSequenceClassification"]));
         if architecture == MODERN_BERT {

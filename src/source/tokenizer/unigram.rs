@@ -49,8 +49,7 @@ impl Carried<'_> {
         }
         let prefix = self.metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let prepend = if prefix { "always" } else { "never" };
-        let spaces =
-            json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": prepend, "split": true});
+        let spaces = json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": prepend, "split": true});
         Ok(TokenizerFile {
             version: "1.0",
             truncation: (),

@@ -105,8 +105,7 @@ mod tests {
             ("yarn_ext_factor", 1.0),
             ("yarn_log_multiplier", 0.0),
         ];
-        let expected =
-            json!({"rope_type": "yarn", "attention_factor": 1.2079442, "beta_fast": 32.0, "beta_slow": 1.0});
+        let expected = json!({"rope_type": "yarn", "attention_factor": 1.2079442, "beta_fast": 32.0, "beta_slow": 1.0});
         assert_eq!(scaling("yarn", &all), Ok(expected));
         let idle = [("yarn_attn_factor", 1.0), ("yarn_beta_fast", 32.0), ("yarn_ext_factor", 0.0)];
         assert_eq!(scaling("linear", &idle), Ok(json!({"rope_type": "linear"})));
