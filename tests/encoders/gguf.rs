@@ -63,25 +63,31 @@ fn hidden_states_vectors_and_logits_agree_with_transformers() {
 }
 
 #[test]
-fn word_pieces_are_those_of_the_folder() {
+fn pieces_are_those_of_the_folder() {
     let room = tempfile::tempdir().unwrap();
     let of = |source: &Path, name: &str| {
         let model = convert(source, &room.path().join(name), &[]);
         Tokenizer::of(model.bundle(), model.folder()).unwrap()
     };
-    let (own, rebuilt) = (of(&fixture("bert-mean"), "folder"), of(&file("bert-mean"), "file"));
-    for text in [
+    let texts = [
         "the sea",
         "The SEA is singing, and sing-sing.",
         "",
         "é ÀB 漢字 x1",
-        "  a\tb\n[SEP] [MASK] c",
+        "cafe\u{301} of Singers' songs, don't 12",
+        "  a\tb\n[SEP] [MASK] </s>c",
         &"z".repeat(101),
-    ] {
-        for second in [None, Some("the is. a")] {
-            for special in [false, true] {
-                let both = [&own, &rebuilt].map(|tokenizer| tokenizer.encode_whole(text, second, special).unwrap());
-                assert_eq!(both[0], both[1], "{text:?} {second:?}");
+    ];
+    for case in ["bert-mean", "roberta-mean", "modernbert-cls"] {
+        let tokenizers = [of(&fixture(case), &format!("{case} folder")), of(&file(case), &format!("{case} file"))];
+        for text in texts {
+            for second in [None, Some("the is. a")] {
+                for special in [false, true] {
+                    let [own, rebuilt] =
+                        tokenizers.each_ref().map(|of| of.encode_whole(text, second, special).unwrap());
+                    assert_eq!(own, rebuilt, "{case} {text:?} {second:?}");
+                    assert!(own.ids.len() >= 2, "{case}");
+                }
             }
         }
     }
@@ -140,6 +146,23 @@ fn what_a_file_cannot_say_or_says_otherwise_is_refused() {
         let error = refused(&changed);
         assert!(error.contains(expected), "{expected}: {error}");
     }
+}
+
+/// DistilBERT has no types of tokens: as if they were nothing.
+#[test]
+fn a_file_without_types_of_tokens_has_none() {
+    let room = tempfile::tempdir().unwrap();
+    let embed = |name: &str, change: &dyn Fn(&mut Parts)| {
+        let mut parts = Parts::read(&file("bert-mean"));
+        change(&mut parts);
+        let path = room.path().join(format!("{name}.gguf"));
+        parts.write(&path);
+        let model = convert(&path, &room.path().join(name), &[]);
+        Embedder::new(&model, None).unwrap().embed(&EncodedText { ids: vec![2, 30, 7, 3], types: vec![0; 4] }).unwrap()
+    };
+    let zeros = embed("zeros", &|parts| parts.data("token_types.weight").fill(0));
+    let none = embed("none", &|parts| parts.tensors.retain(|(name, ..)| name != "token_types.weight"));
+    assert!(cosine(&zeros, &none) > 0.999_999_9);
 }
 
 /// A file of the published model, made with the gguf package, gives the vectors and ids of its folder and of transformers.
