@@ -19,6 +19,9 @@ fn file(case: &str) -> PathBuf {
     fixture(case).join("model.gguf")
 }
 
+/// What is done to a file.
+type Change<'a> = &'a dyn Fn(&mut Parts);
+
 /// The error of a conversion.
 fn refused(source: &Path) -> String {
     let room = tempfile::tempdir().unwrap();
@@ -116,7 +119,7 @@ fn what_a_file_cannot_say_or_says_otherwise_is_refused() {
     }
     let room = tempfile::tempdir().unwrap();
     let changed = room.path().join("changed.gguf");
-    let changes: [(&str, &dyn Fn(&mut Parts), &str); 9] = [
+    let changes: [(&str, Change, &str); 9] = [
         (
             "bert-mean",
             &|parts| parts.set("bert.attention.causal", true),
@@ -137,7 +140,7 @@ fn what_a_file_cannot_say_or_says_otherwise_is_refused() {
             &|parts| parts.set("gemma-embedding.dense_2_feat_out", 41_u32),
             "the value is 41, but dense_2.weight has 40",
         ),
-        ("modernbert-cls", &|parts| parts.set("modern-bert.rope.scaling.type", "yarn"), "expected none"),
+        ("modernbert-cls", &|parts| parts.set("modern-bert.rope.scaling.type", "yarn"), "expected \"none\""),
     ];
     for (case, change, expected) in changes {
         let mut parts = Parts::read(&file(case));
@@ -152,7 +155,7 @@ fn what_a_file_cannot_say_or_says_otherwise_is_refused() {
 #[test]
 fn a_file_without_types_of_tokens_has_none() {
     let room = tempfile::tempdir().unwrap();
-    let embed = |name: &str, change: &dyn Fn(&mut Parts)| {
+    let embed = |name: &str, change: Change| {
         let mut parts = Parts::read(&file("bert-mean"));
         change(&mut parts);
         let path = room.path().join(format!("{name}.gguf"));

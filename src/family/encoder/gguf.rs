@@ -176,19 +176,16 @@ fn configuration(
     for (key, value) in metadata.iter() {
         let Some(own) = key.strip_prefix(&prefix) else { continue };
         let json = json_of(value);
+        let unless = |expected: Json| Some(expected).filter(|expected| json != *expected);
         let renamed = KEYS.iter().chain(own_keys).find(|(gguf, _)| *gguf == own);
         let expected = match (own, renamed) {
             // several keys may say one thing
-            (_, Some((_, name))) => match config.insert((*name).to_owned(), json.clone()) {
-                Some(other) if other != json => Some(other.to_string()),
-                _ => None,
-            },
-            ("attention.causal", _) => Some("false".to_owned()).filter(|expected| json.to_string() != *expected),
+            (_, Some((_, name))) => config.insert((*name).to_owned(), json.clone()).and_then(unless),
+            ("attention.causal", _) => unless(json!(false)),
             ("attention.head_count_kv", _) => {
-                let heads = metadata.u64(&format!("{prefix}attention.head_count"))?.unwrap_or_default().to_string();
-                Some(heads).filter(|heads| json.to_string() != *heads)
+                unless(json!(metadata.u64(&format!("{prefix}attention.head_count"))?.unwrap_or_default()))
             }
-            ("rope.scaling.type", _) => Some("none".to_owned()).filter(|expected| json != json!(expected)),
+            ("rope.scaling.type", _) => unless(json!("none")),
             // read with what follows hidden states, with the head, or said by tensors
             ("pooling_type" | "classifier.output_labels" | "vocab_size", _) => None,
             ("dense_2_feat_in" | "dense_2_feat_out" | "dense_3_feat_in" | "dense_3_feat_out", _) => None,
@@ -199,7 +196,7 @@ fn configuration(
             }
         };
         if let Some(expected) = expected {
-            return Err(wrong(key, json.to_string(), &expected).into());
+            return Err(wrong(key, json.to_string(), &expected.to_string()).into());
         }
     }
     if let Some(Json::Array(slides)) = config.get("global_attn_every_n_layers") {
@@ -228,35 +225,42 @@ fn configuration(
             config.insert(key.into(), json!(ledger.has(&format!("{tensor}.bias"))));
         }
     }
-    let key = format!("{prefix}pooling_type");
-    let pooling = metadata.u64(&key)?;
-    let output = rows("cls.output.weight");
-    if pooling == Some(GGUF_RANK) || (pooling.is_none() && output.is_some()) {
-        let partial = |problem: String| Err(FamilyError::PartialHead { place: place.to_owned(), problem }.into());
-        if let Some(missing) = ["cls.weight", "cls.output.weight"].into_iter().find(|tensor| !ledger.has(tensor)) {
-            return partial(format!(
-                "`{missing}` is missing: the head is a layer and the labels, and llama.cpp's converter leaves the layer out of \
-                 classifiers of BERT"
-            ));
-        }
-        if architecture == BERT && !ledger.has("token_types.weight") {
-            return partial("`token_types.weight` is missing: the head is DistilBERT's, which isn't known".to_owned());
-        }
-        config.insert("architectures".into(), json!(["ForSequenceClassification"]));
-        if architecture == MODERN_BERT {
-            // there is no key for it: llama.cpp pools its states so
-            config.insert("classifier_pooling".into(), json!("mean"));
-        }
-        match metadata.strings(&format!("{prefix}classifier.output_labels"))? {
-            Some(labels) => {
-                let by_number = labels.iter().enumerate().map(|(number, label)| (number.to_string(), json!(label)));
-                config.insert("id2label".into(), Json::Object(by_number.collect()));
-            }
-            None => {
-                config.insert("num_labels".into(), json!(output));
-            }
-        }
+    config.extend(head(place, metadata, architecture, ledger)?);
+    Ok(config)
+}
+
+/// What a head for whole texts adds to the configuration, if there is one.
+fn head(place: &str, metadata: &GgufMetadata, architecture: &str, ledger: &Ledger<'_>) -> Result<Map<String, Json>> {
+    let mut config = Map::new();
+    let labels = ledger.source().tensor("cls.output.weight").map(SourceTensor::rows);
+    match metadata.u64(&format!("{architecture}.pooling_type"))? {
+        Some(GGUF_RANK) => {}
+        None if labels.is_some() => {}
+        _ => return Ok(config),
     }
+    let partial = |problem: String| Err(FamilyError::PartialHead { place: place.to_owned(), problem }.into());
+    if let Some(missing) = ["cls.weight", "cls.output.weight"].into_iter().find(|tensor| !ledger.has(tensor)) {
+        return partial(format!(
+            "`{missing}` is missing: the head is a layer and the labels, and llama.cpp's converter leaves the layer out of \
+             classifiers of BERT"
+        ));
+    }
+    if architecture == BERT && !ledger.has("token_types.weight") {
+        return partial("`token_types.weight` is missing: the head is DistilBERT's, which isn't known".to_owned());
+    }
+    config.insert("architectures".into(), json!(["ForSequenceClassification"]));
+    if architecture == MODERN_BERT {
+        // there is no key for it: llama.cpp pools its states so
+        config.insert("classifier_pooling".into(), json!("mean"));
+    }
+    let (key, value) = match metadata.strings(&format!("{architecture}.classifier.output_labels"))? {
+        Some(names) => {
+            let by_number = names.iter().enumerate().map(|(number, name)| (number.to_string(), json!(name)));
+            ("id2label", Json::Object(by_number.collect()))
+        }
+        None => ("num_labels", json!(labels)),
+    };
+    config.insert(key.into(), value);
     Ok(config)
 }
 
