@@ -17,13 +17,14 @@
 //! | [`modernbert`] | ModernBERT |
 //! | [`gemma`] | EmbeddingGemma: Gemma 3 that looks both ways |
 //!
-//! [`gguf`] knows what the files of llama.cpp call all that.
+//! [`gguf`] reads the keys of llama.cpp's files, [`naming`] knows the names of tensors there.
 
 mod bert;
 mod gemma;
 mod gguf;
 mod head;
 mod modernbert;
+mod naming;
 
 use std::ops::Range;
 

@@ -11,8 +11,8 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::gguf::EncoderNaming;
 use super::head::Head;
+use super::naming::EncoderNaming;
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
 use crate::blocks::linear::Linear;
