@@ -19,6 +19,7 @@ use safetensors::SafeTensors;
 /// The cases of `tests/fixtures/onnx/make.py`, with their goldens and the contexts that those were computed in.
 const CASES: &[(&str, &[(&str, u64)])] = &[
     ("edge", &[("golden", 32)]),
+    ("edge-biased", &[("golden", 32)]),
     ("granite-fp32", &[("golden", 32)]),
     ("hunyuan-int4", &[("golden", 32)]),
     ("llama-fp32", &[("golden", 32)]),

@@ -22,7 +22,7 @@ use anec_family::{FamilyFacts, HostProjection, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_quant::ChosenCodes;
 use anec_source::sentence_transformers::Dense;
-use anec_source::{PoolingMode, SentenceTransformers, Source, SourceWeight};
+use anec_source::{PoolingMode, Source, SourceWeight};
 
 /// What to convert, and how.
 pub struct ConvertOptions {
@@ -129,7 +129,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
     let mut host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
     if matches!(model.facts().purpose, Purpose::TextEmbedding { .. }) {
-        host.projections = projections(source);
+        host.projections = projections(source)?;
     }
     let calibration = partial.join(journal.calibration());
     let chosen = match choose.map(|choose| choose_in(&calibration, choose)).transpose() {
@@ -166,7 +166,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     if options.compile {
         run.compile(&mut written.packages)?;
     }
-    let bundle = bundle(&run, &written, name, digests?, ledger);
+    let bundle = bundle(&run, &written, name, digests?, ledger)?;
     let run_report = run_report(&bundle, source, begin.elapsed().as_secs_f64(), resumed_packages);
     let mut report = ConvertReport {
         anec_version: bundle.anec_version.clone(),
@@ -195,11 +195,11 @@ fn bundle(
     name: String,
     source: SourceFacts,
     ledger: &LedgerTotals,
-) -> Bundle {
+) -> Result<Bundle> {
     let (manifest, plan) = (run.manifest, run.plan);
     let facts = run.model.facts();
     let [of_model, of_draft] = run.divided(&written.packages);
-    Bundle {
+    Ok(Bundle {
         schema_version: anec_bundle::SCHEMA_VERSION,
         anec_version: env!("CARGO_PKG_VERSION").into(),
         name,
@@ -212,7 +212,7 @@ fn bundle(
             contexts: plan.contexts.clone(),
             eos_token_ids: written.text.eos_token_ids.clone(),
             bos_token_id: written.text.bos_token_id,
-            task: task(facts, plan, manifest, run.source),
+            task: task(facts, plan, manifest, run.source)?,
         },
         config: facts.config.clone(),
         manifest: manifest.clone(),
@@ -225,7 +225,7 @@ fn bundle(
         tokenizer: written.text.files.clone(),
         tokenizer_files: written.text.digests.clone(),
         ledger: ledger.clone(),
-    }
+    })
 }
 
 /// What a run took.
@@ -255,8 +255,8 @@ fn choose_in(folder: &Path, choose: Choose<'_>) -> Result<Chosen> {
 }
 
 /// What the model is for.
-fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &Source) -> Task {
-    match facts.purpose.clone() {
+fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &Source) -> Result<Task> {
+    Ok(match facts.purpose.clone() {
         Purpose::TextGeneration => Task::TextGeneration,
         Purpose::TokenClassification(label_set) => {
             let (window, halo) = (manifest.lengths.largest(), plan.most_layers() * label_set.band);
@@ -264,34 +264,29 @@ fn task(facts: &FamilyFacts, plan: &ConvertPlan, manifest: &Manifest, source: &S
             Task::TokenClassification(Classification { label_set, window, halo, stride })
         }
         Purpose::TextEmbedding { bidirectional, pooling } => {
-            let modules = modules(source);
+            let modules = source.sentence_transformers()?;
             Task::TextEmbedding(TextEmbedding {
                 bidirectional,
-                pooling: modules.map_or(pooling, |modules| match modules.pooling {
+                pooling: modules.as_ref().map_or(pooling, |modules| match modules.pooling {
                     PoolingMode::Mean => Pooling::Mean,
                     PoolingMode::Cls => Pooling::Cls,
                     PoolingMode::Last => Pooling::Last,
                 }),
-                projections: host::projections(&projections(source)),
+                projections: host::projections(&projections(source)?),
                 normalize: modules.is_some_and(|modules| modules.normalize),
             })
         }
         Purpose::SequenceClassification(classification) => Task::SequenceClassification(classification),
-    }
-}
-
-/// What sentence-transformers does with a source's hidden states.
-fn modules(source: &Source) -> Option<&SentenceTransformers> {
-    source.hugging_face()?.sentence_transformers.as_ref()
+    })
 }
 
 /// The projections of what is pooled.
-fn projections(source: &Source) -> Vec<HostProjection> {
-    let dense = modules(source).map_or(&[][..], |modules| &modules.dense);
+fn projections(source: &Source) -> Result<Vec<HostProjection>> {
+    let dense = source.sentence_transformers()?.map_or_else(Vec::new, |modules| modules.dense);
     let projection = |dense: &Dense| HostProjection {
         weight: SourceWeight::from(dense.weight.clone()),
         bias: dense.bias.clone().map(SourceWeight::from),
         activation: if dense.tanh { ProjectionActivation::Tanh } else { ProjectionActivation::Identity },
     };
-    dense.iter().map(projection).collect()
+    Ok(dense.iter().map(projection).collect())
 }

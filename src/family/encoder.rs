@@ -16,11 +16,15 @@
 //! | [`bert`] | BERT, RoBERTa, XLM-RoBERTa |
 //! | [`modernbert`] | ModernBERT |
 //! | [`gemma`] | EmbeddingGemma: Gemma 3 that looks both ways |
+//!
+//! [`gguf`] reads the keys of llama.cpp's files, [`naming`] knows the names of tensors there.
 
 mod bert;
 mod gemma;
+mod gguf;
 mod head;
 mod modernbert;
+mod naming;
 
 use std::ops::Range;
 
@@ -47,6 +51,7 @@ use anec_source::{Ledger, SourceWeight};
 use head::Head;
 
 pub(super) use gemma::open as open_gemma;
+pub(super) use gguf::{is_architecture, open as open_gguf};
 
 /// Names of the rotary tables: of layers that see all of the text, and of those that see a band.
 const ROPE_TABLES: [&str; 2] = ["rope", "rope_local"];
@@ -94,6 +99,11 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 /// [`NEUTRAL_KEYS`](crate::table::NEUTRAL_KEYS).
 pub fn families() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
     bert::ROWS.iter().map(|row| (row.name, bert::NEUTRAL)).chain([(modernbert::ROPE.name, modernbert::NEUTRAL)])
+}
+
+/// The architecture of the GGUF files of an encoder's model type.
+pub fn gguf_architecture(model_type: &str) -> &'static str {
+    gguf::architecture_of(model_type)
 }
 
 /// Opens an encoder: reads its configuration and takes its tensors.

@@ -100,6 +100,14 @@ pub enum FamilyError {
         /// The form of experts.
         form: String,
     },
+    /// A head for whole texts of which a part is missing, or another's.
+    #[error("{place}: it is to judge whole texts, but {problem}")]
+    PartialHead {
+        /// The source.
+        place: String,
+        /// What is wrong, as a part of a sentence.
+        problem: String,
+    },
     /// No layer that guesses tokens, where one is asked for.
     #[error("{place}: there is no layer for `draft: mtp` in it (family `{family}`)")]
     NoDraftLayer {
@@ -155,6 +163,11 @@ impl Diagnostic for FamilyError {
                 "leave `draft` out; Qwen3-Next and Qwen3.5 have such a layer in their safetensors".into()
             }
             FamilyError::Positions { positions, .. } => format!("`--set context={positions}` is the most"),
+            FamilyError::PartialHead { .. } => {
+                "convert the model's Hugging Face folder, which has all of the head; or set the key `pooling_type` to 1 (mean), 2 \
+                 (cls) or 3 (last) to have the vectors of its encoder"
+                    .into()
+            }
             FamilyError::NoConfig { .. } => {
                 "give the Hugging Face folder instead of the single file: config.json must lie beside the weights"
                     .into()

@@ -15,6 +15,7 @@ use anec_base::Result;
 use anec_bundle::Pooling;
 use anec_manifest::DraftLayer;
 use anec_source::gguf::GgufMetadata;
+use anec_source::sentence_transformers::{GGUF_DENSE, GGUF_RANK};
 use anec_source::{Description, HuggingFaceFiles, Ledger, Source, onnx};
 
 /// Opens the model of a source: finds its family, reads its configuration and takes its tensors from the ledger.
@@ -120,6 +121,14 @@ fn open_gguf(
     let Some(architecture) = metadata.str("general.architecture")? else {
         return Err(FamilyError::MissingKey { place, key: "general.architecture".into() }.into());
     };
+    let modules = source.sentence_transformers()?;
+    for name in GGUF_DENSE.iter().filter(|_| modules.is_some()) {
+        // the host applies them to what is pooled
+        ledger.take_optional(&format!("{name}.weight"))?;
+    }
+    if encoder::is_architecture(architecture) {
+        return encoder::open_gguf(&place, metadata, architecture, ledger, family, acknowledged);
+    }
     let of_architecture = |row: &DecoderFamily| row.gguf.contains(&architecture);
     // one architecture may stand for models with windows and for others without: a file that has a window is of the former
     let has_window =
@@ -161,7 +170,19 @@ fn open_gguf(
     for block in config::gguf::guessing_blocks(metadata, architecture, config.num_hidden_layers)? {
         ledger.ignore(&format!("blk.{block}.*"), "guesses more than one token: no part of the model");
     }
-    assemble(config, row, Naming::Gguf, Purpose::TextGeneration, None, ledger)
+    if config.bidirectional {
+        return encoder::open_gemma(config, row, Naming::Gguf, ledger);
+    }
+    let pooling = format!("{architecture}.pooling_type");
+    if metadata.u64(&pooling)? == Some(GGUF_RANK) {
+        let problem = format!("heads of decoders aren't known (`{pooling}` is {GGUF_RANK}, rank)");
+        return Err(FamilyError::PartialHead { place, problem }.into());
+    }
+    let purpose = match modules {
+        Some(_) => Purpose::TextEmbedding { bidirectional: false, pooling: Pooling::Last },
+        None => Purpose::TextGeneration,
+    };
+    assemble(config, row, Naming::Gguf, purpose, None, ledger)
 }
 
 fn open_onnx(
@@ -201,6 +222,7 @@ fn open_onnx(
     (config.fused, config.fused_mlp) = (false, false);
     config.tie_word_embeddings = graph.tied;
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (graph.qkv_bias, graph.output_bias, graph.mlp_bias);
+    config.head_bias = graph.head_bias;
     config::onnx::check(&place, &config, graph)?;
     assemble(config, row, Naming::Onnx, Purpose::TextGeneration, None, ledger)
 }

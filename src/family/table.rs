@@ -439,7 +439,7 @@ pub const DECODERS: &[DecoderFamily] = &[
     DecoderFamily {
         name: "gemma3_text",
         wrappers: &["gemma3"],
-        gguf: &["gemma3"],
+        gguf: &["gemma3", "gemma-embedding"],
         gguf_interleaved: false,
         key_names: &[("hidden_act", "hidden_activation")],
         gguf_names: POST_NORMS,

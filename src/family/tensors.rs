@@ -163,7 +163,9 @@ impl<'a, 'b> Tensors<'a, 'b> {
 
     /// What stands for the LM head of a model that is wanted for its hidden states: nothing of its file.
     pub fn no_head(&mut self, embedding: &SourceWeight) -> Linear {
-        self.ledger.ignore("lm_head.*", "no part of the hidden states");
+        for pattern in ["lm_head.*", "output.weight"] {
+            self.ledger.ignore(pattern, "no part of the hidden states");
+        }
         Linear { name: "lm_head", role: Role::LmHead, weight: embedding.clone(), bias: None }
     }
 

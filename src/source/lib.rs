@@ -341,6 +341,18 @@ impl Source {
         }
     }
 
+    /// What follows the hidden states where vectors are made of them, if the source says so.
+    ///
+    /// # Errors
+    /// When what it says isn't understood.
+    pub fn sentence_transformers(&self) -> Result<Option<SentenceTransformers>> {
+        match &self.description {
+            Description::Gguf(metadata) => SentenceTransformers::of_gguf(metadata, |name| self.tensor(name)),
+            Description::HuggingFace(files) => Ok(files.sentence_transformers.clone()),
+            Description::Onnx(bundle) => Ok(bundle.files.sentence_transformers.clone()),
+        }
+    }
+
     /// `config.json`, if there is one.
     pub fn config(&self) -> Option<&Json> {
         self.hugging_face()?.config.as_ref()

@@ -1,5 +1,5 @@
 //! How sentence-transformers makes vectors with a model: `modules.json` lists what follows the model's hidden states, each
-//! module with a folder of its own.
+//! module with a folder of its own. A GGUF file has a key for the pooling and tensors for the projections.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use serde_json::Value as Json;
 use super::error::{Result, SourceError};
 use super::file::map;
 use super::file::read_json;
+use super::gguf::GgufMetadata;
 use super::safetensors;
 use super::tensor::SourceTensor;
 
@@ -45,6 +46,12 @@ pub struct Dense {
     /// The hyperbolic tangent follows.
     pub tanh: bool,
 }
+
+/// Projections of pooled states in GGUF files, in their order.
+pub const GGUF_DENSE: [&str; 2] = ["dense_2", "dense_3"];
+
+/// Value of the key `pooling_type` of GGUF for a head that judges whole texts.
+pub const GGUF_RANK: u64 = 4;
 
 /// The list of modules.
 const MODULES: &str = "modules.json";
@@ -99,6 +106,50 @@ impl SentenceTransformers {
             }
         }
         Ok(pooling.map(|pooling| SentenceTransformers { pooling, dense, normalize }))
+    }
+}
+
+impl SentenceTransformers {
+    /// What a GGUF file says, if it says how states are pooled. Vectors are divided by their length: no key tells of it, and
+    /// who computes with such files does so.
+    ///
+    /// # Errors
+    /// When the pooling is of another kind, or a projection isn't of the sizes that the keys say.
+    pub(super) fn of_gguf<'t>(
+        metadata: &GgufMetadata,
+        tensor: impl Fn(&str) -> Option<&'t SourceTensor>,
+    ) -> Result<Option<Self>> {
+        let Some(architecture) = metadata.str("general.architecture")? else { return Ok(None) };
+        let key = format!("{architecture}.pooling_type");
+        let pooling = match metadata.u64(&key)? {
+            // a vector for each token, or a head
+            None | Some(0 | GGUF_RANK) => return Ok(None),
+            Some(1) => PoolingMode::Mean,
+            Some(2) => PoolingMode::Cls,
+            Some(3) => PoolingMode::Last,
+            Some(other) => {
+                let problem =
+                    format!("the value is {other}, expected 0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)");
+                return Err(SourceError::key(metadata.path(), &key, problem));
+            }
+        };
+        let mut dense = Vec::new();
+        for name in GGUF_DENSE {
+            let Some(weight) = tensor(&format!("{name}.weight")) else { continue };
+            for (kind, found) in ["out", "in"].into_iter().zip(weight.shape()) {
+                let key = format!("{architecture}.{name}_feat_{kind}");
+                if let Some(size) = metadata.u64(&key)?.filter(|size| size != found) {
+                    let problem = format!("the value is {size}, but {name}.weight has {found}");
+                    return Err(SourceError::key(metadata.path(), &key, problem));
+                }
+            }
+            if weight.shape().len() != 2 {
+                let problem = format!("its shape is {:?}, expected that of a matrix", weight.shape());
+                return Err(SourceError::tensor(metadata.path(), weight.name(), problem));
+            }
+            dense.push(Dense { weight: weight.clone(), bias: None, tanh: false });
+        }
+        Ok(Some(SentenceTransformers { pooling, dense, normalize: true }))
     }
 }
 

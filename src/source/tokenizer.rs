@@ -3,6 +3,17 @@
 //! GGUF holds the vocabulary, its merges or scores and the *name* of the text splitting; the rules behind the names are
 //! those of the model's own `tokenizer.json`. A name that is not in the table is an error: a tokenizer that splits
 //! text wrongly gives wrong ids without any other sign.
+//!
+//! | `tokenizer.ggml.model` | |
+//! |---|---|
+//! | `gpt2` | byte-level BPE: merges are given, splitting goes by name |
+//! | `llama` | SentencePiece's BPE: merges follow from scores |
+//! | `bert` | WordPiece ([`word_piece`]) |
+//! | `t5` | SentencePiece's unigram model ([`unigram`]) |
+
+mod ends;
+mod unigram;
+mod word_piece;
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -14,6 +25,9 @@ use serde_json::{Map, Value as Json, json};
 
 use super::error::{Result, SourceError};
 use super::gguf::GgufMetadata;
+use ends::Ends;
+use unigram::Unigram;
+use word_piece::WordPiece;
 
 /// What to do about a tokenizer that can't be rebuilt.
 const FROM_HUGGING_FACE: &str = "convert the model's Hugging Face folder instead, which has its tokenizer.json";
@@ -35,7 +49,16 @@ pub struct TokenizerFile<'a> {
     /// What is put around a text.
     pub post_processor: Json,
     decoder: Json,
-    model: Bpe<'a>,
+    model: TokenizerModel<'a>,
+}
+
+/// How words become tokens.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum TokenizerModel<'a> {
+    Bpe(Bpe<'a>),
+    WordPiece(WordPiece<'a>),
+    Unigram(Unigram<'a>),
 }
 
 impl TokenizerFile<'_> {
@@ -46,7 +69,12 @@ impl TokenizerFile<'_> {
 
     /// The largest id of a token.
     pub fn largest_id(&self) -> Option<u64> {
-        (self.model.vocab.tokens.len() as u64).checked_sub(1)
+        let tokens = match &self.model {
+            TokenizerModel::Bpe(model) => model.vocab.tokens.len(),
+            TokenizerModel::WordPiece(model) => model.vocab.tokens.len(),
+            TokenizerModel::Unigram(model) => model.vocab.len(),
+        };
+        (tokens as u64).checked_sub(1)
     }
 }
 
@@ -125,7 +153,10 @@ impl<'a> Carried<'a> {
             let problem = format!("{} token types for {} tokens", types.len(), tokens.len());
             return Err(SourceError::key(metadata.path(), "tokenizer.ggml.token_type", problem));
         }
-        let mut tokens = Cow::from(tokens);
+        let mut tokens = match model {
+            "bert" => word_piece::respelt(tokens, &types),
+            _ => Cow::from(tokens),
+        };
         if model == "llama" {
             // GGUF spells user-defined SentencePiece tokens with spaces; in the vocabulary a space is always U+2581
             for (id, _) in types.iter().enumerate().filter(|(_, kind)| **kind == USER_DEFINED) {
@@ -145,8 +176,10 @@ impl<'a> Carried<'a> {
         match self.model {
             "gpt2" => self.byte_level(),
             "llama" => self.sentence_piece(),
+            "bert" => self.word_piece(),
+            "t5" => self.unigram(),
             other => {
-                let problem = format!("\"{other}\", expected \"gpt2\" or \"llama\"");
+                let problem = format!("\"{other}\", expected \"gpt2\", \"llama\", \"bert\" or \"t5\"");
                 let wrong = SourceError::key(self.metadata.path(), "tokenizer.ggml.model", problem);
                 Err(wrong.advise(FROM_HUGGING_FACE))
             }
@@ -174,7 +207,14 @@ impl<'a> Carried<'a> {
         let byte_level = |prefix: bool, trim: bool, regex: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": trim, "use_regex": regex});
         pre_tokenizers.push(byte_level(false, true, own_regex));
         let mut processors = vec![byte_level(true, false, true)];
-        processors.extend(self.template(rules.adds_bos)?);
+        processors.extend(match rules.between_two {
+            None => self.template(rules.adds_bos)?,
+            Some(between) => {
+                let begin = self.token(&["tokenizer.ggml.cls_token_id", "tokenizer.ggml.bos_token_id"], &[])?;
+                let end = self.token(&["tokenizer.ggml.seperator_token_id", "tokenizer.ggml.eos_token_id"], &[])?;
+                Some(Ends { begin, end, between, second_type: 0 }.template())
+            }
+        });
         Ok(TokenizerFile {
             version: "1.0",
             truncation: (),
@@ -184,7 +224,7 @@ impl<'a> Carried<'a> {
             pre_tokenizer: json!({"type": "Sequence", "pretokenizers": pre_tokenizers}),
             post_processor: json!({"type": "Sequence", "processors": processors}),
             decoder: byte_level(true, true, true),
-            model: Bpe {
+            model: TokenizerModel::Bpe(Bpe {
                 kind: "BPE",
                 dropout: (),
                 unk_token: None,
@@ -195,7 +235,7 @@ impl<'a> Carried<'a> {
                 ignore_merges: rules.ignores_merges,
                 vocab,
                 merges,
-            },
+            }),
         })
     }
 
@@ -221,11 +261,7 @@ impl<'a> Carried<'a> {
 
     /// SentencePiece BPE: merges follow from the scores of the pieces.
     fn sentence_piece(&self) -> Result<TokenizerFile<'_>> {
-        let scores = self.metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default();
-        if scores.len() != self.tokens.len() {
-            let problem = format!("{} scores for {} tokens", scores.len(), self.tokens.len());
-            return Err(SourceError::key(self.metadata.path(), "tokenizer.ggml.scores", problem));
-        }
+        let scores = self.scores()?;
         let prefix = self.metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
         let normalizer = if prefix {
@@ -253,7 +289,7 @@ impl<'a> Carried<'a> {
             pre_tokenizer: Json::Null,
             post_processor: self.template(true)?.unwrap_or_default(),
             decoder: json!({"type": "Sequence", "decoders": decoders}),
-            model: Bpe {
+            model: TokenizerModel::Bpe(Bpe {
                 kind: "BPE",
                 dropout: (),
                 unk_token: self.tokens.get(unknown as usize).map(String::as_str),
@@ -264,8 +300,33 @@ impl<'a> Carried<'a> {
                 ignore_merges: false,
                 vocab,
                 merges,
-            },
+            }),
         })
+    }
+
+    /// One score for each token.
+    fn scores(&self) -> Result<&[f32]> {
+        let scores = self.metadata.f32s("tokenizer.ggml.scores")?.unwrap_or_default();
+        if scores.len() != self.tokens.len() {
+            let problem = format!("{} scores for {} tokens", scores.len(), self.tokens.len());
+            return Err(SourceError::key(self.metadata.path(), "tokenizer.ggml.scores", problem));
+        }
+        Ok(scores)
+    }
+
+    /// The token whose id is the value of the first of these keys that is there; without one, the first that is spelt so.
+    fn token(&self, keys: &[&str], spelt: &[&str]) -> Result<Option<(&str, u64)>> {
+        for key in keys {
+            if let Some(id) = self.metadata.u64(key)? {
+                let token = usize::try_from(id).ok().and_then(|id| self.tokens.get(id)).ok_or_else(|| {
+                    let problem = format!("the value is {id}, expected one of {} tokens", self.tokens.len());
+                    SourceError::key(self.metadata.path(), key, problem)
+                })?;
+                return Ok(Some((token, id)));
+            }
+        }
+        let mut ids = self.tokens.iter().zip(0..);
+        Ok(ids.find(|(token, _)| spelt.contains(&token.as_str())).map(|(token, id)| (token.as_str(), id)))
     }
 
     /// Control tokens, which a tokenizer drops from decoded text, and user-defined ones, which it keeps whole.
@@ -355,6 +416,8 @@ struct Splitting {
     single_digits: bool,
     ignores_merges: bool,
     adds_bos: bool,
+    /// An encoder's, which ends every text; how often the end stands between two.
+    between_two: Option<usize>,
 }
 
 const QWEN2: &str =
@@ -362,13 +425,19 @@ const QWEN2: &str =
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-const PLAIN: Splitting =
-    Splitting { patterns: &[], nfc: false, single_digits: false, ignores_merges: false, adds_bos: false };
+const PLAIN: Splitting = Splitting {
+    patterns: &[],
+    nfc: false,
+    single_digits: false,
+    ignores_merges: false,
+    adds_bos: false,
+    between_two: None,
+};
 const LIKE_LLAMA3: Splitting = Splitting { patterns: &[LLAMA3], ignores_merges: true, adds_bos: true, ..PLAIN };
 const SINGLE_DIGITS: Splitting = Splitting { single_digits: true, ..PLAIN };
 
 /// The names that `tokenizer.ggml.pre` may have.
-const SPLITTINGS: [(&str, Splitting); 11] = [
+const SPLITTINGS: [(&str, Splitting); 13] = [
     ("gpt-2", PLAIN),
     ("qwen2", Splitting { patterns: &[QWEN2], nfc: true, ..PLAIN }),
     ("llama-bpe", LIKE_LLAMA3),
@@ -380,4 +449,6 @@ const SPLITTINGS: [(&str, Splitting); 11] = [
     ("smollm", SINGLE_DIGITS),
     ("starcoder", SINGLE_DIGITS),
     ("refact", SINGLE_DIGITS),
+    ("roberta-bpe", Splitting { between_two: Some(2), ..PLAIN }),
+    ("modern-bert", Splitting { nfc: true, between_two: Some(1), ..PLAIN }),
 ];

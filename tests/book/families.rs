@@ -2,19 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::path::PathBuf;
 
-use anec::family::encoder_families;
 use anec::family::table::{DECODERS, OPENAI_PRIVACY_FILTER};
+use anec::family::{encoder_architecture, encoder_families};
 use anec::manifest::{Manifest, builtin};
 use serde_json::Value as Json;
 
 use crate::common::folder::{json, repository};
 
+/// The encoder whose GGUF lacks a part, and is refused.
+const NOT_WHOLE: &str = "bert-reranker";
+
 /// What a family was held against.
 struct Evidence {
     family: &'static str,
     /// `general.architecture` of its GGUF files.
-    architectures: &'static [&'static str],
+    architectures: Vec<&'static str>,
     /// Small random models whose logits or vectors are compared with transformers'.
     random: usize,
     /// Those that are read from GGUF, too.
@@ -27,14 +31,15 @@ pub fn table() -> String {
     let cases = ["cases", "classifiers"].map(|kind| cases[kind].as_array().unwrap().clone()).concat();
     let decoders = DECODERS.iter().chain([&OPENAI_PRIVACY_FILTER]).map(|row| {
         let own: Vec<&Json> = cases.iter().filter(|case| case["family"] == row.name).collect();
-        let gguf = own.iter().filter(|case| case["gguf"].is_string()).count();
-        Evidence { family: row.name, architectures: row.gguf, random: own.len() + encoders(row.name), gguf }
+        let gguf = own.iter().filter(|case| case["gguf"].is_string()).count() + encoders_from_gguf(row.name);
+        let architectures = row.gguf.to_vec();
+        Evidence { family: row.name, architectures, random: own.len() + encoders(row.name), gguf }
     });
     let encoders = encoder_families().map(|(family, _)| Evidence {
         family,
-        architectures: &[],
+        architectures: vec![encoder_architecture(family)],
         random: encoders(family),
-        gguf: 0,
+        gguf: encoders_from_gguf(family),
     });
 
     let manifests: Vec<(&str, String)> = builtin::all()
@@ -73,13 +78,24 @@ pub fn table() -> String {
     out
 }
 
+/// Folders of small encoders of a family.
+fn folders_of(family: &str) -> impl Iterator<Item = PathBuf> {
+    let folders = std::fs::read_dir(repository("tests/fixtures/encoders")).unwrap().flatten().map(|entry| entry.path());
+    folders.filter(move |folder| {
+        let config = folder.join("config.json");
+        config.is_file() && json(&config)["model_type"] == family
+    })
+}
+
 /// Small encoders of a family.
 fn encoders(family: &str) -> usize {
-    let folders = std::fs::read_dir(repository("tests/fixtures/encoders")).unwrap().flatten();
-    folders
-        .map(|entry| entry.path().join("config.json"))
-        .filter(|config| config.is_file() && json(config)["model_type"] == family)
-        .count()
+    folders_of(family).count()
+}
+
+/// Those of them that are read from GGUF, too.
+fn encoders_from_gguf(family: &str) -> usize {
+    let whole = |folder: &PathBuf| folder.join("model.gguf").is_file() && !folder.ends_with(NOT_WHOLE);
+    folders_of(family).filter(whole).count()
 }
 
 /// Names of configurations that were compared with what others quote of them, by the list beside the configurations.

@@ -1,6 +1,8 @@
 //! GGUF metadata in the words of `config.json`, so that one reader serves both (keys as llama.cpp's converter writes
 //! them).
 
+mod yarn;
+
 use std::ops::Range;
 
 use serde_json::{Map, Value as Json, json};
@@ -70,6 +72,9 @@ const EXPERT_NAMES: &[(&str, &str)] = &[
     ("expert_gating_func", "expert_gating_func"),
 ];
 
+/// The architecture of the Gemma that looks both ways.
+pub const EMBEDDING_GEMMA: &str = "gemma-embedding";
+
 /// Key below `{architecture}.` with the number of layers that guess more than one token.
 const GUESSING: &str = "nextn_predict_layers";
 
@@ -79,8 +84,6 @@ const ROPE_NAMES: &[(&str, &str)] = &[
     ("factor", "factor"),
     ("original_context_length", "original_max_position_embeddings"),
     ("attn_factor", "attention_factor"),
-    ("yarn_beta_fast", "beta_fast"),
-    ("yarn_beta_slow", "beta_slow"),
 ];
 
 /// Keys below `{architecture}.` that don't touch the maths.
@@ -92,6 +95,12 @@ const NEUTRAL: &[&str] = &[
     "rope.dimension_sections",
     // layers to which an image is told anew
     "n_deepstack_layers",
+    // read with what follows hidden states, where vectors are made of them
+    "pooling_type",
+    "dense_2_feat_in",
+    "dense_2_feat_out",
+    "dense_3_feat_in",
+    "dense_3_feat_out",
 ];
 
 /// Frequency divisors, which GGUF keeps as tensors.
@@ -133,6 +142,8 @@ pub fn configuration(
             own.strip_prefix("rope.scaling.").and_then(|own| ROPE_NAMES.iter().find(|(gguf, _)| *gguf == own))
         {
             rope.insert((*name).to_owned(), json_of(value));
+        } else if yarn::is_key(own) {
+            // read below, when it is known whether there is YaRN
         } else if let Some(kind) = own.strip_prefix("attention.value_length").filter(|kind| ["", "_swa"].contains(kind))
         {
             let same = metadata.u64(&format!("{prefix}attention.key_length{kind}"))? == metadata.u64(key)?;
@@ -141,11 +152,14 @@ pub fn configuration(
                 let found = json_of(value).to_string();
                 return Err(FamilyError::Value { place, key: key.into(), found, expected }.into());
             }
+        } else if own == "attention.causal" {
+            causal(&place, key, architecture, metadata.bool(key)?)?;
         } else if !NEUTRAL.contains(&own) {
             // left under its own name, where the reader refuses it unless the user has acknowledged it
             config.insert(key.to_owned(), json_of(value));
         }
     }
+    yarn::read(metadata, architecture, &mut rope)?;
     // llama.cpp writes 0 for none, or nothing at all
     if config.get("sliding_window").is_none_or(|window| *window == json!(0)) {
         config.insert("sliding_window".into(), Json::Null);
@@ -159,6 +173,10 @@ pub fn configuration(
     }
     match architecture {
         "gemma2" | "gemma3" => gemma(&mut config),
+        EMBEDDING_GEMMA => {
+            gemma(&mut config);
+            config.insert("use_bidirectional_attention".into(), json!(true));
+        }
         "gemma4" => gemma4(&mut config, vocab_size),
         "lfm2" | "lfm2moe" => lfm2(&mut config),
         "granitehybrid" => {
@@ -182,7 +200,7 @@ pub fn configuration(
             let scale = config.remove("logits_scaling");
             config.insert("logit_scale".into(), scale.into());
         }
-        "mistral3" => mistral3(&mut config, &mut rope),
+        "mistral3" => mistral3(metadata, &mut config, &mut rope),
         // no key says so: its ramp ends between dimensions
         "gpt-oss" => {
             rope.insert("truncate".into(), json!(false));
@@ -316,13 +334,26 @@ fn granite_hybrid(config: &mut Map<String, Json>, rotates: bool) {
 }
 
 /// Ministral 3 files have a scale of late queries, and one factor of YaRN's attention for what are two of the same size.
-fn mistral3(config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
+fn mistral3(metadata: &GgufMetadata, config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
     if let Some(beta) = config.remove("mistral3.attention.temperature_scale") {
         rope.insert("llama_4_scaling_beta".into(), beta);
     }
-    if let Some(scale) = config.remove("mistral3.rope.scaling.yarn_log_multiplier") {
+    if let Some(scale) = metadata.get("mistral3.rope.scaling.yarn_log_multiplier").map(json_of) {
         rope.insert("mscale".into(), scale.clone());
         rope.insert("mscale_all_dim".into(), scale);
+    }
+}
+
+/// Whether tokens see those behind them is told by the architecture; a file may say so once more.
+fn causal(place: &str, key: &str, architecture: &str, found: Option<bool>) -> Result<()> {
+    let expected = architecture != EMBEDDING_GEMMA;
+    match found {
+        Some(found) if found != expected => {
+            let expected = format!("{expected} in files of {architecture}");
+            let (place, key, found) = (place.to_owned(), key.to_owned(), found.to_string());
+            Err(FamilyError::Value { place, key, found, expected }.into())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -340,7 +371,8 @@ fn qwen3_5(config: &mut Map<String, Json>, architecture: &str) {
     }
 }
 
-fn json_of(value: &GgufValue) -> Json {
+/// A value as JSON.
+pub fn json_of(value: &GgufValue) -> Json {
     match value {
         GgufValue::U8(v) => json!(v),
         GgufValue::I8(v) => json!(v),

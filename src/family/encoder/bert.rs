@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::head::Head;
+use super::naming::EncoderNaming;
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
 use crate::blocks::linear::Linear;
@@ -47,6 +48,9 @@ pub(super) const ROWS: &[BertFamily] = &[
     BertFamily { name: "roberta", ..ROBERTA },
     BertFamily { name: "xlm-roberta", ..ROBERTA },
 ];
+
+/// A GGUF file doesn't tell them apart: the rows of positions that no token has aren't in it, and heads have one name.
+pub(super) const GGUF: BertFamily = BertFamily { name: "bert", padding: None, ..ROBERTA };
 
 const ROBERTA: BertFamily = BertFamily {
     name: "roberta",
@@ -152,15 +156,15 @@ pub(super) fn open(
     // read above, and no matter of how many labels there are
     keys.accept("num_labels");
     keys.finish(row.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;
-    let prefix = if ledger.has("embeddings.word_embeddings.weight") { "" } else { row.prefix };
-    Tensors { ledger, config: &config, prefix }.encoder(row, purpose)
+    let naming = EncoderNaming::of(ledger, "embeddings.word_embeddings", row.prefix);
+    Tensors { ledger, config: &config, naming }.encoder(row, purpose)
 }
 
 /// The weights of a source, taken from its ledger.
 struct Tensors<'a, 'b> {
     ledger: &'a mut Ledger<'b>,
     config: &'a BertConfig,
-    prefix: &'static str,
+    naming: EncoderNaming,
 }
 
 impl Tensors<'_, '_> {
@@ -170,23 +174,26 @@ impl Tensors<'_, '_> {
         let embedding = self.table("word_embeddings", config.vocab_size, "vocab_size, hidden_size")?;
         let positions = self.table("position_embeddings", config.max_position_embeddings, "max_position_embeddings")?;
         let positions = positions.slice(config.first_position..config.max_position_embeddings)?;
-        let token_types =
-            self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size")?;
+        // DistilBERT has none
+        let token_types = (matches!(self.naming, EncoderNaming::HuggingFace(_))
+            || self.ledger.has("token_types.weight"))
+        .then(|| self.table("token_type_embeddings", config.type_vocab_size, "type_vocab_size, hidden_size"))
+        .transpose()?;
         let head = match &purpose {
             Purpose::SequenceClassification(classification) => {
                 Some(self.head(row.head, classification.labels.len() as u64)?)
             }
             _ => {
-                let pooler = format!("{}pooler.*", self.prefix);
+                let pooler = self.naming.name("pooler.*");
                 ignore_heads(self.ledger, &[pooler.as_str(), "cls.*", "lm_head.*"]);
                 None
             }
         };
-        self.ledger.ignore(&format!("{}embeddings.position_ids", self.prefix), "positions are counted");
+        self.ledger.ignore(&self.naming.name("embeddings.position_ids"), "positions are counted");
         Ok(Encoder {
             embedding,
             positions: Some(positions.clone()),
-            token_types: Some(token_types),
+            token_types,
             embedding_norm: Some(self.norm("embeddings.LayerNorm", "embedding_norm")?),
             layers: (0..config.num_hidden_layers).map(|index| self.layer(index)).collect::<Result<_>>()?,
             final_norm: None,
@@ -254,20 +261,21 @@ impl Tensors<'_, '_> {
     /// `W_out tanh(W_dense x + b) + b`
     fn head(&mut self, [dense, output]: [&str; 2], labels: u64) -> Result<Head> {
         let hidden = self.config.hidden_size;
-        let prefix = std::mem::take(&mut self.prefix);
+        let naming = self.naming;
+        self.naming = naming.outside();
         let dense = self.linear(dense, "dense", Role::LmHead, [hidden, hidden], "hidden_size, hidden_size")?;
         let output = self.linear(output, "score", Role::LmHead, [labels, hidden], "labels of id2label, hidden_size")?;
-        self.prefix = prefix;
+        self.naming = naming;
         Ok(Head { dense, activation: None, norm: None, output })
     }
 
     fn table(&mut self, name: &str, rows: u64, because: &str) -> Result<SourceWeight> {
-        let name = format!("{}embeddings.{name}.weight", self.prefix);
+        let name = format!("{}.weight", self.naming.name(&format!("embeddings.{name}")));
         take(self.ledger, &name, &[rows, self.config.hidden_size], because)
     }
 
     fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
-        let tensor = format!("{}{tensor}", self.prefix);
+        let tensor = self.naming.name(tensor);
         // the first files have TensorFlow's names
         let [gain, bias] = match self.ledger.has(&format!("{tensor}.gamma")) {
             true => ["gamma", "beta"],
@@ -287,7 +295,7 @@ impl Tensors<'_, '_> {
         shape: [u64; 2],
         because: &str,
     ) -> Result<Linear> {
-        let tensor = format!("{}{tensor}", self.prefix);
+        let tensor = self.naming.name(tensor);
         let weight = take(self.ledger, &format!("{tensor}.weight"), &shape, because)?;
         let bias = Some(take(self.ledger, &format!("{tensor}.bias"), &shape[..1], because)?);
         Ok(Linear { name, role, weight, bias })

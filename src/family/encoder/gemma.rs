@@ -26,7 +26,9 @@ pub(crate) fn open(
     let final_norm = tensors.final_norm()?;
     let layers =
         (0..config.num_hidden_layers).map(|index| layer(&mut tensors, &config, index)).collect::<Result<_>>()?;
-    ledger.ignore("lm_head.weight", "no part of the hidden states");
+    for name in ["lm_head.weight", "output.weight"] {
+        ledger.ignore(name, "no part of the hidden states");
+    }
     let mut encoder = Encoder {
         embedding,
         positions: None,

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::head::Head;
+use super::naming::EncoderNaming;
 use super::{Encoder, EncoderLayer, ignore_heads, purpose};
 use crate::blocks::banded_attention::BandedAttention;
 use crate::blocks::linear::Linear;
@@ -174,26 +175,26 @@ pub(super) fn open(
     let config = ModernBertConfig::read(&keys, acknowledged)?;
     let purpose = purpose(&keys, config.classifier_pooling)?;
     keys.finish(ROPE.name, &[NEUTRAL_KEYS, NEUTRAL].concat(), acknowledged)?;
-    let prefix = if ledger.has("embeddings.tok_embeddings.weight") { "" } else { "model." };
-    Tensors { ledger, config: &config, prefix }.encoder(purpose)
+    let naming = EncoderNaming::of(ledger, "embeddings.tok_embeddings", "model.");
+    Tensors { ledger, config: &config, naming }.encoder(purpose)
 }
 
 /// The weights of a source, taken from its ledger.
 struct Tensors<'a, 'b> {
     ledger: &'a mut Ledger<'b>,
     config: &'a ModernBertConfig,
-    prefix: &'static str,
+    naming: EncoderNaming,
 }
 
 impl Tensors<'_, '_> {
     fn encoder(mut self, purpose: Purpose) -> Result<Encoder> {
         let config = self.config;
-        let table = format!("{}embeddings.tok_embeddings.weight", self.prefix);
+        let table = format!("{}.weight", self.naming.name("embeddings.tok_embeddings"));
         let shape = [config.vocab_size, config.hidden_size];
         let head = match &purpose {
             Purpose::SequenceClassification(classification) => Some(self.head(classification.labels.len() as u64)?),
             _ => {
-                ignore_heads(self.ledger, &["head.*", "decoder.*"]);
+                ignore_heads(self.ledger, &["head.*", "decoder.*", "cls.*"]);
                 None
             }
         };
@@ -273,18 +274,19 @@ impl Tensors<'_, '_> {
     /// `W_out norm(gelu(W_dense x)) + b`
     fn head(&mut self, labels: u64) -> Result<Head> {
         let config = self.config;
-        let prefix = std::mem::take(&mut self.prefix);
+        let naming = self.naming;
+        self.naming = naming.outside();
         let hidden = config.hidden_size;
         let dense = self.linear("head.dense", "dense", Role::LmHead, [hidden, hidden], config.classifier_bias)?;
         let norm = self.norm("head.norm", "norm")?;
         let output = self.linear("classifier", "score", Role::LmHead, [labels, hidden], true)?;
-        self.prefix = prefix;
+        self.naming = naming;
         Ok(Head { dense, activation: Some(config.classifier_activation), norm: Some(norm), output })
     }
 
     fn norm(&mut self, tensor: &str, name: &'static str) -> Result<Norm> {
         let mut vector = |part: &str| -> Result<SourceWeight> {
-            let tensor = format!("{}{tensor}.{part}", self.prefix);
+            let tensor = format!("{}.{part}", self.naming.name(tensor));
             take(self.ledger, &tensor, &[self.config.hidden_size], "hidden_size")
         };
         let gain = vector("weight")?;
@@ -294,7 +296,7 @@ impl Tensors<'_, '_> {
 
     fn linear(&mut self, tensor: &str, name: &'static str, role: Role, shape: [u64; 2], bias: bool) -> Result<Linear> {
         let because = "hidden_size, intermediate_size, labels of id2label";
-        let tensor = format!("{}{tensor}", self.prefix);
+        let tensor = self.naming.name(tensor);
         let weight = take(self.ledger, &format!("{tensor}.weight"), &shape, because)?;
         let bias = bias.then(|| take(self.ledger, &format!("{tensor}.bias"), &shape[..1], because)).transpose()?;
         Ok(Linear { name, role, weight, bias })

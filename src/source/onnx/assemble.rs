@@ -35,6 +35,7 @@ impl Network {
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
+            head_bias: head.bias.is_some(),
             layers: Vec::new(),
             ropes: Vec::new(),
         };
@@ -42,6 +43,7 @@ impl Network {
         if !decoder.tied {
             weights.push(("lm_head.weight".into(), head.weight));
         }
+        weights.extend(head.bias.map(|bias| ("lm_head.bias".into(), bias)));
         weights.push(("model.norm.weight".into(), final_norm.weight));
         if branches.is_empty() || !branches.len().is_multiple_of(2) {
             return Err(whole("its blocks aren't pairs of attention and feed-forward network"));

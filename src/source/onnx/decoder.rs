@@ -60,6 +60,8 @@ pub struct OnnxDecoder {
     pub output_bias: bool,
     /// Biases on the feed-forward projections.
     pub mlp_bias: bool,
+    /// Bias of the LM head.
+    pub head_bias: bool,
     /// The layers, which differ in these only.
     pub layers: Vec<OnnxLayer>,
     /// The rotary tables that layers use. A table for long texts follows its own for short ones.

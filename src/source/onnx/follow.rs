@@ -104,9 +104,6 @@ impl Network {
                 self.refuse_value(value, "it isn't an LM head, or changes the logits in a way that isn't known")
             );
         };
-        if head.bias.is_some() {
-            return Err(self.refuse_value(value, "the LM head has a bias, which isn't read from ONNX graphs"));
-        }
         let Some(final_norm) = self.norm(self.behind_last_token(head.input)?)? else {
             return Err(self.refuse_value(head.input, "before the LM head should be a norm"));
         };

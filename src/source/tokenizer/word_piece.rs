@@ -1,0 +1,73 @@
+//! WordPiece, BERT's tokenizer: the longest piece first, a word at a time.
+//!
+//! A GGUF spells the pieces otherwise than their `tokenizer.json`: U+2581 before what begins a word, nothing before what goes
+//! on with one. It doesn't say whether letters are lowered.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+
+use super::{CONTROL, Carried, Ends, TokenizerFile, TokenizerModel, Vocab};
+use crate::error::Result;
+
+/// Longer words are unknown, as in transformers.
+const LONGEST_WORD: u64 = 100;
+
+/// A vocabulary whose words are taken apart from the left.
+#[derive(Serialize)]
+pub(super) struct WordPiece<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    unk_token: &'a str,
+    continuing_subword_prefix: &'static str,
+    max_input_chars_per_word: u64,
+    pub(super) vocab: Vocab<'a>,
+}
+
+/// The pieces as `tokenizer.json` spells them.
+pub(super) fn respelt<'a>(tokens: &'a [String], types: &[i64]) -> Cow<'a, [String]> {
+    let own = |(id, token): (usize, &String)| match token.strip_prefix('\u{2581}') {
+        _ if types.get(id) == Some(&CONTROL) => token.clone(),
+        Some(begins) => begins.to_owned(),
+        None => format!("##{token}"),
+    };
+    tokens.iter().enumerate().map(own).collect::<Vec<_>>().into()
+}
+
+impl Carried<'_> {
+    /// The tokenizer of BERT.
+    pub(super) fn word_piece(&self) -> Result<TokenizerFile<'_>> {
+        let unknown = self.token(&["tokenizer.ggml.unknown_token_id"], &["[UNK]"])?;
+        // words with capitals are never found by a tokenizer that lowers letters
+        let plain = |(id, token): &(usize, &String)| self.types.get(*id) != Some(&CONTROL) && !token.starts_with('[');
+        let mut words = self.tokens.iter().enumerate().filter(plain);
+        let lowercase = !words.any(|(_, token)| token.contains(|letter: char| letter.is_ascii_uppercase()));
+        let ends = Ends {
+            begin: self.token(&["tokenizer.ggml.cls_token_id", "tokenizer.ggml.bos_token_id"], &["[CLS]"])?,
+            end: self.token(&["tokenizer.ggml.seperator_token_id", "tokenizer.ggml.eos_token_id"], &["[SEP]"])?,
+            between: 1,
+            second_type: 1,
+        };
+        Ok(TokenizerFile {
+            version: "1.0",
+            truncation: (),
+            padding: (),
+            added_tokens: self.added_tokens(),
+            normalizer: json!({
+                "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": Json::Null,
+                "lowercase": lowercase,
+            }),
+            pre_tokenizer: json!({"type": "BertPreTokenizer"}),
+            post_processor: ends.template(),
+            decoder: json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+            model: TokenizerModel::WordPiece(WordPiece {
+                kind: "WordPiece",
+                unk_token: unknown.map_or("[UNK]", |(token, _)| token),
+                continuing_subword_prefix: "##",
+                max_input_chars_per_word: LONGEST_WORD,
+                vocab: Vocab::new(&self.tokens),
+            }),
+        })
+    }
+}
