@@ -2,8 +2,13 @@
 
 use crate::common::folder;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use anec::bundle::Bundle;
+use anec::calibrate::text::windows_and_starts;
+use anec::manifest::Calibration;
+use anec::runtime::Tokenizer;
 use folder::{contents, json, run};
 use serde_json::Value as Json;
 
@@ -41,6 +46,16 @@ fn a_calibrated_model_is_closer_to_its_source_and_the_same_every_time() {
     };
     let (nearest, chosen) = (divergence("nearest"), divergence("chosen"));
     assert!(chosen < 0.9 * nearest, "{chosen} against {nearest}");
+
+    // a quarter of the text are beginnings: single tokens, each another, behind what texts begin with
+    let bundle = Bundle::read(&out("chosen")).unwrap();
+    let calibration = Calibration { tokens: 1500, ..Calibration::default() };
+    let texts = windows_and_starts(&calibration, &bundle, &out("chosen"), 512).unwrap();
+    assert_eq!(texts.iter().map(Vec::len).sum::<usize>(), 1500);
+    let first = Tokenizer::of(&bundle, &out("chosen")).unwrap().encode("").unwrap();
+    let starts: BTreeSet<_> = texts.iter().filter(|text| text.len() == first.len() + 1).collect();
+    assert_eq!(starts.len() * (first.len() + 1), 375);
+    assert!(texts.iter().all(|text| text.starts_with(&first)));
 
     // the same bytes again; nothing is left beside the bundles; only integers differ from the nearest ones
     convert(&DEMO, &out("again"), &GPTQ);

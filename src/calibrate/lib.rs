@@ -90,7 +90,7 @@ pub fn calibrate(manifest: &Manifest, scratch: &Path, progress: &Progress) -> Re
     }
     let plain = PlainModel::new(manifest, scratch, progress)?;
     let PlainModel { opened, plan, bundle, folder, host } = &plain;
-    let texts = text::windows(&manifest.calibration, bundle, folder, WINDOW as usize)?;
+    let texts = text::windows_and_starts(&manifest.calibration, bundle, folder, WINDOW as usize)?;
     let hidden = texts.iter().map(|tokens| plain.embedded(tokens)).collect::<Result<_>>()?;
     let (mut journal, Standing { hidden, codes, most_moments }) = CalibrationJournal::open(scratch, &texts, hidden)?;
     let (model, form, host) = (&*opened.model, &plan.form, host.clone());

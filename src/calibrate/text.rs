@@ -1,5 +1,7 @@
 //! The tokens that a model is calibrated on.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anec_base::{Result, input};
@@ -15,6 +17,9 @@ const TEXT: &str = include_str!("text.txt");
 
 /// Bytes of a text, at most.
 const MOST: u64 = 1 << 28;
+
+/// Of so many tokens one belongs to a text of a single token, at most.
+const STARTS: u64 = 4;
 
 /// The text that anec has, in parts of one kind each.
 pub fn parts() -> Vec<&'static str> {
@@ -36,10 +41,7 @@ pub fn windows(calibration: &Calibration, bundle: &Bundle, folder: &Path, window
         return Ok(all.chunks(window).map(<[u32]>::to_vec).collect());
     }
     let tokenizer = Tokenizer::of(bundle, folder)?;
-    let (parts, path) = match &calibration.text {
-        CalibrationText::Builtin => (parts().into_iter().map(str::to_owned).collect(), PathBuf::from("builtin")),
-        CalibrationText::File(path) => (vec![input::read_text(path, MOST)?], path.clone()),
-    };
+    let (parts, path) = read(&calibration.text)?;
     let begin = tokenizer.encode("")?;
     let (mut windows, mut left) = (Vec::new(), usize::try_from(calibration.tokens).unwrap_or(usize::MAX));
     for part in parts {
@@ -57,4 +59,47 @@ pub fn windows(calibration: &Calibration, bundle: &Bundle, folder: &Path, window
         return Err(CalibrateError::NoTokens(path).into());
     }
     Ok(windows)
+}
+
+/// As [`windows`], with texts of a single token in place of the last tokens: a text's first tokens have the largest hidden states of
+/// all, and long windows bring few of them.
+///
+/// # Errors
+/// As [`windows`].
+pub fn windows_and_starts(
+    calibration: &Calibration,
+    bundle: &Bundle,
+    folder: &Path,
+    window: usize,
+) -> Result<Vec<Vec<u32>>> {
+    let starts = starts(calibration, bundle, folder)?;
+    let tokens = calibration.tokens - starts.iter().map(|start| start.len() as u64).sum::<u64>();
+    let mut texts = windows(&Calibration { tokens, ..calibration.clone() }, bundle, folder, window)?;
+    texts.extend(starts);
+    Ok(texts)
+}
+
+/// Texts of the most frequent tokens, one each, behind what the tokenizer lets texts begin with; none where there is no tokenizer.
+fn starts(calibration: &Calibration, bundle: &Bundle, folder: &Path) -> Result<Vec<Vec<u32>>> {
+    if !bundle.tokenizer.contains_key("tokenizer") {
+        return Ok(Vec::new());
+    }
+    let tokenizer = Tokenizer::of(bundle, folder)?;
+    let begin = tokenizer.encode("")?;
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for part in read(&calibration.text)?.0 {
+        tokenizer.encode_rest(&part)?.into_iter().for_each(|token| *counts.entry(token).or_default() += 1);
+    }
+    let mut tokens: Vec<(u32, usize)> = counts.into_iter().collect();
+    tokens.sort_by_key(|(token, count)| (Reverse(*count), *token));
+    let most = usize::try_from(calibration.tokens / STARTS).unwrap_or(usize::MAX) / (begin.len() + 1);
+    Ok(tokens.iter().take(most).map(|(token, _)| [&begin[..], &[*token]].concat()).collect())
+}
+
+/// The parts of a text, and where it is.
+fn read(text: &CalibrationText) -> Result<(Vec<String>, PathBuf)> {
+    Ok(match text {
+        CalibrationText::Builtin => (parts().into_iter().map(str::to_owned).collect(), PathBuf::from("builtin")),
+        CalibrationText::File(path) => (vec![input::read_text(path, MOST)?], path.clone()),
+    })
 }

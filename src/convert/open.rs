@@ -75,8 +75,7 @@ pub fn open_model(source: &Source, manifest: &Manifest) -> Result<(Box<dyn Famil
     }
     let transforms = match &manifest.transforms {
         Transforms::Auto if needs_transforms(manifest) => model.recipe(),
-        // error feedback gains by a rotation whatever shares a scale; new units by themselves gain nothing
-        Transforms::Auto if manifest.quant.is_calibrated() => rotation_only(model.recipe()),
+        Transforms::Auto if manifest.quant.is_calibrated() => with_feedback(model.recipe(), &manifest.quant),
         Transforms::Auto | Transforms::None => Vec::new(),
         Transforms::List(list) => list.clone(),
     };
@@ -92,9 +91,14 @@ fn needs_transforms(manifest: &Manifest) -> bool {
     manifest.quant.plan.is_some() || manifest.quant.formats().any(shared)
 }
 
-/// A recipe that rotates; none otherwise.
-fn rotation_only(recipe: Vec<Transform>) -> Vec<Transform> {
-    if recipe.iter().any(|transform| transform.rotation().is_some()) { recipe } else { Vec::new() }
+/// What of a recipe serves error feedback where no scale is a whole tensor's: a rotation, whatever shares a scale; where there is
+/// none, new gains of norms for int8. Blocks of four bits lose by them, and new units by themselves gain nothing.
+fn with_feedback(recipe: Vec<Transform>, quant: &Quant) -> Vec<Transform> {
+    if recipe.iter().any(|transform| transform.rotation().is_some()) {
+        return recipe;
+    }
+    let int8 = quant.formats().all(|format| matches!(format.weights, WeightFormat::Int8 | WeightFormat::None));
+    recipe.into_iter().filter(|transform| int8 && *transform == Transform::Gains).collect()
 }
 
 /// The roles whose rows feed a norm, where families have norms behind the blocks, and the one whose rows are logits: no unit of
@@ -157,6 +161,22 @@ pub fn name_of(source: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn feedback_keeps_of_a_recipe_what_serves_it() {
+        let quant = |text: &str| Manifest::from_yaml(&format!("quant: {text}"), "test", &[]).unwrap().quant;
+        let (int8, int4) =
+            (quant("{ granularity: per_channel }"), quant("{ weights: int4, granularity: { block: 32 } }"));
+        let mixed = quant("{ granularity: per_channel, overrides: { lm_head: { weights: palette6 } } }");
+        let rotating = vec![Transform::Fold, Transform::Rotate, Transform::Equalize];
+        for quant in [&int8, &int4, &mixed] {
+            assert_eq!(with_feedback(rotating.clone(), quant), rotating);
+        }
+        let others = vec![Transform::Gains, Transform::Equalize];
+        assert_eq!(with_feedback(others.clone(), &int8), [Transform::Gains]);
+        assert_eq!(with_feedback(others.clone(), &int4), []);
+        assert_eq!(with_feedback(others, &mixed), []);
+    }
 
     #[test]
     fn names_come_from_sources() {
