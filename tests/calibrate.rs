@@ -47,14 +47,14 @@ fn a_calibrated_model_is_closer_to_its_source_and_the_same_every_time() {
     let (nearest, chosen) = (divergence("nearest"), divergence("chosen"));
     assert!(chosen < 0.9 * nearest, "{chosen} against {nearest}");
 
-    // a quarter of the text are beginnings: single tokens, each another, behind what texts begin with
+    // one token of eight is a text, each another, behind what texts begin with
     let bundle = Bundle::read(&out("chosen")).unwrap();
     let calibration = Calibration { tokens: 1500, ..Calibration::default() };
     let texts = windows_and_starts(&calibration, &bundle, &out("chosen"), 512).unwrap();
     assert_eq!(texts.iter().map(Vec::len).sum::<usize>(), 1500);
     let first = Tokenizer::of(&bundle, &out("chosen")).unwrap().encode("").unwrap();
     let starts: BTreeSet<_> = texts.iter().filter(|text| text.len() == first.len() + 1).collect();
-    assert_eq!(starts.len() * (first.len() + 1), 375);
+    assert_eq!(starts.len(), 187);
     assert!(texts.iter().all(|text| text.starts_with(&first)));
 
     // the same bytes again; nothing is left beside the bundles; only integers differ from the nearest ones

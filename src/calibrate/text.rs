@@ -18,8 +18,8 @@ const TEXT: &str = include_str!("text.txt");
 /// Bytes of a text, at most.
 const MOST: u64 = 1 << 28;
 
-/// Of so many tokens one belongs to a text of a single token, at most.
-const STARTS: u64 = 4;
+/// Of so many tokens one is all of a text, at most.
+const STARTS: u64 = 8;
 
 /// The text that anec has, in parts of one kind each.
 pub fn parts() -> Vec<&'static str> {
@@ -92,7 +92,7 @@ fn starts(calibration: &Calibration, bundle: &Bundle, folder: &Path) -> Result<V
     }
     let mut tokens: Vec<(u32, usize)> = counts.into_iter().collect();
     tokens.sort_by_key(|(token, count)| (Reverse(*count), *token));
-    let most = usize::try_from(calibration.tokens / STARTS).unwrap_or(usize::MAX) / (begin.len() + 1);
+    let most = usize::try_from(calibration.tokens / STARTS).unwrap_or(usize::MAX) / begin.len().max(1);
     Ok(tokens.iter().take(most).map(|(token, _)| [&begin[..], &[*token]].concat()).collect())
 }
 

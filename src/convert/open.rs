@@ -167,7 +167,9 @@ mod tests {
         let quant = |text: &str| Manifest::from_yaml(&format!("quant: {text}"), "test", &[]).unwrap().quant;
         let (int8, int4) =
             (quant("{ granularity: per_channel }"), quant("{ weights: int4, granularity: { block: 32 } }"));
-        let mixed = quant("{ granularity: per_channel, overrides: { lm_head: { weights: palette6 } } }");
+        let mixed = quant(
+            "{ granularity: per_channel, overrides: { lm_head: { weights: palette6, granularity: per_tensor } } }",
+        );
         let rotating = vec![Transform::Fold, Transform::Rotate, Transform::Equalize];
         for quant in [&int8, &int4, &mixed] {
             assert_eq!(with_feedback(rotating.clone(), quant), rotating);

@@ -211,7 +211,7 @@ fn the_executor_writes_the_same_texts_with_little_memory() {
         convert(&folder, case, keys);
         let judge = LoadedModel::on_cpu(&folder, Precision::F32).unwrap();
         let model = LoadedModel::on_cpu_within(&folder, Precision::F32, Some(largest(&folder))).unwrap();
-        let moves = write_and_compare(&model, &judge, 8, 7 + index as u64);
+        let moves = write_and_compare(&model, &judge, 12, 7 + index as u64);
         assert!(moves > 0, "{moves} moves in {case} {keys:?}");
     }
 }
