@@ -79,20 +79,24 @@ pub fn windows_and_starts(
     Ok(texts)
 }
 
-/// Texts of the most frequent tokens, one each, behind what the tokenizer lets texts begin with; none where there is no tokenizer.
+/// Texts of the most frequent tokens, one each, behind what the tokenizer lets texts begin with; none where it lets them begin with
+/// anything, for there they gain nothing.
 fn starts(calibration: &Calibration, bundle: &Bundle, folder: &Path) -> Result<Vec<Vec<u32>>> {
     if !bundle.tokenizer.contains_key("tokenizer") {
         return Ok(Vec::new());
     }
     let tokenizer = Tokenizer::of(bundle, folder)?;
     let begin = tokenizer.encode("")?;
+    if begin.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     for part in read(&calibration.text)?.0 {
         tokenizer.encode_rest(&part)?.into_iter().for_each(|token| *counts.entry(token).or_default() += 1);
     }
     let mut tokens: Vec<(u32, usize)> = counts.into_iter().collect();
     tokens.sort_by_key(|(token, count)| (Reverse(*count), *token));
-    let most = usize::try_from(calibration.tokens / STARTS).unwrap_or(usize::MAX) / begin.len().max(1);
+    let most = usize::try_from(calibration.tokens / STARTS).unwrap_or(usize::MAX) / begin.len();
     Ok(tokens.iter().take(most).map(|(token, _)| [&begin[..], &[*token]].concat()).collect())
 }
 
