@@ -6,6 +6,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde_json::Value as Json;
 
+use super::charsmap;
+
 /// As many times as long may a text become. Tokenizers of models stay below 20.
 const MOST: u64 = 64;
 
@@ -20,7 +22,9 @@ pub(super) fn check(
     decoder: Option<&impl Serialize>,
 ) -> Result<(), String> {
     let mut encoding = Growth::default();
-    encoding.add(&json(normalizer)?);
+    let normalizer = json(normalizer)?;
+    charsmap::check(&normalizer)?;
+    encoding.add(&normalizer);
     encoding.add(&json(pre_tokenizer)?);
     let mut decoding = Growth::default();
     decoding.add(&json(decoder)?);

@@ -58,6 +58,7 @@ pub mod backend;
 pub mod bench;
 mod bpe;
 pub(crate) mod call;
+mod charsmap;
 pub mod chat;
 pub mod classify;
 #[cfg(feature = "grammar")]

@@ -8,8 +8,8 @@
 //! |---|---|
 //! | `gpt2` | byte-level BPE: merges are given, splitting goes by name |
 //! | `llama` | SentencePiece's BPE: merges follow from scores |
-//! | `bert` | WordPiece ([`word_piece`]) |
-//! | `t5` | SentencePiece's unigram model ([`unigram`]) |
+//! | `bert` | WordPiece (`word_piece`) |
+//! | `t5` | SentencePiece's unigram model (`unigram`) |
 
 mod ends;
 mod unigram;
