@@ -33,32 +33,10 @@ pub fn parts() -> Vec<&'static str> {
 /// # Errors
 /// When the text can't be read or has no tokens, or one is named and there is no tokenizer.
 pub fn windows(calibration: &Calibration, bundle: &Bundle, folder: &Path, window: usize) -> Result<Vec<Vec<u32>>> {
-    if !bundle.tokenizer.contains_key("tokenizer") && calibration.text == CalibrationText::Builtin {
-        // a multiplicative walk (Knuth's constant) reaches everywhere
-        let vocabulary = bundle.model.vocab_size.max(1);
-        let all: Vec<u32> =
-            (0..calibration.tokens).map(|i| (i.wrapping_mul(2_654_435_761) % vocabulary) as u32).collect();
-        return Ok(all.chunks(window).map(<[u32]>::to_vec).collect());
+    match CalibrationTokens::of(calibration, bundle, folder)? {
+        None => Ok(walk(calibration, bundle, window)),
+        Some(text) => text.windows(calibration.tokens, window),
     }
-    let tokenizer = Tokenizer::of(bundle, folder)?;
-    let (parts, path) = read(&calibration.text)?;
-    let begin = tokenizer.encode("")?;
-    let (mut windows, mut left) = (Vec::new(), usize::try_from(calibration.tokens).unwrap_or(usize::MAX));
-    for part in parts {
-        let tokens = tokenizer.encode_rest(&part)?;
-        for tokens in tokens.chunks(window.saturating_sub(begin.len()).max(1)) {
-            let mut window = [&begin[..], tokens].concat();
-            window.truncate(left);
-            left -= window.len();
-            if window.len() > begin.len() {
-                windows.push(window);
-            }
-        }
-    }
-    if windows.is_empty() {
-        return Err(CalibrateError::NoTokens(path).into());
-    }
-    Ok(windows)
 }
 
 /// As [`windows`], with texts of a single token in place of the last tokens: a text's first tokens have the largest hidden states of
@@ -72,38 +50,78 @@ pub fn windows_and_starts(
     folder: &Path,
     window: usize,
 ) -> Result<Vec<Vec<u32>>> {
-    let starts = starts(calibration, bundle, folder)?;
+    let Some(text) = CalibrationTokens::of(calibration, bundle, folder)? else {
+        return Ok(walk(calibration, bundle, window));
+    };
+    let starts = text.starts(calibration.tokens);
     let tokens = calibration.tokens - starts.iter().map(|start| start.len() as u64).sum::<u64>();
-    let mut texts = windows(&Calibration { tokens, ..calibration.clone() }, bundle, folder, window)?;
+    let mut texts = text.windows(tokens, window)?;
     texts.extend(starts);
     Ok(texts)
 }
 
-/// Texts of the most frequent tokens, one each, behind what the tokenizer lets texts begin with; none where it lets them begin with
-/// anything, for there they gain nothing.
-fn starts(calibration: &Calibration, bundle: &Bundle, folder: &Path) -> Result<Vec<Vec<u32>>> {
-    if !bundle.tokenizer.contains_key("tokenizer") {
-        return Ok(Vec::new());
-    }
-    let tokenizer = Tokenizer::of(bundle, folder)?;
-    let begin = tokenizer.encode("")?;
-    if begin.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
-    for part in read(&calibration.text)?.0 {
-        tokenizer.encode_rest(&part)?.into_iter().for_each(|token| *counts.entry(token).or_default() += 1);
-    }
-    let mut tokens: Vec<(u32, usize)> = counts.into_iter().collect();
-    tokens.sort_by_key(|(token, count)| (Reverse(*count), *token));
-    let most = usize::try_from(calibration.tokens / STARTS).unwrap_or(usize::MAX) / begin.len();
-    Ok(tokens.iter().take(most).map(|(token, _)| [&begin[..], &[*token]].concat()).collect())
+/// Tokens from all over a vocabulary.
+fn walk(calibration: &Calibration, bundle: &Bundle, window: usize) -> Vec<Vec<u32>> {
+    // a multiplicative walk (Knuth's constant) reaches everywhere
+    let vocabulary = bundle.model.vocab_size.max(1);
+    let all: Vec<u32> = (0..calibration.tokens).map(|i| (i.wrapping_mul(2_654_435_761) % vocabulary) as u32).collect();
+    all.chunks(window).map(<[u32]>::to_vec).collect()
 }
 
-/// The parts of a text, and where it is.
-fn read(text: &CalibrationText) -> Result<(Vec<String>, PathBuf)> {
-    Ok(match text {
-        CalibrationText::Builtin => (parts().into_iter().map(str::to_owned).collect(), PathBuf::from("builtin")),
-        CalibrationText::File(path) => (vec![input::read_text(path, MOST)?], path.clone()),
-    })
+/// A calibration text as a bundle's tokenizer divides it.
+struct CalibrationTokens {
+    /// What the tokenizer lets texts begin with.
+    begin: Vec<u32>,
+    parts: Vec<Vec<u32>>,
+    path: PathBuf,
+}
+
+impl CalibrationTokens {
+    /// None where there is no tokenizer and no text is named.
+    fn of(calibration: &Calibration, bundle: &Bundle, folder: &Path) -> Result<Option<Self>> {
+        if !bundle.tokenizer.contains_key("tokenizer") && calibration.text == CalibrationText::Builtin {
+            return Ok(None);
+        }
+        let tokenizer = Tokenizer::of(bundle, folder)?;
+        let (parts, path) = match &calibration.text {
+            CalibrationText::Builtin => (parts().into_iter().map(str::to_owned).collect(), PathBuf::from("builtin")),
+            CalibrationText::File(path) => (vec![input::read_text(path, MOST)?], path.clone()),
+        };
+        let begin = tokenizer.encode("")?;
+        let parts = parts.iter().map(|part| tokenizer.encode_rest(part)).collect::<Result<_, _>>()?;
+        Ok(Some(CalibrationTokens { begin, parts, path }))
+    }
+
+    /// The first `most` tokens, in windows.
+    fn windows(&self, most: u64, window: usize) -> Result<Vec<Vec<u32>>> {
+        let (mut windows, mut left) = (Vec::new(), usize::try_from(most).unwrap_or(usize::MAX));
+        for part in &self.parts {
+            for tokens in part.chunks(window.saturating_sub(self.begin.len()).max(1)) {
+                let mut window = [&self.begin[..], tokens].concat();
+                window.truncate(left);
+                left -= window.len();
+                if window.len() > self.begin.len() {
+                    windows.push(window);
+                }
+            }
+        }
+        if windows.is_empty() {
+            return Err(CalibrateError::NoTokens(self.path.clone()).into());
+        }
+        Ok(windows)
+    }
+
+    /// Texts of the most frequent tokens, one each, behind what the tokenizer lets texts begin with; none where it lets them begin
+    /// with anything, for there they gain nothing. `most` is how many tokens there are in all.
+    fn starts(&self, most: u64) -> Vec<Vec<u32>> {
+        if self.begin.is_empty() {
+            return Vec::new();
+        }
+        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+        self.parts.iter().flatten().for_each(|token| *counts.entry(*token).or_default() += 1);
+        let mut tokens: Vec<(u32, usize)> = counts.into_iter().collect();
+        tokens.sort_by_key(|(token, count)| (Reverse(*count), *token));
+        let most = usize::try_from(most / STARTS).unwrap_or(usize::MAX) / self.begin.len();
+        tokens.iter().take(most).map(|(token, _)| [&self.begin[..], &[*token]].concat()).collect()
+    }
 }
