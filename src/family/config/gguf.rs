@@ -200,7 +200,7 @@ pub fn configuration(
             let scale = config.remove("logits_scaling");
             config.insert("logit_scale".into(), scale.into());
         }
-        "mistral3" => mistral3(metadata, &mut config, &mut rope),
+        "mistral3" => mistral3(&mut config, &mut rope),
         // no key says so: its ramp ends between dimensions
         "gpt-oss" => {
             rope.insert("truncate".into(), json!(false));
@@ -333,14 +333,10 @@ fn granite_hybrid(config: &mut Map<String, Json>, rotates: bool) {
     config.insert("num_key_value_heads".into(), json!(heads.into_iter().max()));
 }
 
-/// Ministral 3 files have a scale of late queries, and one factor of YaRN's attention for what are two of the same size.
-fn mistral3(metadata: &GgufMetadata, config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
+/// Ministral 3 files have a scale of late queries.
+fn mistral3(config: &mut Map<String, Json>, rope: &mut Map<String, Json>) {
     if let Some(beta) = config.remove("mistral3.attention.temperature_scale") {
         rope.insert("llama_4_scaling_beta".into(), beta);
-    }
-    if let Some(scale) = metadata.get("mistral3.rope.scaling.yarn_log_multiplier").map(json_of) {
-        rope.insert("mscale".into(), scale.clone());
-        rope.insert("mscale_all_dim".into(), scale);
     }
 }
 

@@ -68,7 +68,12 @@ pub(super) fn read(metadata: &GgufMetadata, architecture: &str, rope: &mut Map<S
             "beta_fast" | "beta_slow" if scaled => {
                 rope.insert(own.trim_start_matches("rope.scaling.yarn_").into(), value);
             }
-            "log_multiplier" if number != 0.0 && !(scaled && architecture == WITH_LOG_MULTIPLIER) => {
+            // one number for what are two of the same size
+            "log_multiplier" if scaled && architecture == WITH_LOG_MULTIPLIER => {
+                rope.insert("mscale".into(), value.clone());
+                rope.insert("mscale_all_dim".into(), value);
+            }
+            "log_multiplier" if number != 0.0 => {
                 let expected = format!("0, or a file of {WITH_LOG_MULTIPLIER} with YaRN");
                 return Err(refuse(&key, number, &expected).into());
             }
