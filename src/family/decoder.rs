@@ -5,11 +5,12 @@
 //! logits = (W_head norm(x) + b_head) / s
 //! ```
 
+mod attention;
+
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::blocks::attention::{AttentionInputs, SharedKeyValues, softcap};
-use super::blocks::cache::Write;
+use super::blocks::attention::{SharedKeyValues, softcap};
 use super::blocks::delta_net::TokenOrder;
 use super::blocks::linear::{Linear, linear};
 use super::blocks::norm::{Norm, rms_norm};
@@ -28,9 +29,10 @@ use super::{
 };
 use anec_base::Result;
 use anec_bundle::{HiddenProbe, Port, PortRole, Stage, StatePort, TokenCount};
-use anec_manifest::{KvWrite, StateForm, Transform};
+use anec_manifest::Transform;
 use anec_mil::{Constant, DataType, Dim, TensorType, ValueId};
 use anec_source::SourceWeight;
+use attention::AttentionPorts;
 
 /// Name of the rotary table.
 const ROPE_TABLE: &str = "rope";
@@ -83,9 +85,20 @@ impl Decoder {
         }
     }
 
+    /// What a layer of a function sees: its window, and the slots of its cache.
+    fn view(&self, layer: usize, request: &FunctionRequest) -> (Option<u64>, u64) {
+        let context = request.context;
+        (self.window(layer, context), self.slots(layer, context, request.most_tokens))
+    }
+
     /// How queries are scaled by their position, if texts of this context reach that far.
     fn late_query_scale(&self, context: u64) -> Option<LateQueryScale> {
         self.config.late_query_scale.filter(|scale| context > scale.from)
+    }
+
+    /// Whether a layer rotates by the table of layers with a window.
+    fn rotates_locally(&self, layer: usize) -> bool {
+        self.config.rope_local.is_some() && self.config.layers[layer].window.is_some()
     }
 
     fn layers_function(&self, g: &mut Graph<'_>, layers: Range<usize>, request: &FunctionRequest) -> Result<Ports> {
@@ -106,56 +119,14 @@ impl Decoder {
             true => [None, None],
             false => [self.given_router(g, &mut ports, layers.start), self.told(g, &mut ports, &layers)],
         };
-        let local = |layer: usize| config.rope_local.is_some() && config.layers[layer].window.is_some();
-        let mut rotation = |g: &mut Graph<'_>, of_local: bool| {
-            let needed = layers.clone().any(|layer| config.layers[layer].rope && local(layer) == of_local);
-            needed.then(|| {
-                let (suffix, table) = if of_local { ("_local", LOCAL_ROPE_TABLE) } else { ("", ROPE_TABLE) };
-                let rope = config.rope_local.as_ref().filter(|_| of_local).unwrap_or(&config.rope);
-                ports.rotation(g, suffix, table, rope.rope_dim / 2)
-            })
-        };
-        let [rotation, local_rotation] = [rotation(g, false), rotation(g, true)];
-        let query_rotation = self
-            .late_query_scale(context)
-            .filter(|_| rotation.is_some())
-            .map(|_| ports.rotation(g, "_query", QUERY_ROPE_TABLE, config.rope.rope_dim / 2));
-        let tokens = g.tokens.clone();
-        // one mask for the layers that see everything, one for each width of window
-        let of_layer = |layer: usize| (self.window(layer, context), self.slots(layer, context, request.most_tokens));
-        let views: BTreeSet<(Option<u64>, u64)> =
-            layers.clone().filter(|layer| config.layers[*layer].mixer.attends()).map(of_layer).collect();
-        let masks: Vec<(Option<u64>, ValueId)> = views
-            .iter()
-            .map(|(window, slots)| {
-                let window = *window;
-                let mut mask = |g: &mut Graph<'_>, name: &str, role: PortRole, columns: Dim| {
-                    let name = if window.is_some() { format!("{name}_local") } else { name.to_owned() };
-                    let shape = vec![Dim::Fixed(1), Dim::Fixed(1), tokens.clone(), columns];
-                    ports.input(g, &name, role, shape)
-                };
-                let slots = Dim::Fixed(*slots);
-                // rows that aren't written at once are seen behind the slots
-                let mask = if g.form.state != StateForm::PerLayer {
-                    let past = mask(g, "past_mask", PortRole::PastMask { window }, slots);
-                    let call = mask(g, "call_mask", PortRole::CallMask { window }, tokens.clone());
-                    g.ops.concat(&[past, call], 3)
-                } else {
-                    mask(g, "attn_mask", PortRole::AttentionMask { window }, slots)
-                };
-                (window, mask)
-            })
-            .collect();
-        let caches: BTreeSet<u64> = views.iter().map(|(_, slots)| *slots).collect();
-        let writes: Vec<(u64, Write)> =
-            caches.iter().rev().map(|slots| (*slots, self.write(g, &mut ports, *slots, request))).collect();
+        let attention = AttentionPorts::declare(self, g, &mut ports, &layers, request);
         let order = match layers.clone().any(|layer| config.layers[layer].mixer.scans()) {
             true => self.token_order(g, &mut ports, layers.clone(), request),
             false => None,
         };
         let given = self.given_keys(g, &mut ports, &layers);
         let specs = layers.clone().map(|layer| {
-            let slots = of_layer(layer).1;
+            let slots = self.slots(layer, context, request.most_tokens);
             match &self.layers[layer].mixer {
                 // caches of what functions before have given
                 Mixer::Attention(attention) if given.contains(&layer) => (layer, attention.states(slots)),
@@ -168,22 +139,12 @@ impl Decoder {
         let mut stream = Stream { hidden, network: None, router };
         let mut task = None;
         for index in layers.clone() {
-            let (window, slots) = of_layer(index);
-            let rotation = if local(index) { local_rotation } else { rotation };
-            let mask = masks.iter().find(|(of, _)| *of == window).map(|(_, mask)| *mask);
-            let write = writes.iter().find(|(of, _)| *of == slots).map(|(_, write)| *write);
-            let attention = mask.zip(write).map(|(mask, write)| AttentionInputs {
-                rotation: rotation.filter(|_| config.layers[index].rope),
-                query_rotation,
-                mask,
-                write,
-                shares: config.layers[index].keys_of.or(config.is_looked_at(index, index).then_some(index)),
-            });
             let per_layer = per_layer.zip(config.per_layer_embedding).map(|(vectors, of)| {
                 let first = (index - layers.start) as u64 * of.width;
                 if layers.len() == 1 { vectors } else { g.ops.slice(vectors, 1, first..first + of.width) }
             });
             let order = order.as_ref();
+            let attention = attention.of(self, index, request);
             let inputs = MixerInputs { attention, band: None, order, states: states.of(index), per_layer };
             let layer = &self.layers[index];
             if task.is_some() {
@@ -212,7 +173,7 @@ impl Decoder {
             ports.output(g, &format!("shared_v_{layer}_out"), PortRole::SharedValues { layer }, values);
         }
         ports.asked_experts(g, task);
-        states.write_stacked(g, |slots| writes.iter().find(|(of, _)| *of == slots).map(|(_, write)| *write));
+        states.write_stacked(g, |slots| attention.write(slots));
         ports.outputs.extend(states.outputs(g));
         ports.states = states.ports;
         Ok(ports)
@@ -324,29 +285,6 @@ impl Decoder {
         Some(TokenOrder::from_planes(g, planes, levels, inverts))
     }
 
-    /// How caches of `slots` slots are written. In a ring a call's slots may lie at both ends, so there is no slice.
-    fn write(&self, g: &mut Graph<'_>, ports: &mut Ports, slots: u64, request: &FunctionRequest) -> Write {
-        if g.form.state == StateForm::Host {
-            return Write::Append;
-        }
-        let ring = slots < request.context;
-        match (g.form.kv_write, request.tokens) {
-            (KvWrite::Slice, TokenCount::Fixed(_)) if !ring => {
-                let mut place = |g: &mut Graph<'_>, name: &str, role: PortRole| {
-                    ports.input_of(g, name, role, DataType::Int32, vec![Dim::Fixed(4)])
-                };
-                let begin = place(g, "cache_begin", PortRole::SliceBegin);
-                Write::Slice { begin, end: place(g, "cache_end", PortRole::SliceEnd) }
-            }
-            _ => {
-                let name = if ring { "kv_write_mask_local" } else { "kv_write_mask" };
-                let shape = vec![Dim::Fixed(1), Dim::Fixed(1), Dim::Fixed(slots), g.tokens.clone()];
-                let mask = ports.input(g, name, PortRole::KvWriteMask, shape);
-                Write::from_mask(g, mask)
-            }
-        }
-    }
-
     fn head_function(&self, g: &mut Graph<'_>, rows: Range<u64>, argmax: bool) -> Result<Ports> {
         let mut ports = Ports::default();
         let hidden = ports.input(g, "hidden", PortRole::Hidden, g.hidden_shape(self.config.hidden_size));
@@ -413,7 +351,7 @@ impl FamilyModel for Decoder {
             if multiplier == 1.0 { self.embedding.clone() } else { self.embedding.scale(multiplier as f32) };
         let config = &self.config;
         let rotates = |local: bool| {
-            config.layers.iter().any(|l| l.rope && (config.rope_local.is_some() && l.window.is_some()) == local)
+            (0..config.layers.len()).any(|layer| config.layers[layer].rope && self.rotates_locally(layer) == local)
         };
         let rope = Some(&config.rope).filter(|_| rotates(false)).map(|rope| rope.tables(ROPE_TABLE, context));
         let queries = self.late_query_scale(context).filter(|_| rotates(false));

@@ -56,30 +56,14 @@ impl Reader<'_> {
         let &Reader { keys, family, max_position_embeddings, acknowledged } = self;
         let empty = Map::new();
         let given = scaling.is_some();
-        let scaling = scaling.unwrap_or_else(|| Keys::new("", "rope_scaling.", &empty));
+        let scaling = &scaling.unwrap_or_else(|| Keys::new("", "rope_scaling.", &empty));
         let rope_theta = scaling.f64("rope_theta")?.unwrap_or(theta);
         if rope_theta <= 1.0 {
             return Err(keys.value("rope_theta", "more than 1"));
         }
-        let own_factor = scaling.f64("partial_rotary_factor")?;
-        let top_factor = keys.f64("partial_rotary_factor")?;
+        let own_part = scaling.f64("partial_rotary_factor")?;
         let kind = scaling.str("rope_type")?.or(scaling.str("type")?).unwrap_or("default");
-        let partial = match (family.partial_rotary, own_factor.or(top_factor)) {
-            // all dimensions have their place in the table
-            _ if family.gemma4_layers && kind == "proportional" => 1.0,
-            // parameters by the type of the layer: what stands beside them has no effect
-            (Some(default), _) if family.local_rope.is_some() => {
-                let factor = own_factor.unwrap_or(if given { 1.0 } else { default });
-                if top_factor.is_some_and(|top| top != factor) {
-                    return Err(keys.value("partial_rotary_factor", &format!("{factor}, as in rope_parameters")));
-                }
-                factor
-            }
-            (Some(default), factor) => factor.unwrap_or(default),
-            // other families' default RoPE ignores the key and scaled ones use it: refuse all but 1
-            (None, None | Some(1.0)) => 1.0,
-            (None, Some(_)) => return Err(keys.value("partial_rotary_factor", "1 in this family")),
-        };
+        let part = self.rotated_part(kind, own_part, given)?;
         if family.late_query_scale {
             // what is read elsewhere, and what is said twice
             scaling.accept("llama_4_scaling_beta");
@@ -92,134 +76,199 @@ impl Reader<'_> {
         }
         let rope_dim = match keys.u64("rope_dim")? {
             Some(dim) => dim, // GGUF names the dimensions themselves
-            None => (head_dim as f64 * partial) as u64,
+            None => (head_dim as f64 * part) as u64,
         };
         if rope_dim == 0 || rope_dim % 2 != 0 || rope_dim > head_dim {
             return Err(
                 keys.value("head_dim", &format!("to give an even number of rotated dimensions, not {rope_dim}"))
             );
         }
-        let half = (rope_dim / 2) as usize;
         let top_original = keys.u64("original_max_position_embeddings")?;
-        let original = || -> Result<u64, FamilyError> {
-            let nested = scaling.u64("original_max_position_embeddings")?;
-            match top_original.or(nested).unwrap_or(max_position_embeddings) {
-                0 => Err(scaling.value("original_max_position_embeddings", "at least 1")),
-                n => Ok(n),
-            }
-        };
-        let factor = || match scaling.required("factor", scaling.f64("factor")?)? {
-            factor if factor > 0.0 => Ok(factor),
-            _ => Err(scaling.value("factor", "more than 0")),
-        };
-        let scaled = match kind {
-            "default" => RopeScaling::Default,
-            "linear" => RopeScaling::Linear { factor: factor()? },
-            "proportional" if family.gemma4_layers => {
-                let part = own_factor.unwrap_or(1.0);
-                if !(0.0..=1.0).contains(&part) {
-                    return Err(scaling.value("partial_rotary_factor", "from 0 to 1"));
-                }
-                let rotated = (part * head_dim as f64 / 2.0).floor() as u64;
-                let factor = if scaling.has("factor") { factor()? } else { 1.0 };
-                RopeScaling::Proportional { rotated, factor }
-            }
-            "dynamic" if family.ntk_alpha && scaling.f64("alpha")?.is_some_and(|alpha| alpha != 0.0) => {
-                let alpha = scaling.required("alpha", scaling.f64("alpha")?)?;
-                if alpha < 0.0 || rope_dim <= 2 {
-                    return Err(scaling.value("alpha", "more than 0, with more than two rotated dimensions"));
-                }
-                // written beside alpha, without effect
-                for key in ["factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"] {
-                    scaling.accept(key);
-                }
-                RopeScaling::NtkAlpha { alpha }
-            }
-            "dynamic" => {
-                if rope_dim <= 2 {
-                    return Err(
-                        scaling.value("rope_type", "another type: dynamic needs more than two rotated dimensions")
-                    );
-                }
-                RopeScaling::Dynamic { factor: factor()?, max_position_embeddings }
-            }
-            // Phi-3's oldest configurations call LongRoPE `su` or `yarn`
-            "longrope" | "su" | "yarn" if kind != "yarn" || scaling.has("short_factor") => {
-                let factors = |key: &str| -> Result<Vec<f64>, FamilyError> {
-                    let list = scaling.required(key, scaling.f64s(key)?)?;
-                    if list.len() != half || list.iter().any(|f| *f <= 0.0) {
-                        return Err(
-                            scaling.value(key, &format!("{half} positive numbers, half of the rotated dimensions"))
-                        );
-                    }
-                    Ok(list)
-                };
-                let original = original()?;
-                let ratio = match scaling.f64("factor")? {
-                    Some(factor) => factor,
-                    None => max_position_embeddings as f64 / original as f64,
-                };
-                RopeScaling::Longrope {
-                    short_factor: factors("short_factor")?,
-                    long_factor: factors("long_factor")?,
-                    original_max_position_embeddings: original,
-                    attention_factor: scaling
-                        .f64("attention_factor")?
-                        .unwrap_or_else(|| RopeScaling::longrope_attention_factor(ratio, original)),
-                }
-            }
-            "yarn" => {
-                let original = original()?;
-                let factor = match scaling.f64("factor")? {
-                    Some(factor) => factor,
-                    None => max_position_embeddings as f64 / original as f64,
-                };
-                let (mscale, all) = (scaling.f64("mscale")?, scaling.f64("mscale_all_dim")?);
-                RopeScaling::Yarn {
-                    factor,
-                    original_max_position_embeddings: original,
-                    attention_factor: scaling
-                        .f64("attention_factor")?
-                        .unwrap_or_else(|| RopeScaling::yarn_attention_factor(factor, mscale, all)),
-                    beta_fast: scaling.f64("beta_fast")?.filter(|b| *b != 0.0).unwrap_or(32.0),
-                    beta_slow: scaling.f64("beta_slow")?.filter(|b| *b != 0.0).unwrap_or(1.0),
-                    truncate: scaling.bool("truncate")?.unwrap_or(true),
-                }
-            }
-            "llama3" => RopeScaling::Llama3 {
-                factor: factor()?,
-                low_freq_factor: scaling.required("low_freq_factor", scaling.f64("low_freq_factor")?)?,
-                high_freq_factor: scaling.required("high_freq_factor", scaling.f64("high_freq_factor")?)?,
-                original_max_position_embeddings: original()?,
-            },
-            "factors" => {
-                let factors = scaling.required("factors", scaling.f64s("factors")?)?;
-                if factors.len() != half || factors.iter().any(|f| *f <= 0.0) {
-                    return Err(scaling.value("factors", &format!("{half} positive numbers")));
-                }
-                RopeScaling::Factors { factors: factors.iter().map(|f| *f as f32).collect() }
-            }
-            _ => {
-                let known = "default, linear, dynamic, yarn, llama3 or longrope";
-                return Err(scaling.value(if scaling.has("rope_type") { "rope_type" } else { "type" }, known));
-            }
-        };
+        let types = Types { keys: scaling, family, max_position_embeddings, top_original, head_dim, rope_dim };
+        let rope = RopeConfig { rope_theta, rope_dim, scaling: types.read(kind, own_part)? };
         // a length that the type doesn't use is harmless
         scaling.accept("original_max_position_embeddings");
         scaling.finish(family.name, &["type", "rope_type"], acknowledged)?;
-        let rope = RopeConfig { rope_theta, rope_dim, scaling: scaled };
-        let (frequencies, attention_factor) = rope.frequencies(max_position_embeddings);
-        let sound = |number: &f64| number.is_finite() && *number > 0.0;
-        let still = match &rope.scaling {
-            RopeScaling::Proportional { rotated, .. } => *rotated as usize,
-            _ => frequencies.len(),
-        };
-        if !frequencies[..still].iter().all(sound) {
-            return Err(scaling.value("factor", "numbers that give positive frequencies"));
-        }
-        if !sound(&attention_factor) {
-            return Err(scaling.value("attention_factor", "a positive number"));
-        }
+        check(&rope, scaling, max_position_embeddings)?;
         Ok(rope)
     }
+
+    /// The part of a head's dimensions that is rotated. `own` is what a table's parameters say, if they are `given`.
+    fn rotated_part(&self, kind: &str, own: Option<f64>, given: bool) -> Result<f64, FamilyError> {
+        let &Reader { keys, family, .. } = self;
+        let top = keys.f64("partial_rotary_factor")?;
+        match (family.partial_rotary, own.or(top)) {
+            // all dimensions have their place in the table
+            _ if family.gemma4_layers && kind == "proportional" => Ok(1.0),
+            // parameters by the type of the layer: what stands beside them has no effect
+            (Some(default), _) if family.local_rope.is_some() => {
+                let factor = own.unwrap_or(if given { 1.0 } else { default });
+                match top.is_some_and(|top| top != factor) {
+                    true => Err(keys.value("partial_rotary_factor", &format!("{factor}, as in rope_parameters"))),
+                    false => Ok(factor),
+                }
+            }
+            (Some(default), factor) => Ok(factor.unwrap_or(default)),
+            // other families' default RoPE ignores the key and scaled ones use it: refuse all but 1
+            (None, None | Some(1.0)) => Ok(1.0),
+            (None, Some(_)) => Err(keys.value("partial_rotary_factor", "1 in this family")),
+        }
+    }
+}
+
+/// What the types of RoPE are read from.
+struct Types<'a> {
+    /// Within `rope_scaling` or `rope_parameters`.
+    keys: &'a Keys<'a>,
+    family: &'a DecoderFamily,
+    max_position_embeddings: u64,
+    /// The original length as the configuration says it beside them.
+    top_original: Option<u64>,
+    head_dim: u64,
+    rope_dim: u64,
+}
+
+impl Types<'_> {
+    /// The scaling of a type; `part` is its `partial_rotary_factor`.
+    fn read(&self, kind: &str, part: Option<f64>) -> Result<RopeScaling, FamilyError> {
+        let keys = self.keys;
+        match kind {
+            "default" => Ok(RopeScaling::Default),
+            "linear" => Ok(RopeScaling::Linear { factor: self.factor()? }),
+            "proportional" if self.family.gemma4_layers => self.proportional(part.unwrap_or(1.0)),
+            "dynamic" if self.family.ntk_alpha && keys.f64("alpha")?.is_some_and(|alpha| alpha != 0.0) => {
+                self.ntk_alpha()
+            }
+            "dynamic" => self.dynamic(),
+            // Phi-3's oldest configurations call LongRoPE `su` or `yarn`
+            "longrope" | "su" => self.longrope(),
+            "yarn" if keys.has("short_factor") => self.longrope(),
+            "yarn" => self.yarn(),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: self.factor()?,
+                low_freq_factor: keys.required("low_freq_factor", keys.f64("low_freq_factor")?)?,
+                high_freq_factor: keys.required("high_freq_factor", keys.f64("high_freq_factor")?)?,
+                original_max_position_embeddings: self.original()?,
+            }),
+            "factors" => {
+                let factors = self.factors("factors")?;
+                Ok(RopeScaling::Factors { factors: factors.iter().map(|f| *f as f32).collect() })
+            }
+            _ => {
+                let known = "default, linear, dynamic, yarn, llama3 or longrope";
+                Err(keys.value(if keys.has("rope_type") { "rope_type" } else { "type" }, known))
+            }
+        }
+    }
+
+    fn proportional(&self, part: f64) -> Result<RopeScaling, FamilyError> {
+        if !(0.0..=1.0).contains(&part) {
+            return Err(self.keys.value("partial_rotary_factor", "from 0 to 1"));
+        }
+        let rotated = (part * self.head_dim as f64 / 2.0).floor() as u64;
+        let factor = if self.keys.has("factor") { self.factor()? } else { 1.0 };
+        Ok(RopeScaling::Proportional { rotated, factor })
+    }
+
+    fn ntk_alpha(&self) -> Result<RopeScaling, FamilyError> {
+        let alpha = self.keys.required("alpha", self.keys.f64("alpha")?)?;
+        if alpha < 0.0 || self.rope_dim <= 2 {
+            return Err(self.keys.value("alpha", "more than 0, with more than two rotated dimensions"));
+        }
+        // written beside alpha, without effect
+        for key in ["factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"] {
+            self.keys.accept(key);
+        }
+        Ok(RopeScaling::NtkAlpha { alpha })
+    }
+
+    fn dynamic(&self) -> Result<RopeScaling, FamilyError> {
+        if self.rope_dim <= 2 {
+            let expected = "another type: dynamic needs more than two rotated dimensions";
+            return Err(self.keys.value("rope_type", expected));
+        }
+        let max_position_embeddings = self.max_position_embeddings;
+        Ok(RopeScaling::Dynamic { factor: self.factor()?, max_position_embeddings })
+    }
+
+    fn longrope(&self) -> Result<RopeScaling, FamilyError> {
+        let original = self.original()?;
+        let ratio = self.factor_or_ratio(original)?;
+        Ok(RopeScaling::Longrope {
+            short_factor: self.factors("short_factor")?,
+            long_factor: self.factors("long_factor")?,
+            original_max_position_embeddings: original,
+            attention_factor: self
+                .keys
+                .f64("attention_factor")?
+                .unwrap_or_else(|| RopeScaling::longrope_attention_factor(ratio, original)),
+        })
+    }
+
+    fn yarn(&self) -> Result<RopeScaling, FamilyError> {
+        let keys = self.keys;
+        let original = self.original()?;
+        let factor = self.factor_or_ratio(original)?;
+        let (mscale, all) = (keys.f64("mscale")?, keys.f64("mscale_all_dim")?);
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_max_position_embeddings: original,
+            attention_factor: keys
+                .f64("attention_factor")?
+                .unwrap_or_else(|| RopeScaling::yarn_attention_factor(factor, mscale, all)),
+            beta_fast: keys.f64("beta_fast")?.filter(|b| *b != 0.0).unwrap_or(32.0),
+            beta_slow: keys.f64("beta_slow")?.filter(|b| *b != 0.0).unwrap_or(1.0),
+            truncate: keys.bool("truncate")?.unwrap_or(true),
+        })
+    }
+
+    fn factor(&self) -> Result<f64, FamilyError> {
+        match self.keys.required("factor", self.keys.f64("factor")?)? {
+            factor if factor > 0.0 => Ok(factor),
+            _ => Err(self.keys.value("factor", "more than 0")),
+        }
+    }
+
+    fn factor_or_ratio(&self, original: u64) -> Result<f64, FamilyError> {
+        let ratio = || self.max_position_embeddings as f64 / original as f64;
+        Ok(self.keys.f64("factor")?.unwrap_or_else(ratio))
+    }
+
+    /// The length that the model was trained for before it was made longer.
+    fn original(&self) -> Result<u64, FamilyError> {
+        let key = "original_max_position_embeddings";
+        let nested = self.keys.u64(key)?;
+        match self.top_original.or(nested).unwrap_or(self.max_position_embeddings) {
+            0 => Err(self.keys.value(key, "at least 1")),
+            length => Ok(length),
+        }
+    }
+
+    /// A factor for each frequency.
+    fn factors(&self, key: &str) -> Result<Vec<f64>, FamilyError> {
+        let half = (self.rope_dim / 2) as usize;
+        let list = self.keys.required(key, self.keys.f64s(key)?)?;
+        if list.len() != half || list.iter().any(|factor| *factor <= 0.0) {
+            let expected = format!("{half} positive numbers, half of the rotated dimensions");
+            return Err(self.keys.value(key, &expected));
+        }
+        Ok(list)
+    }
+}
+
+/// Checks that what was read gives frequencies.
+fn check(rope: &RopeConfig, scaling: &Keys<'_>, max_position_embeddings: u64) -> Result<(), FamilyError> {
+    let (frequencies, attention_factor) = rope.frequencies(max_position_embeddings);
+    let sound = |number: &f64| number.is_finite() && *number > 0.0;
+    let still = match &rope.scaling {
+        RopeScaling::Proportional { rotated, .. } => *rotated as usize,
+        _ => frequencies.len(),
+    };
+    if !frequencies[..still].iter().all(sound) {
+        return Err(scaling.value("factor", "numbers that give positive frequencies"));
+    }
+    if !sound(&attention_factor) {
+        return Err(scaling.value("attention_factor", "a positive number"));
+    }
+    Ok(())
 }

@@ -9,6 +9,17 @@ use crate::dtype::SourceDtype;
 use crate::error::{Result, SourceError};
 use crate::weight::SourceWeight;
 
+/// A decoder while its layers are put together.
+struct Assembly<'a> {
+    network: &'a Network,
+    decoder: OnnxDecoder,
+    weights: Weights,
+    /// Of all norms.
+    epsilons: Vec<f64>,
+    /// The tables of cosines and sines that the decoder's rotations were read from.
+    tables: Vec<[&'a str; 2]>,
+}
+
 impl Network {
     /// Puts together what was found.
     pub fn assemble<'a>(
@@ -23,7 +34,7 @@ impl Network {
         let &[vocab_size, hidden_size] = embedding.weight.shape() else {
             return Err(whole("the embedding isn't a matrix"));
         };
-        let mut decoder = OnnxDecoder {
+        let decoder = OnnxDecoder {
             hidden_size,
             vocab_size,
             tied: head.weight.origin == embedding.origin && head.weight.weight.shape() == embedding.weight.shape(),
@@ -48,91 +59,108 @@ impl Network {
         if branches.is_empty() || !branches.len().is_multiple_of(2) {
             return Err(whole("its blocks aren't pairs of attention and feed-forward network"));
         }
-        let (before_mlp, after_attention) = match decoder.norms {
+        let mut assembly = Assembly { network: self, decoder, weights, epsilons: Vec::new(), tables: Vec::new() };
+        let mut branches = branches.into_iter().rev();
+        while let (Some(mixer), Some(feed_forward)) = (branches.next(), branches.next()) {
+            assembly.layer(mixer, feed_forward)?;
+        }
+        assembly.check_epsilons()?;
+        let Assembly { decoder, mut weights, .. } = assembly;
+        add_missing_biases(&decoder, &mut weights)?;
+        Ok((decoder, weights))
+    }
+}
+
+impl<'a> Assembly<'a> {
+    /// Adds the next layer.
+    fn layer(&mut self, mixer: Branch<'a>, feed_forward: Branch<'a>) -> Result<()> {
+        for branch in [&mixer, &feed_forward] {
+            let decoder = &self.decoder;
+            if branch.placement() != Some(decoder.norms) || branch.multiplier != decoder.residual_multiplier {
+                let problem = "the blocks after it are unlike those of other layers";
+                return Err(self.network.refuse_stream(branch.from, problem));
+            }
+        }
+        let (OnnxBlock::Attention(attention), OnnxBlock::Mlp(mlp)) = (mixer.block, feed_forward.block) else {
+            let problem = "attention doesn't alternate with feed-forward networks";
+            return Err(self.network.refuse_stream(mixer.from, problem));
+        };
+        let Mlp { gate, up, activation } = *mlp;
+        let prefix = format!("model.layers.{}.", self.decoder.layers.len());
+        self.norms(&prefix, [mixer.before, mixer.after], [feed_forward.before, feed_forward.after]);
+        let rope = attention.rope.map(|names| self.rope(names)).transpose()?;
+        self.decoder.layers.push(OnnxLayer {
+            heads: attention.heads,
+            key_value_heads: attention.key_value_heads,
+            head_dim: attention.head_dim,
+            scale: attention.scale,
+            window: attention.window,
+            rope,
+            qk_norm: attention.qk_norm.as_ref().map(|(place, ..)| *place),
+            intermediate_size: gate.rows(),
+            activation,
+        });
+        if let Some((_, [q, k], epsilon)) = attention.qk_norm {
+            self.weights.push((format!("{prefix}self_attn.q_norm.weight"), q));
+            self.weights.push((format!("{prefix}self_attn.k_norm.weight"), k));
+            self.epsilons.push(epsilon);
+        }
+        let [q, k, v] = attention.projections;
+        let mut project = |name: &str, projection: Projection<'_>, has_bias: &mut bool| {
+            self.weights.push((format!("{prefix}{name}.weight"), projection.weight));
+            if let Some(bias) = projection.bias {
+                *has_bias = true;
+                self.weights.push((format!("{prefix}{name}.bias"), bias));
+            }
+        };
+        let OnnxDecoder { qkv_bias, output_bias, mlp_bias, .. } = &mut self.decoder;
+        project("self_attn.q_proj", q, qkv_bias);
+        project("self_attn.k_proj", k, qkv_bias);
+        project("self_attn.v_proj", v, qkv_bias);
+        project("self_attn.o_proj", mixer.output, output_bias);
+        project("mlp.gate_proj", gate, mlp_bias);
+        project("mlp.up_proj", up, mlp_bias);
+        project("mlp.down_proj", feed_forward.output, mlp_bias);
+        Ok(())
+    }
+
+    /// Adds the norms before and after a layer's attention and before and after its feed-forward network.
+    fn norms(&mut self, prefix: &str, attention: [Option<(Constant, f64)>; 2], mlp: [Option<(Constant, f64)>; 2]) {
+        let (before_mlp, after_attention) = match self.decoder.norms {
             OnnxNormPlacement::Both => ("pre_feedforward_layernorm", "post_attention_layernorm"),
             _ => ("post_attention_layernorm", "post_attention_layernorm"),
         };
-        let mut epsilons = Vec::new();
-        let mut rope_names: Vec<[&str; 2]> = Vec::new();
-        let mut branches = branches.into_iter().rev();
-        while let (Some(mixer), Some(feed_forward)) = (branches.next(), branches.next()) {
-            let index = decoder.layers.len();
-            let prefix = format!("model.layers.{index}.");
-            for branch in [&mixer, &feed_forward] {
-                if branch.placement() != Some(decoder.norms) || branch.multiplier != decoder.residual_multiplier {
-                    return Err(self.refuse_stream(branch.from, "the blocks after it are unlike those of other layers"));
-                }
-                epsilons.extend([&branch.before, &branch.after].into_iter().flatten().map(|(_, epsilon)| *epsilon));
+        let names = ["input_layernorm", after_attention, before_mlp, "post_feedforward_layernorm"];
+        for (name, norm) in names.into_iter().zip(attention.into_iter().chain(mlp)) {
+            if let Some((weight, epsilon)) = norm {
+                self.weights.push((format!("{prefix}{name}.weight"), weight));
+                self.epsilons.push(epsilon);
             }
-            let (OnnxBlock::Attention(attention), OnnxBlock::Mlp(mlp)) = (mixer.block, feed_forward.block) else {
-                return Err(self.refuse_stream(mixer.from, "attention doesn't alternate with feed-forward networks"));
-            };
-            let Mlp { gate, up, activation } = *mlp;
-            let mut push = |name: &str, constant: Constant| weights.push((format!("{prefix}{name}"), constant));
-            for (name, norm) in [
-                ("input_layernorm", mixer.before),
-                (after_attention, mixer.after),
-                (before_mlp, feed_forward.before),
-                ("post_feedforward_layernorm", feed_forward.after),
-            ] {
-                if let Some((weight, _)) = norm {
-                    push(&format!("{name}.weight"), weight);
-                }
-            }
-            let rope = match attention.rope {
-                None => None,
-                Some(names) => match rope_names.iter().position(|known| *known == names) {
-                    Some(known) => Some(known),
-                    None => {
-                        decoder.ropes.push(self.rope(names)?);
-                        rope_names.push(names);
-                        Some(rope_names.len() - 1)
-                    }
-                },
-            };
-            decoder.layers.push(OnnxLayer {
-                heads: attention.heads,
-                key_value_heads: attention.key_value_heads,
-                head_dim: attention.head_dim,
-                scale: attention.scale,
-                window: attention.window,
-                rope,
-                qk_norm: attention.qk_norm.as_ref().map(|(place, ..)| *place),
-                intermediate_size: gate.rows(),
-                activation,
-            });
-            if let Some((_, [q, k], epsilon)) = attention.qk_norm {
-                push("self_attn.q_norm.weight", q);
-                push("self_attn.k_norm.weight", k);
-                epsilons.push(epsilon);
-            }
-            let [q, k, v] = attention.projections;
-            let mut project = |name: &str, projection: Projection<'_>, has_bias: &mut bool| {
-                push(&format!("{name}.weight"), projection.weight);
-                if let Some(bias) = projection.bias {
-                    *has_bias = true;
-                    push(&format!("{name}.bias"), bias);
-                }
-            };
-            project("self_attn.q_proj", q, &mut decoder.qkv_bias);
-            project("self_attn.k_proj", k, &mut decoder.qkv_bias);
-            project("self_attn.v_proj", v, &mut decoder.qkv_bias);
-            project("self_attn.o_proj", mixer.output, &mut decoder.output_bias);
-            project("mlp.gate_proj", gate, &mut decoder.mlp_bias);
-            project("mlp.up_proj", up, &mut decoder.mlp_bias);
-            project("mlp.down_proj", feed_forward.output, &mut decoder.mlp_bias);
         }
+    }
+
+    /// The index of the rotation with these tables, which is read where it is new.
+    fn rope(&mut self, names: [&'a str; 2]) -> Result<usize> {
+        if let Some(known) = self.tables.iter().position(|known| *known == names) {
+            return Ok(known);
+        }
+        self.decoder.ropes.push(self.network.rope(names)?);
+        self.tables.push(names);
+        Ok(self.tables.len() - 1)
+    }
+
+    fn check_epsilons(&self) -> Result<()> {
+        let epsilon = self.decoder.epsilon;
         // single precision is what graphs hold: the same number may come by different ways
-        let same = |other: &&f64| (**other / decoder.epsilon - 1.0).abs() > 1e-6;
-        if let Some(other) = epsilons.iter().find(same) {
-            let problem = format!(
-                "its norms have different epsilons, {:e} and {other:e}; known families have one for all",
-                decoder.epsilon
-            );
-            return Err(whole(&problem));
+        match self.epsilons.iter().find(|other| (**other / epsilon - 1.0).abs() > 1e-6) {
+            Some(other) => {
+                let problem = format!(
+                    "its norms have different epsilons, {epsilon:e} and {other:e}; known families have one for all"
+                );
+                Err(SourceError::file(self.network.path(), problem))
+            }
+            None => Ok(()),
         }
-        add_missing_biases(&decoder, &mut weights)?;
-        Ok((decoder, weights))
     }
 }
 

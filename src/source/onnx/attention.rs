@@ -11,6 +11,13 @@ use crate::error::Result;
 /// Steps from a value of attention to its projection.
 const LONGEST: usize = 8;
 
+const NO_PROJECTION: &str = "what it attends to doesn't come from constant matrices";
+
+/// The weight of a norm and its epsilon.
+type HeadNorm = (Constant, f64);
+/// The norms of queries and keys: their place, weights and epsilon.
+type QkNorm = (OnnxQkNorm, [Constant; 2], f64);
+
 /// An attention node, with the projections before it.
 #[derive(Clone, Debug)]
 pub(super) struct Attention<'a> {
@@ -29,14 +36,14 @@ pub(super) struct Attention<'a> {
     /// The rotary tables, if it rotates: names of cosines and sines.
     pub rope: Option<[&'a str; 2]>,
     /// The norms of queries and keys.
-    pub qk_norm: Option<(OnnxQkNorm, [Constant; 2], f64)>,
+    pub qk_norm: Option<QkNorm>,
 }
 
 /// What lies between attention and a projection.
 struct Head<'a> {
     projection: Projection<'a>,
     rope: RopeUse<'a>,
-    norm: Option<(Constant, f64)>,
+    norm: Option<HeadNorm>,
     rotated_first: bool,
 }
 
@@ -55,61 +62,13 @@ impl Network {
         if heads % key_value_heads != 0 {
             return Err(refuse(format!("its {heads} heads aren't whole groups of {key_value_heads}")));
         }
-        for (name, plain) in [("rotary_interleaved", 0), ("smooth_softmax", 0), ("causal", 1)] {
-            // -1 leaves it to the input that would tell
-            if node.int(name).is_some_and(|found| found != plain && !(found == -1 && name == "smooth_softmax")) {
-                return Err(refuse(format!("its attribute {name} is {:?}, expected {plain}", node.int(name))));
-            }
-        }
-        if let Some(cap) = node.float("softcap").filter(|cap| *cap != 0.0) {
-            return Err(refuse(format!("it caps the scores (softcap {cap})")));
-        }
-        for name in ["k_quant_type", "v_quant_type"] {
-            if node.text(name).is_some_and(|kind| kind != "NONE") {
-                return Err(refuse(format!("it keeps quantized keys and values ({name})")));
-            }
-        }
-        for (index, what) in
-            [(10, "adds a bias to the scores"), (11, "has sinks"), (12, "scales keys"), (13, "scales values")]
-        {
-            if !node.input(index).is_empty() {
-                return Err(refuse(format!("it {what} (input {index})")));
-            }
-        }
-        for index in [3, 4].into_iter().filter(|&index| !node.input(index).is_empty()) {
-            if !self.is_input(node.input(index)) {
-                return Err(refuse(format!(
-                    "the keys and values before it (input {index}) aren't an input of the graph"
-                )));
-            }
-        }
-        for index in [5, 6] {
-            self.check_counts(node, node.input(index))?;
-        }
+        self.check_plain(node)?;
         let window = match node.int("local_window_size").unwrap_or(-1) {
             -1 => None,
             size @ 1.. => Some(size as u64),
             size => return Err(refuse(format!("its local_window_size is {size}"))),
         };
-        let no_projection = || refuse("what it attends to doesn't come from constant matrices".into());
-        let queries = self.head(node, node.input(0))?;
-        let (queries, keys, values) = if node.input(1).is_empty() {
-            let rows = queries.projection.rows();
-            let head_dim = rows / (heads + 2 * key_value_heads);
-            let sizes = [heads, key_value_heads, key_value_heads].map(|heads| heads * head_dim);
-            if queries.norm.is_some() || queries.rope.is_some() {
-                return Err(refuse("queries, keys and values are one, but were normed or rotated".into()));
-            }
-            let Some([q, k, v]) = queries.projection.split(sizes)? else {
-                return Err(refuse(format!(
-                    "its input of {rows} isn't one of {heads} heads and twice {key_value_heads}"
-                )));
-            };
-            let head = |projection| Head { projection, rope: None, norm: None, rotated_first: false };
-            (head(q), head(k), head(v))
-        } else {
-            (queries, self.head(node, node.input(1))?, self.head(node, node.input(2))?)
-        };
+        let [queries, keys, values] = self.heads(node, heads, key_value_heads)?;
         let head_dim = queries.projection.rows() / heads;
         let rows = [&queries, &keys, &values].map(|head| head.projection.rows());
         if head_dim == 0 || rows != [heads, key_value_heads, key_value_heads].map(|heads| heads * head_dim) {
@@ -131,21 +90,8 @@ impl Network {
             0.0 => (head_dim as f64).powf(-0.5),
             scale => f64::from(scale),
         };
-        let fused = [node.input(14), node.input(15)];
         let place = if queries.rotated_first { OnnxQkNorm::PerHeadRotated } else { OnnxQkNorm::PerHead };
-        let qk_norm = match (queries.norm, keys.norm) {
-            (None, None) if fused == ["", ""] => None,
-            (None, None) => {
-                let weight = |value: &str| self.constant(value)?.ok_or_else(no_projection);
-                let epsilon = decimal(node.float("qk_norm_epsilon").unwrap_or(1e-6));
-                Some((OnnxQkNorm::PerHead, [weight(fused[0])?, weight(fused[1])?], epsilon))
-            }
-            (Some((q, epsilon)), Some((k, other))) if epsilon == other && fused == ["", ""] => {
-                Some((place, [q, k], epsilon))
-            }
-            _ => return Err(refuse("its queries and keys aren't normed alike".into())),
-        };
-        let qk_norm = match qk_norm {
+        let qk_norm = match self.qk_norm(node, place, [queries.norm, keys.norm])? {
             Some((place, [q, k], epsilon)) => {
                 let widths = [&q, &k].map(|of| of.weight.elements());
                 let place = if widths == [head_dim; 2] {
@@ -161,6 +107,81 @@ impl Network {
         };
         let projections = [queries.projection, keys.projection, values.projection];
         Ok(Attention { projections, heads, key_value_heads, head_dim, scale, window, rope, qk_norm })
+    }
+
+    /// Checks that a node has nothing but what known families have.
+    fn check_plain(&self, node: &Node) -> Result<()> {
+        for (name, plain) in [("rotary_interleaved", 0), ("smooth_softmax", 0), ("causal", 1)] {
+            // -1 leaves it to the input that would tell
+            if node.int(name).is_some_and(|found| found != plain && !(found == -1 && name == "smooth_softmax")) {
+                return Err(
+                    self.refuse(node, format!("its attribute {name} is {:?}, expected {plain}", node.int(name)))
+                );
+            }
+        }
+        if let Some(cap) = node.float("softcap").filter(|cap| *cap != 0.0) {
+            return Err(self.refuse(node, format!("it caps the scores (softcap {cap})")));
+        }
+        for name in ["k_quant_type", "v_quant_type"] {
+            if node.text(name).is_some_and(|kind| kind != "NONE") {
+                return Err(self.refuse(node, format!("it keeps quantized keys and values ({name})")));
+            }
+        }
+        for (index, what) in
+            [(10, "adds a bias to the scores"), (11, "has sinks"), (12, "scales keys"), (13, "scales values")]
+        {
+            if !node.input(index).is_empty() {
+                return Err(self.refuse(node, format!("it {what} (input {index})")));
+            }
+        }
+        for index in [3, 4].into_iter().filter(|&index| !node.input(index).is_empty()) {
+            if !self.is_input(node.input(index)) {
+                return Err(self.refuse(
+                    node,
+                    format!("the keys and values before it (input {index}) aren't an input of the graph"),
+                ));
+            }
+        }
+        for index in [5, 6] {
+            self.check_counts(node, node.input(index))?;
+        }
+        Ok(())
+    }
+
+    /// The heads of queries, keys and values, whose projection may be one.
+    fn heads<'a>(&'a self, node: &'a Node, heads: u64, key_value_heads: u64) -> Result<[Head<'a>; 3]> {
+        let queries = self.head(node, node.input(0))?;
+        if !node.input(1).is_empty() {
+            return Ok([queries, self.head(node, node.input(1))?, self.head(node, node.input(2))?]);
+        }
+        if queries.norm.is_some() || queries.rope.is_some() {
+            return Err(self.refuse(node, "queries, keys and values are one, but were normed or rotated"));
+        }
+        let rows = queries.projection.rows();
+        let head_dim = rows / (heads + 2 * key_value_heads);
+        let sizes = [heads, key_value_heads, key_value_heads].map(|heads| heads * head_dim);
+        let Some(projections) = queries.projection.split(sizes)? else {
+            let problem = format!("its input of {rows} isn't one of {heads} heads and twice {key_value_heads}");
+            return Err(self.refuse(node, problem));
+        };
+        Ok(projections.map(|projection| Head { projection, rope: None, norm: None, rotated_first: false }))
+    }
+
+    /// The norms of queries and keys: those that the graph writes before the node, at `place`, or the node's own.
+    fn qk_norm(&self, node: &Node, place: OnnxQkNorm, before: [Option<HeadNorm>; 2]) -> Result<Option<QkNorm>> {
+        let own = [node.input(14), node.input(15)];
+        match before {
+            [None, None] if own == ["", ""] => Ok(None),
+            [None, None] => {
+                let weight = |value: &str| self.constant(value)?.ok_or_else(|| self.refuse(node, NO_PROJECTION));
+                let epsilon = decimal(node.float("qk_norm_epsilon").unwrap_or(1e-6));
+                Ok(Some((OnnxQkNorm::PerHead, [weight(own[0])?, weight(own[1])?], epsilon)))
+            }
+            [Some((q, epsilon)), Some((k, other))] if epsilon == other && own == ["", ""] => {
+                Ok(Some((place, [q, k], epsilon)))
+            }
+            _ => Err(self.refuse(node, "its queries and keys aren't normed alike")),
+        }
     }
 
     /// The way from attention back to a projection: norms and rotations.
@@ -195,7 +216,7 @@ impl Network {
                 return Err(self.refuse(node, "it changes queries, keys or values in a way that isn't understood"));
             }
         }
-        Err(self.refuse(attention, "what it attends to doesn't come from constant matrices"))
+        Err(self.refuse(attention, NO_PROJECTION))
     }
 
     /// Checks that a value that should count tokens or positions depends on inputs of the graph and small whole numbers

@@ -67,9 +67,7 @@ impl SourceWeight {
         let _ = match &*self.node {
             Node::Tensor(tensor) => write!(key, "{:?}", tensor.name()),
             Node::Values { values, .. } => {
-                let mut hasher = Sha256::new();
-                values.iter().for_each(|value| hasher.update(value.to_le_bytes()));
-                write!(key, "values({})", hexadecimal(&hasher.finalize()))
+                write!(key, "values({})", digest(values.iter().map(|value| value.to_le_bytes())))
             }
             Node::Slice { of, first } => {
                 of.write_key(key);
@@ -77,10 +75,7 @@ impl SourceWeight {
             }
             Node::Concatenation(parts) => {
                 key.push('(');
-                for (index, part) in parts.iter().enumerate() {
-                    key.push_str(if index > 0 { "; " } else { "" });
-                    part.write_key(key);
-                }
+                write_keys(key, parts.iter());
                 write!(key, ")")
             }
             Node::Reordered { of, order, run } => {
@@ -91,9 +86,7 @@ impl SourceWeight {
                     }
                     RowOrder::Transposed([rows, columns]) => write!(key, ".transposed({rows}, {columns}; {run})"),
                     RowOrder::Explicit(rows) => {
-                        let mut hasher = Sha256::new();
-                        rows.iter().for_each(|row| hasher.update(row.to_le_bytes()));
-                        write!(key, ".rows({}; {run})", hexadecimal(&hasher.finalize()))
+                        write!(key, ".rows({}; {run})", digest(rows.iter().map(|row| row.to_le_bytes())))
                     }
                 }
             }
@@ -170,6 +163,21 @@ impl SourceWeight {
             }
         };
     }
+}
+
+/// Appends the keys of several weights.
+fn write_keys<'a>(key: &mut String, weights: impl Iterator<Item = &'a SourceWeight>) {
+    for (index, weight) in weights.enumerate() {
+        key.push_str(if index > 0 { "; " } else { "" });
+        weight.write_key(key);
+    }
+}
+
+/// What stands for many numbers.
+fn digest<const N: usize>(numbers: impl Iterator<Item = [u8; N]>) -> String {
+    let mut hasher = Sha256::new();
+    numbers.for_each(|bytes| hasher.update(bytes));
+    hexadecimal(&hasher.finalize())
 }
 
 impl fmt::Debug for SourceWeight {
