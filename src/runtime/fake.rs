@@ -133,76 +133,87 @@ fn size(all: &[TokenCount], one: &TokenCount) -> String {
     if all.len() > 1 { format!("_at_{}", one.most()) } else { String::new() }
 }
 
-pub fn bundle(form: &FakeOptions) -> Bundle {
+fn port(name: &str, role: PortRole, shape: Vec<PortDim>) -> Port {
+    Port { name: name.into(), role, shape }
+}
+
+/// So many channels of each token of a call.
+fn channels(channels: u64) -> Vec<PortDim> {
+    vec![PortDim::Fixed(1), PortDim::Fixed(channels), PortDim::Tokens("T".into()), PortDim::Fixed(1)]
+}
+
+/// A function of a shard's layers.
+fn layers_function(form: &FakeOptions, [first, end]: [usize; 2], context: u64, tokens: TokenCount) -> FunctionEntry {
     let t = || PortDim::Tokens("T".into());
     let fixed = PortDim::Fixed;
-    let port = |name: &str, role: PortRole, shape: Vec<PortDim>| Port { name: name.into(), role, shape };
-    let hidden = || vec![fixed(1), fixed(HIDDEN as u64), t(), fixed(1)];
+    let row = |columns| vec![fixed(1), fixed(1), t(), fixed(columns)];
+    let mask = |window| PortRole::AttentionMask { window };
+    let mut inputs = vec![
+        port("hidden", PortRole::Hidden, channels(HIDDEN as u64)),
+        port("rope_cos", PortRole::RopeCos { table: "rope".into() }, row(1)),
+        port("rope_sin", PortRole::RopeSin { table: "rope".into() }, row(1)),
+        port("attn_mask", mask(None), row(context)),
+        port("attn_mask_local", mask(Some(WINDOW)), row(context)),
+    ];
+    if form.slice {
+        inputs.push(port("cache_begin", PortRole::SliceBegin, vec![fixed(4)]));
+        inputs.push(port("cache_end", PortRole::SliceEnd, vec![fixed(4)]));
+    } else {
+        inputs.push(port("kv_write_mask", PortRole::KvWriteMask, vec![fixed(1), fixed(1), fixed(context), t()]));
+    }
+    let cache = |layer: usize| StatePort {
+        name: format!("v_cache_{layer}"),
+        id: state_id(&format!("v_cache_{layer}"), context),
+        role: StateRole::ValueCache { layer },
+        shape: vec![1, 1, context, HIDDEN as u64],
+    };
+    let memory = (form.recurrent && first == 0).then(|| StatePort {
+        name: "memory".into(),
+        id: state_id("memory", context),
+        role: StateRole::DelayState { layers: vec![0] },
+        shape: vec![1, 1, 1, 1],
+    });
+    let probe = |layer| HiddenProbe { layer, value: format!("after_{layer}") };
+    FunctionEntry {
+        package: format!("layers_{first}_{end}.mlpackage"),
+        function: format!("layers_{first}_{end}_of_{context}{}", size(&form.layer_tokens, &tokens)),
+        stage: Stage::Layers { first, end },
+        context,
+        tokens,
+        inputs,
+        outputs: vec![port("hidden_out", PortRole::Hidden, channels(HIDDEN as u64))],
+        states: (first..end).map(cache).chain(memory).collect(),
+        probes: (first..end - 1).map(probe).collect(),
+    }
+}
+
+/// A function of a piece of the head.
+fn head_function(form: &FakeOptions, [first, end]: [u64; 2], context: u64, tokens: TokenCount) -> FunctionEntry {
+    FunctionEntry {
+        package: format!("head_{first}_{end}.mlpackage"),
+        function: format!("head_{first}_{end}{}", size(&form.head_tokens, &tokens)),
+        stage: Stage::Head { first, end },
+        context,
+        tokens,
+        inputs: vec![port("hidden", PortRole::Hidden, channels(HIDDEN as u64))],
+        outputs: vec![port("logits", PortRole::Logits, channels(end - first))],
+        states: Vec::new(),
+        probes: Vec::new(),
+    }
+}
+
+pub fn bundle(form: &FakeOptions) -> Bundle {
     let mut functions = Vec::new();
     let mut contexts = form.contexts.clone();
     contexts.sort_unstable();
     let longest = contexts[contexts.len() - 1];
-    for [first, end] in SHARDS {
+    for shard in SHARDS {
         for &context in &contexts {
-            for tokens in &form.layer_tokens {
-                let row = || vec![fixed(1), fixed(1), t(), fixed(1)];
-                let mask = |window| PortRole::AttentionMask { window };
-                let mut inputs = vec![
-                    port("hidden", PortRole::Hidden, hidden()),
-                    port("rope_cos", PortRole::RopeCos { table: "rope".into() }, row()),
-                    port("rope_sin", PortRole::RopeSin { table: "rope".into() }, row()),
-                    port("attn_mask", mask(None), vec![fixed(1), fixed(1), t(), fixed(context)]),
-                    port("attn_mask_local", mask(Some(WINDOW)), vec![fixed(1), fixed(1), t(), fixed(context)]),
-                ];
-                if form.slice {
-                    inputs.push(port("cache_begin", PortRole::SliceBegin, vec![fixed(4)]));
-                    inputs.push(port("cache_end", PortRole::SliceEnd, vec![fixed(4)]));
-                } else {
-                    let shape = vec![fixed(1), fixed(1), fixed(context), t()];
-                    inputs.push(port("kv_write_mask", PortRole::KvWriteMask, shape));
-                }
-                let cache = |layer: usize| StatePort {
-                    name: format!("v_cache_{layer}"),
-                    id: state_id(&format!("v_cache_{layer}"), context),
-                    role: StateRole::ValueCache { layer },
-                    shape: vec![1, 1, context, HIDDEN as u64],
-                };
-                let memory = (form.recurrent && first == 0).then(|| StatePort {
-                    name: "memory".into(),
-                    id: state_id("memory", context),
-                    role: StateRole::DelayState { layers: vec![0] },
-                    shape: vec![1, 1, 1, 1],
-                });
-                functions.push(FunctionEntry {
-                    package: format!("layers_{first}_{end}.mlpackage"),
-                    function: format!("layers_{first}_{end}_of_{context}{}", size(&form.layer_tokens, tokens)),
-                    stage: Stage::Layers { first, end },
-                    context,
-                    tokens: *tokens,
-                    inputs,
-                    outputs: vec![port("hidden_out", PortRole::Hidden, hidden())],
-                    states: (first..end).map(cache).chain(memory).collect(),
-                    probes: (first..end - 1)
-                        .map(|layer| HiddenProbe { layer, value: format!("after_{layer}") })
-                        .collect(),
-                });
-            }
+            functions.extend(form.layer_tokens.iter().map(|tokens| layers_function(form, shard, context, *tokens)));
         }
     }
-    for [first, end] in PIECES {
-        for tokens in &form.head_tokens {
-            functions.push(FunctionEntry {
-                package: format!("head_{first}_{end}.mlpackage"),
-                function: format!("head_{first}_{end}{}", size(&form.head_tokens, tokens)),
-                stage: Stage::Head { first, end },
-                context: longest,
-                tokens: *tokens,
-                inputs: vec![port("hidden", PortRole::Hidden, hidden())],
-                outputs: vec![port("logits", PortRole::Logits, vec![fixed(1), fixed(end - first), t(), fixed(1)])],
-                states: Vec::new(),
-                probes: Vec::new(),
-            });
-        }
+    for piece in PIECES {
+        functions.extend(form.head_tokens.iter().map(|tokens| head_function(form, piece, longest, *tokens)));
     }
     let mut packages: Vec<PackageEntry> = Vec::new();
     for FunctionEntry { package, .. } in &functions {

@@ -12,6 +12,7 @@ pub mod import;
 pub mod launch;
 pub mod program;
 pub mod run;
+mod step;
 
 use crate::data;
 use std::sync::LazyLock;

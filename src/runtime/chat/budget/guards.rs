@@ -8,93 +8,43 @@ use minijinja::{Environment, Error, State, Value, filters, tests};
 use super::namespace::Namespace;
 use super::{Budget, CONTAINER, ENTRY, Guard, ITEM, Outcome, SAME, SCAN, invalid, items, len, size, text};
 
+/// What operands pay, by the names of the filters that let them through.
+const GUARDS: [(&str, Guard); 17] = [
+    ("#arguments", |budget, _| budget.pay(budget.arguments)),
+    ("#concat", |budget, values| budget.pay(budget.texts(values)?)),
+    ("#add", Budget::add),
+    ("#mul", Budget::multiply),
+    ("#slice", Budget::slice),
+    ("#compare", Budget::compare),
+    ("#in", |budget, values| match values {
+        [value, container] => budget.contains(container, value),
+        _ => Ok(()),
+    }),
+    ("#item", |budget, values| match values {
+        [container, key] => budget.item(container, key),
+        _ => Ok(()),
+    }),
+    ("#keys", |budget, values| values.iter().step_by(2).try_for_each(|key| budget.walk(key))),
+    ("#copy", |budget, values| values.iter().try_for_each(|value| budget.copy(value))),
+    ("#items", |budget, values| budget.pay(values.iter().map(items).sum())),
+    ("#loop", |budget, values| {
+        values.iter().try_for_each(|value| match value.downcast_object_ref::<Namespace>() {
+            Some(_) => budget.pay(size(value)),
+            None => budget.pay(len(value)),
+        })
+    }),
+    ("#name", |budget, values| budget.pay(budget.texts(values)?.saturating_mul(8))),
+    ("#cycle", Budget::cycle),
+    ("#cycle-in-order", Budget::cycle),
+    ("#loop-in-order", |budget, values| budget.pay(values.iter().map(len).sum())),
+    ("#refuse", |_, _| Err(invalid("a list of too many values"))),
+];
+
 impl Budget {
     /// The filters that pay for instructions.
     pub(super) fn add_guards(self: &Arc<Self>, environment: &mut Environment) {
         environment.add_filter(SAME, |value: Value| value);
-        let guards: [(&str, Guard); 17] = [
-            ("#arguments", |budget, _| budget.pay(budget.arguments)),
-            ("#concat", |budget, values| {
-                let texts = values.iter().map(|value| budget.text(value));
-                texts.sum::<Outcome<u64>>().and_then(|bytes| budget.pay(bytes))
-            }),
-            ("#add", |budget, values| {
-                let grows = values.iter().all(|value| value.as_str().is_some() || value.is_tuple());
-                if grows { budget.pay(values.iter().map(size).sum()) } else { Ok(()) }
-            }),
-            ("#mul", |budget, values| match values {
-                [a, b] => {
-                    let times = |value: &Value, times: &Value| {
-                        let once = if value.as_str().is_some() || value.is_tuple() { size(value) } else { 0 };
-                        once.saturating_mul(times.as_usize().unwrap_or(0) as u64)
-                    };
-                    budget.pay(times(a, b).max(times(b, a)))
-                }
-                _ => Ok(()),
-            }),
-            ("#slice", |budget, values| match values {
-                [value, start, stop, step] if value.as_str().is_some() => {
-                    let place = |place: &Value| place.as_usize().map(|place| (place as u64).saturating_mul(4));
-                    let all = len(value);
-                    let start = if start.is_none() { Some(0) } else { place(start) };
-                    let (start, stop) = match (start, place(stop)) {
-                        (Some(start), Some(stop)) => (start.min(all), stop.min(all)),
-                        _ => (0, all),
-                    };
-                    budget.pay(stop.saturating_mul(SCAN))?;
-                    budget.pay(stop.saturating_sub(start).saturating_mul(if step.is_none() { 1 } else { 4 }))
-                }
-                // the whole of a tuple is copied
-                [value, ..] if value.is_tuple() => budget.pay(size(value)),
-                _ => Ok(()),
-            }),
-            ("#compare", Budget::compare),
-            ("#in", |budget, values| match values {
-                [value, container] => budget.contains(container, value),
-                _ => Ok(()),
-            }),
-            ("#item", |budget, values| match values {
-                [container, key] => {
-                    budget.walk(key)?;
-                    if key.as_str() == Some("arguments") {
-                        budget.pay(budget.arguments)?;
-                    }
-                    match container.as_object().map(DynObject::repr) {
-                        None => {
-                            let touched = key.as_usize().map_or(u64::MAX, |place| (place as u64).saturating_mul(4));
-                            budget.pay(len(container).min(touched).saturating_mul(SCAN))
-                        }
-                        Some(ObjectRepr::Iterable) => budget.pay(size(container)),
-                        Some(_) => Ok(()),
-                    }
-                }
-                _ => Ok(()),
-            }),
-            ("#keys", |budget, values| values.iter().step_by(2).try_for_each(|key| budget.walk(key))),
-            ("#copy", |budget, values| values.iter().try_for_each(|value| budget.copy(value))),
-            ("#items", |budget, values| budget.pay(values.iter().map(items).sum())),
-            ("#loop", |budget, values| {
-                values.iter().try_for_each(|value| match value.downcast_object_ref::<Namespace>() {
-                    Some(_) => budget.pay(size(value)),
-                    None => budget.pay(len(value)),
-                })
-            }),
-            ("#name", |budget, values| {
-                let texts = values.iter().map(|value| budget.text(value));
-                texts.sum::<Outcome<u64>>().and_then(|bytes| budget.pay(bytes.saturating_mul(8)))
-            }),
-            ("#cycle", |_, values| match values {
-                [_] => Err(invalid("nothing to cycle through")),
-                _ => Ok(()),
-            }),
-            ("#cycle-in-order", |_, values| match values {
-                [_] => Err(invalid("nothing to cycle through")),
-                _ => Ok(()),
-            }),
-            ("#loop-in-order", |budget, values| budget.pay(values.iter().map(len).sum())),
-            ("#refuse", |_, _| Err(invalid("a list of too many values"))),
-        ];
-        for (name, guard) in guards {
+        for (name, guard) in GUARDS {
             let budget = self.clone();
             environment.add_filter(name, move |values: Rest<ValueOrKwargs>| {
                 let values = values.into_values();
@@ -129,6 +79,66 @@ impl Budget {
             }
             Ok(())
         });
+    }
+
+    /// Bytes of the texts of all values.
+    fn texts(&self, values: &[Value]) -> Outcome<u64> {
+        values.iter().map(|value| self.text(value)).sum()
+    }
+
+    fn add(&self, values: &[Value]) -> Outcome {
+        let grows = values.iter().all(|value| value.as_str().is_some() || value.is_tuple());
+        if grows { self.pay(values.iter().map(size).sum()) } else { Ok(()) }
+    }
+
+    fn multiply(&self, values: &[Value]) -> Outcome {
+        let [a, b] = values else { return Ok(()) };
+        let times = |value: &Value, times: &Value| {
+            let once = if value.as_str().is_some() || value.is_tuple() { size(value) } else { 0 };
+            once.saturating_mul(times.as_usize().unwrap_or(0) as u64)
+        };
+        self.pay(times(a, b).max(times(b, a)))
+    }
+
+    fn slice(&self, values: &[Value]) -> Outcome {
+        match values {
+            [value, start, stop, step] if value.as_str().is_some() => {
+                let place = |place: &Value| place.as_usize().map(|place| (place as u64).saturating_mul(4));
+                let all = len(value);
+                let start = if start.is_none() { Some(0) } else { place(start) };
+                let (start, stop) = match (start, place(stop)) {
+                    (Some(start), Some(stop)) => (start.min(all), stop.min(all)),
+                    _ => (0, all),
+                };
+                self.pay(stop.saturating_mul(SCAN))?;
+                self.pay(stop.saturating_sub(start).saturating_mul(if step.is_none() { 1 } else { 4 }))
+            }
+            // the whole of a tuple is copied
+            [value, ..] if value.is_tuple() => self.pay(size(value)),
+            _ => Ok(()),
+        }
+    }
+
+    fn item(&self, container: &Value, key: &Value) -> Outcome {
+        self.walk(key)?;
+        if key.as_str() == Some("arguments") {
+            self.pay(self.arguments)?;
+        }
+        match container.as_object().map(DynObject::repr) {
+            None => {
+                let touched = key.as_usize().map_or(u64::MAX, |place| (place as u64).saturating_mul(4));
+                self.pay(len(container).min(touched).saturating_mul(SCAN))
+            }
+            Some(ObjectRepr::Iterable) => self.pay(size(container)),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn cycle(&self, values: &[Value]) -> Outcome {
+        match values {
+            [_] => Err(invalid("nothing to cycle through")),
+            _ => Ok(()),
+        }
     }
 
     fn compare(&self, values: &[Value]) -> Outcome {
