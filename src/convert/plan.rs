@@ -92,104 +92,20 @@ impl ConvertPlan {
         if facts.recurrent && functions.fewest_tokens() > 1 {
             return Err(ConvertError::NoSingleToken.into());
         }
-        let form = form(manifest);
-        let size = |functions: &[FunctionRequest]| PackageSize::of(model, &form, &manifest.quant, functions);
-        let packed = manifest.experts.is_packed();
         let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
-        let apart = |layer: usize| counts[layer].filter(|_| !packed);
-        let (limit, limit_mb) = ((manifest.shards.max_mb * 1e6) as u64, manifest.shards.max_mb);
-        let is_divided = |layer: usize| form.leaves_feed_forward_out(counts[layer].is_some());
-        let ranges = match &manifest.shards.layers {
-            Some(ranges) => explicit_ranges(ranges, facts.num_layers)?,
-            None if !manifest.shards.divide.is_none() => (0..facts.num_layers).map(|layer| layer..layer + 1).collect(),
-            None => {
-                // every function of a layer holds the same weights
-                let sizes = (0..facts.num_layers).map(|layer| {
-                    let requests = functions.of(&Stage::Layers { first: layer, end: layer + 1 });
-                    Ok(size(&requests[..requests.len().min(1)])?.file_bytes)
-                });
-                let sizes = sizes.collect::<Result<Vec<u64>>>()?;
-                layer_ranges(&sizes, limit, limit_mb, |layer| apart(layer).is_some())?
-            }
-        };
-        // what leaves experts out ends there, for the next layer needs what they add
-        for range in &ranges {
-            if let Some(layer) = range.clone().find(|layer| apart(*layer).is_some() && layer + 1 != range.end) {
-                return Err(ConvertError::ExpertsInside { first: range.start, end: range.end, layer }.into());
-            }
-        }
-        if !manifest.shards.divide.is_none() {
-            for layer in 0..facts.num_layers {
-                let whole = Stage::Layers { first: layer, end: layer + 1 };
-                let parts = [Some(whole), is_divided(layer).then_some(Stage::FeedForward { layer })];
-                for requests in parts.iter().flatten().map(|stage| functions.of(stage)) {
-                    let megabytes = size(&requests[..requests.len().min(1)])?.file_bytes as f64 / 1e6;
-                    if megabytes > limit_mb {
-                        return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: limit_mb }.into());
-                    }
-                }
-            }
-        }
-        let known = RefCell::default();
-        let digits = facts.num_layers.to_string().len();
-        let head_name = if facts.is_bidirectional() { "classifier" } else { "lm_head" };
+        let planner = Planner { manifest, model, form: form(manifest), functions, counts: &counts };
         let mut packages = Vec::new();
-        for range in ranges {
-            let stage = Stage::Layers { first: range.start, end: range.end };
-            let bytes = |layer, context| model.layer_state_bytes(layer, context, functions.most_tokens());
-            let state = |context| range.clone().map(|layer| bytes(layer, context)).sum();
-            let requests = functions.of(&stage);
-            let layer = range.end - 1;
-            let name = match is_divided(layer) {
-                true => format!("mixer_{layer:0digits$}"),
-                false => format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
-            };
-            packages.push(PackagePlan {
-                name,
-                weight_bytes: size(&requests)?.weight_bytes,
-                functions: requests,
-                stage,
-                state_bytes: contexts.iter().map(|context| state(*context)).collect(),
-            });
-            if is_divided(layer) {
-                let stage = Stage::FeedForward { layer };
-                let requests = functions.of(&stage);
-                packages.push(PackagePlan {
-                    name: format!("feed_forward_{layer:0digits$}"),
-                    weight_bytes: size(&requests)?.weight_bytes,
-                    functions: requests,
-                    stage,
-                    state_bytes: vec![0; contexts.len()],
-                });
-            }
-            if let Some(counts) = apart(layer) {
-                let experts = Experts { manifest, size: &size, known: &known, functions: &functions, layer, counts };
-                packages.extend(experts.packages(limit, &format!("experts_{layer:0digits$}"), contexts.len())?);
-            }
+        let known = RefCell::default();
+        for range in planner.ranges()? {
+            packages.extend(planner.layers(range, &known)?);
         }
-        let head = |rows: Range<u64>| functions.of(&Stage::Head { first: rows.start, end: rows.end });
-        let pieces = match facts.head_rows() {
-            0 => Vec::new(),
-            rows => head_pieces(manifest, rows, limit, |rows| Ok(size(&head(rows))?.file_bytes))?,
-        };
-        let (count, digits) = (pieces.len(), pieces.len().saturating_sub(1).to_string().len());
-        for (index, rows) in pieces.into_iter().enumerate() {
-            let requests = head(rows.clone());
-            packages.push(PackagePlan {
-                name: if count == 1 { head_name.into() } else { format!("{head_name}_{index:0digits$}") },
-                weight_bytes: size(&requests)?.weight_bytes,
-                functions: requests,
-                stage: Stage::Head { first: rows.start, end: rows.end },
-                state_bytes: vec![0; contexts.len()],
-            });
-        }
-        let experts_per_token = counts.iter().flatten();
-        let experts_per_token = experts_per_token.map(|of| of.per_token + u64::from(of.joined)).max().unwrap_or(0);
-        let draft = model.draft().map(|draft| {
-            let heads = packages.len() - count;
-            DraftPlan::new(manifest, draft, &packages[heads..])
-        });
-        Ok(ConvertPlan { form, contexts, draft: draft.transpose()?, packages, experts_per_token })
+        let heads = planner.heads()?;
+        let draft = model.draft().map(|draft| DraftPlan::new(manifest, draft, &heads)).transpose()?;
+        packages.extend(heads);
+        let per_token = counts.iter().flatten().map(|of| of.per_token + u64::from(of.joined));
+        let experts_per_token = per_token.max().unwrap_or(0);
+        let form = planner.form;
+        Ok(ConvertPlan { form, contexts, packages, experts_per_token, draft })
     }
 
     /// Bytes of all packages' weights: what one call of every function reads.
@@ -264,13 +180,141 @@ pub fn form(manifest: &Manifest) -> LoweringOptions {
     }
 }
 
-/// The experts that a layer leaves out.
-struct Experts<'a, S> {
+/// What packages are planned from.
+struct Planner<'a> {
     manifest: &'a Manifest,
+    model: &'a dyn FamilyModel,
+    form: LoweringOptions,
+    functions: Functions<'a>,
+    /// Of each layer's experts.
+    counts: &'a [Option<ExpertCounts>],
+}
+
+impl Planner<'_> {
     /// The size of a package with some functions.
-    size: &'a S,
+    fn size(&self, functions: &[FunctionRequest]) -> Result<PackageSize> {
+        PackageSize::of(self.model, &self.form, &self.manifest.quant, functions)
+    }
+
+    /// Bytes of a package for a stage whose functions all hold the same weights.
+    fn file_bytes(&self, stage: &Stage) -> Result<u64> {
+        let requests = self.functions.of(stage);
+        Ok(self.size(&requests[..requests.len().min(1)])?.file_bytes)
+    }
+
+    /// Most bytes of a package.
+    fn limit(&self) -> u64 {
+        (self.manifest.shards.max_mb * 1e6) as u64
+    }
+
+    /// The experts that a layer leaves out.
+    fn experts(&self, layer: usize) -> Option<ExpertCounts> {
+        self.counts[layer].filter(|_| !self.manifest.experts.is_packed())
+    }
+
+    /// Whether a layer's feed-forward network has a package of its own.
+    fn is_divided(&self, layer: usize) -> bool {
+        self.form.leaves_feed_forward_out(self.counts[layer].is_some())
+    }
+
+    /// The layers of each package.
+    fn ranges(&self) -> Result<Vec<Range<usize>>> {
+        let layers = self.counts.len();
+        let shards = &self.manifest.shards;
+        let ranges = match &shards.layers {
+            Some(ranges) => explicit_ranges(ranges, layers)?,
+            None if !shards.divide.is_none() => (0..layers).map(|layer| layer..layer + 1).collect(),
+            None => {
+                let size = |layer| self.file_bytes(&Stage::Layers { first: layer, end: layer + 1 });
+                let sizes = (0..layers).map(size).collect::<Result<Vec<u64>>>()?;
+                layer_ranges(&sizes, self.limit(), shards.max_mb, |layer| self.experts(layer).is_some())?
+            }
+        };
+        // what leaves experts out ends there, for the next layer needs what they add
+        for range in &ranges {
+            if let Some(layer) = range.clone().find(|layer| self.experts(*layer).is_some() && layer + 1 != range.end) {
+                return Err(ConvertError::ExpertsInside { first: range.start, end: range.end, layer }.into());
+            }
+        }
+        if !shards.divide.is_none() {
+            (0..layers).try_for_each(|layer| self.check_divided(layer))?;
+        }
+        Ok(ranges)
+    }
+
+    /// Checks that what a layer is divided into stays under the limit.
+    fn check_divided(&self, layer: usize) -> Result<()> {
+        let whole = Stage::Layers { first: layer, end: layer + 1 };
+        let parts = [Some(whole), self.is_divided(layer).then_some(Stage::FeedForward { layer })];
+        let limit = self.manifest.shards.max_mb;
+        for stage in parts.iter().flatten() {
+            let megabytes = self.file_bytes(stage)? as f64 / 1e6;
+            if megabytes > limit {
+                return Err(ConvertError::LayerTooLarge { layer, megabytes, limit }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// A package of which a text keeps nothing from call to call.
+    fn package(&self, name: String, stage: Stage) -> Result<PackagePlan> {
+        let functions = self.functions.of(&stage);
+        let weight_bytes = self.size(&functions)?.weight_bytes;
+        Ok(PackagePlan { name, stage, functions, weight_bytes, state_bytes: self.no_state() })
+    }
+
+    fn no_state(&self) -> Vec<u64> {
+        vec![0; self.functions.contexts.len()]
+    }
+
+    /// The package of some layers, and those of what the last of them leaves out.
+    fn layers(
+        &self,
+        range: Range<usize>,
+        known: &RefCell<HashMap<AlikeExperts, PackageSize>>,
+    ) -> Result<Vec<PackagePlan>> {
+        let digits = self.counts.len().to_string().len();
+        let layer = range.end - 1;
+        let name = match self.is_divided(layer) {
+            true => format!("mixer_{layer:0digits$}"),
+            false => format!("layers_{:0digits$}_{:0digits$}", range.start, range.end),
+        };
+        let most_tokens = self.functions.most_tokens();
+        let state =
+            |context: &u64| range.clone().map(|layer| self.model.layer_state_bytes(layer, *context, most_tokens)).sum();
+        let stage = Stage::Layers { first: range.start, end: range.end };
+        let state_bytes = self.functions.contexts.iter().map(state).collect();
+        let mut packages = vec![PackagePlan { state_bytes, ..self.package(name, stage)? }];
+        if self.is_divided(layer) {
+            packages.push(self.package(format!("feed_forward_{layer:0digits$}"), Stage::FeedForward { layer })?);
+        }
+        if let Some(counts) = self.experts(layer) {
+            let experts = Experts { planner: self, known, layer, counts };
+            packages.extend(experts.packages(&format!("experts_{layer:0digits$}"))?);
+        }
+        Ok(packages)
+    }
+
+    /// The packages of the LM head's pieces, or of what a classifier has in its place.
+    fn heads(&self) -> Result<Vec<PackagePlan>> {
+        let facts = self.model.facts();
+        let stage = |rows: Range<u64>| Stage::Head { first: rows.start, end: rows.end };
+        let bytes = |rows| Ok(self.size(&self.functions.of(&stage(rows)))?.file_bytes);
+        let pieces = match facts.head_rows() {
+            0 => Vec::new(),
+            rows => head_pieces(self.manifest, rows, self.limit(), bytes)?,
+        };
+        let name = if facts.is_bidirectional() { "classifier" } else { "lm_head" };
+        let (count, digits) = (pieces.len(), pieces.len().saturating_sub(1).to_string().len());
+        let named = |index| if count == 1 { name.to_owned() } else { format!("{name}_{index:0digits$}") };
+        pieces.into_iter().enumerate().map(|(index, rows)| self.package(named(index), stage(rows))).collect()
+    }
+}
+
+/// The experts that a layer leaves out.
+struct Experts<'a> {
+    planner: &'a Planner<'a>,
     known: &'a RefCell<HashMap<AlikeExperts, PackageSize>>,
-    functions: &'a Functions<'a>,
     layer: usize,
     counts: ExpertCounts,
 }
@@ -287,17 +331,18 @@ struct AlikeExperts {
     layer: Option<usize>,
 }
 
-impl<S: Fn(&[FunctionRequest]) -> Result<PackageSize>> Experts<'_, S> {
+impl Experts<'_> {
     /// The fewest packages that stay under the limit, of equal groups of experts; `name` is what their names begin with.
-    fn packages(&self, limit: u64, name: &str, contexts: usize) -> Result<Vec<PackagePlan>> {
+    fn packages(&self, name: &str) -> Result<Vec<PackagePlan>> {
+        let (limit, shards) = (self.planner.limit(), &self.planner.manifest.shards);
         let all = self.counts.apart();
-        let single = (self.size)(&self.requests(0..1))?;
+        let single = self.planner.size(&self.requests(0..1))?;
         if single.file_bytes > limit {
             let (layer, megabytes) = (self.layer, single.file_bytes as f64 / 1e6);
-            return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: self.manifest.shards.max_mb }.into());
+            return Err(ConvertError::LayerTooLarge { layer, megabytes, limit: shards.max_mb }.into());
         }
         let size = |range: Range<u64>| self.size_of(range, single);
-        let mut groups = all.div_ceil(self.manifest.shards.max_experts.unwrap_or(all));
+        let mut groups = all.div_ceil(shards.max_experts.unwrap_or(all));
         while groups < all && size(0..all.div_ceil(groups))?.file_bytes > limit {
             groups += 1;
         }
@@ -312,7 +357,7 @@ impl<S: Fn(&[FunctionRequest]) -> Result<PackageSize>> Experts<'_, S> {
                     weight_bytes: size(range.clone())?.weight_bytes,
                     functions,
                     stage: self.stage(range),
-                    state_bytes: vec![0; contexts],
+                    state_bytes: self.planner.no_state(),
                 })
             })
             .collect()
@@ -324,12 +369,12 @@ impl<S: Fn(&[FunctionRequest]) -> Result<PackageSize>> Experts<'_, S> {
             single,
             count: range.end - range.start,
             joins: self.counts.joined && range.end == self.counts.apart(),
-            layer: (!self.manifest.quant.layers.is_empty()).then_some(self.layer),
+            layer: (!self.planner.manifest.quant.layers.is_empty()).then_some(self.layer),
         };
         if let Some(size) = self.known.borrow().get(&alike) {
             return Ok(*size);
         }
-        let size = (self.size)(&self.requests(range))?;
+        let size = self.planner.size(&self.requests(range))?;
         self.known.borrow_mut().insert(alike, size);
         Ok(size)
     }
@@ -340,15 +385,15 @@ impl<S: Fn(&[FunctionRequest]) -> Result<PackageSize>> Experts<'_, S> {
 
     /// The functions of a package of some experts: one for all, or one for each.
     fn requests(&self, range: Range<u64>) -> Vec<FunctionRequest> {
-        if self.manifest.experts != ExpertsForm::Routed {
-            return self.functions.of(&self.stage(range));
+        if self.planner.manifest.experts != ExpertsForm::Routed {
+            return self.planner.functions.of(&self.stage(range));
         }
         range.flat_map(|expert| self.requests_of_one(expert)).collect()
     }
 
     /// The functions of one expert among others.
     fn requests_of_one(&self, expert: u64) -> Vec<FunctionRequest> {
-        let mut requests = self.functions.of(&self.stage(expert..expert + 1));
+        let mut requests = self.planner.functions.of(&self.stage(expert..expert + 1));
         for request in &mut requests {
             request.name = match request.name.as_str() {
                 "main" => format!("expert_{expert}"),
