@@ -1,0 +1,279 @@
+//! Rows of families with layers that mix tokens by something else than attention, or beside it.
+
+use super::QWEN_EXPERTS;
+use crate::row::{
+    Bias, DecoderFamily, LLAMA, MixerKind, MixtureKind, NEXT_TOKENS, QkNorm, SharedExpertRule, WindowRule,
+};
+
+/// What Qwen3.5 and Qwen3-Next call in GGUF what others don't have.
+const QWEN_HYBRID_GGUF: &[(&str, &str)] = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("linear_attn.in_proj_qkvz", "ssm_in"),
+    ("linear_attn.in_proj_ba", "ssm_ba"),
+    ("linear_attn.in_proj_qkv", "attn_qkv"),
+    ("linear_attn.in_proj_z", "attn_gate"),
+    ("linear_attn.in_proj_b", "ssm_beta"),
+    ("linear_attn.in_proj_a", "ssm_alpha"),
+    ("linear_attn.conv1d", "ssm_conv1d"),
+    ("linear_attn.A_log", "ssm_a"),
+    ("linear_attn.dt_bias", "ssm_dt.bias"),
+    ("linear_attn.norm", "ssm_norm"),
+    ("linear_attn.out_proj", "ssm_out"),
+];
+
+/// What GGUF calls the tensors of Mamba-2.
+const MAMBA2_GGUF: &[(&str, &str)] = &[
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.A_log", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.dt_bias", "ssm_dt.bias"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+];
+
+/// What LFM2 calls its tensors.
+const LFM2_TENSORS: &[(&str, &str)] = &[
+    ("input_layernorm", "operator_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_norm", "self_attn.q_layernorm"),
+    ("self_attn.k_norm", "self_attn.k_layernorm"),
+    ("self_attn.o_proj", "self_attn.out_proj"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("mlp.down_proj", "feed_forward.w2"),
+    ("norm", "embedding_norm"),
+];
+
+/// What GGUF calls them.
+const LFM2_GGUF: &[(&str, &str)] = &[
+    ("norm", "token_embd_norm"),
+    ("conv.conv", "shortconv.conv"),
+    ("conv.in_proj", "shortconv.in_proj"),
+    ("conv.out_proj", "shortconv.out_proj"),
+];
+
+/// Granite 4.
+pub(super) const GRANITEMOEHYBRID: DecoderFamily = DecoderFamily {
+    name: "granitemoehybrid",
+    gguf: &["granitehybrid"],
+    key_names: &[
+        ("num_experts", "num_local_experts"),
+        ("moe_intermediate_size", "intermediate_size"),
+        ("layer_types", "layers_block_type"),
+    ],
+    tensor_names: &[
+        ("feed_forward.gate", "block_sparse_moe.router.layer"),
+        ("feed_forward.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+        ("feed_forward.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+        ("mlp.shared_expert.gate_up_proj", "shared_mlp.input_linear"),
+        ("mlp.shared_expert.down_proj", "shared_mlp.output_linear"),
+        ("mlp.gate_up_proj", "shared_mlp.input_linear"),
+        ("mlp.down_proj", "shared_mlp.output_linear"),
+    ],
+    gguf_names: MAMBA2_GGUF,
+    default_sizes: &[("shared_intermediate_size", 1024)],
+    mixer: MixerKind::Mamba2,
+    mixture: MixtureKind::ChosenSoftmaxIfAny,
+    shared_expert: SharedExpertRule::Fused,
+    fused_mlp: true,
+    output_bias: Bias::Key("attention_bias"),
+    mlp_bias: Bias::Never,
+    rope_if_said: true,
+    multipliers: true,
+    inert_keys: &[("normalization_function", "\"rmsnorm\"")],
+    // of training, of how much text kernels take at a time, or of a RoPE that isn't there
+    neutral_keys: &["mamba_chunk_size", "output_router_logits", "router_aux_loss_coef", "init_method"],
+    ..LLAMA
+};
+
+/// Falcon-H1.
+pub(super) const FALCON_H1: DecoderFamily = DecoderFamily {
+    name: "falcon_h1",
+    gguf: &["falcon-h1"],
+    gguf_interleaved: false,
+    tensor_names: &[
+        ("post_attention_layernorm", "pre_ff_layernorm"),
+        ("mlp.gate_proj", "feed_forward.gate_proj"),
+        ("mlp.up_proj", "feed_forward.up_proj"),
+        ("mlp.down_proj", "feed_forward.down_proj"),
+        ("norm", "final_layernorm"),
+    ],
+    gguf_names: MAMBA2_GGUF,
+    mixer: MixerKind::AttentionAndMamba2,
+    default_rms_norm_eps: 1e-5,
+    inert_keys: &[("mamba_use_mlp", "1")],
+    // of training, of how much text kernels take at a time, of what a call returns, or said twice
+    neutral_keys: &[
+        "mamba_chunk_size",
+        "mamba_expand",
+        "mlp_expansion_factor",
+        "num_logits_to_keep",
+        "time_step_floor",
+        "time_step_max",
+        "time_step_min",
+        "time_step_rank",
+    ],
+    ..LLAMA
+};
+
+/// LFM2.
+pub(super) const LFM2: DecoderFamily = DecoderFamily {
+    name: "lfm2",
+    gguf: &["lfm2"],
+    gguf_interleaved: false,
+    key_names: &[
+        ("intermediate_size", "block_ff_dim"),
+        ("rms_norm_eps", "norm_eps"),
+        ("tie_word_embeddings", "tie_embedding"),
+    ],
+    tensor_names: LFM2_TENSORS,
+    gguf_names: LFM2_GGUF,
+    mixer: MixerKind::ShortConv,
+    nominal_intermediate_size: true,
+    qk_norm: QkNorm::PerHead,
+    qkv_bias: Bias::Never,
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    default_rope_theta: 1_000_000.0,
+    default_tie_word_embeddings: true,
+    default_rms_norm_eps: 1e-5,
+    inert_keys: &[("block_use_swiglu", "1"), ("use_pos_enc", "1")],
+    // of the initialisation, or said twice
+    neutral_keys: &[
+        "block_dim",
+        "block_mlp_init_scale",
+        "block_norm_eps",
+        "block_out_init_scale",
+        "block_use_xavier_init",
+        "conv_dim",
+        "conv_dim_out",
+        "conv_use_xavier_init",
+        "num_heads",
+        "theta",
+    ],
+    ..LLAMA
+};
+
+/// LFM2 with experts.
+pub(super) const LFM2_MOE: DecoderFamily = DecoderFamily {
+    name: "lfm2_moe",
+    gguf: &["lfm2moe"],
+    gguf_interleaved: false,
+    key_names: &[("rms_norm_eps", "norm_eps"), ("tie_word_embeddings", "tie_embedding")],
+    tensor_names: LFM2_TENSORS,
+    gguf_names: LFM2_GGUF,
+    mixer: MixerKind::ShortConv,
+    mixture: MixtureKind::Sigmoid,
+    qk_norm: QkNorm::PerHead,
+    qkv_bias: Bias::Never,
+    output_bias: Bias::Never,
+    mlp_bias: Bias::Never,
+    default_rope_theta: 1_000_000.0,
+    default_tie_word_embeddings: true,
+    default_rms_norm_eps: 1e-5,
+    // GGUF: the router's outputs go through a sigmoid
+    inert_keys: &[("expert_gating_func", "2")],
+    neutral_keys: &["output_router_logits"],
+    ..LLAMA
+};
+
+/// Qwen3.5.
+pub(super) const QWEN3_5: DecoderFamily = DecoderFamily {
+    name: "qwen3_5_text",
+    wrappers: &["qwen3_5"],
+    gguf: &["qwen35"],
+    gguf_interleaved: false,
+    gguf_names: QWEN_HYBRID_GGUF,
+    unused_tensors: NEXT_TOKENS,
+    mixer: MixerKind::DeltaNet,
+    gated_attention: true,
+    qk_norm: QkNorm::PerHead,
+    norm_plus_one: true,
+    mlp_bias: Bias::Never,
+    partial_rotary: Some(0.25),
+    mrope: true,
+    // of training, and of the prediction of several tokens at once
+    inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
+    neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers"],
+    ..LLAMA
+};
+
+/// Qwen3-Next.
+pub(super) const QWEN3_NEXT: DecoderFamily = DecoderFamily {
+    name: "qwen3_next",
+    gguf: &["qwen3next"],
+    gguf_interleaved: false,
+    tensor_names: QWEN_EXPERTS,
+    gguf_names: QWEN_HYBRID_GGUF,
+    unused_tensors: NEXT_TOKENS,
+    default_sizes: &[("head_dim", 256)],
+    mixer: MixerKind::DeltaNet,
+    mixture: MixtureKind::ChosenSoftmaxUnless,
+    shared_expert: SharedExpertRule::Gated,
+    gated_attention: true,
+    qk_norm: QkNorm::PerHead,
+    norm_plus_one: true,
+    mlp_bias: Bias::Never,
+    partial_rotary: Some(0.25),
+    // every layer has experts in the published models
+    inert_keys: &[("decoder_sparse_step", "1"), ("mlp_only_layers", "[]")],
+    neutral_keys: &["intermediate_size", "output_router_logits", "router_aux_loss_coef"],
+    ..LLAMA
+};
+
+/// Qwen3.5 with experts.
+pub(super) const QWEN3_5_MOE: DecoderFamily = DecoderFamily {
+    name: "qwen3_5_moe_text",
+    wrappers: &["qwen3_5_moe"],
+    gguf: &["qwen35moe"],
+    gguf_interleaved: false,
+    tensor_names: QWEN_EXPERTS,
+    gguf_names: QWEN_HYBRID_GGUF,
+    unused_tensors: NEXT_TOKENS,
+    default_sizes: &[("head_dim", 256)],
+    mixer: MixerKind::DeltaNet,
+    mixture: MixtureKind::ChosenSoftmax,
+    shared_expert: SharedExpertRule::Gated,
+    gated_attention: true,
+    qk_norm: QkNorm::PerHead,
+    norm_plus_one: true,
+    mlp_bias: Bias::Never,
+    partial_rotary: Some(0.25),
+    mrope: true,
+    inert_keys: &[("attn_output_gate", "1"), ("mlp_only_layers", "[]"), ("output_gate_type", "\"swish\"")],
+    // of training, and of the prediction of several tokens at once
+    neutral_keys: &["mamba_ssm_dtype", "mtp_num_hidden_layers", "output_router_logits", "router_aux_loss_coef"],
+    ..LLAMA
+};
+
+/// ZAYA1.
+pub(super) const ZAYA: DecoderFamily = DecoderFamily {
+    name: "zaya",
+    gguf: &[],
+    tensor_names: &[
+        ("self_attn.q_proj", "self_attn.qkv_proj.q_proj"),
+        ("self_attn.k_proj", "self_attn.qkv_proj.k_proj"),
+        ("feed_forward.experts", "mlp.experts"),
+    ],
+    default_sizes: &[
+        ("head_dim", 128),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 2),
+        ("max_position_embeddings", 131_072),
+    ],
+    mixer: MixerKind::Cca,
+    mixture: MixtureKind::DepthRouted,
+    head_bias: Bias::Key("lm_head_bias"),
+    residual_scaling: true,
+    window: WindowRule::Types,
+    layer_types: ["hybrid", "hybrid_sliding"],
+    local_rope: Some(10000.0),
+    partial_rotary: Some(0.5),
+    default_rope_theta: 5_000_000.0,
+    default_tie_word_embeddings: true,
+    default_rms_norm_eps: 1e-5,
+    inert_keys: &[("num_experts_per_tok", "1")],
+    neutral_keys: &["output_router_logits"],
+    ..LLAMA
+};
