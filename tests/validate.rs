@@ -219,6 +219,40 @@ fn weights_in_the_wrong_place_are_caught() {
     });
 }
 
+/// Every token of a call sees in layer 3 what the last one sees.
+fn see_what_the_last_token_sees(function: &mut Function) {
+    let mask = value(function, "attn_mask");
+    let uses = |op: &Op| op.operator == "add" && op.name.starts_with("layers_3_") && op.operands().any(|id| id == mask);
+    let at = function.block.ops.iter().position(uses).unwrap();
+    let mut ty = function.tensor_type(mask).unwrap().clone();
+    ty.shape[2] = 1u64.into();
+    let axes = insert_constant(function, at, Constant::int32s(&[2]));
+    let keep = insert_constant(function, at, Constant::bool(true));
+    let inputs = [("x", Binding::Value(mask)), ("axes", axes), ("keep_dims", keep)];
+    let open = insert(function, at + 2, "reduce_max", &inputs, ty);
+    for op in function.block.ops.iter_mut().filter(|op| op.operator == "add" && op.name.starts_with("layers_3_")) {
+        for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(mask)) {
+            *binding = Binding::Value(open);
+        }
+    }
+}
+
+/// Casts what enters a projection of layer 5 to fp32 and back.
+fn add_island_of_fp32(function: &mut Function) {
+    let at = position(function, "layers_5_mlp_down_proj");
+    let Some(Binding::Value(x)) = function.block.ops[at].input("x").cloned() else { panic!() };
+    let half = function.tensor_type(x).unwrap().clone();
+    let wide = TensorType { dtype: DataType::Fp32, ..half.clone() };
+    let fp32 = insert_constant(function, at, Constant::string("fp32"));
+    let a = insert(function, at + 1, "cast", &[("x", Binding::Value(x)), ("dtype", fp32)], wide.clone());
+    let b = insert(function, at + 2, "abs", &[("x", Binding::Value(a))], wide.clone());
+    let c = insert(function, at + 3, "sub", &[("x", Binding::Value(b)), ("y", Binding::Value(b))], wide.clone());
+    let d = insert(function, at + 4, "add", &[("x", Binding::Value(a)), ("y", Binding::Value(c))], wide);
+    let fp16 = insert_constant(function, at + 5, Constant::string("fp16"));
+    let e = insert(function, at + 6, "cast", &[("x", Binding::Value(d)), ("dtype", fp16)], half);
+    function.block.ops[at + 7].inputs.insert("x".into(), vec![Binding::Value(e)]);
+}
+
 /// Defects in the emitted graph, with digests renewed.
 #[test]
 fn graphs_that_compute_something_else_are_caught() {
@@ -257,24 +291,7 @@ fn graphs_that_compute_something_else_are_caught() {
             bytes.copy_from_slice(&half::f16::from_f32(scale.1).to_le_bytes())
         });
     });
-    with("a mask that is wrong from two tokens on, in layer 3", LAST, &|function| {
-        // every token of a call sees what the last one sees
-        let mask = value(function, "attn_mask");
-        let uses =
-            |op: &Op| op.operator == "add" && op.name.starts_with("layers_3_") && op.operands().any(|id| id == mask);
-        let at = function.block.ops.iter().position(uses).unwrap();
-        let mut ty = function.tensor_type(mask).unwrap().clone();
-        ty.shape[2] = 1u64.into();
-        let axes = insert_constant(function, at, Constant::int32s(&[2]));
-        let keep = insert_constant(function, at, Constant::bool(true));
-        let inputs = [("x", Binding::Value(mask)), ("axes", axes), ("keep_dims", keep)];
-        let open = insert(function, at + 2, "reduce_max", &inputs, ty);
-        for op in function.block.ops.iter_mut().filter(|op| op.operator == "add" && op.name.starts_with("layers_3_")) {
-            for binding in op.inputs.values_mut().flatten().filter(|binding| **binding == Binding::Value(mask)) {
-                *binding = Binding::Value(open);
-            }
-        }
-    });
+    with("a mask that is wrong from two tokens on, in layer 3", LAST, &see_what_the_last_token_sees);
     with("keys of layer 5 not written back", LAST, &|function| {
         let state = value(function, "k_cache_5");
         function.block.ops.retain(|op| !(op.operator == "write_state" && op.operands().any(|id| id == state)));
@@ -314,20 +331,7 @@ fn graphs_that_compute_something_else_are_caught() {
             ty.shape[1] = 511u64.into();
         }
     });
-    with("an island of fp32 in layer 5", LAST, &|function| {
-        let at = position(function, "layers_5_mlp_down_proj");
-        let Some(Binding::Value(x)) = function.block.ops[at].input("x").cloned() else { panic!() };
-        let half = function.tensor_type(x).unwrap().clone();
-        let wide = TensorType { dtype: DataType::Fp32, ..half.clone() };
-        let fp32 = insert_constant(function, at, Constant::string("fp32"));
-        let a = insert(function, at + 1, "cast", &[("x", Binding::Value(x)), ("dtype", fp32)], wide.clone());
-        let b = insert(function, at + 2, "abs", &[("x", Binding::Value(a))], wide.clone());
-        let c = insert(function, at + 3, "sub", &[("x", Binding::Value(b)), ("y", Binding::Value(b))], wide.clone());
-        let d = insert(function, at + 4, "add", &[("x", Binding::Value(a)), ("y", Binding::Value(c))], wide);
-        let fp16 = insert_constant(function, at + 5, Constant::string("fp16"));
-        let e = insert(function, at + 6, "cast", &[("x", Binding::Value(d)), ("dtype", fp16)], half);
-        function.block.ops[at + 7].inputs.insert("x".into(), vec![Binding::Value(e)]);
-    });
+    with("an island of fp32 in layer 5", LAST, &add_island_of_fp32);
     insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "snapshots" }, {
         insta::assert_snapshot!("defects_of_graphs", report);
     });
