@@ -21,11 +21,19 @@ pub enum Phase {
 }
 
 /// A call of a function.
+#[derive(Clone, Copy)]
 pub struct FunctionCall<'a> {
     /// The function: its index in `bundle.json`.
     pub function: usize,
     /// Tensors, in the order of its inputs.
-    pub inputs: Vec<&'a Tensor>,
+    pub inputs: &'a [Arc<Tensor>],
+}
+
+impl<'a> FunctionCall<'a> {
+    /// The inputs as [`Sequence::run`] takes them.
+    pub fn borrowed(&self) -> Vec<&'a Tensor> {
+        self.inputs.iter().map(Arc::as_ref).collect()
+    }
 }
 
 /// What one of several texts gives to a call of a function that they share.
@@ -94,13 +102,25 @@ pub trait Sequence: Any + Send {
     /// When the function can't be loaded or run, or when the backend can't show values and `watch` is given.
     fn run(&mut self, function: usize, inputs: &[&Tensor], watch: Option<Watch<'_>>) -> Result<Vec<Tensor>>;
 
-    /// Runs functions that have no states and don't need each other, at the same time where the backend can. Gives the
-    /// outputs of each call, in the order of the calls.
+    /// As [`run`](Sequence::run), with the outputs in place of what `outputs` holds: those of a call before, whose memory is
+    /// used again where nobody else has them and the backend can.
     ///
     /// # Errors
     /// As [`run`](Sequence::run).
-    fn run_together(&mut self, calls: &[FunctionCall<'_>]) -> Result<Vec<Vec<Tensor>>> {
-        calls.iter().map(|call| self.run(call.function, &call.inputs, None)).collect()
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        let given = self.run(call.function, &call.borrowed(), None)?;
+        outputs.clear();
+        outputs.extend(given.into_iter().map(Arc::new));
+        Ok(())
+    }
+
+    /// Runs functions that have no states and don't need each other, at the same time where the backend can. The outputs
+    /// of each call take the place of what `outputs` holds for it, as in [`run_into`](Sequence::run_into).
+    ///
+    /// # Errors
+    /// As [`run`](Sequence::run).
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
+        calls.iter().zip(outputs).try_for_each(|(call, outputs)| self.run_into(*call, outputs))
     }
 
     /// From now on, products with weights are shared with other sequences through a memo, where the backend can: gives

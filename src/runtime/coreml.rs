@@ -347,14 +347,14 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
         arrays.run(&loaded, state, inputs)
     }
 
-    fn run_together(&mut self, calls: &[FunctionCall<'_>]) -> Result<Vec<Vec<Tensor>>> {
+    fn run_together(&mut self, calls: &[FunctionCall<'_>], outputs: &mut [Vec<Arc<Tensor>>]) -> Result<()> {
         let units = self.units();
         let weights = calls.iter().map(|call| {
             let entry = self.shared.entry(call.function)?;
             Ok(self.shared.weights(call.function, entry, units))
         });
         if !self.shared.loaded.holds_together(weights.collect::<Result<Vec<_>>>()?) {
-            return calls.iter().map(|call| self.run(call.function, &call.inputs, None)).collect();
+            return calls.iter().zip(outputs).try_for_each(|(call, outputs)| self.run_into(*call, outputs));
         }
         // each call has its arrays to itself while it runs
         let prepared = calls.iter().map(|call| {
@@ -363,7 +363,7 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             if !entry.states.is_empty() {
                 return Err(self.shared.wrong(format!("function `{}` has states", entry.function)).into());
             }
-            let key = (call.function, tokens(&entry.inputs, &call.inputs));
+            let key = (call.function, tokens(&entry.inputs, &call.borrowed()));
             let arrays = match self.arrays.remove(&key) {
                 Some(arrays) => arrays,
                 None => Arrays::<E>::new(&loaded.lock().unwrap_or_else(PoisonError::into_inner), entry, key.1)?,
@@ -376,17 +376,21 @@ impl<E: Engine> Sequence for CoreMlSequence<E> {
             for ((key, loaded, mut arrays), call) in prepared.into_iter().zip(calls) {
                 running.push(scope.spawn(move || {
                     let function = loaded.lock().unwrap_or_else(PoisonError::into_inner);
-                    let outputs = arrays.run(&function, None, &call.inputs);
+                    let outputs = arrays.run(&function, None, &call.borrowed());
                     (key, arrays, outputs)
                 }));
             }
             running.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
         });
-        let keep = |(key, arrays, outputs)| {
+        let mut failure = Ok(());
+        for ((key, arrays, given), outputs) in done.into_iter().zip(outputs) {
             self.arrays.insert(key, arrays);
-            outputs
-        };
-        done.into_iter().map(keep).collect()
+            match given {
+                Ok(given) => *outputs = given.into_iter().map(Arc::new).collect(),
+                Err(error) => failure = failure.and(Err(error)),
+            }
+        }
+        failure
     }
 
     fn enter(&mut self, phase: Phase) {

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::backend::{Backend, BatchMember, BatchResult, Sequence, Watch};
+use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Sequence, Watch};
 use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, ProductMemo, SequenceCall, State, Tensor, WeightCache};
 use anec_mil::{Function, Program, SymbolRange, ValueType};
+use smallvec::SmallVec;
 
 /// The programs and weights of a bundle, read when first needed and shared by everything that runs them.
 pub struct PackageStore {
@@ -134,14 +135,25 @@ impl Signature {
     }
 
     /// Inputs in the bundle's order, under their names.
-    fn named<'a>(&'a self, inputs: &[&'a Tensor]) -> Vec<(&'a str, &'a Tensor)> {
-        self.inputs.iter().map(String::as_str).zip(inputs.iter().copied()).collect()
+    fn named<'a, C: FromIterator<(&'a str, &'a Tensor)>>(&'a self, inputs: impl Iterator<Item = &'a Tensor>) -> C {
+        self.inputs.iter().map(String::as_str).zip(inputs).collect()
     }
 
     /// Outputs in the bundle's order, which needn't be the program's.
     fn in_order(&self, mut outputs: Vec<(String, Tensor)>) -> Vec<Tensor> {
         let mut take = |name: &String| outputs.iter().position(|(n, _)| n == name).map(|i| outputs.swap_remove(i).1);
         self.outputs.iter().filter_map(&mut take).collect()
+    }
+
+    /// Puts the outputs of a program into the bundle's order.
+    fn sort(&self, executable: &Executable, outputs: &mut [Arc<Tensor>]) {
+        let mut names: SmallVec<[&str; 8]> = executable.output_names().collect();
+        for (index, name) in self.outputs.iter().enumerate() {
+            if let Some(found) = names.iter().position(|own| own == name).filter(|found| *found > index) {
+                names.swap(index, found);
+                outputs.swap(index, found);
+            }
+        }
     }
 
     /// The function with its states named by their ids, under which all functions of a text keep them.
@@ -270,7 +282,7 @@ impl Backend for CpuBackend {
         };
         let call = |BatchMember { sequence, inputs }| {
             let state = self.own(sequence)?.state_of(function, &executable);
-            Some(SequenceCall { inputs: signature.named(&inputs), state })
+            Some(SequenceCall { inputs: signature.named(inputs.into_iter()), state })
         };
         let ended = |result: Result<_, _>| match result {
             Ok(outputs) => Ok(signature.in_order(outputs)),
@@ -314,12 +326,24 @@ impl Sequence for CpuSequence {
         let executable = shared.executable(function)?;
         let signature = shared.programs.signature(function)?;
         let state = self.state_of(function, &executable);
-        let inputs = signature.named(inputs);
+        let inputs: Vec<_> = signature.named(inputs.iter().copied());
         let outputs = match watch {
             Some(watch) => executable.run_with(&inputs, state, watch),
             None => executable.run(&inputs, state),
         };
         Ok(signature.in_order(outputs.map_err(|error| signature.failed(error))?))
+    }
+
+    fn run_into(&mut self, call: FunctionCall<'_>, outputs: &mut Vec<Arc<Tensor>>) -> Result<()> {
+        let FunctionCall { function, inputs } = call;
+        let shared = self.shared.clone();
+        let executable = shared.executable(function)?;
+        let signature = shared.programs.signature(function)?;
+        let state = self.state_of(function, &executable);
+        let inputs: SmallVec<[_; 16]> = signature.named(inputs.iter().map(Arc::as_ref));
+        executable.run_into(&inputs, state, outputs).map_err(|error| signature.failed(error))?;
+        signature.sort(&executable, outputs);
+        Ok(())
     }
 
     fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {

@@ -118,6 +118,9 @@ pub struct Generation {
     /// Prompt tokens that the session had already.
     cached: usize,
     ids: Vec<u32>,
+    /// Room for the tokens of a call, and for what it gives.
+    call: Vec<u32>,
+    output: ForwardOutput,
     /// A call that was made with those of other texts, and its logits.
     computed: Option<Result<(Vec<u32>, Vec<f32>)>>,
     /// Tokens that [`Iterator::next`] hasn't given yet.
@@ -147,6 +150,7 @@ impl Generation {
             // a prompt that is computed in parts doesn't move from context to context
             session.make_room(request.prompt.len() as u64)?;
         }
+        let most_written = (request.length(session.model()) as usize + 1).saturating_sub(request.prompt.len());
         let lookup = (request.speculation > 0).then(|| PromptLookup::new(&request.prompt, NGRAM.0, NGRAM.1));
         Ok(Generation {
             session,
@@ -159,7 +163,9 @@ impl Generation {
             speculation: Speculation::default(),
             prompt_chunk: usize::MAX,
             cached,
-            ids: Vec::new(),
+            ids: Vec::with_capacity(most_written),
+            call: Vec::new(),
+            output: ForwardOutput::default(),
             computed: None,
             ready: VecDeque::new(),
             finish: None,
@@ -313,12 +319,15 @@ impl Generation {
         let rest = &self.request.prompt[self.session.tokens().len()..];
         if self.prompt_chunk < rest.len() - 1 {
             let part = rest[..self.prompt_chunk].to_vec();
-            let given = self.forward(&part, ForwardOptions::none())?;
+            let mut given = ForwardOutput::default();
+            self.forward(&part, ForwardOptions::none(), &mut given)?;
             self.tell(&given.hidden, part.len());
             return Ok(None);
         }
         let rest = rest.to_vec();
-        let ForwardOutput { mut logits, hidden } = self.forward(&rest, ForwardOptions::last())?;
+        let mut given = ForwardOutput::default();
+        self.forward(&rest, ForwardOptions::last(), &mut given)?;
+        let ForwardOutput { mut logits, hidden } = given;
         self.tell(&hidden, rest.len());
         self.session.checkpoint()?;
         self.session.enter(Phase::Writing);
@@ -333,17 +342,19 @@ impl Generation {
 
     /// Computes the last token and verifies drafted ones after it.
     fn decode(&mut self) -> Result<Option<Finish>> {
-        let (call, mut logits, hidden) = match self.computed.take() {
+        let (call, mut output) = match self.computed.take() {
             Some(computed) => {
                 let (call, logits) = computed?;
-                (call, logits, Vec::new())
+                (call, ForwardOutput { logits, hidden: Vec::new() })
             }
             None => {
                 let call = self.next_call()?;
-                let given = self.forward(&call, ForwardOptions::all(Chunking::Largest))?;
-                (call, given.logits, given.hidden)
+                let mut output = std::mem::take(&mut self.output);
+                self.forward(&call, ForwardOptions::all(Chunking::Largest), &mut output)?;
+                (call, output)
             }
         };
+        let ForwardOutput { logits, hidden } = &mut output;
         let before = self.session.position() - call.len() as u64;
         let width = logits.len() / call.len();
         let mut end = None;
@@ -354,7 +365,7 @@ impl Generation {
             let accepted = end.is_none() && call.get(i + 1).is_some_and(|draft| self.ids.last() == Some(draft));
             if !accepted {
                 self.session.rewind(position)?;
-                self.tell(&hidden, i + 1);
+                self.tell(hidden, i + 1);
                 self.speculation.accepted += i;
                 if let Some(lookup) = self.lookup.as_mut().filter(|_| call.len() > 1 && self.looked_up) {
                     lookup.record(i);
@@ -362,6 +373,7 @@ impl Generation {
                 break;
             }
         }
+        (self.call, self.output) = (call, output);
         Ok(end)
     }
 
@@ -371,9 +383,9 @@ impl Generation {
     }
 
     /// A call of the model, with the hidden states that drafts need.
-    fn forward(&mut self, tokens: &[u32], ask: ForwardOptions) -> Result<ForwardOutput> {
+    fn forward(&mut self, tokens: &[u32], ask: ForwardOptions, output: &mut ForwardOutput) -> Result<()> {
         let hidden = if self.tells_hidden() { Hidden::BetweenFunctions } else { ask.hidden };
-        self.session.forward(tokens, &ForwardOptions { hidden, ..ask })
+        self.session.forward_into(tokens, &ForwardOptions { hidden, ..ask }, output)
     }
 
     /// Tells the drafter what left the model's last layer, of the first `tokens` tokens of a call.
@@ -386,7 +398,9 @@ impl Generation {
 
     /// The last token, and drafted ones after it.
     fn next_call(&mut self) -> Result<Vec<u32>> {
-        let mut call: Vec<u32> = self.ids.last().copied().into_iter().collect();
+        let mut call = std::mem::take(&mut self.call);
+        call.clear();
+        call.extend(self.ids.last());
         call.extend(self.draft()?);
         Ok(call)
     }

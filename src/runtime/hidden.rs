@@ -59,48 +59,72 @@ impl HiddenFrame {
 }
 
 /// Columns of channels, one for each token: `[channels, count]`, the order in which functions have them.
+#[derive(Clone)]
 pub(super) struct Columns {
     pub(super) channels: usize,
     pub(super) count: usize,
-    pub(super) values: Vec<f32>,
+    /// In whatever shape.
+    tensor: Arc<Tensor>,
 }
 
 impl Columns {
+    /// Those that a tensor holds, if it holds so many.
+    pub(super) fn of_tensor(tensor: Arc<Tensor>, channels: usize, count: usize) -> Option<Self> {
+        let fits = tensor.floats().is_some_and(|values| values.len() == channels * count);
+        fits.then_some(Columns { channels, count, tensor })
+    }
+
+    /// From as many values.
+    pub(super) fn of_values(values: Vec<f32>, channels: usize, count: usize) -> Self {
+        Columns { channels, count, tensor: Arc::new(Tensor::new([1, channels, count, 1], values)) }
+    }
+
     pub(super) fn zeros(channels: usize, count: usize) -> Self {
-        Columns { channels, count, values: vec![0.0; channels * count] }
+        Self::of_values(vec![0.0; channels * count], channels, count)
+    }
+
+    pub(super) fn tensor(&self) -> &Arc<Tensor> {
+        &self.tensor
+    }
+
+    pub(super) fn values(&self) -> &[f32] {
+        self.tensor.floats().unwrap_or_default()
     }
 
     /// From one row of channels for each token.
     pub(super) fn of_rows(rows: &[f32], channels: usize) -> Self {
         let count = rows.len() / channels.max(1);
-        let mut columns = Columns::zeros(channels, count);
+        let mut values = vec![0.0; channels * count];
         for (t, row) in rows.chunks_exact(channels.max(1)).enumerate() {
-            row.iter().enumerate().for_each(|(channel, value)| columns.values[channel * count + t] = *value);
+            row.iter().enumerate().for_each(|(channel, value)| values[channel * count + t] = *value);
         }
-        columns
+        Self::of_values(values, channels, count)
     }
 
     /// The channels of a token.
     pub(super) fn column(&self, t: usize) -> impl Iterator<Item = f32> + '_ {
-        self.values.iter().skip(t).step_by(self.count).copied()
+        self.values().iter().skip(t).step_by(self.count).copied()
     }
 
     /// Copies the channels of a token.
     pub(super) fn copy_column(&self, t: usize, to: &mut [f32]) {
         if self.count == 1 {
-            to.copy_from_slice(&self.values);
+            to.copy_from_slice(self.values());
         } else {
-            to.iter_mut().zip(self.values.chunks_exact(self.count)).for_each(|(to, tokens)| *to = tokens[t]);
+            to.iter_mut().zip(self.values().chunks_exact(self.count)).for_each(|(to, tokens)| *to = tokens[t]);
         }
     }
 
     /// Some columns, filled up with zeros to `count`.
     pub(super) fn range(&self, range: Range<usize>, count: usize) -> Columns {
-        let mut out = Columns::zeros(self.channels, count);
-        for (from, to) in self.values.chunks_exact(self.count).zip(out.values.chunks_exact_mut(count)) {
+        if range == (0..self.count) && count == self.count {
+            return self.clone();
+        }
+        let mut out = vec![0.0; self.channels * count];
+        for (from, to) in self.values().chunks_exact(self.count).zip(out.chunks_exact_mut(count)) {
             to[..range.len()].copy_from_slice(&from[range.clone()]);
         }
-        out
+        Self::of_values(out, self.channels, count)
     }
 }
 
@@ -175,7 +199,7 @@ impl Record {
         let Some(values) = tensor.floats() else { return };
         let count = values.len() / channels.max(1);
         if counted.end <= count && values.len() == channels * count {
-            self.add(probe.layer + 1, &Columns { channels, count, values: values.to_vec() }, counted);
+            self.add(probe.layer + 1, &Columns::of_values(values.to_vec(), channels, count), counted);
         }
     }
 

@@ -207,32 +207,30 @@ impl HostTables {
     /// # Errors
     /// When a token isn't in the vocabulary, or there is no such position or type.
     pub fn embed(&self, text: TokenRun<'_>, size: usize, out: &mut [f32]) -> Result<(), RuntimeError> {
-        let mut row = vec![0.0; self.embedding.columns];
-        let mut added = row.clone();
-        let mut add = |row: &mut [f32], table: &Matrix, index: u64| {
-            self.read_row(table, index, &mut added);
-            row.iter_mut().zip(&added).for_each(|(value, added)| *value += added);
-        };
         let TokenRun { tokens, types, position } = text;
         for (t, token) in tokens.iter().enumerate() {
             if u64::from(*token) >= self.vocab_size {
                 return Err(RuntimeError::Token { token: *token, vocab_size: self.vocab_size });
             }
-            self.read_row(&self.embedding, u64::from(*token), &mut row);
+            self.read_blocks(&self.embedding, u64::from(*token), |first, values| {
+                values.iter().zip(first..).for_each(|(value, channel)| out[channel * size + t] = *value);
+            });
+            let mut add = |table: &Matrix, index: u64| {
+                self.read_blocks(table, index, |first, values| {
+                    values.iter().zip(first..).for_each(|(value, channel)| out[channel * size + t] += value);
+                });
+            };
             if let Some(table) = &self.positions {
                 let position = position + t as u64;
                 if position >= table.rows {
                     return Err(RuntimeError::ContextFull { tokens: position + 1, context: table.rows });
                 }
-                add(&mut row, table, position);
+                add(table, position);
             }
             if let Some(table) = &self.token_types {
                 // a model of one type has nothing to tell the second text of a pair apart by
                 let kind = types.get(t).copied().map_or(0, u64::from).min(table.rows - 1);
-                add(&mut row, table, kind);
-            }
-            for (channel, value) in row.iter().enumerate() {
-                out[channel * size + t] = *value;
+                add(table, kind);
             }
         }
         Ok(())
@@ -279,7 +277,8 @@ impl HostTables {
         Ok(choice)
     }
 
-    /// The rows from `position` on of a rotary table, row-major: `real` of them, then the last one again up to `size`.
+    /// Appends the rows from `position` on of a rotary table, row-major: `real` of them, then the last one again up to
+    /// `size`.
     ///
     /// # Errors
     /// When there is no such table, or it has too few rows.
@@ -289,9 +288,9 @@ impl HostTables {
         table: &str,
         wave: RotaryPart,
         position: u64,
-        real: usize,
-        size: usize,
-    ) -> Result<Vec<f32>, RuntimeError> {
+        [real, size]: [usize; 2],
+        rows: &mut Vec<f32>,
+    ) -> Result<(), RuntimeError> {
         let variant = choice.variants.get(table).and_then(|index| self.rope.get(table)?.get(*index));
         let Some(variant) = variant else {
             return Err(RuntimeError::bundle(self.file.path(), format!("there is no rotary table `{table}`")));
@@ -303,26 +302,41 @@ impl HostTables {
         if position + real as u64 > matrix.rows {
             return Err(RuntimeError::ContextFull { tokens: position + real as u64, context: matrix.rows });
         }
-        let mut out = vec![0.0; size * matrix.columns];
-        for (t, row) in out.chunks_exact_mut(matrix.columns).enumerate() {
+        let before = rows.len();
+        rows.resize(before + size * matrix.columns, 0.0);
+        for (t, row) in rows[before..].chunks_exact_mut(matrix.columns).enumerate() {
             self.read_row(matrix, position + t.min(real.saturating_sub(1)) as u64, row);
         }
-        Ok(out)
+        Ok(())
     }
 
     /// Reads a row that is there into a buffer of its length.
     fn read_row(&self, matrix: &Matrix, row: u64, out: &mut [f32]) {
-        let width = matrix.columns * matrix.dtype.bitsize() / 8;
+        self.read_blocks(matrix, row, |first, values| out[first..][..values.len()].copy_from_slice(values));
+    }
+
+    /// Shows a row that is there, some numbers at a time: the place of the first of them, and they.
+    fn read_blocks(&self, matrix: &Matrix, row: u64, mut show: impl FnMut(usize, &[f32])) {
+        const BLOCK: usize = 256;
+        let bytes_each = matrix.dtype.bitsize() / 8;
+        let width = matrix.columns * bytes_each;
         let start = matrix.bytes.start + row as usize * width;
         let bytes = &self.file.bytes()[start..start + width];
-        if matrix.dtype == Dtype::F16 {
-            let halves: Vec<half::f16> =
-                bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]])).collect();
-            halves.convert_to_f32_slice(out);
-        } else {
-            for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let (mut halves, mut floats) = ([half::f16::ZERO; BLOCK], [0.0; BLOCK]);
+        for (index, bytes) in bytes.chunks(BLOCK * bytes_each).enumerate() {
+            let floats = &mut floats[..bytes.len() / bytes_each];
+            if matrix.dtype == Dtype::F16 {
+                let halves = &mut halves[..floats.len()];
+                for (half, bytes) in halves.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *half = half::f16::from_le_bytes([bytes[0], bytes[1]]);
+                }
+                halves.convert_to_f32_slice(floats);
+            } else {
+                for (value, bytes) in floats.iter_mut().zip(bytes.chunks_exact(4)) {
+                    *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                }
             }
+            show(index * BLOCK, floats);
         }
     }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::error::RuntimeError;
 use super::hidden::Columns;
-use super::host::{HostTables, RopeChoice, RotaryPart};
+use super::host::{HostTables, RopeChoice, RotaryPart, TokenRun};
 use super::plan::Chunk;
 use anec_bundle::{MASKED, Port, PortDim, PortRole};
-use anec_exec::Tensor;
+use anec_exec::{Tensor, TensorData};
 
 /// The inputs of all functions for one chunk of tokens. Equal inputs are made once.
 pub struct InputBuilder<'a> {
@@ -21,7 +21,28 @@ pub struct InputBuilder<'a> {
     context: u64,
     /// The hidden states before those of the call's tokens, `[channels, T]`, and whether a layer that drafts has given them.
     previous: Option<(&'a Columns, bool)>,
+    tensors: InputTensors,
+}
+
+/// Tensors of inputs: those of a call, and those of the call before it, which are written again.
+#[derive(Default)]
+pub(super) struct InputTensors {
     made: Vec<(PortRole, Arc<Tensor>)>,
+    before: Vec<(PortRole, Arc<Tensor>)>,
+}
+
+impl InputTensors {
+    /// Those of another call.
+    fn begin(&mut self) {
+        self.before.clear();
+        std::mem::swap(&mut self.made, &mut self.before);
+    }
+
+    /// A tensor of the call before.
+    fn before(&mut self, role: &PortRole, fits: impl Fn(&[usize]) -> bool) -> Option<(PortRole, Arc<Tensor>)> {
+        let found = self.before.iter().position(|(own, tensor)| own == role && fits(&tensor.shape))?;
+        Some(self.before.swap_remove(found))
+    }
 }
 
 impl<'a> InputBuilder<'a> {
@@ -34,7 +55,7 @@ impl<'a> InputBuilder<'a> {
         chunk: Chunk,
         context: u64,
     ) -> Self {
-        InputBuilder { host, rope, tokens, position, chunk, context, previous: None, made: Vec::new() }
+        InputBuilder { host, rope, tokens, position, chunk, context, previous: None, tensors: InputTensors::default() }
     }
 
     /// With hidden states before those of the call's tokens; `drafted` if a layer that drafts has given them.
@@ -42,6 +63,36 @@ impl<'a> InputBuilder<'a> {
     pub(super) fn after(mut self, previous: Option<(&'a Columns, bool)>) -> Self {
         self.previous = previous;
         self
+    }
+
+    /// With the tensors of the call before, to be written again.
+    #[must_use]
+    pub(super) fn again(mut self, tensors: InputTensors) -> Self {
+        self.tensors = tensors;
+        self.tensors.begin();
+        self
+    }
+
+    /// What was made, for the next call.
+    pub(super) fn into_tensors(self) -> InputTensors {
+        self.tensors
+    }
+
+    /// The embedding of the tokens, as many columns as the call takes.
+    pub(super) fn embedding(&mut self, channels: usize) -> Result<Columns, RuntimeError> {
+        let size = self.chunk.size as usize;
+        let shape = [1, channels, size, 1];
+        let text = TokenRun { tokens: self.tokens, types: &[], position: self.position };
+        let before = self.tensors.before(&PortRole::Hidden, |own| own == shape);
+        let (role, mut tensor) =
+            before.unwrap_or_else(|| (PortRole::Hidden, Arc::new(Tensor::new(shape, Vec::<f32>::new()))));
+        if let TensorData::F32(values) = &mut Arc::make_mut(&mut tensor).data {
+            values.clear();
+            values.resize(channels * size, 0.0);
+            self.host.embed(text, size, values)?;
+        }
+        self.tensors.made.push((role, tensor.clone()));
+        Ok(Columns::of_tensor(tensor, channels, size).unwrap_or_else(|| Columns::zeros(channels, size)))
     }
 
     /// The tokens that count.
@@ -54,49 +105,66 @@ impl<'a> InputBuilder<'a> {
     /// # Errors
     /// When the host has no such thing, or not in the shape that the port asks for.
     pub fn input(&mut self, port: &Port) -> Result<Arc<Tensor>, RuntimeError> {
-        let shape = shape_of(port, self.chunk.size);
-        if let Some((_, tensor)) = self.made.iter().find(|(role, tensor)| *role == port.role && tensor.shape == shape) {
+        let size = self.chunk.size;
+        let made =
+            self.tensors.made.iter().find(|(role, tensor)| *role == port.role && fits(port, &tensor.shape, size));
+        if let Some((_, tensor)) = made {
             return Ok(tensor.clone());
         }
+        let (role, mut tensor) =
+            self.tensors.before(&port.role, |shape| fits(port, shape, size)).unwrap_or_else(|| {
+                let data = match port.role {
+                    PortRole::SliceBegin | PortRole::SliceEnd => TensorData::I32(Vec::new()),
+                    _ => TensorData::F32(Vec::new()),
+                };
+                (port.role.clone(), Arc::new(Tensor { shape: shape_of(port, size), data }))
+            });
+        let tensor_mut = Arc::make_mut(&mut tensor);
+        self.write(port, &mut tensor_mut.data)?;
+        if !tensor_mut.is_consistent() {
+            return Err(misfit(port, &tensor_mut.shape, tensor_mut.data.len()));
+        }
+        self.tensors.made.push((role, tensor.clone()));
+        Ok(tensor)
+    }
+
+    /// Writes the elements of an input in place of others.
+    fn write(&self, port: &Port, data: &mut TensorData) -> Result<(), RuntimeError> {
         let unexpected = || {
             let problem = format!("a function has an input `{}` of an unexpected role", port.name);
             RuntimeError::bundle(anec_bundle::FILE_NAME, problem)
         };
-        let tensor = match &port.role {
-            PortRole::RopeCos { table } => shaped(port, shape, self.rope(table, RotaryPart::Cos)?)?,
-            PortRole::RopeSin { table } => shaped(port, shape, self.rope(table, RotaryPart::Sin)?)?,
+        let size = self.chunk.size as usize;
+        let values = match data {
+            TensorData::F32(values) => values,
+            TensorData::I32(values) => {
+                let filled = if port.role == PortRole::SliceEnd { size as i32 } else { 0 };
+                values.clear();
+                values.extend([0, 0, self.first_slot()? + filled, 0]);
+                return Ok(());
+            }
+            TensorData::Bool(_) => return Err(unexpected()),
+        };
+        values.clear();
+        match &port.role {
+            PortRole::RopeCos { table } => self.rope(table, RotaryPart::Cos, values)?,
+            PortRole::RopeSin { table } => self.rope(table, RotaryPart::Sin, values)?,
             PortRole::PerLayerInput { first, end } => {
-                let vectors = self.host.per_layer_input(self.tokens, *first..*end, self.chunk.size as usize)?;
-                shaped(port, shape, vectors)?
+                *values = self.host.per_layer_input(self.tokens, *first..*end, size)?;
             }
-            PortRole::AttentionMask { window } => {
-                let mask = self.attention_mask(slots(port, 3)?, *window);
-                shaped(port, shape, mask)?
-            }
-            PortRole::PastMask { window } => {
-                let mask = self.past_mask(slots(port, 3)?, *window);
-                shaped(port, shape, mask)?
-            }
-            PortRole::CallMask { window } => shaped(port, shape, self.call_mask(*window))?,
-            PortRole::BandMask { band } => shaped(port, shape, self.band_mask(*band))?,
-            PortRole::KvWriteMask => {
-                let mask = self.kv_write_mask(slots(port, 2)?);
-                shaped(port, shape, mask)?
-            }
-            PortRole::TokenOrder => {
-                let levels = slots(port, 1)? - 1;
-                shaped(port, shape, token_order(self.chunk.size, levels))?
-            }
-            PortRole::SliceBegin => Tensor::new(shape, vec![0, 0, self.first_slot()?, 0]),
-            PortRole::SliceEnd => Tensor::new(shape, vec![0, 0, self.first_slot()? + self.chunk.size as i32, 0]),
+            PortRole::AttentionMask { window } => self.attention_mask(slots(port, 3)?, *window, values),
+            PortRole::PastMask { window } => self.past_mask(slots(port, 3)?, *window, values),
+            PortRole::CallMask { window } => self.call_mask(*window, values),
+            PortRole::BandMask { band } => self.band_mask(*band, values),
+            PortRole::KvWriteMask => self.kv_write_mask(slots(port, 2)?, values),
+            PortRole::TokenOrder => values.extend(token_order(self.chunk.size, slots(port, 1)? - 1)),
             PortRole::PreviousHidden => {
                 let (columns, _) = self.previous.ok_or_else(unexpected)?;
-                let hidden = columns.range(0..columns.count.min(self.chunk.size as usize), self.chunk.size as usize);
-                shaped(port, shape, hidden.values)?
+                values.extend_from_slice(columns.range(0..columns.count.min(size), size).values());
             }
             PortRole::PreviousDrafted => {
                 let (_, drafted) = self.previous.ok_or_else(unexpected)?;
-                shaped(port, shape, vec![f32::from(u8::from(drafted)); self.chunk.size as usize])?
+                values.resize(size, f32::from(u8::from(drafted)));
             }
             PortRole::Hidden
             | PortRole::RouterState
@@ -108,74 +176,69 @@ impl<'a> InputBuilder<'a> {
             | PortRole::State { .. }
             | PortRole::Cache { .. }
             | PortRole::CacheRows { .. }
+            | PortRole::SliceBegin
+            | PortRole::SliceEnd
             | PortRole::Logits
             | PortRole::Argmax => return Err(unexpected()),
-        };
-        let tensor = Arc::new(tensor);
-        self.made.push((port.role.clone(), tensor.clone()));
-        Ok(tensor)
+        }
+        Ok(())
     }
 
-    fn rope(&self, table: &str, wave: RotaryPart) -> Result<Vec<f32>, RuntimeError> {
+    fn rope(&self, table: &str, wave: RotaryPart, rows: &mut Vec<f32>) -> Result<(), RuntimeError> {
         let Chunk { real, size } = self.chunk;
-        self.host.rope(self.rope, table, wave, self.position, real as usize, size as usize)
+        self.host.rope(self.rope, table, wave, self.position, [real as usize, size as usize], rows)
     }
 
     /// `[T, S]`: a token sees the slots of the positions up to its own, within its window; position p has the slot p mod
     /// S. Padding tokens attend like the last real token; their outputs are discarded.
-    fn attention_mask(&self, slots: u64, window: Option<u64>) -> Vec<f32> {
-        let mut mask = vec![MASKED; (self.chunk.size * slots) as usize];
+    fn attention_mask(&self, slots: u64, window: Option<u64>, mask: &mut Vec<f32>) {
+        mask.resize((self.chunk.size * slots) as usize, MASKED);
         for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
             let position = self.position + (t as u64).min(self.chunk.real - 1);
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
             (first..=position).for_each(|seen| row[(seen % slots) as usize] = 0.0);
         }
-        mask
     }
 
     /// `[T, S]`: a token sees the slots of the positions before the call's first, within its window.
-    fn past_mask(&self, slots: u64, window: Option<u64>) -> Vec<f32> {
-        let mut mask = vec![MASKED; (self.chunk.size * slots) as usize];
+    fn past_mask(&self, slots: u64, window: Option<u64>, mask: &mut Vec<f32>) {
+        mask.resize((self.chunk.size * slots) as usize, MASKED);
         for (t, row) in mask.chunks_exact_mut(slots as usize).enumerate() {
             let position = self.position + (t as u64).min(self.chunk.real - 1);
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
             (first..self.position).for_each(|seen| row[(seen % slots) as usize] = 0.0);
         }
-        mask
     }
 
     /// `[T, T]`: a token sees those before it and itself, within its window. Padding tokens attend like the last real one.
-    fn call_mask(&self, window: Option<u64>) -> Vec<f32> {
+    fn call_mask(&self, window: Option<u64>, mask: &mut Vec<f32>) {
         let Chunk { real, size } = self.chunk;
-        let mut mask = vec![MASKED; (size * size) as usize];
+        mask.resize((size * size) as usize, MASKED);
         for (t, row) in mask.chunks_exact_mut(size as usize).enumerate() {
             let t = (t as u64).min(real - 1);
             let first = window.map_or(0, |window| (t + 1).saturating_sub(window));
             row[first as usize..=t as usize].fill(0.0);
         }
-        mask
     }
 
     /// `[T, T]`: a token sees those at most `band` away on both sides. No real token attends to padding tokens, and
     /// their outputs are discarded.
-    fn band_mask(&self, band: u64) -> Vec<f32> {
+    fn band_mask(&self, band: u64, mask: &mut Vec<f32>) {
         let Chunk { real, size } = self.chunk;
-        let mut mask = vec![MASKED; (size * size) as usize];
+        mask.resize((size * size) as usize, MASKED);
         for (t, row) in mask.chunks_exact_mut(size as usize).enumerate() {
             let t = t as u64;
             row[t.saturating_sub(band).min(real) as usize..(t + band + 1).min(real) as usize].fill(0.0);
         }
-        mask
     }
 
     /// `[S, T]`: token t goes to the slot of its position. Padding tokens are written nowhere.
-    fn kv_write_mask(&self, slots: u64) -> Vec<f32> {
+    fn kv_write_mask(&self, slots: u64, mask: &mut Vec<f32>) {
         let size = self.chunk.size as usize;
-        let mut mask = vec![0.0; slots as usize * size];
+        mask.resize(slots as usize * size, 0.0);
         for t in 0..self.chunk.real {
             mask[((self.position + t) % slots * self.chunk.size + t) as usize] = 1.0;
         }
-        mask
     }
 
     /// The slot of the first token. A function that writes at a position writes all its tokens; what those that only
@@ -190,13 +253,13 @@ impl<'a> InputBuilder<'a> {
 }
 
 /// `[1 + levels, T, T]`: which token comes after which; see [`PortRole::TokenOrder`].
-fn token_order(size: u64, levels: u64) -> Vec<f32> {
+fn token_order(size: u64, levels: u64) -> impl Iterator<Item = f32> {
     let after = |plane: u64, i: u64, j: u64| match plane.checked_sub(1) {
         None => j <= i,
         Some(level) => i >> (level + 1) == j >> (level + 1) && i >> level & 1 == 1 && j >> level & 1 == 0,
     };
-    let planes = (0..=levels).flat_map(|plane| (0..size * size).map(move |at| (plane, at / size, at % size)));
-    planes.map(|(plane, i, j)| f32::from(u8::from(after(plane, i, j)))).collect()
+    let planes = (0..=levels).flat_map(move |plane| (0..size * size).map(move |at| (plane, at / size, at % size)));
+    planes.map(move |(plane, i, j)| f32::from(u8::from(after(plane, i, j))))
 }
 
 /// The size of one of a port's dimensions, such as the slots of the cache that a mask is for.
@@ -216,14 +279,23 @@ pub fn shape_of(port: &Port, size: u64) -> Vec<usize> {
     port.shape_at(size).into_iter().map(|extent| extent as usize).collect()
 }
 
+/// Whether a port has this shape in a call of `size` tokens.
+pub(super) fn fits(port: &Port, shape: &[usize], size: u64) -> bool {
+    port.shape.iter().map(|extent| extent.at(size) as usize).eq(shape.iter().copied())
+}
+
+fn misfit(port: &Port, shape: &[usize], count: usize) -> RuntimeError {
+    let problem = format!("port `{}` has shape {shape:?}, but {count} numbers go into it", port.name);
+    RuntimeError::bundle(anec_bundle::FILE_NAME, problem)
+}
+
 /// `values` as a tensor of `shape`.
 ///
 /// # Errors
 /// When the shape has another number of elements.
 pub fn shaped(port: &Port, shape: Vec<usize>, values: Vec<f32>) -> Result<Tensor, RuntimeError> {
     if shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) != Some(values.len()) {
-        let problem = format!("port `{}` has shape {shape:?}, but {} numbers go into it", port.name, values.len());
-        return Err(RuntimeError::bundle(anec_bundle::FILE_NAME, problem));
+        return Err(misfit(port, &shape, values.len()));
     }
     Ok(Tensor::new(shape, values))
 }

@@ -27,9 +27,9 @@
 //! | [`model`] | a bundle with a backend |
 //! | [`forward`] | what is asked of a run over tokens |
 //! | [`session`] | a text on its way through the bundle |
+//! | `buffers` | tensors that calls write again |
 //! | `call` | one call of a function: its inputs, its result |
 //! | `intercepted` | a backend whose calls are timed, kept or looked into |
-//! | `prepared` | a call with its tensors |
 //! | `function_pool` | functions in memory, under a limit |
 //! | `moved` | states of one context for another |
 //! | [`together`] | texts that share calls |
@@ -57,6 +57,7 @@
 pub mod backend;
 pub mod bench;
 mod bpe;
+mod buffers;
 pub(crate) mod call;
 mod charsmap;
 pub mod chat;
@@ -92,7 +93,6 @@ pub mod model;
 pub(crate) mod moved;
 pub mod plan;
 pub mod prefix;
-mod prepared;
 pub mod profile;
 pub mod request;
 pub mod sampling;

@@ -5,19 +5,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::{FunctionCall, Phase, Watch};
+use super::buffers::{CallBuffers, HeadBuffers};
 use super::call::{after, place_logits, prepare, result};
 use super::error::RuntimeError;
 use super::forward::ForwardOptions;
 use super::hidden::{Columns, Flow, HiddenFrame, Record};
-use super::host::{RopeChoice, TokenRun};
+use super::host::RopeChoice;
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
-use super::prepared::Prepared;
 use super::states::States;
 use anec_base::Result;
 use anec_bundle::{PortRole, Task};
 use anec_exec::{ProductMemo, Tensor};
+use smallvec::SmallVec;
 
 mod forced;
 mod pass;
@@ -36,7 +37,7 @@ pub struct TokenSession {
     phase: Phase,
     /// Where products are remembered.
     memo: Option<Arc<ProductMemo>>,
-    rope: RopeChoice,
+    rope: Arc<RopeChoice>,
     pub(super) tokens: Vec<u32>,
     /// Of a layer that drafts: the hidden states before those of the next tokens, which the next pass takes.
     previous: Option<GivenHidden>,
@@ -45,6 +46,7 @@ pub struct TokenSession {
     checkpoints: Vec<Checkpoint>,
     /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
     pub(super) poisoned: bool,
+    buffers: CallBuffers,
 }
 
 /// What a [layer that drafts](LoadedModel::draft_layer) reads beside tokens.
@@ -124,12 +126,14 @@ impl LoadedModel {
             first_route: route,
             phase: Phase::default(),
             memo: None,
-            rope,
-            tokens: Vec::new(),
+            rope: Arc::new(rope),
+            // what decoding appends to allocates nothing
+            tokens: Vec::with_capacity(limit as usize),
             previous: None,
             limit,
             checkpoints: Vec::new(),
             poisoned: false,
+            buffers: CallBuffers::default(),
         })
     }
 
@@ -189,7 +193,7 @@ impl TokenSession {
         let same_context = self.first_route == 0 || self.model.plan.route(length).is_ok_and(|r| r == self.route);
         same_context
             && self.model.plan.route(length).is_ok()
-            && self.model.host.choose_rope(length).is_ok_and(|rope| rope == self.rope)
+            && self.model.host.choose_rope(length).is_ok_and(|rope| rope == *self.rope)
     }
 
     /// Makes it a text of `length` tokens, with which it [is compatible](TokenSession::is_compatible_with): it ends where
@@ -307,6 +311,7 @@ impl TokenSession {
             limit: self.limit,
             checkpoints: Vec::new(),
             poisoned: self.poisoned,
+            buffers: CallBuffers::default(),
         }))
     }
 
@@ -394,30 +399,24 @@ impl TokenSession {
         chunk: Chunk,
         mut record: Option<&mut Record>,
     ) -> Result<Columns> {
-        let hidden = self.embedded(model, tokens, chunk)?;
-        if let Some(record) = record.as_deref_mut() {
-            record.add(0, &hidden, 0..chunk.real as usize);
-        }
         let rope = self.rope.clone();
         let width = model.bundle.model.hidden_size as usize;
         let given = self.previous.as_ref();
         let previous =
             given.and_then(|given| Some((given.columns(self.position(), width, tokens.len())?, given.drafted)));
         let mut feed = InputBuilder::new(&model.host, &rope, tokens, self.position(), chunk, route.context)
-            .after(previous.as_ref().map(|(columns, drafted)| (columns, *drafted)));
+            .after(previous.as_ref().map(|(columns, drafted)| (columns, *drafted)))
+            .again(std::mem::take(&mut self.buffers.tensors));
+        let hidden = feed.embedding(width)?;
+        if let Some(record) = record.as_deref_mut() {
+            record.add(0, &hidden, 0..chunk.real as usize);
+        }
         let mut flow = Flow::from(hidden);
         for step in &route.layers {
             flow = self.recorded(model, step, flow, &mut feed, 0..chunk.real as usize, record.as_deref_mut())?;
         }
+        self.buffers.tensors = feed.into_tensors();
         Ok(flow.hidden)
-    }
-
-    /// The embedding of the next tokens, as many columns as the call takes.
-    pub(super) fn embedded(&self, model: &LoadedModel, tokens: &[u32], chunk: Chunk) -> Result<Columns> {
-        let mut hidden = Columns::zeros(model.bundle.model.hidden_size as usize, chunk.size as usize);
-        let text = TokenRun { tokens, types: &[], position: self.position() };
-        model.host.embed(text, chunk.size as usize, &mut hidden.values)?;
-        Ok(hidden)
     }
 
     /// What leaves a part of the layers, recorded with what is wanted of the states inside it.
@@ -471,14 +470,14 @@ impl TokenSession {
         &mut self,
         model: &LoadedModel,
         step: &Step,
-        mut flow: Flow,
+        flow: Flow,
         feed: &mut InputBuilder<'_>,
         watch: Option<Watch<'_>>,
     ) -> Result<Flow> {
-        let prepared = prepare(model, step, &mut flow, Some((feed, &self.states)))?;
-        let function = prepared.function;
-        let entry = &model.bundle.functions[function];
-        let outputs = self.states.run(entry, prepared, feed.place(), watch)?;
+        let CallBuffers { inputs, outputs, .. } = &mut self.buffers;
+        let function = prepare(model, step, &flow, Some((feed, &self.states)), inputs)?;
+        let outputs = outputs.entry(function).or_default();
+        self.states.run(&model.bundle.functions[function], (function, inputs), outputs, feed.place(), watch)?;
         Ok(after(model, function, outputs, flow)?)
     }
 
@@ -505,15 +504,24 @@ impl TokenSession {
         while done < hidden.count {
             let chunk = plan::chunk(&route.head, (hidden.count - done) as u64, None, u64::MAX)?;
             let (real, size) = (chunk.real as usize, chunk.size as usize);
-            let prepared = |step| prepare(model, step, &mut hidden.range(done..done + real, size).into(), None);
-            let prepared = route.head.iter().map(prepared).collect::<Result<Vec<_>, _>>()?;
-            let calls: Vec<FunctionCall<'_>> = prepared.iter().map(Prepared::call).collect();
-            let given = self.states.sequence.run_together(&calls)?;
-            for ((step, prepared), outputs) in route.head.iter().zip(&prepared).zip(given) {
+            let flow = Flow::from(hidden.range(done..done + real, size));
+            let HeadBuffers { inputs, outputs } = &mut self.buffers.head;
+            inputs.resize_with(route.head.len(), Vec::new);
+            outputs.resize_with(route.head.len(), Vec::new);
+            let mut calls = SmallVec::<[FunctionCall<'_>; 16]>::new();
+            for (step, inputs) in route.head.iter().zip(inputs.iter_mut()) {
+                let function = prepare(model, step, &flow, None, inputs)?;
+                calls.push(FunctionCall { function, inputs });
+            }
+            self.states.sequence.run_together(&calls, outputs)?;
+            for ((step, call), outputs) in route.head.iter().zip(&calls).zip(outputs) {
                 let rows = step.part.start as usize..step.part.end as usize;
-                let part = result(model, prepared.function, outputs, PortRole::Logits, rows.len(), size)?;
+                let part = result(model, call.function, outputs, PortRole::Logits, rows.len(), size)?;
                 place_logits(&part, rows, &mut logits[base + done * width..][..real * width], width);
             }
+            // the functions that gave the hidden states write them again
+            drop(calls);
+            inputs.iter_mut().for_each(Vec::clear);
             done += real;
         }
         Ok(())

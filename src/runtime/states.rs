@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::backend::{Sequence, Watch};
+use super::backend::{FunctionCall, Sequence, Watch};
 use super::error::RuntimeError;
 use super::inputs::{Place, shape_of};
 use super::model::LoadedModel;
 use super::moved::StateParts;
 use super::plan::Route;
-use super::prepared::Prepared;
 use anec_base::Result;
 use anec_bundle::{FILE_NAME, FunctionEntry};
 use anec_bundle::{Port, PortRole, StatePart, StateRole};
@@ -21,12 +20,6 @@ fn zeros_of(entry: &FunctionEntry, id: &str) -> Option<Arc<Tensor>> {
     let is_cache = |port: &&Port| matches!(&port.role, PortRole::Cache { id: own, .. } if own == id);
     let port = entry.inputs.iter().find(is_cache)?;
     Some(Arc::new(Tensor::zeros(DataType::Fp16, shape_of(port, 1))))
-}
-
-/// An output, of which the shape stays.
-fn taken(output: &mut Tensor) -> Tensor {
-    let emptied = Tensor::new(output.shape.clone(), Vec::<f32>::new());
-    std::mem::replace(output, emptied)
 }
 
 /// Puts rows `[1, heads, T, width]` into the slots of their positions in a cache `[1, heads, S, width]`.
@@ -85,40 +78,53 @@ impl States {
         self.given.get(id).cloned().unwrap_or_else(zeros)
     }
 
-    /// Runs a function on tokens at `place` and keeps the states among its outputs, of which only the shapes stay where
-    /// they were. Rows of caches are appended.
+    /// Runs a function on tokens at `place`, which takes the inputs, and keeps the states among its outputs.
     pub(super) fn run(
         &mut self,
         entry: &FunctionEntry,
-        prepared: Prepared,
+        call: (usize, &mut Vec<Arc<Tensor>>),
+        outputs: &mut Vec<Arc<Tensor>>,
         place: Place,
         watch: Option<Watch<'_>>,
-    ) -> Result<Vec<Tensor>> {
-        let outputs = self.sequence.run(prepared.function, &prepared.call().inputs, watch)?;
+    ) -> Result<()> {
+        let (function, inputs) = call;
+        let call = FunctionCall { function, inputs };
+        match watch {
+            None => self.sequence.run_into(call, outputs)?,
+            Some(_) => {
+                let given = self.sequence.run(function, &call.borrowed(), watch)?;
+                *outputs = given.into_iter().map(Arc::new).collect();
+            }
+        }
         // while the call holds the caches, they can't be written in place
-        drop(prepared);
-        Ok(self.keep(entry, outputs, place))
+        inputs.clear();
+        self.keep(entry, outputs, place);
+        Ok(())
     }
 
-    /// Keeps the states among the outputs of a function, as [`run`](States::run) does.
-    pub(super) fn keep(&mut self, entry: &FunctionEntry, mut outputs: Vec<Tensor>, place: Place) -> Vec<Tensor> {
-        for (port, output) in entry.outputs.iter().zip(&mut outputs) {
+    /// Keeps the states among the outputs of a function, in whose place is what they held before. Rows of caches are
+    /// appended.
+    pub(super) fn keep(&mut self, entry: &FunctionEntry, outputs: &mut [Arc<Tensor>], place: Place) {
+        for (port, output) in entry.outputs.iter().zip(outputs) {
             match &port.role {
-                PortRole::State { id, .. } => {
-                    self.given.insert(id.clone(), Arc::new(taken(output)));
-                }
+                PortRole::State { id, .. } => match self.given.get_mut(id) {
+                    Some(held) => std::mem::swap(held, output),
+                    None => _ = self.given.insert(id.clone(), output.clone()),
+                },
                 PortRole::CacheRows { id, .. } => {
-                    let rows = taken(output);
                     // none where no call of the text has added to it
-                    let cache = self.given.remove(id).or_else(|| zeros_of(entry, id));
-                    let Some(mut cache) = cache else { continue };
-                    append(Arc::make_mut(&mut cache), &rows, place);
-                    self.given.insert(id.clone(), cache);
+                    if !self.given.contains_key(id)
+                        && let Some(zeros) = zeros_of(entry, id)
+                    {
+                        self.given.insert(id.clone(), zeros);
+                    }
+                    if let Some(cache) = self.given.get_mut(id) {
+                        append(Arc::make_mut(cache), output, place);
+                    }
                 }
                 _ => {}
             }
         }
-        outputs
     }
 
     /// Those of the same text in another context, after its first `position` tokens: what functions of one route have left,

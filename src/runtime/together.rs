@@ -15,7 +15,6 @@ use super::host::RopeChoice;
 use super::inputs::InputBuilder;
 use super::model::LoadedModel;
 use super::plan::{self, Chunk, Route, Step};
-use super::prepared::Prepared;
 use super::session::TokenSession;
 use anec_base::{Error, Result};
 use anec_bundle::PortRole;
@@ -121,10 +120,9 @@ impl SharedCall {
     ) -> Member<'a> {
         let (session, tokens) = (&mut *text.session, text.tokens);
         let feed = InputBuilder::new(&model.host, rope, tokens, session.position(), self.chunk, route.context);
-        let embedded = session.embedded(model, tokens, self.chunk);
         let mut member = Member { session, tokens, feed, flow: no_flow(), logits: Vec::new(), failure: None };
         member.attempt(|member| {
-            member.flow = embedded?.into();
+            member.flow = member.feed.embedding(model.bundle.model.hidden_size as usize)?.into();
             // what is written by position is written again
             member.session.poisoned = !model.rewindable;
             Ok(())
@@ -154,11 +152,13 @@ impl SharedCall {
         call_together(
             model,
             members,
-            |member| Ok(prepare(model, step, &mut member.flow, Some((&mut member.feed, &member.session.states)))?),
-            |member, function, outputs| {
+            |member, inputs| {
+                Ok(prepare(model, step, &member.flow, Some((&mut member.feed, &member.session.states)), inputs)?)
+            },
+            |member, function, mut outputs| {
                 let entry = &model.bundle.functions[function];
-                let outputs = member.session.states.keep(entry, outputs, member.feed.place());
-                member.flow = after(model, function, outputs, member.take_flow())?;
+                member.session.states.keep(entry, &mut outputs, member.feed.place());
+                member.flow = after(model, function, &outputs, member.take_flow())?;
                 Ok(())
             },
         );
@@ -172,15 +172,15 @@ impl SharedCall {
             call_together(
                 model,
                 members,
-                |member| {
+                |member, inputs| {
                     if member.logits.is_empty() {
                         member.logits = vec![0.0; count * width];
                     }
-                    Ok(prepare(model, step, &mut member.flow.hidden.range(0..count, size).into(), None)?)
+                    Ok(prepare(model, step, &member.flow.hidden.range(0..count, size).into(), None, inputs)?)
                 },
                 |member, function, outputs| {
                     let rows = step.part.start as usize..step.part.end as usize;
-                    let part = result(model, function, outputs, PortRole::Logits, rows.len(), size)?;
+                    let part = result(model, function, &outputs, PortRole::Logits, rows.len(), size)?;
                     place_logits(&part, rows, &mut member.logits, width);
                     Ok(())
                 },
@@ -212,14 +212,20 @@ fn no_flow() -> Flow {
 fn call_together(
     model: &LoadedModel,
     members: &mut [Member<'_>],
-    ready: impl Fn(&mut Member<'_>) -> Result<Prepared>,
-    take: impl Fn(&mut Member<'_>, usize, Vec<Tensor>) -> Result<()>,
+    ready: impl Fn(&mut Member<'_>, &mut Vec<Arc<Tensor>>) -> Result<usize>,
+    take: impl Fn(&mut Member<'_>, usize, Vec<Arc<Tensor>>) -> Result<()>,
 ) {
-    let prepared: Vec<Option<Prepared>> = members.iter_mut().map(|member| member.attempt(&ready)).collect();
+    let prepared = members.iter_mut().map(|member| {
+        let mut inputs = Vec::new();
+        let function = member.attempt(|member| ready(member, &mut inputs))?;
+        Some((function, inputs))
+    });
+    let prepared: Vec<Option<(usize, Vec<Arc<Tensor>>)>> = prepared.collect();
     // all have equally many tokens
-    let Some(function) = prepared.iter().flatten().map(|prepared| prepared.function).next() else { return };
+    let Some(function) = prepared.iter().flatten().map(|(function, _)| *function).next() else { return };
     let called = members.iter_mut().zip(&prepared).filter_map(|(member, prepared)| {
-        let inputs = prepared.as_ref()?.call().inputs;
+        let (_, inputs) = prepared.as_ref()?;
+        let inputs = inputs.iter().map(Arc::as_ref).collect();
         Some(BatchMember { sequence: &mut *member.session.states.sequence, inputs })
     });
     let mut results = model.backend.run_batch(function, called.collect()).into_iter();
@@ -227,7 +233,7 @@ fn call_together(
     drop(prepared);
     for member in members.iter_mut().filter(|member| member.failure.is_none()) {
         let Some(outputs) = results.next() else { break };
-        member.attempt(|member| take(member, function, outputs?));
+        member.attempt(|member| take(member, function, outputs?.into_iter().map(Arc::new).collect()));
     }
 }
 

@@ -130,10 +130,11 @@ impl Windows {
         // not more at once than a window or so: what comes in is kept until it has gone through
         let most = self.model.context().max(1) as usize;
         for (index, tokens) in tokens.chunks(most).enumerate() {
-            let mut columns = Columns::zeros(width, tokens.len());
+            let mut values = vec![0.0; width * tokens.len()];
             let types = types.get(index * most..).unwrap_or_default();
             let text = TokenRun { tokens, types, position: self.count };
-            self.model.host().embed(text, tokens.len(), &mut columns.values)?;
+            self.model.host().embed(text, tokens.len(), &mut values)?;
+            let columns = Columns::of_values(values, width, tokens.len());
             self.count += tokens.len() as u64;
             if let Some(record) = &mut self.record {
                 record.add(0, &columns, 0..tokens.len());

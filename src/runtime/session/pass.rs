@@ -36,9 +36,23 @@ impl TokenSession {
     /// When there are none, they don't fit, a token doesn't exist, or a function fails. After a failure the session holds
     /// the tokens of the calls that went well.
     pub fn forward(&mut self, tokens: &[u32], ask: &ForwardOptions) -> Result<ForwardOutput> {
+        let mut output = ForwardOutput::default();
+        self.forward_into(tokens, ask, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`forward`](TokenSession::forward), with what it gives in place of what `output` holds, whose memory is used
+    /// again.
+    ///
+    /// # Errors
+    /// As [`forward`](TokenSession::forward).
+    pub fn forward_into(&mut self, tokens: &[u32], ask: &ForwardOptions, output: &mut ForwardOutput) -> Result<()> {
         let mut pass = self.begin(tokens, ask)?;
+        pass.answer.logits = std::mem::take(&mut output.logits);
+        pass.answer.logits.clear();
         while self.advance(&mut pass)? {}
-        self.finish(pass)
+        *output = self.finish(pass)?;
+        Ok(())
     }
 
     /// Computes `tokens` in a [layer that drafts](crate::LoadedModel::draft_layer), which follow those before.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use anec_mil::{Binding, Block, Dim, Function, Op, TensorType, Value, ValueId, ValueType};
+use anec_mil::{Binding, Block, Dim, Function, Op, TensorType, Uses, Value, ValueId, ValueType};
 
 /// The function that has the ops at `keep` of the block, and the constants that they read. `known` is the same function
 /// with its types inferred: inputs of the piece get theirs from it, all else keeps what was declared where something was. The values of the piece
@@ -10,8 +10,7 @@ use anec_mil::{Binding, Block, Dim, Function, Op, TensorType, Value, ValueId, Va
 ///
 /// Nothing where that is no function: without a result, or with an input whose shape isn't known.
 pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> Option<Function> {
-    let kept = with_constants(function, keep);
-    let ops: Vec<&Op> = kept.iter().map(|at| &function.block.ops[*at]).collect();
+    let ops = with_constants(function, keep);
     let made: BTreeSet<ValueId> = ops.iter().flat_map(|op| results(op)).collect();
     let mut read = BTreeSet::new();
     ops.iter().for_each(|op| operands(op, &mut read));
@@ -50,19 +49,19 @@ pub fn piece(function: &Function, known: &Function, keep: &BTreeSet<usize>) -> O
 }
 
 /// The ops to keep with the constants, plain and compressed, that they read, in the function's order.
-fn with_constants(function: &Function, keep: &BTreeSet<usize>) -> BTreeSet<usize> {
-    let constants: HashMap<ValueId, usize> = (function.block.ops.iter().enumerate())
-        .filter(|(_, op)| op.is_const() || op.is_constexpr())
-        .flat_map(|(at, op)| op.outputs.iter().map(move |id| (*id, at)))
-        .collect();
-    let mut kept = keep.clone();
-    let mut open: Vec<usize> = keep.iter().copied().collect();
-    while let Some(at) = open.pop() {
+fn with_constants<'a>(function: &'a Function, keep: &BTreeSet<usize>) -> Vec<&'a Op> {
+    let uses = Uses::of(function);
+    let mut constants = BTreeSet::new();
+    let mut open: Vec<&Op> = keep.iter().map(|at| &function.block.ops[*at]).collect();
+    while let Some(op) = open.pop() {
         let mut read = BTreeSet::new();
-        operands(&function.block.ops[at], &mut read);
-        open.extend(read.iter().filter_map(|id| constants.get(id)).filter(|at| kept.insert(**at)));
+        operands(op, &mut read);
+        let given = read.into_iter().filter_map(|id| uses.producer(id));
+        let given = given.filter(|op| op.is_const() || op.is_constexpr());
+        open.extend(given.filter(|op| op.outputs.iter().any(|id| constants.insert(*id))));
     }
-    kept
+    let is_kept = |(at, op): &(usize, &Op)| keep.contains(at) || op.outputs.iter().any(|id| constants.contains(id));
+    function.block.ops.iter().enumerate().filter(is_kept).map(|(_, op)| op).collect()
 }
 
 /// What an op and its nested blocks read from outside and from each other.
