@@ -337,6 +337,35 @@ fn graphs_that_compute_something_else_are_caught() {
     });
 }
 
+/// Scales of rows stand behind the product, where a palette has none of its own.
+#[test]
+fn damaged_scales_of_rows_are_caught() {
+    let room = tempfile::tempdir().unwrap();
+    let bundle = room.path().join("bundle");
+    convert(
+        "demo/model",
+        &bundle,
+        &["--set", "quant.weights=palette6", "--set", "quant.row_scale=true", "--no-compile"],
+    );
+    let (code, report) = validate(bundle.to_str().unwrap(), &["--structure"]);
+    assert_eq!(code, 0, "{report}");
+    for (scale, said) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (0.0, "0")] {
+        let damaged = with_program(&bundle, &room.path().join(said), LAST, |function| {
+            let product = value(function, "layers_4_attn_o_proj");
+            let scaled =
+                function.block.ops.iter().find(|op| op.operator == "mul" && op.operands().any(|id| id == product));
+            let name = scaled.unwrap().name.clone();
+            replace_constant(function, &name, "y", |bytes| {
+                bytes[6..8].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+            });
+        });
+        let (code, report) = validate(damaged.to_str().unwrap(), &["--structure"]);
+        let failed = checks(&report, "failed");
+        assert_eq!((code, failed.len()), (1, 1), "{failed:?}");
+        assert!(failed[0].contains(&format!("the scale of row 3 is {said}, expected a normal number")), "{failed:?}");
+    }
+}
+
 /// Defects in what lies beside the graph.
 #[test]
 fn files_that_say_something_else_are_caught() {

@@ -1,9 +1,12 @@
-//! Compressed weights: their scales and palettes must be numbers that every processor takes for the same.
+//! Compressed weights: their scales and palettes must be numbers that every processor takes for the same, and so must the
+//! scales of rows that products with palettes are multiplied by.
+
+use std::collections::BTreeSet;
 
 use half::f16;
 
 use anec_base::Result;
-use anec_mil::{Binding, Constant, DataType, Op, Program};
+use anec_mil::{Binding, Constant, DataType, Function, Op, Program, ValueId};
 
 /// What is wrong with the scales and palettes of a program's weights.
 ///
@@ -30,8 +33,34 @@ pub(super) fn unusable(program: &Program) -> Result<Vec<String>> {
                 }));
             }
         }
+        for (op, scales) in row_scales(function) {
+            let wrong = first_wrong(scales, |scale| scale.is_finite() && scale.abs() >= f16::MIN_POSITIVE.to_f32())?;
+            problems.extend(wrong.map(|(row, value)| {
+                format!("`{}`: the scale of row {row} is {value}, expected a normal number", op.name)
+            }));
+        }
     }
     Ok(problems)
+}
+
+/// What products with palettes are multiplied by at once: palettes have the scales of their rows there.
+fn row_scales(function: &Function) -> Vec<(&Op, &Constant)> {
+    let (mut weights, mut products) = (BTreeSet::<ValueId>::new(), BTreeSet::<ValueId>::new());
+    let mut found = Vec::new();
+    for op in function.ops() {
+        match op.operator.as_str() {
+            "constexpr_lut_to_dense" => weights.extend(&op.outputs),
+            "conv" | "linear" | "matmul" if op.operands().any(|id| weights.contains(&id)) => {
+                products.extend(&op.outputs);
+            }
+            "mul" if op.operands().any(|id| products.contains(&id)) => {
+                let bindings = op.inputs.values().flatten();
+                found.extend(bindings.filter_map(|binding| function.constant(binding)).map(|scales| (op, scales)));
+            }
+            _ => {}
+        }
+    }
+    found
 }
 
 fn constants(op: &Op) -> impl Iterator<Item = (&str, &Constant)> {
@@ -62,6 +91,31 @@ fn first_wrong(constant: &Constant, right: impl Fn(f32) -> bool) -> Result<Optio
 mod tests {
     use super::*;
     use anec_mil::{FunctionBuilder, Opset, TensorType};
+
+    #[test]
+    fn scales_of_rows_that_are_no_numbers_are_found() {
+        let of = |scale: f32, palette: bool| {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let x = ops.input("x", TensorType::new(DataType::Fp16, [2u64, 2]));
+            let w = if palette {
+                let indices = Constant::literal(TensorType::new(DataType::Uint1, [2u64, 2]), vec![6]);
+                let parts = [("indices", indices), ("lut", Constant::fp16_tensor(&[1, 1, 2, 1], &[1.0, 2.0]))];
+                ops.op("constexpr_lut_to_dense", "w", parts)
+            } else {
+                ops.constant("w", Constant::fp16_tensor(&[2, 2], &[1.0; 4]))
+            };
+            let product = ops.matmul(w, x, false, false);
+            let scales = ops.constant("w_row_scale", Constant::fp16_tensor(&[2, 1], &[1.0, scale]));
+            let y = ops.mul(product, scales);
+            ops.output("y", y);
+            unusable(&Program::single(ops.finish().unwrap())).unwrap()
+        };
+        assert!(of(0.5, true).is_empty() && of(0.0, false).is_empty());
+        for wrong in [0.0, 1e-6, f32::NAN, f32::INFINITY] {
+            let problems = of(wrong, true);
+            assert!(problems.len() == 1 && problems[0].contains("the scale of row 1 is"), "{problems:?}");
+        }
+    }
 
     #[test]
     fn scales_and_palettes_that_are_no_numbers_are_found() {
