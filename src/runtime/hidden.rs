@@ -106,12 +106,13 @@ impl Columns {
         self.values().iter().skip(t).step_by(self.count).copied()
     }
 
-    /// Copies the channels of a token.
-    pub(super) fn copy_column(&self, t: usize, to: &mut [f32]) {
+    /// Copies some channels of a token.
+    pub(super) fn copy_column(&self, t: usize, channels: Range<usize>, to: &mut [f32]) {
+        let values = &self.values()[channels.start * self.count..channels.end * self.count];
         if self.count == 1 {
-            to.copy_from_slice(self.values());
+            to.copy_from_slice(values);
         } else {
-            to.iter_mut().zip(self.values().chunks_exact(self.count)).for_each(|(to, tokens)| *to = tokens[t]);
+            to.iter_mut().zip(values.chunks_exact(self.count)).for_each(|(to, tokens)| *to = tokens[t]);
         }
     }
 
