@@ -48,22 +48,27 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
         places.insert(name.clone(), of_functions);
     }
     let mut run = BTreeSet::new();
+    let mut simulated = Vec::new();
     for context in &bundle.model.contexts {
-        match Traces::of(bundle, folder, *context, tokens) {
+        // side by side, for each has stretches that one thread does alone
+        let (traces, check) = rayon::join(
+            || Traces::of(bundle, folder, *context, tokens),
+            || simulation(bundle, folder, *context, tokens, &places, thresholds),
+        );
+        match traces {
             Ok(traces) => {
                 run.extend(traces.functions());
                 checks.extend(traces.checks(bundle, &places, thresholds));
             }
             Err(error) => checks.push(not_run(format!("context {context}"), error)?),
         }
-    }
-    checks.push(coverage(bundle, &run));
-    for context in &bundle.model.contexts {
-        checks.push(match simulation(bundle, folder, *context, tokens, &places, thresholds) {
+        simulated.push(match check {
             Ok(check) => check,
             Err(error) => not_run(format!("context {context}, simulated"), error)?,
         });
     }
+    checks.push(coverage(bundle, &run));
+    checks.extend(simulated);
     Ok(GateReport::new(GATE, checks))
 }
 
@@ -94,7 +99,8 @@ impl Traces {
             let log = Log::default();
             trace(&programs.model(precision, &log)?, &log, context, tokens)
         };
-        Ok(Traces { context, single: run(Precision::F32)?, half: run(Precision::F16)? })
+        let (single, half) = rayon::join(|| run(Precision::F32), || run(Precision::F16));
+        Ok(Traces { context, single: single?, half: half? })
     }
 
     fn functions(&self) -> impl Iterator<Item = usize> + '_ {

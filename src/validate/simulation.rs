@@ -49,7 +49,8 @@ pub(super) fn simulation(
         let trace = trace(&programs.model(precision, &log)?, &log, context, tokens)?;
         Ok((trace, log.samples()))
     };
-    let ((half, exact), (engine, simulated)) = (run(Precision::F16)?, run(Precision::ANE)?);
+    let (half, engine) = rayon::join(|| run(Precision::F16), || run(Precision::ANE));
+    let ((half, exact), (engine, simulated)) = (half?, engine?);
     let measures = LogitMeasures::of(&engine.logits, &half.logits, bundle.model.head_rows() as usize);
     let first = first_departure(bundle, &exact, &simulated, places).map(|first| first.in_words(bundle));
     let mut problems = Vec::new();

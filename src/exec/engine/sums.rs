@@ -73,14 +73,12 @@ pub(crate) fn product(
         return anec_kernels::matrix::product((m, k, n), (a, a_layout), (b, b_layout), out);
     }
     let columns = factors(effects, n, k, |column, i| b[i * b_layout.row + column * b_layout.column]);
-    let compute = |row: usize, out: &mut [f32]| {
+    let columns = Groups::of(&columns, k);
+    for (row, out) in out.chunks_exact_mut(n.max(1)).take(m).enumerate() {
         let mut factors: Vec<f32> = (0..k).map(|i| a[row * a_layout.row + i * a_layout.column]).collect();
         prepare(effects, &mut factors);
-        for (sum, column) in out.iter_mut().zip(columns.chunks(k.max(1))) {
-            *sum = dot(effects, &factors, column);
-        }
-    };
-    out.chunks_exact_mut(n.max(1)).take(m).enumerate().for_each(|(row, out)| compute(row, out));
+        columns.dots(effects, &factors, out);
+    }
 }
 
 /// Rows of `length` sums each, in parallel where that is worth it.
@@ -198,20 +196,13 @@ fn add_product<const ALIGNED: bool>(sums: &mut [f32; LANES], a: f32, b: &[f32; L
     }
 }
 
-/// Adds tiles to sums, as [`add_tiles`] does.
+/// Adds tiles to sums, and notes the largest magnitudes on the way.
 #[inline(always)]
 fn add_to(sums: &mut [f32; LANES], peaks: &mut [f32; LANES], tile: &[f32; LANES]) {
     for ((sum, peak), tile) in sums.iter_mut().zip(peaks).zip(tile) {
         *sum += tile;
         *peak = peak.max(sum.abs());
     }
-}
-
-/// The sum of products of two vectors.
-fn dot(effects: EngineEffects, a: &[f32], b: &[f32]) -> f32 {
-    let by_tiles = effects.has(EngineEffect::LaneTiles);
-    let found = if by_tiles { add_tiles::<true>(a, b) } else { add_tiles::<false>(a, b) };
-    ended(effects, found, || (a, b))
 }
 
 /// What becomes of a sum at its end, with the largest magnitude on the way.
@@ -231,19 +222,6 @@ fn tile<const ALIGNED: bool>(a: &[f32], b: &[f32]) -> f32 {
     let mut products = a.iter().zip(b).map(|(a, b)| a * b);
     let first = products.next().unwrap_or(0.0);
     products.fold(first, |sum, product| if ALIGNED { add_aligned(sum, product) } else { sum + product })
-}
-
-/// The sum over all tiles, and the largest magnitude on the way.
-fn add_tiles<const ALIGNED: bool>(a: &[f32], b: &[f32]) -> (f32, f32) {
-    let (mut sum, mut peak) = (0f32, 0f32);
-    let (whole, rest) = a.as_chunks::<TILE>();
-    let (other, other_rest) = b.as_chunks::<TILE>();
-    for (a, b) in whole.iter().zip(other) {
-        sum += tile::<ALIGNED>(a, b);
-        peak = peak.max(sum.abs());
-    }
-    sum += tile::<ALIGNED>(rest, other_rest);
-    (sum, peak.max(sum.abs()))
 }
 
 /// Infinite, with the sign of the first sum that left the range.
@@ -325,6 +303,26 @@ mod tests {
             let outputs = executable.run(&[("x", &x)], &mut executable.new_state()).unwrap();
             assert_eq!(outputs[0].1.floats().unwrap(), [expected], "{channels}");
         }
+    }
+
+    /// The sum of products of two vectors, one tile after the other.
+    fn dot(effects: EngineEffects, a: &[f32], b: &[f32]) -> f32 {
+        let by_tiles = effects.has(EngineEffect::LaneTiles);
+        let found = if by_tiles { add_tiles::<true>(a, b) } else { add_tiles::<false>(a, b) };
+        ended(effects, found, || (a, b))
+    }
+
+    /// The sum over all tiles, and the largest magnitude on the way.
+    fn add_tiles<const ALIGNED: bool>(a: &[f32], b: &[f32]) -> (f32, f32) {
+        let (mut sum, mut peak) = (0f32, 0f32);
+        let (whole, rest) = a.as_chunks::<TILE>();
+        let (other, other_rest) = b.as_chunks::<TILE>();
+        for (a, b) in whole.iter().zip(other) {
+            sum += tile::<ALIGNED>(a, b);
+            peak = peak.max(sum.abs());
+        }
+        sum += tile::<ALIGNED>(rest, other_rest);
+        (sum, peak.max(sum.abs()))
     }
 
     /// A sum, as a product with ones, as the engine stores it.
