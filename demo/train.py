@@ -38,6 +38,8 @@ SPLIT = (
 )
 # One chapter in so many is held out: never trained on, never seen by the tokenizer.
 HELD_OUT_EVERY, HELD_OUT_FIRST = 24, 12
+# Stored weights are multiples of one over this: few different numbers, so that they deflate well.
+GRID = 256
 
 
 @dataclass
@@ -280,6 +282,15 @@ def sample(model: Qwen3, tokenizer: Tokenizer, prompt: str, count: int, temperat
     return tokenizer.decode(ids[0].tolist(), skip_special_tokens=False)
 
 
+@torch.no_grad()
+def as_stored(model: nn.Module) -> None:
+    """Rounds matrices to multiples of 1 / GRID, and everything to fp16, in place."""
+    for p in model.parameters():
+        if p.dim() == 2:
+            p.copy_((p * GRID).round() / GRID)
+    model.half().float()
+
+
 def export(model: Qwen3, tokenizer: Tokenizer, folder: Path) -> None:
     """A Hugging Face folder, weights in fp16."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -392,8 +403,8 @@ def main() -> None:
         teachers.append(torch.compile(teacher) if args.compile else teacher)
     torch.manual_seed(args.seed)
     model, _ = fit("demo", config, texts, args, args.steps, args.rate, args.decay, teachers)
+    as_stored(model)
     export(model, tokenizer, args.out)
-    model.half().float()  # as stored
     print(f"held-out loss as stored: {validation_loss(model, texts[2], config.max_position_embeddings):.4f}")
     model.eval()
     for prompt in ["It was a fine morning, and", '"I am very glad', "The house", "Elizabeth"]:

@@ -28,6 +28,7 @@ mod logits;
 mod manifests;
 mod model;
 mod pack;
+mod packed;
 mod perplexity;
 mod plan;
 mod progress;

@@ -36,7 +36,7 @@ pub struct DemoArgs {
 }
 
 /// A seed whose continuation reads well.
-const SEED: u64 = 1;
+const SEED: u64 = 2;
 /// Length of the continuation: a paragraph.
 const TOKENS: usize = 120;
 
