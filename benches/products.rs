@@ -1,4 +1,5 @@
-//! How fast the executor's matrix products are, by stored type and number of tokens: `cargo bench --bench products`.
+//! How fast the executor's matrix products are, by stored type and number of tokens: `cargo bench --bench products`, or, of
+//! lines that begin with a text, `cargo bench --bench products -- "4864x896 int8"`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,7 +8,7 @@ use half::f16;
 
 use anec_kernels::codes::{CodeTables, PackedCodes};
 use anec_kernels::layout::MatrixLayout;
-use anec_kernels::product::multiply;
+use anec_kernels::product::{Activations, multiply};
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
 
 /// Numbers between -1 and 1.
@@ -20,6 +21,8 @@ fn noise(count: usize, mut seed: u32) -> Vec<f32> {
 }
 
 fn main() {
+    // cargo appends an option of its own
+    let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
     for (rows, columns) in [(4864, 896), (16384, 4096)] {
         let values = noise(rows * columns, 1);
         let bytes: Vec<i8> = values.iter().map(|v| (v * 127.0) as i8).collect();
@@ -43,7 +46,12 @@ fn main() {
             ("fp16", 2.0, StoredWeight::plain(shape(), Arc::new(Elements::F16(halves)))),
             ("fp32", 4.0, StoredWeight::plain(shape(), Arc::new(Elements::F32(values.into())))),
         ];
-        for (name, width, weight) in &weights {
+        let cases = weights.iter().flat_map(|weight| [(weight, Activations::F32), (weight, Activations::I16)]);
+        for ((name, width, weight), activations) in cases {
+            let name = format!("{rows}x{columns} {name} {activations:?}");
+            if !name.starts_with(&wanted) {
+                continue;
+            }
             for tokens in [1, 2, 4, 8, 16, 64, 256] {
                 let x = noise(columns * tokens, 2);
                 let layout = MatrixLayout { row: tokens, column: 1 };
@@ -51,15 +59,12 @@ fn main() {
                 let mut best = f64::INFINITY;
                 for _ in 0..7 {
                     let start = Instant::now();
-                    multiply(weight, (&x, layout), tokens, None, (&mut out, layout));
+                    multiply(weight, activations, (&x, layout), tokens, None, (&mut out, layout));
                     best = best.min(start.elapsed().as_secs_f64());
                 }
                 let read = (rows * columns) as f64 * width / best / 1e9;
                 let work = 2.0 * (rows * columns * tokens) as f64 / best / 1e9;
-                println!(
-                    "{rows}x{columns} {name} T={tokens:<3} {:8.3} ms {read:6.1} GB/s {work:7.1} GFLOP/s",
-                    best * 1e3
-                );
+                println!("{name} T={tokens:<3} {:8.3} ms {read:6.1} GB/s {work:7.1} GFLOP/s", best * 1e3);
             }
         }
     }

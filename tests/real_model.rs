@@ -252,6 +252,16 @@ fn int8(real: &Real, source: &Path) -> [f64; 2] {
         // however the text is divided into calls, the same is computed
         let same = LogitMeasures::of(&found[0], &found[1], width);
         assert!(same.cosine > 0.99999, "{granularity}: {same:?}");
+        // and with activations of 16 bits nearly so, nearer than in half precision
+        let [short, half] = [Precision::I16, Precision::F16].map(|precision| {
+            let model = LoadedModel::on_cpu(&out, precision).unwrap();
+            LogitMeasures::of(&found[1], &logits(&model, &reference.tokens, CHUNKINGS[2]), width)
+        });
+        assert!(short.cosine > 0.99999 && short.cosine >= half.cosine, "{granularity}: {short:?} {half:?}");
+        tell(&format!(
+            "{}, int8 {granularity}: cosine of i16 with f32 {:.7}, of f16 {:.7}",
+            real.fixture, short.cosine, half.cosine
+        ));
         let mut cosines = Vec::new();
         for (found, chunking) in found.iter().zip([CHUNKINGS[0], CHUNKINGS[2]]) {
             let measures = reference.measure(found);

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use super::model::Runner;
+use super::model::{Runner, TEXT_PRECISION};
 use super::{print, print_json};
 use anec::base::Result;
 use anec::report;
@@ -14,6 +14,7 @@ use anec::runtime::energy::Energy;
 ///
 /// Each number is the median of several runs, after some that don't count; the spread is their median absolute deviation.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct BenchArgs {
     #[command(flatten)]
     runner: Runner,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag::{register, register_conditional_shutdown};
 
-use super::model::Runner;
+use super::model::{Runner, TEXT_PRECISION};
 use super::print;
 use super::run::{show, summary};
 use super::sampling::SamplingArgs;
@@ -20,6 +20,7 @@ use anec::runtime::{Finish, LoadedModel, PrefixCache, TextGeneration, Tokenizer}
 /// What you type is a message; the model knows what was said before. Ctrl-C stops an answer, Ctrl-D ends the talk.
 /// /reset forgets what was said, /system TEXT sets the system message, /help lists the commands.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct ChatArgs {
     #[command(flatten)]
     runner: Runner,

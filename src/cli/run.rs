@@ -10,7 +10,7 @@ use anec::base::input::{read, read_from};
 use serde_json::json;
 
 use super::draft::DraftArgs;
-use super::model::Runner;
+use super::model::{Runner, TEXT_PRECISION};
 use super::sampling::SamplingArgs;
 use super::usage::UsageError;
 use super::{print, print_json};
@@ -25,6 +25,7 @@ use anec::runtime::{
 ///
 /// The text goes to stdout as it comes; how fast it came, to stderr.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct RunArgs {
     #[command(flatten)]
     runner: Runner,

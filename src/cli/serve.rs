@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio_io_timeout::TimeoutWriter;
 
 use super::draft::DraftArgs;
-use super::model::Runner;
+use super::model::{Runner, TEXT_PRECISION};
 use super::usage::ThreadError;
 use anec::base::Result;
 use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_lines};
@@ -20,6 +20,7 @@ use anec::serve::{self, HttpOptions, ServeError, ServeLimits, Service, json_line
 ///
 /// A page to chat with the model is at the address itself. Only this machine can connect unless --host says otherwise.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("precision", TEXT_PRECISION))]
 pub struct ServeArgs {
     #[command(flatten)]
     runner: Runner,

@@ -46,7 +46,7 @@ pub struct ValidateArgs {
     /// Golden for parity; golden.safetensors in the bundle's folder if not given
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
-    /// Precisions for parity: f32, f16, ane (simulated), ane-without-EFFECT+EFFECT
+    /// Precisions for parity: f32, i16, f16, ane (simulated), ane-without-EFFECT+EFFECT
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [Precision::F32, Precision::F16])]
     precision: Vec<Precision>,
     /// Text for numerics; prose, code and numbers of anec's own if not given

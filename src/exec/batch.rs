@@ -110,7 +110,7 @@ fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
     }
     let products = calls.iter().map(|call| step.kernel.weight_product(call).ok().flatten());
     let Some(products) = products.collect::<Option<Vec<WeightProduct<'_>>>>() else { return false };
-    let Some(WeightProduct { weight, bias, .. }) = products.first() else { return false };
+    let Some(WeightProduct { weight, activations, bias, .. }) = products.first() else { return false };
     // a bias may be computed
     let same = |other: &WeightProduct<'_>| std::ptr::eq(*weight, other.weight) && *bias == other.bias;
     if !products.iter().all(same) {
@@ -125,7 +125,7 @@ fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
     };
     let each = products.iter().zip(&mut outputs).map(token_product).collect::<Option<Vec<_>>>();
     let Some(mut each) = each else { return false };
-    multiply_each(weight, *bias, &mut each);
+    multiply_each(weight, *activations, *bias, &mut each);
     drop(each);
     drop(products);
     for (call, output) in calls.iter_mut().zip(outputs) {
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn sequences_that_share_calls_have_the_bits_that_they_have_alone() {
-        for precision in [Precision::F32, Precision::F16, Precision::ANE] {
+        for precision in [Precision::F32, Precision::I16, Precision::F16, Precision::ANE] {
             let executable = Executable::compile(&function(), ExecOptions { precision }, &WeightCache::new()).unwrap();
             let products = executable.nodes.iter().filter(|node| node.shared().is_some()).count();
             assert_eq!(products, 2, "{precision}");

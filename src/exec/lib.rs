@@ -44,6 +44,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arithmetic;
 pub mod batch;
 mod compile;
 mod constants;
@@ -61,7 +62,6 @@ mod ops;
 mod pool;
 pub mod profile;
 mod resolve;
-mod simulate;
 pub mod state;
 mod step;
 mod strided;

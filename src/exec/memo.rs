@@ -61,7 +61,7 @@ impl ProductMemo {
 
     /// The product of a step, if it has few tokens: gives false, with `out` as it was, if it has many or none.
     pub(super) fn multiply(&self, step: ProductStep, product: &WeightProduct<'_>, out: &mut [f32]) -> bool {
-        let WeightProduct { weight, bias, x: (x, x_layout), tokens, layout, .. } = product;
+        let WeightProduct { weight, activations, bias, x: (x, x_layout), tokens, layout, .. } = product;
         let (rows, columns) = (weight.rows(), weight.columns());
         if !(1..=MOST_COLUMNS).contains(tokens) || columns == 0 || rows == 0 {
             return false;
@@ -86,7 +86,7 @@ impl ProductMemo {
             tokens: 1,
             out: (out, by_token(rows)),
         });
-        multiply_each(weight, *bias, &mut alone.collect::<SmallVec<[_; MOST_COLUMNS]>>());
+        multiply_each(weight, *activations, *bias, &mut alone.collect::<SmallVec<[_; MOST_COLUMNS]>>());
         for ((token, digest, x), out) in missing.into_iter().zip(results.chunks_exact(rows)) {
             place(token, out);
             self.keep((step, digest), Product { x: x.into(), out: out.into() });
@@ -147,6 +147,7 @@ mod tests {
     use super::*;
     use crate::tensor::Dims;
     use crate::weight::LoadedWeight;
+    use anec_kernels::product::Activations;
     use anec_kernels::weight::Elements;
 
     const ROWS: usize = 37;
@@ -162,13 +163,26 @@ mod tests {
 
     fn product<'c>(weight: &'c LoadedWeight, bias: &'c [f32], x: &'c [f32], tokens: usize) -> WeightProduct<'c> {
         let layout = MatrixLayout { row: tokens, column: 1 };
-        WeightProduct { weight, bias: Some(bias), x: (x, layout), tokens, shape: Dims::new(), layout }
+        WeightProduct {
+            weight,
+            activations: Activations::F32,
+            bias: Some(bias),
+            x: (x, layout),
+            tokens,
+            shape: Dims::new(),
+            layout,
+        }
     }
 
     fn computed(product: &WeightProduct<'_>) -> Vec<u32> {
         let mut out = vec![0.0; ROWS * product.tokens];
-        let WeightProduct { weight, bias, x, tokens, layout, .. } = product;
-        multiply_each(weight, *bias, &mut [TokenProduct { x: *x, tokens: *tokens, out: (&mut out, *layout) }]);
+        let WeightProduct { weight, activations, bias, x, tokens, layout, .. } = product;
+        multiply_each(
+            weight,
+            *activations,
+            *bias,
+            &mut [TokenProduct { x: *x, tokens: *tokens, out: (&mut out, *layout) }],
+        );
         bytemuck::cast_slice(&out).to_vec()
     }
 

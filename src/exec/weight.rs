@@ -16,6 +16,7 @@ use anec_kernels::codes::{CodeTables, PackedCodes};
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::memory::{Arena, ArenaVec};
 use anec_kernels::pool;
+use anec_kernels::product::Activations;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
 use anec_mil::constant::Data;
 use anec_mil::{Constant, Content, DataType};
@@ -262,6 +263,7 @@ pub(crate) fn constant_tensor(constant: &Constant) -> Result<Option<Tensor>> {
 /// `weight x + bias` of some tokens.
 pub(crate) struct WeightProduct<'c> {
     pub weight: &'c LoadedWeight,
+    pub activations: Activations,
     pub bias: Option<&'c [f32]>,
     pub x: (&'c [f32], MatrixLayout),
     pub tokens: usize,

@@ -1,8 +1,8 @@
 //! Products of a matrix of bytes with many columns, on a processor that multiplies tiles (Intel's AMX).
 //!
-//! The unit multiplies bytes and adds the products up in 32 bits, exactly. So each column becomes integers of three or
-//! four signed [digits](super::digits), and as many products of tiles are one of f32 numbers. 16 columns are multiplied
-//! together: with three digits if these are enough for all of them.
+//! The unit multiplies bytes and adds the products up in 32 bits, exactly. So each column becomes integers of two to four
+//! signed [digits](super::digits), and as many products of tiles are one of f32 numbers. 16 columns are multiplied
+//! together, with as many digits as one of them needs.
 //!
 //! A thread takes [`ROWS`] rows at a time, or twice as many where they are long: it lays their bytes out in tiles and
 //! multiplies them with 16 columns after the other, over the whole length of the rows, for sums that leave the registers
@@ -14,7 +14,9 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::aligned_buf::AlignedBuf;
-use super::digits::{DIGITS, FEW_DIGITS, MOST_DEPTH, Unit, digits_of, joined, third_squared};
+use super::digits::{
+    Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, joined, third_squared,
+};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::CACHE_LINE;
@@ -60,7 +62,7 @@ pub(super) fn is_available() -> bool {
 /// If a slice is too short, elements of `out` would share places, or the processor lacks the unit.
 pub(super) fn multiply(
     (rows, depth, columns): (usize, usize, usize),
-    a: &[i8],
+    (a, activations): (&[i8], Activations),
     (x, x_layout): (&[f32], MatrixLayout),
     finish: impl Fn(usize) -> (f32, f32) + Sync,
     (out, out_layout): (&mut [f32], MatrixLayout),
@@ -87,7 +89,7 @@ pub(super) fn multiply(
     };
     // SAFETY: as above; the units are those of the columns.
     let squares = found_in_parts(parts, padded, u32::wrapping_add, |i, own| unsafe { part(i).squares(&few, own) });
-    let unit = |(bits, squares): (&u32, u32)| Unit::of(*bits, squares, depth);
+    let unit = |(bits, squares): (&u32, u32)| Unit::of(activations, *bits, squares, depth);
     let Some(units) = largest.iter().zip(squares).map(unit).collect::<Option<Vec<Unit>>>() else { return false };
 
     // pieces of the depth of 16 columns, which don't cross columns
@@ -314,7 +316,7 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
         let pairs = count.div_ceil(ROWS);
         let near = [self.laid_out(first, count.min(ROWS)), self.laid_out(first + ROWS, count.saturating_sub(ROWS))];
         // the rows after these come while these are multiplied, a part of them with every product
-        let products: usize = self.units.chunks(SIDE).map(|units| if are_few(units) { 1 } else { 2 }).sum();
+        let products: usize = self.units.chunks(SIDE).map(|units| digits_of_all(units).div_ceil(FEW_DIGITS)).sum();
         let lines = ROWS.div_ceil(products);
         let mut ahead = self.a.as_ptr().wrapping_add((first + count) * self.depth);
         let end = ahead.wrapping_add(steps * count * STEP);
@@ -328,10 +330,10 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                 let start = strip + place * SIDE;
                 let units = &self.units[start..][..SIDE];
                 let sizes: [f32; SIDE] = std::array::from_fn(|c| units[c].size);
-                let few = are_few(units);
-                let multiply: MultiplyTiles = if few { multiply_three } else { multiply_two };
+                let digits = digits_of_all(units);
+                let multiply: MultiplyTiles = if digits == FEW_DIGITS { multiply_three } else { multiply_two };
                 for (near, whole) in near[..pairs].iter().zip(whole.chunks_exact_mut(ROWS)) {
-                    for digit in (0..DIGITS).step_by(if few { DIGITS } else { 2 }) {
+                    for digit in (0..digits).step_by(if digits == FEW_DIGITS { FEW_DIGITS } else { 2 }) {
                         // SAFETY: the columns are packed to this depth, and the sums have room for all digits.
                         unsafe {
                             let x = self.packed.pointer().add((start / SIDE * steps * DIGITS + digit) * TILE);
@@ -341,10 +343,11 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                         ahead = ahead.wrapping_add(steps * lines * CACHE_LINE);
                     }
                     for (r, whole) in whole.iter_mut().enumerate() {
-                        let [lowest, low, high, highest] = std::array::from_fn(|digit| &sums.0[digit][r]);
+                        // those of digits that the columns don't have are none of theirs
+                        let sums: [[i32; SIDE]; DIGITS] =
+                            std::array::from_fn(|digit| if digit < digits { sums.0[digit][r] } else { [0; SIDE] });
                         for c in 0..SIDE {
-                            let highest = if few { 0 } else { highest[c] };
-                            whole[place * SIDE + c] = joined([lowest[c], low[c], high[c], highest]) * sizes[c];
+                            whole[place * SIDE + c] = joined(std::array::from_fn(|digit| sums[digit][c])) * sizes[c];
                         }
                     }
                 }
@@ -377,9 +380,9 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
     }
 }
 
-/// Whether columns all have three digits.
-fn are_few(units: &[Unit]) -> bool {
-    units.iter().all(|unit| unit.digits == FEW_DIGITS)
+/// The digits of that column which has most.
+fn digits_of_all(units: &[Unit]) -> usize {
+    units.iter().map(|unit| unit.digits).max().unwrap_or(LEAST_DIGITS)
 }
 
 /// What multiplies two tiles of rows with digits of 16 columns, over some steps. With each step, it asks for as many of the
@@ -518,7 +521,7 @@ mod tests {
     }
 
     /// The product, `[rows, columns]`.
-    fn product(sizes: (usize, usize, usize), a: &[i8], x: &[f32], turned: bool) -> Option<Vec<f32>> {
+    fn product(sizes: (usize, usize, usize), a: (&[i8], Activations), x: &[f32], turned: bool) -> Option<Vec<f32>> {
         let mut done = false;
         let out = laid_out(sizes, turned, |x_layout, out| done = multiply(sizes, a, (x, x_layout), finish, out));
         done.then_some(out)
@@ -528,8 +531,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(96))]
         #[test]
         fn products_of_every_size_agree_with_exact_ones(
-            rows in 0usize..120, depth in 1usize..600, columns in 1usize..150, turned: bool, uneven in 0usize..40, seed: u32
+            rows in 0usize..120, depth in 1usize..600, columns in 1usize..150, turned: bool, uneven in 0usize..40, seed: u32,
+            short: bool
         ) {
+            let activations = if short { Activations::I16 } else { Activations::F32 };
             if !present() {
                 return Ok(());
             }
@@ -537,9 +542,10 @@ mod tests {
             // in some columns, or in all, some are larger than others
             let mut x = noise(depth * columns, !seed);
             x.iter_mut().step_by(1 + uneven * uneven).for_each(|v| *v *= 300.0);
-            let found = product((rows, depth, columns), &a, &x, turned).expect("all are finite");
+            let found = product((rows, depth, columns), (&a, activations), &x, turned).expect("all are finite");
             assert_eq!(found.len(), rows * columns);
-            check_exact((depth, columns), |i| a[i].into(), (&x, turned, most_off), &found, &"AMX");
+            let off = |column: &[f64]| most_off(activations, column);
+            check_exact((depth, columns), |i| a[i].into(), (&x, turned, off), &found, &"AMX");
         }
     }
 
@@ -549,11 +555,15 @@ mod tests {
             for size in [1e-30, 1e-20, 1e20, 1e33] {
                 let x = [1.0, -2.0, 0.5, 3.0].map(|v| v * size);
                 let found = laid_out((1, 4, 1), false, |x_layout, out| {
-                    assert!(multiply((1, 4, 1), &[3, 127, -128, 1], (&x, x_layout), |_| (1.0, 0.0), out));
+                    let a = (&[3, 127, -128, 1][..], Activations::F32);
+                    assert!(multiply((1, 4, 1), a, (&x, x_layout), |_| (1.0, 0.0), out));
                 });
                 assert!((found[0] / size + 312.0).abs() < 1e-4, "{size}: {}", found[0] / size);
             }
-            assert_eq!(product((2, 3, 1), &[1; 6], &[0.0; 3], false).unwrap(), [-3.0, -2.0]);
+            for activations in [Activations::F32, Activations::I16] {
+                let found = product((2, 3, 1), (&[1; 6], activations), &[0.0; 3], false);
+                assert_eq!(found.unwrap(), [-3.0, -2.0]);
+            }
         }
     }
 
@@ -561,13 +571,15 @@ mod tests {
     fn what_has_no_digits_is_refused() {
         if present() {
             let mut x = noise(32 * 9, 1);
-            assert!(product((3, 32, 9), &[1; 96], &x, false).is_some());
+            let a = (&[1; 96][..], Activations::F32);
+            assert!(product((3, 32, 9), a, &x, false).is_some());
             for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
                 x[100] = value;
-                assert!(product((3, 32, 9), &[1; 96], &x, false).is_none());
+                assert!(product((3, 32, 9), a, &x, false).is_none());
             }
             let long = MOST_DEPTH + 1;
-            assert!(product((1, long, 9), &vec![1; long], &vec![1.0; long * 9], false).is_none());
+            let a = (&vec![1; long][..], Activations::F32);
+            assert!(product((1, long, 9), a, &vec![1.0; long * 9], false).is_none());
         }
     }
 
@@ -588,7 +600,8 @@ mod tests {
                 assert_eq!(palette(), 1, "the unit is configured while a product is made");
                 panic!("no scale")
             };
-            let product = || multiply((1, 64, 1), &[1; 64], (&x, layout), finish, (&mut out, layout));
+            let a = (&[1; 64][..], Activations::F32);
+            let product = || multiply((1, 64, 1), a, (&x, layout), finish, (&mut out, layout));
             let panic = catch_unwind(AssertUnwindSafe(product)).unwrap_err();
             assert_eq!(panic.downcast_ref(), Some(&"no scale"));
             assert_eq!(palette(), 0);

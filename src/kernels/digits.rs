@@ -10,11 +10,28 @@
 //! products make them up. They are enough where no element is much larger than the others: what each is off by is then at
 //! most a 2^19th of the elements' root mean square, mostly a few times less, as f32 sums of as many products are. Which
 //! columns these are follows from the column alone.
+//!
+//! Activations that may be [`Activations::I16`] have one digit less: two where no element is much larger than the others, each
+//! of which is off by at most a 2^11th of the root mean square, and three otherwise.
+
+/// What activations are rounded to before a product that is summed in integers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// So little that results are off by no more than sums in f32 are.
+    #[default]
+    F32,
+    /// Integers of 16 bits for each token: its elements are off by at most a 2^11th of their root mean square, as they are when
+    /// they are rounded to fp16. Where one is much larger than the others, they have 24 bits. Nothing is rounded where a
+    /// processor sums in f32, and on 64-bit Arm, whose instructions take more bits at no cost.
+    I16,
+}
 
 /// Digits of an element at most.
 pub(super) const DIGITS: usize = 4;
 /// Digits of the elements of a column of which none is much larger than the others.
 pub(super) const FEW_DIGITS: usize = 3;
+/// Digits of such a column's elements where [`Activations::I16`] are enough.
+pub(super) const LEAST_DIGITS: usize = 2;
 /// Most elements of a row: sums of as many products of two bytes fit 32 bits.
 pub(super) const MOST_DEPTH: usize = 1 << 16;
 
@@ -25,17 +42,22 @@ pub(super) struct Unit {
     pub size: f32,
     /// One divided by it.
     pub inverse: f32,
-    /// Digits that an integer has at most: [`FEW_DIGITS`] or [`DIGITS`].
+    /// Digits that an integer has at most, from [`LEAST_DIGITS`] to [`DIGITS`].
     #[cfg_attr(all(target_arch = "aarch64", not(test)), expect(dead_code, reason = "its instructions take four"))]
     pub digits: usize,
 }
 
 impl Unit {
     /// That of a column of so many elements, the largest of which has these bits, without its sign. The squares are the sum of
-    /// its [`third_squared`] with [`of_few`](Unit::of_few): three digits are enough where the third's root mean square is at
-    /// least 4, and for zeros. `None` if the element isn't finite.
-    pub fn of(bits: u32, squares: u32, count: usize) -> Option<Unit> {
-        if bits == 0 || squares as usize / 16 >= count { Unit::of_few(bits) } else { Unit::of_four(bits) }
+    /// its [`third_squared`] with [`of_few`](Unit::of_few): three digits, or two of [`Activations::I16`], are enough where the
+    /// third's root mean square is at least 4, and for zeros. `None` if the element isn't finite.
+    pub fn of(activations: Activations, bits: u32, squares: u32, count: usize) -> Option<Unit> {
+        let is_even = bits == 0 || squares as usize / 16 >= count;
+        match (activations, is_even) {
+            (Activations::F32, false) => Unit::of_four(bits),
+            (Activations::F32, true) | (Activations::I16, false) => Unit::of_few(bits),
+            (Activations::I16, true) => Unit::of_two(bits),
+        }
     }
 
     /// That in four digits.
@@ -45,11 +67,22 @@ impl Unit {
 
     /// That in three digits, which may not be enough.
     pub fn of_few(bits: u32) -> Option<Unit> {
-        /// The significant bits of the largest sum of 127 of the third digit and so on.
-        const MOST: u32 = 0x007f_7f7f;
+        Unit::within(bits, 23, FEW_DIGITS)
+    }
+
+    /// That in two.
+    fn of_two(bits: u32) -> Option<Unit> {
+        Unit::within(bits, 15, LEAST_DIGITS)
+    }
+
+    /// That in digits which hold so many bits, or one less if the element is larger than 127 of each digit. The highest digit
+    /// is the same however many there are.
+    fn within(bits: u32, most: i32, digits: usize) -> Option<Unit> {
+        /// The first bits of the largest sum of 127 of each digit.
+        const MOST: u32 = 0x7f7f;
         let significant = bits & 0x007f_ffff | 0x0080_0000;
-        let most = if significant >> 1 < MOST { 23 } else { 22 };
-        (bits < f32::INFINITY.to_bits()).then(|| Unit::with(bits, most, FEW_DIGITS))
+        let most = if significant >> 9 < MOST { most } else { most - 1 };
+        (bits < f32::INFINITY.to_bits()).then(|| Unit::with(bits, most, digits))
     }
 
     /// One in which the largest element has so many bits.
@@ -102,10 +135,11 @@ pub(super) mod tests {
     use super::*;
 
     /// How much the elements of a column are off at most.
-    pub fn most_off(column: &[f64]) -> f64 {
+    pub fn most_off(activations: Activations, column: &[f64]) -> f64 {
         let largest = column.iter().fold(0.0f64, |largest, x| x.abs().max(largest));
         let mean_square = column.iter().map(|x| x * x).sum::<f64>() / column.len().max(1) as f64;
-        (largest / f64::from(1 << 30)).max(mean_square.sqrt() / f64::from(1 << 19))
+        let fewer = if activations == Activations::I16 { 8 } else { 0 };
+        (largest / f64::from(1 << (30 - fewer))).max(mean_square.sqrt() / f64::from(1 << (19 - fewer)))
     }
 
     #[test]
@@ -122,6 +156,15 @@ pub(super) mod tests {
                     (f64::from((high * 256 + low) * 256 + lowest) * f64::from(few.size) - f64::from(element)).abs();
                 assert!(off <= f64::from(few.size) / 2.0, "{element} of {largest}");
                 assert!(largest < 1e-30 || f64::from(few.size) * f64::from(1 << 22) <= f64::from(largest) * 1.005);
+                let two = Unit::of_two(largest.to_bits()).unwrap();
+                // SAFETY: the unit is that of a column with this element.
+                let digits = unsafe { digits_of(element, two.inverse) }.to_le_bytes().map(|byte| byte as i8);
+                assert_eq!(digits[2..], [0, 0], "{element} of {largest}");
+                let off = (f64::from(i32::from(digits[1]) * 256 + i32::from(digits[0])) * f64::from(two.size)
+                    - f64::from(element))
+                .abs();
+                assert!(off <= f64::from(two.size) / 2.0, "{element} of {largest}");
+                assert!(largest < 1e-30 || f64::from(two.size) * f64::from(1 << 14) <= f64::from(largest) * 1.005);
             }
             let unit = Unit::of_four(largest.to_bits()).unwrap();
             assert_eq!(unit.size * unit.inverse, 1.0);
@@ -138,9 +181,16 @@ pub(super) mod tests {
             }
         }
         for bits in [f32::INFINITY, f32::NAN].map(f32::to_bits) {
-            assert!(Unit::of(bits, 0, 1).is_none() && Unit::of(bits, 1 << 20, 1).is_none());
+            for activations in [Activations::F32, Activations::I16] {
+                let unit = |squares| Unit::of(activations, bits, squares, 1);
+                assert!(unit(0).is_none() && unit(1 << 20).is_none());
+            }
         }
-        let digits = |largest: f32, squares| Unit::of(largest.to_bits(), squares, 10).unwrap().digits;
-        assert_eq!([digits(1.0, 159), digits(1.0, 160), digits(0.0, 0)], [DIGITS, FEW_DIGITS, FEW_DIGITS]);
+        for (activations, many, few) in
+            [(Activations::F32, DIGITS, FEW_DIGITS), (Activations::I16, FEW_DIGITS, LEAST_DIGITS)]
+        {
+            let digits = |largest: f32, squares| Unit::of(activations, largest.to_bits(), squares, 10).unwrap().digits;
+            assert_eq!([digits(1.0, 159), digits(1.0, 160), digits(0.0, 0)], [many, few, few]);
+        }
     }
 }

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
 use super::columns::StridedColumn;
-use super::digits::{DIGITS, MOST_DEPTH, Unit, joined, third_squared};
+use super::digits::{Activations, DIGITS, MOST_DEPTH, Unit, joined, third_squared};
 use super::dispatch::{Vectorize, vectorized};
 use super::pool;
 
@@ -58,9 +58,9 @@ impl DigitColumn {
 
 impl<'a> StridedColumn<'a> {
     /// So many elements, if they can be written in digits: all are finite, and sums of their products fit 32 bits.
-    pub fn measured(self, count: usize) -> Option<MeasuredColumn<'a>> {
+    pub fn measured(self, count: usize, activations: Activations) -> Option<MeasuredColumn<'a>> {
         let fits = (self.step > 0 || count == 1) && (1..=MOST_DEPTH).contains(&count);
-        let unit = fits.then(|| vectorized(Measure { column: self, count })).flatten()?;
+        let unit = fits.then(|| vectorized(Measure { column: self, count, activations })).flatten()?;
         Some(MeasuredColumn { column: self, count, unit })
     }
 }
@@ -69,6 +69,7 @@ impl<'a> StridedColumn<'a> {
 struct Measure<'a> {
     column: StridedColumn<'a>,
     count: usize,
+    activations: Activations,
 }
 
 impl Vectorize for Measure<'_> {
@@ -77,17 +78,22 @@ impl Vectorize for Measure<'_> {
     #[inline(always)]
     fn run(self) -> Option<Unit> {
         #[inline(always)]
-        fn unit<'a>(elements: impl Iterator<Item = &'a f32> + Clone, count: usize) -> Option<Unit> {
+        fn unit<'a>(
+            elements: impl Iterator<Item = &'a f32> + Clone,
+            count: usize,
+            activations: Activations,
+        ) -> Option<Unit> {
             let largest = elements.clone().fold(0, |largest, element| element.abs().to_bits().max(largest));
             let few = Unit::of_few(largest)?;
             // SAFETY: the unit is that of these elements.
             let square = |element: &f32| unsafe { third_squared(*element, few.inverse) };
-            Unit::of(largest, elements.map(square).fold(0, u32::wrapping_add), count)
+            Unit::of(activations, largest, elements.map(square).fold(0, u32::wrapping_add), count)
         }
-        match self.column {
+        let Measure { column, count, activations } = self;
+        match column {
             // what lies side by side can be read in vectors
-            StridedColumn { values, step: 1 } => unit(values[..self.count].iter(), self.count),
-            column => unit(column.elements(self.count), self.count),
+            StridedColumn { values, step: 1 } => unit(values[..count].iter(), count, activations),
+            column => unit(column.elements(count), count, activations),
         }
     }
 }
@@ -152,8 +158,15 @@ mod tests {
     use super::*;
 
     /// Products `[rows, columns]`.
-    fn products(instruction: Instruction, a: &[i8], depth: usize, columns: &[StridedColumn<'_>]) -> Vec<f32> {
-        let columns: Vec<_> = columns.iter().map(|column| column.measured(depth).expect("all are finite")).collect();
+    fn products(
+        instruction: Instruction,
+        a: &[i8],
+        depth: usize,
+        columns: &[StridedColumn<'_>],
+        activations: Activations,
+    ) -> Vec<f32> {
+        let columns = columns.iter().map(|column| column.measured(depth, activations).expect("all are finite"));
+        let columns: Vec<_> = columns.collect();
         let digits = DigitColumns::new(instruction, depth, &columns);
         let mut out = vec![f32::NAN; a.len() / depth * columns.len()];
         digits.multiply(a, |row, column, products| {
@@ -176,21 +189,23 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(96))]
         #[test]
         fn products_of_every_size_are_exact_but_for_their_columns_rounding(
-            rows in 1usize..30, depth in 1usize..300, count in 1usize..12, step in 1usize..4, seed: u32
+            rows in 1usize..60, depth in 1usize..300, count in 1usize..40, step in 1usize..4, seed: u32, short: bool
         ) {
+            let activations = if short { Activations::I16 } else { Activations::F32 };
             let a: Vec<i8> = noise(rows * depth, seed).iter().map(|v| (v * 128.0) as i8).collect();
             let mut x = noise(depth * step * count, !seed);
-            x.iter_mut().step_by(17).for_each(|v| *v *= 300.0);
+            // in some columns some are larger than others
+            x.iter_mut().step_by(17 * step).skip(seed as usize % 7).for_each(|v| *v *= 300.0);
             let columns: Vec<StridedColumn<'_>> = x.chunks(depth * step).map(|values| StridedColumn { values, step }).collect();
             let mut first = None;
             for instruction in Instruction::available() {
-                let found = products(instruction, &a, depth, &columns);
+                let found = products(instruction, &a, depth, &columns, activations);
                 for (i, found) in found.iter().enumerate() {
                     let (row, column) = (&a[i / count * depth..][..depth], columns[i % count]);
                     let elements = || column.values.iter().step_by(step);
                     let terms = row.iter().zip(elements()).map(|(a, x)| f64::from(*a) * f64::from(*x));
                     let exact: f64 = terms.sum();
-                    let off = most_off(&elements().map(|x| f64::from(*x)).collect::<Vec<_>>());
+                    let off = most_off(activations, &elements().map(|x| f64::from(*x)).collect::<Vec<_>>());
                     // what each element is off by, and the rounding of the sum
                     let limit = off * depth as f64 * 128.0 + exact.abs() * 1e-6 + 1e-6;
                     prop_assert!((f64::from(*found) - exact).abs() <= limit, "{found} {exact} {instruction:?}");
@@ -198,7 +213,7 @@ mod tests {
                 prop_assert_eq!(first.get_or_insert_with(|| found.clone()), &found);
                 // alone, and from another row on, the bits are the same
                 for c in 0..count {
-                    let alone = products(instruction, &a[rows / 2 * depth..], depth, &columns[c..][..1]);
+                    let alone = products(instruction, &a[rows / 2 * depth..], depth, &columns[c..][..1], activations);
                     let part: Vec<f32> = found.iter().skip(rows / 2 * count + c).step_by(count).copied().collect();
                     prop_assert_eq!(alone, part);
                 }
@@ -211,19 +226,28 @@ mod tests {
         for instruction in Instruction::available() {
             let a = vec![-128i8; MOST_DEPTH];
             let x = vec![-1.0f32; MOST_DEPTH];
-            let found = products(instruction, &a, MOST_DEPTH, &[StridedColumn { values: &x, step: 1 }]);
-            assert_eq!(found, [128.0 * MOST_DEPTH as f32]);
+            for activations in [Activations::F32, Activations::I16] {
+                let column = StridedColumn { values: &x, step: 1 };
+                let found = products(instruction, &a, MOST_DEPTH, &[column], activations);
+                assert_eq!(found, [128.0 * MOST_DEPTH as f32]);
+            }
         }
     }
 
     #[test]
     fn what_has_no_digits_is_known() {
         for value in [1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            assert_eq!(StridedColumn { values: &[0.5, value, 0.0], step: 1 }.measured(3).is_some(), value == 1.0);
-            assert!(StridedColumn { values: &[0.5, value, 0.0], step: 2 }.measured(2).is_some());
+            let is_measured = |step: usize, count: usize| {
+                let column = StridedColumn { values: &[0.5, value, 0.0], step };
+                let forms = [Activations::F32, Activations::I16].map(|form| column.measured(count, form).is_some());
+                assert_eq!(forms[0], forms[1]);
+                forms[0]
+            };
+            assert_eq!(is_measured(1, 3), value == 1.0);
+            assert!(is_measured(2, 2));
         }
         let long = vec![1.0; MOST_DEPTH + 1];
-        assert!(StridedColumn { values: &long, step: 1 }.measured(long.len()).is_none());
-        assert!(StridedColumn { values: &[], step: 1 }.measured(0).is_none());
+        assert!(StridedColumn { values: &long, step: 1 }.measured(long.len(), Activations::F32).is_none());
+        assert!(StridedColumn { values: &[], step: 1 }.measured(0, Activations::F32).is_none());
     }
 }

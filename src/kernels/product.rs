@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use super::aligned_buf::AlignedBuf;
 use super::codes::{CodeTables, PackedCodes};
 use super::columns::{SideBySide, StridedColumn};
+pub use super::digits::Activations;
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 use super::dotprod::{DigitColumns, Instruction, MeasuredColumn};
@@ -30,22 +31,23 @@ pub struct TokenProduct<'a> {
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
 ///
-/// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI for few tokens, and codes where it has VBMI;
+/// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI, and codes of few tokens where it has VBMI;
 /// AMX for many; 64-bit Arm) are multiplied by different kernels. Two sum in f32, each in an order of its own, the others in
 /// integers: a prompt that is read in other chunks gives the same values within f32's rounding, and the same bits only where
-/// integers are summed for all numbers of tokens. Up to eight tokens give each the bits that it has alone. A scale that a
-/// whole row has multiplies the finished sum.
+/// integers are summed for all numbers of tokens, as they are for bytes. Up to eight tokens give each the bits that it has
+/// alone. A scale that a whole row has multiplies the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout, or two results share a place.
 pub fn multiply(
     weight: &StoredWeight,
+    activations: Activations,
     x: (&[f32], MatrixLayout),
     tokens: usize,
     bias: Option<&[f32]>,
     out: (&mut [f32], MatrixLayout),
 ) {
-    multiply_each(weight, bias, &mut [TokenProduct { x, tokens, out }]);
+    multiply_each(weight, activations, bias, &mut [TokenProduct { x, tokens, out }]);
 }
 
 /// Several products with one weight, each with the bits that [`multiply`] gives it alone. Those of few tokens share one
@@ -53,7 +55,12 @@ pub fn multiply(
 ///
 /// # Panics
 /// As [`multiply`].
-pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut [TokenProduct<'_>]) {
+pub fn multiply_each(
+    weight: &StoredWeight,
+    activations: Activations,
+    bias: Option<&[f32]>,
+    products: &mut [TokenProduct<'_>],
+) {
     let (rows, columns) = (weight.rows(), weight.columns());
     assert!(bias.is_none_or(|bias| bias.len() >= rows), "the bias is shorter than the weight has rows");
     if rows == 0 {
@@ -66,11 +73,11 @@ pub fn multiply_each(weight: &StoredWeight, bias: Option<&[f32]>, products: &mut
     }
     let mut products: Products<'_, '_> = products.iter_mut().collect();
     #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-    by_digits(weight, bias, &mut products);
+    by_digits(weight, activations, bias, &mut products);
     let mut few = SmallVec::<[Column<'_>; MOST_COLUMNS]>::new();
     for TokenProduct { x, tokens, out } in products.iter_mut() {
         if *tokens > MOST_COLUMNS {
-            by_tiles(weight, *x, *tokens, bias, (&mut *out.0, out.1));
+            by_tiles((weight, activations), *x, *tokens, bias, (&mut *out.0, out.1));
             continue;
         }
         let (x, layout, out) = (x.0, x.1, SharedOutput::new(out.0, out.1));
@@ -112,23 +119,85 @@ impl<'a> ByteRows<'a> {
     }
 }
 
+/// Columns that become digits.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+type MeasuredColumns<'a> = SmallVec<[MeasuredColumn<'a>; MOST_COLUMNS]>;
+
+/// The activations of tokens as columns, each measured by itself, so that none gets other bits by what is beside it. `None` if
+/// one can't be written in digits.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+fn measured<'a>(
+    (x, layout): (&'a [f32], MatrixLayout),
+    (columns, tokens): (usize, usize),
+    activations: Activations,
+) -> Option<MeasuredColumns<'a>> {
+    let of_token = |token: usize| {
+        StridedColumn { values: &x[token * layout.column..], step: layout.row }.measured(columns, activations)
+    };
+    if tokens <= MOST_COLUMNS {
+        return (0..tokens).map(of_token).collect();
+    }
+    let mut all = vec![None; tokens];
+    pool::for_each_chunk(&mut all, MOST_COLUMNS, |i, some| {
+        some.iter_mut().enumerate().for_each(|(t, one)| *one = of_token(i * MOST_COLUMNS + t));
+    });
+    all.into_iter().collect()
+}
+
+/// The activations of many tokens, one token after the other.
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usize)) -> AlignedBuf {
+    /// Tokens and elements that are moved at a time: what is read of an element's row is a cache line.
+    const SIDE: usize = 16;
+    let mut buffer = AlignedBuf::new(tokens * columns);
+    pool::for_each_chunk(&mut buffer.floats()[..tokens * columns], SIDE * columns, |i, out| {
+        let first = i * SIDE;
+        for from in (0..columns).step_by(SIDE) {
+            for (t, out) in out.chunks_exact_mut(columns).enumerate() {
+                let x = &x[(first + t) * layout.column..];
+                for (k, out) in out.iter_mut().enumerate().skip(from).take(SIDE) {
+                    *out = x[k * layout.row];
+                }
+            }
+        }
+    });
+    buffer
+}
+
 /// Computes, and removes, those that a processor which multiplies bytes computes as sums of digits: all of few tokens, and
 /// of many where its instruction is the best for these, too.
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-fn by_digits<'w>(weight: &'w StoredWeight, bias: Option<&'w [f32]>, products: &mut Products<'_, '_>) {
+fn by_digits<'w>(
+    weight: &'w StoredWeight,
+    activations: Activations,
+    bias: Option<&'w [f32]>,
+    products: &mut Products<'_, '_>,
+) {
     let (Some(instruction), Some(stored)) = (Instruction::available().last(), ByteRows::new(weight)) else { return };
     let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
-    type Columns<'a> = SmallVec<[MeasuredColumn<'a>; MOST_COLUMNS]>;
-    let mut inputs = Columns::new();
+    let takes_many = match stored {
+        ByteRows::Plain(_) => instruction.takes_many(),
+        #[cfg(target_arch = "x86_64")]
+        ByteRows::Stored(stored) => stored.takes_many(activations),
+    };
+    let is_many = |product: &TokenProduct<'_>| product.tokens > MOST_COLUMNS;
+    // columns that lie scattered are read several times
+    let moved = |product: &&mut TokenProduct<'_>| {
+        let scattered = takes_many && is_many(product) && product.x.1.row != 1 && columns > 0;
+        scattered.then(|| by_token(product.x, (columns, product.tokens)))
+    };
+    let moved: SmallVec<[Option<AlignedBuf>; MOST_COLUMNS]> = products.iter().map(moved).collect();
+    let mut inputs = MeasuredColumns::new();
     let mut outputs = SmallVec::<[(SharedOutput, usize); MOST_COLUMNS]>::new();
     let mut left = Products::new();
-    for product in std::mem::take(products) {
-        let (tokens, (x, layout)) = (product.tokens, product.x);
-        let of_token =
-            |token: usize| StridedColumn { values: &x[token * layout.column..], step: layout.row }.measured(columns);
-        // each by itself, so that none gets other bits by what is beside it
-        let takes = tokens <= MOST_COLUMNS || instruction.takes_many();
-        let Some(own) = takes.then(|| (0..tokens).map(of_token).collect::<Option<Columns<'_>>>()).flatten() else {
+    for (product, moved) in std::mem::take(products).into_iter().zip(&moved) {
+        let tokens = product.tokens;
+        let x = match moved {
+            Some(moved) => (moved.as_floats(), MatrixLayout { row: 1, column: columns }),
+            None => product.x,
+        };
+        let takes = takes_many || !is_many(product);
+        let Some(own) = takes.then(|| measured(x, (columns, tokens), activations)).flatten() else {
             left.push(product);
             continue;
         };
@@ -169,8 +238,14 @@ fn by_digits<'w>(weight: &'w StoredWeight, bias: Option<&'w [f32]>, products: &m
         #[cfg(target_arch = "x86_64")]
         ByteRows::Stored(stored) => {
             let all = StoredProducts::new(&digits, stored);
+            let looks_up_once = takes_many && inputs.len() > MOST_COLUMNS;
             for_each_part(rows, columns, |first, count| {
-                all.multiply(first, count, |row, column, products| put(first + row, column, products));
+                let put = |row, column, products: &[f32]| put(first + row, column, products);
+                if looks_up_once {
+                    all.multiply_many(first, count, put);
+                } else {
+                    all.multiply(first, count, put);
+                }
             });
         }
     }
@@ -425,7 +500,7 @@ unsafe fn widen<S: Stored, L: Lanes>(values: *const S, count: usize, scale: f32,
 
 /// Many tokens: tiles of rows and tokens.
 fn by_tiles(
-    weight: &StoredWeight,
+    (weight, activations): (&StoredWeight, Activations),
     x: (&[f32], MatrixLayout),
     tokens: usize,
     bias: Option<&[f32]>,
@@ -438,7 +513,8 @@ fn by_tiles(
     }
 
     fn go<S: Stored>(
-        (values, weight): (&[S], &StoredWeight),
+        values: &[S],
+        (weight, _activations): (&StoredWeight, Activations),
         x: (&[f32], MatrixLayout),
         tokens: usize,
         bias: Option<&[f32]>,
@@ -451,16 +527,16 @@ fn by_tiles(
         if let Some(bytes) = S::bytes(values)
             && scales.blocks == 1
             && super::amx::is_available()
-            && super::amx::multiply((rows, columns, tokens), bytes, x, finish, (&mut *out.0, out.1))
+            && super::amx::multiply((rows, columns, tokens), (bytes, _activations), x, finish, (&mut *out.0, out.1))
         {
             return;
         }
         tiles::multiply(Widest, (rows, columns, tokens), &stored, x, finish, out);
     }
     match weight.elements() {
-        Elements::F32(values) => go((values, weight), x, tokens, bias, out),
-        Elements::F16(values) => go((values, weight), x, tokens, bias, out),
-        Elements::Int8(values) => go((values, weight), x, tokens, bias, out),
+        Elements::F32(values) => go(values, (weight, activations), x, tokens, bias, out),
+        Elements::F16(values) => go(values, (weight, activations), x, tokens, bias, out),
+        Elements::Int8(values) => go(values, (weight, activations), x, tokens, bias, out),
         Elements::Codes(codes) => {
             let Some(tables) = weight.tables() else { return };
             let (size, scales) = ((weight.rows(), weight.columns()), weight.scales());
@@ -479,6 +555,9 @@ mod tests {
 
     use super::super::dot::tests::noise;
     use super::*;
+
+    /// Kinds of activations, and how much a product of some small numbers is off at most.
+    const ACTIVATIONS: [(Activations, f64); 2] = [(Activations::F32, 1e-4), (Activations::I16, 2e-3)];
 
     #[test]
     fn every_store_layout_and_number_of_tokens_gives_the_same_product() {
@@ -513,16 +592,16 @@ mod tests {
         for weight in &weights {
             let mut dense = vec![0.0; rows * columns];
             dense.chunks_mut(columns).enumerate().for_each(|(row, out)| weight.expand_row(row, out));
-            for tokens in [1, 2, 3, 5, 8, 9, 40] {
+            for (tokens, by_token) in [1, 2, 3, 5, 8, 9, 40].into_iter().flat_map(|t| [(t, false), (t, true)]) {
                 let x = noise(columns * tokens, 3);
-                for by_token in [false, true] {
+                for (activations, limit) in ACTIVATIONS {
                     let layout = |size: usize| match by_token {
                         true => MatrixLayout { row: 1, column: size },
                         false => MatrixLayout { row: tokens, column: 1 },
                     };
                     let (x_layout, out_layout) = (layout(columns), layout(rows));
                     let mut out = vec![f32::NAN; rows * tokens];
-                    multiply(weight, (&x, x_layout), tokens, Some(&bias), (&mut out, out_layout));
+                    multiply(weight, activations, (&x, x_layout), tokens, Some(&bias), (&mut out, out_layout));
                     for o in 0..rows {
                         for t in 0..tokens {
                             let exact: f64 = (0..columns)
@@ -530,7 +609,7 @@ mod tests {
                                 .sum::<f64>()
                                 + f64::from(bias[o]);
                             let found = out[o * out_layout.row + t * out_layout.column];
-                            assert!((f64::from(found) - exact).abs() < 1e-4, "{found} {exact}");
+                            assert!((f64::from(found) - exact).abs() < limit, "{found} {exact}");
                         }
                     }
                 }
@@ -538,11 +617,11 @@ mod tests {
         }
     }
 
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[cfg(target_arch = "x86_64")]
     #[test]
-    fn with_amx_any_number_of_tokens_have_the_bits_that_they_have_alone() {
-        if !crate::amx::is_available() {
-            return anec_base::skipped("this processor has no AMX");
+    fn where_bytes_are_multiplied_any_number_of_tokens_have_the_bits_that_they_have_alone() {
+        if Instruction::available().next().is_none() {
+            return anec_base::skipped("this processor has no AVX-512 VNNI");
         }
         let (rows, columns, tokens) = (70, 2200, 45);
         let bytes: Vec<i8> = noise(rows * columns, 1).iter().map(|v| (v * 127.0) as i8).collect();
@@ -552,13 +631,23 @@ mod tests {
         // some tokens have a few elements that are much larger than the others: these need more digits
         x.iter_mut().step_by(4567).for_each(|v| *v *= 1000.0);
         let by_token = |size: usize| MatrixLayout { row: 1, column: size };
-        let mut together = vec![f32::NAN; rows * tokens];
-        multiply(&weight, (&x, by_token(columns)), tokens, None, (&mut together, by_token(rows)));
-        for (x, together) in x.chunks_exact(columns).zip(together.chunks_exact(rows)) {
-            let mut alone = vec![f32::NAN; rows];
-            multiply(&weight, (x, by_token(columns)), 1, None, (&mut alone, by_token(rows)));
-            assert_eq!(alone, together);
+        let scattered: Vec<f32> = (0..columns * tokens).map(|i| x[i % tokens * columns + i / tokens]).collect();
+        let mut results = Vec::new();
+        for (activations, _) in ACTIVATIONS {
+            let mut together = vec![f32::NAN; rows * tokens];
+            multiply(&weight, activations, (&x, by_token(columns)), tokens, None, (&mut together, by_token(rows)));
+            for (x, together) in x.chunks_exact(columns).zip(together.chunks_exact(rows)) {
+                let mut alone = vec![f32::NAN; rows];
+                multiply(&weight, activations, (x, by_token(columns)), 1, None, (&mut alone, by_token(rows)));
+                assert_eq!(alone, together);
+            }
+            let mut other = vec![f32::NAN; rows * tokens];
+            let by_element = MatrixLayout { row: tokens, column: 1 };
+            multiply(&weight, activations, (&scattered, by_element), tokens, None, (&mut other, by_token(rows)));
+            assert_eq!(other, together);
+            results.push(together);
         }
+        assert_ne!(results[0], results[1], "activations of 16 bits are others");
     }
 
     #[test]
@@ -584,18 +673,27 @@ mod tests {
         for weight in &weights {
             let inputs: Vec<Vec<f32>> =
                 forms.iter().enumerate().map(|(i, form)| noise(columns * form.0, 10 + i as u32)).collect();
-            let mut together: Vec<Vec<f32>> = forms.iter().map(|form| vec![f32::NAN; rows * form.0]).collect();
-            let mut alone = together.clone();
-            let given = forms.iter().zip(&inputs).zip(&mut together);
-            let product = |((form, x), out)| -> TokenProduct<'_> {
-                let (form, x, out): (&(usize, bool), &Vec<f32>, &mut Vec<f32>) = (form, x, out);
-                TokenProduct { x: (x, layout(*form, columns)), tokens: form.0, out: (out, layout(*form, rows)) }
-            };
-            multiply_each(weight, Some(&bias), &mut given.map(product).collect::<Vec<_>>());
-            for ((form, x), out) in forms.iter().zip(&inputs).zip(&mut alone) {
-                multiply(weight, (x, layout(*form, columns)), form.0, Some(&bias), (out, layout(*form, rows)));
+            for (activations, _) in ACTIVATIONS {
+                let mut together: Vec<Vec<f32>> = forms.iter().map(|form| vec![f32::NAN; rows * form.0]).collect();
+                let mut alone = together.clone();
+                let given = forms.iter().zip(&inputs).zip(&mut together);
+                let product = |((form, x), out)| -> TokenProduct<'_> {
+                    let (form, x, out): (&(usize, bool), &Vec<f32>, &mut Vec<f32>) = (form, x, out);
+                    TokenProduct { x: (x, layout(*form, columns)), tokens: form.0, out: (out, layout(*form, rows)) }
+                };
+                multiply_each(weight, activations, Some(&bias), &mut given.map(product).collect::<Vec<_>>());
+                for ((form, x), out) in forms.iter().zip(&inputs).zip(&mut alone) {
+                    multiply(
+                        weight,
+                        activations,
+                        (x, layout(*form, columns)),
+                        form.0,
+                        Some(&bias),
+                        (out, layout(*form, rows)),
+                    );
+                }
+                assert_eq!(together, alone);
             }
-            assert_eq!(together, alone);
         }
     }
 }

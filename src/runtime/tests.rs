@@ -183,7 +183,7 @@ fn a_move_changes_no_bit_on_the_executor() {
     for (index, (case, keys)) in FORMS.into_iter().enumerate() {
         let folder = room.path().join(index.to_string());
         convert(&folder, case, keys);
-        for precision in ["f32", "f16", "ane"] {
+        for precision in ["f32", "i16", "f16", "ane"] {
             let model = LoadedModel::on_cpu(&folder, precision.parse().unwrap()).unwrap();
             let mut dice = Dice(11);
             // calls that write all their tokens leave the end of the context to whole ones

@@ -6,6 +6,7 @@
 //! from 4096 on.
 
 use super::{EngineEffect, EngineEffects};
+use crate::arithmetic::Arithmetic;
 use crate::weight::LoadedWeight;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::layout::MatrixLayout;
@@ -24,15 +25,16 @@ const SMALL_WORK: usize = 1 << 14;
 
 /// `out[o, t] = sum over k of weight[o, k] x[k, t] + bias[o]`, as `anec_kernels::product::multiply` without effects.
 pub(crate) fn multiply(
-    effects: EngineEffects,
+    arithmetic: Arithmetic,
     weight: &LoadedWeight,
     (x, x_layout): (&[f32], MatrixLayout),
     tokens: usize,
     bias: Option<&[f32]>,
     (out, out_layout): (&mut [f32], MatrixLayout),
 ) {
+    let Arithmetic { activations, effects } = arithmetic;
     if !effects.has_sums() {
-        return anec_kernels::product::multiply(weight, (x, x_layout), tokens, bias, (out, out_layout));
+        return anec_kernels::product::multiply(weight, activations, (x, x_layout), tokens, bias, (out, out_layout));
     }
     let (rows, columns) = (weight.rows(), weight.columns());
     let columns_of_x = factors(effects, tokens, columns, |t, k| x[k * x_layout.row + t * x_layout.column]);
@@ -262,7 +264,7 @@ mod tests {
     fn row_sum(effects: EngineEffects, weight: &LoadedWeight) -> f32 {
         let (x, layout) = (vec![1.0; weight.columns()], MatrixLayout { row: 1, column: 1 });
         let mut out = [0.0];
-        multiply(effects, weight, (&x, layout), 1, None, (&mut out, layout));
+        multiply(Arithmetic { effects, ..Arithmetic::default() }, weight, (&x, layout), 1, None, (&mut out, layout));
         out[0]
     }
 

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::matmul::bias;
 use super::{Resolved, Row, computing};
+use crate::arithmetic::Arithmetic;
 use crate::engine::sums::{multiply, product};
 use crate::engine::{EngineEffect, EngineEffects};
 use crate::kernel::{Call, Input, Kernel, Matrix};
@@ -151,8 +152,8 @@ pub(crate) struct Conv {
     pub bias: Option<Input>,
     pub groups: usize,
     pub geometry: Geometry,
-    /// How sums depart from exact ones.
-    pub effects: EngineEffects,
+    /// How products are computed.
+    pub arithmetic: Arithmetic,
 }
 
 impl Conv {
@@ -163,7 +164,7 @@ impl Conv {
             bias: op.optional_input("bias")?,
             groups: usize::try_from(op.integer_or("groups", 1)?).unwrap_or(0),
             geometry: Geometry::resolve(op)?,
-            effects: EngineEffects::NONE,
+            arithmetic: Arithmetic::default(),
         }))
     }
 
@@ -180,7 +181,7 @@ impl Kernel for Conv {
         let x = call.tensor(self.x)?;
         let rank = x.rank();
         let fits = (3..=5).contains(&rank) && weight.shape().len() == rank && weight.columns() == x.shape[1];
-        if !fits || !self.mixes_channels() || x.shape[0] != 1 || self.effects != EngineEffects::NONE {
+        if !fits || !self.mixes_channels() || x.shape[0] != 1 || self.arithmetic.effects != EngineEffects::NONE {
             return Ok(None);
         }
         let axes = axes(&self.geometry, &x.shape[2..], &weight.shape()[2..])?;
@@ -192,7 +193,8 @@ impl Kernel for Conv {
         let mut shape = Dims::from_slice(&x.shape);
         shape[1] = weight.rows();
         let (bias, x) = (bias(call, self.bias, weight.rows())?, (call.floats(self.x)?, layout));
-        Ok(Some(WeightProduct { weight, bias, x, tokens, shape, layout }))
+        let activations = self.arithmetic.activations;
+        Ok(Some(WeightProduct { weight, activations, bias, x, tokens, shape, layout }))
     }
 
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
@@ -222,14 +224,17 @@ impl Kernel for Conv {
             return call.give(empty);
         }
         // a convolution that adds nothing up has no sum to saturate
-        let effects = if columns == 1 { self.effects.without(EngineEffect::SumsSaturate) } else { self.effects };
+        let mut arithmetic = self.arithmetic;
+        if columns == 1 {
+            arithmetic.effects = arithmetic.effects.without(EngineEffect::SumsSaturate);
+        }
         if pointwise {
             let layout = MatrixLayout { row: places, column: 1 };
             let result = pool.make(&shape, |out| {
                 out.resize(batch * rows * places, 0.0);
                 if channels > 0 {
                     for (x, out) in values.chunks_exact(channels * size).zip(out.chunks_exact_mut(rows * places)) {
-                        multiply(effects, &weight, (x, layout), places, bias, (out, layout));
+                        multiply(arithmetic, &weight, (x, layout), places, bias, (out, layout));
                     }
                 }
             });
@@ -248,7 +253,7 @@ impl Kernel for Conv {
                 windows(&values[first..][..group_channels * size], &axes, gathered.floats());
                 let rows = &kernel[group * group_rows * columns..][..group_rows * columns];
                 let (a, b) = (MatrixLayout { row: columns, column: 1 }, MatrixLayout { row: places, column: 1 });
-                product(effects, (group_rows, columns, places), (rows, a), (gathered.floats(), b), out);
+                product(arithmetic.effects, (group_rows, columns, places), (rows, a), (gathered.floats(), b), out);
                 if let Some(bias) = bias {
                     for (r, out) in out.chunks_exact_mut(places).enumerate() {
                         out.iter_mut().for_each(|v| *v += bias[group * group_rows + r]);

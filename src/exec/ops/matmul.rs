@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::norm::softmax_rows;
 use super::{Resolved, Row, computing};
+use crate::arithmetic::Arithmetic;
 use crate::engine::EngineEffects;
 use crate::engine::sums::{multiply, product};
 use crate::kernel::{Call, Input, Kernel, Matrix};
@@ -17,6 +18,7 @@ use crate::weight::LoadedWeight;
 use crate::weight::WeightProduct;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
+use anec_kernels::product::Activations;
 
 /// The rows of this group.
 pub(super) const ROWS: &[Row] = computing! {
@@ -44,19 +46,20 @@ pub(crate) struct Linear {
     pub x: Input,
     pub weight: Matrix,
     pub bias: Option<Input>,
-    /// How sums depart from exact ones.
-    pub effects: EngineEffects,
+    /// How products are computed.
+    pub arithmetic: Arithmetic,
 }
 
 impl Linear {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (x, weight, bias) = (op.input("x")?, op.matrix("weight")?, op.optional_input("bias")?);
-        Ok(Arc::new(Linear { x, weight, bias, effects: EngineEffects::NONE }))
+        Ok(Arc::new(Linear { x, weight, bias, arithmetic: Arithmetic::default() }))
     }
 }
 
 /// `x weightᵀ` of all rows of `x`, whose width is the weight's.
 fn product_of_rows<'c>(
+    activations: Activations,
     x: &'c Tensor,
     weight: &'c LoadedWeight,
     bias: Option<&'c [f32]>,
@@ -69,7 +72,7 @@ fn product_of_rows<'c>(
     }
     let tokens = shape[..shape.len().saturating_sub(1)].iter().product();
     let (x, layout) = ((values, MatrixLayout { row: 1, column: columns }), MatrixLayout { row: 1, column: rows });
-    Ok(WeightProduct { weight, bias, x, tokens, shape, layout })
+    Ok(WeightProduct { weight, activations, bias, x, tokens, shape, layout })
 }
 
 /// Whether `x weightᵀ` is a product of rows.
@@ -81,10 +84,10 @@ impl Kernel for Linear {
     fn weight_product<'c>(&'c self, call: &'c Call<'_>) -> Result<Option<WeightProduct<'c>>, String> {
         let Matrix::Constant(weight) = &self.weight else { return Ok(None) };
         let x = call.tensor(self.x)?;
-        if self.effects != EngineEffects::NONE || !multiplies_rows(x, weight) {
+        if self.arithmetic.effects != EngineEffects::NONE || !multiplies_rows(x, weight) {
             return Ok(None);
         }
-        product_of_rows(x, weight, bias(call, self.bias, weight.rows())?).map(Some)
+        product_of_rows(self.arithmetic.activations, x, weight, bias(call, self.bias, weight.rows())?).map(Some)
     }
 
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
@@ -95,22 +98,22 @@ impl Kernel for Linear {
             let (x, weight) = (&x.shape, weight.shape());
             return Err(format!("`x` of shape {x:?} doesn't fit a weight of shape {weight:?}"));
         }
-        let result = rows_times_weight(self.effects, pool, x, &weight, bias)?;
+        let result = rows_times_weight(self.arithmetic, pool, x, &weight, bias)?;
         call.give(result)
     }
 }
 
 fn rows_times_weight(
-    effects: EngineEffects,
+    arithmetic: Arithmetic,
     pool: &mut Pool,
     x: &Tensor,
     weight: &LoadedWeight,
     bias: Option<&[f32]>,
 ) -> Result<Arc<Tensor>, String> {
-    let product = product_of_rows(x, weight, bias)?;
+    let product = product_of_rows(arithmetic.activations, x, weight, bias)?;
     Ok(pool.make(&product.shape, |out| {
         out.resize(product.tokens * weight.rows(), 0.0);
-        multiply(effects, weight, product.x, product.tokens, bias, (out, product.layout));
+        multiply(arithmetic, weight, product.x, product.tokens, bias, (out, product.layout));
     }))
 }
 
@@ -122,15 +125,15 @@ pub(crate) struct Matmul {
     pub y: Input,
     pub transpose_x: bool,
     pub transpose_y: bool,
-    /// How sums depart from exact ones.
-    pub effects: EngineEffects,
+    /// How products are computed.
+    pub arithmetic: Arithmetic,
 }
 
 impl Matmul {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (x, y) = (op.input("x")?, op.input("y")?);
         let (transpose_x, transpose_y) = (op.flag_or("transpose_x", false)?, op.flag_or("transpose_y", false)?);
-        Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y, effects: EngineEffects::NONE }))
+        Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y, arithmetic: Arithmetic::default() }))
     }
 }
 
@@ -140,25 +143,25 @@ impl Kernel for Matmul {
             (Value::Tensor(x), Value::Weight(y))
                 if self.transpose_y
                     && !self.transpose_x
-                    && self.effects == EngineEffects::NONE
+                    && self.arithmetic.effects == EngineEffects::NONE
                     && multiplies_rows(x, y) =>
             {
-                product_of_rows(x, y, None).map(Some)
+                product_of_rows(self.arithmetic.activations, x, y, None).map(Some)
             }
             _ => Ok(None),
         }
     }
 
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        let (transpose_x, transpose_y, effects) = (self.transpose_x, self.transpose_y, self.effects);
+        let (transpose_x, transpose_y, arithmetic) = (self.transpose_x, self.transpose_y, self.arithmetic);
         let result = match (call.value(self.x)?, call.value(self.y)?) {
             (Value::Tensor(x), Value::Weight(y))
                 if transpose_y && !(transpose_x && x.rank() > 1) && multiplies_rows(x, y) =>
             {
-                rows_times_weight(effects, pool, x, y, None)?
+                rows_times_weight(arithmetic, pool, x, y, None)?
             }
             (Value::Weight(x), Value::Tensor(y)) if x.shape().len() == 2 && !transpose_x && y.rank() >= 2 => {
-                weight_times_columns(effects, pool, x, y, transpose_y)?
+                weight_times_columns(arithmetic, pool, x, y, transpose_y)?
             }
             _ => {
                 let (x, y) = (call.tensor(self.x)?, call.tensor(self.y)?);
@@ -166,11 +169,11 @@ impl Kernel for Matmul {
                     (TensorData::I32(a), TensorData::I32(b)) => {
                         let floats = |v: &[i32]| v.iter().map(|v| *v as f32).collect::<Vec<_>>();
                         let (x, y) = (Tensor::new(&x.shape[..], floats(a)), Tensor::new(&y.shape[..], floats(b)));
-                        let product = batched(effects, pool, &x, &y, transpose_x, transpose_y)?;
+                        let product = batched(arithmetic.effects, pool, &x, &y, transpose_x, transpose_y)?;
                         let values = product.floats().unwrap_or_default().iter().map(|v| *v as i32);
                         pool.make(&product.shape, |out: &mut Vec<i32>| out.extend(values))
                     }
-                    _ => batched(effects, pool, x, y, transpose_x, transpose_y)?,
+                    _ => batched(arithmetic.effects, pool, x, y, transpose_x, transpose_y)?,
                 }
             }
         };
@@ -179,7 +182,7 @@ impl Kernel for Matmul {
 }
 
 fn weight_times_columns(
-    effects: EngineEffects,
+    arithmetic: Arithmetic,
     pool: &mut Pool,
     weight: &LoadedWeight,
     y: &Tensor,
@@ -201,7 +204,7 @@ fn weight_times_columns(
         if inner * tokens * rows > 0 {
             for (values, out) in values.chunks_exact(inner * tokens).zip(out.chunks_exact_mut(rows * tokens)) {
                 multiply(
-                    effects,
+                    arithmetic,
                     weight,
                     (values, layout),
                     tokens,

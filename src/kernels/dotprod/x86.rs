@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::digits::{DIGITS, FEW_DIGITS, digits_of};
+use super::super::digits::{DIGITS, FEW_DIGITS, LEAST_DIGITS, digits_of};
 use super::super::dot::AHEAD;
 use super::{DigitColumns, MeasuredColumn};
 
@@ -18,8 +18,10 @@ pub(super) const STEP: usize = 64;
 /// Rows that are multiplied at a time with several columns: their sums with two columns, and what gives them, fill the
 /// registers.
 const ROWS: usize = 3;
-/// As many, with columns of [`FEW_DIGITS`].
+/// As many, with columns of fewer digits.
 const FEW_ROWS: usize = 4;
+/// Columns that are multiplied with a block's rows before the next ones are: their sums and digits remain near.
+const COLUMNS: usize = 16;
 /// Rows whose products are given at a time, whole tiles.
 const BLOCK: usize = 4 * ROWS * FEW_ROWS;
 /// The sums of a block's rows with the digits of a column.
@@ -56,7 +58,10 @@ impl Instruction {
 
     /// Whether it is the best that there is for any number of columns.
     pub fn takes_many(self) -> bool {
-        false
+        #[cfg(target_os = "linux")]
+        return !crate::amx::is_available();
+        #[cfg(not(target_os = "linux"))]
+        true
     }
 }
 
@@ -90,9 +95,10 @@ pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [
 }
 
 impl DigitColumns {
-    /// Which columns have [`FEW_DIGITS`], and which have all.
-    fn by_digits(&self) -> (SmallVec<[usize; 8]>, SmallVec<[usize; 8]>) {
-        (0..self.columns.len()).partition(|c| self.columns[*c].unit.digits == FEW_DIGITS)
+    /// Which columns have [`LEAST_DIGITS`], [`FEW_DIGITS`] and [`DIGITS`].
+    fn by_digits(&self) -> [SmallVec<[usize; 8]>; 3] {
+        [LEAST_DIGITS, FEW_DIGITS, DIGITS]
+            .map(|digits| (0..self.columns.len()).filter(|c| self.columns[*c].unit.digits == digits).collect())
     }
 }
 
@@ -103,27 +109,49 @@ impl DigitColumns {
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
-    let (few, others) = of.by_digits();
-    let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; DIGITS]; BLOCK], of.columns.len());
+    let [least, few, others] = of.by_digits();
+    let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; DIGITS]; BLOCK], of.columns.len().min(COLUMNS));
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);
         let block = &rows[first * of.depth..][..here * of.depth];
+        let mut put = |column: usize, products: &[f32]| put(first, column, products);
         // SAFETY: as promised.
         unsafe {
-            add_up::<FEW_ROWS, FEW_DIGITS>(of, &few, block, &mut sums);
-            add_up::<ROWS, DIGITS>(of, &others, block, &mut sums);
-        }
-        for (c, (sums, column)) in sums.iter().zip(&of.columns).enumerate() {
-            let mut products = [0.0; BLOCK];
-            for (product, sums) in products.iter_mut().zip(sums) {
-                *product = column.product(*sums);
-            }
-            put(first, c, &products[..here]);
+            of_block::<FEW_ROWS, LEAST_DIGITS>(of, &least, block, &mut sums, &mut put);
+            of_block::<FEW_ROWS, FEW_DIGITS>(of, &few, block, &mut sums, &mut put);
+            of_block::<ROWS, DIGITS>(of, &others, block, &mut sums, &mut put);
         }
     }
 }
 
-/// The sums of a block's rows with some columns, which have `D` digits: of `R` rows at a time where there are several.
+/// Gives the products of a block's rows with some columns, which have `D` digits.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn of_block<const R: usize, const D: usize>(
+    of: &DigitColumns,
+    columns: &[usize],
+    rows: &[i8],
+    sums: &mut [BlockSums],
+    put: &mut impl FnMut(usize, &[f32]),
+) {
+    for (i, columns) in columns.chunks(COLUMNS).enumerate() {
+        // SAFETY: as promised.
+        unsafe { add_up::<R, D>(of, columns, (rows, i == 0), sums) };
+        for (sums, c) in sums.iter().zip(columns) {
+            let mut products = [0.0; BLOCK];
+            for (product, sums) in products.iter_mut().zip(sums) {
+                *product = of.columns[*c].product(*sums);
+            }
+            put(*c, &products[..rows.len() / of.depth]);
+        }
+    }
+}
+
+/// The sums of a block's rows with each of some columns, which have `D` digits: of `R` rows at a time where there are several
+/// columns. Asks for the rows that follow if they haven't been asked for.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -132,29 +160,30 @@ pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMu
 unsafe fn add_up<const R: usize, const D: usize>(
     of: &DigitColumns,
     columns: &[usize],
-    rows: &[i8],
+    (rows, ask): (&[i8], bool),
     sums: &mut [BlockSums],
 ) {
     let (depth, count, first) = (of.depth, rows.len() / of.depth, rows.as_ptr());
     // SAFETY: as promised; the last row stands for those that are missing.
     unsafe {
         if let [column] = *columns {
-            for (row, sums) in sums[column].iter_mut().enumerate().take(count) {
+            for (row, sums) in sums[0].iter_mut().enumerate().take(count) {
                 *sums = of_row::<D>(first.add(row * depth), of.of(column), depth);
             }
             return;
         }
         for row in (0..count).step_by(R) {
             let rows = std::array::from_fn(|r| first.add((row + r).min(count - 1) * depth));
-            let mut next = Some(first.wrapping_add((row + R) * depth));
-            let mut put = |column: usize, tile: [_; R]| sums[column][row..row + R].copy_from_slice(&tile);
-            for pair in columns.chunks(2) {
+            let mut next = ask.then(|| first.wrapping_add((row + R) * depth));
+            for (pair, sums) in columns.chunks(2).zip(sums.chunks_mut(2)) {
+                let mut put = |c: usize, tile: [_; R]| sums[c][row..row + R].copy_from_slice(&tile);
                 if let [one, other] = *pair {
-                    let tiles = of_tile::<R, 2, D>(rows, [of.of(one), of.of(other)], depth, next.take());
-                    pair.iter().zip(tiles).for_each(|(column, tile)| put(*column, tile));
+                    let [first, second] = of_tile::<R, 2, D>(rows, [of.of(one), of.of(other)], depth, next.take());
+                    put(0, first);
+                    put(1, second);
                 } else {
                     let [tile] = of_tile::<R, 1, D>(rows, [of.of(pair[0])], depth, next.take());
-                    put(pair[0], tile);
+                    put(0, tile);
                 }
             }
         }

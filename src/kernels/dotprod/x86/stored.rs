@@ -7,10 +7,11 @@ use smallvec::SmallVec;
 use super::super::DigitColumns;
 use super::{BLOCK, MIDDLE, STEP, across};
 use crate::aligned_buf::AlignedBuf;
-use crate::digits::{DIGITS, FEW_DIGITS};
+use crate::digits::{Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS};
 use crate::planes::PLANES;
 use crate::weight::{Elements, StoredWeight};
 
+mod many;
 mod row;
 
 use row::{Bytes, CodeRows, Long, RowBytes, Short};
@@ -72,6 +73,12 @@ impl<'a> StoredRows<'a> {
         };
         let has = is_x86_feature_detected!("avx512vbmi");
         (has && columns <= MOST_DEPTH).then_some(StoredRows { weight, form, blocks })
+    }
+
+    /// Whether this is the best that there is for any number of columns: not where most have three digits, or blocks have
+    /// scales, which take longer than f32 products.
+    pub fn takes_many(self, activations: Activations) -> bool {
+        activations == Activations::I16 && self.blocks.is_none()
     }
 }
 
@@ -137,13 +144,14 @@ impl<'a> StoredProducts<'a> {
     /// If there are fewer rows.
     pub fn multiply(&self, first: usize, count: usize, mut put: impl FnMut(usize, usize, &[f32])) {
         assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first);
-        let (few, others) = self.columns.by_digits();
+        let [least, few, others] = self.columns.by_digits();
         let mut products: SmallVec<[[f32; BLOCK]; 8]> = SmallVec::from_elem([0.0; BLOCK], self.columns.columns.len());
         for from in (0..count).step_by(BLOCK) {
             let here = BLOCK.min(count - from);
             // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and the
             // rows are there.
             unsafe {
+                self.in_groups::<LEAST_DIGITS>((first + from, here), &least, &mut products);
                 self.in_groups::<FEW_DIGITS>((first + from, here), &few, &mut products);
                 self.in_groups::<DIGITS>((first + from, here), &others, &mut products);
             }
@@ -354,15 +362,16 @@ unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usi
 fn joined<const D: usize>(sums: [__m512i; D]) -> __m512 {
     let pair = |high: __m512i, low: __m512i| _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low));
     let upper = pair(sums[D - 1], sums[D - 2]);
-    if D == FEW_DIGITS {
-        _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(sums[0]))
-    } else {
-        _mm512_fmadd_ps(upper, _mm512_set1_ps(65536.0), pair(sums[1], sums[0]))
+    match D {
+        LEAST_DIGITS => upper,
+        FEW_DIGITS => _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0), _mm512_cvtepi32_ps(sums[0])),
+        _ => _mm512_fmadd_ps(upper, _mm512_set1_ps(65536.0), pair(sums[1], sums[0])),
     }
 }
 
 /// Adds the products of elements of a row and of columns. A number's highest byte is multiplied with all digits, the next
-/// with all but the lowest, and so on: what is left out is less than a 2^22th of the largest product.
+/// with all but the lowest, and so on: what is left out is less than a 2^22th of the largest product, or a 2^14th with two
+/// digits.
 ///
 /// # Safety
 /// There are as many digits.
@@ -418,15 +427,25 @@ mod tests {
     }
 
     /// Products `[columns, rows]`.
-    fn products(weight: &StoredWeight, columns: &[Vec<f32>]) -> Option<Vec<Vec<f32>>> {
+    fn products(weight: &StoredWeight, columns: &[Vec<f32>], activations: Activations) -> Option<Vec<Vec<f32>>> {
+        let is_whole = weight.scales().blocks == 1;
         let (instruction, rows) = (Instruction::available().last()?, StoredRows::new(weight)?);
-        let measured: Vec<_> =
-            columns.iter().map(|x| StridedColumn { values: x, step: 1 }.measured(x.len()).expect("finite")).collect();
+        let column = |x| StridedColumn { values: x, step: 1 };
+        let measured = columns.iter().map(|x| column(x).measured(x.len(), activations).expect("finite"));
+        let measured: Vec<_> = measured.collect();
         let digits = DigitColumns::new(instruction, weight.columns(), &measured);
+        let stored = StoredProducts::new(&digits, rows);
         let mut out = vec![vec![f32::NAN; weight.rows()]; columns.len()];
-        StoredProducts::new(&digits, rows).multiply(0, weight.rows(), |row, column, products| {
+        stored.multiply(0, weight.rows(), |row, column, products| {
             out[column][row..row + products.len()].copy_from_slice(products);
         });
+        if is_whole {
+            let mut many = vec![vec![f32::NAN; weight.rows()]; columns.len()];
+            stored.multiply_many(0, weight.rows(), |row, column, products| {
+                many[column][row..row + products.len()].copy_from_slice(products);
+            });
+            assert_eq!(many, out);
+        }
         Some(out)
     }
 
@@ -439,8 +458,9 @@ mod tests {
                 (1usize..2, (1usize..60).prop_map(|eights| 8 * eights)),
                 (2usize..20, prop::sample::select(vec![8usize, 16, 32, 64, 128, 192])),
             ],
-            count in 1usize..8, seed: u32,
+            count in 1usize..8, seed: u32, short: bool,
         ) {
+            let activations = if short { Activations::I16 } else { Activations::F32 };
             prop_assume!(bits > 0 || blocks > 1);
             if !is_x86_feature_detected!("avx512vbmi") || Instruction::available().next().is_none() {
                 anec_base::skipped("this processor doesn't look bytes up");
@@ -453,10 +473,12 @@ mod tests {
                 x.iter_mut().step_by(37).take(c as usize % 2 * 100).for_each(|v| *v *= 3000.0);
                 x
             }).collect();
-            let found = products(&weight, &columns).expect("it has the form");
+            let found = products(&weight, &columns, activations).expect("it has the form");
             let mut row_values = vec![0.0; blocks * block];
             for (x, found) in columns.iter().zip(&found) {
-                let off = most_off(&x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+                let off = most_off(activations, &x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
+                // and products of low bytes and low digits are left out
+                let off = if short { 4.0 * off } else { off };
                 for (row, found) in found.iter().enumerate() {
                     weight.expand_row(row, &mut row_values);
                     let terms = || row_values.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
@@ -468,7 +490,7 @@ mod tests {
                 }
             }
             for (c, x) in columns.iter().enumerate() {
-                let alone = products(&weight, std::slice::from_ref(x)).expect("it has the form");
+                let alone = products(&weight, std::slice::from_ref(x), activations).expect("it has the form");
                 prop_assert_eq!(&alone[0], &found[c]);
             }
         }
@@ -485,7 +507,7 @@ mod tests {
             StoredWeight::coded(vec![1, depth], codes(depth), tables, scales)
         };
         for x in [vec![-1.0; depth], vec![1.0; depth]] {
-            let Some(found) = products(&of(depth), std::slice::from_ref(&x)) else {
+            let Some(found) = products(&of(depth), std::slice::from_ref(&x), Activations::F32) else {
                 return anec_base::skipped("this processor doesn't look bytes up");
             };
             let exact = -1.999_999_9 * f64::from(x[0]) * depth as f64;

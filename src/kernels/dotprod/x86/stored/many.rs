@@ -1,0 +1,148 @@
+//! Many columns: the bytes of a few rows' elements are looked up once, and multiplied with all columns.
+
+use std::arch::x86_64::*;
+
+use super::row::RowBytes;
+use super::{Bytes, Long, Short};
+use super::{DIGITS, FEW_DIGITS, Form, LEAST_DIGITS, PLANES, STEP, StoredProducts, across, add_products};
+use crate::aligned_buf::AlignedBuf;
+
+/// Rows whose elements are looked up at a time.
+const TOGETHER: usize = 12;
+/// Rows of a tile with columns of [`LEAST_DIGITS`], whose sums and bytes fill the registers. Columns of more digits are few.
+const ROWS: usize = 4;
+/// Rows of a tile with others.
+const FEW_ROWS: usize = 2;
+/// Columns of a tile.
+const COLUMNS: usize = 2;
+
+/// The bytes of rows that were looked up: of each vector of a row's elements, a vector for each byte.
+struct LookedUp {
+    bytes: AlignedBuf,
+    /// What an integer of the highest bytes of each row counts.
+    units: [f32; TOGETHER],
+    rows: usize,
+}
+
+impl StoredProducts<'_> {
+    /// As [`multiply`](StoredProducts::multiply), for rows without blocks.
+    ///
+    /// # Panics
+    /// As there, and if blocks have scales.
+    pub fn multiply_many(&self, first: usize, count: usize, mut put: impl FnMut(usize, usize, &[f32])) {
+        assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first && self.starts.is_none());
+        // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and the rows
+        // are there.
+        unsafe {
+            match &self.rows.form {
+                Form::Bytes(values) => self.look_up::<Bytes, 1>(values, (first, count), &mut put),
+                Form::Codes(codes) if codes.bits() == 8 => {
+                    self.look_up::<Long, PLANES>(codes, (first, count), &mut put);
+                }
+                Form::Codes(codes) if codes.planes() == 1 => {
+                    self.look_up::<Short<1>, 1>(codes, (first, count), &mut put);
+                }
+                Form::Codes(codes) => self.look_up::<Short<PLANES>, PLANES>(codes, (first, count), &mut put),
+            }
+        }
+    }
+
+    /// Of rows whose elements have `P` bytes.
+    ///
+    /// # Safety
+    /// The processor has the instructions, rows are as long as columns, and the rows are there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
+    unsafe fn look_up<R: RowBytes<P>, const P: usize>(
+        &self,
+        of: &R::Of<'_>,
+        (first, count): (usize, usize),
+        put: &mut impl FnMut(usize, usize, &[f32]),
+    ) {
+        let (depth, steps) = (self.columns.depth, self.columns.depth.div_ceil(STEP));
+        let [least, few, others] = self.columns.by_digits();
+        let bytes = AlignedBuf::new(TOGETHER * steps * P * STEP / size_of::<f32>());
+        let mut near = LookedUp { bytes, units: [0.0; TOGETHER], rows: 0 };
+        for from in (0..count).step_by(TOGETHER) {
+            near.rows = TOGETHER.min(count - from);
+            let place: *mut i8 = near.bytes.words().as_mut_ptr().cast();
+            for (i, unit) in near.units.iter_mut().enumerate().take(near.rows) {
+                // SAFETY: as promised; there is room for as many rows.
+                unsafe {
+                    let (row, own) = R::of_row(of, depth, first + from + i);
+                    *unit = own;
+                    for step in 0..steps {
+                        for (plane, bytes) in row.step(step).into_iter().enumerate() {
+                            let at = ((i * steps + step) * P + plane) * STEP;
+                            _mm512_store_si512(place.add(at).cast(), bytes);
+                        }
+                    }
+                }
+            }
+            let mut put = |column: usize, products: &[f32]| put(from, column, products);
+            // SAFETY: as promised.
+            unsafe {
+                self.in_tiles::<ROWS, P, LEAST_DIGITS>(&near, &least, &mut put);
+                self.in_tiles::<FEW_ROWS, P, FEW_DIGITS>(&near, &few, &mut put);
+                self.in_tiles::<FEW_ROWS, P, DIGITS>(&near, &others, &mut put);
+            }
+        }
+    }
+
+    /// The products of rows that were looked up with columns of `D` digits.
+    ///
+    /// # Safety
+    /// As [`look_up`](Self::look_up); the rows' elements have `P` bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
+    unsafe fn in_tiles<const R: usize, const P: usize, const D: usize>(
+        &self,
+        near: &LookedUp,
+        columns: &[usize],
+        put: &mut impl FnMut(usize, &[f32]),
+    ) {
+        let (all, of_row) = (self.columns, self.columns.depth.div_ceil(STEP) * P * STEP);
+        let place: *const i8 = near.bytes.pointer().cast();
+        for columns in columns.chunks(COLUMNS) {
+            // the last column stands for one that is missing
+            let pair: [usize; COLUMNS] = std::array::from_fn(|c| columns[c.min(columns.len() - 1)]);
+            let mut products = [[0.0; TOGETHER]; COLUMNS];
+            for row in (0..near.rows).step_by(R) {
+                // SAFETY: as promised; there is room for whole tiles, and what isn't a row's is left.
+                let sums = unsafe {
+                    let rows = std::array::from_fn(|r| place.add((row + r) * of_row));
+                    of_tile::<R, P, D>(rows, pair.map(|column| all.of(column)), all.depth)
+                };
+                for ((products, sums), column) in products.iter_mut().zip(sums).zip(pair) {
+                    for ((product, sums), unit) in products[row..].iter_mut().zip(sums).zip(&near.units[row..]) {
+                        *product = all.columns[column].product(sums) * unit;
+                    }
+                }
+            }
+            columns.iter().zip(&products).for_each(|(column, products)| put(*column, &products[..near.rows]));
+        }
+    }
+}
+
+/// The sums by digits of rows that were looked up.
+///
+/// # Safety
+/// The processor has the instructions; the bytes and digits are there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
+unsafe fn of_tile<const R: usize, const P: usize, const D: usize>(
+    rows: [*const i8; R],
+    columns: [*const i8; COLUMNS],
+    depth: usize,
+) -> [[[i32; DIGITS]; R]; COLUMNS] {
+    let mut sums = [[[_mm512_setzero_si512(); D]; COLUMNS]; R];
+    for step in 0..depth.div_ceil(STEP) {
+        for (sums, row) in sums.iter_mut().zip(rows) {
+            // SAFETY: as promised.
+            unsafe {
+                let bytes = |plane: usize| _mm512_load_si512(row.add((step * P + plane) * STEP).cast());
+                add_products(sums, std::array::from_fn::<_, P, _>(bytes), columns, step);
+            }
+        }
+    }
+    std::array::from_fn(|c| std::array::from_fn(|r| across::<D>(sums[r][c])))
+}
