@@ -2,7 +2,8 @@
 //!
 //! The unit multiplies bytes and adds the products up in 32 bits, exactly. So each column becomes integers of two to four
 //! signed [digits](super::digits), and as many products of tiles are one of f32 numbers. 16 columns are multiplied
-//! together, with as many digits as one of them needs.
+//! together, with as many digits as one of them needs. Numbers that are looked up are integers of several bytes: the highest,
+//! which has a sign, is multiplied with all digits, the next with all but the lowest, and so on.
 //!
 //! A thread takes [`ROWS`] rows at a time, or twice as many where they are long: it lays their bytes out in tiles and
 //! multiplies them with 16 columns after the other, over the whole length of the rows, for sums that leave the registers
@@ -13,11 +14,15 @@ use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
+use smallvec::SmallVec;
+
 use super::aligned_buf::AlignedBuf;
 use super::digits::{
     Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, joined, third_squared,
 };
+use super::dotprod::StoredRows;
 use super::layout::{MatrixLayout, SharedOutput};
+use super::planes::PLANES;
 use super::pool;
 use super::simd::CACHE_LINE;
 use super::tiles::{STRIP, put};
@@ -55,6 +60,33 @@ pub(super) fn is_available() -> bool {
     })
 }
 
+/// Rows of a matrix that can be laid out in tiles.
+#[derive(Clone, Copy)]
+pub(super) enum TileRows<'a> {
+    /// Signed bytes.
+    Bytes(&'a [i8]),
+    /// Bytes that are looked up.
+    Stored(StoredRows<'a>),
+}
+
+impl TileRows<'_> {
+    /// Whether there are so many rows and elements.
+    fn holds(&self, rows: usize, depth: usize) -> bool {
+        match self {
+            TileRows::Bytes(bytes) => bytes.len() >= rows.saturating_mul(depth),
+            TileRows::Stored(stored) => stored.size().0 >= rows && stored.size().1 == depth,
+        }
+    }
+
+    /// Bytes of an element.
+    fn planes(&self) -> usize {
+        match self {
+            TileRows::Bytes(_) => 1,
+            TileRows::Stored(stored) => stored.planes(),
+        }
+    }
+}
+
 /// As [`tiles::multiply`](super::tiles::multiply), for rows of bytes; gives false, and does nothing, if the columns hold
 /// a number that isn't finite, which has no digits, or the rows are too long.
 ///
@@ -62,12 +94,12 @@ pub(super) fn is_available() -> bool {
 /// If a slice is too short, elements of `out` would share places, or the processor lacks the unit.
 pub(super) fn multiply(
     (rows, depth, columns): (usize, usize, usize),
-    (a, activations): (&[i8], Activations),
+    (a, activations): (TileRows<'_>, Activations),
     (x, x_layout): (&[f32], MatrixLayout),
     finish: impl Fn(usize) -> (f32, f32) + Sync,
     (out, out_layout): (&mut [f32], MatrixLayout),
 ) -> bool {
-    assert!(is_available() && a.len() >= rows.saturating_mul(depth));
+    assert!(is_available() && a.holds(rows, depth));
     assert!(x.len() >= x_layout.extent(depth, columns) && out.len() >= out_layout.extent(rows, columns));
     assert!(out_layout.is_injective(rows, columns), "elements of the result would share places");
     if columns == 0 {
@@ -110,7 +142,9 @@ pub(super) fn multiply(
         unsafe { piece(i).pack(&units[i / of_columns * SIDE..], words) };
     });
     let out = SharedOutput::new(out, out_layout);
-    let chunk = Chunk { a, depth, columns, packed: &lines, units: &units, finish: &finish, out };
+    // lower bytes are multiplied with the higher digits alone
+    let planes = a.planes().min(digits_of_all(&units));
+    let chunk = Chunk { a, planes, depth, columns, packed: &lines, units: &units, finish: &finish, out };
     let of_chunk = if depth < LONG { ROWS } else { MOST_ROWS };
     pool::for_each(rows.div_ceil(of_chunk), |i| {
         // SAFETY: the processor has the unit, as asserted.
@@ -235,13 +269,21 @@ impl Part<'_> {
 
 /// What threads share.
 struct Chunk<'a, F> {
-    a: &'a [i8],
+    a: TileRows<'a>,
+    /// How many of an element's bytes are multiplied, the highest first.
+    planes: usize,
     depth: usize,
     columns: usize,
     packed: &'a AlignedBuf,
     units: &'a [Unit],
     finish: &'a F,
     out: SharedOutput,
+}
+
+/// Rows in tiles: those of each byte of their elements, and what the rows' integers count.
+struct LaidOut {
+    planes: SmallVec<[AlignedBuf; PLANES]>,
+    units: [f32; ROWS],
 }
 
 /// The sums of a chunk's rows with each digit of 16 columns.
@@ -316,10 +358,17 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
         let pairs = count.div_ceil(ROWS);
         let near = [self.laid_out(first, count.min(ROWS)), self.laid_out(first + ROWS, count.saturating_sub(ROWS))];
         // the rows after these come while these are multiplied, a part of them with every product
-        let products: usize = self.units.chunks(SIDE).map(|units| digits_of_all(units).div_ceil(FEW_DIGITS)).sum();
+        let products: usize =
+            self.units.chunks(SIDE).map(|units| if digits_of_all(units) == DIGITS { 2 } else { 1 }).sum();
         let lines = ROWS.div_ceil(products);
-        let mut ahead = self.a.as_ptr().wrapping_add((first + count) * self.depth);
-        let end = ahead.wrapping_add(steps * count * STEP);
+        let (mut ahead, end) = match self.a {
+            TileRows::Bytes(bytes) => {
+                let ahead = bytes.as_ptr().wrapping_add((first + count) * self.depth);
+                (ahead, ahead.wrapping_add(steps * count * STEP))
+            }
+            // what looks up asks for itself
+            TileRows::Stored(_) => (std::ptr::null(), std::ptr::null()),
+        };
         let mut sums = Sums([[[0; SIDE]; ROWS]; DIGITS]);
         let mut whole = [[0.0; STRIP]; MOST_ROWS];
         // SAFETY: the unit is there.
@@ -331,23 +380,29 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                 let units = &self.units[start..][..SIDE];
                 let sizes: [f32; SIDE] = std::array::from_fn(|c| units[c].size);
                 let digits = digits_of_all(units);
-                let multiply: MultiplyTiles = if digits == FEW_DIGITS { multiply_three } else { multiply_two };
                 for (near, whole) in near[..pairs].iter().zip(whole.chunks_exact_mut(ROWS)) {
-                    for digit in (0..digits).step_by(if digits == FEW_DIGITS { FEW_DIGITS } else { 2 }) {
-                        // SAFETY: the columns are packed to this depth, and the sums have room for all digits.
-                        unsafe {
-                            let x = self.packed.pointer().add((start / SIDE * steps * DIGITS + digit) * TILE);
-                            let lines = if ahead < end { lines } else { 0 };
-                            multiply(near.pointer(), x, steps, sums.0[digit..].as_mut_ptr().cast(), (ahead, lines));
+                    for (plane, bytes) in near.planes.iter().enumerate().take(digits) {
+                        let mut digit = plane;
+                        while digit < digits {
+                            let (multiply, taken) = multiply_some(plane > 0, digits - digit);
+                            // SAFETY: the columns are packed to this depth, and the sums have room for all digits.
+                            unsafe {
+                                let x = self.packed.pointer().add((start / SIDE * steps * DIGITS + digit) * TILE);
+                                let lines = if ahead < end { lines } else { 0 };
+                                let sums = sums.0[digit - plane..].as_mut_ptr().cast();
+                                multiply(bytes.pointer(), x, steps, sums, (ahead, lines));
+                            }
+                            ahead = ahead.wrapping_add(steps * lines * CACHE_LINE);
+                            digit += taken;
                         }
-                        ahead = ahead.wrapping_add(steps * lines * CACHE_LINE);
                     }
                     for (r, whole) in whole.iter_mut().enumerate() {
                         // those of digits that the columns don't have are none of theirs
                         let sums: [[i32; SIDE]; DIGITS] =
                             std::array::from_fn(|digit| if digit < digits { sums.0[digit][r] } else { [0; SIDE] });
                         for c in 0..SIDE {
-                            whole[place * SIDE + c] = joined(std::array::from_fn(|digit| sums[digit][c])) * sizes[c];
+                            let sum = joined(std::array::from_fn(|digit| sums[digit][c])) * sizes[c];
+                            whole[place * SIDE + c] = sum * near.units[r];
                         }
                     }
                 }
@@ -363,19 +418,38 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
     /// Bytes of some rows as tiles of 16 rows, two of each step. Beyond the last row and its last byte anything may be:
     /// what it gives is left, or multiplied by zeros.
     #[inline(always)]
-    fn laid_out(&self, first: usize, count: usize) -> AlignedBuf {
-        let mut near = AlignedBuf::new(self.depth.div_ceil(STEP) * ROWS * STEP / 4);
-        let (tiles, _) = bytemuck::cast_slice_mut::<u32, i8>(near.words()).as_chunks_mut::<STEP>();
-        for (step, tiles) in tiles.chunks_exact_mut(ROWS).enumerate() {
-            for (r, place) in tiles.iter_mut().enumerate().take(count) {
-                let row = &self.a[(first + r) * self.depth..][..self.depth];
-                let bytes = &row[step * STEP..(step * STEP + STEP).min(self.depth)];
-                match <&[i8; STEP]>::try_from(bytes) {
-                    Ok(bytes) => *place = *bytes,
-                    Err(_) => place[..bytes.len()].copy_from_slice(bytes),
+    fn laid_out(&self, first: usize, count: usize) -> LaidOut {
+        let buffer = |_| AlignedBuf::new(self.depth.div_ceil(STEP) * ROWS * STEP / 4);
+        let mut near = LaidOut { planes: (0..self.planes).map(buffer).collect(), units: [1.0; ROWS] };
+        let LaidOut { planes, units } = &mut near;
+        let mut planes: SmallVec<[&mut [[i8; STEP]]; PLANES]> = planes
+            .iter_mut()
+            .map(|plane| bytemuck::cast_slice_mut::<u32, i8>(plane.words()).as_chunks_mut().0)
+            .collect();
+        match &self.a {
+            TileRows::Bytes(all) => {
+                for (step, tiles) in planes[0].chunks_exact_mut(ROWS).enumerate() {
+                    for (r, place) in tiles.iter_mut().enumerate().take(count) {
+                        let row = &all[(first + r) * self.depth..][..self.depth];
+                        let bytes = &row[step * STEP..(step * STEP + STEP).min(self.depth)];
+                        match <&[i8; STEP]>::try_from(bytes) {
+                            Ok(bytes) => *place = *bytes,
+                            Err(_) => place[..bytes.len()].copy_from_slice(bytes),
+                        }
+                    }
+                }
+            }
+            TileRows::Stored(stored) => {
+                for (r, unit) in units.iter_mut().enumerate().take(count) {
+                    *unit = stored.look_up_row(first + r, |step, plane, bytes| {
+                        if let Some(tiles) = planes.get_mut(plane) {
+                            tiles[step * ROWS + r] = bytes;
+                        }
+                    });
                 }
             }
         }
+        drop(planes);
         near
     }
 }
@@ -448,6 +522,18 @@ macro_rules! multiply_tiles {
     };
 }
 
+/// What multiplies bytes, with or without a sign, with some of so many digits, and how many these are. Sums of bytes with a
+/// sign begin at zero, others with what is there.
+fn multiply_some(without_sign: bool, digits: usize) -> (MultiplyTiles, usize) {
+    match (without_sign, digits) {
+        (false, FEW_DIGITS) => (multiply_three, FEW_DIGITS),
+        (false, _) => (multiply_two, 2),
+        (true, 1) => (add_one, 1),
+        (true, 2) => (add_two, 2),
+        (true, _) => (add_three, 3),
+    }
+}
+
 multiply_tiles! {
     /// Two digits.
     multiply_two,
@@ -499,6 +585,71 @@ multiply_tiles! {
     "tilestored [{sums} + {stride} + 5120], tmm5"
 }
 
+multiply_tiles! {
+    /// One digit, with bytes that have no sign; the products are added to the sums.
+    add_one,
+    "tileloadd tmm0, [{sums} + {stride}]"
+    "tileloadd tmm1, [{sums} + {stride} + 1024]";
+    "tileloadd tmm4, [{a} + {stride}]"
+    "tileloadd tmm6, [{x} + {stride}]"
+    "tileloadd tmm5, [{a} + {stride} + 1024]"
+    "tdpbusd tmm0, tmm4, tmm6"
+    "tdpbusd tmm1, tmm5, tmm6";
+    "tilestored [{sums} + {stride}], tmm0"
+    "tilestored [{sums} + {stride} + 1024], tmm1"
+}
+
+multiply_tiles! {
+    /// Two digits, with bytes that have no sign; the products are added to the sums.
+    add_two,
+    "tileloadd tmm0, [{sums} + {stride}]"
+    "tileloadd tmm1, [{sums} + {stride} + 1024]"
+    "tileloadd tmm2, [{sums} + {stride} + 2048]"
+    "tileloadd tmm3, [{sums} + {stride} + 3072]";
+    "tileloadd tmm4, [{a} + {stride}]"
+    "tileloadd tmm6, [{x} + {stride}]"
+    "tileloadd tmm5, [{a} + {stride} + 1024]"
+    "tileloadd tmm7, [{x} + {stride} + 1024]"
+    "tdpbusd tmm0, tmm4, tmm6"
+    "tdpbusd tmm1, tmm5, tmm6"
+    "tdpbusd tmm2, tmm4, tmm7"
+    "tdpbusd tmm3, tmm5, tmm7";
+    "tilestored [{sums} + {stride}], tmm0"
+    "tilestored [{sums} + {stride} + 1024], tmm1"
+    "tilestored [{sums} + {stride} + 2048], tmm2"
+    "tilestored [{sums} + {stride} + 3072], tmm3"
+}
+
+multiply_tiles! {
+    /// Three digits, with bytes that have no sign, in the order of [`multiply_three`]; the products are added to the sums.
+    add_three,
+    "tileloadd tmm0, [{sums} + {stride}]"
+    "tileloadd tmm1, [{sums} + {stride} + 1024]"
+    "tileloadd tmm2, [{sums} + {stride} + 2048]"
+    "tileloadd tmm3, [{sums} + {stride} + 3072]"
+    "tileloadd tmm4, [{sums} + {stride} + 4096]"
+    "tileloadd tmm5, [{sums} + {stride} + 5120]";
+    "tileloadd tmm6, [{a} + {stride}]"
+    "tileloadd tmm7, [{x} + {stride}]"
+    "tdpbusd tmm0, tmm6, tmm7"
+    "tileloadd tmm7, [{x} + {stride} + 1024]"
+    "tdpbusd tmm2, tmm6, tmm7"
+    "tileloadd tmm7, [{x} + {stride} + 2048]"
+    "tdpbusd tmm4, tmm6, tmm7"
+    "tileloadd tmm6, [{a} + {stride} + 1024]"
+    "tdpbusd tmm5, tmm6, tmm7"
+    "tileloadd tmm7, [{x} + {stride} + 1024]"
+    "tdpbusd tmm3, tmm6, tmm7"
+    "tileloadd tmm7, [{x} + {stride}]"
+    "tdpbusd tmm1, tmm6, tmm7";
+    "tilestored [{sums} + {stride}], tmm0"
+    "tilestored [{sums} + {stride} + 1024], tmm1"
+    "tilestored [{sums} + {stride} + 2048], tmm2"
+    "tilestored [{sums} + {stride} + 3072], tmm3"
+    "tilestored [{sums} + {stride} + 4096], tmm4"
+    "tilestored [{sums} + {stride} + 5120], tmm5"
+}
+
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -521,8 +672,13 @@ mod tests {
     }
 
     /// The product, `[rows, columns]`.
-    fn product(sizes: (usize, usize, usize), a: (&[i8], Activations), x: &[f32], turned: bool) -> Option<Vec<f32>> {
-        let mut done = false;
+    fn product(
+        sizes: (usize, usize, usize),
+        (a, activations): (&[i8], Activations),
+        x: &[f32],
+        turned: bool,
+    ) -> Option<Vec<f32>> {
+        let (mut done, a) = (false, (TileRows::Bytes(a), activations));
         let out = laid_out(sizes, turned, |x_layout, out| done = multiply(sizes, a, (x, x_layout), finish, out));
         done.then_some(out)
     }
@@ -555,7 +711,7 @@ mod tests {
             for size in [1e-30, 1e-20, 1e20, 1e33] {
                 let x = [1.0, -2.0, 0.5, 3.0].map(|v| v * size);
                 let found = laid_out((1, 4, 1), false, |x_layout, out| {
-                    let a = (&[3, 127, -128, 1][..], Activations::F32);
+                    let a = (TileRows::Bytes(&[3, 127, -128, 1]), Activations::F32);
                     assert!(multiply((1, 4, 1), a, (&x, x_layout), |_| (1.0, 0.0), out));
                 });
                 assert!((found[0] / size + 312.0).abs() < 1e-4, "{size}: {}", found[0] / size);
@@ -600,7 +756,7 @@ mod tests {
                 assert_eq!(palette(), 1, "the unit is configured while a product is made");
                 panic!("no scale")
             };
-            let a = (&[1; 64][..], Activations::F32);
+            let a = (TileRows::Bytes(&[1; 64]), Activations::F32);
             let product = || multiply((1, 64, 1), a, (&x, layout), finish, (&mut out, layout));
             let panic = catch_unwind(AssertUnwindSafe(product)).unwrap_err();
             assert_eq!(panic.downcast_ref(), Some(&"no scale"));

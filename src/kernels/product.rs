@@ -3,6 +3,8 @@
 use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::amx::TileRows;
 use super::codes::{CodeTables, PackedCodes};
 use super::columns::{SideBySide, StridedColumn};
 pub use super::digits::Activations;
@@ -178,7 +180,7 @@ fn by_digits<'w>(
     let takes_many = match stored {
         ByteRows::Plain(_) => instruction.takes_many(),
         #[cfg(target_arch = "x86_64")]
-        ByteRows::Stored(stored) => stored.takes_many(activations),
+        ByteRows::Stored(stored) => instruction.takes_many() && stored.takes_many(activations),
     };
     let is_many = |product: &TokenProduct<'_>| product.tokens > MOST_COLUMNS;
     // columns that lie scattered are read several times
@@ -527,9 +529,11 @@ fn by_tiles(
         if let Some(bytes) = S::bytes(values)
             && scales.blocks == 1
             && super::amx::is_available()
-            && super::amx::multiply((rows, columns, tokens), (bytes, _activations), x, finish, (&mut *out.0, out.1))
         {
-            return;
+            let rows_of_bytes = (TileRows::Bytes(bytes), _activations);
+            if super::amx::multiply((rows, columns, tokens), rows_of_bytes, x, finish, (&mut *out.0, out.1)) {
+                return;
+            }
         }
         tiles::multiply(Widest, (rows, columns, tokens), &stored, x, finish, out);
     }
@@ -541,8 +545,17 @@ fn by_tiles(
             let Some(tables) = weight.tables() else { return };
             let (size, scales) = ((weight.rows(), weight.columns()), weight.scales());
             let rows = Coded { codes, tables, scales, size };
-            let finish = |row: usize| finish(scales, bias, row);
-            tiles::multiply(Widest, (size.0, size.1, tokens), &rows, x, finish, out);
+            let (finish, sizes) = (|row: usize| finish(scales, bias, row), (size.0, size.1, tokens));
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            if super::amx::is_available()
+                && let Some(stored) = StoredRows::new(weight).filter(|stored| stored.takes_many(activations))
+            {
+                let looked_up = (TileRows::Stored(stored), activations);
+                if super::amx::multiply(sizes, looked_up, x, finish, (&mut *out.0, out.1)) {
+                    return;
+                }
+            }
+            tiles::multiply(Widest, sizes, &rows, x, finish, out);
         }
     }
 }
@@ -625,25 +638,36 @@ mod tests {
         }
         let (rows, columns, tokens) = (70, 2200, 45);
         let bytes: Vec<i8> = noise(rows * columns, 1).iter().map(|v| (v * 127.0) as i8).collect();
-        let scales = Scales { values: noise(rows, 2), blocks: 1 };
-        let weight = StoredWeight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.into())), scales);
+        let scales = || Scales { values: noise(rows, 2), blocks: 1 };
+        let coded = |bits: usize, numbers: Vec<f32>| {
+            let packed: Vec<u8> = bytes.iter().map(|v| v.cast_unsigned()).take(rows * columns * bits / 8).collect();
+            let codes = Arc::new(Elements::Codes(PackedCodes::new(bits, packed.into())));
+            StoredWeight::coded(vec![rows, columns], codes, CodeTables::new(bits, 1 << bits, &numbers, rows), scales())
+        };
+        let integers = (0..16).map(|code| code as f32 - 7.0).collect();
+        let coded = [coded(8, noise(256, 5)), coded(6, noise(64, 6)), coded(4, noise(16, 7)), coded(4, integers)];
+        let plain = StoredWeight::scaled(vec![rows, columns], Arc::new(Elements::Int8(bytes.into())), scales());
         let mut x = noise(columns * tokens, 3);
         // some tokens have a few elements that are much larger than the others: these need more digits
         x.iter_mut().step_by(4567).for_each(|v| *v *= 1000.0);
         let by_token = |size: usize| MatrixLayout { row: 1, column: size };
         let scattered: Vec<f32> = (0..columns * tokens).map(|i| x[i % tokens * columns + i / tokens]).collect();
         let mut results = Vec::new();
-        for (activations, _) in ACTIVATIONS {
+        let cases = [(&plain, Activations::F32), (&plain, Activations::I16)];
+        // f32 products of codes are faster for many tokens, unless activations are short
+        let has_tables = is_x86_feature_detected!("avx512vbmi");
+        let of_codes = coded.iter().filter(|_| has_tables).map(|weight| (weight, Activations::I16));
+        for (weight, activations) in cases.into_iter().chain(of_codes) {
             let mut together = vec![f32::NAN; rows * tokens];
-            multiply(&weight, activations, (&x, by_token(columns)), tokens, None, (&mut together, by_token(rows)));
+            multiply(weight, activations, (&x, by_token(columns)), tokens, None, (&mut together, by_token(rows)));
             for (x, together) in x.chunks_exact(columns).zip(together.chunks_exact(rows)) {
                 let mut alone = vec![f32::NAN; rows];
-                multiply(&weight, activations, (x, by_token(columns)), 1, None, (&mut alone, by_token(rows)));
+                multiply(weight, activations, (x, by_token(columns)), 1, None, (&mut alone, by_token(rows)));
                 assert_eq!(alone, together);
             }
             let mut other = vec![f32::NAN; rows * tokens];
             let by_element = MatrixLayout { row: tokens, column: 1 };
-            multiply(&weight, activations, (&scattered, by_element), tokens, None, (&mut other, by_token(rows)));
+            multiply(weight, activations, (&scattered, by_element), tokens, None, (&mut other, by_token(rows)));
             assert_eq!(other, together);
             results.push(together);
         }

@@ -75,6 +75,20 @@ impl<'a> StoredRows<'a> {
         (has && columns <= MOST_DEPTH).then_some(StoredRows { weight, form, blocks })
     }
 
+    /// How many rows there are, and how many elements each has.
+    pub fn size(&self) -> (usize, usize) {
+        (self.weight.rows(), self.weight.columns())
+    }
+
+    /// Bytes of an element.
+    pub fn planes(&self) -> usize {
+        match &self.form {
+            Form::Bytes(_) => 1,
+            Form::Codes(codes) if codes.bits() == 8 => PLANES,
+            Form::Codes(codes) => codes.planes(),
+        }
+    }
+
     /// Whether this is the best that there is for any number of columns: not where most have three digits, or blocks have
     /// scales, which take longer than f32 products.
     pub fn takes_many(self, activations: Activations) -> bool {

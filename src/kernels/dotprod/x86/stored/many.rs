@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::row::RowBytes;
-use super::{Bytes, Long, Short};
-use super::{DIGITS, FEW_DIGITS, Form, LEAST_DIGITS, PLANES, STEP, StoredProducts, across, add_products};
+use super::{Bytes, DIGITS, FEW_DIGITS, Form, LEAST_DIGITS, Long, MIDDLE, PLANES, STEP, Short, StoredProducts};
+use super::{StoredRows, across, add_products};
 use crate::aligned_buf::AlignedBuf;
 
 /// Rows whose elements are looked up at a time.
@@ -22,6 +22,53 @@ struct LookedUp {
     /// What an integer of the highest bytes of each row counts.
     units: [f32; TOGETHER],
     rows: usize,
+}
+
+impl StoredRows<'_> {
+    /// Gives the bytes of a row's elements, 64 elements at a time and the highest byte, which has a sign, first:
+    /// `put(step, plane, bytes)`. What follows the row's last element may be anything. Gives what an integer of the highest
+    /// bytes counts.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn look_up_row(&self, row: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
+        let (rows, depth) = self.size();
+        assert!(row < rows);
+        // SAFETY: these rows are made where the processor has the instructions, and the row is there.
+        unsafe {
+            match &self.form {
+                Form::Bytes(values) => look_up_one::<Bytes, 1>(values, (row, depth), &mut put),
+                Form::Codes(codes) if codes.bits() == 8 => look_up_one::<Long, PLANES>(codes, (row, depth), &mut put),
+                Form::Codes(codes) if codes.planes() == 1 => look_up_one::<Short<1>, 1>(codes, (row, depth), &mut put),
+                Form::Codes(codes) => look_up_one::<Short<PLANES>, PLANES>(codes, (row, depth), &mut put),
+            }
+        }
+    }
+}
+
+/// The bytes of a row's elements, and what an integer of the highest counts.
+///
+/// # Safety
+/// The processor has the instructions, and the row is there.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
+unsafe fn look_up_one<R: RowBytes<P>, const P: usize>(
+    of: &R::Of<'_>,
+    (row, depth): (usize, usize),
+    put: &mut impl FnMut(usize, usize, [i8; STEP]),
+) -> f32 {
+    // SAFETY: as promised.
+    let (bytes, unit) = unsafe { R::of_row(of, depth, row) };
+    for step in 0..depth.div_ceil(STEP) {
+        // SAFETY: as promised.
+        for (plane, vector) in unsafe { bytes.step(step) }.into_iter().enumerate() {
+            let vector = if plane == 0 { _mm512_xor_si512(vector, _mm512_set1_epi8(MIDDLE)) } else { vector };
+            let mut bytes = [0i8; STEP];
+            // SAFETY: there is room for 64.
+            unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) };
+            put(step, plane, bytes);
+        }
+    }
+    unit
 }
 
 impl StoredProducts<'_> {
