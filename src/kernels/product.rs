@@ -9,15 +9,16 @@ use super::codes::{CodeTables, PackedCodes};
 use super::columns::{SideBySide, StridedColumn};
 pub use super::digits::Activations;
 use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots};
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-use super::dotprod::{DigitColumns, Instruction, MeasuredColumn};
-#[cfg(target_arch = "x86_64")]
-use super::dotprod::{StoredProducts, StoredRows};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::dotprod::StoredRows;
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::{CACHE_LINE, Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, DEPTH, Widen};
 use super::weight::{Elements, Scales, StoredWeight};
+
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+mod by_digits;
 
 /// Activations of some tokens, and where their product with a weight goes. For `x`, a row is a `k`; for `out`, a row is
 /// an `o`.
@@ -33,8 +34,8 @@ pub struct TokenProduct<'a> {
 /// `out[o, t] = sum over k of weight[o, k] * x[k, t] + bias[o]`: `x` and `out` lie as their layouts say (for `x`, a row
 /// is a `k`; for `out`, a row is an `o`).
 ///
-/// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI, and codes of few tokens where it has VBMI;
-/// AMX for many; 64-bit Arm) are multiplied by different kernels. Two sum in f32, each in an order of its own, the others in
+/// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI, and codes of few tokens where it has VBMI, of
+/// many if activations are short; AMX for many; 64-bit Arm) are multiplied by different kernels. Two sum in f32, each in an order of its own, the others in
 /// integers: a prompt that is read in other chunks gives the same values within f32's rounding, and the same bits only where
 /// integers are summed for all numbers of tokens, as they are for bytes. Up to eight tokens give each the bits that it has
 /// alone. A scale that a whole row has multiplies the finished sum.
@@ -75,7 +76,7 @@ pub fn multiply_each(
     }
     let mut products: Products<'_, '_> = products.iter_mut().collect();
     #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-    by_digits(weight, activations, bias, &mut products);
+    by_digits::by_digits(weight, activations, bias, &mut products);
     let mut few = SmallVec::<[Column<'_>; MOST_COLUMNS]>::new();
     for TokenProduct { x, tokens, out } in products.iter_mut() {
         if *tokens > MOST_COLUMNS {
@@ -97,161 +98,6 @@ pub fn multiply_each(
 
 /// Products that are still to be computed.
 type Products<'p, 'a> = SmallVec<[&'p mut TokenProduct<'a>; MOST_COLUMNS]>;
-
-/// A weight whose rows can be multiplied by bytes.
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-enum ByteRows<'a> {
-    /// Bytes, with one scale for a row at most.
-    Plain(&'a [i8]),
-    /// Codes, or blocks that have scales.
-    #[cfg(target_arch = "x86_64")]
-    Stored(StoredRows<'a>),
-}
-
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-impl<'a> ByteRows<'a> {
-    fn new(weight: &'a StoredWeight) -> Option<Self> {
-        match weight.elements() {
-            Elements::Int8(values) if weight.scales().blocks == 1 => Some(ByteRows::Plain(values)),
-            #[cfg(target_arch = "x86_64")]
-            _ => StoredRows::new(weight).map(ByteRows::Stored),
-            #[cfg(target_arch = "aarch64")]
-            _ => None,
-        }
-    }
-}
-
-/// Columns that become digits.
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-type MeasuredColumns<'a> = SmallVec<[MeasuredColumn<'a>; MOST_COLUMNS]>;
-
-/// The activations of tokens as columns, each measured by itself, so that none gets other bits by what is beside it. `None` if
-/// one can't be written in digits.
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-fn measured<'a>(
-    (x, layout): (&'a [f32], MatrixLayout),
-    (columns, tokens): (usize, usize),
-    activations: Activations,
-) -> Option<MeasuredColumns<'a>> {
-    let of_token = |token: usize| {
-        StridedColumn { values: &x[token * layout.column..], step: layout.row }.measured(columns, activations)
-    };
-    if tokens <= MOST_COLUMNS {
-        return (0..tokens).map(of_token).collect();
-    }
-    let mut all = vec![None; tokens];
-    pool::for_each_chunk(&mut all, MOST_COLUMNS, |i, some| {
-        some.iter_mut().enumerate().for_each(|(t, one)| *one = of_token(i * MOST_COLUMNS + t));
-    });
-    all.into_iter().collect()
-}
-
-/// The activations of many tokens, one token after the other.
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usize)) -> AlignedBuf {
-    /// Tokens and elements that are moved at a time: what is read of an element's row is a cache line.
-    const SIDE: usize = 16;
-    let mut buffer = AlignedBuf::new(tokens * columns);
-    pool::for_each_chunk(&mut buffer.floats()[..tokens * columns], SIDE * columns, |i, out| {
-        let first = i * SIDE;
-        for from in (0..columns).step_by(SIDE) {
-            for (t, out) in out.chunks_exact_mut(columns).enumerate() {
-                let x = &x[(first + t) * layout.column..];
-                for (k, out) in out.iter_mut().enumerate().skip(from).take(SIDE) {
-                    *out = x[k * layout.row];
-                }
-            }
-        }
-    });
-    buffer
-}
-
-/// Computes, and removes, those that a processor which multiplies bytes computes as sums of digits: all of few tokens, and
-/// of many where its instruction is the best for these, too.
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-fn by_digits<'w>(
-    weight: &'w StoredWeight,
-    activations: Activations,
-    bias: Option<&'w [f32]>,
-    products: &mut Products<'_, '_>,
-) {
-    let (Some(instruction), Some(stored)) = (Instruction::available().last(), ByteRows::new(weight)) else { return };
-    let (rows, columns, scales) = (weight.rows(), weight.columns(), weight.scales());
-    let takes_many = match stored {
-        ByteRows::Plain(_) => instruction.takes_many(),
-        #[cfg(target_arch = "x86_64")]
-        ByteRows::Stored(stored) => instruction.takes_many() && stored.takes_many(activations),
-    };
-    let is_many = |product: &TokenProduct<'_>| product.tokens > MOST_COLUMNS;
-    // columns that lie scattered are read several times
-    let moved = |product: &&mut TokenProduct<'_>| {
-        let scattered = takes_many && is_many(product) && product.x.1.row != 1 && columns > 0;
-        scattered.then(|| by_token(product.x, (columns, product.tokens)))
-    };
-    let moved: SmallVec<[Option<AlignedBuf>; MOST_COLUMNS]> = products.iter().map(moved).collect();
-    let mut inputs = MeasuredColumns::new();
-    let mut outputs = SmallVec::<[(SharedOutput, usize); MOST_COLUMNS]>::new();
-    let mut left = Products::new();
-    for (product, moved) in std::mem::take(products).into_iter().zip(&moved) {
-        let tokens = product.tokens;
-        let x = match moved {
-            Some(moved) => (moved.as_floats(), MatrixLayout { row: 1, column: columns }),
-            None => product.x,
-        };
-        let takes = takes_many || !is_many(product);
-        let Some(own) = takes.then(|| measured(x, (columns, tokens), activations)).flatten() else {
-            left.push(product);
-            continue;
-        };
-        let out = SharedOutput::new(product.out.0, product.out.1);
-        inputs.extend(own);
-        outputs.extend((0..tokens).map(|token| (out, token)));
-    }
-    *products = left;
-    if inputs.is_empty() {
-        return;
-    }
-    let digits = DigitColumns::new(instruction, columns, &inputs);
-    // blocks' scales are in the products
-    let (factors, factor) = match scales.values.as_slice() {
-        _ if scales.blocks > 1 => (None, 1.0),
-        [all] => (None, *all),
-        of_rows => (Some(of_rows), 1.0),
-    };
-    let put = |row: usize, column: usize, products: &[f32]| {
-        let (out, token) = outputs[column];
-        let of_rows = |values: Option<&'w [f32]>| values.map(|values| &values[row..][..products.len()]);
-        let (factors, bias) = (of_rows(factors), of_rows(bias));
-        // SAFETY: `multiply_each` has checked that the output holds these rows of the token, and that no other result
-        // shares their places; each part is given other rows.
-        unsafe {
-            let (at, layout) = out.at(row, token);
-            for (i, product) in products.iter().enumerate() {
-                let factor = factors.map_or(factor, |factors| factors[i]);
-                *at.add(i * layout.row) = product * factor + bias.map_or(0.0, |bias| bias[i]);
-            }
-        }
-    };
-    match stored {
-        ByteRows::Plain(values) => for_each_part(rows, columns, |first, count| {
-            let rows = &values[first * columns..][..count * columns];
-            digits.multiply(rows, |row, column, products| put(first + row, column, products));
-        }),
-        #[cfg(target_arch = "x86_64")]
-        ByteRows::Stored(stored) => {
-            let all = StoredProducts::new(&digits, stored);
-            let looks_up_once = takes_many && inputs.len() > MOST_COLUMNS;
-            for_each_part(rows, columns, |first, count| {
-                let put = |row, column, products: &[f32]| put(first + row, column, products);
-                if looks_up_once {
-                    all.multiply_many(first, count, put);
-                } else {
-                    all.multiply(first, count, put);
-                }
-            });
-        }
-    }
-}
 
 /// The activations of a token, and where its results go.
 struct Column<'a> {
@@ -633,7 +479,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn where_bytes_are_multiplied_any_number_of_tokens_have_the_bits_that_they_have_alone() {
-        if Instruction::available().next().is_none() {
+        if crate::dotprod::Instruction::available().next().is_none() {
             return anec_base::skipped("this processor has no AVX-512 VNNI");
         }
         let (rows, columns, tokens) = (70, 2200, 45);
