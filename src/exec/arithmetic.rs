@@ -10,7 +10,7 @@ use anec_kernels::product::Activations;
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arithmetic {
+pub(crate) struct ProductArithmetic {
     /// What activations are rounded to where they are multiplied with bytes.
     pub activations: Activations,
     /// How sums depart from exact ones.
@@ -18,8 +18,8 @@ pub(crate) struct Arithmetic {
 }
 
 /// A step with the kernel that computes in some way, if that concerns it.
-pub(super) fn computed_by(step: Step, arithmetic: Arithmetic) -> Step {
-    let Arithmetic { activations, effects } = arithmetic;
+pub(super) fn computed_by(step: Step, arithmetic: ProductArithmetic) -> Step {
+    let ProductArithmetic { activations, effects } = arithmetic;
     let kernel: Option<Arc<dyn Kernel>> = match step.operator {
         "conv" | "linear" | "matmul" if effects.has_sums() || activations != Activations::F32 => {
             let kernel = &step.kernel;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
-use super::arithmetic::{Arithmetic, computed_by};
+use super::arithmetic::{ProductArithmetic, computed_by};
 use super::compile::{Compiler, mark_last_reads, mark_last_uses};
 use super::constexpr;
 use super::engine::{EngineEffect, EngineEffects};
@@ -66,9 +66,9 @@ impl Precision {
     }
 
     /// How products with weights are computed.
-    fn arithmetic(self) -> Arithmetic {
+    fn arithmetic(self) -> ProductArithmetic {
         let activations = if self == Precision::I16 { Activations::I16 } else { Activations::F32 };
-        Arithmetic { activations, effects: self.effects() }
+        ProductArithmetic { activations, effects: self.effects() }
     }
 }
 

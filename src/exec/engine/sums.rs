@@ -6,7 +6,7 @@
 //! from 4096 on.
 
 use super::{EngineEffect, EngineEffects};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::ProductArithmetic;
 use crate::weight::LoadedWeight;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::layout::MatrixLayout;
@@ -25,14 +25,14 @@ const SMALL_WORK: usize = 1 << 14;
 
 /// `out[o, t] = sum over k of weight[o, k] x[k, t] + bias[o]`, as `anec_kernels::product::multiply` without effects.
 pub(crate) fn multiply(
-    arithmetic: Arithmetic,
+    arithmetic: ProductArithmetic,
     weight: &LoadedWeight,
     (x, x_layout): (&[f32], MatrixLayout),
     tokens: usize,
     bias: Option<&[f32]>,
     (out, out_layout): (&mut [f32], MatrixLayout),
 ) {
-    let Arithmetic { activations, effects } = arithmetic;
+    let ProductArithmetic { activations, effects } = arithmetic;
     if !effects.has_sums() {
         return anec_kernels::product::multiply(weight, activations, (x, x_layout), tokens, bias, (out, out_layout));
     }
@@ -264,7 +264,14 @@ mod tests {
     fn row_sum(effects: EngineEffects, weight: &LoadedWeight) -> f32 {
         let (x, layout) = (vec![1.0; weight.columns()], MatrixLayout { row: 1, column: 1 });
         let mut out = [0.0];
-        multiply(Arithmetic { effects, ..Arithmetic::default() }, weight, (&x, layout), 1, None, (&mut out, layout));
+        multiply(
+            ProductArithmetic { effects, ..ProductArithmetic::default() },
+            weight,
+            (&x, layout),
+            1,
+            None,
+            (&mut out, layout),
+        );
         out[0]
     }
 

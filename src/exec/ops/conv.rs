@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::matmul::bias;
 use super::{Resolved, Row, computing};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::ProductArithmetic;
 use crate::engine::sums::{multiply, product};
 use crate::engine::{EngineEffect, EngineEffects};
 use crate::kernel::{Call, Input, Kernel, Matrix};
@@ -153,7 +153,7 @@ pub(crate) struct Conv {
     pub groups: usize,
     pub geometry: Geometry,
     /// How products are computed.
-    pub arithmetic: Arithmetic,
+    pub arithmetic: ProductArithmetic,
 }
 
 impl Conv {
@@ -164,7 +164,7 @@ impl Conv {
             bias: op.optional_input("bias")?,
             groups: usize::try_from(op.integer_or("groups", 1)?).unwrap_or(0),
             geometry: Geometry::resolve(op)?,
-            arithmetic: Arithmetic::default(),
+            arithmetic: ProductArithmetic::default(),
         }))
     }
 

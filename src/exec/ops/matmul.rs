@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::norm::softmax_rows;
 use super::{Resolved, Row, computing};
-use crate::arithmetic::Arithmetic;
+use crate::arithmetic::ProductArithmetic;
 use crate::engine::EngineEffects;
 use crate::engine::sums::{multiply, product};
 use crate::kernel::{Call, Input, Kernel, Matrix};
@@ -47,13 +47,13 @@ pub(crate) struct Linear {
     pub weight: Matrix,
     pub bias: Option<Input>,
     /// How products are computed.
-    pub arithmetic: Arithmetic,
+    pub arithmetic: ProductArithmetic,
 }
 
 impl Linear {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (x, weight, bias) = (op.input("x")?, op.matrix("weight")?, op.optional_input("bias")?);
-        Ok(Arc::new(Linear { x, weight, bias, arithmetic: Arithmetic::default() }))
+        Ok(Arc::new(Linear { x, weight, bias, arithmetic: ProductArithmetic::default() }))
     }
 }
 
@@ -104,7 +104,7 @@ impl Kernel for Linear {
 }
 
 fn rows_times_weight(
-    arithmetic: Arithmetic,
+    arithmetic: ProductArithmetic,
     pool: &mut Pool,
     x: &Tensor,
     weight: &LoadedWeight,
@@ -126,14 +126,14 @@ pub(crate) struct Matmul {
     pub transpose_x: bool,
     pub transpose_y: bool,
     /// How products are computed.
-    pub arithmetic: Arithmetic,
+    pub arithmetic: ProductArithmetic,
 }
 
 impl Matmul {
     fn resolve(op: &mut Resolver<'_>) -> Resolved {
         let (x, y) = (op.input("x")?, op.input("y")?);
         let (transpose_x, transpose_y) = (op.flag_or("transpose_x", false)?, op.flag_or("transpose_y", false)?);
-        Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y, arithmetic: Arithmetic::default() }))
+        Ok(Arc::new(Matmul { x, y, transpose_x, transpose_y, arithmetic: ProductArithmetic::default() }))
     }
 }
 
@@ -182,7 +182,7 @@ impl Kernel for Matmul {
 }
 
 fn weight_times_columns(
-    arithmetic: Arithmetic,
+    arithmetic: ProductArithmetic,
     pool: &mut Pool,
     weight: &LoadedWeight,
     y: &Tensor,
