@@ -35,10 +35,10 @@ pub struct TokenProduct<'a> {
 /// is a `k`; for `out`, a row is an `o`).
 ///
 /// Few tokens, many, and bytes on a processor that multiplies them (AVX-512 VNNI, and codes of few tokens where it has VBMI, of
-/// many if activations are short; AMX for many; 64-bit Arm) are multiplied by different kernels. Two sum in f32, each in an order of its own, the others in
-/// integers: a prompt that is read in other chunks gives the same values within f32's rounding, and the same bits only where
-/// integers are summed for all numbers of tokens, as they are for bytes. Up to eight tokens give each the bits that it has
-/// alone. A scale that a whole row has multiplies the finished sum.
+/// many if activations are short; AMX for many; 64-bit Arm) are multiplied by different kernels. Two sum in f32, each in an order
+/// of its own, the others in integers: a prompt that is read in other chunks gives the same values within f32's rounding, and
+/// the same bits only where integers are summed for all numbers of tokens, as they are for bytes. Up to eight tokens give each
+/// the bits that it has alone. A scale that a whole row has multiplies the finished sum.
 ///
 /// # Panics
 /// If a slice is too short for its layout, or two results share a place.

@@ -32,15 +32,22 @@ impl StoredRows<'_> {
     /// # Panics
     /// If there is no such row.
     pub fn look_up_row(&self, row: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
+        self.raised_row(row, |step, plane, bytes| {
+            put(step, plane, if plane == 0 { bytes.map(|byte| byte ^ MIDDLE) } else { bytes });
+        })
+    }
+
+    /// As [`look_up_row`](Self::look_up_row), but the highest byte is 128 more than it stands for.
+    fn raised_row(&self, row: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
         let (rows, depth) = self.size();
         assert!(row < rows);
         // SAFETY: these rows are made where the processor has the instructions, and the row is there.
         unsafe {
             match &self.form {
-                Form::Bytes(values) => look_up_one::<Bytes, 1>(values, (row, depth), &mut put),
-                Form::Codes(codes) if codes.bits() == 8 => look_up_one::<Long, PLANES>(codes, (row, depth), &mut put),
-                Form::Codes(codes) if codes.planes() == 1 => look_up_one::<Short<1>, 1>(codes, (row, depth), &mut put),
-                Form::Codes(codes) => look_up_one::<Short<PLANES>, PLANES>(codes, (row, depth), &mut put),
+                Form::Bytes(values) => raised_row::<Bytes, 1>(values, (row, depth), &mut put),
+                Form::Codes(codes) if codes.bits() == 8 => raised_row::<Long, PLANES>(codes, (row, depth), &mut put),
+                Form::Codes(codes) if codes.planes() == 1 => raised_row::<Short<1>, 1>(codes, (row, depth), &mut put),
+                Form::Codes(codes) => raised_row::<Short<PLANES>, PLANES>(codes, (row, depth), &mut put),
             }
         }
     }
@@ -51,7 +58,7 @@ impl StoredRows<'_> {
 /// # Safety
 /// The processor has the instructions, and the row is there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-unsafe fn look_up_one<R: RowBytes<P>, const P: usize>(
+unsafe fn raised_row<R: RowBytes<P>, const P: usize>(
     of: &R::Of<'_>,
     (row, depth): (usize, usize),
     put: &mut impl FnMut(usize, usize, [i8; STEP]),
@@ -61,7 +68,6 @@ unsafe fn look_up_one<R: RowBytes<P>, const P: usize>(
     for step in 0..depth.div_ceil(STEP) {
         // SAFETY: as promised.
         for (plane, vector) in unsafe { bytes.step(step) }.into_iter().enumerate() {
-            let vector = if plane == 0 { _mm512_xor_si512(vector, _mm512_set1_epi8(MIDDLE)) } else { vector };
             let mut bytes = [0i8; STEP];
             // SAFETY: there is room for 64.
             unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) };
@@ -78,18 +84,12 @@ impl StoredProducts<'_> {
     /// As there, and if blocks have scales.
     pub fn multiply_many(&self, first: usize, count: usize, mut put: impl FnMut(usize, usize, &[f32])) {
         assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first && self.starts.is_none());
-        // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and the rows
-        // are there.
+        // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and elements
+        // have as many bytes.
         unsafe {
-            match &self.rows.form {
-                Form::Bytes(values) => self.look_up::<Bytes, 1>(values, (first, count), &mut put),
-                Form::Codes(codes) if codes.bits() == 8 => {
-                    self.look_up::<Long, PLANES>(codes, (first, count), &mut put);
-                }
-                Form::Codes(codes) if codes.planes() == 1 => {
-                    self.look_up::<Short<1>, 1>(codes, (first, count), &mut put);
-                }
-                Form::Codes(codes) => self.look_up::<Short<PLANES>, PLANES>(codes, (first, count), &mut put),
+            match self.rows.planes() {
+                1 => self.many::<1>((first, count), &mut put),
+                _ => self.many::<PLANES>((first, count), &mut put),
             }
         }
     }
@@ -97,33 +97,20 @@ impl StoredProducts<'_> {
     /// Of rows whose elements have `P` bytes.
     ///
     /// # Safety
-    /// The processor has the instructions, rows are as long as columns, and the rows are there.
+    /// The processor has the instructions, rows are as long as columns, and elements have as many bytes.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn look_up<R: RowBytes<P>, const P: usize>(
-        &self,
-        of: &R::Of<'_>,
-        (first, count): (usize, usize),
-        put: &mut impl FnMut(usize, usize, &[f32]),
-    ) {
-        let (depth, steps) = (self.columns.depth, self.columns.depth.div_ceil(STEP));
+    unsafe fn many<const P: usize>(&self, (first, count): (usize, usize), put: &mut impl FnMut(usize, usize, &[f32])) {
+        let steps = self.columns.depth.div_ceil(STEP);
         let [least, few, others] = self.columns.by_digits();
         let bytes = AlignedBuf::new(TOGETHER * steps * P * STEP / size_of::<f32>());
         let mut near = LookedUp { bytes, units: [0.0; TOGETHER], rows: 0 };
         for from in (0..count).step_by(TOGETHER) {
             near.rows = TOGETHER.min(count - from);
-            let place: *mut i8 = near.bytes.words().as_mut_ptr().cast();
+            let vectors = bytemuck::cast_slice_mut::<u32, i8>(near.bytes.words()).as_chunks_mut().0;
             for (i, unit) in near.units.iter_mut().enumerate().take(near.rows) {
-                // SAFETY: as promised; there is room for as many rows.
-                unsafe {
-                    let (row, own) = R::of_row(of, depth, first + from + i);
-                    *unit = own;
-                    for step in 0..steps {
-                        for (plane, bytes) in row.step(step).into_iter().enumerate() {
-                            let at = ((i * steps + step) * P + plane) * STEP;
-                            _mm512_store_si512(place.add(at).cast(), bytes);
-                        }
-                    }
-                }
+                *unit = self.rows.raised_row(first + from + i, |step, plane, bytes| {
+                    vectors[(i * steps + step) * P + plane] = bytes;
+                });
             }
             let mut put = |column: usize, products: &[f32]| put(from, column, products);
             // SAFETY: as promised.
@@ -138,7 +125,7 @@ impl StoredProducts<'_> {
     /// The products of rows that were looked up with columns of `D` digits.
     ///
     /// # Safety
-    /// As [`look_up`](Self::look_up); the rows' elements have `P` bytes.
+    /// As [`many`](Self::many).
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
     unsafe fn in_tiles<const R: usize, const P: usize, const D: usize>(
