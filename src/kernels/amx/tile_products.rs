@@ -12,7 +12,7 @@ pub(super) type MultiplyTiles = unsafe fn(*const u32, *const u32, usize, *mut i3
 
 /// A function of [`MultiplyTiles`], of what is done before the steps, with each, and after them.
 macro_rules! multiply_tiles {
-    ($(#[$doc:meta])* $name:ident, $($before:literal)*; $($with:literal)*; $($after:literal)*) => {
+    ($(#[$doc:meta])* $name:ident, $($before:literal)*; $($with:expr,)*; $($after:literal)*) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -79,55 +79,81 @@ pub(super) fn multiply_some(without_sign: bool, digits: usize) -> (MultiplyTiles
     }
 }
 
-multiply_tiles! {
+/// A function of [`MultiplyTiles`] for two digits, of what multiplies bytes and what is done before the steps.
+macro_rules! two_digits {
+    ($(#[$doc:meta])* $name:ident, $op:literal, $($before:literal)*) => {
+        multiply_tiles! {
+            $(#[$doc])*
+            $name,
+            $($before)*;
+            "tileloadd tmm4, [{a} + {stride}]",
+            "tileloadd tmm6, [{x} + {stride}]",
+            "tileloadd tmm5, [{a} + {stride} + 1024]",
+            "tileloadd tmm7, [{x} + {stride} + 1024]",
+            concat!($op, " tmm0, tmm4, tmm6"),
+            concat!($op, " tmm1, tmm5, tmm6"),
+            concat!($op, " tmm2, tmm4, tmm7"),
+            concat!($op, " tmm3, tmm5, tmm7"),
+            ;
+            "tilestored [{sums} + {stride}], tmm0"
+            "tilestored [{sums} + {stride} + 1024], tmm1"
+            "tilestored [{sums} + {stride} + 2048], tmm2"
+            "tilestored [{sums} + {stride} + 3072], tmm3"
+        }
+    };
+}
+
+/// As `two_digits` for three, each of which is loaded for each tile of rows but for the one that the first has ended with.
+macro_rules! three_digits {
+    ($(#[$doc:meta])* $name:ident, $op:literal, $($before:literal)*) => {
+        multiply_tiles! {
+            $(#[$doc])*
+            $name,
+            $($before)*;
+            "tileloadd tmm6, [{a} + {stride}]",
+            "tileloadd tmm7, [{x} + {stride}]",
+            concat!($op, " tmm0, tmm6, tmm7"),
+            "tileloadd tmm7, [{x} + {stride} + 1024]",
+            concat!($op, " tmm2, tmm6, tmm7"),
+            "tileloadd tmm7, [{x} + {stride} + 2048]",
+            concat!($op, " tmm4, tmm6, tmm7"),
+            "tileloadd tmm6, [{a} + {stride} + 1024]",
+            concat!($op, " tmm5, tmm6, tmm7"),
+            "tileloadd tmm7, [{x} + {stride} + 1024]",
+            concat!($op, " tmm3, tmm6, tmm7"),
+            "tileloadd tmm7, [{x} + {stride}]",
+            concat!($op, " tmm1, tmm6, tmm7"),
+            ;
+            "tilestored [{sums} + {stride}], tmm0"
+            "tilestored [{sums} + {stride} + 1024], tmm1"
+            "tilestored [{sums} + {stride} + 2048], tmm2"
+            "tilestored [{sums} + {stride} + 3072], tmm3"
+            "tilestored [{sums} + {stride} + 4096], tmm4"
+            "tilestored [{sums} + {stride} + 5120], tmm5"
+        }
+    };
+}
+
+two_digits! {
     /// Two digits.
     multiply_two,
+    "tdpbssd",
     "tilezero tmm0"
     "tilezero tmm1"
     "tilezero tmm2"
-    "tilezero tmm3";
-    "tileloadd tmm4, [{a} + {stride}]"
-    "tileloadd tmm6, [{x} + {stride}]"
-    "tileloadd tmm5, [{a} + {stride} + 1024]"
-    "tileloadd tmm7, [{x} + {stride} + 1024]"
-    "tdpbssd tmm0, tmm4, tmm6"
-    "tdpbssd tmm1, tmm5, tmm6"
-    "tdpbssd tmm2, tmm4, tmm7"
-    "tdpbssd tmm3, tmm5, tmm7";
-    "tilestored [{sums} + {stride}], tmm0"
-    "tilestored [{sums} + {stride} + 1024], tmm1"
-    "tilestored [{sums} + {stride} + 2048], tmm2"
-    "tilestored [{sums} + {stride} + 3072], tmm3"
+    "tilezero tmm3"
 }
 
-multiply_tiles! {
-    /// Three digits, each of which is loaded for each tile of rows but for the one that the first has ended with.
+three_digits! {
+    /// Three digits.
     multiply_three,
+    "tdpbssd",
     "tilezero tmm0"
     "tilezero tmm1"
     "tilezero tmm2"
     "tilezero tmm3"
     "tilezero tmm4"
-    "tilezero tmm5";
-    "tileloadd tmm6, [{a} + {stride}]"
-    "tileloadd tmm7, [{x} + {stride}]"
-    "tdpbssd tmm0, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride} + 1024]"
-    "tdpbssd tmm2, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride} + 2048]"
-    "tdpbssd tmm4, tmm6, tmm7"
-    "tileloadd tmm6, [{a} + {stride} + 1024]"
-    "tdpbssd tmm5, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride} + 1024]"
-    "tdpbssd tmm3, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride}]"
-    "tdpbssd tmm1, tmm6, tmm7";
-    "tilestored [{sums} + {stride}], tmm0"
-    "tilestored [{sums} + {stride} + 1024], tmm1"
-    "tilestored [{sums} + {stride} + 2048], tmm2"
-    "tilestored [{sums} + {stride} + 3072], tmm3"
-    "tilestored [{sums} + {stride} + 4096], tmm4"
-    "tilestored [{sums} + {stride} + 5120], tmm5"
+    "tilezero tmm5"
 }
 
 multiply_tiles! {
@@ -135,62 +161,34 @@ multiply_tiles! {
     add_one,
     "tileloadd tmm0, [{sums} + {stride}]"
     "tileloadd tmm1, [{sums} + {stride} + 1024]";
-    "tileloadd tmm4, [{a} + {stride}]"
-    "tileloadd tmm6, [{x} + {stride}]"
-    "tileloadd tmm5, [{a} + {stride} + 1024]"
-    "tdpbusd tmm0, tmm4, tmm6"
-    "tdpbusd tmm1, tmm5, tmm6";
+    "tileloadd tmm4, [{a} + {stride}]",
+    "tileloadd tmm6, [{x} + {stride}]",
+    "tileloadd tmm5, [{a} + {stride} + 1024]",
+    "tdpbusd tmm0, tmm4, tmm6",
+    "tdpbusd tmm1, tmm5, tmm6",
+    ;
     "tilestored [{sums} + {stride}], tmm0"
     "tilestored [{sums} + {stride} + 1024], tmm1"
 }
 
-multiply_tiles! {
+two_digits! {
     /// Two digits, with bytes that have no sign; the products are added to the sums.
     add_two,
+    "tdpbusd",
     "tileloadd tmm0, [{sums} + {stride}]"
     "tileloadd tmm1, [{sums} + {stride} + 1024]"
     "tileloadd tmm2, [{sums} + {stride} + 2048]"
-    "tileloadd tmm3, [{sums} + {stride} + 3072]";
-    "tileloadd tmm4, [{a} + {stride}]"
-    "tileloadd tmm6, [{x} + {stride}]"
-    "tileloadd tmm5, [{a} + {stride} + 1024]"
-    "tileloadd tmm7, [{x} + {stride} + 1024]"
-    "tdpbusd tmm0, tmm4, tmm6"
-    "tdpbusd tmm1, tmm5, tmm6"
-    "tdpbusd tmm2, tmm4, tmm7"
-    "tdpbusd tmm3, tmm5, tmm7";
-    "tilestored [{sums} + {stride}], tmm0"
-    "tilestored [{sums} + {stride} + 1024], tmm1"
-    "tilestored [{sums} + {stride} + 2048], tmm2"
-    "tilestored [{sums} + {stride} + 3072], tmm3"
+    "tileloadd tmm3, [{sums} + {stride} + 3072]"
 }
 
-multiply_tiles! {
-    /// Three digits, with bytes that have no sign, in the order of [`multiply_three`]; the products are added to the sums.
+three_digits! {
+    /// Three digits, with bytes that have no sign; the products are added to the sums.
     add_three,
+    "tdpbusd",
     "tileloadd tmm0, [{sums} + {stride}]"
     "tileloadd tmm1, [{sums} + {stride} + 1024]"
     "tileloadd tmm2, [{sums} + {stride} + 2048]"
     "tileloadd tmm3, [{sums} + {stride} + 3072]"
     "tileloadd tmm4, [{sums} + {stride} + 4096]"
-    "tileloadd tmm5, [{sums} + {stride} + 5120]";
-    "tileloadd tmm6, [{a} + {stride}]"
-    "tileloadd tmm7, [{x} + {stride}]"
-    "tdpbusd tmm0, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride} + 1024]"
-    "tdpbusd tmm2, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride} + 2048]"
-    "tdpbusd tmm4, tmm6, tmm7"
-    "tileloadd tmm6, [{a} + {stride} + 1024]"
-    "tdpbusd tmm5, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride} + 1024]"
-    "tdpbusd tmm3, tmm6, tmm7"
-    "tileloadd tmm7, [{x} + {stride}]"
-    "tdpbusd tmm1, tmm6, tmm7";
-    "tilestored [{sums} + {stride}], tmm0"
-    "tilestored [{sums} + {stride} + 1024], tmm1"
-    "tilestored [{sums} + {stride} + 2048], tmm2"
-    "tilestored [{sums} + {stride} + 3072], tmm3"
-    "tilestored [{sums} + {stride} + 4096], tmm4"
-    "tilestored [{sums} + {stride} + 5120], tmm5"
+    "tileloadd tmm5, [{sums} + {stride} + 5120]"
 }
