@@ -26,6 +26,7 @@ mod dotprod;
 pub mod aligned_buf;
 pub mod hadamard;
 pub mod layout;
+pub mod level_table;
 pub mod matrix;
 pub mod memory;
 pub mod norm24;

@@ -38,12 +38,19 @@ pub fn centres(points: &[WeightedPoint], count: usize, pinned: Option<[f64; 2]>)
     let sums = Sums::of(points);
     let ends = clusters(&sums, count, pinned);
     let starts = std::iter::once(0).chain(ends.iter().copied());
-    let mut centres: Vec<f64> = starts.zip(&ends).map(|(start, end)| sums.mean(start, *end)).collect();
+    let mut centres: Vec<f64> = starts.zip(&ends).map(|(start, end)| mean(&points[start..*end])).collect();
     if let Some([first, last]) = pinned {
         centres[0] = first;
         centres[count - 1] = last;
     }
     centres
+}
+
+/// The mean of some points, summed by itself: the difference of two sums over all points is nothing where these count little.
+fn mean(points: &[WeightedPoint]) -> f64 {
+    let of = |term: fn(&WeightedPoint) -> f64| points.iter().map(term).sum::<f64>();
+    let mean = of(|point| point.weight * point.value) / of(|point| point.weight);
+    mean.clamp(points[0].value, points[points.len() - 1].value)
 }
 
 /// Sums over the points before each.
@@ -69,16 +76,13 @@ impl Sums {
         self.weights.len() - 1
     }
 
+    #[inline(always)]
     fn of_interval(&self, start: usize, end: usize) -> (f64, f64) {
         (self.weights[end] - self.weights[start], self.values[end] - self.values[start])
     }
 
-    fn mean(&self, start: usize, end: usize) -> f64 {
-        let (weight, value) = self.of_interval(start, end);
-        value / weight
-    }
-
     /// By how much a cluster lowers the sum of squares, its centre the mean.
+    #[inline(always)]
     fn gain(&self, start: usize, end: usize) -> f64 {
         let (weight, value) = self.of_interval(start, end);
         value * value / weight

@@ -14,10 +14,11 @@ use super::measure::{BlockLoss, RoundingError};
 use super::pack::pack;
 use super::palette::{KnownPalettes, Palettes, saturate};
 use super::reader::RowReader;
-use super::rounding::{Grid, Rounding, nearest_level};
+use super::rounding::{Grid, Rounding};
 use super::scales::BlockScales;
 use super::{Blocks, QuantError};
 use anec_base::Result;
+use anec_kernels::level_table::LevelTable;
 use anec_kernels::quantize;
 use anec_manifest::{NumberFormat, Overflow};
 use anec_mil::Content;
@@ -236,10 +237,9 @@ impl CodedWeight {
             let grid = grid(row);
             match grid {
                 Grid::Levels { levels, scale } if self.rounding.is_none() => {
-                    for ((value, code), back) in values.iter().zip(codes).zip(&mut *back) {
-                        *code = nearest_level(levels, value / scale);
-                        *back = scale * levels[usize::from(*code)];
-                    }
+                    levels.nearest_of_all(values, scale, codes);
+                    let numbers = codes.iter().map(|code| scale * levels.levels()[usize::from(*code)]);
+                    back.iter_mut().zip(numbers).for_each(|(back, number)| *back = number);
                 }
                 grid => {
                     let numbers = codes.iter().enumerate().map(|(column, code)| grid.value(column, *code));
@@ -261,9 +261,8 @@ fn saturated(largest: f32, values: &[f32]) -> u64 {
 
 /// The grid of a row.
 fn grid_of<'a>(palettes: &Palettes, known: &'a KnownPalettes, row: u64) -> Grid<'a> {
-    let palette = (row / palettes.group) as usize;
     let scale = known.row_scales.get(row as usize).map_or(1.0, |scale| scale.to_f32());
-    Grid::Levels { levels: &known.levels[palette * palettes.entries..][..palettes.entries], scale }
+    Grid::Levels { levels: &known.levels[(row / palettes.group) as usize], scale }
 }
 
 #[derive(Default)]
@@ -345,8 +344,9 @@ impl Content for PartContent {
                 put(&mut palettes.known(&own.reader, own.blocks)?.row_scales[first..].iter().copied());
             }
             (Grids::Levels(palettes), _) => {
-                let levels = &palettes.known(&own.reader, own.blocks)?.levels;
-                put(&mut levels[first..].iter().map(|level| f16::from_f32(*level)));
+                let known = palettes.known(&own.reader, own.blocks)?;
+                let levels = known.levels[first / palettes.entries..].iter().flat_map(LevelTable::levels);
+                put(&mut levels.skip(first % palettes.entries).map(|level| f16::from_f32(*level)));
             }
         }
         Ok(())

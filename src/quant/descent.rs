@@ -88,7 +88,7 @@ impl<'a> Descent<'a> {
     pub(super) fn run(&mut self) {
         let few = match self.grids.first() {
             Some(Grid::Steps { range: [least, most], .. }) => most.abs_diff(*least) < FEW as u8,
-            Some(Grid::Levels { levels, .. }) => levels.len() <= FEW,
+            Some(Grid::Levels { levels, .. }) => levels.levels().len() <= FEW,
             None => return,
         };
         let width = self.block.map_or(GROUP, |block| (GROUP / block).max(1) * block);
@@ -220,6 +220,7 @@ impl<'a> Descent<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anec_kernels::level_table::LevelTable;
     use faer::Mat;
     use ndarray::Array2;
 
@@ -363,7 +364,7 @@ mod tests {
     #[test]
     fn codes_of_palettes_lose_less() {
         let (weight, moments) = (noise(30, 100, 3), moments(100));
-        let levels: Vec<f32> = (0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect();
+        let levels = LevelTable::new((0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect());
         let grids = vec![Grid::Levels { levels: &levels, scale: 1.5 }; 30];
         let case = Case { weight, moments, scales: vec![vec![f16::ONE]; 30], block: 100, range: [-8, 7] };
         let codes =

@@ -251,6 +251,7 @@ fn lower_factor(matrix: &mut Mat<f64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use anec_kernels::level_table::LevelTable;
     use anec_kernels::quantize;
     use half::f16;
     use ndarray::ArrayView1;
@@ -389,7 +390,7 @@ mod tests {
                 .map(|how| cost(&weight, &values(grids, &how.codes(weight.view(), grids, 0)), &moments));
             assert!(costs[0] < most * costs[1], "{costs:?}");
         };
-        let palette: Vec<f32> = (0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect();
+        let palette = LevelTable::new((0..16).map(|i| (i as f32 / 7.5 - 1.0).powi(3)).collect());
         let levels = |scale: &dyn Fn(usize) -> f32| -> Vec<Grid<'_>> {
             (0..rows).map(|row| Grid::Levels { levels: &palette, scale: scale(row) }).collect()
         };
@@ -504,7 +505,7 @@ mod tests {
         let mut weight = noise(4, columns, 17);
         weight.row_mut(1).fill(0.5);
         weight.row_mut(2).fill(0.0);
-        let palette: Vec<f32> = (0..16).map(|i| i as f32 / 8.0 - 1.0).collect();
+        let palette = LevelTable::new((0..16).map(|i| i as f32 / 8.0 - 1.0).collect());
         let grids = vec![Grid::Levels { levels: &palette, scale: 1.0 }; 4];
         let codes = ErrorFeedback::of(moments.view(), Damping::LEAST).unwrap().codes(weight.view(), &grids, 0);
         assert!(codes.codes.row(1).iter().all(|code| *code == 12) && codes.codes.row(2).iter().all(|code| *code == 8));

@@ -27,6 +27,7 @@ use super::fp16::LARGEST;
 use super::layout::WeightLayout;
 use super::reader::RowReader;
 use anec_base::Result;
+use anec_kernels::level_table::LevelTable;
 
 /// Points by which the step of even levels is divided at least.
 pub const FINENESS: f32 = 32.0;
@@ -57,8 +58,8 @@ pub(crate) struct Palettes {
 
 /// Palettes that were made.
 pub(crate) struct KnownPalettes {
-    /// One palette after another.
-    pub(crate) levels: Vec<f32>,
+    /// Of one group of rows after another.
+    pub(crate) levels: Vec<LevelTable>,
     /// A scale for each row, where there are some.
     pub(crate) row_scales: Vec<f16>,
     /// Largest magnitude of the tensor.
@@ -99,7 +100,7 @@ impl Palettes {
         let groups: Vec<Range<u64>> =
             (0..rows.div_ceil(self.group)).map(|i| i * self.group..((i + 1) * self.group).min(rows)).collect();
         let pass = Pass { own: self, reader, scales: &scales, row_weights: &row_weights, largest: &largest };
-        let levels: Vec<Vec<f32>> = if self.group * reader.weight.columns() > MANY {
+        let levels: Vec<LevelTable> = if self.group * reader.weight.columns() > MANY {
             groups.into_iter().map(|rows| pass.count(rows, blocks)).collect::<Result<_>>()?
         } else {
             groups
@@ -108,13 +109,15 @@ impl Palettes {
                 .collect::<Result<_>>()?
         };
         reader.weight.release(0..reader.weight.elements());
-        Ok(KnownPalettes { levels: levels.concat(), row_scales: scales, largest: f32::from_bits(largest.into_inner()) })
+        Ok(KnownPalettes { levels, row_scales: scales, largest: f32::from_bits(largest.into_inner()) })
     }
 
     /// The palette of points, by value.
-    fn levels(&self, counts: impl Iterator<Item = (u16, u64)> + Clone) -> Vec<f32> {
+    fn levels(&self, counts: impl Iterator<Item = (u16, u64)> + Clone) -> LevelTable {
         let values = || counts.clone().map(|(key, _)| of_key(key));
-        let (Some(first), Some(last)) = (values().next(), values().last()) else { return vec![0.0; self.entries] };
+        let (Some(first), Some(last)) = (values().next(), values().last()) else {
+            return LevelTable::new(vec![0.0; self.entries]);
+        };
         let step = first.abs().max(last.abs()) / (self.entries as f32 / 2.0 * FINENESS);
         let mut points: Vec<WeightedPoint> = Vec::new();
         let mut cell = f32::NAN;
@@ -133,7 +136,8 @@ impl Palettes {
         points.iter_mut().for_each(|point| point.value /= point.weight);
         let pinned = self.pinned.then_some([first.into(), last.into()]);
         // fp16 keeps the order
-        centres(&points, self.entries, pinned).into_iter().map(|c| f16::from_f64(c).to_f32()).collect()
+        let levels = centres(&points, self.entries, pinned).into_iter().map(|c| f16::from_f64(c).to_f32());
+        LevelTable::new(levels.collect())
     }
 }
 
@@ -186,7 +190,7 @@ impl Pass<'_> {
     }
 
     /// The palette of few rows.
-    fn sort(&self, rows: Range<u64>, buffers: &mut (Vec<f32>, Vec<f16>, Vec<(u16, u64)>)) -> Result<Vec<f32>> {
+    fn sort(&self, rows: Range<u64>, buffers: &mut (Vec<f32>, Vec<f16>, Vec<(u16, u64)>)) -> Result<LevelTable> {
         let (values, halves, keys) = buffers;
         self.load(rows.clone(), values, halves)?;
         keys.clear();
@@ -205,7 +209,7 @@ impl Pass<'_> {
     }
 
     /// The palette of many rows: sums of whole numbers, which are the same in any order.
-    fn count(&self, rows: Range<u64>, blocks: Blocks) -> Result<Vec<f32>> {
+    fn count(&self, rows: Range<u64>, blocks: Blocks) -> Result<LevelTable> {
         let columns = self.reader.columns().max(1);
         let at_a_time = (blocks.elements() / columns as u64).max(1) * blocks.at_a_time() as u64;
         let parts = (rows.end - rows.start).div_ceil(at_a_time);

@@ -1,6 +1,7 @@
 //! Which code of a grid a value becomes. The nearest, if nobody knows better; error feedback decides otherwise.
 
 use anec_base::Result;
+use anec_kernels::level_table::LevelTable;
 use half::f16;
 
 /// The numbers that a row's codes stand for.
@@ -18,7 +19,7 @@ pub enum Grid<'a> {
     /// `scale * levels[q]`, ascending.
     Levels {
         /// The palette.
-        levels: &'a [f32],
+        levels: &'a LevelTable,
         /// What the row's values were divided by.
         scale: f32,
     },
@@ -33,7 +34,7 @@ impl Grid<'_> {
                 let steps = value * (1.0 / scales[column / block].to_f32());
                 steps.clamp(least, most).round_ties_even() as i8 as u8
             }
-            Grid::Levels { levels, scale } => nearest_level(levels, value / scale),
+            Grid::Levels { levels, scale } => levels.nearest(value / scale),
         }
     }
 
@@ -49,25 +50,9 @@ impl Grid<'_> {
     pub fn value(&self, column: usize, code: u8) -> f32 {
         match self {
             Grid::Steps { scales, block, .. } => scales[column / block].to_f32() * f32::from(code as i8),
-            Grid::Levels { levels, scale } => scale * levels[usize::from(code)],
+            Grid::Levels { levels, scale } => scale * levels.levels()[usize::from(code)],
         }
     }
-}
-
-/// The index of the level nearest to a value; the lower of two that are equally near.
-pub(crate) fn nearest_level(levels: &[f32], value: f32) -> u8 {
-    // twice the middle between two levels is their sum
-    let twice = value + value;
-    let mut first = 0;
-    let mut count = levels.len() - 1;
-    while count > 0 {
-        let half = count / 2;
-        let middle = first + half;
-        let above = levels[middle] + levels[middle + 1] < twice;
-        first = if above { middle + 1 } else { first };
-        count = if above { count - half - 1 } else { half };
-    }
-    first as u8
 }
 
 /// Chooses the codes of whole rows, whose grids are known. An implementation gives the same codes whatever rows it is
@@ -89,18 +74,6 @@ pub trait Rounding: Send + Sync {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_nearest_level_is_that_of_a_search_through_all() {
-        for levels in [&[-1.0f32][..], &[-1.0, 0.5], &[-3.0, -1.0, 0.0, 0.0, 0.25, 7.0, 9.0, 9.0]] {
-            for i in -1000..1000 {
-                let value = i as f32 / 97.0;
-                let found = levels[usize::from(nearest_level(levels, value))];
-                let least = levels.iter().map(|level| (level - value).abs()).fold(f32::INFINITY, f32::min);
-                assert_eq!((found - value).abs(), least, "{value} {levels:?}");
-            }
-        }
-    }
 
     #[test]
     fn codes_of_steps_stand_for_multiples_of_the_scale() {
