@@ -46,6 +46,8 @@ struct DigitColumn {
     unit: Unit,
     /// What the sums of each digit begin with.
     start: [i32; DIGITS],
+    /// Before which bytes of all digits its own are.
+    place: usize,
 }
 
 impl DigitColumn {
@@ -113,15 +115,18 @@ impl DigitColumns {
     /// If one has more or fewer.
     pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>]) -> DigitColumns {
         assert!(columns.iter().all(|column| column.count == depth));
-        let of_column = depth.next_multiple_of(processor::STEP);
-        let mut digits = AlignedBuf::new(columns.len() * of_column);
-        let parts = digits.words().chunks_exact_mut(of_column.max(1)).zip(columns);
-        let known = |column: &MeasuredColumn<'_>| DigitColumn { unit: column.unit, start: [0; DIGITS] };
-        let mut parts: SmallVec<[(&mut [u32], DigitColumn); 8]> =
-            parts.map(|(words, column)| (words, known(column))).collect();
-        let pack = |c: usize, (words, known): &mut (&mut [u32], DigitColumn)| {
+        let bytes = |column: &MeasuredColumn<'_>| depth.next_multiple_of(processor::STEP) * processor::stored(column.unit);
+        let mut digits = AlignedBuf::new(columns.iter().map(bytes).sum::<usize>().div_ceil(size_of::<f32>()));
+        let (mut left, mut place): (&mut [i8], _) = (bytemuck::cast_slice_mut(digits.words()), 0);
+        let mut parts = SmallVec::<[(&mut [i8], DigitColumn); 8]>::new();
+        for column in columns {
+            let (own, others) = std::mem::take(&mut left).split_at_mut(bytes(column));
+            parts.push((own, DigitColumn { unit: column.unit, start: [0; DIGITS], place }));
+            (left, place) = (others, place + bytes(column));
+        }
+        let pack = |c: usize, (digits, known): &mut (&mut [i8], DigitColumn)| {
             // SAFETY: the processor has the instruction; a column was measured with its unit.
-            known.start = unsafe { processor::pack(instruction, columns[c], bytemuck::cast_slice_mut(words)) };
+            known.start = unsafe { processor::pack(instruction, columns[c], digits) };
         };
         if columns.len() * depth > SMALL_PACK {
             pool::for_each_mut(&mut parts, pack);
@@ -145,7 +150,7 @@ impl DigitColumns {
 
     /// Where the digits of a column begin.
     fn of(&self, column: usize) -> *const i8 {
-        self.digits.pointer().wrapping_add(column * self.depth.next_multiple_of(processor::STEP)).cast()
+        self.digits.pointer().cast::<i8>().wrapping_add(self.columns[column].place)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
-use super::super::digits::{DIGITS, digits_of};
+use super::super::digits::{DIGITS, Unit, digits_of};
 use super::super::simd::{Lanes, neon::Neon};
 use super::{DigitColumns, MeasuredColumn};
 
@@ -47,6 +47,11 @@ impl Instruction {
     pub fn takes_many(self) -> bool {
         self == Instruction::Smmla
     }
+}
+
+/// How many digits of a column's elements are stored: all, which its instructions take at once.
+pub(super) fn stored(_: Unit) -> usize {
+    DIGITS
 }
 
 /// Writes digits: of each 16 elements, a vector for each digit, the lowest first (`SDOT`); or of the first eight of them

@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::digits::{DIGITS, FEW_DIGITS, LEAST_DIGITS, digits_of};
+use super::super::digits::{DIGITS, FEW_DIGITS, LEAST_DIGITS, Unit, digits_of};
 use super::super::dot::AHEAD;
-use super::{DigitColumns, MeasuredColumn};
+use super::{DigitColumn, DigitColumns, MeasuredColumn};
 
 mod stored;
 
@@ -24,8 +24,8 @@ const FEW_ROWS: usize = 4;
 const COLUMNS: usize = 16;
 /// Rows whose products are given at a time, whole tiles.
 const BLOCK: usize = 4 * ROWS * FEW_ROWS;
-/// The sums of a block's rows with the digits of a column.
-type BlockSums = [[i32; DIGITS]; BLOCK];
+/// The sums of a block's rows with each digit of a column, and room for the last tile to be whole.
+type BlockSums = [[i32; BLOCK + 4]; DIGITS];
 /// What is added to an element.
 const MIDDLE: i8 = -128;
 
@@ -65,6 +65,11 @@ impl Instruction {
     }
 }
 
+/// How many digits of a column's elements are stored: those that it has, so that they take no more of the nearest cache.
+pub(super) fn stored(unit: Unit) -> usize {
+    unit.digits
+}
+
 /// Writes digits: of each [`STEP`] elements a vector for each digit, the lowest first, and zeros behind the last element.
 /// Gives what the sums begin with.
 ///
@@ -72,10 +77,10 @@ impl Instruction {
 /// The processor has the instruction; the unit is that of the column.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [i8]) -> [i32; DIGITS] {
-    let (steps, _) = digits.as_chunks_mut::<{ STEP * DIGITS }>();
+    let steps = digits.chunks_exact_mut(STEP * stored(of.unit));
     let mut elements = of.column.elements(of.count);
     let mut sums = [_mm512_setzero_si512(); DIGITS];
-    for (i, digits) in steps.iter_mut().enumerate() {
+    for (i, digits) in steps.enumerate() {
         let (mut near, here) = ([0.0; STEP], STEP.min(of.count - i * STEP));
         if of.column.step == 1 {
             near[..here].copy_from_slice(&of.column.values[i * STEP..][..here]);
@@ -110,7 +115,7 @@ impl DigitColumns {
 pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
     let [least, few, others] = of.by_digits();
-    let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; DIGITS]; BLOCK], of.columns.len().min(COLUMNS));
+    let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; BLOCK + 4]; DIGITS], of.columns.len().min(COLUMNS));
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);
         let block = &rows[first * of.depth..][..here * of.depth];
@@ -141,11 +146,7 @@ unsafe fn of_block<const R: usize, const D: usize>(
         // SAFETY: as promised.
         unsafe { add_up::<R, D>(of, columns, (rows, i == 0), sums) };
         for (sums, c) in sums.iter().zip(columns) {
-            let mut products = [0.0; BLOCK];
-            for (product, sums) in products.iter_mut().zip(sums) {
-                *product = of.columns[*c].product(*sums);
-            }
-            put(*c, &products[..rows.len() / of.depth]);
+            put(*c, &products::<D>(of.columns[*c], sums)[..rows.len() / of.depth]);
         }
     }
 }
@@ -167,8 +168,9 @@ unsafe fn add_up<const R: usize, const D: usize>(
     // SAFETY: as promised; the last row stands for those that are missing.
     unsafe {
         if let [column] = *columns {
-            for (row, sums) in sums[0].iter_mut().enumerate().take(count) {
-                *sums = of_row::<D>(first.add(row * depth), of.of(column), depth);
+            for row in 0..count {
+                let of_row = of_row::<D>(first.add(row * depth), of.of(column), depth);
+                sums[0].iter_mut().zip(of_row).for_each(|(sums, sum)| sums[row] = sum);
             }
             return;
         }
@@ -176,7 +178,9 @@ unsafe fn add_up<const R: usize, const D: usize>(
             let rows = std::array::from_fn(|r| first.add((row + r).min(count - 1) * depth));
             let mut next = ask.then(|| first.wrapping_add((row + R) * depth));
             for (pair, sums) in columns.chunks(2).zip(sums.chunks_mut(2)) {
-                let mut put = |c: usize, tile: [_; R]| sums[c][row..row + R].copy_from_slice(&tile);
+                let mut put = |c: usize, tile: [[i32; 4]; D]| {
+                    sums[c].iter_mut().zip(tile).for_each(|(sums, tile)| sums[row..row + 4].copy_from_slice(&tile));
+                };
                 if let [one, other] = *pair {
                     let [first, second] = of_tile::<R, 2, D>(rows, [of.of(one), of.of(other)], depth, next.take());
                     put(0, first);
@@ -197,29 +201,40 @@ unsafe fn add_up<const R: usize, const D: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, depth: usize) -> [i32; DIGITS] {
-    let mut sums = [[[[_mm512_setzero_si512(); D]; 1]; 1]; 2];
+    let mut sums = [[[[_mm512_setzero_si512(); 1]; D]; 1]; 2];
     // SAFETY: as promised; what is asked for need not be there.
     unsafe {
         for _ in 0..depth / (2 * STEP) {
             for sums in &mut sums {
                 _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(AHEAD));
                 add_products(sums, [raised(row)], [column]);
-                (row, column) = (row.add(STEP), column.add(DIGITS * STEP));
+                (row, column) = (row.add(STEP), column.add(D * STEP));
             }
         }
         if !(depth / STEP).is_multiple_of(2) {
             add_products(&mut sums[0], [raised(row)], [column]);
-            (row, column) = (row.add(STEP), column.add(DIGITS * STEP));
+            (row, column) = (row.add(STEP), column.add(D * STEP));
         }
         if !depth.is_multiple_of(STEP) {
             add_products(&mut sums[1], [raised_part(row, depth % STEP)], [column]);
         }
     }
-    let [[[one]], [[other]]] = sums;
-    across::<D>(std::array::from_fn(|digit| _mm512_add_epi32(one[digit], other[digit])))
+    let [[one], [other]] = sums;
+    across::<D>(std::array::from_fn(|digit| _mm512_add_epi32(one[digit][0], other[digit][0])))
 }
 
-/// The sums of some rows and columns. Asks for as many rows from `next` on.
+/// The products of a block's rows with a column whose sums by digits these are: as [`DigitColumn::product`] gives them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn products<const D: usize>(column: DigitColumn, sums: &BlockSums) -> [f32; BLOCK] {
+    std::array::from_fn(|row| {
+        let of_digit = |digit: usize| column.start[digit].wrapping_add(sums[digit][row]) as f32;
+        let upper = (0..D - 1).rev().fold(of_digit(D - 1), |upper, digit| upper * 256.0 + of_digit(digit));
+        upper * column.unit.size
+    })
+}
+
+/// The sums of some columns' digits with each of some rows, no more than four. Asks for as many rows from `next` on.
 ///
 /// # Safety
 /// As [`multiply`].
@@ -230,8 +245,8 @@ unsafe fn of_tile<const R: usize, const C: usize, const D: usize>(
     mut columns: [*const i8; C],
     depth: usize,
     mut next: Option<*const i8>,
-) -> [[[i32; DIGITS]; R]; C] {
-    let mut sums = [[[_mm512_setzero_si512(); D]; R]; C];
+) -> [[[i32; 4]; D]; C] {
+    let mut sums = [[[_mm512_setzero_si512(); R]; D]; C];
     // SAFETY: as promised; what is asked for need not be there.
     unsafe {
         for _ in 0..depth / STEP {
@@ -243,13 +258,13 @@ unsafe fn of_tile<const R: usize, const C: usize, const D: usize>(
             }
             add_products(&mut sums, rows.map(|row| raised(row)), columns);
             rows = rows.map(|row| row.add(STEP));
-            columns = columns.map(|column| column.add(DIGITS * STEP));
+            columns = columns.map(|column| column.add(D * STEP));
         }
         if !depth.is_multiple_of(STEP) {
             add_products(&mut sums, rows.map(|row| raised_part(row, depth % STEP)), columns);
         }
     }
-    sums.map(|sums| sums.map(|sums| across(sums)))
+    sums.map(|sums| sums.map(|rows| across(rows)))
 }
 
 /// Adds the products of some elements of rows and each digit of columns.
@@ -260,7 +275,7 @@ unsafe fn of_tile<const R: usize, const C: usize, const D: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 #[expect(clippy::needless_range_loop, reason = "digits are loaded once, and are in one register at a time")]
 unsafe fn add_products<const R: usize, const C: usize, const D: usize>(
-    sums: &mut [[[__m512i; D]; R]; C],
+    sums: &mut [[[__m512i; R]; D]; C],
     rows: [__m512i; R],
     columns: [*const i8; C],
 ) {
@@ -269,7 +284,7 @@ unsafe fn add_products<const R: usize, const C: usize, const D: usize>(
             // SAFETY: as promised.
             let digits = unsafe { _mm512_load_si512(columns[c].add(digit * STEP).cast()) };
             for r in 0..R {
-                sums[c][r][digit] = _mm512_dpbusd_epi32(sums[c][r][digit], rows[r], digits);
+                sums[c][digit][r] = _mm512_dpbusd_epi32(sums[c][digit][r], rows[r], digits);
             }
         }
     }
@@ -298,17 +313,17 @@ unsafe fn raised_part(row: *const i8, count: usize) -> __m512i {
     _mm512_xor_si512(row, _mm512_set1_epi8(MIDDLE))
 }
 
-/// The sum of each vector's elements.
+/// The sum of each vector's elements; zeros for those up to four that are missing.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn across<const D: usize>(vectors: [__m512i; D]) -> [i32; DIGITS] {
-    let [a, b, c, d] = std::array::from_fn(|i| if i < D { vectors[i] } else { _mm512_setzero_si512() });
+fn across<const N: usize>(vectors: [__m512i; N]) -> [i32; 4] {
+    let [a, b, c, d] = std::array::from_fn(|i| if i < N { vectors[i] } else { _mm512_setzero_si512() });
     let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
     let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
     let all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
     let all = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64::<1>(all));
     let all = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256::<1>(all));
-    let mut sums = [0; DIGITS];
+    let mut sums = [0; 4];
     // SAFETY: the array has as many bytes as the vector.
     unsafe { _mm_storeu_si128(sums.as_mut_ptr().cast(), all) };
     sums

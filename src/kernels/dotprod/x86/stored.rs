@@ -100,7 +100,8 @@ impl<'a> StoredRows<'a> {
 /// sums of four digits, times what is taken from an element.
 struct LaneStarts {
     sums: AlignedBuf,
-    of_column: usize,
+    /// Where those of each column begin.
+    places: SmallVec<[usize; 8]>,
 }
 
 impl LaneStarts {
@@ -120,18 +121,24 @@ impl LaneStarts {
                 }
             }
         }
-        let vectors = of.depth.div_ceil(STEP) * DIGITS;
-        let of_column = vectors * STEP / 4;
-        let mut sums = AlignedBuf::new(of_column * of.columns.len());
-        for (c, sums) in sums.words().chunks_exact_mut(of_column.max(1)).enumerate() {
+        let of_digit = of.depth.div_ceil(STEP) * STEP / 4;
+        let count = of.columns.iter().map(|column| super::stored(column.unit)).sum::<usize>();
+        let mut sums = AlignedBuf::new(count * of_digit);
+        let mut left: &mut [u32] = sums.words();
+        let mut places = SmallVec::new();
+        let mut place = 0;
+        for (c, column) in of.columns.iter().enumerate() {
+            let (own, others) = std::mem::take(&mut left).split_at_mut(super::stored(column.unit) * of_digit);
             // SAFETY: columns are made where the processor has the instructions; so many vectors of digits are there.
-            unsafe { fill(of.of(c), vectors, sums.as_mut_ptr().cast()) };
+            unsafe { fill(of.of(c), own.len() * 4 / STEP, own.as_mut_ptr().cast()) };
+            places.push(place);
+            (left, place) = (others, place + own.len());
         }
-        LaneStarts { sums, of_column }
+        LaneStarts { sums, places }
     }
 
     fn of(&self, column: usize) -> *const i32 {
-        self.sums.pointer().wrapping_add(column * self.of_column).cast()
+        self.sums.pointer().wrapping_add(self.places[column]).cast()
     }
 }
 
@@ -338,7 +345,7 @@ unsafe fn in_blocks<R: RowBytes<P>, const P: usize, const C: usize, const D: usi
         let steps = depth.div_ceil(STEP);
         for (i, from) in (0..steps).step_by(vectors).enumerate() {
             let start = |c: usize, digit: usize, step: usize| {
-                _mm512_load_si512(starts[c].add((step * DIGITS + digit) * STEP / 4).cast())
+                _mm512_load_si512(starts[c].add((step * D + digit) * STEP / 4).cast())
             };
             let first: [[__m512i; D]; C] = std::array::from_fn(|c| std::array::from_fn(|d| start(c, d, from)));
             let mut sums = [first; N];
@@ -400,7 +407,7 @@ unsafe fn add_products<const P: usize, const C: usize, const D: usize>(
     for (sums, column) in sums.iter_mut().zip(columns) {
         for digit in 0..D {
             // SAFETY: as promised.
-            let digits = unsafe { _mm512_load_si512(column.add((step * DIGITS + digit) * STEP).cast()) };
+            let digits = unsafe { _mm512_load_si512(column.add((step * D + digit) * STEP).cast()) };
             for (plane, bytes) in planes.iter().enumerate().take(digit + 1) {
                 sums[digit - plane] = _mm512_dpbusd_epi32(sums[digit - plane], *bytes, digits);
             }
