@@ -116,8 +116,8 @@ fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
     if !products.iter().all(same) {
         return false;
     }
-    let zeros = |(product, pool): (&WeightProduct<'_>, &mut Pool)| pool.filled(&product.shape, 0f32);
-    let mut outputs: Vec<Arc<Tensor>> = products.iter().zip(pools).map(zeros).collect();
+    let place = |(product, pool): (&WeightProduct<'_>, &mut Pool)| pool.unspecified(&product.shape, f32::NAN);
+    let mut outputs: Vec<Arc<Tensor>> = products.iter().zip(pools).map(place).collect();
     let token_product = |(product, output)| -> Option<TokenProduct<'_>> {
         let (product, output): (&WeightProduct<'_>, &mut Arc<Tensor>) = (product, output);
         let TensorData::F32(out) = &mut Arc::get_mut(output)?.data else { return None };

@@ -80,6 +80,7 @@ impl Pool {
             own.clear();
             own.extend_from_slice(shape);
             if let Some(elements) = T::of(data) {
+                elements.clear();
                 fill(elements);
                 debug_assert_eq!(elements.len(), shape.iter().product::<usize>());
             }
@@ -90,6 +91,23 @@ impl Pool {
     /// A tensor of one value throughout.
     pub fn filled<T: Element>(&mut self, shape: &[usize], value: T) -> Arc<Tensor> {
         self.make(shape, |out| out.resize(shape.iter().product(), value))
+    }
+
+    /// A tensor of this shape, whose elements are those of any that was there before, or `value`: they are all to be written.
+    pub fn unspecified<T: Element>(&mut self, shape: &[usize], value: T) -> Arc<Tensor> {
+        let count = shape.iter().product();
+        let mut tensor = self.take::<T>(count);
+        if let Some(Tensor { shape: own, data }) = Arc::get_mut(&mut tensor) {
+            own.clear();
+            own.extend_from_slice(shape);
+            if let Some(elements) = T::of(data) {
+                if cfg!(debug_assertions) {
+                    elements.clear();
+                }
+                elements.resize(count, value);
+            }
+        }
+        tensor
     }
 
     /// A tensor of this shape with these elements.
@@ -137,7 +155,7 @@ impl Pool {
         });
     }
 
-    /// An empty tensor with room for so many elements: the smallest that is neither too small nor much too large.
+    /// A tensor with room for so many elements, whatever they are: the smallest that is neither too small nor much too large.
     fn take<T: Element>(&mut self, count: usize) -> Arc<Tensor> {
         let most = (count.saturating_mul(MOST_SLACK)).max(GRANULE);
         let mut best: Option<(usize, usize)> = None;
@@ -154,11 +172,8 @@ impl Pool {
             let elements = Vec::with_capacity(count.next_multiple_of(GRANULE));
             return Arc::new(Tensor { shape: Vec::with_capacity(8), data: T::data(elements) });
         };
-        let mut tensor = self.free.swap_remove(i).tensor;
+        let tensor = self.free.swap_remove(i).tensor;
         self.bytes -= bytes(&tensor.data);
-        if let Some(elements) = Arc::get_mut(&mut tensor).and_then(|tensor| T::of(&mut tensor.data)) {
-            elements.clear();
-        }
         tensor
     }
 }

@@ -109,18 +109,19 @@ pub(super) unsafe fn third_squared(element: f32, inverse: f32) -> u32 {
     (third * third).cast_unsigned()
 }
 
+/// What makes digits of bytes: each, but the highest, is 128 less than a byte of the sum with this.
+pub(super) const DIGITS_MIDDLE: u32 = 0x0080_8080;
+
 /// The digits of an element, the lowest in the lowest byte; `inverse` is that of the column's unit.
 ///
 /// # Safety
 /// The element is finite and the unit is that of a column which has it.
 #[inline(always)]
 pub(super) unsafe fn digits_of(element: f32, inverse: f32) -> u32 {
-    /// What makes digits of bytes: each, but the highest, is 128 less than a byte of the sum with this.
-    const MIDDLE: u32 = 0x0080_8080;
     let rounded = (element * inverse).round_ties_even();
     // SAFETY: no larger than 2^30, as promised.
     let integer = unsafe { rounded.to_int_unchecked::<i32>() };
-    (integer as u32).wrapping_add(MIDDLE) ^ MIDDLE
+    (integer as u32).wrapping_add(DIGITS_MIDDLE) ^ DIGITS_MIDDLE
 }
 
 /// The sum of products whose sums by digits are these, the lowest first, in units of the column.

@@ -26,9 +26,10 @@ use x86 as processor;
 pub(super) use processor::Instruction;
 #[cfg(target_arch = "x86_64")]
 pub(super) use processor::{StoredProducts, StoredRows};
+use processor::ColumnLanes;
 
 /// Columns of elements above which threads are woken to pack them.
-const SMALL_PACK: usize = 1 << 15;
+const SMALL_PACK: usize = 1 << 12;
 
 /// Columns as digits.
 pub(super) struct DigitColumns {
@@ -138,19 +139,48 @@ impl DigitColumns {
         DigitColumns { digits, columns, depth, instruction }
     }
 
-    /// Gives the products of rows, some that follow each other with a column at a time: `put(row, column, products)`.
-    ///
-    /// # Panics
-    /// If the rows aren't whole.
-    pub fn multiply(&self, rows: &[i8], put: impl FnMut(usize, usize, &[f32])) {
-        assert!(rows.len().is_multiple_of(self.depth));
-        // SAFETY: the processor has the instruction; each column has digits for all elements of a row.
-        unsafe { processor::multiply(self, rows, put) };
-    }
-
     /// Where the digits of a column begin.
     fn of(&self, column: usize) -> *const i8 {
         self.digits.pointer().cast::<i8>().wrapping_add(self.columns[column].place)
+    }
+
+    /// The digits of a column.
+    #[cfg(target_arch = "x86_64")]
+    fn digits_of(&self, column: usize) -> &[i8] {
+        let DigitColumn { place, unit, .. } = self.columns[column];
+        let count = self.depth.next_multiple_of(processor::STEP) * processor::stored(unit);
+        &bytemuck::cast_slice(self.digits.as_floats())[place..][..count]
+    }
+}
+
+/// The products of rows of bytes with columns.
+pub(super) struct ByteProducts<'a> {
+    columns: &'a DigitColumns,
+    lanes: ColumnLanes,
+}
+
+impl<'a> ByteProducts<'a> {
+    /// With all columns.
+    pub fn new(columns: &'a DigitColumns) -> Self {
+        ByteProducts { columns, lanes: ColumnLanes::new(columns) }
+    }
+
+    /// Whether the sums of rows' elements are needed.
+    pub fn takes_sums(&self) -> bool {
+        !self.lanes.is_empty()
+    }
+
+    /// Gives the products of rows, some that follow each other with a column at a time: `put(row, column, products)`. `sums`
+    /// are those of each row's elements, if they are needed.
+    ///
+    /// # Panics
+    /// If the rows aren't whole, or there are needed sums of fewer.
+    pub fn multiply(&self, rows: &[i8], sums: &[i32], put: impl FnMut(usize, usize, &[f32])) {
+        let depth = self.columns.depth;
+        assert!(rows.len().is_multiple_of(depth) && (!self.takes_sums() || sums.len() >= rows.len() / depth));
+        // SAFETY: the processor has the instruction; each column has digits for all elements of a row, and the lanes are
+        // theirs.
+        unsafe { processor::multiply((self.columns, &self.lanes), rows, sums, put) };
     }
 }
 
@@ -174,7 +204,8 @@ mod tests {
         let columns: Vec<_> = columns.collect();
         let digits = DigitColumns::new(instruction, depth, &columns);
         let mut out = vec![f32::NAN; a.len() / depth * columns.len()];
-        digits.multiply(a, |row, column, products| {
+        let sums: Vec<i32> = a.chunks(depth).map(|row| row.iter().map(|value| i32::from(*value)).sum()).collect();
+        ByteProducts::new(&digits).multiply(a, &sums, |row, column, products| {
             for (r, product) in products.iter().enumerate() {
                 out[(row + r) * columns.len() + column] = *product;
             }

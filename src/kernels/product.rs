@@ -108,8 +108,10 @@ struct Column<'a> {
 
 /// Divides the rows of a weight among threads: gives `work` the first of a part and how many there are.
 fn for_each_part(rows: usize, columns: usize, work: impl Fn(usize, usize) + Sync) {
+    /// Rows of a part are a multiple of this, so that few tiles of rows aren't whole.
+    const WHOLE: usize = 48;
     // enough work for a part to be worth fetching, and no more parts than even out what threads are given
-    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(rows / 256);
+    let share = (65_536 / columns.max(1)).clamp(8, 1024).max(rows / 256).next_multiple_of(WHOLE);
     pool::for_each(rows.div_ceil(share), |i| work(i * share, share.min(rows - i * share)));
 }
 

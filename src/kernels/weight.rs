@@ -1,11 +1,12 @@
 //! Weights in memory, in the form in which they are stored; kernels expand them a few rows at a time.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use half::{f16, slice::HalfFloatSliceExt};
 
 use super::codes::{CodeTables, PackedCodes};
 use super::memory::ArenaVec;
+use super::pool;
 use super::widen::scale_bytes;
 
 /// The stored elements of a large constant.
@@ -56,6 +57,7 @@ pub struct StoredWeight {
     elements: Arc<Elements>,
     scales: Scales,
     tables: Option<CodeTables>,
+    row_sums: OnceLock<Vec<i32>>,
 }
 
 impl StoredWeight {
@@ -91,7 +93,7 @@ impl StoredWeight {
         let enough = scales.values.len() == 1 && scales.blocks == 1
             || scales.blocks > 0 && scales.values.len() >= rows.saturating_mul(scales.blocks);
         assert!(enough, "a weight has fewer scales than rows and blocks");
-        StoredWeight { shape, elements, scales, tables }
+        StoredWeight { shape, elements, scales, tables, row_sums: OnceLock::new() }
     }
 
     /// Its shape; the first axis counts the rows.
@@ -122,6 +124,23 @@ impl StoredWeight {
     /// Elements of one row.
     pub fn columns(&self) -> usize {
         self.shape.iter().skip(1).product()
+    }
+
+    /// The sums of the bytes of each row, computed once; none unless the elements are bytes.
+    pub(super) fn row_sums(&self) -> &[i32] {
+        /// Rows of a part that a thread sums.
+        const PART: usize = 256;
+        self.row_sums.get_or_init(|| {
+            let Elements::Int8(values) = &*self.elements else { return Vec::new() };
+            let columns = self.columns().max(1);
+            let mut sums = vec![0; self.rows()];
+            pool::for_each_chunk(&mut sums, PART, |part, sums| {
+                for (sum, row) in sums.iter_mut().zip(values[part * PART * columns..].chunks(columns)) {
+                    *sum = row.iter().map(|value| i32::from(*value)).sum();
+                }
+            });
+            sums
+        })
     }
 
     /// Writes a row's values to `out`, which is as long as the row.

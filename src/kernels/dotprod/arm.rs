@@ -49,6 +49,21 @@ impl Instruction {
     }
 }
 
+/// There are no columns that are multiplied in lanes: its instructions have no sums of more than four.
+pub(super) struct ColumnLanes;
+
+impl ColumnLanes {
+    /// None of these.
+    pub fn new(_: &DigitColumns) -> Self {
+        ColumnLanes
+    }
+
+    /// Always.
+    pub fn is_empty(&self) -> bool {
+        true
+    }
+}
+
 /// How many digits of a column's elements are stored: all, which its instructions take at once.
 pub(super) fn stored(_: Unit) -> usize {
     DIGITS
@@ -83,7 +98,12 @@ pub(super) unsafe fn pack(instruction: Instruction, of: MeasuredColumn<'_>, digi
 ///
 /// # Safety
 /// The processor has the instruction; the rows are whole, and each column has digits for all elements of a row.
-pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
+pub(super) unsafe fn multiply(
+    (of, _): (&DigitColumns, &ColumnLanes),
+    rows: &[i8],
+    _: &[i32],
+    mut put: impl FnMut(usize, usize, &[f32]),
+) {
     let (count, columns) = (rows.len().checked_div(of.depth).unwrap_or(0), of.columns.len());
     for first in (0..count).step_by(ROWS) {
         let here = ROWS.min(count - first);

@@ -5,12 +5,14 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::digits::{DIGITS, FEW_DIGITS, LEAST_DIGITS, Unit, digits_of};
+use super::super::digits::{DIGITS, DIGITS_MIDDLE, FEW_DIGITS, LEAST_DIGITS, Unit};
 use super::super::dot::AHEAD;
 use super::{DigitColumn, DigitColumns, MeasuredColumn};
 
+mod lanes;
 mod stored;
 
+pub(super) use lanes::ColumnLanes;
 pub(in super::super) use stored::{StoredProducts, StoredRows};
 
 /// Elements of a vector.
@@ -87,16 +89,34 @@ pub(super) unsafe fn pack(_: Instruction, of: MeasuredColumn<'_>, digits: &mut [
         } else {
             near.iter_mut().zip(&mut elements).for_each(|(near, element)| *near = *element);
         }
-        // SAFETY: as promised.
-        let all = near.map(|element| unsafe { digits_of(element, of.unit.inverse) });
+        // SAFETY: there are four vectors of elements.
+        let all: [__m512i; 4] = std::array::from_fn(|i| unsafe { vector_of_digits(&near[i * 16..], of.unit.inverse) });
         for (digit, digits) in digits.as_chunks_mut::<STEP>().0.iter_mut().enumerate() {
-            *digits = all.map(|all| (all >> (8 * digit)) as i8);
-            // SAFETY: there are 64 bytes.
-            let vector = unsafe { _mm512_loadu_si512(digits.as_ptr().cast()) };
+            let shift = _mm_cvtsi32_si128(8 * digit as i32);
+            let [a, b, c, d] = all.map(|all| _mm512_cvtepi32_epi8(_mm512_srl_epi32(all, shift)));
+            let halves = [_mm256_set_m128i(b, a), _mm256_set_m128i(d, c)];
+            let vector = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
+            // SAFETY: there is room for 64 bytes.
+            unsafe { _mm512_storeu_si512(digits.as_mut_ptr().cast(), vector) };
             sums[digit] = _mm512_dpbusd_epi32(sums[digit], _mm512_set1_epi8(1), vector);
         }
     }
     sums.map(|sum| _mm512_reduce_add_epi32(sum) * i32::from(MIDDLE))
+}
+
+/// The digits of elements, as [`digits_of`](super::super::digits::digits_of) gives them.
+///
+/// # Safety
+/// There are 16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn vector_of_digits(elements: &[f32], inverse: f32) -> __m512i {
+    // SAFETY: as promised.
+    let elements = unsafe { _mm512_loadu_ps(elements.as_ptr()) };
+    // to the nearest, ties to even
+    let rounded = _mm512_cvtps_epi32(_mm512_mul_ps(elements, _mm512_set1_ps(inverse)));
+    let middle = _mm512_set1_epi32(DIGITS_MIDDLE.cast_signed());
+    _mm512_xor_si512(_mm512_add_epi32(rounded, middle), middle)
 }
 
 impl DigitColumns {
@@ -107,24 +127,34 @@ impl DigitColumns {
     }
 }
 
-/// Gives the products of rows with columns.
+/// Gives the products of rows, whose elements have these sums, with columns and their lanes.
 ///
 /// # Safety
-/// The processor has the instruction; the rows are whole, and each column has digits for all elements of a row.
+/// The processor has the instruction; the rows are whole, and each column has digits for all elements of a row. There are
+/// sums of all rows unless there are no lanes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn multiply(of: &DigitColumns, rows: &[i8], mut put: impl FnMut(usize, usize, &[f32])) {
+pub(super) unsafe fn multiply(
+    (of, lanes): (&DigitColumns, &ColumnLanes),
+    rows: &[i8],
+    row_sums: &[i32],
+    mut put: impl FnMut(usize, usize, &[f32]),
+) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
-    let [least, few, others] = of.by_digits();
-    let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; BLOCK + 4]; DIGITS], of.columns.len().min(COLUMNS));
+    let [least, few, others] = lanes.left();
+    let most = [least, few, others].into_iter().map(SmallVec::len).max().unwrap_or(0);
+    let mut sums: SmallVec<[BlockSums; 8]> = SmallVec::from_elem([[0; BLOCK + 4]; DIGITS], most.min(COLUMNS));
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);
         let block = &rows[first * of.depth..][..here * of.depth];
         let mut put = |column: usize, products: &[f32]| put(first, column, products);
         // SAFETY: as promised.
         unsafe {
-            of_block::<FEW_ROWS, LEAST_DIGITS>(of, &least, block, &mut sums, &mut put);
-            of_block::<FEW_ROWS, FEW_DIGITS>(of, &few, block, &mut sums, &mut put);
-            of_block::<ROWS, DIGITS>(of, &others, block, &mut sums, &mut put);
+            if !lanes.is_empty() {
+                lanes.of_block(of, block, &row_sums[first..first + here], &mut put);
+            }
+            of_block::<FEW_ROWS, LEAST_DIGITS>(of, least, block, &mut sums, &mut put);
+            of_block::<FEW_ROWS, FEW_DIGITS>(of, few, block, &mut sums, &mut put);
+            of_block::<ROWS, DIGITS>(of, others, block, &mut sums, &mut put);
         }
     }
 }

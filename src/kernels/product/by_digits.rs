@@ -7,7 +7,7 @@ use crate::aligned_buf::AlignedBuf;
 use crate::columns::StridedColumn;
 use crate::digits::Activations;
 use crate::dot::MOST_COLUMNS;
-use crate::dotprod::{DigitColumns, Instruction, MeasuredColumn};
+use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MeasuredColumn};
 #[cfg(target_arch = "x86_64")]
 use crate::dotprod::{StoredProducts, StoredRows};
 use crate::layout::{MatrixLayout, SharedOutput};
@@ -35,27 +35,20 @@ impl<'a> ByteRows<'a> {
     }
 }
 
-/// Columns that become digits.
-type MeasuredColumns<'a> = SmallVec<[MeasuredColumn<'a>; MOST_COLUMNS]>;
+/// Elements above which threads are woken to measure columns.
+const SMALL: usize = 1 << 12;
 
-/// The activations of tokens as columns, each measured by itself, so that none gets other bits by what is beside it. `None` if
-/// one can't be written in digits.
-fn measured<'a>(
-    (x, layout): (&'a [f32], MatrixLayout),
-    (columns, tokens): (usize, usize),
-    activations: Activations,
-) -> Option<MeasuredColumns<'a>> {
-    let of_token = |token: usize| {
-        StridedColumn { values: &x[token * layout.column..], step: layout.row }.measured(columns, activations)
-    };
-    if tokens <= MOST_COLUMNS {
-        return (0..tokens).map(of_token).collect();
+/// The activations of a token, and the same measured: each by itself, so that none gets other bits by what is beside it. `None`
+/// if they can't be written in digits.
+type OwnColumn<'a> = (StridedColumn<'a>, Option<MeasuredColumn<'a>>);
+
+fn measure(all: &mut [OwnColumn<'_>], columns: usize, activations: Activations) {
+    let one = |(column, measured): &mut OwnColumn<'_>| *measured = column.measured(columns, activations);
+    if all.len() * columns > SMALL {
+        pool::for_each_chunk(all, all.len().div_ceil(pool::threads()).min(MOST_COLUMNS), |_, some| some.iter_mut().for_each(one));
+    } else {
+        all.iter_mut().for_each(one);
     }
-    let mut all = vec![None; tokens];
-    pool::for_each_chunk(&mut all, MOST_COLUMNS, |i, some| {
-        some.iter_mut().enumerate().for_each(|(t, one)| *one = of_token(i * MOST_COLUMNS + t));
-    });
-    all.into_iter().collect()
 }
 
 /// The activations of many tokens, one token after the other.
@@ -99,23 +92,36 @@ pub(super) fn by_digits<'w>(
         scattered.then(|| by_token(product.x, (columns, product.tokens)))
     };
     let moved: SmallVec<[Option<AlignedBuf>; MOST_COLUMNS]> = products.iter().map(moved).collect();
-    let mut inputs = MeasuredColumns::new();
-    let mut outputs = SmallVec::<[(SharedOutput, usize); MOST_COLUMNS]>::new();
+    let mut all = SmallVec::<[OwnColumn<'_>; MOST_COLUMNS]>::new();
+    let mut taken = SmallVec::<[_; MOST_COLUMNS]>::new();
     let mut left = Products::new();
     for (product, moved) in std::mem::take(products).into_iter().zip(&moved) {
-        let tokens = product.tokens;
-        let x = match moved {
+        if !takes_many && is_many(product) {
+            left.push(product);
+            continue;
+        }
+        let (x, layout) = match moved {
             Some(moved) => (moved.as_floats(), MatrixLayout { row: 1, column: columns }),
             None => product.x,
         };
-        let takes = takes_many || !is_many(product);
-        let Some(own) = takes.then(|| measured(x, (columns, tokens), activations)).flatten() else {
+        let of_token = |token: usize| StridedColumn { values: &x[token * layout.column..], step: layout.row };
+        all.extend((0..product.tokens).map(|token| (of_token(token), None)));
+        taken.push(product);
+    }
+    measure(&mut all, columns, activations);
+    let mut inputs = SmallVec::<[MeasuredColumn<'_>; MOST_COLUMNS]>::new();
+    let mut outputs = SmallVec::<[(SharedOutput, usize); MOST_COLUMNS]>::new();
+    let mut rest = all.as_slice();
+    for product in taken {
+        let (own, others) = rest.split_at(product.tokens);
+        rest = others;
+        if own.iter().any(|(_, measured)| measured.is_none()) {
             left.push(product);
             continue;
-        };
+        }
         let out = SharedOutput::new(product.out.0, product.out.1);
-        inputs.extend(own);
-        outputs.extend((0..tokens).map(|token| (out, token)));
+        inputs.extend(own.iter().filter_map(|(_, measured)| *measured));
+        outputs.extend((0..product.tokens).map(|token| (out, token)));
     }
     *products = left;
     if inputs.is_empty() {
@@ -136,17 +142,27 @@ pub(super) fn by_digits<'w>(
         // shares their places; each part is given other rows.
         unsafe {
             let (at, layout) = out.at(row, token);
-            for (i, product) in products.iter().enumerate() {
+            let scaled = |i: usize| {
                 let factor = factors.map_or(factor, |factors| factors[i]);
-                *at.add(i * layout.row) = product * factor + bias.map_or(0.0, |bias| bias[i]);
+                products[i] * factor + bias.map_or(0.0, |bias| bias[i])
+            };
+            if layout.row == 1 {
+                (0..products.len()).for_each(|i| *at.add(i) = scaled(i));
+            } else {
+                (0..products.len()).for_each(|i| *at.add(i * layout.row) = scaled(i));
             }
         }
     };
     match stored {
-        ByteRows::Plain(values) => for_each_part(rows, columns, |first, count| {
-            let rows = &values[first * columns..][..count * columns];
-            digits.multiply(rows, |row, column, products| put(first + row, column, products));
-        }),
+        ByteRows::Plain(values) => {
+            let all = ByteProducts::new(&digits);
+            let sums = if all.takes_sums() { weight.row_sums() } else { &[] };
+            for_each_part(rows, columns, |first, count| {
+                let rows = &values[first * columns..][..count * columns];
+                let sums = sums.get(first..first + count).unwrap_or_default();
+                all.multiply(rows, sums, |row, column, products| put(first + row, column, products));
+            });
+        }
         #[cfg(target_arch = "x86_64")]
         ByteRows::Stored(stored) => {
             let all = StoredProducts::new(&digits, stored);
