@@ -23,10 +23,10 @@ use arm as processor;
 #[cfg(target_arch = "x86_64")]
 use x86 as processor;
 
+use processor::ColumnLanes;
 pub(super) use processor::Instruction;
 #[cfg(target_arch = "x86_64")]
 pub(super) use processor::{StoredProducts, StoredRows};
-use processor::ColumnLanes;
 
 /// Columns of elements above which threads are woken to pack them.
 const SMALL_PACK: usize = 1 << 12;
@@ -116,7 +116,8 @@ impl DigitColumns {
     /// If one has more or fewer.
     pub fn new(instruction: Instruction, depth: usize, columns: &[MeasuredColumn<'_>]) -> DigitColumns {
         assert!(columns.iter().all(|column| column.count == depth));
-        let bytes = |column: &MeasuredColumn<'_>| depth.next_multiple_of(processor::STEP) * processor::stored(column.unit);
+        let bytes =
+            |column: &MeasuredColumn<'_>| depth.next_multiple_of(processor::STEP) * processor::stored(column.unit);
         let mut digits = AlignedBuf::new(columns.iter().map(bytes).sum::<usize>().div_ceil(size_of::<f32>()));
         let (mut left, mut place): (&mut [i8], _) = (bytemuck::cast_slice_mut(digits.words()), 0);
         let mut parts = SmallVec::<[(&mut [i8], DigitColumn); 8]>::new();

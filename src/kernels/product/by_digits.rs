@@ -45,7 +45,9 @@ type OwnColumn<'a> = (StridedColumn<'a>, Option<MeasuredColumn<'a>>);
 fn measure(all: &mut [OwnColumn<'_>], columns: usize, activations: Activations) {
     let one = |(column, measured): &mut OwnColumn<'_>| *measured = column.measured(columns, activations);
     if all.len() * columns > SMALL {
-        pool::for_each_chunk(all, all.len().div_ceil(pool::threads()).min(MOST_COLUMNS), |_, some| some.iter_mut().for_each(one));
+        pool::for_each_chunk(all, all.len().div_ceil(pool::threads()).min(MOST_COLUMNS), |_, some| {
+            some.iter_mut().for_each(one)
+        });
     } else {
         all.iter_mut().for_each(one);
     }
