@@ -75,12 +75,31 @@ impl Pool {
         shape: &[usize],
         fill: impl FnOnce(&mut Vec<T>),
     ) -> Arc<Tensor> {
+        self.reuse(room, shape, |elements| {
+            elements.clear();
+            fill(elements);
+        })
+    }
+
+    /// A tensor of this shape, whose elements are those of any that was there before, or NaN: they are all to be written.
+    pub fn unspecified(&mut self, shape: &[usize]) -> Arc<Tensor> {
+        let count = shape.iter().product();
+        self.reuse(count, shape, |elements| {
+            // so that tests see what isn't written
+            if cfg!(any(test, debug_assertions)) {
+                elements.clear();
+            }
+            elements.resize(count, f32::NAN);
+        })
+    }
+
+    /// A tensor of this shape with room for at least so many elements, whose elements `fill` makes of whatever they are.
+    fn reuse<T: Element>(&mut self, room: usize, shape: &[usize], fill: impl FnOnce(&mut Vec<T>)) -> Arc<Tensor> {
         let mut tensor = self.take::<T>(room);
         if let Some(Tensor { shape: own, data }) = Arc::get_mut(&mut tensor) {
             own.clear();
             own.extend_from_slice(shape);
             if let Some(elements) = T::of(data) {
-                elements.clear();
                 fill(elements);
                 debug_assert_eq!(elements.len(), shape.iter().product::<usize>());
             }
@@ -91,23 +110,6 @@ impl Pool {
     /// A tensor of one value throughout.
     pub fn filled<T: Element>(&mut self, shape: &[usize], value: T) -> Arc<Tensor> {
         self.make(shape, |out| out.resize(shape.iter().product(), value))
-    }
-
-    /// A tensor of this shape, whose elements are those of any that was there before, or `value`: they are all to be written.
-    pub fn unspecified<T: Element>(&mut self, shape: &[usize], value: T) -> Arc<Tensor> {
-        let count = shape.iter().product();
-        let mut tensor = self.take::<T>(count);
-        if let Some(Tensor { shape: own, data }) = Arc::get_mut(&mut tensor) {
-            own.clear();
-            own.extend_from_slice(shape);
-            if let Some(elements) = T::of(data) {
-                if cfg!(debug_assertions) {
-                    elements.clear();
-                }
-                elements.resize(count, value);
-            }
-        }
-        tensor
     }
 
     /// A tensor of this shape with these elements.

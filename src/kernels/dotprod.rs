@@ -28,8 +28,8 @@ pub(super) use processor::Instruction;
 #[cfg(target_arch = "x86_64")]
 pub(super) use processor::{StoredProducts, StoredRows};
 
-/// Columns of elements above which threads are woken to pack them.
-const SMALL_PACK: usize = 1 << 12;
+/// Elements of columns above which threads are woken to measure or pack them.
+pub(super) const SMALL_COLUMNS: usize = 1 << 12;
 
 /// Columns as digits.
 pub(super) struct DigitColumns {
@@ -130,7 +130,7 @@ impl DigitColumns {
             // SAFETY: the processor has the instruction; a column was measured with its unit.
             known.start = unsafe { processor::pack(instruction, columns[c], digits) };
         };
-        if columns.len() * depth > SMALL_PACK {
+        if columns.len() * depth > SMALL_COLUMNS {
             pool::for_each_mut(&mut parts, pack);
         } else {
             parts.iter_mut().enumerate().for_each(|(c, part)| pack(c, part));

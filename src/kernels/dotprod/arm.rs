@@ -49,7 +49,7 @@ impl Instruction {
     }
 }
 
-/// There are no columns that are multiplied in lanes: its instructions have no sums of more than four.
+/// No columns are multiplied in lanes here: all are multiplied in tiles.
 pub(super) struct ColumnLanes;
 
 impl ColumnLanes {

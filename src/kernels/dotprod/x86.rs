@@ -253,15 +253,11 @@ unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, dept
     across::<D>(std::array::from_fn(|digit| _mm512_add_epi32(one[digit][0], other[digit][0])))
 }
 
-/// The products of a block's rows with a column whose sums by digits these are: as [`DigitColumn::product`] gives them.
+/// The products of a block's rows with a column of `D` digits whose sums these are.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn products<const D: usize>(column: DigitColumn, sums: &BlockSums) -> [f32; BLOCK] {
-    std::array::from_fn(|row| {
-        let of_digit = |digit: usize| column.start[digit].wrapping_add(sums[digit][row]) as f32;
-        let upper = (0..D - 1).rev().fold(of_digit(D - 1), |upper, digit| upper * 256.0 + of_digit(digit));
-        upper * column.unit.size
-    })
+    std::array::from_fn(|row| column.product(std::array::from_fn(|digit| if digit < D { sums[digit][row] } else { 0 })))
 }
 
 /// The sums of some columns' digits with each of some rows, no more than four. Asks for as many rows from `next` on.

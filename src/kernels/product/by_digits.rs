@@ -7,7 +7,7 @@ use crate::aligned_buf::AlignedBuf;
 use crate::columns::StridedColumn;
 use crate::digits::Activations;
 use crate::dot::MOST_COLUMNS;
-use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MeasuredColumn};
+use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MeasuredColumn, SMALL_COLUMNS};
 #[cfg(target_arch = "x86_64")]
 use crate::dotprod::{StoredProducts, StoredRows};
 use crate::layout::{MatrixLayout, SharedOutput};
@@ -35,16 +35,14 @@ impl<'a> ByteRows<'a> {
     }
 }
 
-/// Elements above which threads are woken to measure columns.
-const SMALL: usize = 1 << 12;
-
 /// The activations of a token, and the same measured: each by itself, so that none gets other bits by what is beside it. `None`
 /// if they can't be written in digits.
 type OwnColumn<'a> = (StridedColumn<'a>, Option<MeasuredColumn<'a>>);
 
+/// Measures columns, by all threads if there is enough to do.
 fn measure(all: &mut [OwnColumn<'_>], columns: usize, activations: Activations) {
     let one = |(column, measured): &mut OwnColumn<'_>| *measured = column.measured(columns, activations);
-    if all.len() * columns > SMALL {
+    if all.len() * columns > SMALL_COLUMNS {
         pool::for_each_chunk(all, all.len().div_ceil(pool::threads()).min(MOST_COLUMNS), |_, some| {
             some.iter_mut().for_each(one)
         });
@@ -148,6 +146,7 @@ pub(super) fn by_digits<'w>(
                 let factor = factors.map_or(factor, |factors| factors[i]);
                 products[i] * factor + bias.map_or(0.0, |bias| bias[i])
             };
+            // what lies side by side is written in vectors
             if layout.row == 1 {
                 (0..products.len()).for_each(|i| *at.add(i) = scaled(i));
             } else {
