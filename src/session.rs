@@ -9,7 +9,9 @@ use anec_bundle::Bundle;
 use anec_coreml::ComputeUnits;
 use anec_exec::Precision;
 use anec_runtime::chat::{Chat, ChatTemplate, Message};
-use anec_runtime::{GenerationOutput, GenerationRequest, Grammar, Grammars, Sampling, TextGeneration, Tokenizer};
+use anec_runtime::{
+    CpuOptions, GenerationOutput, GenerationRequest, Grammar, Grammars, Sampling, TextGeneration, Tokenizer,
+};
 
 /// A bundle, ready to run.
 ///
@@ -35,7 +37,7 @@ impl Model {
     /// # Errors
     /// When there is no bundle, or it contradicts itself.
     pub fn on_cpu(folder: impl AsRef<Path>) -> Result<Self> {
-        Self::new(anec_runtime::LoadedModel::on_cpu(folder.as_ref(), Precision::F32)?)
+        Self::new(anec_runtime::LoadedModel::on_cpu_with(folder.as_ref(), &CpuOptions::to_write(Precision::F32))?)
     }
 
     /// The bundle in a folder, on Core ML.

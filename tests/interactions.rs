@@ -13,7 +13,8 @@ use std::sync::Arc;
 use anec::bundle::Stage;
 use anec::exec::Precision;
 use anec::runtime::{
-    Chunking, Embedder, EncodedText, ForwardOptions, Hidden, LoadedModel, NextTokens, Windows, encode, forward_together,
+    Chunking, Embedder, EncodedText, ForwardOptions, Hidden, LoadedModel, NextTokens, Positions, Windows, encode,
+    forward_together,
 };
 use anec::{Converter, Manifest};
 use rayon::prelude::*;
@@ -133,21 +134,25 @@ fn decoder_fault(combination: &Combination, loaded: &Arc<LoadedModel>, golden: &
             return Err(format!("{chunking:?}: cosine {same} with calls of {sizes:?}"));
         }
     }
-    // nor do texts that are computed with it, to the last bit
-    let (begin, next) = (&tokens[..tokens.len() / 2], tokens[tokens.len() / 2]);
-    let texts = [begin, &begin[1..], &begin[..begin.len() - 2]];
-    let start = |text: &[u32]| {
+    // nor do texts that are computed with it, to the last bit: three that are written and a prompt
+    let begin = &tokens[..tokens.len() / 2];
+    let next = std::slice::from_ref(&tokens[begin.len()]);
+    let texts = [(begin, next), (&begin[1..], next), (&begin[..begin.len() - 2], next), (&[], tokens.as_slice())];
+    let start = |(text, _): &(&[u32], &[u32])| {
         let mut session = loaded.start(tokens.len() as u64)?;
-        session.forward(text, &ForwardOptions::none())?;
+        if !text.is_empty() {
+            session.forward(text, &ForwardOptions::none())?;
+        }
         anec::base::Result::Ok(session)
     };
-    let sessions = || texts.iter().map(|text| start(text)).collect::<anec::base::Result<Vec<_>>>();
+    let sessions = || texts.iter().map(start).collect::<anec::base::Result<Vec<_>>>();
     let problem = |error: anec::base::Error| format!("texts computed together: {error}");
     let (mut together, apart) = (sessions().map_err(problem)?, sessions().map_err(problem)?);
-    let calls = together.iter_mut().map(|session| NextTokens { session, tokens: std::slice::from_ref(&next) });
-    let shared = forward_together(&mut calls.collect::<Vec<_>>());
-    for (shared, mut session) in shared.into_iter().zip(apart) {
-        let alone = session.forward(&[next], &ForwardOptions::last()).map_err(problem)?.logits;
+    let calls = together.iter_mut().zip(&texts);
+    let calls = calls.map(|(session, (_, tokens))| NextTokens { session, tokens, logits: Positions::Last });
+    let shared = forward_together(calls.collect());
+    for ((shared, mut session), (_, tokens)) in shared.into_iter().zip(apart).zip(&texts) {
+        let alone = session.forward(tokens, &ForwardOptions::last()).map_err(problem)?.logits;
         if shared.map_err(problem)? != alone {
             return Err("texts computed together have other logits than alone".into());
         }

@@ -8,7 +8,7 @@ use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::runtime::classify::bioes::Biases;
 use anec::runtime::classify::redact::{Piece, Redactor};
-use anec::runtime::{Embedder, LoadedModel, Tokenizer, coreml};
+use anec::runtime::{CpuOptions, Embedder, LoadedModel, Tokenizer, coreml};
 
 use super::error::AnecError;
 use super::session::AnecSession;
@@ -145,7 +145,10 @@ impl AnecModel {
     pub fn open(path: String, units: Option<AnecUnits>, max_memory_bytes: Option<u64>) -> Result<Arc<Self>, AnecError> {
         let units = units.unwrap_or_else(AnecUnits::of_this_system);
         let loaded = match units.core_ml() {
-            None => LoadedModel::on_cpu_within(path.as_ref(), Precision::F32, max_memory_bytes)?,
+            None => {
+                let options = CpuOptions { max_memory_bytes, ..CpuOptions::to_write(Precision::F32) };
+                LoadedModel::on_cpu_with(path.as_ref(), &options)?
+            }
             Some(units) => coreml::open(path.as_ref(), units, max_memory_bytes)?,
         };
         Ok(Arc::new(AnecModel { model: Model::new(loaded)?, units }))

@@ -13,7 +13,7 @@ use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::manifest::{Manifest, builtin};
 use anec::runtime::classify::bioes::Biases;
-use anec::runtime::{LoadedModel, PhaseUnits, Tokenizer, coreml};
+use anec::runtime::{CpuOptions, LoadedModel, PhaseUnits, Tokenizer, coreml};
 use anec::source::hub;
 use anec::{BundleCache, Prompt};
 
@@ -23,9 +23,9 @@ pub struct Runner {
     /// Folder of the bundle; or a model: hf:owner/name[@revision][/file], or the name of a built-in manifest, which is converted
     /// once, into the cache
     bundle: PathBuf,
-    /// Precision of fp16 values on the CPU: `f32`; `i16`, with activations of 16 bits in products with compressed weights,
-    /// which is faster; `f16`, rounded after every op; `ane`, with the Neural Engine's arithmetic as far as it is published, a
-    /// simulation; `ane-without-EFFECT+EFFECT`, without some of it
+    /// Precision of fp16 values on the CPU: `f32`; `i16`, with activations of 16 bits in products with compressed weights and
+    /// calls of up to 64 tokens where a function has a range, which is faster; `f16`, rounded after every op; `ane`, with the
+    /// Neural Engine's arithmetic as far as it is published, a simulation; `ane-without-EFFECT+EFFECT`, without some of it
     #[arg(long, value_name = "NAME", default_value_t = Precision::F32)]
     precision: Precision,
     #[command(flatten)]
@@ -91,7 +91,12 @@ impl Runner {
         let units = self.units()?;
         let bundle = self.folder()?;
         let model = match units {
-            None => LoadedModel::on_cpu_within(&bundle, self.precision, self.max_memory_mb)?,
+            None => {
+                let (precision, max_memory_bytes) = (self.precision, self.max_memory_mb);
+                // other precisions are compared with what makes the bundle's calls
+                let wide_calls = precision == Precision::I16;
+                LoadedModel::on_cpu_with(&bundle, &CpuOptions { precision, max_memory_bytes, wide_calls })?
+            }
             Some(units) => coreml::open(&bundle, units, self.max_memory_mb)?,
         };
         if let Some(units) = units {

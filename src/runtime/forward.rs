@@ -1,5 +1,7 @@
 //! Inputs and outputs of one forward pass.
 
+use std::ops::Range;
+
 /// The positions whose logits are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
@@ -9,6 +11,17 @@ pub enum Positions {
     Last,
     /// Every token.
     All,
+}
+
+impl Positions {
+    /// Those of a call of so many tokens, which is the `last` one or not.
+    pub(super) fn of_call(self, tokens: usize, last: bool) -> Range<usize> {
+        match self {
+            Positions::All => 0..tokens,
+            Positions::Last if last => tokens - 1..tokens,
+            Positions::Last | Positions::None => tokens..tokens,
+        }
+    }
 }
 
 /// How tokens are divided into calls.

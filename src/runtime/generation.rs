@@ -11,7 +11,7 @@ use super::backend::Phase;
 use super::constraint::Constraint;
 use super::draft::Drafter;
 use super::error::RuntimeError;
-use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden};
+use super::forward::{Chunking, ForwardOptions, ForwardOutput, Hidden, Positions};
 use super::logprobs::Logprobs;
 use super::lookup::{PromptLookup, Speculation};
 use super::model::LoadedModel;
@@ -244,29 +244,34 @@ impl Generation {
         Ok(self.finish)
     }
 
-    /// Whether the next step computes tokens that were chosen, rather than a part of the prompt.
-    pub fn is_writing(&self) -> bool {
-        self.finish.is_none() && !self.failed && self.has_begun() && !self.ids.is_empty()
+    /// Whether another step follows: the text has neither ended nor failed.
+    pub fn is_unfinished(&self) -> bool {
+        self.finish.is_none() && !self.failed
     }
 
-    /// Makes the calls of the next steps of several texts, those that [are writing](Generation::is_writing), as
-    /// [`forward_together`]. The steps find what was computed; they give what they would give alone, bit for bit.
+    /// Makes the calls of the next steps of several texts, parts of prompts among them, as [`forward_together`]. The steps
+    /// find what was computed; they give what they would give alone, bit for bit.
     pub fn compute_together<'a>(generations: impl IntoIterator<Item = &'a mut Generation>) {
-        let mut asking = Vec::new();
         // what a layer that drafts reads is not known of calls that are shared
-        let shares = |own: &&mut Generation| own.is_writing() && own.computed.is_none() && !own.tells_hidden();
-        for generation in generations.into_iter().filter(shares) {
+        let shares = |own: &&mut Generation| own.is_unfinished() && own.computed.is_none() && !own.tells_hidden();
+        let sharing: Vec<&mut Generation> = generations.into_iter().filter(shares).collect();
+        if sharing.len() < 2 {
+            return;
+        }
+        let mut asking = Vec::with_capacity(sharing.len());
+        for generation in sharing {
             match generation.next_call() {
                 Ok(call) => asking.push((generation, call)),
                 Err(error) => generation.computed = Some(Err(error)),
             }
         }
-        let mut texts: Vec<NextTokens<'_>> = Vec::with_capacity(asking.len());
-        for (generation, call) in &mut asking {
-            texts.push(NextTokens { session: &mut generation.session, tokens: call });
-        }
-        let found = forward_together(&mut texts);
-        for ((generation, call), logits) in asking.into_iter().zip(found) {
+        let texts = asking.iter_mut().map(|(generation, (tokens, logits))| NextTokens {
+            session: &mut generation.session,
+            tokens,
+            logits: *logits,
+        });
+        let found = forward_together(texts.collect());
+        for ((generation, (call, _)), logits) in asking.into_iter().zip(found) {
             generation.computed = Some(logits.map(|logits| (call, logits)));
         }
     }
@@ -316,44 +321,28 @@ impl Generation {
 
     /// Computes the next part of the prompt; with its last token, the first of the text.
     fn prefill(&mut self) -> Result<Option<Finish>> {
-        let rest = &self.request.prompt[self.session.tokens().len()..];
-        if self.prompt_chunk < rest.len() - 1 {
-            let part = rest[..self.prompt_chunk].to_vec();
-            let mut given = ForwardOutput::default();
-            self.forward(&part, ForwardOptions::none(), &mut given)?;
-            self.tell(&given.hidden, part.len());
+        let (call, mut output) = self.compute()?;
+        self.tell(&output.hidden, call.len());
+        self.call = call;
+        if self.session.tokens().len() < self.request.prompt.len() {
+            self.output = output;
             return Ok(None);
         }
-        let rest = rest.to_vec();
-        let mut given = ForwardOutput::default();
-        self.forward(&rest, ForwardOptions::last(), &mut given)?;
-        let ForwardOutput { mut logits, hidden } = given;
-        self.tell(&hidden, rest.len());
         self.session.checkpoint()?;
         self.session.enter(Phase::Writing);
         self.prefill = self.start.elapsed();
         if self.request.max_tokens == 0 {
             return Ok(Some(Finish::Length));
         }
-        let end = self.choose(&mut logits, !self.session.holds_another(self.session.position()))?;
+        let end = self.choose(&mut output.logits, !self.session.holds_another(self.session.position()))?;
+        self.output = output;
         self.first_token = Some(Instant::now());
         Ok(end)
     }
 
     /// Computes the last token and verifies drafted ones after it.
     fn decode(&mut self) -> Result<Option<Finish>> {
-        let (call, mut output) = match self.computed.take() {
-            Some(computed) => {
-                let (call, logits) = computed?;
-                (call, ForwardOutput { logits, hidden: Vec::new() })
-            }
-            None => {
-                let call = self.next_call()?;
-                let mut output = std::mem::take(&mut self.output);
-                self.forward(&call, ForwardOptions::all(Chunking::Largest), &mut output)?;
-                (call, output)
-            }
-        };
+        let (call, mut output) = self.compute()?;
         let ForwardOutput { logits, hidden } = &mut output;
         let before = self.session.position() - call.len() as u64;
         let width = logits.len() / call.len();
@@ -396,13 +385,37 @@ impl Generation {
         }
     }
 
-    /// The last token, and drafted ones after it.
-    fn next_call(&mut self) -> Result<Vec<u32>> {
+    /// Makes the next call, if it wasn't made with those of other texts: its tokens, and what it gave.
+    fn compute(&mut self) -> Result<(Vec<u32>, ForwardOutput)> {
+        if let Some(computed) = self.computed.take() {
+            let (call, logits) = computed?;
+            return Ok((call, ForwardOutput { logits, hidden: Vec::new() }));
+        }
+        let (call, logits) = self.next_call()?;
+        let mut output = std::mem::take(&mut self.output);
+        let ask = ForwardOptions { logits, hidden: Hidden::No, chunking: Chunking::Largest };
+        self.forward(&call, ask, &mut output)?;
+        Ok((call, output))
+    }
+
+    /// The tokens of the next call, and those whose logits are wanted: a part of the prompt, of whose last token alone
+    /// logits are of use; then the last token, and drafted ones after it.
+    fn next_call(&mut self) -> Result<(Vec<u32>, Positions)> {
         let mut call = std::mem::take(&mut self.call);
         call.clear();
-        call.extend(self.ids.last());
-        call.extend(self.draft()?);
-        Ok(call)
+        if self.has_begun() {
+            call.extend(self.ids.last());
+            call.extend(self.draft()?);
+            return Ok((call, Positions::All));
+        }
+        let rest = &self.request.prompt[self.session.tokens().len()..];
+        // a last token alone goes with those before
+        let (part, logits) = match self.prompt_chunk < rest.len() - 1 {
+            true => (&rest[..self.prompt_chunk], Positions::None),
+            false => (rest, Positions::Last),
+        };
+        call.extend(part);
+        Ok((call, logits))
     }
 
     /// Drafts the next tokens: as many as fit into one call, the text and the context. None where rewinding would mean to

@@ -35,7 +35,7 @@
 //! | [`together`] | texts that share calls |
 //! | `states` | what a text carries from call to call |
 //! | `hidden` | hidden states between calls |
-//! | `widened` | larger calls than a bundle allows, for gates |
+//! | `widened` | larger calls than a bundle allows, on the executor |
 //! | [`encode`] | vectors of texts, and judgements of whole texts |
 //! | [`classify`] | a text of any length on its way through a token classifier; labels of whole spans; what is left without them |
 //! | [`profile`] | how long the functions take |
@@ -122,7 +122,7 @@ pub use host::HostTables;
 pub use intercepted::{InterceptedBackend, Interceptor};
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
-pub use model::{FirstLoadWork, LoadedModel};
+pub use model::{CpuOptions, FirstLoadWork, LoadedModel};
 pub use prefix::PrefixCache;
 pub use request::GenerationRequest;
 pub use sampling::{Sampler, Sampling};

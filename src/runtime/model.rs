@@ -10,10 +10,33 @@ use super::function_pool::weight_bytes;
 use super::host::HostTables;
 use super::plan::{CallPlan, Route};
 use super::profile::{self, FunctionProfile};
+use super::widened::{by_position, widened};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
-use anec_bundle::{Port, PortRole, StatePort};
+use anec_bundle::{Port, PortRole, Task};
 use anec_exec::Precision;
+
+/// Tokens of a wide call: with more, a token takes no less time.
+const WIDE_CALL: u64 = 64;
+
+/// How the CPU executor runs a bundle.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// Of fp16 values.
+    pub precision: Precision,
+    /// Bytes of weights in memory at most: functions that were needed longest ago are let go for others.
+    pub max_memory_bytes: Option<u64>,
+    /// Functions of a range of tokens that continue texts take up to 64, if a token's values don't depend on how many there
+    /// are. Calls are those of the bundle otherwise.
+    pub wide_calls: bool,
+}
+
+impl CpuOptions {
+    /// To write texts: in a precision, with wide calls.
+    pub fn to_write(precision: Precision) -> Self {
+        CpuOptions { precision, max_memory_bytes: None, wide_calls: true }
+    }
+}
 
 /// A bundle with a backend that runs it.
 pub struct LoadedModel {
@@ -40,17 +63,29 @@ impl LoadedModel {
         Self::on_cpu_in(folder, &[precision])?.pop().ok_or(RuntimeError::NoBundle { path: folder.to_owned() }.into())
     }
 
-    /// The bundle in a folder, on the CPU executor, with at most so many bytes of weights in memory if there is a limit.
+    /// As [`LoadedModel::on_cpu`], with options.
     ///
     /// # Errors
-    /// As [`LoadedModel::on_cpu`], and when a function has more.
-    pub fn on_cpu_within(folder: &Path, precision: Precision, memory: Option<u64>) -> Result<Arc<Self>> {
+    /// As [`LoadedModel::on_cpu`], and when a function has more weights than the limit.
+    pub fn on_cpu_with(folder: &Path, options: &CpuOptions) -> Result<Arc<Self>> {
+        let CpuOptions { precision, max_memory_bytes, wide_calls } = *options;
         if !folder.join(FILE_NAME).exists() {
             return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
         }
         let bundle = Bundle::read(folder)?;
         let host = Arc::new(HostTables::open(&bundle, folder)?);
-        let backend = CpuBackend::within(&bundle, PackageStore::of(&bundle, folder), precision, memory)?;
+        let (bundle, programs) = match wide_calls && bundle.model.task == Task::TextGeneration {
+            true => {
+                let bundle = widened(&bundle, WIDE_CALL);
+                let programs = PackageStore::beyond(&bundle, folder);
+                (bundle, programs)
+            }
+            false => {
+                let programs = PackageStore::of(&bundle, folder);
+                (bundle, programs)
+            }
+        };
+        let backend = CpuBackend::within(&bundle, programs, precision, max_memory_bytes)?;
         Self::new(bundle, folder, host, Box::new(backend))
     }
 
@@ -228,9 +263,4 @@ impl FirstLoadWork {
     pub fn seconds(self) -> [f64; 2] {
         Self::SECONDS_PER_GB.map(|seconds| seconds * self.weight_bytes as f64 / 1e9)
     }
-}
-
-/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
-pub(super) fn by_position(state: &StatePort, context: u64) -> bool {
-    state.role.is_cache() && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }

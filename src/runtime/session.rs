@@ -46,7 +46,7 @@ pub struct TokenSession {
     checkpoints: Vec<Checkpoint>,
     /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
     pub(super) poisoned: bool,
-    buffers: CallBuffers,
+    pub(super) buffers: CallBuffers,
 }
 
 /// What a [layer that drafts](LoadedModel::draft_layer) reads beside tokens.

@@ -210,10 +210,31 @@ fn the_executor_writes_the_same_texts_with_little_memory() {
         let folder = room.path().join(index.to_string());
         convert(&folder, case, keys);
         let judge = LoadedModel::on_cpu(&folder, Precision::F32).unwrap();
-        let model = LoadedModel::on_cpu_within(&folder, Precision::F32, Some(largest(&folder))).unwrap();
+        let max_memory_bytes = Some(largest(&folder));
+        let options = CpuOptions { precision: Precision::F32, max_memory_bytes, wide_calls: false };
+        let model = LoadedModel::on_cpu_with(&folder, &options).unwrap();
         let moves = write_and_compare(&model, &judge, 12, 7 + index as u64);
         assert!(moves > 0, "{moves} moves in {case} {keys:?}");
     }
+}
+
+#[test]
+fn the_executor_takes_more_tokens_at_a_time_than_a_range_has() {
+    let room = tempfile::tempdir().unwrap();
+    convert_family("llama-default", room.path(), &["context=96", "lengths={range: [1, 4]}"]);
+    let judge = LoadedModel::on_cpu(room.path(), Precision::F32).unwrap();
+    let tokens = Dice(5).tokens(50, judge.bundle().model.vocab_size as usize);
+    let all = ForwardOptions::all(Chunking::Largest);
+    let expected = judge.start(90).unwrap().forward(&tokens, &all).unwrap().logits;
+    let wide = |precision| LoadedModel::on_cpu_with(room.path(), &CpuOptions::to_write(precision)).unwrap();
+    for precision in [Precision::F32, Precision::I16] {
+        let mut session = wide(precision).start(90).unwrap();
+        assert_eq!(session.largest_call(50).unwrap(), 50);
+        let found = session.forward(&tokens, &all).unwrap().logits;
+        let largest = expected.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(largest < if precision == Precision::F32 { 1e-4 } else { 1e-2 }, "{precision}: {largest}");
+    }
+    assert_eq!(judge.start(90).unwrap().largest_call(50).unwrap(), 4, "what is judged makes the bundle's calls");
 }
 
 #[test]

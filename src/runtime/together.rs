@@ -1,15 +1,17 @@
 //! Texts that are computed together: each function of the bundle is called once for all of them, so that a backend reads
 //! its weights once.
 //!
-//! What is shared is a call, so the texts must be in the same context and have equally many tokens to compute, no more than
-//! one call takes. Others are computed one after the other, and so are experts in functions of their own, of which each
-//! text needs others.
+//! What is shared is a call of a function, so the texts must be in the same context and take the same function: one of a
+//! range of tokens serves all, one of a fixed number those with so many. Texts with more tokens than a call takes go through
+//! several. Those that can't share are computed one after the other, and so are experts in functions of their own, of which
+//! each text needs others.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::backend::BatchMember;
 use super::call::{after, place_logits, prepare, result};
-use super::forward::ForwardOptions;
+use super::forward::{Chunking, ForwardOptions, Hidden, Positions};
 use super::hidden::{Columns, Flow};
 use super::host::RopeChoice;
 use super::inputs::InputBuilder;
@@ -26,176 +28,187 @@ pub struct NextTokens<'a> {
     pub session: &'a mut TokenSession,
     /// The tokens.
     pub tokens: &'a [u32],
+    /// Those whose logits are wanted.
+    pub logits: Positions,
 }
 
-/// Computes the next tokens of several texts, and gives the logits of all of these tokens, text by text: those of
+/// Computes the next tokens of several texts, and gives the wanted logits of each, which are those of
 /// [`TokenSession::forward`], bit for bit. A text that fails leaves the others as they are.
-pub fn forward_together(texts: &mut [NextTokens<'_>]) -> Vec<Result<Vec<f32>>> {
-    let calls: Vec<Option<SharedCall>> = texts.iter_mut().map(SharedCall::of).collect();
-    let mut results: Vec<Option<Result<Vec<f32>>>> = texts.iter().map(|_| None).collect();
-    for first in 0..texts.len() {
-        if results[first].is_some() {
-            continue;
+pub fn forward_together(texts: Vec<NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
+    let mut texts: Vec<Pending<'_>> = texts.into_iter().map(Pending::new).collect();
+    loop {
+        let unfinished = texts.iter_mut().filter(|text| !text.finished);
+        let mut next: Vec<NextCall<'_, '_>> = unfinished.map(NextCall::of).collect();
+        if next.is_empty() {
+            break;
         }
-        let shares = |other: &usize| *other == first || calls[first].is_some() && calls[*other] == calls[first];
-        let members: Vec<usize> = (first..texts.len()).filter(shares).collect();
-        match &calls[first] {
-            Some(call) if members.len() > 1 => {
-                let model = texts[first].session.model().clone();
-                let own = texts.iter_mut().enumerate().filter(|(index, _)| members.contains(index));
-                let found = call.run(&model, own.map(|(_, text)| text).collect());
-                members.into_iter().zip(found).for_each(|(index, found)| results[index] = Some(found));
-            }
-            _ => {
-                let NextTokens { session, tokens } = &mut texts[first];
-                let found = session.forward(tokens, &ForwardOptions::all(Default::default()));
-                results[first] = Some(found.map(|output| output.logits));
+        while let Some(first) = next.first() {
+            let place = first.place;
+            let (same, others): (Vec<_>, Vec<_>) = next.into_iter().partition(|call| call.place == place);
+            next = others;
+            match place {
+                Some(Place { route, .. }) if same.len() > 1 => share(route, same),
+                _ => same.into_iter().for_each(|call| call.text.finish_alone()),
             }
         }
     }
-    results.into_iter().flatten().collect()
+    texts.into_iter().map(|text| text.failure.map_or(Ok(text.logits), Err)).collect()
 }
 
-/// A call that texts share.
-#[derive(PartialEq)]
-struct SharedCall {
+/// A text, and how far its tokens are computed.
+struct Pending<'a> {
+    session: &'a mut TokenSession,
+    /// Tokens that aren't computed yet.
+    tokens: &'a [u32],
+    wanted: Positions,
+    logits: Vec<f32>,
+    failure: Option<Error>,
+    finished: bool,
+}
+
+impl<'a> Pending<'a> {
+    fn new(NextTokens { session, tokens, logits: wanted }: NextTokens<'a>) -> Self {
+        Pending { session, tokens, wanted, logits: Vec::new(), failure: None, finished: false }
+    }
+
+    /// Computes what is left by itself.
+    fn finish_alone(&mut self) {
+        let ask = ForwardOptions { logits: self.wanted, hidden: Hidden::No, chunking: Chunking::Largest };
+        match self.session.forward(self.tokens, &ask) {
+            Ok(output) => self.logits.extend(output.logits),
+            Err(error) => self.failure = Some(error),
+        }
+        self.finished = true;
+    }
+}
+
+/// Where calls can be shared.
+#[derive(Clone, Copy, PartialEq)]
+struct Place {
     /// Where the model lies in memory.
     model: *const LoadedModel,
     route: usize,
-    /// Of the layers.
+}
+
+/// The next call of a text.
+struct NextCall<'t, 'a> {
+    text: &'t mut Pending<'a>,
     chunk: Chunk,
-    /// Of the LM head, which takes the same tokens.
-    head: Chunk,
+    /// None where something has to be computed before it, or it is to fail.
+    place: Option<Place>,
 }
 
-/// A text on its way through the layers.
-struct Member<'a> {
-    session: &'a mut TokenSession,
-    tokens: &'a [u32],
-    feed: InputBuilder<'a>,
-    flow: Flow,
-    logits: Vec<f32>,
-    failure: Option<Error>,
-}
+impl<'t, 'a> NextCall<'t, 'a> {
+    fn of(text: &'t mut Pending<'a>) -> Self {
+        let chunk = Self::chunk(text.session, text.tokens.len() as u64);
+        let place = chunk.map(|_| Place { model: Arc::as_ptr(text.session.model()), route: text.session.route });
+        NextCall { text, chunk: chunk.unwrap_or(Chunk { real: 0, size: 0 }), place }
+    }
 
-impl SharedCall {
-    /// The call that computes a text's tokens, if one does and nothing has to be computed before it.
-    fn of(text: &mut NextTokens<'_>) -> Option<SharedCall> {
-        let (session, count) = (&mut *text.session, text.tokens.len() as u64);
-        let fits = count > 0 && session.position() + count <= session.limit() && !session.poisoned;
-        let chunk = session.next_chunk(count, None).ok();
-        let chunk = chunk.filter(|chunk| fits && chunk.real == count && session.model().bundle().model.has_head())?;
+    /// The tokens of the next call when `count` are left, with room made for them as [`TokenSession::forward`] does.
+    fn chunk(session: &mut TokenSession, count: u64) -> Option<Chunk> {
+        let end = session.position() + count;
+        if count == 0 || end > session.limit() || session.poisoned || !session.model().bundle().model.has_head() {
+            return None;
+        }
         // one that can't move says so when it is computed alone
+        session.make_room(end).ok()?;
+        let chunk = session.next_chunk(count, None).ok()?;
         session.make_room_for(chunk).ok()?;
-        let model = session.model();
-        let head = plan::chunk(&session.route().head, count, None, u64::MAX).ok()?;
-        let model = Arc::as_ptr(model);
-        (head.real == count).then_some(SharedCall { model, route: session.route, chunk, head })
+        Some(chunk)
     }
+}
 
-    /// The logits of each text.
-    fn run(&self, model: &LoadedModel, texts: Vec<&mut NextTokens<'_>>) -> Vec<Result<Vec<f32>>> {
-        let route = &model.plan.routes[self.route];
-        let ropes: Vec<RopeChoice> = texts.iter().map(|text| text.session.rope().clone()).collect();
-        let texts = texts.into_iter().zip(&ropes);
-        let mut members: Vec<Member<'_>> = texts.map(|(text, rope)| self.begin(model, route, text, rope)).collect();
-        for step in &route.layers {
-            self.layers(model, step, &mut members);
-        }
-        for member in members.iter_mut().filter(|member| member.failure.is_none()) {
-            member.session.poisoned = false;
-            member.session.tokens.extend(member.tokens);
-        }
-        self.head(model, route, &mut members);
-        let end = |member: Member<'_>| member.failure.map_or(Ok(member.logits), Err);
-        members.into_iter().map(end).collect()
+/// A text on its way through a shared call.
+struct Member<'m, 'a> {
+    text: &'m mut Pending<'a>,
+    feed: InputBuilder<'m>,
+    flow: Flow,
+    chunk: Chunk,
+    /// Tokens of the call whose logits aren't computed yet.
+    wanted: Range<usize>,
+    head: Option<HeadCall>,
+}
+
+/// A call of the LM head: what it takes, and where in the text's logits its own go.
+struct HeadCall {
+    flow: Flow,
+    logits: Range<usize>,
+}
+
+/// Makes the next calls of texts in the same place.
+fn share(route: usize, calls: Vec<NextCall<'_, '_>>) {
+    let Some(model) = calls.first().map(|call| call.text.session.model().clone()) else { return };
+    let model = &*model;
+    let route = &model.plan.routes[route];
+    let ropes: Vec<RopeChoice> = calls.iter().map(|call| call.text.session.rope().clone()).collect();
+    let calls = calls.into_iter().zip(&ropes);
+    let mut members: Vec<Member<'_, '_>> = calls.map(|(call, rope)| Member::begin(model, route, call, rope)).collect();
+    for step in &route.layers {
+        layers(model, step, &mut members);
     }
+    members.iter_mut().for_each(Member::leave_layers);
+    head(model, route, &mut members);
+    for Member { text, feed, .. } in members {
+        text.session.buffers.tensors = feed.into_tensors();
+        text.finished = text.tokens.is_empty() || text.failure.is_some();
+    }
+}
 
-    fn begin<'a>(
-        &self,
-        model: &'a LoadedModel,
-        route: &Route,
-        text: &'a mut NextTokens<'_>,
-        rope: &'a RopeChoice,
-    ) -> Member<'a> {
-        let (session, tokens) = (&mut *text.session, text.tokens);
-        let feed = InputBuilder::new(&model.host, rope, tokens, session.position(), self.chunk, route.context);
-        let mut member = Member { session, tokens, feed, flow: no_flow(), logits: Vec::new(), failure: None };
+impl<'m, 'a> Member<'m, 'a> {
+    fn begin(model: &'m LoadedModel, route: &Route, call: NextCall<'m, 'a>, rope: &'m RopeChoice) -> Self {
+        let NextCall { text, chunk, .. } = call;
+        let (tokens, _) = text.tokens.split_at(chunk.real as usize);
+        let feed = InputBuilder::new(&model.host, rope, tokens, text.session.position(), chunk, route.context)
+            .again(std::mem::take(&mut text.session.buffers.tensors));
+        let mut member = Member { text, feed, flow: no_flow(), chunk, wanted: 0..0, head: None };
         member.attempt(|member| {
             member.flow = member.feed.embedding(model.bundle.model.hidden_size as usize)?.into();
             // what is written by position is written again
-            member.session.poisoned = !model.rewindable;
+            member.text.session.poisoned = !model.rewindable;
             Ok(())
         });
         member
     }
 
-    /// A part of the layers.
-    fn layers(&self, model: &LoadedModel, step: &Step, members: &mut [Member<'_>]) {
-        self.function(model, step, members);
-        if let Some(network) = &step.feed_forward {
-            self.function(model, network, members);
+    /// Keeps the tokens, which all layers have computed.
+    fn leave_layers(&mut self) {
+        let Member { text, chunk, wanted, .. } = self;
+        if text.failure.is_some() {
+            return;
         }
-        for group in &step.experts {
-            for member in members.iter_mut().filter(|member| member.flow.has_share(&group.part)) {
-                member.attempt(|member| {
-                    let flow = member.take_flow();
-                    member.flow = member.session.call(model, group, flow, &mut member.feed, None)?;
-                    Ok(())
-                });
-            }
-        }
+        let real = chunk.real as usize;
+        let (now, later) = text.tokens.split_at(real);
+        text.session.poisoned = false;
+        text.session.tokens.extend(now);
+        text.tokens = later;
+        *wanted = text.wanted.of_call(real, later.is_empty());
     }
 
-    /// The function of a step, for all texts at once.
-    fn function(&self, model: &LoadedModel, step: &Step, members: &mut [Member<'_>]) {
-        call_together(
-            model,
-            members,
-            |member, inputs| {
-                Ok(prepare(model, step, &member.flow, Some((&mut member.feed, &member.session.states)), inputs)?)
-            },
-            |member, function, mut outputs| {
-                let entry = &model.bundle.functions[function];
-                member.session.states.keep(entry, &mut outputs, member.feed.place());
-                member.flow = after(model, function, &outputs, member.take_flow())?;
-                Ok(())
-            },
-        );
-    }
-
-    /// The LM head: the logits of the tokens that count.
-    fn head(&self, model: &LoadedModel, route: &Route, members: &mut [Member<'_>]) {
-        let count = self.chunk.real as usize;
-        let (width, size) = (model.bundle.model.head_rows() as usize, self.head.size as usize);
-        for step in &route.head {
-            call_together(
-                model,
-                members,
-                |member, inputs| {
-                    if member.logits.is_empty() {
-                        member.logits = vec![0.0; count * width];
-                    }
-                    Ok(prepare(model, step, &member.flow.hidden.range(0..count, size).into(), None, inputs)?)
-                },
-                |member, function, outputs| {
-                    let rows = step.part.start as usize..step.part.end as usize;
-                    let part = result(model, function, &outputs, PortRole::Logits, rows.len(), size)?;
-                    place_logits(&part, rows, &mut member.logits, width);
-                    Ok(())
-                },
-            );
+    /// Goes on to the next call of the head, if there is one.
+    fn next_head(&mut self, route: &Route, width: usize) -> bool {
+        self.head = None;
+        if !self.wanted.is_empty() {
+            self.head = self.attempt(|member| {
+                let chunk = plan::chunk(&route.head, member.wanted.len() as u64, None, u64::MAX)?;
+                let now = member.wanted.start..member.wanted.start + chunk.real as usize;
+                member.wanted.start = now.end;
+                let logits = &mut member.text.logits;
+                let first = logits.len();
+                logits.resize(first + now.len() * width, 0.0);
+                let flow = member.flow.hidden.range(now, chunk.size as usize).into();
+                Ok(HeadCall { flow, logits: first..logits.len() })
+            });
         }
+        self.head.is_some()
     }
-}
 
-impl Member<'_> {
     /// Does something for the text, unless it has failed.
     fn attempt<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T>) -> Option<T> {
-        if self.failure.is_some() {
+        if self.text.failure.is_some() {
             return None;
         }
-        body(self).map_err(|error| self.failure = Some(error)).ok()
+        body(self).map_err(|error| self.text.failure = Some(error)).ok()
     }
 
     fn take_flow(&mut self) -> Flow {
@@ -208,32 +221,97 @@ fn no_flow() -> Flow {
     Columns::zeros(0, 0).into()
 }
 
-/// Calls one function for all texts that haven't failed, with what `ready` prepares of each; `take` is given its outputs.
+/// A part of the layers.
+fn layers(model: &LoadedModel, step: &Step, members: &mut [Member<'_, '_>]) {
+    layers_function(model, step, members);
+    if let Some(network) = &step.feed_forward {
+        layers_function(model, network, members);
+    }
+    for group in &step.experts {
+        for member in members.iter_mut().filter(|member| member.flow.has_share(&group.part)) {
+            member.attempt(|member| {
+                let flow = member.take_flow();
+                member.flow = member.text.session.call(model, group, flow, &mut member.feed, None)?;
+                Ok(())
+            });
+        }
+    }
+}
+
+/// The function of a step of the layers, for all texts.
+fn layers_function(model: &LoadedModel, step: &Step, members: &mut [Member<'_, '_>]) {
+    call_together(
+        model,
+        members,
+        |member, inputs| {
+            let text = Some((&mut member.feed, &member.text.session.states));
+            prepare(model, step, &member.flow, text, inputs).map(Some).map_err(Error::from)
+        },
+        |member, function, mut outputs| {
+            let entry = &model.bundle.functions[function];
+            member.text.session.states.keep(entry, &mut outputs, member.feed.place());
+            member.flow = after(model, function, &outputs, member.take_flow())?;
+            Ok(())
+        },
+    );
+}
+
+/// The LM head: appends the wanted logits.
+fn head(model: &LoadedModel, route: &Route, members: &mut [Member<'_, '_>]) {
+    let width = model.bundle.model.head_rows() as usize;
+    while members.iter_mut().fold(false, |any, member| member.next_head(route, width) | any) {
+        for step in &route.head {
+            let rows = step.part.start as usize..step.part.end as usize;
+            call_together(
+                model,
+                members,
+                |member, inputs| {
+                    let call = member.head.as_ref();
+                    Ok(call.map(|call| prepare(model, step, &call.flow, None, inputs)).transpose()?)
+                },
+                |member, function, outputs| {
+                    let Some(HeadCall { flow, logits }) = &member.head else { return Ok(()) };
+                    let part = result(model, function, &outputs, PortRole::Logits, rows.len(), flow.hidden.count)?;
+                    place_logits(&part, rows.clone(), &mut member.text.logits[logits.clone()], width);
+                    Ok(())
+                },
+            );
+        }
+    }
+}
+
+/// Inputs of a call, and the function that they are for.
+type Prepared = (usize, Vec<Arc<Tensor>>);
+
+/// Calls a function once for all texts that take the same one. `ready` prepares what a text gives, if it takes part; `take`
+/// is given its outputs.
 fn call_together(
     model: &LoadedModel,
-    members: &mut [Member<'_>],
-    ready: impl Fn(&mut Member<'_>, &mut Vec<Arc<Tensor>>) -> Result<usize>,
-    take: impl Fn(&mut Member<'_>, usize, Vec<Arc<Tensor>>) -> Result<()>,
+    members: &mut [Member<'_, '_>],
+    ready: impl Fn(&mut Member<'_, '_>, &mut Vec<Arc<Tensor>>) -> Result<Option<usize>>,
+    take: impl Fn(&mut Member<'_, '_>, usize, Vec<Arc<Tensor>>) -> Result<()>,
 ) {
-    let prepared = members.iter_mut().map(|member| {
+    let prepare = |member: &mut Member<'_, '_>| {
         let mut inputs = Vec::new();
-        let function = member.attempt(|member| ready(member, &mut inputs))?;
+        let function = member.attempt(|member| ready(member, &mut inputs))??;
         Some((function, inputs))
-    });
-    let prepared: Vec<Option<(usize, Vec<Arc<Tensor>>)>> = prepared.collect();
-    // all have equally many tokens
-    let Some(function) = prepared.iter().flatten().map(|(function, _)| *function).next() else { return };
-    let called = members.iter_mut().zip(&prepared).filter_map(|(member, prepared)| {
-        let (_, inputs) = prepared.as_ref()?;
-        let inputs = inputs.iter().map(Arc::as_ref).collect();
-        Some(BatchMember { sequence: &mut *member.session.states.sequence, inputs })
-    });
-    let mut results = model.backend.run_batch(function, called.collect()).into_iter();
-    // while the calls hold caches, they can't be written in place
-    drop(prepared);
-    for member in members.iter_mut().filter(|member| member.failure.is_none()) {
-        let Some(outputs) = results.next() else { break };
-        member.attempt(|member| take(member, function, outputs?.into_iter().map(Arc::new).collect()));
+    };
+    let mut prepared: Vec<Option<Prepared>> = members.iter_mut().map(prepare).collect();
+    while let Some(function) = prepared.iter().flatten().map(|(function, _)| *function).next() {
+        let takes = |prepared: &Option<Prepared>| prepared.as_ref().is_some_and(|(own, _)| *own == function);
+        let which: Vec<usize> = (0..members.len()).filter(|index| takes(&prepared[*index])).collect();
+        let called = members.iter_mut().zip(&prepared).filter_map(|(member, prepared)| {
+            let (_, inputs) = prepared.as_ref().filter(|(own, _)| *own == function)?;
+            let inputs = inputs.iter().map(Arc::as_ref).collect();
+            Some(BatchMember { sequence: &mut *member.text.session.states.sequence, inputs })
+        });
+        let mut results = model.backend.run_batch(function, called.collect()).into_iter();
+        for index in which {
+            // while the call holds caches, they can't be written in place
+            prepared[index] = None;
+            let Some(outputs) = results.next() else { continue };
+            members[index].attempt(|member| take(member, function, outputs?.into_iter().map(Arc::new).collect()));
+        }
     }
 }
 
@@ -241,6 +319,7 @@ fn call_together(
 mod tests {
     use super::super::fake::{self, FakeOptions, Mishap};
     use super::*;
+    use anec_bundle::TokenCount;
 
     const TEXTS: [&[u32]; 4] = [&[3, 1, 4, 1, 5, 2], &[2, 6, 5], &[3, 0, 7, 7, 1], &[1, 2]];
 
@@ -256,8 +335,11 @@ mod tests {
 
     fn last(sessions: &mut [TokenSession]) -> Vec<Result<Vec<f32>>> {
         let texts = sessions.iter_mut().zip(TEXTS);
-        let texts = texts.map(|(session, text)| NextTokens { session, tokens: &text[text.len() - 1..] });
-        forward_together(&mut texts.collect::<Vec<_>>())
+        let texts = texts.map(|(session, text)| {
+            let tokens = &text[text.len() - 1..];
+            NextTokens { session, tokens, logits: Positions::All }
+        });
+        forward_together(texts.collect())
     }
 
     fn alone(model: &std::sync::Arc<LoadedModel>, text: &[u32]) -> Vec<f32> {
@@ -278,6 +360,40 @@ mod tests {
                 assert_eq!(session.tokens(), text);
                 let next = session.forward(&[6], &ForwardOptions::last()).unwrap().logits;
                 assert_eq!(next, alone(&model, &[text, &[6]].concat()));
+            }
+        }
+    }
+
+    #[test]
+    fn prompts_share_calls_with_each_other_and_with_texts_that_are_written() {
+        let fixed = vec![TokenCount::Fixed(1), TokenCount::Fixed(4)];
+        for (layer_tokens, functions) in [(vec![TokenCount::Range(1, 4)], 1), (fixed, 2)] {
+            for recurrent in [false, true] {
+                let layer_tokens = layer_tokens.clone();
+                let (model, calls) = fake::model(&FakeOptions { layer_tokens, recurrent, ..FakeOptions::default() });
+                let mut written = model.start(16).unwrap();
+                written.forward(&TEXTS[0][..5], &ForwardOptions::none()).unwrap();
+                let [mut first, mut part, mut whole] = [(); 3].map(|()| model.start(16).unwrap());
+                let long = [5, 1, 2, 7, 3, 6, 0, 4, 1, 1];
+                calls.lock().unwrap().clear();
+                let texts = [
+                    (&mut written, &TEXTS[0][5..], Positions::All),
+                    (&mut first, &TEXTS[1][..1], Positions::Last),
+                    (&mut part, &long[..9], Positions::None),
+                    (&mut whole, &long[..], Positions::Last),
+                ];
+                let texts = texts.map(|(session, tokens, logits)| NextTokens { session, tokens, logits });
+                let found: Vec<_> = forward_together(texts.into()).into_iter().map(Result::unwrap).collect();
+                let names: Vec<String> = calls.lock().unwrap().iter().map(|call| call.0.clone()).collect();
+                let mut distinct = names[..4].to_vec();
+                distinct.dedup();
+                assert_eq!(distinct.len(), functions, "texts with the same function take turns in it: {names:?}");
+                assert_eq!(found[0], alone(&model, TEXTS[0]));
+                assert_eq!(found[1], alone(&model, &TEXTS[1][..1]));
+                assert!(found[2].is_empty());
+                assert_eq!(found[3], alone(&model, &long));
+                assert_eq!((part.tokens(), whole.tokens()), (&long[..9], &long[..]));
+                assert_eq!(part.forward(&long[9..], &ForwardOptions::last()).unwrap().logits, found[3]);
             }
         }
     }
@@ -312,8 +428,9 @@ mod tests {
         let mut sessions = sessions(&model);
         // as many tokens as fit, more than one call takes, none, and one that doesn't exist
         let tokens: [&[u32]; 4] = [&[1], &[1, 2, 3, 4, 5, 6, 7], &[], &[99]];
-        let texts = sessions.iter_mut().zip(tokens).map(|(session, tokens)| NextTokens { session, tokens });
-        let found = forward_together(&mut texts.collect::<Vec<_>>());
+        let texts = sessions.iter_mut().zip(tokens);
+        let texts = texts.map(|(session, tokens)| NextTokens { session, tokens, logits: Positions::All });
+        let found = forward_together(texts.collect());
         assert_eq!(found[0].as_ref().unwrap(), &alone(&model, &[&TEXTS[0][..5], &[1]].concat()));
         assert_eq!(found[1].as_ref().unwrap().len(), 7 * fake::VOCAB);
         assert!(found[2].as_ref().unwrap_err().to_string().contains("no tokens"));

@@ -1,11 +1,9 @@
-//! Larger calls than a bundle allows, for gates that look at the values inside a program.
+//! Larger calls than a bundle allows, on the CPU executor: for texts, and for gates that look at the values inside a program.
 //!
-//! A function of a range of tokens is one graph, in which nothing depends on their number but sizes. On the CPU executor it
-//! computes as many as one likes, and reads its weights once for all of them.
+//! A function of a range of tokens is one graph, in which nothing depends on their number but sizes. The executor computes as
+//! many as one likes, and reads its weights once for all of them.
 
-use anec_bundle::{Bundle, FunctionEntry, Port, PortRole, Stage, TokenCount};
-
-use super::model::by_position;
+use anec_bundle::{Bundle, FunctionEntry, Port, PortRole, Stage, StatePort, TokenCount};
 
 /// The bundle, in which functions of a range of tokens take up to `most`, if all functions of layers are such and what their
 /// tokens leave has a place of its own for every position. Others stay as they are, rings and recurrences among them: in a
@@ -38,6 +36,11 @@ fn keeps_positions_apart(entry: &FunctionEntry) -> bool {
         _ => false,
     };
     entry.states.iter().all(|state| by_position(state, entry.context)) && entry.inputs.iter().all(given)
+}
+
+/// Whether each position of a text has a place of its own in a state: not in a ring, and not in a recurrence.
+pub(super) fn by_position(state: &StatePort, context: u64) -> bool {
+    state.role.is_cache() && state.shape.get(2).is_some_and(|slots| *slots >= context)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The thread that computes. Texts wait in a bounded queue; those that run take turns of one call each, so that a long
-//! prompt holds up nobody for long, and the requests that have least get the next free place. The calls of texts that are
-//! being written are made together.
+//! prompt holds up nobody for long, and the requests that have least get the next free place. Their calls are made together.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -273,12 +272,12 @@ impl Worker {
         }
     }
 
-    /// Makes the next calls of the texts that are being written, which share the model's weights. Each takes its turn
-    /// then, and finds what was computed.
+    /// Makes the next calls of all texts, which share the model's weights. Each takes its turn then, and finds what was
+    /// computed.
     fn compute_together(&mut self) {
         let limits = self.limits;
-        let writing = self.active.iter_mut().filter(|text| text.shares_calls(&limits));
-        let generations = writing.map(|text| text.text.generation_mut());
+        let sharing = self.active.iter_mut().filter(|text| text.shares_calls(&limits));
+        let generations = sharing.map(|text| text.text.generation_mut());
         if catch_unwind(AssertUnwindSafe(|| Generation::compute_together(generations))).is_err() {
             // which of them it was, nobody knows
             let all = std::mem::take(&mut self.active).into_iter();
@@ -396,11 +395,10 @@ impl Worker {
 }
 
 impl Active {
-    /// Whether its next call is made with those of others: it is being written, its client is there and reads, and its
-    /// time isn't up.
+    /// Whether its next call is made with those of others: its client is there and reads, and its time isn't up.
     fn shares_calls(&self, limits: &ServeLimits) -> bool {
         let wanted = !self.events.is_closed() && self.since.elapsed() <= limits.timeout;
-        wanted && self.events.capacity() >= EVENTS / 2 && self.text.generation().is_writing()
+        wanted && self.events.capacity() >= EVENTS / 2 && self.text.generation().is_unfinished()
     }
 
     /// One call of the model, at most.

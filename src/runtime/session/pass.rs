@@ -2,7 +2,7 @@
 
 use super::{GivenHidden, PreviousHidden, TokenSession};
 use crate::error::RuntimeError;
-use crate::forward::{ForwardOptions, ForwardOutput, Hidden, Positions};
+use crate::forward::{ForwardOptions, ForwardOutput, Hidden};
 use crate::hidden::{HiddenFrame, Record};
 use anec_base::Result;
 
@@ -112,11 +112,7 @@ impl TokenSession {
         self.poisoned = false;
         self.tokens.extend(now);
         let real = chunk.real as usize;
-        let wanted = match pass.ask.logits {
-            Positions::All => 0..real,
-            Positions::Last if later.is_empty() => real - 1..real,
-            Positions::Last | Positions::None => real..real,
-        };
+        let wanted = pass.ask.logits.of_call(real, later.is_empty());
         if !wanted.is_empty() {
             let hidden = hidden.range(wanted.clone(), wanted.len());
             self.head(&model, route, &hidden, &mut pass.answer.logits)?;
