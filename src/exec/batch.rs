@@ -116,7 +116,7 @@ fn multiply_for_all(step: &Step, members: &mut [Member<'_>]) -> bool {
     if !products.iter().all(same) {
         return false;
     }
-    let place = |(product, pool): (&WeightProduct<'_>, &mut Pool)| pool.unspecified(&product.shape);
+    let place = |(product, pool): (&WeightProduct<'_>, &mut Pool)| pool.unspecified::<f32>(&product.shape);
     let mut outputs: Vec<Arc<Tensor>> = products.iter().zip(pools).map(place).collect();
     let token_product = |(product, output)| -> Option<TokenProduct<'_>> {
         let (product, output): (&WeightProduct<'_>, &mut Arc<Tensor>) = (product, output);

@@ -36,6 +36,8 @@ const MOST_SLACK: usize = 4;
 
 /// An element of a tensor.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
+    /// What stands where nothing was written.
+    const UNWRITTEN: Self;
     /// The elements of a tensor, if they are of this type.
     fn of(data: &mut TensorData) -> Option<&mut Vec<Self>>;
     /// A tensor's elements.
@@ -43,8 +45,10 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
 }
 
 macro_rules! element {
-    ($type:ty, $variant:ident) => {
+    ($type:ty, $variant:ident, $unwritten:expr) => {
         impl Element for $type {
+            const UNWRITTEN: Self = $unwritten;
+
             fn of(data: &mut TensorData) -> Option<&mut Vec<Self>> {
                 match data {
                     TensorData::$variant(elements) => Some(elements),
@@ -58,9 +62,9 @@ macro_rules! element {
         }
     };
 }
-element!(f32, F32);
-element!(i32, I32);
-element!(bool, Bool);
+element!(f32, F32, f32::NAN);
+element!(i32, I32, 0);
+element!(bool, Bool, false);
 
 impl Pool {
     /// A tensor of this shape, whose elements `fill` appends to an empty vector that has room for them.
@@ -81,16 +85,26 @@ impl Pool {
         })
     }
 
-    /// A tensor of this shape, whose elements are those of any that was there before, or NaN: they are all to be written.
-    pub fn unspecified(&mut self, shape: &[usize]) -> Arc<Tensor> {
+    /// A tensor of this shape, whose elements are those of any that was there before, or NaN or zero: they are all to be
+    /// written.
+    pub fn unspecified<T: Element>(&mut self, shape: &[usize]) -> Arc<Tensor> {
         let count = shape.iter().product();
-        self.reuse(count, shape, |elements| {
+        self.reuse::<T>(count, shape, |elements| {
             // so that tests see what isn't written
             if cfg!(any(test, debug_assertions)) {
                 elements.clear();
             }
-            elements.resize(count, f32::NAN);
+            elements.resize(count, T::UNWRITTEN);
         })
+    }
+
+    /// A tensor of this shape, all of whose elements `write` writes, in place of what is [there](Pool::unspecified).
+    pub fn written<T: Element>(&mut self, shape: &[usize], write: impl FnOnce(&mut [T])) -> Arc<Tensor> {
+        let mut tensor = self.unspecified::<T>(shape);
+        if let Some(elements) = Arc::get_mut(&mut tensor).and_then(|tensor| T::of(&mut tensor.data)) {
+            write(elements);
+        }
+        tensor
     }
 
     /// A tensor of this shape with room for at least so many elements, whose elements `fill` makes of whatever they are.

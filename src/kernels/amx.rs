@@ -17,7 +17,9 @@ use std::sync::OnceLock;
 use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
-use super::digits::{Activations, DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, joined, third_squared};
+use super::digits::{
+    Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, joined, third_squared,
+};
 use super::dotprod::StoredRows;
 use super::layout::{MatrixLayout, SharedOutput};
 use super::planes::PLANES;
@@ -194,17 +196,25 @@ impl Part<'_> {
         elements
     }
 
-    /// Does something with the elements of each column, in the order in which they lie in memory.
+    /// Does something with the elements of each column, and with what is given for it, in the order in which they lie in
+    /// memory.
     #[inline(always)]
-    fn each(&self, of_columns: &mut [u32], act: impl Fn(usize, &mut u32, f32)) {
+    fn each<T: Copy>(
+        &self,
+        of_columns: &mut [u32],
+        given: impl Iterator<Item = T> + Clone,
+        act: impl Fn(&mut u32, f32, T),
+    ) {
         if self.layout.column == 1 {
+            // nothing but zipped iterators, which become vectors
             for k in 0..self.deep {
                 let row = &self.x[k * self.layout.row..][..self.wide];
-                row.iter().zip(&mut *of_columns).enumerate().for_each(|(c, (element, own))| act(c, own, *element));
+                let columns = row.iter().zip(&mut *of_columns).zip(given.clone());
+                columns.for_each(|((element, own), given)| act(own, *element, given));
             }
         } else {
-            for (c, own) in of_columns.iter_mut().enumerate().take(self.wide) {
-                (0..self.deep).for_each(|k| act(c, own, self.x[c * self.layout.column + k * self.layout.row]));
+            for (c, (own, given)) in of_columns.iter_mut().zip(given).enumerate().take(self.wide) {
+                (0..self.deep).for_each(|k| act(own, self.x[c * self.layout.column + k * self.layout.row], given));
             }
         }
     }
@@ -215,7 +225,8 @@ impl Part<'_> {
     /// The processor has AVX-512F.
     #[target_feature(enable = "avx512f")]
     unsafe fn largest(&self, largest: &mut [u32]) {
-        self.each(largest, |_, largest, element| *largest = (*largest).max(element.to_bits() & !(1 << 31)));
+        let bits = |element: f32| element.to_bits() & !(1 << 31);
+        self.each(largest, std::iter::repeat(()), |largest, element, ()| *largest = (*largest).max(bits(element)));
     }
 
     /// The sum of the squares of the third digits of each column.
@@ -224,9 +235,9 @@ impl Part<'_> {
     /// The processor has AVX-512F; each column is finite and has its unit in three digits.
     #[target_feature(enable = "avx512f")]
     unsafe fn squares(&self, inverse: &[f32], squares: &mut [u32]) {
-        self.each(squares, |c, squares, element| {
+        self.each(squares, inverse.iter().copied(), |squares, element, inverse| {
             // SAFETY: the unit is that of this column.
-            *squares = squares.wrapping_add(unsafe { third_squared(element, inverse[c]) });
+            *squares = squares.wrapping_add(unsafe { third_squared(element, inverse) });
         });
     }
 
@@ -291,6 +302,28 @@ struct LaidOut {
 /// The sums of a chunk's rows with each digit of 16 columns.
 #[repr(align(64))]
 struct Sums([[[i32; SIDE]; ROWS]; DIGITS]);
+
+/// Puts the sums of rows with 16 columns of `D` digits together, from a column on. A sum is multiplied with what its column
+/// counts in, and with what its row does.
+///
+/// # Safety
+/// The processor has AVX-512F.
+#[target_feature(enable = "avx512f")]
+unsafe fn joined_rows<const D: usize>(
+    sums: &Sums,
+    of_columns: &[f32; SIDE],
+    of_rows: &[f32; ROWS],
+    whole: &mut [[f32; STRIP]; ROWS],
+    first: usize,
+) {
+    for r in 0..ROWS {
+        let Some(whole) = whole[r][first..].first_chunk_mut::<SIDE>() else { return };
+        for c in 0..SIDE {
+            let of_digits = std::array::from_fn(|digit| if digit < D { sums.0[digit][r][c] } else { 0 });
+            whole[c] = joined(of_digits) * of_columns[c] * of_rows[r];
+        }
+    }
+}
 
 /// Most rows that a thread takes at a time.
 const MOST_ROWS: usize = 2 * ROWS;
@@ -382,7 +415,7 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                 let units = &self.units[start..][..SIDE];
                 let sizes: [f32; SIDE] = std::array::from_fn(|c| units[c].size);
                 let digits = digits_of_all(units);
-                for (near, whole) in near[..pairs].iter().zip(whole.chunks_exact_mut(ROWS)) {
+                for (near, whole) in near[..pairs].iter().zip(whole.as_chunks_mut().0) {
                     for (plane, bytes) in near.planes.iter().enumerate().take(digits) {
                         let mut digit = plane;
                         while digit < digits {
@@ -398,15 +431,13 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                             digit += taken;
                         }
                     }
-                    for (r, whole) in whole.iter_mut().enumerate() {
-                        // those of digits that the columns don't have are none of theirs
-                        let sums: [[i32; SIDE]; DIGITS] =
-                            std::array::from_fn(|digit| if digit < digits { sums.0[digit][r] } else { [0; SIDE] });
-                        for c in 0..SIDE {
-                            let sum = joined(std::array::from_fn(|digit| sums[digit][c])) * sizes[c];
-                            whole[place * SIDE + c] = sum * near.units[r];
-                        }
-                    }
+                    let joined = match digits {
+                        LEAST_DIGITS => joined_rows::<LEAST_DIGITS>,
+                        FEW_DIGITS => joined_rows::<FEW_DIGITS>,
+                        _ => joined_rows::<DIGITS>,
+                    };
+                    // SAFETY: the processor has these vectors, as promised.
+                    unsafe { joined(&sums, &sizes, &near.units, whole, place * SIDE) };
                 }
             }
             // SAFETY: `multiply` has checked that the result's elements lie within its slice; the rows are this thread's.

@@ -26,6 +26,7 @@ use crate::tensor::{Tensor, TensorData};
 use crate::value::Value;
 use crate::workspace::Workspace;
 use anec_bundle::MASKED;
+use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::dot::MOST_COLUMNS;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::{product, product_of_few};
@@ -388,21 +389,32 @@ struct OpenSlots {
     slots: usize,
 }
 
-impl OpenSlots {
-    /// Those of a mask with so many slots for each token; `None` if a token sees none.
-    fn of(mask: &[f32], slots: usize) -> Option<Self> {
+/// A token's row of a mask, to be looked through for its first and its last open slot.
+struct OpenInRow<'a>(&'a [f32]);
+
+impl Vectorize for OpenInRow<'_> {
+    type Output = Option<Range<usize>>;
+
+    #[inline(always)]
+    fn run(self) -> Option<Range<usize>> {
         /// Slots that are looked at together.
         const TOGETHER: usize = 64;
+        let OpenInRow(row) = self;
         // a mask that is no number is one to be computed with
         let is_open = |value: &f32| !(*value <= MASKED);
         let any = |part: &&[f32]| part.iter().fold(false, |any, value| any | is_open(value));
-        let of_token = |row: &[f32]| {
-            let closed_before = row.chunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
-            let start = closed_before + row.get(closed_before..)?.iter().position(is_open)?;
-            let closed_after = row.rchunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
-            let end = row[..row.len() - closed_after].iter().rposition(is_open)? + 1;
-            Some(start..end)
-        };
+        let closed_before = row.chunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
+        let start = closed_before + row.get(closed_before..)?.iter().position(is_open)?;
+        let closed_after = row.rchunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
+        let end = row[..row.len() - closed_after].iter().rposition(is_open)? + 1;
+        Some(start..end)
+    }
+}
+
+impl OpenSlots {
+    /// Those of a mask with so many slots for each token; `None` if a token sees none.
+    fn of(mask: &[f32], slots: usize) -> Option<Self> {
+        let of_token = |row| vectorized(OpenInRow(row));
         let of_tokens = mask.chunks_exact(slots.max(1)).map(of_token).collect::<Option<_>>()?;
         Some(OpenSlots { of_tokens, slots })
     }

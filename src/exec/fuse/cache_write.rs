@@ -14,6 +14,7 @@ use crate::operand::Operand;
 use crate::ops::{Arithmetic, BinaryOp, Matmul, ReadState, SliceByIndex, SliceUpdate, WriteState};
 use crate::tensor::TensorData;
 use anec_kernels::aligned_buf::AlignedBuf;
+use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
@@ -152,13 +153,28 @@ fn for_each_written(mask: &[f32], keep: &[f32], tokens: usize, mut visit: impl F
     for (i, keep) in keep.chunks(BLOCK).enumerate() {
         let first = i * BLOCK;
         let rows = &mask[first * tokens..][..keep.len() * tokens];
-        // without an early end, so that it is done by whole vectors
-        let idle =
-            keep.iter().fold(true, |idle, k| idle & (*k == 1.0)) & rows.iter().fold(true, |idle, m| idle & (*m == 0.0));
-        if !idle {
+        if !vectorized(StaySame { keep, rows }) {
             let changes = |i: &usize| keep[*i] != 1.0 || rows[i * tokens..][..tokens].iter().any(|m| *m != 0.0);
             (0..keep.len()).filter(changes).for_each(|i| visit(first + i));
         }
+    }
+}
+
+/// Whether some slots stay as they are.
+struct StaySame<'a> {
+    keep: &'a [f32],
+    /// Of the mask.
+    rows: &'a [f32],
+}
+
+impl Vectorize for StaySame<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        // without an early end, so that it is done by whole vectors
+        let all = |values: &[f32], are: f32| values.iter().fold(true, |all, value| all & (*value == are));
+        all(self.keep, 1.0) & all(self.rows, 0.0)
     }
 }
 

@@ -216,11 +216,7 @@ fn zip_numbers<T: Element + Send + Sync>(
 ) -> Arc<Tensor> {
     if x_shape == shape && x.len() > LARGE {
         // threads write to what is there already
-        let mut result = pool.copied(shape, x);
-        if let Some(values) = Arc::get_mut(&mut result).and_then(|tensor| T::of(&mut tensor.data)) {
-            zip_in_place(shape, values, (y_shape, y), function);
-        }
-        return result;
+        return pool.written(shape, |out| zip_into(shape, (out, Some(x)), (y_shape, y), function));
     }
     zip(pool, shape, (x_shape, x), (y_shape, y), function)
 }
@@ -258,37 +254,49 @@ fn zip<X: Copy, Y: Copy, R: Element>(
 fn zip_in_place<T: Copy + Send + Sync>(
     x_shape: &[usize],
     x: &mut [T],
+    y: (&[usize], &[T]),
+    function: impl Fn(T, T) -> T + Sync,
+) {
+    zip_into(x_shape, (x, None), y, function);
+}
+
+/// `function` of each pair, into `out`, which has the shape of `x`, or is `x` where none is given.
+fn zip_into<T: Copy + Send + Sync>(
+    shape: &[usize],
+    (out, x): (&mut [T], Option<&[T]>),
     (y_shape, y): (&[usize], &[T]),
     function: impl Fn(T, T) -> T + Sync,
 ) {
-    if x.is_empty() {
+    if out.is_empty() {
         return;
     }
-    let walk = walk(x_shape, x_shape, y_shape);
+    let walk = walk(shape, shape, y_shape);
     let (length, _, y_step) = walk.inner;
-    if walk.shape.is_empty() && y_step == 1 && length > LARGE {
-        return pool::for_each_chunk(x, PART, |i, x| {
-            x.iter_mut().zip(&y[i * PART..]).for_each(|(x, y)| *x = function(*x, *y));
-        });
-    }
-    let combine = |row: &mut [T], j: usize| {
+    // a part of a run from `i` on, with which `y` goes on from `j`
+    let combine = |row: &mut [T], i: usize, j: usize| {
+        if let Some(x) = x {
+            row.copy_from_slice(&x[i..][..row.len()]);
+        }
         if y_step == 0 {
             let y = y[j];
             row.iter_mut().for_each(|x| *x = function(*x, y));
         } else {
-            row.iter_mut().zip(&y[j..][..length]).for_each(|(x, y)| *x = function(*x, *y));
+            row.iter_mut().zip(&y[j..]).for_each(|(x, y)| *x = function(*x, *y));
         }
     };
+    if walk.shape.is_empty() && length > LARGE {
+        return pool::for_each_chunk(out, PART, |i, part| combine(part, i * PART, i * PART * y_step));
+    }
     if let Some(runs) = walk.part() {
-        return pool::for_each_chunk(x, runs * length, |i, part| {
+        return pool::for_each_chunk(out, runs * length, |i, part| {
             let rows = part.chunks_exact_mut(length).enumerate();
-            rows.for_each(|(r, row)| combine(row, walk.starts(i * runs + r).1));
+            rows.for_each(|(r, row)| combine(row, (i * runs + r) * length, walk.starts(i * runs + r).1));
         });
     }
-    let mut rows = x.chunks_exact_mut(length);
+    let mut rows = out.chunks_exact_mut(length).enumerate();
     for_each_index(&walk.shape, [&walk.y], |[j]| {
-        if let Some(row) = rows.next() {
-            combine(row, j);
+        if let Some((run, row)) = rows.next() {
+            combine(row, run * length, j);
         }
     });
 }

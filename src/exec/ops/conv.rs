@@ -229,13 +229,14 @@ impl Kernel for Conv {
             arithmetic.effects = arithmetic.effects.without(EngineEffect::SumsSaturate);
         }
         if pointwise {
+            if channels == 0 {
+                let zeros = pool.filled(&shape, 0f32);
+                return call.give(zeros);
+            }
             let layout = MatrixLayout { row: places, column: 1 };
-            let result = pool.make(&shape, |out| {
-                out.resize(batch * rows * places, 0.0);
-                if channels > 0 {
-                    for (x, out) in values.chunks_exact(channels * size).zip(out.chunks_exact_mut(rows * places)) {
-                        multiply(arithmetic, &weight, (x, layout), places, bias, (out, layout));
-                    }
+            let result = pool.written(&shape, |out| {
+                for (x, out) in values.chunks_exact(channels * size).zip(out.chunks_exact_mut(rows * places)) {
+                    multiply(arithmetic, &weight, (x, layout), places, bias, (out, layout));
                 }
             });
             return call.give(result);

@@ -75,21 +75,44 @@ fn unary(op: &mut Resolver<'_>, function: impl Fn(f32) -> f32 + Send + Sync + 's
     Ok(Arc::new(Unary { x: op.input("x")?, function }))
 }
 
+/// `function` of parts of a tensor's floats, by all threads if there are many: in place if nobody else has the tensor.
+fn of_parts(pool: &mut Pool, mut x: Arc<Tensor>, function: impl Fn(&mut [f32]) + Sync) -> Result<Arc<Tensor>, String> {
+    let divided = |values: &mut [f32], part: &(dyn Fn(usize, &mut [f32]) + Sync)| match values.len() > LARGE {
+        true => pool::for_each_chunk(values, PART, |i, values| part(i * PART, values)),
+        false => part(0, values),
+    };
+    if let Some(Tensor { data: TensorData::F32(values), .. }) = Arc::get_mut(&mut x) {
+        divided(values, &|_, values| function(values));
+        return Ok(x);
+    }
+    let from = x.floats().ok_or_else(|| format!("`x` holds {}, not floats", x.data.kind()))?;
+    let result = pool.written(&x.shape, |out| {
+        divided(out, &|first, out| {
+            out.copy_from_slice(&from[first..][..out.len()]);
+            function(out);
+        });
+    });
+    pool.recycle(x);
+    Ok(result)
+}
+
 impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Kernel for Unary<F> {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
         let function = &self.function;
         let mut x = call.take(self.x)?;
-        match &mut pool.make_mut(&mut x).data {
-            TensorData::F32(values) if values.len() > LARGE => {
-                pool::for_each_chunk(values, PART, |_, part| part.iter_mut().for_each(|v| *v = function(*v)));
+        let result = match x.data {
+            TensorData::F32(_) => of_parts(pool, x, |part| part.iter_mut().for_each(|v| *v = function(*v)))?,
+            TensorData::I32(_) => {
+                // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small
+                // numbers)
+                if let TensorData::I32(values) = &mut pool.make_mut(&mut x).data {
+                    values.iter_mut().for_each(|v| *v = function(*v as f32) as i32);
+                }
+                x
             }
-            TensorData::F32(values) => values.iter_mut().for_each(|v| *v = function(*v)),
-            // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small
-            // numbers)
-            TensorData::I32(values) => values.iter_mut().for_each(|v| *v = function(*v as f32) as i32),
             TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
-        }
-        call.give(x)
+        };
+        call.give(result)
     }
 
     fn is_elementwise(&self) -> bool {
@@ -109,15 +132,9 @@ fn slices(op: &mut Resolver<'_>, function: fn(&mut [f32])) -> Resolved {
 
 impl Kernel for Slices {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        let mut x = call.take(self.x)?;
-        match &mut pool.make_mut(&mut x).data {
-            TensorData::F32(values) if values.len() > LARGE => {
-                pool::for_each_chunk(values, PART, |_, part| (self.function)(part));
-            }
-            TensorData::F32(values) => (self.function)(values),
-            data => return Err(format!("`x` holds {}, not floats", data.kind())),
-        }
-        call.give(x)
+        let x = call.take(self.x)?;
+        let result = of_parts(pool, x, self.function)?;
+        call.give(result)
     }
 
     fn is_elementwise(&self) -> bool {

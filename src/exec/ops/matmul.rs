@@ -111,8 +111,7 @@ fn rows_times_weight(
     bias: Option<&[f32]>,
 ) -> Result<Arc<Tensor>, String> {
     let product = product_of_rows(arithmetic.activations, x, weight, bias)?;
-    Ok(pool.make(&product.shape, |out| {
-        out.resize(product.tokens * weight.rows(), 0.0);
+    Ok(pool.written(&product.shape, |out| {
         multiply(arithmetic, weight, product.x, product.tokens, bias, (out, product.layout));
     }))
 }

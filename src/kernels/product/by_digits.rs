@@ -60,10 +60,8 @@ fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usiz
         let first = i * SIDE;
         for from in (0..columns).step_by(SIDE) {
             for (t, out) in out.chunks_exact_mut(columns).enumerate() {
-                let x = &x[(first + t) * layout.column..];
-                for (k, out) in out.iter_mut().enumerate().skip(from).take(SIDE) {
-                    *out = x[k * layout.row];
-                }
+                let x = x[(first + t) * layout.column + from * layout.row..].iter().step_by(layout.row);
+                out[from..].iter_mut().take(SIDE).zip(x).for_each(|(out, x)| *out = *x);
             }
         }
     });
