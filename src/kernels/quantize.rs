@@ -23,6 +23,27 @@ pub struct Squares {
     pub error: f64,
 }
 
+impl Squares {
+    /// The sums over lanes, each from the first lane to the last; the three go on side by side.
+    #[inline(always)]
+    fn of_lanes(sums: &[[f32; LANES]; 3]) -> Self {
+        let mut totals = [0f64; 3];
+        for lane in 0..LANES {
+            for (total, lanes) in totals.iter_mut().zip(sums) {
+                *total += f64::from(lanes[lane]);
+            }
+        }
+        let [source, result, error] = totals;
+        Squares { source, result, error }
+    }
+}
+
+/// The sum of counts over lanes.
+#[inline(always)]
+fn count_of_lanes(counts: &[u32; LANES]) -> u64 {
+    counts.iter().fold(0, |sum, count| sum.wrapping_add(u64::from(*count)))
+}
+
 impl std::ops::AddAssign for Squares {
     fn add_assign(&mut self, other: Self) {
         self.source += other.source;
@@ -92,9 +113,8 @@ fn quantize_generic(values: &[f32], scale: f32, range: [i8; 2], out: &mut [u8]) 
             quantize_lanes(&x, &mut q, [scale, inverse], range, &mut sums, &mut gone);
             out_rest.copy_from_slice(&q[..out_rest.len()]);
         }
-        let [source, result, error] = sums.map(|lanes| lanes.into_iter().map(f64::from).sum());
-        squares += Squares { source, result, error };
-        vanished += u64::from(gone.into_iter().sum::<u32>());
+        squares += Squares::of_lanes(&sums);
+        vanished += count_of_lanes(&gone);
     }
     (squares, vanished)
 }
@@ -171,16 +191,82 @@ fn compare_generic(values: &[f32], results: &[f32]) -> (Squares, u64) {
             y[..y_rest.len()].copy_from_slice(y_rest);
             add(&x, &y);
         }
-        let [source, result, error] = sums.map(|lanes| lanes.into_iter().map(f64::from).sum());
-        squares += Squares { source, result, error };
-        vanished += u64::from(gone.into_iter().sum::<u32>());
+        squares += Squares::of_lanes(&sums);
+        vanished += count_of_lanes(&gone);
     }
     (squares, vanished)
+}
+
+/// Values that are rounded to fp16 before their sums, of f32, are added up in f64.
+const HALVES: usize = 1024;
+/// Smallest normal fp16.
+const SMALLEST_NORMAL: u32 = 0x3880_0000;
+/// 0.5, whose last bit is the unit of fp16's subnormal numbers: adding it to one of them rounds it to that unit.
+const HALF: f32 = 0.5;
+
+for_each_processor! {
+    /// Rounds values to the nearest fp16 (ties to even), as little-endian bytes; measures as [`quantize`] does. No value is
+    /// beyond fp16; `out` is twice as long as `values`.
+    pub fn round_to_halves<'a>(values: &'a [f32], out: &'a mut [[u8; 2]]) -> (Squares, u64) = round_to_halves_generic
+}
+
+#[inline(always)]
+fn round_to_halves_generic(values: &[f32], out: &mut [[u8; 2]]) -> (Squares, u64) {
+    let mut squares = Squares::default();
+    let mut vanished = 0;
+    for (values, out) in values.chunks(HALVES).zip(out.chunks_mut(HALVES)) {
+        let mut sums = [[0f32; LANES]; 3];
+        let mut gone = [0u32; LANES];
+        let (chunks, rest) = values.as_chunks::<LANES>();
+        let (out_chunks, out_rest) = out.as_chunks_mut::<LANES>();
+        for (x, halves) in chunks.iter().zip(out_chunks) {
+            round_lanes(x, halves, &mut sums, &mut gone);
+        }
+        if !rest.is_empty() {
+            let (mut x, mut halves) = ([0f32; LANES], [[0; 2]; LANES]);
+            x[..rest.len()].copy_from_slice(rest);
+            round_lanes(&x, &mut halves, &mut sums, &mut gone);
+            out_rest.copy_from_slice(&halves[..out_rest.len()]);
+        }
+        squares += Squares::of_lanes(&sums);
+        vanished += count_of_lanes(&gone);
+    }
+    (squares, vanished)
+}
+
+#[inline(always)]
+fn round_lanes(x: &[f32; LANES], halves: &mut [[u8; 2]; LANES], sums: &mut [[f32; LANES]; 3], gone: &mut [u32; LANES]) {
+    /// Bits of f32's mantissa that fp16 lacks.
+    const LOST: u32 = 13;
+    /// The difference of the exponents' biases.
+    const REBIAS: u32 = (127 - 15) << 10;
+    let mut rounded = [0f32; LANES];
+    for i in 0..LANES {
+        let magnitude = x[i].to_bits() & 0x7fff_ffff;
+        let sign = x[i].to_bits() ^ magnitude;
+        let odd = magnitude >> LOST & 1;
+        let normal = magnitude.wrapping_add((1 << (LOST - 1)) - 1 + odd) >> LOST;
+        let shifted = f32::from_bits(magnitude) + HALF;
+        let subnormal = magnitude < SMALLEST_NORMAL;
+        let half = if subnormal { shifted.to_bits() & 0xffff } else { normal.wrapping_sub(REBIAS) };
+        let value = if subnormal { (shifted - HALF).to_bits() } else { normal << LOST };
+        halves[i] = ((half | sign >> 16) as u16).to_le_bytes();
+        rounded[i] = f32::from_bits(value | sign);
+    }
+    for i in 0..LANES {
+        let y = rounded[i];
+        let e = x[i] - y;
+        sums[0][i] += x[i] * x[i];
+        sums[1][i] += y * y;
+        sums[2][i] += e * e;
+        gone[i] = gone[i].wrapping_add(u32::from((y == 0.0) & (x[i] != 0.0)));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use proptest::prelude::*;
 
     proptest! {
@@ -245,8 +331,35 @@ mod tests {
         let range = [-127, 127];
         assert_eq!(quantize(&values, 0.001, range, &mut fast), quantize_generic(&values, 0.001, range, &mut plain));
         assert_eq!(fast, plain);
+        let (mut fast, mut plain) = (vec![[0; 2]; values.len()], vec![[0; 2]; values.len()]);
+        assert_eq!(round_to_halves(&values, &mut fast), round_to_halves_generic(&values, &mut plain));
+        assert_eq!(fast, plain);
         assert_eq!(compare(&values, &values[..]), compare_generic(&values, &values[..]));
         assert_eq!(count_above(&values, 0.1), count_above_generic(&values, 0.1));
+    }
+
+    #[test]
+    fn halves_are_the_nearest_and_measured_like_any_numbers() {
+        // all fp16, what is between two of them, what is right beside that, and both zeros
+        let ends = (0..=f16::MAX.to_bits()).flat_map(|bits| {
+            let (low, high) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
+            let middle = if high.is_finite() { (low + high) / 2.0 } else { low };
+            [low, middle, middle.next_down().max(0.0), middle.next_up()]
+        });
+        let values: Vec<f32> = ends.flat_map(|value| [value, -value]).filter(|v| v.abs() <= 65504.0).collect();
+        let mut out = vec![[0; 2]; values.len()];
+        let mut expected = Squares::default();
+        let mut gone = 0;
+        let (squares, vanished) = round_to_halves(&values, &mut out);
+        for (values, out) in values.chunks(HALVES).zip(out.chunks(HALVES)) {
+            let back: Vec<f32> = values.iter().map(|v| f16::from_f32(*v).to_f32()).collect();
+            let found: Vec<f32> = out.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect();
+            assert!(back.iter().zip(&found).all(|(a, b)| a.to_bits() == b.to_bits()));
+            let (squares, vanished) = compare(values, &back);
+            expected += squares;
+            gone += vanished;
+        }
+        assert_eq!((squares, vanished), (expected, gone));
     }
 
     #[test]

@@ -185,7 +185,14 @@ impl CodedWeight {
         let rows = self.blocks.rows(block);
         let Buffers { values, scales, codes, back } = buffers;
         self.reader.load(rows.clone(), values)?;
-        codes.resize(values.len(), 0);
+        let bits = self.layout.dtype.bits() as u32;
+        // codes of whole bytes need no packing
+        let codes = if bits == 8 {
+            &mut *out
+        } else {
+            codes.resize(values.len(), 0);
+            &mut codes[..]
+        };
         let mut loss = BlockLoss::default();
         match &self.grids {
             Grids::Steps(of) => {
@@ -213,7 +220,9 @@ impl CodedWeight {
             }
         }
         self.measures.set(block, loss);
-        pack(codes, self.layout.dtype.bits() as u32, out);
+        if bits < 8 {
+            pack(&buffers.codes, bits, out);
+        }
         Ok(())
     }
 

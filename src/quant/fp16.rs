@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
 use super::measure::{BlockLoss, RoundingError};
@@ -43,11 +41,11 @@ impl Fp16 {
         self.measures.clone()
     }
 
-    fn convert(&self, block: usize, buffers: &mut Buffers, out: &mut [u8]) -> Result<()> {
+    fn convert(&self, block: usize, values: &mut [f32], out: &mut [u8]) -> Result<()> {
         let rows = self.blocks.rows(block);
-        let length = out.len() / 2;
-        let Buffers { values, halves } = buffers;
-        let (values, halves) = (&mut values[..length], &mut halves[..length]);
+        // fp16 as bytes: little-endian, as every platform that Core ML or this crate knows
+        let (halves, _) = out.as_chunks_mut::<2>();
+        let values = &mut values[..halves.len()];
         self.weight.read_rows(rows.start, values)?;
         let largest = quantize::largest_magnitude(values);
         if !largest.is_finite() {
@@ -61,26 +59,11 @@ impl Fp16 {
             saturated = quantize::count_above(values, LARGEST);
             values.iter_mut().for_each(|v| *v = v.clamp(-LARGEST, LARGEST));
         }
-        halves.convert_from_f32_slice(values);
-        // fp16 as bytes: little-endian, as every platform that Core ML or this crate knows
-        out.copy_from_slice(bytemuck::cast_slice(halves));
-        let mut back = [0f32; 1024];
-        let mut loss = BlockLoss { largest, saturated, ..Default::default() };
-        for (values, halves) in values.chunks(back.len()).zip(halves.chunks(1024)) {
-            let back = &mut back[..halves.len()];
-            halves.convert_to_f32_slice(back);
-            let (squares, vanished) = quantize::compare(values, back);
-            loss.squares += squares;
-            loss.vanished += vanished;
-        }
+        let (squares, vanished) = quantize::round_to_halves(values, halves);
+        let loss = BlockLoss { squares, largest, saturated, vanished };
         self.measures.set(block, loss);
         Ok(())
     }
-}
-
-struct Buffers {
-    values: Vec<f32>,
-    halves: Vec<f16>,
 }
 
 impl Content for Fp16 {
@@ -96,10 +79,10 @@ impl Content for Fp16 {
         let first = first_block(&self.weight, self.length(), self.granule(), offset, out.len())?;
         let granule = self.granule() as usize;
         let elements = self.blocks.elements() as usize;
-        out.par_chunks_mut(granule).enumerate().with_min_len(self.blocks.at_a_time()).try_for_each_init(
-            || Buffers { values: vec![0.0; elements], halves: vec![f16::ZERO; elements] },
-            |buffers, (i, out)| self.convert(first + i, buffers, out),
-        )?;
+        out.par_chunks_mut(granule)
+            .enumerate()
+            .with_min_len(self.blocks.at_a_time())
+            .try_for_each_init(|| vec![0.0; elements], |values, (i, out)| self.convert(first + i, values, out))?;
         self.weight.release(offset / 2..(offset + out.len() as u64) / 2);
         Ok(())
     }
@@ -139,6 +122,7 @@ pub(super) fn overflow(weight: &SourceWeight, first_row: u64, values: &[f32]) ->
 mod tests {
     use super::*;
     use anec_mil::Content;
+    use half::f16;
 
     fn weight(values: Vec<f32>, columns: u64) -> SourceWeight {
         let rows = values.len() as u64 / columns;

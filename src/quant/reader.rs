@@ -31,7 +31,11 @@ impl RowReader {
 
     /// The largest magnitude of rows that were read, which are refused if they can't be held.
     pub(crate) fn largest(&self, first_row: u64, values: &[f32]) -> Result<f32> {
-        let largest = quantize::largest_magnitude(values);
+        self.held(quantize::largest_magnitude(values), first_row, values)
+    }
+
+    /// The same, where the largest magnitude is known.
+    pub(crate) fn held(&self, largest: f32, first_row: u64, values: &[f32]) -> Result<f32> {
         if !largest.is_finite() {
             self.weight.check_finite(first_row, values)?;
         }

@@ -129,19 +129,25 @@ impl BlockScales {
             }
             Known::Each(known) => known,
         };
-        let largest = reader.largest(first_row, values)?;
+        let blocks = values.chunks(self.block);
+        let largest = if let [_, most @ 127] = self.range {
+            // one look at the values gives the scales and the largest of all; magnitudes are ordered as their bits are
+            let mut largest = 0;
+            scales.extend(blocks.map(|values| {
+                let own = quantize::largest_magnitude(values);
+                largest = own.to_bits().max(largest);
+                scale_for(own, most)
+            }));
+            reader.held(f32::from_bits(largest), first_row, values)?
+        } else {
+            let largest = reader.largest(first_row, values)?;
+            let mut codes = vec![0; self.block];
+            scales.extend(blocks.map(|values| scale_of_least_error(values, self.range, &mut codes[..values.len()])));
+            largest
+        };
         let first = first_row as usize * (reader.columns() / self.block);
-        let mut codes = Vec::new();
-        for (values, place) in values.chunks(self.block).zip(&known[first..]) {
-            let scale = match self.range {
-                [_, most @ 127] => scale_for(quantize::largest_magnitude(values), most),
-                range => {
-                    codes.resize(values.len(), 0);
-                    scale_of_least_error(values, range, &mut codes)
-                }
-            };
+        for (scale, place) in scales.iter().zip(&known[first..]) {
             place.store(scale.to_bits(), Ordering::Relaxed);
-            scales.push(scale);
         }
         Ok(largest)
     }

@@ -86,6 +86,16 @@ impl Vectorize for Decode<'_> {
     }
 }
 
+/// Decodes blocks. A function that is handed over as a value is called where it is large, and what is called is compiled for the
+/// baseline alone: the macro names it.
+macro_rules! each_block {
+    ($input:ident, $output:ident, $decode:path) => {
+        for (block, values) in $input.as_chunks().0.iter().zip($output.as_chunks_mut().0) {
+            $decode(block, values);
+        }
+    };
+}
+
 /// Inlined, with all that it calls, into the copy for each instruction set.
 #[inline(always)]
 fn dispatch(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
@@ -97,7 +107,7 @@ fn dispatch(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
         F8_E4M3 => each(input, output, numbers::f8_e4m3),
         F8_E5M2 => each(input, output, numbers::f8_e5m2),
         F8_E8M0 => each(input, output, numbers::f8_e8m0),
-        F4_E2M1 => each_block(input, output, numbers::f4_e2m1),
+        F4_E2M1 => each_block!(input, output, numbers::f4_e2m1),
         Bool => each(input, output, |[b]: [u8; 1]| f32::from(b != 0)),
         I8 => each(input, output, |b| i8::from_le_bytes(b).into()),
         I16 => each(input, output, |b| i16::from_le_bytes(b).into()),
@@ -107,35 +117,35 @@ fn dispatch(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
         U16 => each(input, output, |b| u16::from_le_bytes(b).into()),
         U32 => each(input, output, |b| u32::from_le_bytes(b) as f32),
         U64 => each(input, output, |b| u64::from_le_bytes(b) as f32),
-        U4 => each_block(input, output, numbers::u4),
-        I4 => each_block(input, output, numbers::i4),
-        U2 => each_block(input, output, numbers::u2),
-        Q4_0 => each_block(input, output, blocks::q4_0),
-        Q4_1 => each_block(input, output, blocks::q4_1),
-        Q5_0 => each_block(input, output, blocks::q5_0),
-        Q5_1 => each_block(input, output, blocks::q5_1),
-        Q8_0 => each_block(input, output, blocks::q8_0),
-        Q8_K => each_block(input, output, blocks::q8_k),
-        Q1_0 => each_block(input, output, blocks::q1_0),
-        SEQ_2BIT => each_block(input, output, blocks::seq_2bit),
-        TQ1_0 => each_block(input, output, blocks::tq1_0),
-        TQ2_0 => each_block(input, output, blocks::tq2_0),
-        MXFP4 => each_block(input, output, blocks::mxfp4),
-        NVFP4 => each_block(input, output, blocks::nvfp4),
-        IQ4_NL => each_block(input, output, blocks::iq4_nl),
-        Q2_K => each_block(input, output, k_quants::q2_k),
-        Q3_K => each_block(input, output, k_quants::q3_k),
-        Q4_K => each_block(input, output, k_quants::q4_k),
-        Q5_K => each_block(input, output, k_quants::q5_k),
-        Q6_K => each_block(input, output, k_quants::q6_k),
-        IQ4_XS => each_block(input, output, k_quants::iq4_xs),
-        IQ1_S => each_block(input, output, codebook::iq1_s),
-        IQ1_M => each_block(input, output, codebook::iq1_m),
-        IQ2_XXS => each_block(input, output, codebook::iq2_xxs),
-        IQ2_XS => each_block(input, output, codebook::iq2_xs),
-        IQ2_S => each_block(input, output, codebook::iq2_s),
-        IQ3_XXS => each_block(input, output, codebook::iq3_xxs),
-        IQ3_S => each_block(input, output, codebook::iq3_s),
+        U4 => each_block!(input, output, numbers::u4),
+        I4 => each_block!(input, output, numbers::i4),
+        U2 => each_block!(input, output, numbers::u2),
+        Q4_0 => each_block!(input, output, blocks::q4_0),
+        Q4_1 => each_block!(input, output, blocks::q4_1),
+        Q5_0 => each_block!(input, output, blocks::q5_0),
+        Q5_1 => each_block!(input, output, blocks::q5_1),
+        Q8_0 => each_block!(input, output, blocks::q8_0),
+        Q8_K => each_block!(input, output, blocks::q8_k),
+        Q1_0 => each_block!(input, output, blocks::q1_0),
+        SEQ_2BIT => each_block!(input, output, blocks::seq_2bit),
+        TQ1_0 => each_block!(input, output, blocks::tq1_0),
+        TQ2_0 => each_block!(input, output, blocks::tq2_0),
+        MXFP4 => each_block!(input, output, blocks::mxfp4),
+        NVFP4 => each_block!(input, output, blocks::nvfp4),
+        IQ4_NL => each_block!(input, output, blocks::iq4_nl),
+        Q2_K => each_block!(input, output, k_quants::q2_k),
+        Q3_K => each_block!(input, output, k_quants::q3_k),
+        Q4_K => each_block!(input, output, k_quants::q4_k),
+        Q5_K => each_block!(input, output, k_quants::q5_k),
+        Q6_K => each_block!(input, output, k_quants::q6_k),
+        IQ4_XS => each_block!(input, output, k_quants::iq4_xs),
+        IQ1_S => each_block!(input, output, codebook::iq1_s),
+        IQ1_M => each_block!(input, output, codebook::iq1_m),
+        IQ2_XXS => each_block!(input, output, codebook::iq2_xxs),
+        IQ2_XS => each_block!(input, output, codebook::iq2_xs),
+        IQ2_S => each_block!(input, output, codebook::iq2_s),
+        IQ3_XXS => each_block!(input, output, codebook::iq3_xxs),
+        IQ3_S => each_block!(input, output, codebook::iq3_s),
     }
 }
 
@@ -144,19 +154,6 @@ fn dispatch(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
 fn each<const BYTES: usize>(input: &[u8], output: &mut [f32], decode: impl Fn([u8; BYTES]) -> f32) {
     for (bytes, value) in input.as_chunks().0.iter().zip(output) {
         *value = decode(*bytes);
-    }
-}
-
-/// Decodes blocks.
-#[inline(always)]
-fn each_block<const BYTES: usize, const ELEMENTS: usize>(
-    input: &[u8],
-    output: &mut [f32],
-    decode: impl Fn(&[u8; BYTES], &mut [f32; ELEMENTS]),
-) {
-    for (block, values) in input.as_chunks().0.iter().zip(output.as_chunks_mut().0) {
-        // A copy can't overlap the output, which spares every loop of the decoder a check.
-        decode(block, values);
     }
 }
 

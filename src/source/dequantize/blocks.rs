@@ -10,7 +10,8 @@ pub const NON_LINEAR: [f32; 16] =
 /// Twice the values of the 4-bit float e2m1; scales are halved in turn.
 const E2M1_DOUBLED: [f32; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
 
-/// The low nibbles of bytes, then the high ones.
+/// The low nibbles of bytes, then the high ones. Loops borrow what this gives: an iterator that owns an array is dropped by a
+/// call for each block, around which no register keeps its vector.
 #[inline(always)]
 fn nibbles(bytes: &[u8; 16]) -> [u8; 32] {
     let mut q = [0; 32];
@@ -25,8 +26,8 @@ fn nibbles(bytes: &[u8; 16]) -> [u8; 32] {
 #[inline(always)]
 pub fn q4_0(block: &[u8; 18], values: &mut [f32; 32]) {
     let d = half_at(block, 0);
-    for (value, q) in values.iter_mut().zip(nibbles(field(block, 2))) {
-        *value = d * (i32::from(q) - 8) as f32;
+    for (value, q) in values.iter_mut().zip(&nibbles(field(block, 2))) {
+        *value = d * (i32::from(*q) - 8) as f32;
     }
 }
 
@@ -34,8 +35,8 @@ pub fn q4_0(block: &[u8; 18], values: &mut [f32; 32]) {
 #[inline(always)]
 pub fn q4_1(block: &[u8; 20], values: &mut [f32; 32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
-    for (value, q) in values.iter_mut().zip(nibbles(field(block, 4))) {
-        *value = d * f32::from(q) + m;
+    for (value, q) in values.iter_mut().zip(&nibbles(field(block, 4))) {
+        *value = d * f32::from(*q) + m;
     }
 }
 
@@ -55,8 +56,8 @@ fn five_bits(high_bits: &[u8; 4], nibbles: &[u8; 16]) -> [i32; 32] {
 #[inline(always)]
 pub fn q5_0(block: &[u8; 22], values: &mut [f32; 32]) {
     let d = half_at(block, 0);
-    for (value, q) in values.iter_mut().zip(five_bits(field(block, 2), field(block, 6))) {
-        *value = d * (q as f32 - 16.0);
+    for (value, q) in values.iter_mut().zip(&five_bits(field(block, 2), field(block, 6))) {
+        *value = d * (*q as f32 - 16.0);
     }
 }
 
@@ -64,8 +65,8 @@ pub fn q5_0(block: &[u8; 22], values: &mut [f32; 32]) {
 #[inline(always)]
 pub fn q5_1(block: &[u8; 24], values: &mut [f32; 32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
-    for (value, q) in values.iter_mut().zip(five_bits(field(block, 4), field(block, 8))) {
-        *value = d * q as f32 + m;
+    for (value, q) in values.iter_mut().zip(&five_bits(field(block, 4), field(block, 8))) {
+        *value = d * *q as f32 + m;
     }
 }
 
@@ -153,8 +154,8 @@ pub fn tq2_0(block: &[u8; 66], values: &mut [f32; 256]) {
 #[inline(always)]
 pub fn iq4_nl(block: &[u8; 18], values: &mut [f32; 32]) {
     let d = half_at(block, 0);
-    for (value, q) in values.iter_mut().zip(nibbles(field(block, 2))) {
-        *value = d * NON_LINEAR[usize::from(q)];
+    for (value, q) in values.iter_mut().zip(&nibbles(field(block, 2))) {
+        *value = d * NON_LINEAR[usize::from(*q)];
     }
 }
 
@@ -166,8 +167,8 @@ pub fn mxfp4(block: &[u8; 17], values: &mut [f32; 32]) {
         e @ 0..2 => 0x0020_0000 << e,
         e => u32::from(e - 1) << 23,
     });
-    for (value, q) in values.iter_mut().zip(nibbles(field(block, 1))) {
-        *value = d * E2M1_DOUBLED[usize::from(q)];
+    for (value, q) in values.iter_mut().zip(&nibbles(field(block, 1))) {
+        *value = d * E2M1_DOUBLED[usize::from(*q)];
     }
 }
 
