@@ -461,7 +461,9 @@ fn vocabularies_that_contradict_the_tokenizer() {
         ],
     );
     let tokens = |p: &Parts| match p.keys.iter().find(|(key, _)| key == "tokenizer.ggml.tokens") {
-        Some((_, GgufValue::Array(anec::source::gguf::GgufArray::String(tokens)))) => tokens.clone(),
+        Some((_, GgufValue::Array(anec::source::gguf::GgufArray::String(tokens)))) => {
+            tokens.iter().map(str::to_owned).collect::<Vec<_>>()
+        }
         other => panic!("{other:?}"),
     };
     text += &damaged_gguf(

@@ -6,11 +6,13 @@
 //! |---|---|
 //! | [`metadata`], [`value`] | typed keys and values |
 //! | [`split`] | models in several files |
+//! | [`strings`] | many strings in one piece of memory |
 //! | [`mod@write`] | a writer, for synthetic models |
 
 mod cursor;
 pub mod metadata;
 pub mod split;
+pub mod strings;
 pub mod value;
 pub mod write;
 
@@ -23,6 +25,7 @@ use super::error::{Result, SourceError};
 use super::tensor::byte_length;
 use cursor::Cursor;
 pub use metadata::GgufMetadata;
+pub use strings::Strings;
 pub use value::{GgufArray, GgufValue};
 
 /// First four bytes of a file.

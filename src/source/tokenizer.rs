@@ -24,7 +24,7 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value as Json, json};
 
 use super::error::{Result, SourceError};
-use super::gguf::GgufMetadata;
+use super::gguf::{GgufMetadata, Strings};
 use ends::Ends;
 use unigram::Unigram;
 use word_piece::WordPiece;
@@ -96,22 +96,23 @@ struct Bpe<'a> {
 
 /// Tokens and their ids.
 struct Vocab<'a> {
-    tokens: &'a [String],
+    tokens: &'a Strings,
     /// The last id of each, should one be there twice.
     ids: HashMap<&'a str, usize>,
 }
 
 impl<'a> Vocab<'a> {
-    fn new(tokens: &'a [String]) -> Self {
-        Vocab { tokens, ids: tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect() }
+    fn new(tokens: &'a Strings) -> Self {
+        Vocab { tokens, ids: tokens.iter().zip(0..).collect() }
     }
 }
 
 impl Serialize for Vocab<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.ids.len()))?;
+        let all_differ = self.ids.len() == self.tokens.len();
         for (id, token) in self.tokens.iter().enumerate() {
-            if self.ids.get(token.as_str()) == Some(&id) {
+            if all_differ || self.ids.get(token) == Some(&id) {
                 map.serialize_entry(token, &id)?;
             }
         }
@@ -123,7 +124,7 @@ impl Serialize for Vocab<'_> {
 pub struct Carried<'a> {
     metadata: &'a GgufMetadata,
     model: &'a str,
-    tokens: Cow<'a, [String]>,
+    tokens: Cow<'a, Strings>,
     types: Vec<i64>,
 }
 
@@ -153,18 +154,18 @@ impl<'a> Carried<'a> {
             let problem = format!("{} token types for {} tokens", types.len(), tokens.len());
             return Err(SourceError::key(metadata.path(), "tokenizer.ggml.token_type", problem));
         }
-        let mut tokens = match model {
-            "bert" => word_piece::respelt(tokens, &types),
-            _ => Cow::from(tokens),
-        };
-        if model == "llama" {
+        let tokens = match model {
+            "bert" => Cow::Owned(word_piece::respelt(tokens, &types)),
             // GGUF spells user-defined SentencePiece tokens with spaces; in the vocabulary a space is always U+2581
-            for (id, _) in types.iter().enumerate().filter(|(_, kind)| **kind == USER_DEFINED) {
-                if tokens[id].contains(' ') {
-                    tokens.to_mut()[id] = tokens[id].replace(' ', "\u{2581}");
-                }
+            "llama" => {
+                let spelt = |(id, token): (usize, &'a str)| match types.get(id) {
+                    Some(&USER_DEFINED) => Cow::Owned(token.replace(' ', "\u{2581}")),
+                    _ => Cow::Borrowed(token),
+                };
+                Cow::Owned(tokens.iter().enumerate().map(spelt).collect())
             }
-        }
+            _ => Cow::Borrowed(tokens),
+        };
         Ok(Some(Carried { metadata, model, tokens, types }))
     }
 
@@ -243,20 +244,26 @@ impl<'a> Carried<'a> {
     fn merges(&self, vocab: &Vocab) -> Result<Vec<(&str, &str)>> {
         const KEY: &str = "tokenizer.ggml.merges";
         let mut joined = String::new();
+        // a token mostly follows the one that the merge before made: to compare the two is cheaper than to look it up
+        let mut next = 0;
         let pair = |merge| {
             let wrong = |problem: String| SourceError::key(self.metadata.path(), KEY, problem);
             let (left, right) = str::split_once(merge, ' ')
                 .ok_or_else(|| wrong(format!("{merge:?}, expected two tokens with a space between")))?;
             joined.clear();
             joined.extend([left, right]);
-            match [left, right, &joined].into_iter().find(|part| !vocab.ids.contains_key(part)) {
-                Some(part) => {
-                    Err(wrong(format!("{merge:?}, but {part:?} isn't one of the {} tokens", vocab.ids.len())))
-                }
-                None => Ok((left, right)),
+            let unknown =
+                |part: &str| wrong(format!("{merge:?}, but {part:?} isn't one of the {} tokens", vocab.ids.len()));
+            if let Some(part) = [left, right].into_iter().find(|part| !vocab.ids.contains_key(part)) {
+                return Err(unknown(part));
             }
+            if vocab.tokens.get(next) != Some(&joined) {
+                next = *vocab.ids.get(&*joined).ok_or_else(|| unknown(&joined))?;
+            }
+            next += 1;
+            Ok((left, right))
         };
-        self.metadata.strings(KEY)?.unwrap_or_default().iter().map(String::as_str).map(pair).collect()
+        self.metadata.strings(KEY)?.map_or(Ok(Vec::new()), |merges| merges.iter().map(pair).collect())
     }
 
     /// SentencePiece BPE: merges follow from the scores of the pieces.
@@ -292,7 +299,7 @@ impl<'a> Carried<'a> {
             model: TokenizerModel::Bpe(Bpe {
                 kind: "BPE",
                 dropout: (),
-                unk_token: self.tokens.get(unknown as usize).map(String::as_str),
+                unk_token: self.tokens.get(unknown as usize),
                 continuing_subword_prefix: (),
                 end_of_word_suffix: (),
                 fuse_unk: true,
@@ -326,7 +333,7 @@ impl<'a> Carried<'a> {
             }
         }
         let mut ids = self.tokens.iter().zip(0..);
-        Ok(ids.find(|(token, _)| spelt.contains(&token.as_str())).map(|(token, id)| (token.as_str(), id)))
+        Ok(ids.find(|(token, _)| spelt.contains(token)))
     }
 
     /// Control tokens, which a tokenizer drops from decoded text, and user-defined ones, which it keeps whole.
@@ -336,7 +343,7 @@ impl<'a> Carried<'a> {
             .map(|(id, kind)| {
                 json!({
                     "id": id,
-                    "content": self.tokens[id],
+                    "content": self.tokens.get(id),
                     "single_word": false,
                     "lstrip": false,
                     "rstrip": false,
@@ -349,7 +356,7 @@ impl<'a> Carried<'a> {
 
     /// Adds the token that begins a text (and the one that ends it), where the file asks for it.
     fn template(&self, adds_bos: bool) -> Result<Option<Json>> {
-        let token = |key: &str| -> Result<Option<(&String, u64)>> {
+        let token = |key: &str| -> Result<Option<(&str, u64)>> {
             let id = self.metadata.u64(key)?;
             Ok(id.and_then(|id| Some((self.tokens.get(id as usize)?, id))))
         };
@@ -372,7 +379,7 @@ impl<'a> Carried<'a> {
         let tokens: Map<String, Json> = bos
             .iter()
             .chain(eos.iter())
-            .map(|(token, id)| ((*token).clone(), json!({"id": token, "ids": [id], "tokens": [token]})))
+            .map(|(token, id)| ((*token).to_owned(), json!({"id": token, "ids": [id], "tokens": [token]})))
             .collect();
         Ok(Some(json!({
             "type": "TemplateProcessing",

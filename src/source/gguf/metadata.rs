@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
 
+use super::Strings;
 use super::cursor::Cursor;
 use super::value::{GgufArray, GgufValue};
 use crate::error::{Result, SourceError};
@@ -101,9 +102,9 @@ impl GgufMetadata {
     ///
     /// # Errors
     /// When the value is something else.
-    pub fn strings(&self, key: &str) -> Result<Option<&[String]>> {
+    pub fn strings(&self, key: &str) -> Result<Option<&Strings>> {
         self.typed(key, "an array of strings", |value| match value {
-            GgufValue::Array(GgufArray::String(values)) => Some(values.as_slice()),
+            GgufValue::Array(GgufArray::String(values)) => Some(values),
             _ => None,
         })
     }
@@ -187,9 +188,11 @@ fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<GgufArray> 
         }
         8 => {
             cursor.check_count(count, 8, format_args!("strings of key `{key}`"))?;
-            let string =
-                |index| cursor.string(format_args!("string {index} of {count} of key `{key}`")).map(str::to_owned);
-            GgufArray::String((0..count).map(string).collect::<Result<_>>()?)
+            let mut strings = Strings::default();
+            for index in 0..count {
+                strings.push(cursor.string(format_args!("string {index} of {count} of key `{key}`"))?);
+            }
+            GgufArray::String(strings)
         }
         9 => {
             if depth == 0 {

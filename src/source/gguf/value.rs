@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::Strings;
+
 /// A value. The names of the types are GGUF's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
@@ -37,7 +39,7 @@ pub enum GgufArray {
     I32(Vec<i32>),
     F32(Vec<f32>),
     Bool(Vec<bool>),
-    String(Vec<String>),
+    String(Strings),
     Array(Vec<GgufArray>),
     U64(Vec<u64>),
     I64(Vec<i64>),
@@ -187,7 +189,7 @@ value_from! {
     bool => |value| GgufValue::Bool(value);
     &str => |value| GgufValue::String(value.to_owned());
     String => |value| GgufValue::String(value);
-    Vec<String> => |values| GgufValue::Array(GgufArray::String(values));
+    Vec<String> => |values| GgufValue::Array(GgufArray::String(values.iter().collect()));
     Vec<f32> => |values| GgufValue::Array(GgufArray::F32(values));
     Vec<i32> => |values| GgufValue::Array(GgufArray::I32(values));
     Vec<u32> => |values| GgufValue::Array(GgufArray::U32(values));

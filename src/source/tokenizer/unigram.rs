@@ -31,7 +31,7 @@ impl Carried<'_> {
         // what is unknown scores less than the worst piece: ids that stand for nothing are none
         let worst = of_used.fold(0.0, f32::min);
         let score = |id: usize| f64::from(if unused(id) { worst } else { scores[id] });
-        let vocab = self.tokens.iter().enumerate().map(|(id, token)| (token.as_str(), score(id))).collect();
+        let vocab = self.tokens.iter().enumerate().map(|(id, token)| (token, score(id))).collect();
         let unknown = self.token(&["tokenizer.ggml.unknown_token_id"], &["<unk>"])?;
         let ends = Ends {
             begin: self.token(&["tokenizer.ggml.bos_token_id", "tokenizer.ggml.cls_token_id"], &["<s>"])?,

@@ -10,6 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::{CONTROL, Carried, Ends, TokenizerFile, TokenizerModel, Vocab};
 use crate::error::Result;
+use crate::gguf::Strings;
 
 /// Longer words are unknown, as in transformers.
 const LONGEST_WORD: u64 = 100;
@@ -26,13 +27,16 @@ pub(super) struct WordPiece<'a> {
 }
 
 /// The pieces as `tokenizer.json` spells them.
-pub(super) fn respelt<'a>(tokens: &'a [String], types: &[i64]) -> Cow<'a, [String]> {
-    let own = |(id, token): (usize, &String)| match token.strip_prefix('\u{2581}') {
-        _ if types.get(id) == Some(&CONTROL) => token.clone(),
-        Some(begins) => begins.to_owned(),
-        None => format!("##{token}"),
-    };
-    tokens.iter().enumerate().map(own).collect::<Vec<_>>().into()
+pub(super) fn respelt(tokens: &Strings, types: &[i64]) -> Strings {
+    tokens
+        .iter()
+        .enumerate()
+        .map(|(id, token)| match token.strip_prefix('\u{2581}') {
+            _ if types.get(id) == Some(&CONTROL) => Cow::Borrowed(token),
+            Some(begins) => Cow::Borrowed(begins),
+            None => Cow::Owned(format!("##{token}")),
+        })
+        .collect()
 }
 
 impl Carried<'_> {
@@ -40,7 +44,7 @@ impl Carried<'_> {
     pub(super) fn word_piece(&self) -> Result<TokenizerFile<'_>> {
         let unknown = self.token(&["tokenizer.ggml.unknown_token_id"], &["[UNK]"])?;
         // words with capitals are never found by a tokenizer that lowers letters
-        let plain = |(id, token): &(usize, &String)| self.types.get(*id) != Some(&CONTROL) && !token.starts_with('[');
+        let plain = |(id, token): &(usize, &str)| self.types.get(*id) != Some(&CONTROL) && !token.starts_with('[');
         let mut words = self.tokens.iter().enumerate().filter(plain);
         let lowercase = !words.any(|(_, token)| token.contains(|letter: char| letter.is_ascii_uppercase()));
         let ends = Ends {
