@@ -72,19 +72,11 @@ impl SourceFile {
     /// # Errors
     /// When it can't be read.
     pub fn digest(&self) -> Result<&ContentDigest> {
-        /// Bytes that are mapped at a time.
-        const STEP: usize = 4 << 20;
         if let Some(digest) = self.digest.get() {
             return Ok(digest);
         }
-        // a map of its own: to release its pages takes none from those who read tensors
-        let file = map(&self.path)?;
-        let mut hasher = blake3::Hasher::new();
-        for (index, bytes) in file.bytes().chunks(STEP).enumerate() {
-            hasher.update_rayon(bytes);
-            file.release(index * STEP..index * STEP + bytes.len());
-        }
-        Ok(self.digest.get_or_init(|| ContentDigest::blake3(&hasher.finalize())))
+        let digest = ContentDigest::blake3_of_file(&self.path).map_err(FileError::of(&self.path, "read"))?;
+        Ok(self.digest.get_or_init(|| digest))
     }
 }
 
