@@ -38,7 +38,7 @@ impl PackageSize {
         let functions = functions.collect::<Result<Vec<_>>>()?;
         let default_function = functions.first().map(|f| f.name.clone()).unwrap_or_default();
         let mut weights = WeightPlan::new();
-        codec::encode(&Program { functions, default_function }, &mut weights)?;
+        codec::place_blobs(&Program { functions, default_function }, &mut weights)?;
         Ok(PackageSize { weight_bytes: weights.weight_bytes(), file_bytes: weights.padded_bytes() })
     }
 }

@@ -23,7 +23,7 @@ use super::types::{Dim, Symbol, TensorType};
 use anec_base::Result;
 
 pub use decode::{decode, unknown_dimensions};
-pub use encode::encode;
+pub use encode::{encode, place_blobs};
 
 /// The text of a message that is a string in place.
 pub fn as_string(value: &coreml_proto::mil_spec::Value) -> Option<&str> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use coreml_proto::mil_spec as proto;
 
 use super::values::Elements;
-use super::{BlobSink, encoding, types, values};
+use super::{BlobPlace, BlobSink, encoding, types, values};
 use crate::constant::{Constant, Data};
 use crate::ir::{Argument, Binding, Block, Function, Op, Program, ValueId};
 use crate::names;
@@ -29,6 +29,17 @@ pub fn encode(program: &Program, blobs: &mut dyn BlobSink) -> Result<proto::Prog
         }
     }
     Ok(proto::Program { version: 1, functions, ..Default::default() })
+}
+
+/// Gives the constants that belong in a weight file to `blobs`, as [`encode`] does, without a message: for those who ask how
+/// large the file becomes.
+///
+/// # Errors
+/// What `blobs` says.
+pub fn place_blobs(program: &Program, blobs: &mut dyn BlobSink) -> Result<()> {
+    program.functions.iter().try_for_each(|function| {
+        Encoder { function, opset: function.opset, blobs: &mut *blobs, scopes: Vec::new() }.place_all(&function.block)
+    })
 }
 
 struct Encoder<'a> {
@@ -139,19 +150,44 @@ impl<'a> Encoder<'a> {
         constant.ty.rank() == 1 && matches!(constant.ty.dtype, DataType::String | DataType::Int64)
     }
 
+    /// The place of a constant that belongs in a weight file.
+    fn place(&mut self, op: &Op, parameter: &str, constant: &Constant) -> Result<Option<BlobPlace>> {
+        if !values::belongs_in_blob(constant, self.opset) || self.is_list(op, constant) {
+            return Ok(None);
+        }
+        let owner = match parameter {
+            "val" => self.owner(op),
+            _ => format!("{}, {parameter}", self.owner(op)),
+        };
+        self.blobs.place(constant, &owner).map(Some)
+    }
+
+    /// Gives every constant of a block its place, in the order in which [`op`](Self::op) does.
+    fn place_all(&mut self, block: &Block) -> Result<()> {
+        for op in &block.ops {
+            for (parameter, argument) in &op.inputs {
+                for binding in argument {
+                    if let Binding::Constant(constant) = binding {
+                        self.place(op, parameter, constant)?;
+                    }
+                }
+            }
+            for (name, constant) in &op.attributes {
+                self.place(op, name, constant)?;
+            }
+            op.blocks.iter().try_for_each(|block| self.place_all(block))?;
+        }
+        Ok(())
+    }
+
     fn constant(&mut self, op: &Op, parameter: &str, constant: &Constant) -> Result<proto::Value> {
         if !constant.is_consistent() {
             return Err(self.op_error(op, &format!("the data of `{parameter}` doesn't fill its type {}", constant.ty)));
         }
-        let list = self.is_list(op, constant);
-        if !list && values::belongs_in_blob(constant, self.opset) {
-            let owner = match parameter {
-                "val" => self.owner(op),
-                _ => format!("{}, {parameter}", self.owner(op)),
-            };
-            let place = self.blobs.place(constant, &owner)?;
+        if let Some(place) = self.place(op, parameter, constant)? {
             return Ok(values::blob(&constant.ty, place.file_name, place.offset));
         }
+        let list = self.is_list(op, constant);
         let bytes;
         let elements = match &constant.data {
             Data::Strings(strings) => Elements::Strings(strings),
