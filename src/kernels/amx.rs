@@ -474,10 +474,8 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
             }
             TileRows::Stored(stored) => {
                 for (r, unit) in units.iter_mut().enumerate().take(count) {
-                    *unit = stored.look_up_row(first + r, |step, plane, bytes| {
-                        if let Some(tiles) = planes.get_mut(plane) {
-                            tiles[step * ROWS + r] = bytes;
-                        }
+                    *unit = stored.look_up_row(first + r, self.planes, |step, plane, bytes| {
+                        planes[plane][step * ROWS + r] = bytes;
                     });
                 }
             }

@@ -165,7 +165,7 @@ pub(super) fn by_digits<'w>(
         #[cfg(target_arch = "x86_64")]
         ByteRows::Stored(stored) => {
             let all = StoredProducts::new(&digits, stored);
-            let looks_up_once = takes_many && inputs.len() > MOST_COLUMNS;
+            let looks_up_once = takes_many && all.looks_up_again();
             for_each_part(rows, columns, |first, count| {
                 let put = |row, column, products: &[f32]| put(first + row, column, products);
                 if looks_up_once {

@@ -158,6 +158,12 @@ impl<'a> StoredProducts<'a> {
         StoredProducts { columns, rows, starts: rows.blocks.map(|_| LaneStarts::new(columns)) }
     }
 
+    /// Whether [`multiply`](Self::multiply) looks elements up more than once, for there are more columns than it takes at a
+    /// time.
+    pub fn looks_up_again(&self) -> bool {
+        self.columns.columns.len() > COLUMNS
+    }
+
     /// Gives those of `count` rows from `first` on, some that follow each other with a column at a time:
     /// `put(row, column, products)`, rows counted from `first`.
     ///

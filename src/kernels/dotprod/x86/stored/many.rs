@@ -25,40 +25,50 @@ struct LookedUp {
 }
 
 impl StoredRows<'_> {
-    /// Gives the bytes of a row's elements, 64 elements at a time and the highest byte, which has a sign, first:
-    /// `put(step, plane, bytes)`. What follows the row's last element may be anything. Gives what an integer of the highest
-    /// bytes counts.
+    /// Gives the highest bytes of a row's elements, so many `planes` of them, 64 elements at a time and the highest, which has
+    /// a sign, first: `put(step, plane, bytes)`. What follows the row's last element may be anything. Gives what an integer of
+    /// the highest bytes counts.
     ///
     /// # Panics
     /// If there is no such row.
-    pub fn look_up_row(&self, row: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
-        self.raised_row(row, |step, plane, bytes| {
+    pub fn look_up_row(&self, row: usize, planes: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
+        self.raised_row(row, planes, |step, plane, bytes| {
             put(step, plane, if plane == 0 { bytes.map(|byte| byte ^ MIDDLE) } else { bytes });
         })
     }
 
     /// As [`look_up_row`](Self::look_up_row), but the highest byte is 128 more than it stands for.
-    fn raised_row(&self, row: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
+    fn raised_row(&self, row: usize, planes: usize, mut put: impl FnMut(usize, usize, [i8; STEP])) -> f32 {
         let (rows, depth) = self.size();
         assert!(row < rows);
+        let place = (row, depth);
         // SAFETY: these rows are made where the processor has the instructions, and the row is there.
         unsafe {
             match &self.form {
-                Form::Bytes(values) => raised_row::<Bytes, 1>(values, (row, depth), &mut put),
-                Form::Codes(codes) if codes.bits() == 8 => raised_row::<Long, PLANES>(codes, (row, depth), &mut put),
-                Form::Codes(codes) if codes.planes() == 1 => raised_row::<Short<1>, 1>(codes, (row, depth), &mut put),
-                Form::Codes(codes) => raised_row::<Short<PLANES>, PLANES>(codes, (row, depth), &mut put),
+                Form::Bytes(values) => raised_row::<Bytes, 1, 1>(values, place, &mut put),
+                Form::Codes(codes) if codes.bits() == 8 => match planes {
+                    1 => raised_row::<Long, PLANES, 1>(codes, place, &mut put),
+                    2 => raised_row::<Long, PLANES, 2>(codes, place, &mut put),
+                    _ => raised_row::<Long, PLANES, PLANES>(codes, place, &mut put),
+                },
+                Form::Codes(codes) if codes.planes() == 1 => raised_row::<Short<1>, 1, 1>(codes, place, &mut put),
+                Form::Codes(codes) => match planes {
+                    1 => raised_row::<Short<PLANES>, PLANES, 1>(codes, place, &mut put),
+                    2 => raised_row::<Short<PLANES>, PLANES, 2>(codes, place, &mut put),
+                    _ => raised_row::<Short<PLANES>, PLANES, PLANES>(codes, place, &mut put),
+                },
             }
         }
     }
 }
 
-/// The bytes of a row's elements, and what an integer of the highest counts.
+/// The `N` highest bytes of a row's elements, and what an integer of the highest counts. Those that aren't given aren't looked
+/// up.
 ///
 /// # Safety
 /// The processor has the instructions, and the row is there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-unsafe fn raised_row<R: RowBytes<P>, const P: usize>(
+unsafe fn raised_row<R: RowBytes<P>, const P: usize, const N: usize>(
     of: &R::Of<'_>,
     (row, depth): (usize, usize),
     put: &mut impl FnMut(usize, usize, [i8; STEP]),
@@ -67,7 +77,7 @@ unsafe fn raised_row<R: RowBytes<P>, const P: usize>(
     let (bytes, unit) = unsafe { R::of_row(of, depth, row) };
     for step in 0..depth.div_ceil(STEP) {
         // SAFETY: as promised.
-        for (plane, vector) in unsafe { bytes.step(step) }.into_iter().enumerate() {
+        for (plane, vector) in unsafe { bytes.step(step) }.into_iter().enumerate().take(N) {
             let mut bytes = [0i8; STEP];
             // SAFETY: there is room for 64.
             unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) };
@@ -87,14 +97,16 @@ impl StoredProducts<'_> {
         // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and elements
         // have as many bytes.
         unsafe {
-            match self.rows.planes() {
+            // lower bytes are multiplied with the higher digits alone
+            match self.rows.planes().min(self.columns.most_digits()) {
                 1 => self.many::<1>((first, count), &mut put),
+                2 => self.many::<2>((first, count), &mut put),
                 _ => self.many::<PLANES>((first, count), &mut put),
             }
         }
     }
 
-    /// Of rows whose elements have `P` bytes.
+    /// With the `P` highest bytes of rows' elements.
     ///
     /// # Safety
     /// The processor has the instructions, rows are as long as columns, and elements have as many bytes.
@@ -108,7 +120,7 @@ impl StoredProducts<'_> {
             near.rows = TOGETHER.min(count - from);
             let vectors = bytemuck::cast_slice_mut::<u32, i8>(near.bytes.words()).as_chunks_mut().0;
             for (i, unit) in near.units.iter_mut().enumerate().take(near.rows) {
-                *unit = self.rows.raised_row(first + from + i, |step, plane, bytes| {
+                *unit = self.rows.raised_row(first + from + i, P, |step, plane, bytes| {
                     vectors[(i * steps + step) * P + plane] = bytes;
                 });
             }
