@@ -10,7 +10,7 @@ use super::function_pool::weight_bytes;
 use super::host::HostTables;
 use super::plan::{CallPlan, Route};
 use super::profile::{self, FunctionProfile};
-use super::widened::{by_position, widened};
+use super::widened::{RingLimit, by_position, widened_within};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME, FunctionEntry};
 use anec_bundle::{Port, PortRole, Task};
@@ -27,7 +27,7 @@ pub struct CpuOptions {
     /// Bytes of weights in memory at most: functions that were needed longest ago are let go for others.
     pub max_memory_bytes: Option<u64>,
     /// Functions of a range of tokens that continue texts take up to 64, if a token's values don't depend on how many there
-    /// are. Calls are those of the bundle otherwise.
+    /// are, and as long as no ring of a sliding window comes round. Calls are those of the bundle otherwise.
     pub wide_calls: bool,
 }
 
@@ -52,6 +52,8 @@ pub struct LoadedModel {
     pub(super) fills: bool,
     /// Whether functions write all tokens of a call from a position on, those that fill it up too.
     pub(super) writes_slices: bool,
+    /// What calls keep to beside the plan.
+    pub(super) ring: Option<RingLimit>,
 }
 
 impl LoadedModel {
@@ -74,19 +76,19 @@ impl LoadedModel {
         }
         let bundle = Bundle::read(folder)?;
         let host = Arc::new(HostTables::open(&bundle, folder)?);
-        let (bundle, programs) = match wide_calls && bundle.model.task == Task::TextGeneration {
+        let (bundle, ring, programs) = match wide_calls && bundle.model.task == Task::TextGeneration {
             true => {
-                let bundle = widened(&bundle, WIDE_CALL);
+                let (bundle, ring) = widened_within(&bundle, WIDE_CALL);
                 let programs = PackageStore::beyond(&bundle, folder);
-                (bundle, programs)
+                (bundle, ring, programs)
             }
             false => {
                 let programs = PackageStore::of(&bundle, folder);
-                (bundle, programs)
+                (bundle, None, programs)
             }
         };
         let backend = CpuBackend::within(&bundle, programs, precision, max_memory_bytes)?;
-        Self::new(bundle, folder, host, Box::new(backend))
+        Self::with(bundle, folder, host, Box::new(backend), ring)
     }
 
     /// The bundle in a folder, on the CPU executor: a model for each precision, all with the same weights in memory.
@@ -112,6 +114,16 @@ impl LoadedModel {
     /// # Errors
     /// When the bundle's functions don't make a model.
     pub fn new(bundle: Bundle, folder: &Path, host: Arc<HostTables>, backend: Box<dyn Backend>) -> Result<Arc<Self>> {
+        Self::with(bundle, folder, host, backend, None)
+    }
+
+    fn with(
+        bundle: Bundle,
+        folder: &Path,
+        host: Arc<HostTables>,
+        backend: Box<dyn Backend>,
+        ring: Option<RingLimit>,
+    ) -> Result<Arc<Self>> {
         let plan = CallPlan::new(&bundle, folder)?;
         let rewindable = |entry: &FunctionEntry| {
             let by_host = |port: &Port| match &port.role {
@@ -128,7 +140,7 @@ impl LoadedModel {
         let fills = states.all(|state| state.role.is_cache()) && !inputs().any(recurs);
         let writes_slices = inputs().any(|port| port.role == PortRole::SliceBegin);
         let (folder, backend) = (folder.to_owned(), backend.into());
-        Ok(Arc::new(LoadedModel { bundle, folder, host, plan, backend, rewindable, fills, writes_slices }))
+        Ok(Arc::new(LoadedModel { bundle, folder, host, plan, backend, rewindable, fills, writes_slices, ring }))
     }
 
     /// The same model, measuring how long its functions take.
@@ -137,7 +149,8 @@ impl LoadedModel {
     /// As [`LoadedModel::new`].
     pub fn profiled(&self) -> Result<(Arc<Self>, FunctionProfile)> {
         let (backend, profile) = profile::profiled(self.backend.clone());
-        Ok((Self::new(self.bundle.clone(), &self.folder, self.host.clone(), Box::new(backend))?, profile))
+        let (bundle, host) = (self.bundle.clone(), self.host.clone());
+        Ok((Self::with(bundle, &self.folder, host, Box::new(backend), self.ring)?, profile))
     }
 
     /// The layer of the bundle that drafts the tokens after the next, as a model of its own, which reads hidden states of this
@@ -148,7 +161,7 @@ impl LoadedModel {
     pub fn draft_layer(&self) -> Result<Option<Arc<Self>>> {
         let Some(bundle) = self.bundle.draft_bundle() else { return Ok(None) };
         let Some(backend) = self.backend.of_bundle(&bundle)? else { return Ok(None) };
-        Ok(Some(Self::new(bundle, &self.folder, self.host.clone(), backend)?))
+        Ok(Some(Self::with(bundle, &self.folder, self.host.clone(), backend, self.ring)?))
     }
 
     /// Whether its functions read hidden states of another model: it drafts for that.

@@ -262,7 +262,8 @@ impl TokenSession {
             // what fills the call up is written behind the text, so there has to be room for it
             (true, true) => self.model.context().saturating_sub(self.position()),
         };
-        plan::chunk(&self.route().layers, left, wish, fill)
+        let most = self.model.ring.map_or(left, |ring| ring.at(self.position()));
+        plan::chunk(&self.route().layers, left.min(most), wish, fill)
     }
 
     /// Moves on to a context that holds a call's tokens, those that fill it up too if they are written.
