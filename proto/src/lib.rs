@@ -36,6 +36,7 @@ pub mod specification {
 }
 
 pub use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 pub use specification::{mil_spec, *};
 
 /// Decodes a model file. The code for all messages is instantiated here, once, not in every crate that calls it.
@@ -49,4 +50,36 @@ pub fn decode_model(bytes: &[u8]) -> Result<Model, prost::DecodeError> {
 /// Encodes a model file; equal models give equal bytes.
 pub fn encode_model(model: &Model) -> Vec<u8> {
     model.encode_to_vec()
+}
+
+/// Encodes a model file whose program, which `model` lacks, is encoded already.
+pub fn encode_ml_program(model: &Model, program: &[u8]) -> Vec<u8> {
+    /// The number of `mlProgram`, which is larger than those of what `model` has.
+    const ML_PROGRAM: u32 = 502;
+    let mut out = model.encode_to_vec();
+    out.reserve_exact(program.len() + 16);
+    append_bytes(ML_PROGRAM, program, &mut out);
+    out
+}
+
+/// Appends the encoding of a block to that of others, which together are one block: what is repeated in them follows one
+/// another.
+pub fn append_block(block: &mil_spec::Block, out: &mut Vec<u8>) {
+    block.encode_raw(out);
+}
+
+/// Appends a field that is a text, or a message that is encoded already.
+pub fn append_bytes(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
+    encode_key(number, WireType::LengthDelimited, out);
+    encode_varint(bytes.len() as u64, out);
+    out.extend_from_slice(bytes);
+}
+
+/// Appends an entry of a map from texts to messages. An empty message is left out of its entry, as prost does.
+pub fn append_entry(number: u32, key: &str, message: &[u8], out: &mut Vec<u8>) {
+    let fields = [(1, key.as_bytes()), (2, message)].into_iter().filter(|(_, bytes)| !bytes.is_empty());
+    let length = fields.clone().map(|(_, bytes)| 1 + encoded_len_varint(bytes.len() as u64) + bytes.len());
+    encode_key(number, WireType::LengthDelimited, out);
+    encode_varint(length.sum::<usize>() as u64, out);
+    fields.for_each(|(number, bytes)| append_bytes(number, bytes, out));
 }

@@ -436,7 +436,12 @@ mod tests {
             }
         }
         let program = anec_mil::Program::single(function.clone());
-        codec::encode(&program, &mut Nowhere).unwrap().functions.remove("main").unwrap()
+        let bytes = codec::encode(&program, &mut Nowhere).unwrap();
+        <coreml_proto::mil_spec::Program as coreml_proto::Message>::decode(&bytes[..])
+            .unwrap()
+            .functions
+            .remove("main")
+            .unwrap()
     }
 
     /// What is read back of a function's symbols, with or without what the metadata tells.

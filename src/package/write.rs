@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use coreml_proto::{Model, ModelDescription, model};
+use coreml_proto::{Model, ModelDescription};
 
 use super::blob::{Preparation, WeightPlan, WriteProgress};
 use super::features::{self, SYMBOLS_KEY};
@@ -81,14 +81,15 @@ pub fn write(program: &Program, path: &Path, options: &WriteOptions<'_>) -> Resu
     // Small contents are written into the message itself, so all must be ready before it is made.
     contents.prepare(progress)?;
     let mut plan = WeightPlan::new();
-    let message = codec::encode(program, &mut plan)?;
+    let encoded = codec::encode(program, &mut plan)?;
     let model = Model {
         specification_version: opset.specification_version(),
         description: Some(description(program, &options.metadata)?),
         is_updatable: false,
-        r#type: Some(model::Type::MlProgram(message)),
+        r#type: None,
     };
-    let model = coreml_proto::encode_model(&model);
+    let model = coreml_proto::encode_ml_program(&model, &encoded);
+    drop(encoded);
 
     let mut files = Vec::new();
     let weights = if plan.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use coreml_proto::mil_spec as proto;
+use coreml_proto::{Message, append_block, append_entry, mil_spec as proto};
 
 use super::values::Elements;
 use super::{BlobPlace, BlobSink, encoding, types, values};
@@ -12,23 +12,27 @@ use crate::names;
 use crate::types::{DataType, Opset, ValueType};
 use anec_base::Result;
 
-/// The program as a message; constants that belong in a weight file are given to `blobs`, in the order of the program.
+/// The bytes of the program's message; constants that belong in a weight file are given to `blobs`, in the order of the program.
+/// Each op is encoded when its message is made: to encode a message takes the lengths of what is in it, at every level, and the
+/// messages of all ops take several times as much memory as their bytes.
 ///
 /// # Errors
 /// A name that the format doesn't allow, a constant that contradicts its type, a name given twice, or what `blobs`
 /// says.
-pub fn encode(program: &Program, blobs: &mut dyn BlobSink) -> Result<proto::Program> {
+pub fn encode(program: &Program, blobs: &mut dyn BlobSink) -> Result<Vec<u8>> {
     let mut functions = BTreeMap::new();
     for function in &program.functions {
         if let Some(problem) = names::problem(&function.name) {
             return Err(encoding("program", format!("function: {problem}")).into());
         }
         let encoded = Encoder { function, opset: function.opset, blobs, scopes: vec![HashSet::new()] }.function()?;
-        if functions.insert(function.name.clone(), encoded).is_some() {
+        if functions.insert(&function.name, encoded).is_some() {
             return Err(encoding("program", format!("two functions are called `{}`", function.name)).into());
         }
     }
-    Ok(proto::Program { version: 1, functions, ..Default::default() })
+    let mut bytes = proto::Program { version: 1, ..Default::default() }.encode_to_vec();
+    functions.iter().for_each(|(name, function)| append_entry(FUNCTIONS, name, function, &mut bytes));
+    Ok(bytes)
 }
 
 /// Gives the constants that belong in a weight file to `blobs`, as [`encode`] does, without a message: for those who ask how
@@ -42,6 +46,11 @@ pub fn place_blobs(program: &Program, blobs: &mut dyn BlobSink) -> Result<()> {
     })
 }
 
+/// The number of a program's `functions`.
+const FUNCTIONS: u32 = 2;
+/// The number of a function's `block_specializations`.
+const BLOCK_SPECIALIZATIONS: u32 = 3;
+
 struct Encoder<'a> {
     function: &'a Function,
     opset: Opset,
@@ -51,27 +60,29 @@ struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    fn function(&mut self) -> Result<proto::Function> {
+    fn function(&mut self) -> Result<Vec<u8>> {
         let function = self.function;
         if let Some(id) = function.dangling() {
             return Err(self.error(format!("value {} is used, there are {}", id.0, function.values.len())));
         }
         let inputs = self.declare(&function.inputs)?;
-        let block = self.block(&function.block)?;
-        let opset = self.opset.name().to_owned();
-        Ok(proto::Function {
-            inputs,
-            opset: opset.clone(),
-            block_specializations: BTreeMap::from([(opset, block)]),
-            attributes: BTreeMap::new(),
-        })
+        let opset = self.opset.name();
+        let mut block = Vec::new();
+        self.block(&function.block, &mut |part| append_block(&part, &mut block))?;
+        let mut bytes = proto::Function { inputs, opset: opset.to_owned(), ..Default::default() }.encode_to_vec();
+        append_entry(BLOCK_SPECIALIZATIONS, opset, &block, &mut bytes);
+        Ok(bytes)
     }
 
-    fn block(&mut self, block: &'a Block) -> Result<proto::Block> {
+    /// Gives a block to `take` in parts, which merged are the block: its inputs and outputs, then each operation.
+    fn block(&mut self, block: &'a Block, take: &mut dyn FnMut(proto::Block)) -> Result<()> {
         let inputs = self.declare(&block.inputs)?;
-        let operations = block.ops.iter().map(|op| self.op(op)).collect::<Result<_>>()?;
         let outputs = block.outputs.iter().map(|id| self.function.value(*id).name.clone()).collect();
-        Ok(proto::Block { inputs, outputs, operations, attributes: BTreeMap::new() })
+        take(proto::Block { inputs, outputs, ..Default::default() });
+        block.ops.iter().try_for_each(|op| {
+            take(proto::Block { operations: vec![self.op(op)?], ..Default::default() });
+            Ok(())
+        })
     }
 
     /// Names and types of values that come into being.
@@ -108,7 +119,13 @@ impl<'a> Encoder<'a> {
         let mut blocks = Vec::with_capacity(op.blocks.len());
         for block in &op.blocks {
             self.scopes.push(HashSet::new());
-            blocks.push(self.block(block)?);
+            let mut whole = proto::Block::default();
+            self.block(block, &mut |part| {
+                whole.inputs.extend(part.inputs);
+                whole.outputs.extend(part.outputs);
+                whole.operations.extend(part.operations);
+            })?;
+            blocks.push(whole);
             self.scopes.pop();
         }
         if op.is_const() {

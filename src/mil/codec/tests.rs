@@ -3,12 +3,17 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use coreml_proto::Message;
 use proptest::prelude::*;
 
 use super::*;
 use crate::constant::Content;
 use crate::ir::{Binding, Block, Function, Op, Program, Value, ValueId};
 use crate::types::{DataType, Opset, ValueType};
+
+fn message_of(bytes: &[u8]) -> coreml_proto::mil_spec::Program {
+    Message::decode(bytes).unwrap()
+}
 
 /// A weight file that only remembers what was put in.
 #[derive(Default)]
@@ -254,12 +259,13 @@ proptest! {
         let program = renumber(&program(bits));
         let memory = Memory::default();
         let encoded = encode(&program, &mut &memory).unwrap();
-        let decoded = decode(&encoded, &dimensions(&program), &memory).unwrap();
+        let message = message_of(&encoded);
+        let decoded = decode(&message, &dimensions(&program), &memory).unwrap();
         prop_assert_eq!(&decoded, &program);
-        // and the bytes are the same each time
-        use coreml_proto::Message;
+        // and the bytes are the same each time, and those of the whole message
         let again = encode(&decoded, &mut &memory).unwrap();
-        prop_assert_eq!(encoded.encode_to_vec(), again.encode_to_vec());
+        prop_assert_eq!(&encoded, &again);
+        prop_assert_eq!(encoded, message.encode_to_vec());
     }
 }
 
@@ -324,7 +330,7 @@ fn a_list_is_written_as_one() {
     };
     let program = constant_op(labels, ValueType::Opaque("list<string, 2>".into()), "labels");
     let memory = Memory::default();
-    let encoded = encode(&program, &mut &memory).unwrap();
+    let encoded = message_of(&encode(&program, &mut &memory).unwrap());
     let op = &encoded.functions["main"].block_specializations["CoreML8"].operations[0];
     assert_eq!(op.outputs[0].r#type, op.attributes["val"].r#type);
     assert_eq!(decode(&encoded, &BTreeMap::new(), &memory).unwrap(), program);
@@ -345,7 +351,7 @@ fn an_unknown_input_dimension_is_a_symbol_of_its_own() {
     let mut program = one_op(op, vec![value]);
     program.functions[0].inputs = vec![ValueId(0)];
     let memory = Memory::default();
-    let encoded = encode(&program, &mut &memory).unwrap();
+    let encoded = message_of(&encode(&program, &mut &memory).unwrap());
     let decoded = decode(&encoded, &BTreeMap::new(), &memory).unwrap();
     let function = &decoded.functions[0];
     assert_eq!(function.value(ValueId(0)).ty.to_string(), "tensor<fp16, [x_0, 2, x_2]>");
@@ -357,7 +363,7 @@ fn an_unknown_input_dimension_is_a_symbol_of_its_own() {
 fn a_broken_message_names_the_place() {
     let fp16 = ValueType::Tensor(TensorType::scalar(DataType::Fp16));
     let memory = Memory::default();
-    let good = encode(&constant_op(Constant::fp16(1.0), fp16, "c"), &mut &memory).unwrap();
+    let good = message_of(&encode(&constant_op(Constant::fp16(1.0), fp16, "c"), &mut &memory).unwrap());
     let problem = |damage: &dyn Fn(&mut coreml_proto::mil_spec::Program)| {
         let mut program = good.clone();
         damage(&mut program);
