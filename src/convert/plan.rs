@@ -1,9 +1,9 @@
 //! What a conversion will emit: which layers and which rows of the LM head go into which package, and which functions
 //! each package has. Nothing is read but shapes.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use super::error::ConvertError;
 use super::size::PackageSize;
@@ -12,6 +12,7 @@ use anec_bundle::{Stage, TokenCount};
 use anec_family::{ExpertCounts, FamilyModel, FunctionRequest, LoweringOptions};
 use anec_manifest::{ExpertsForm, HeadSplit, Lengths, Manifest, RecurrentForm, StateForm, Target};
 use anec_mil::Opset;
+use rayon::prelude::*;
 
 /// A conversion, planned.
 #[derive(Clone, Debug)]
@@ -94,11 +95,9 @@ impl ConvertPlan {
         }
         let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
         let planner = Planner { manifest, model, form: form(manifest), functions, counts: &counts };
-        let mut packages = Vec::new();
-        let known = RefCell::default();
-        for range in planner.ranges()? {
-            packages.extend(planner.layers(range, &known)?);
-        }
+        let known = Mutex::default();
+        let of_ranges = planner.ranges()?.into_par_iter().map(|range| planner.layers(range, &known)).collect();
+        let mut packages: Vec<PackagePlan> = in_order(of_ranges)?.into_iter().flatten().collect();
         let heads = planner.heads()?;
         let draft = model.draft().map(|draft| DraftPlan::new(manifest, draft, &heads)).transpose()?;
         packages.extend(heads);
@@ -226,7 +225,7 @@ impl Planner<'_> {
             None if !shards.divide.is_none() => (0..layers).map(|layer| layer..layer + 1).collect(),
             None => {
                 let size = |layer| self.file_bytes(&Stage::Layers { first: layer, end: layer + 1 });
-                let sizes = (0..layers).map(size).collect::<Result<Vec<u64>>>()?;
+                let sizes = in_order((0..layers).into_par_iter().map(size).collect())?;
                 layer_ranges(&sizes, self.limit(), shards.max_mb, |layer| self.experts(layer).is_some())?
             }
         };
@@ -271,7 +270,7 @@ impl Planner<'_> {
     fn layers(
         &self,
         range: Range<usize>,
-        known: &RefCell<HashMap<AlikeExperts, PackageSize>>,
+        known: &Mutex<HashMap<AlikeExperts, PackageSize>>,
     ) -> Result<Vec<PackagePlan>> {
         let digits = self.counts.len().to_string().len();
         let layer = range.end - 1;
@@ -314,7 +313,7 @@ impl Planner<'_> {
 /// The experts that a layer leaves out.
 struct Experts<'a> {
     planner: &'a Planner<'a>,
-    known: &'a RefCell<HashMap<AlikeExperts, PackageSize>>,
+    known: &'a Mutex<HashMap<AlikeExperts, PackageSize>>,
     layer: usize,
     counts: ExpertCounts,
 }
@@ -371,11 +370,12 @@ impl Experts<'_> {
             joins: self.counts.joined && range.end == self.counts.apart(),
             layer: (!self.planner.manifest.quant.layers.is_empty()).then_some(self.layer),
         };
-        if let Some(size) = self.known.borrow().get(&alike) {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(size) = known().get(&alike) {
             return Ok(*size);
         }
         let size = self.planner.size(&self.requests(range))?;
-        self.known.borrow_mut().insert(alike, size);
+        known().insert(alike, size);
         Ok(size)
     }
 
@@ -468,6 +468,11 @@ impl Functions<'_> {
             })
             .collect()
     }
+}
+
+/// What was computed side by side, or the first error in its order: the same one every time.
+fn in_order<T>(computed: Vec<Result<T>>) -> Result<Vec<T>> {
+    computed.into_iter().collect()
 }
 
 fn explicit_ranges(ranges: &[[usize; 2]], layers: usize) -> Result<Vec<Range<usize>>, ConvertError> {

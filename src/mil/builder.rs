@@ -132,10 +132,14 @@ impl FunctionBuilder {
         name: &str,
         inputs: impl IntoIterator<Item = (&'static str, A)>,
     ) -> Vec<ValueId> {
+        // what is generic is compiled for each caller: it stays small
+        self.add_op(operator, name, inputs.into_iter().map(|(parameter, input)| (parameter, input.into())).collect())
+    }
+
+    fn add_op(&mut self, operator: &str, name: &str, given: Vec<(&'static str, OpInput)>) -> Vec<ValueId> {
         let name = self.unique(name);
         let mut arguments: BTreeMap<String, Argument> = BTreeMap::new();
         let mut float = DataType::Fp16;
-        let given: Vec<(&'static str, OpInput)> = inputs.into_iter().map(|(p, a)| (p, a.into())).collect();
         for (_, argument) in &given {
             if let OpInput::Value(id) = argument
                 && let Some(t) = self.function.tensor_type(*id)
@@ -201,8 +205,10 @@ impl FunctionBuilder {
                 self.define(output, ty, None)
             })
             .collect();
-        // an op without results has a name of its own, too
-        self.names.insert(name.clone());
+        // otherwise the name is that of the result
+        if outputs.len() != 1 {
+            self.names.insert(name.clone());
+        }
         self.function.block.ops.push(Op {
             operator: operator.to_owned(),
             name,

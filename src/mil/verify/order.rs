@@ -7,7 +7,8 @@ use super::Findings;
 use crate::ir::{Binding, Block, Function, Op, ValueId};
 
 pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
-    let mut order = Order { function, findings, visible: HashMap::new(), read: HashMap::new(), stale: HashMap::new() };
+    let visible = vec![None; function.values.len()];
+    let mut order = Order { function, findings, visible, read: HashMap::new(), stale: HashMap::new() };
     for id in &function.inputs {
         order.define(*id, &function.value(*id).name);
     }
@@ -17,8 +18,8 @@ pub(super) fn check<'a>(function: &'a Function, findings: &mut Findings<'a>) {
 struct Order<'a, 'f> {
     function: &'a Function,
     findings: &'f mut Findings<'a>,
-    /// What is defined so far, and whether the block that defines it still goes on.
-    visible: HashMap<ValueId, bool>,
+    /// Of each value that is defined so far, whether the block that defines it still goes on.
+    visible: Vec<Option<bool>>,
     /// What was read from each state since it was last written.
     read: HashMap<ValueId, Vec<ValueId>>,
     /// What was read from a state before it was written, and the op that wrote.
@@ -28,7 +29,7 @@ struct Order<'a, 'f> {
 impl<'a> Order<'a, '_> {
     /// Defines a value that an op gives, or an input. `op` names it.
     fn define(&mut self, id: ValueId, op: &str) {
-        if self.visible.insert(id, true).is_some() {
+        if self.visible[id.0 as usize].replace(true).is_some() {
             self.findings.add(op, format!("`{}` is defined a second time", self.function.value(id).name));
         }
     }
@@ -51,20 +52,20 @@ impl<'a> Order<'a, '_> {
         }
         for id in &block.outputs {
             let name = &self.function.value(*id).name;
-            match self.visible.get(id) {
+            match self.visible[id.0 as usize] {
                 Some(true) => {}
                 Some(false) => self.findings.add(name, "an output is defined in a block that has ended".into()),
                 None => self.findings.add(name, "an output is never defined".into()),
             }
         }
         let defined = block.inputs.iter().chain(block.ops.iter().flat_map(|op| &op.outputs));
-        self.visible.extend(defined.map(|id| (*id, false)));
+        defined.for_each(|id| self.visible[id.0 as usize] = Some(false));
     }
 
     /// An op reads a value.
     fn reads(&mut self, op: &str, id: ValueId) {
         let name = &self.function.value(id).name;
-        match self.visible.get(&id) {
+        match self.visible[id.0 as usize] {
             Some(true) => {}
             Some(false) => self.findings.add(op, format!("`{name}` is read after the block that defines it has ended")),
             None => self.findings.add(op, format!("`{name}` is read before it is defined")),
