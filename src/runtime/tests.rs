@@ -245,6 +245,18 @@ fn the_executor_takes_more_tokens_at_a_time_than_a_range_has() {
 }
 
 #[test]
+fn rings_of_fixed_calls_limit_none_of_them() {
+    let room = tempfile::tempdir().unwrap();
+    convert_family("gemma3-default", room.path(), &["context=96", "lengths={fixed: [1, 8]}"]);
+    let model = LoadedModel::on_cpu_with(room.path(), &CpuOptions::to_write(Precision::F32)).unwrap();
+    let mut session = model.start(96).unwrap();
+    for _ in 0..11 {
+        assert_eq!(session.largest_call(50).unwrap(), 8, "at {}", session.position());
+        session.forward(&[1; 8], &ForwardOptions::none()).unwrap();
+    }
+}
+
+#[test]
 fn core_ml_loads_lets_go_and_changes_devices() {
     let room = tempfile::tempdir().unwrap();
     let (mut all_moves, mut all_loads) = (0, 0);

@@ -10,7 +10,7 @@ use anec_bundle::{Bundle, FunctionEntry, PortRole, Stage, StatePort, TokenCount}
 /// ring of a sliding window, tokens of a larger call would take places that others of it still look at.
 pub fn widened(bundle: &Bundle, most: u64) -> Bundle {
     let apart = |entry: &FunctionEntry| entry.states.iter().all(|state| by_position(state, entry.context));
-    with_larger_calls(bundle, most, apart)
+    with_larger_calls(bundle, most, apart).unwrap_or_else(|| bundle.clone())
 }
 
 /// The largest calls of a text with sliding windows.
@@ -29,7 +29,8 @@ impl RingLimit {
     }
 }
 
-/// As [`widened`], but functions with rings are widened, too: their calls keep to the limit.
+/// As [`widened`], but functions with rings are widened, too: their calls keep to the limit. There is none where the bundle stays
+/// as it is.
 pub(super) fn widened_within(bundle: &Bundle, most: u64) -> (Bundle, Option<RingLimit>) {
     let caches = |entry: &FunctionEntry| entry.states.iter().all(|state| state.role.is_cache());
     let slots = |entry: &FunctionEntry| {
@@ -38,26 +39,28 @@ pub(super) fn widened_within(bundle: &Bundle, most: u64) -> (Bundle, Option<Ring
     };
     let ring = |entry: &FunctionEntry| slots(entry).map(|slots| RingLimit { slots, most: entry.tokens.most() });
     let smaller = |a: RingLimit, b: RingLimit| RingLimit { slots: a.slots.min(b.slots), most: a.most.min(b.most) };
-    let limit = bundle.functions.iter().filter_map(ring).reduce(smaller);
-    (with_larger_calls(bundle, most, caches), limit)
+    match with_larger_calls(bundle, most, caches) {
+        Some(widened) => (widened, bundle.functions.iter().filter_map(ring).reduce(smaller)),
+        None => (bundle.clone(), None),
+    }
 }
 
-/// The bundle, in which functions of a range of tokens take up to `most`, if all functions of layers are such, `keep` nothing
-/// that forbids it, and are given nothing but what each token or position has for itself.
-fn with_larger_calls(bundle: &Bundle, most: u64, keep: impl Fn(&FunctionEntry) -> bool) -> Bundle {
-    let mut bundle = bundle.clone();
+/// The bundle, in which functions of a range of tokens take up to `most`; none unless all functions of layers are such, `keep`
+/// nothing that forbids it, and are given nothing but what each token or position has for itself.
+fn with_larger_calls(bundle: &Bundle, most: u64, keep: impl Fn(&FunctionEntry) -> bool) -> Option<Bundle> {
     let fits = |entry: &FunctionEntry| {
         matches!(entry.tokens, TokenCount::Range(..)) && keep(entry) && is_given_by_position(entry)
     };
     let head = |entry: &FunctionEntry| matches!(entry.stage, Stage::Head { .. });
-    if bundle.functions.iter().all(|entry| head(entry) || fits(entry)) {
+    bundle.functions.iter().all(|entry| head(entry) || fits(entry)).then(|| {
+        let mut bundle = bundle.clone();
         for entry in &mut bundle.functions {
             if let TokenCount::Range(lower, upper) = entry.tokens {
                 entry.tokens = TokenCount::Range(lower, upper.max(most));
             }
         }
-    }
-    bundle
+        bundle
+    })
 }
 
 /// Whether a function is given nothing but what each token or position has for itself.
