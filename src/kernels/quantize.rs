@@ -23,25 +23,71 @@ pub struct Squares {
     pub error: f64,
 }
 
-impl Squares {
-    /// The sums over lanes, each from the first lane to the last; the three go on side by side.
+/// The measures of a run, in lanes: sums of squares as [`Squares`] has them, and counts of what vanished.
+struct LaneSums {
+    squares: [[f32; LANES]; 3],
+    gone: [u32; LANES],
+}
+
+impl LaneSums {
+    const ZERO: Self = LaneSums { squares: [[0.0; LANES]; 3], gone: [0; LANES] };
+
+    /// Adds values and what they became.
     #[inline(always)]
-    fn of_lanes(sums: &[[f32; LANES]; 3]) -> Self {
+    fn add(&mut self, x: &[f32; LANES], y: &[f32; LANES]) {
+        for i in 0..LANES {
+            let e = x[i] - y[i];
+            self.squares[0][i] += x[i] * x[i];
+            self.squares[1][i] += y[i] * y[i];
+            self.squares[2][i] += e * e;
+            self.gone[i] = self.gone[i].wrapping_add(u32::from((y[i] == 0.0) & (x[i] != 0.0)));
+        }
+    }
+
+    /// The sums over lanes, each from the first lane to the last; the three of squares go on side by side.
+    #[inline(always)]
+    fn totals(&self) -> (Squares, u64) {
         let mut totals = [0f64; 3];
         for lane in 0..LANES {
-            for (total, lanes) in totals.iter_mut().zip(sums) {
+            for (total, lanes) in totals.iter_mut().zip(&self.squares) {
                 *total += f64::from(lanes[lane]);
             }
         }
         let [source, result, error] = totals;
-        Squares { source, result, error }
+        let gone = self.gone.iter().fold(0, |sum: u64, count| sum.wrapping_add(u64::from(*count)));
+        (Squares { source, result, error }, gone)
     }
 }
 
-/// The sum of counts over lanes.
+/// Rounds values, lane by lane, and measures what `round` gives beside what it writes. Sums of f32 are added up in f64 after
+/// every `run` of values.
 #[inline(always)]
-fn count_of_lanes(counts: &[u32; LANES]) -> u64 {
-    counts.iter().fold(0, |sum, count| sum.wrapping_add(u64::from(*count)))
+fn rounded<T: Copy + Default>(
+    values: &[f32],
+    out: &mut [T],
+    run: usize,
+    round: impl Fn(&[f32; LANES], &mut [T; LANES]) -> [f32; LANES],
+) -> (Squares, u64) {
+    let mut squares = Squares::default();
+    let mut vanished = 0;
+    for (values, out) in values.chunks(run).zip(out.chunks_mut(run)) {
+        let mut sums = LaneSums::ZERO;
+        let (chunks, rest) = values.as_chunks::<LANES>();
+        let (out_chunks, out_rest) = out.as_chunks_mut::<LANES>();
+        for (x, out) in chunks.iter().zip(out_chunks) {
+            sums.add(x, &round(x, out));
+        }
+        if !rest.is_empty() {
+            let (mut x, mut last) = ([0f32; LANES], [T::default(); LANES]);
+            x[..rest.len()].copy_from_slice(rest);
+            sums.add(&x, &round(&x, &mut last));
+            out_rest.copy_from_slice(&last[..out_rest.len()]);
+        }
+        let (own, gone) = sums.totals();
+        squares += own;
+        vanished += gone;
+    }
+    (squares, vanished)
 }
 
 impl std::ops::AddAssign for Squares {
@@ -96,56 +142,20 @@ for_each_processor! {
 #[inline(always)]
 fn quantize_generic(values: &[f32], scale: f32, range: [i8; 2], out: &mut [u8]) -> (Squares, u64) {
     let inverse = 1.0 / scale;
-    let range = range.map(f32::from);
-    let mut squares = Squares::default();
-    let mut vanished = 0;
-    for (values, out) in values.chunks(RUN).zip(out.chunks_mut(RUN)) {
-        let mut sums = [[0f32; LANES]; 3];
-        let mut gone = [0u32; LANES];
-        let (chunks, rest) = values.as_chunks::<LANES>();
-        let (out_chunks, out_rest) = out.as_chunks_mut::<LANES>();
-        for (x, q) in chunks.iter().zip(out_chunks) {
-            quantize_lanes(x, q, [scale, inverse], range, &mut sums, &mut gone);
+    let [least, most] = range.map(f32::from);
+    rounded(values, out, RUN, |x, q| {
+        let mut shifted = [0f32; LANES];
+        for i in 0..LANES {
+            let steps = x[i] * inverse;
+            let steps = if steps > most { most } else { steps };
+            let steps = if steps < least { least } else { steps };
+            shifted[i] = steps + ROUND;
         }
-        if !rest.is_empty() {
-            let (mut x, mut q) = ([0f32; LANES], [0u8; LANES]);
-            x[..rest.len()].copy_from_slice(rest);
-            quantize_lanes(&x, &mut q, [scale, inverse], range, &mut sums, &mut gone);
-            out_rest.copy_from_slice(&q[..out_rest.len()]);
+        for i in 0..LANES {
+            q[i] = shifted[i].to_bits() as u8;
         }
-        squares += Squares::of_lanes(&sums);
-        vanished += count_of_lanes(&gone);
-    }
-    (squares, vanished)
-}
-
-#[inline(always)]
-fn quantize_lanes(
-    x: &[f32; LANES],
-    q: &mut [u8; LANES],
-    [scale, inverse]: [f32; 2],
-    [least, most]: [f32; 2],
-    sums: &mut [[f32; LANES]; 3],
-    gone: &mut [u32; LANES],
-) {
-    let mut shifted = [0f32; LANES];
-    for i in 0..LANES {
-        let steps = x[i] * inverse;
-        let steps = if steps > most { most } else { steps };
-        let steps = if steps < least { least } else { steps };
-        shifted[i] = steps + ROUND;
-    }
-    for i in 0..LANES {
-        q[i] = shifted[i].to_bits() as u8;
-    }
-    for i in 0..LANES {
-        let y = (shifted[i] - ROUND) * scale;
-        let e = x[i] - y;
-        sums[0][i] += x[i] * x[i];
-        sums[1][i] += y * y;
-        sums[2][i] += e * e;
-        gone[i] = gone[i].wrapping_add(u32::from((y == 0.0) & (x[i] != 0.0)));
-    }
+        shifted.map(|shifted| (shifted - ROUND) * scale)
+    })
 }
 
 for_each_processor! {
@@ -169,30 +179,21 @@ fn compare_generic(values: &[f32], results: &[f32]) -> (Squares, u64) {
     let mut squares = Squares::default();
     let mut vanished = 0;
     for (values, results) in values.chunks(RUN).zip(results.chunks(RUN)) {
-        let mut sums = [[0f32; LANES]; 3];
-        let mut gone = [0u32; LANES];
-        let mut add = |x: &[f32; LANES], y: &[f32; LANES]| {
-            for i in 0..LANES {
-                let e = x[i] - y[i];
-                sums[0][i] += x[i] * x[i];
-                sums[1][i] += y[i] * y[i];
-                sums[2][i] += e * e;
-                gone[i] = gone[i].wrapping_add(u32::from((y[i] == 0.0) & (x[i] != 0.0)));
-            }
-        };
+        let mut sums = LaneSums::ZERO;
         let (x_chunks, x_rest) = values.as_chunks::<LANES>();
         let (y_chunks, y_rest) = results.as_chunks::<LANES>();
         for (x, y) in x_chunks.iter().zip(y_chunks) {
-            add(x, y);
+            sums.add(x, y);
         }
         if !x_rest.is_empty() {
             let (mut x, mut y) = ([0f32; LANES], [0f32; LANES]);
             x[..x_rest.len()].copy_from_slice(x_rest);
             y[..y_rest.len()].copy_from_slice(y_rest);
-            add(&x, &y);
+            sums.add(&x, &y);
         }
-        squares += Squares::of_lanes(&sums);
-        vanished += count_of_lanes(&gone);
+        let (own, gone) = sums.totals();
+        squares += own;
+        vanished += gone;
     }
     (squares, vanished)
 }
@@ -212,30 +213,12 @@ for_each_processor! {
 
 #[inline(always)]
 fn round_to_halves_generic(values: &[f32], out: &mut [[u8; 2]]) -> (Squares, u64) {
-    let mut squares = Squares::default();
-    let mut vanished = 0;
-    for (values, out) in values.chunks(HALVES).zip(out.chunks_mut(HALVES)) {
-        let mut sums = [[0f32; LANES]; 3];
-        let mut gone = [0u32; LANES];
-        let (chunks, rest) = values.as_chunks::<LANES>();
-        let (out_chunks, out_rest) = out.as_chunks_mut::<LANES>();
-        for (x, halves) in chunks.iter().zip(out_chunks) {
-            round_lanes(x, halves, &mut sums, &mut gone);
-        }
-        if !rest.is_empty() {
-            let (mut x, mut halves) = ([0f32; LANES], [[0; 2]; LANES]);
-            x[..rest.len()].copy_from_slice(rest);
-            round_lanes(&x, &mut halves, &mut sums, &mut gone);
-            out_rest.copy_from_slice(&halves[..out_rest.len()]);
-        }
-        squares += Squares::of_lanes(&sums);
-        vanished += count_of_lanes(&gone);
-    }
-    (squares, vanished)
+    rounded(values, out, HALVES, round_lanes)
 }
 
+/// Rounds to fp16; gives the same as f32.
 #[inline(always)]
-fn round_lanes(x: &[f32; LANES], halves: &mut [[u8; 2]; LANES], sums: &mut [[f32; LANES]; 3], gone: &mut [u32; LANES]) {
+fn round_lanes(x: &[f32; LANES], halves: &mut [[u8; 2]; LANES]) -> [f32; LANES] {
     /// Bits of f32's mantissa that fp16 lacks.
     const LOST: u32 = 13;
     /// The difference of the exponents' biases.
@@ -253,14 +236,7 @@ fn round_lanes(x: &[f32; LANES], halves: &mut [[u8; 2]; LANES], sums: &mut [[f32
         halves[i] = ((half | sign >> 16) as u16).to_le_bytes();
         rounded[i] = f32::from_bits(value | sign);
     }
-    for i in 0..LANES {
-        let y = rounded[i];
-        let e = x[i] - y;
-        sums[0][i] += x[i] * x[i];
-        sums[1][i] += y * y;
-        sums[2][i] += e * e;
-        gone[i] = gone[i].wrapping_add(u32::from((y == 0.0) & (x[i] != 0.0)));
-    }
+    rounded
 }
 
 #[cfg(test)]
