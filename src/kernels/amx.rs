@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
 use super::digits::{
-    Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, joined, third_squared,
+    Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, joined, most_digits, third_squared,
 };
 use super::dotprod::StoredRows;
 use super::layout::{MatrixLayout, SharedOutput};
@@ -147,7 +147,7 @@ pub(super) fn multiply(
     });
     let out = SharedOutput::new(out, out_layout);
     // lower bytes are multiplied with the higher digits alone
-    let planes = a.planes().min(digits_of_all(&units));
+    let planes = a.planes().min(most_digits(&units));
     let chunk = Chunk { a, planes, depth, columns, packed: &lines, units: &units, finish: &finish, out };
     let of_chunk = if depth < LONG { ROWS } else { MOST_ROWS };
     pool::for_each(rows.div_ceil(of_chunk), |i| {
@@ -394,7 +394,7 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
         let near = [self.laid_out(first, count.min(ROWS)), self.laid_out(first + ROWS, count.saturating_sub(ROWS))];
         // the rows after these come while these are multiplied, a part of them with every product
         let products: usize =
-            self.units.chunks(SIDE).map(|units| if digits_of_all(units) == DIGITS { 2 } else { 1 }).sum();
+            self.units.chunks(SIDE).map(|units| if most_digits(units) == DIGITS { 2 } else { 1 }).sum();
         let lines = ROWS.div_ceil(products);
         let (mut ahead, end) = match self.a {
             TileRows::Bytes(bytes) => {
@@ -414,7 +414,7 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                 let start = strip + place * SIDE;
                 let units = &self.units[start..][..SIDE];
                 let sizes: [f32; SIDE] = std::array::from_fn(|c| units[c].size);
-                let digits = digits_of_all(units);
+                let digits = most_digits(units);
                 for (near, whole) in near[..pairs].iter().zip(whole.as_chunks_mut().0) {
                     for (plane, bytes) in near.planes.iter().enumerate().take(digits) {
                         let mut digit = plane;
@@ -483,11 +483,6 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
         drop(planes);
         near
     }
-}
-
-/// The digits of that column which has most.
-fn digits_of_all(units: &[Unit]) -> usize {
-    units.iter().map(|unit| unit.digits).max().unwrap_or(LEAST_DIGITS)
 }
 
 #[cfg(test)]

@@ -96,6 +96,12 @@ impl Unit {
     }
 }
 
+/// The digits of that column which has most.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn most_digits<'a>(units: impl IntoIterator<Item = &'a Unit>) -> usize {
+    units.into_iter().map(|unit| unit.digits).max().unwrap_or(LEAST_DIGITS)
+}
+
 /// The square of an element's third digit, with the inverse of its column's unit in three digits. As many as a row may have
 /// fit 32 bits.
 ///

@@ -71,11 +71,7 @@ impl LoadedModel {
     /// As [`LoadedModel::on_cpu`], and when a function has more weights than the limit.
     pub fn on_cpu_with(folder: &Path, options: &CpuOptions) -> Result<Arc<Self>> {
         let CpuOptions { precision, max_memory_bytes, wide_calls } = *options;
-        if !folder.join(FILE_NAME).exists() {
-            return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
-        }
-        let bundle = Bundle::read(folder)?;
-        let host = Arc::new(HostTables::open(&bundle, folder)?);
+        let (bundle, host) = read(folder)?;
         let (bundle, ring, programs) = match wide_calls && bundle.model.task == Task::TextGeneration {
             true => {
                 let (bundle, ring) = widened_within(&bundle, WIDE_CALL);
@@ -96,11 +92,7 @@ impl LoadedModel {
     /// # Errors
     /// As [`LoadedModel::on_cpu`].
     pub fn on_cpu_in(folder: &Path, precisions: &[Precision]) -> Result<Vec<Arc<Self>>> {
-        if !folder.join(FILE_NAME).exists() {
-            return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
-        }
-        let bundle = Bundle::read(folder)?;
-        let host = Arc::new(HostTables::open(&bundle, folder)?);
+        let (bundle, host) = read(folder)?;
         let programs = PackageStore::of(&bundle, folder);
         let model = |precision: &Precision| {
             let backend = CpuBackend::new(programs.clone(), *precision);
@@ -256,6 +248,16 @@ impl LoadedModel {
         let functions = first.filter_map(|step| step.functions().next());
         functions.map(|function| weight_bytes(&self.bundle, &self.bundle.functions[function])).sum()
     }
+}
+
+/// The bundle in a folder, and its host's tensors.
+fn read(folder: &Path) -> Result<(Bundle, Arc<HostTables>)> {
+    if !folder.join(FILE_NAME).exists() {
+        return Err(RuntimeError::NoBundle { path: folder.to_owned() }.into());
+    }
+    let bundle = Bundle::read(folder)?;
+    let host = Arc::new(HostTables::open(&bundle, folder)?);
+    Ok((bundle, host))
 }
 
 /// What a system that has never seen a bundle has to load.

@@ -125,11 +125,6 @@ impl DigitColumns {
         [LEAST_DIGITS, FEW_DIGITS, DIGITS]
             .map(|digits| (0..self.columns.len()).filter(|c| self.columns[*c].unit.digits == digits).collect())
     }
-
-    /// The digits of that column which has most.
-    fn most_digits(&self) -> usize {
-        self.columns.iter().map(|column| column.unit.digits).max().unwrap_or(LEAST_DIGITS)
-    }
 }
 
 /// Gives the products of rows, whose elements have these sums, with columns and their lanes.

@@ -6,6 +6,7 @@ use super::row::RowBytes;
 use super::{Bytes, DIGITS, FEW_DIGITS, Form, LEAST_DIGITS, Long, MIDDLE, PLANES, STEP, Short, StoredProducts};
 use super::{StoredRows, across, add_products};
 use crate::aligned_buf::AlignedBuf;
+use crate::digits::most_digits;
 
 /// Rows whose elements are looked up at a time.
 const TOGETHER: usize = 12;
@@ -98,7 +99,7 @@ impl StoredProducts<'_> {
         // have as many bytes.
         unsafe {
             // lower bytes are multiplied with the higher digits alone
-            match self.rows.planes().min(self.columns.most_digits()) {
+            match self.rows.planes().min(most_digits(self.columns.columns.iter().map(|column| &column.unit))) {
                 1 => self.many::<1>((first, count), &mut put),
                 2 => self.many::<2>((first, count), &mut put),
                 _ => self.many::<PLANES>((first, count), &mut put),
