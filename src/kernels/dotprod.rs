@@ -16,6 +16,7 @@ use super::aligned_buf::AlignedBuf;
 use super::columns::StridedColumn;
 use super::digits::{Activations, DIGITS, MOST_DEPTH, Unit, joined, third_squared};
 use super::dispatch::{Vectorize, vectorized};
+use super::layout::MatrixLayout;
 use super::pool;
 
 #[cfg(target_arch = "aarch64")]
@@ -154,6 +155,35 @@ impl DigitColumns {
     }
 }
 
+/// Products of some rows that follow each other with some columns.
+#[derive(Clone, Copy)]
+pub(super) struct ProductBlock<'a> {
+    /// The first row.
+    pub row: usize,
+    /// How many rows.
+    pub rows: usize,
+    /// The columns.
+    pub columns: &'a [usize],
+    /// The products.
+    pub products: &'a [f32],
+    /// Where those of a row and a column are.
+    pub layout: MatrixLayout,
+}
+
+impl<'a> ProductBlock<'a> {
+    /// With one column.
+    fn of_column(row: usize, column: &'a usize, products: &'a [f32]) -> Self {
+        let columns = std::slice::from_ref(column);
+        let layout = MatrixLayout { row: 1, column: products.len() };
+        ProductBlock { row, rows: products.len(), columns, products, layout }
+    }
+
+    /// The same block, whose rows are counted from another.
+    pub fn moved_by(self, first: usize) -> Self {
+        ProductBlock { row: first + self.row, ..self }
+    }
+}
+
 /// The products of rows of bytes with columns.
 pub(super) struct ByteProducts<'a> {
     columns: &'a DigitColumns,
@@ -161,9 +191,10 @@ pub(super) struct ByteProducts<'a> {
 }
 
 impl<'a> ByteProducts<'a> {
-    /// With all columns.
-    pub fn new(columns: &'a DigitColumns) -> Self {
-        ByteProducts { columns, lanes: ColumnLanes::new(columns) }
+    /// With all columns. Where products of a row with several columns are computed at a time, they lie side by side if
+    /// they are wanted `by_row`, else those of a column do.
+    pub fn new(columns: &'a DigitColumns, by_row: bool) -> Self {
+        ByteProducts { columns, lanes: ColumnLanes::new(columns, by_row) }
     }
 
     /// Whether the sums of rows' elements are needed.
@@ -171,12 +202,11 @@ impl<'a> ByteProducts<'a> {
         !self.lanes.is_empty()
     }
 
-    /// Gives the products of rows, some that follow each other with a column at a time: `put(row, column, products)`. `sums`
-    /// are those of each row's elements, if they are needed.
+    /// Gives the products of rows to `put`, some at a time. `sums` are those of each row's elements, if they are needed.
     ///
     /// # Panics
     /// If the rows aren't whole, or there are needed sums of fewer.
-    pub fn multiply(&self, rows: &[i8], sums: &[i32], put: impl FnMut(usize, usize, &[f32])) {
+    pub fn multiply(&self, rows: &[i8], sums: &[i32], put: impl FnMut(ProductBlock<'_>)) {
         let depth = self.columns.depth;
         assert!(rows.len().is_multiple_of(depth) && (!self.takes_sums() || sums.len() >= rows.len() / depth));
         // SAFETY: the processor has the instruction; each column has digits for all elements of a row, and the lanes are
@@ -200,15 +230,19 @@ mod tests {
         depth: usize,
         columns: &[StridedColumn<'_>],
         activations: Activations,
+        by_row: bool,
     ) -> Vec<f32> {
         let columns = columns.iter().map(|column| column.measured(depth, activations).expect("all are finite"));
         let columns: Vec<_> = columns.collect();
         let digits = DigitColumns::new(instruction, depth, &columns);
         let mut out = vec![f32::NAN; a.len() / depth * columns.len()];
         let sums: Vec<i32> = a.chunks(depth).map(|row| row.iter().map(|value| i32::from(*value)).sum()).collect();
-        ByteProducts::new(&digits).multiply(a, &sums, |row, column, products| {
-            for (r, product) in products.iter().enumerate() {
-                out[(row + r) * columns.len() + column] = *product;
+        ByteProducts::new(&digits, by_row).multiply(a, &sums, |block| {
+            for (c, column) in block.columns.iter().enumerate() {
+                for row in 0..block.rows {
+                    let product = block.products[row * block.layout.row + c * block.layout.column];
+                    out[(block.row + row) * columns.len() + column] = product;
+                }
             }
         });
         out
@@ -236,7 +270,7 @@ mod tests {
             let columns: Vec<StridedColumn<'_>> = x.chunks(depth * step).map(|values| StridedColumn { values, step }).collect();
             let mut first = None;
             for instruction in Instruction::available() {
-                let found = products(instruction, &a, depth, &columns, activations);
+                let found = products(instruction, &a, depth, &columns, activations, seed % 2 == 0);
                 for (i, found) in found.iter().enumerate() {
                     let (row, column) = (&a[i / count * depth..][..depth], columns[i % count]);
                     let elements = || column.values.iter().step_by(step);
@@ -250,7 +284,7 @@ mod tests {
                 prop_assert_eq!(first.get_or_insert_with(|| found.clone()), &found);
                 // alone, and from another row on, the bits are the same
                 for c in 0..count {
-                    let alone = products(instruction, &a[rows / 2 * depth..], depth, &columns[c..][..1], activations);
+                    let alone = products(instruction, &a[rows / 2 * depth..], depth, &columns[c..][..1], activations, false);
                     let part: Vec<f32> = found.iter().skip(rows / 2 * count + c).step_by(count).copied().collect();
                     prop_assert_eq!(alone, part);
                 }
@@ -265,7 +299,7 @@ mod tests {
             let x = vec![-1.0f32; MOST_DEPTH];
             for activations in [Activations::F32, Activations::I16] {
                 let column = StridedColumn { values: &x, step: 1 };
-                let found = products(instruction, &a, MOST_DEPTH, &[column], activations);
+                let found = products(instruction, &a, MOST_DEPTH, &[column], activations, true);
                 assert_eq!(found, [128.0 * MOST_DEPTH as f32]);
             }
         }

@@ -1,7 +1,7 @@
 //! Where the elements of a matrix lie.
 
 /// A matrix within a slice: where the element of a row and a column is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixLayout {
     /// Distance between rows.
     pub row: usize,
@@ -29,7 +29,7 @@ impl MatrixLayout {
 }
 
 /// A result that threads write to, each to rows of its own.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct SharedOutput {
     start: *mut f32,
     layout: MatrixLayout,
@@ -44,6 +44,11 @@ impl SharedOutput {
     /// A result of this layout within a slice, which must outlive all uses.
     pub fn new(values: &mut [f32], layout: MatrixLayout) -> Self {
         SharedOutput { start: values.as_mut_ptr(), layout }
+    }
+
+    /// The layout.
+    pub fn layout(self) -> MatrixLayout {
+        self.layout
     }
 
     /// Where an element lies, and the layout.

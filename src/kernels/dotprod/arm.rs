@@ -5,7 +5,7 @@ use std::arch::{asm, is_aarch64_feature_detected};
 
 use super::super::digits::{DIGITS, Unit, digits_of};
 use super::super::simd::{Lanes, neon::Neon};
-use super::{DigitColumns, MeasuredColumn};
+use super::{DigitColumns, MeasuredColumn, ProductBlock};
 
 /// Rows that are multiplied at a time: their sums fill half of the registers.
 const ROWS: usize = 4;
@@ -102,7 +102,7 @@ pub(super) unsafe fn multiply(
     (of, _): (&DigitColumns, &ColumnLanes),
     rows: &[i8],
     _: &[i32],
-    mut put: impl FnMut(usize, usize, &[f32]),
+    mut put: impl FnMut(ProductBlock<'_>),
 ) {
     let (count, columns) = (rows.len().checked_div(of.depth).unwrap_or(0), of.columns.len());
     for first in (0..count).step_by(ROWS) {
@@ -110,7 +110,8 @@ pub(super) unsafe fn multiply(
         // the last row stands for those that are missing
         let of_tile = std::array::from_fn(|r| &rows[(first + r.min(here - 1)) * of.depth..][..of.depth]);
         let mut give = |column: usize, sums: [[i32; DIGITS]; ROWS]| {
-            put(first, column, &sums.map(|sums| of.columns[column].product(sums))[..here]);
+            let products = sums.map(|sums| of.columns[column].product(sums));
+            put(ProductBlock::of_column(first, &column, &products[..here]));
         };
         let mut column = 0;
         while column < columns {

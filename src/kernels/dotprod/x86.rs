@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::super::digits::{DIGITS, DIGITS_MIDDLE, FEW_DIGITS, LEAST_DIGITS, Unit};
 use super::super::dot::AHEAD;
-use super::{DigitColumn, DigitColumns, MeasuredColumn};
+use super::{DigitColumn, DigitColumns, MeasuredColumn, ProductBlock};
 
 mod lanes;
 mod stored;
@@ -137,7 +137,7 @@ pub(super) unsafe fn multiply(
     (of, lanes): (&DigitColumns, &ColumnLanes),
     rows: &[i8],
     row_sums: &[i32],
-    mut put: impl FnMut(usize, usize, &[f32]),
+    mut put: impl FnMut(ProductBlock<'_>),
 ) {
     let count = rows.len().checked_div(of.depth).unwrap_or(0);
     let [least, few, others] = lanes.left();
@@ -146,7 +146,7 @@ pub(super) unsafe fn multiply(
     for first in (0..count).step_by(BLOCK) {
         let here = BLOCK.min(count - first);
         let block = &rows[first * of.depth..][..here * of.depth];
-        let mut put = |column: usize, products: &[f32]| put(first, column, products);
+        let mut put = |block: ProductBlock<'_>| put(block.moved_by(first));
         // SAFETY: as promised.
         unsafe {
             if !lanes.is_empty() {
@@ -170,13 +170,14 @@ unsafe fn of_block<const R: usize, const D: usize>(
     columns: &[usize],
     rows: &[i8],
     sums: &mut [BlockSums],
-    put: &mut impl FnMut(usize, &[f32]),
+    put: &mut impl FnMut(ProductBlock<'_>),
 ) {
     for (i, columns) in columns.chunks(COLUMNS).enumerate() {
         // SAFETY: as promised.
         unsafe { add_up::<R, D>(of, columns, (rows, i == 0), sums) };
         for (sums, c) in sums.iter().zip(columns) {
-            put(*c, &products::<D>(of.columns[*c], sums)[..rows.len() / of.depth]);
+            let products = products::<D>(of.columns[*c], sums);
+            put(ProductBlock::of_column(0, c, &products[..rows.len() / of.depth]));
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::aligned_buf::AlignedBuf;
 use crate::columns::StridedColumn;
 use crate::digits::Activations;
 use crate::dot::MOST_COLUMNS;
-use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MeasuredColumn, SMALL_COLUMNS};
+use crate::dotprod::{ByteProducts, DigitColumns, Instruction, MeasuredColumn, ProductBlock, SMALL_COLUMNS};
 #[cfg(target_arch = "x86_64")]
 use crate::dotprod::{StoredProducts, StoredRows};
 use crate::layout::{MatrixLayout, SharedOutput};
@@ -66,6 +66,80 @@ fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usiz
         }
     });
     buffer
+}
+
+/// Where products go, and what becomes of them on the way.
+struct Results<'w> {
+    /// Of each column, an output and which of its tokens the column is.
+    columns: SmallVec<[(SharedOutput, usize); MOST_COLUMNS]>,
+    /// What each row's products are multiplied with, or that of all rows.
+    factors: Option<&'w [f32]>,
+    factor: f32,
+    /// What is added to each row's products then.
+    bias: Option<&'w [f32]>,
+}
+
+impl<'w> Results<'w> {
+    /// Whether tokens of a row lie side by side.
+    fn are_by_row(&self) -> bool {
+        self.columns.iter().all(|(out, _)| out.layout().row > 1 && out.layout().column == 1)
+    }
+
+    /// Writes the results of some rows.
+    ///
+    /// # Safety
+    /// The outputs still live and hold these rows of the tokens; nobody else reads or writes them meanwhile.
+    #[inline]
+    unsafe fn put(&self, block: ProductBlock<'_>) {
+        let ProductBlock { row, rows, columns, products, layout: from } = block;
+        let of_rows = |values: Option<&'w [f32]>| values.map(|values| &values[row..][..rows]);
+        let (factors, bias) = (of_rows(self.factors), of_rows(self.bias));
+        let result = |i: usize, product: f32| {
+            product * factors.map_or(self.factor, |factors| factors[i]) + bias.map_or(0.0, |bias| bias[i])
+        };
+        if let Some((out, token)) = self.side_by_side(&block) {
+            for i in 0..rows {
+                let products = &products[i * from.row..][..columns.len()];
+                // SAFETY: as promised.
+                let at = unsafe { out.at(row + i, token).0 };
+                if let Ok(eight) = <&[f32; 8]>::try_from(products) {
+                    // SAFETY: as promised; it is written in vectors.
+                    unsafe { *at.cast::<[f32; 8]>() = eight.map(|product| result(i, product)) };
+                } else {
+                    // SAFETY: as promised.
+                    (0..products.len()).for_each(|c| unsafe { *at.add(c) = result(i, products[c]) });
+                }
+            }
+            return;
+        }
+        for (c, column) in columns.iter().enumerate() {
+            let (out, token) = self.columns[*column];
+            // SAFETY: as promised.
+            let (at, to) = unsafe { out.at(row, token) };
+            let products = &products[c * from.column..];
+            // SAFETY: as promised.
+            let put = |i: usize, product: f32| unsafe { *at.add(i * to.row) = result(i, product) };
+            match (from.row, to.row) {
+                (1, 1) => {
+                    let products = &products[..rows];
+                    // SAFETY: as promised; it is written in vectors.
+                    (0..rows).for_each(|i| unsafe { *at.add(i) = result(i, products[i]) });
+                }
+                (1, _) => {
+                    let products = &products[..rows];
+                    (0..rows).for_each(|i| put(i, products[i]));
+                }
+                _ => (0..rows).for_each(|i| put(i, products[i * from.row])),
+            }
+        }
+    }
+
+    /// Where a row's results begin if its products lie side by side and its results will: an output and the first token.
+    fn side_by_side(&self, block: &ProductBlock<'_>) -> Option<(SharedOutput, usize)> {
+        let mut columns = block.columns.iter().map(|column| self.columns[*column]);
+        let (out, first) = columns.next().filter(|(out, _)| block.layout.column == 1 && out.layout().column == 1)?;
+        columns.zip(first + 1..).all(|(column, token)| column == (out, token)).then_some((out, first))
+    }
 }
 
 /// Computes, and removes, those that a processor which multiplies bytes computes as sums of digits: all of few tokens, and
@@ -132,34 +206,18 @@ pub(super) fn by_digits<'w>(
         [all] => (None, *all),
         of_rows => (Some(of_rows), 1.0),
     };
-    let put = |row: usize, column: usize, products: &[f32]| {
-        let (out, token) = outputs[column];
-        let of_rows = |values: Option<&'w [f32]>| values.map(|values| &values[row..][..products.len()]);
-        let (factors, bias) = (of_rows(factors), of_rows(bias));
-        // SAFETY: `multiply_each` has checked that the output holds these rows of the token, and that no other result
-        // shares their places; each part is given other rows.
-        unsafe {
-            let (at, layout) = out.at(row, token);
-            let scaled = |i: usize| {
-                let factor = factors.map_or(factor, |factors| factors[i]);
-                products[i] * factor + bias.map_or(0.0, |bias| bias[i])
-            };
-            // what lies side by side is written in vectors
-            if layout.row == 1 {
-                (0..products.len()).for_each(|i| *at.add(i) = scaled(i));
-            } else {
-                (0..products.len()).for_each(|i| *at.add(i * layout.row) = scaled(i));
-            }
-        }
-    };
+    let results = Results { columns: outputs, factors, factor, bias };
+    // SAFETY: `multiply_each` has checked that outputs hold the rows of their tokens, and that no two results share a place;
+    // each part is given other rows.
+    let put = |block: ProductBlock<'_>| unsafe { results.put(block) };
     match stored {
         ByteRows::Plain(values) => {
-            let all = ByteProducts::new(&digits);
+            let all = ByteProducts::new(&digits, results.are_by_row());
             let sums = if all.takes_sums() { weight.row_sums() } else { &[] };
             for_each_part(rows, columns, |first, count| {
                 let rows = &values[first * columns..][..count * columns];
                 let sums = sums.get(first..first + count).unwrap_or_default();
-                all.multiply(rows, sums, |row, column, products| put(first + row, column, products));
+                all.multiply(rows, sums, |block| put(block.moved_by(first)));
             });
         }
         #[cfg(target_arch = "x86_64")]
@@ -167,7 +225,7 @@ pub(super) fn by_digits<'w>(
             let all = StoredProducts::new(&digits, stored);
             let looks_up_once = takes_many && all.looks_up_again();
             for_each_part(rows, columns, |first, count| {
-                let put = |row, column, products: &[f32]| put(first + row, column, products);
+                let put = |block: ProductBlock<'_>| put(block.moved_by(first));
                 if looks_up_once {
                     all.multiply_many(first, count, put);
                 } else {

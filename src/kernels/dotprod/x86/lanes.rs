@@ -6,10 +6,11 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::DigitColumns;
+use super::super::{DigitColumns, ProductBlock};
 use super::{BLOCK, STEP};
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::{DIGITS, FEW_DIGITS, LEAST_DIGITS};
+use crate::layout::MatrixLayout;
 use crate::pool;
 
 /// Lanes of a vector.
@@ -40,11 +41,13 @@ pub(in super::super) struct ColumnLanes {
     left: [SmallVec<[usize; 8]>; 3],
     /// Words of a group.
     of_group: usize,
+    /// Whether a row's products lie side by side, else a column's do.
+    by_row: bool,
 }
 
 impl ColumnLanes {
     /// The columns, as far as enough of them have equally many digits and rows can be divided into fours.
-    pub fn new(of: &DigitColumns) -> Self {
+    pub fn new(of: &DigitColumns, by_row: bool) -> Self {
         let mut left = of.by_digits();
         let mut groups = SmallVec::new();
         if of.depth.is_multiple_of(NEAR) {
@@ -70,7 +73,7 @@ impl ColumnLanes {
             pool::for_each_mut(&mut parts, pack);
         }
         drop(parts);
-        ColumnLanes { groups, packed, left, of_group }
+        ColumnLanes { groups, packed, left, of_group, by_row }
     }
 
     /// Whether there are none.
@@ -89,10 +92,16 @@ impl ColumnLanes {
     /// The processor has the instructions, there are no more than [`BLOCK`] rows, they are as long as the columns, and
     /// `of` are the columns that these were made of.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-    pub unsafe fn of_block(&self, of: &DigitColumns, rows: &[i8], sums: &[i32], put: &mut impl FnMut(usize, &[f32])) {
+    pub unsafe fn of_block(
+        &self,
+        of: &DigitColumns,
+        rows: &[i8],
+        sums: &[i32],
+        put: &mut impl FnMut(ProductBlock<'_>),
+    ) {
         for (i, group) in self.groups.iter().enumerate() {
             let lanes = self.packed.pointer().wrapping_add(i * self.of_group).cast();
-            let block = (rows, sums, i == 0);
+            let block = (rows, sums, self.by_row, i == 0);
             // SAFETY: as promised.
             unsafe {
                 match group.digits {
@@ -138,14 +147,18 @@ impl Group {
     unsafe fn products<const D: usize>(
         &self,
         of: &DigitColumns,
-        (rows, sums, ask): (&[i8], &[i32], bool),
+        (rows, sums, by_row, ask): (&[i8], &[i32], bool, bool),
         lanes: *const i8,
-        put: &mut impl FnMut(usize, &[f32]),
+        put: &mut impl FnMut(ProductBlock<'_>),
     ) {
         let (depth, count, first) = (of.depth, sums.len(), rows.as_ptr());
         let mut units = [0.0; MOST];
         units.iter_mut().zip(&self.columns).for_each(|(unit, column)| *unit = of.columns[*column].unit.size);
-        let mut products = [[0.0; BLOCK]; MOST];
+        let mut products = [0.0; BLOCK * MOST];
+        let layout = match by_row {
+            true => MatrixLayout { row: MOST, column: 1 },
+            false => MatrixLayout { row: 1, column: BLOCK },
+        };
         for row in (0..count).step_by(ROWS) {
             // the last row stands for those that are missing
             let rows = std::array::from_fn(|r| first.wrapping_add((row + r).min(count - 1) * depth));
@@ -159,13 +172,17 @@ impl Group {
                 let units = unsafe { _mm256_loadu_ps(units.as_ptr()) };
                 _mm256_mul_ps(_mm512_castps512_ps256(joined::<D>(found)), units)
             };
-            let by_column = transposed(std::array::from_fn(of_row));
-            for (products, found) in products.iter_mut().zip(by_column) {
-                // SAFETY: there is room for whole tiles of rows.
-                unsafe { _mm256_storeu_ps(products[row..row + ROWS].as_mut_ptr(), found) };
+            let found = std::array::from_fn(of_row);
+            let (found, first, step) = match by_row {
+                true => (found, row * MOST, MOST),
+                false => (transposed(found), row, BLOCK),
+            };
+            for (i, found) in found.into_iter().enumerate() {
+                // SAFETY: eight numbers, and there is room for whole tiles of rows.
+                unsafe { _mm256_storeu_ps(products[first + i * step..][..MOST].as_mut_ptr(), found) };
             }
         }
-        self.columns.iter().zip(&products).for_each(|(column, products)| put(*column, &products[..count]));
+        put(ProductBlock { row: 0, rows: count, columns: &self.columns, products: &products, layout });
     }
 }
 

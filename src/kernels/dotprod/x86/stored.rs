@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
-use super::super::DigitColumns;
+use super::super::{DigitColumns, ProductBlock};
 use super::{BLOCK, MIDDLE, STEP, across};
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::{Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS};
@@ -164,12 +164,11 @@ impl<'a> StoredProducts<'a> {
         self.columns.columns.len() > COLUMNS
     }
 
-    /// Gives those of `count` rows from `first` on, some that follow each other with a column at a time:
-    /// `put(row, column, products)`, rows counted from `first`.
+    /// Gives those of `count` rows from `first` on to `put`, some at a time, rows counted from `first`.
     ///
     /// # Panics
     /// If there are fewer rows.
-    pub fn multiply(&self, first: usize, count: usize, mut put: impl FnMut(usize, usize, &[f32])) {
+    pub fn multiply(&self, first: usize, count: usize, mut put: impl FnMut(ProductBlock<'_>)) {
         assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first);
         let [least, few, others] = self.columns.by_digits();
         let mut products: SmallVec<[[f32; BLOCK]; 8]> = SmallVec::from_elem([0.0; BLOCK], self.columns.columns.len());
@@ -183,7 +182,7 @@ impl<'a> StoredProducts<'a> {
                 self.in_groups::<DIGITS>((first + from, here), &others, &mut products);
             }
             for (c, products) in products.iter().enumerate() {
-                put(from, c, &products[..here]);
+                put(ProductBlock::of_column(from, &c, &products[..here]));
             }
         }
     }
@@ -463,14 +462,13 @@ mod tests {
         let digits = DigitColumns::new(instruction, weight.columns(), &measured);
         let stored = StoredProducts::new(&digits, rows);
         let mut out = vec![vec![f32::NAN; weight.rows()]; columns.len()];
-        stored.multiply(0, weight.rows(), |row, column, products| {
-            out[column][row..row + products.len()].copy_from_slice(products);
-        });
+        let put = |out: &mut [Vec<f32>], block: ProductBlock<'_>| {
+            out[block.columns[0]][block.row..][..block.rows].copy_from_slice(block.products);
+        };
+        stored.multiply(0, weight.rows(), |block| put(&mut out, block));
         if is_whole {
             let mut many = vec![vec![f32::NAN; weight.rows()]; columns.len()];
-            stored.multiply_many(0, weight.rows(), |row, column, products| {
-                many[column][row..row + products.len()].copy_from_slice(products);
-            });
+            stored.multiply_many(0, weight.rows(), |block| put(&mut many, block));
             assert_eq!(many, out);
         }
         Some(out)

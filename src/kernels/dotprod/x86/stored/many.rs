@@ -3,7 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::row::RowBytes;
-use super::{Bytes, DIGITS, FEW_DIGITS, Form, LEAST_DIGITS, Long, MIDDLE, PLANES, STEP, Short, StoredProducts};
+use super::{
+    Bytes, DIGITS, FEW_DIGITS, Form, LEAST_DIGITS, Long, MIDDLE, PLANES, ProductBlock, STEP, Short, StoredProducts,
+};
 use super::{StoredRows, across, add_products};
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::most_digits;
@@ -93,7 +95,7 @@ impl StoredProducts<'_> {
     ///
     /// # Panics
     /// As there, and if blocks have scales.
-    pub fn multiply_many(&self, first: usize, count: usize, mut put: impl FnMut(usize, usize, &[f32])) {
+    pub fn multiply_many(&self, first: usize, count: usize, mut put: impl FnMut(ProductBlock<'_>)) {
         assert!(first <= self.rows.weight.rows() && count <= self.rows.weight.rows() - first && self.starts.is_none());
         // SAFETY: columns and rows are made where the processor has the instructions; they are equally long, and elements
         // have as many bytes.
@@ -112,7 +114,7 @@ impl StoredProducts<'_> {
     /// # Safety
     /// The processor has the instructions, rows are as long as columns, and elements have as many bytes.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512vbmi")]
-    unsafe fn many<const P: usize>(&self, (first, count): (usize, usize), put: &mut impl FnMut(usize, usize, &[f32])) {
+    unsafe fn many<const P: usize>(&self, (first, count): (usize, usize), put: &mut impl FnMut(ProductBlock<'_>)) {
         let steps = self.columns.depth.div_ceil(STEP);
         let [least, few, others] = self.columns.by_digits();
         let bytes = AlignedBuf::new(TOGETHER * steps * P * STEP / size_of::<f32>());
@@ -125,7 +127,7 @@ impl StoredProducts<'_> {
                     vectors[(i * steps + step) * P + plane] = bytes;
                 });
             }
-            let mut put = |column: usize, products: &[f32]| put(from, column, products);
+            let mut put = |block: ProductBlock<'_>| put(block.moved_by(from));
             // SAFETY: as promised.
             unsafe {
                 self.in_tiles::<ROWS, P, LEAST_DIGITS>(&near, &least, &mut put);
@@ -145,7 +147,7 @@ impl StoredProducts<'_> {
         &self,
         near: &LookedUp,
         columns: &[usize],
-        put: &mut impl FnMut(usize, &[f32]),
+        put: &mut impl FnMut(ProductBlock<'_>),
     ) {
         let (all, of_row) = (self.columns, self.columns.depth.div_ceil(STEP) * P * STEP);
         let place: *const i8 = near.bytes.pointer().cast();
@@ -165,7 +167,9 @@ impl StoredProducts<'_> {
                     }
                 }
             }
-            columns.iter().zip(&products).for_each(|(column, products)| put(*column, &products[..near.rows]));
+            for (column, products) in columns.iter().zip(&products) {
+                put(ProductBlock::of_column(0, column, &products[..near.rows]));
+            }
         }
     }
 }
