@@ -296,7 +296,7 @@ impl Executable {
     }
 
     /// As [`run`](Executable::run), and shows `observer` the results of ops by name as they are computed. Values within
-    /// attention and the writes of caches, which are carried out as one, aren't shown.
+    /// attention, the writes of caches and chains of element-wise ops, which are carried out as one, aren't shown.
     ///
     /// # Errors
     /// As [`run`](Executable::run).

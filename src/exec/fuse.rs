@@ -4,7 +4,7 @@
 //! slots of the cache, whether they hold anything or not, and a cache is written by computing all of it anew. A
 //! processor can do with a part. When a function is compiled, two forms are looked for: the write of a cache through a
 //! mask, and attention under a mask. Their steps become a [`Group`], which looks at the masks when it runs, and leaves
-//! out what they close.
+//! out what they close. Of the other steps, those that work on each element by itself go through the elements together.
 //!
 //! A group keeps the steps that it stands for. If what it finds when it runs isn't what it was made for (other shapes,
 //! a token that sees nothing), it says so, and the steps are carried out as they stand.
@@ -19,6 +19,7 @@ use anec_mil::Uses;
 
 mod attention;
 mod cache_write;
+mod elementwise;
 mod flow;
 
 use flow::Flow;
@@ -35,28 +36,38 @@ struct Found {
 /// Finds the groups. A group stands where the last of its steps stood.
 pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operand)]) -> Vec<Node> {
     let flow = Flow::new(&steps, uses);
-    let found = (0..steps.len()).filter_map(|at| {
-        if let Some(softmax) = flow.kernel::<Softmax>(at) {
+    let (mut groups, mut copied) = (BTreeMap::new(), BTreeSet::<usize>::new());
+    let mut taken = BTreeSet::<usize>::new();
+    let mut take = |found: Found, taken: &mut BTreeSet<usize>| {
+        let Found { mut members, copies, kernel } = found;
+        members.sort_unstable();
+        let Some(last) = members.last().copied().filter(|_| taken.is_disjoint(&members.iter().copied().collect()))
+        else {
+            return;
+        };
+        taken.extend(&members);
+        copied.extend(&copies);
+        let order: BTreeSet<usize> = members.into_iter().chain(copies).collect();
+        let steps = order.into_iter().map(|i| steps[i].clone()).collect();
+        groups.insert(last, Group { steps, kernel });
+    };
+    for at in 0..steps.len() {
+        let found = if let Some(softmax) = flow.kernel::<Softmax>(at) {
             attention::find(&flow, at, softmax)
         } else if let Some(write) = flow.kernel::<WriteState>(at) {
             cache_write::find(&flow, at, write)
         } else {
             None
+        };
+        if let Some(found) = found {
+            take(found, &mut taken);
         }
-    });
-    let mut groups = BTreeMap::new();
-    let (mut taken, mut copied) = (BTreeSet::<usize>::new(), BTreeSet::<usize>::new());
-    for mut found in found {
-        if found.members.iter().any(|member| taken.contains(member)) {
-            continue;
+    }
+    // of what is left, the longest chains
+    for at in (0..steps.len()).rev() {
+        if let Some(found) = elementwise::find(&flow, at, |step| !taken.contains(&step)) {
+            take(found, &mut taken);
         }
-        found.members.sort_unstable();
-        let Some(last) = found.members.last().copied() else { continue };
-        taken.extend(&found.members);
-        copied.extend(&found.copies);
-        let order: BTreeSet<usize> = found.members.into_iter().chain(found.copies).collect();
-        let steps = order.into_iter().map(|i| steps[i].clone()).collect();
-        groups.insert(last, Group { steps, kernel: found.kernel });
     }
     let mut nodes: Vec<(usize, Node)> = Vec::with_capacity(steps.len());
     for (i, step) in steps.into_iter().enumerate() {

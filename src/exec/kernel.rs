@@ -23,10 +23,28 @@ pub(crate) trait Kernel: Any + Send + Sync {
         Ok(None)
     }
 
-    /// Whether each element of the result follows from the elements at the same place, or from single numbers.
-    fn is_elementwise(&self) -> bool {
-        false
+    /// What it does to each element by itself, if that is all.
+    fn elementwise(&self) -> Option<&dyn Elementwise> {
+        None
     }
+}
+
+/// An op each element of whose result follows from those at the same place of one or two tensors, or from single numbers.
+pub(crate) trait Elementwise: Sync {
+    /// The tensors.
+    fn inputs(&self) -> (Input, Option<Input>);
+
+    /// Puts the results of floats in their place; `other` are those of the second input.
+    fn apply(&self, values: &mut [f32], other: Elements<'_>);
+}
+
+/// Floats of an input for a part of a result.
+#[derive(Clone, Copy)]
+pub(crate) enum Elements<'a> {
+    /// One for each of the result's.
+    Each(&'a [f32]),
+    /// The same for all.
+    One(f32),
 }
 
 impl dyn Kernel {

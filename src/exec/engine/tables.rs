@@ -116,10 +116,6 @@ impl Kernel for LookUp {
         }
         call.give(x)
     }
-
-    fn is_elementwise(&self) -> bool {
-        true
-    }
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ fn scores(flow: &Flow<'_>, operand: &Operand) -> Option<(usize, Vec<usize>)> {
         let mut changing = step.operands.iter().filter(|operand| constant(operand).is_none_or(|t| t.data.len() != 1));
         let (one, others) = (changing.next()?, changing.next());
         one.slot()?;
-        if !step.kernel.is_elementwise() || others.is_some() {
+        if step.kernel.elementwise().is_none() || others.is_some() {
             return None;
         }
         between.push(producer);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Resolved, Row, computing};
-use crate::kernel::{Call, Input, Kernel};
+use crate::kernel::{Call, Elements, Elementwise, Input, Kernel};
 use crate::pool::{Element, Pool};
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
@@ -59,33 +59,63 @@ fn arithmetic(op: &mut Resolver<'_>, operation: BinaryOp) -> Resolved {
     Ok(Arc::new(Arithmetic { op: operation, x: op.input("x")?, y: op.input("y")? }))
 }
 
+/// An expression with the functions of floats and of integers that combine numbers.
+macro_rules! with_functions {
+    ($op:expr, |$float:ident, $integer:ident| $body:expr) => {{
+        macro_rules! with {
+            ($of_floats:expr, $of_integers:expr) => {{
+                let ($float, $integer) = ($of_floats, $of_integers);
+                $body
+            }};
+        }
+        match $op {
+            BinaryOp::Add => with!(|x: f32, y: f32| x + y, i32::wrapping_add),
+            BinaryOp::FloorDiv => with!(|x: f32, y: f32| (x / y).floor(), floor_div),
+            BinaryOp::Maximum => with!(f32::max, i32::max),
+            BinaryOp::Minimum => with!(f32::min, i32::min),
+            BinaryOp::Mod => with!(|x: f32, y: f32| x - (x / y).floor() * y, modulo),
+            BinaryOp::Mul => with!(|x: f32, y: f32| x * y, i32::wrapping_mul),
+            BinaryOp::Pow => {
+                with!(f32::powf, |x: i32, y: i32| u32::try_from(y).map_or(0, |y| x.wrapping_pow(y)))
+            }
+            BinaryOp::RealDiv => with!(|x: f32, y: f32| x / y, |x: i32, y: i32| x.checked_div(y).unwrap_or(0)),
+            BinaryOp::Sub => with!(|x: f32, y: f32| x - y, i32::wrapping_sub),
+        }
+    }};
+}
+
 impl Kernel for Arithmetic {
     fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
-        match self.op {
-            BinaryOp::Add => self.combine(call, pool, |x, y| x + y, i32::wrapping_add),
-            BinaryOp::FloorDiv => self.combine(call, pool, |x, y| (x / y).floor(), floor_div),
-            BinaryOp::Maximum => self.combine(call, pool, f32::max, i32::max),
-            BinaryOp::Minimum => self.combine(call, pool, f32::min, i32::min),
-            BinaryOp::Mod => self.combine(call, pool, |x, y| x - (x / y).floor() * y, modulo),
-            BinaryOp::Mul => self.combine(call, pool, |x, y| x * y, i32::wrapping_mul),
-            // exponents of 2 or 0.5 throughout are squares and roots
-            BinaryOp::Pow => match call.floats(self.y) {
-                Ok(y) if y.iter().all(|y| *y == 2.0) => {
-                    self.combine(call, pool, |x, _| x * x, |x, _| x.wrapping_mul(x))
-                }
-                Ok(y) if y.iter().all(|y| *y == 0.5) => self.combine(call, pool, |x, _| x.sqrt(), |x, _| x),
-                _ => {
-                    let power = |x: i32, y: i32| u32::try_from(y).map_or(0, |y| x.wrapping_pow(y));
-                    self.combine(call, pool, f32::powf, power)
-                }
-            },
-            BinaryOp::RealDiv => self.combine(call, pool, |x, y| x / y, |x, y| x.checked_div(y).unwrap_or(0)),
-            BinaryOp::Sub => self.combine(call, pool, |x, y| x - y, i32::wrapping_sub),
+        // exponents of 2 or 0.5 throughout are squares and roots
+        if self.op == BinaryOp::Pow
+            && let Ok(y) = call.floats(self.y)
+        {
+            if y.iter().all(|y| *y == 2.0) {
+                return self.combine(call, pool, |x, _| x * x, |x, _| x.wrapping_mul(x));
+            }
+            if y.iter().all(|y| *y == 0.5) {
+                return self.combine(call, pool, |x, _| x.sqrt(), |x, _| x);
+            }
         }
+        with_functions!(self.op, |float, integer| self.combine(call, pool, float, integer))
     }
 
-    fn is_elementwise(&self) -> bool {
-        true
+    fn elementwise(&self) -> Option<&dyn Elementwise> {
+        // how a power is computed depends on all exponents
+        (self.op != BinaryOp::Pow).then_some(self)
+    }
+}
+
+impl Elementwise for Arithmetic {
+    fn inputs(&self) -> (Input, Option<Input>) {
+        (self.x, Some(self.y))
+    }
+
+    fn apply(&self, values: &mut [f32], other: Elements<'_>) {
+        with_functions!(self.op, |float, _integer| match other {
+            Elements::Each(other) => values.iter_mut().zip(other).for_each(|(x, y)| *x = float(*x, *y)),
+            Elements::One(y) => values.iter_mut().for_each(|x| *x = float(*x, y)),
+        });
     }
 }
 

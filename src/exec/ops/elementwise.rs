@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Resolved, Row, computing};
-use crate::kernel::{Call, Input, Kernel};
+use crate::kernel::{Call, Elements, Elementwise, Input, Kernel};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::tensor::{Tensor, TensorData};
@@ -115,8 +115,18 @@ impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Kernel for Unary<F> {
         call.give(result)
     }
 
-    fn is_elementwise(&self) -> bool {
-        true
+    fn elementwise(&self) -> Option<&dyn Elementwise> {
+        Some(self)
+    }
+}
+
+impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Elementwise for Unary<F> {
+    fn inputs(&self) -> (Input, Option<Input>) {
+        (self.x, None)
+    }
+
+    fn apply(&self, values: &mut [f32], _: Elements<'_>) {
+        values.iter_mut().for_each(|value| *value = (self.function)(*value));
     }
 }
 
@@ -137,8 +147,18 @@ impl Kernel for Slices {
         call.give(result)
     }
 
-    fn is_elementwise(&self) -> bool {
-        true
+    fn elementwise(&self) -> Option<&dyn Elementwise> {
+        Some(self)
+    }
+}
+
+impl Elementwise for Slices {
+    fn inputs(&self) -> (Input, Option<Input>) {
+        (self.x, None)
+    }
+
+    fn apply(&self, values: &mut [f32], _: Elements<'_>) {
+        (self.function)(values);
     }
 }
 

@@ -1,0 +1,329 @@
+//! Ops that work on each element by itself, one after the other.
+//!
+//! `SiLU` is five of them, and what a network's activations are is far more than the caches near a core hold: each would
+//! read and write all of it. A group of such ops goes through the elements once, some at a time, and does all that there is
+//! to be done with these. Each op is applied to the same numbers as it stands, so the results are the same to the last bit.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::Found;
+use super::flow::Flow;
+use crate::frame::Frame;
+use crate::kernel::{Elements, Input, Kernel};
+use crate::node::{FusedKernel, FusedResult};
+use crate::operand::Operand;
+use crate::step::Step;
+use crate::tensor::Tensor;
+use anec_kernels::pool::{self, LARGE, PART};
+use anec_kernels::round::round_to_f16;
+use anec_mil::DataType;
+
+/// Elements that go through all steps before the next ones do.
+const BLOCK: usize = 512;
+/// Results of steps that are kept at a time: with the elements that are read, they stay in a core's nearest cache.
+const REGISTERS: usize = 4;
+
+/// Steps of one or two inputs each, of which only the last one's result is needed elsewhere.
+struct Chain {
+    links: Vec<Link>,
+    /// What isn't computed here.
+    given: Vec<Operand>,
+}
+
+/// A step.
+struct Link {
+    kernel: Arc<dyn Kernel>,
+    x: Source,
+    y: Option<Source>,
+    /// The register that its result goes to.
+    into: usize,
+    /// Declared type of the result.
+    dtype: DataType,
+}
+
+/// Where an input is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Register(usize),
+    Given(usize),
+}
+
+/// The steps that end with one, and whose results of the same shape nothing else needs; `is_free` are those that no other
+/// group has.
+pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool) -> Option<Found> {
+    let is_link = |step: &Step| step.kernel.elementwise().is_some() && step.outputs.len() == 1;
+    let shape = |step: &Step| step.types.first().map(|ty| ty.shape.clone());
+    let (end, mut members) = (&flow.steps[last], BTreeSet::from([last]));
+    if !is_link(end) || !is_free(last) {
+        return None;
+    }
+    // whoever uses a member comes later, so each is looked at when all of its users are known
+    let mut next: BTreeSet<usize> = producers(flow, end).collect();
+    while let Some(at) = next.pop_last() {
+        let (step, users) = (&flow.steps[at], flow.users(at));
+        let only_here = !users.is_empty() && users.iter().all(|user| members.contains(user));
+        if is_link(step) && only_here && is_free(at) && shape(step) == shape(end) {
+            members.insert(at);
+            next.extend(producers(flow, step));
+        }
+    }
+    if members.len() < 2 {
+        return None;
+    }
+    let members: Vec<usize> = members.into_iter().collect();
+    let kernel = Box::new(Chain::new(flow, &members)?);
+    Some(Found { members, copies: Vec::new(), kernel })
+}
+
+/// The steps that give a step's operands.
+fn producers<'f>(flow: &'f Flow<'_>, step: &'f Step) -> impl Iterator<Item = usize> + 'f {
+    step.operands.iter().filter_map(|operand| flow.producer(operand))
+}
+
+impl Chain {
+    /// `None` if more results are needed at a time than there are registers.
+    fn new(flow: &Flow<'_>, members: &[usize]) -> Option<Chain> {
+        let mut chain = Chain { links: Vec::with_capacity(members.len()), given: Vec::new() };
+        // whose result a register holds that is still needed
+        let mut registers = [None; REGISTERS];
+        for member in members {
+            let step = &flow.steps[*member];
+            let (x, y) = step.kernel.elementwise()?.inputs();
+            let mut source = |input: Input| {
+                let operand = step.operand(input);
+                let producer = flow.producer(operand);
+                let register = registers.iter().position(|held| held.is_some() && *held == producer);
+                register.map(Source::Register).unwrap_or_else(|| {
+                    chain.given.push(operand.clone());
+                    Source::Given(chain.given.len() - 1)
+                })
+            };
+            let (x, y) = (source(x), y.map(source));
+            let is_needed = |held: &usize| flow.users(*held).iter().any(|user| user > member);
+            for held in &mut registers {
+                *held = held.filter(is_needed);
+            }
+            // a result may take the place of the first input, not of the second, which is read beside it
+            let is_free = |register: &usize| registers[*register].is_none() && y != Some(Source::Register(*register));
+            let in_place = match x {
+                Source::Register(register) => Some(register).filter(is_free),
+                Source::Given(_) => None,
+            };
+            let into = in_place.or_else(|| (0..REGISTERS).find(is_free))?;
+            registers[into] = Some(*member);
+            chain.links.push(Link { kernel: step.kernel.clone(), x, y, into, dtype: step.dtype() });
+        }
+        Some(chain)
+    }
+
+    /// The results of elements from `first` on.
+    fn compute(&self, given: &[Given], first: usize, out: &mut [f32], rounds: impl Fn(DataType) -> bool) {
+        let mut registers = [[0.0; BLOCK]; REGISTERS];
+        let Some((last, links)) = self.links.split_last() else { return };
+        for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+            let range = first + block * BLOCK..first + block * BLOCK + out.len();
+            for link in links {
+                let (before, rest) = registers.split_at_mut(link.into);
+                let Some((own, after)) = rest.split_first_mut() else { return };
+                let elements = |source: Source| match source {
+                    Source::Given(place) => given[place].elements(&range),
+                    Source::Register(register) if register < link.into => {
+                        Elements::Each(&before[register][..range.len()])
+                    }
+                    Source::Register(register) => Elements::Each(&after[register - link.into - 1][..range.len()]),
+                };
+                link.compute(
+                    elements,
+                    &mut own[..range.len()],
+                    rounds(link.dtype),
+                    link.x == Source::Register(link.into),
+                );
+            }
+            let elements = |source: Source| match source {
+                Source::Given(place) => given[place].elements(&range),
+                Source::Register(register) => Elements::Each(&registers[register][..range.len()]),
+            };
+            last.compute(elements, out, rounds(last.dtype), false);
+        }
+    }
+}
+
+impl Link {
+    /// The step's result, in place of its first input if that is there already.
+    fn compute<'e>(&self, elements: impl Fn(Source) -> Elements<'e>, own: &mut [f32], rounds: bool, in_place: bool) {
+        if !in_place {
+            match elements(self.x) {
+                Elements::Each(x) => own.copy_from_slice(x),
+                Elements::One(x) => own.fill(x),
+            }
+        }
+        if let Some(kernel) = self.kernel.elementwise() {
+            kernel.apply(own, self.y.map_or(Elements::One(0.0), elements));
+        }
+        if rounds {
+            round_to_f16(own);
+        }
+    }
+}
+
+/// Floats that aren't computed here: as many as the result has, or one.
+struct Given(Arc<Tensor>);
+
+impl Given {
+    fn floats(&self) -> &[f32] {
+        self.0.floats().unwrap_or_default()
+    }
+
+    /// Those for elements of the result.
+    fn elements(&self, range: &Range<usize>) -> Elements<'_> {
+        match self.floats() {
+            [one] => Elements::One(*one),
+            all => Elements::Each(&all[range.clone()]),
+        }
+    }
+}
+
+impl FusedKernel for Chain {
+    fn name(&self) -> &'static str {
+        "elementwise"
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) -> Option<FusedResult> {
+        let given: Option<SmallVec<[Given; 4]>> =
+            self.given.iter().map(|operand| frame.peek(operand).map(Given)).collect();
+        let given = given?;
+        let size = |given: &&Given| (given.floats().len(), given.0.shape.len());
+        let shape = given.iter().max_by_key(size)?.0.shape.clone();
+        // all are of the result's shape, or single numbers
+        let fits = |Given(tensor): &Given| {
+            let floats = tensor.floats().is_some_and(|floats| !floats.is_empty());
+            floats && (tensor.shape == shape || (tensor.data.len() == 1 && tensor.shape.len() <= shape.len()))
+        };
+        if !given.iter().all(fits) {
+            return None;
+        }
+        let half = frame.half;
+        let compute = |first: usize, out: &mut [f32]| {
+            self.compute(&given, first, out, |dtype| half && dtype == DataType::Fp16);
+        };
+        let result = frame.workspace.pool.written(&shape, |out| match out.len() > LARGE {
+            true => pool::for_each_chunk(out, PART, |i, out| compute(i * PART, out)),
+            false => compute(0, out),
+        });
+        Some(FusedResult::Tensor(result))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::node::Node;
+    use crate::{ExecOptions, Executable, Precision, State, WeightCache};
+    use anec_mil::{Constant, Function, FunctionBuilder, Opset, TensorType, ValueId};
+
+    fn shape(count: usize) -> TensorType {
+        TensorType::new(DataType::Fp16, [1, 3, count as u64, 1])
+    }
+
+    fn noise(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 53) % 101) as f32 / 25.0 - 2.0).collect()
+    }
+
+    /// What a function gives, to the bit, if its ops are carried out together and one by one; and of how many steps its groups
+    /// are.
+    fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> Vec<usize> {
+        let (options, cache) = (ExecOptions { precision }, WeightCache::new());
+        let fused = Executable::compile(function, options, &cache).unwrap();
+        let plain = Executable::compile_unfused(function, options, &cache).unwrap();
+        let bits = |executable: &Executable| -> Vec<Vec<u32>> {
+            let outputs = executable.run(inputs, &mut State::default()).unwrap();
+            outputs.iter().map(|(_, out)| out.floats().unwrap().iter().map(|v| v.to_bits()).collect()).collect()
+        };
+        assert_eq!(bits(&fused), bits(&plain), "{precision}");
+        let groups = fused.nodes.iter().filter(|node| matches!(node, Node::Group(_)));
+        groups.map(|group| group.steps().len()).collect()
+    }
+
+    #[test]
+    fn the_activation_of_a_gated_network_is_one_group() {
+        // as many elements as a thread computes, and more
+        for count in [1, 5, 700, 40_000] {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let (gate, up) = (ops.input("gate", shape(count)), ops.input("up", shape(count)));
+            let half = ops.constant("half", Constant::fp16(0.5));
+            let one = ops.constant("one", Constant::fp16(1.0));
+            let scaled = ops.mul(gate, half);
+            let tanh = ops.tanh(scaled);
+            let raised = ops.add(tanh, one);
+            let silu = ops.mul(scaled, raised);
+            let out = ops.mul(silu, up);
+            ops.output("out", out);
+            let function = ops.finish().unwrap();
+            let tensor = |seed| Tensor::new([1, 3, count, 1], noise(3 * count, seed));
+            let (gate, up) = (tensor(1), tensor(2));
+            for precision in [Precision::F32, Precision::I16, Precision::F16] {
+                assert_eq!(compare(&function, &[("gate", &gate), ("up", &up)], precision), [5], "{count}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_broadcast_or_needed_elsewhere_stays_as_it_stands() {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let x = ops.input("x", shape(4));
+        let row = ops.input("row", TensorType::new(DataType::Fp16, [1, 1, 4, 1]));
+        let given_out = ops.abs(x);
+        let wide = ops.mul(given_out, row);
+        let out = ops.tanh(wide);
+        // of another shape than what it is added to
+        let narrow = ops.abs(row);
+        let sum = ops.add(out, narrow);
+        ops.output("magnitude", given_out);
+        ops.output("sum", sum);
+        let function = ops.finish().unwrap();
+        let (x, row) = (Tensor::new([1, 3, 4, 1], noise(12, 1)), Tensor::new([1, 1, 4, 1], noise(4, 2)));
+        // a group of three is found, and finds when it runs that its inputs are of other shapes
+        assert_eq!(compare(&function, &[("x", &x), ("row", &row)], Precision::F32), [3]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn any_chain_gives_what_its_steps_give(
+            steps in prop::collection::vec((0usize..8, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..24),
+            count in prop_oneof![1usize..4, 150usize..200, 11_000usize..12_000], half: bool,
+        ) {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let mut values: Vec<ValueId> = vec![ops.input("x", shape(count)), ops.input("y", shape(count))];
+            values.push(ops.constant("number", Constant::fp16(0.75)));
+            for (kind, x, y) in steps {
+                // mostly what was computed last
+                let (x, y) = (values[values.len() - 1 - x.index(values.len()) / 2], values[y.index(values.len())]);
+                values.push(match kind {
+                    0 => ops.add(x, y),
+                    1 => ops.sub(x, y),
+                    2 => ops.mul(x, y),
+                    3 => ops.maximum(x, y),
+                    4 => ops.real_div(x, y),
+                    5 => ops.tanh(x),
+                    6 => ops.sigmoid(x),
+                    _ => ops.abs(x),
+                });
+            }
+            // the last one has the shape of `x`
+            let last = ops.mul(values[0], values[values.len() - 1]);
+            ops.output("out", last);
+            let function = ops.finish().unwrap();
+            let tensor = |seed| Tensor::new([1, 3, count, 1], noise(3 * count, seed));
+            let (x, y) = (tensor(1), tensor(2));
+            let precision = if half { Precision::F16 } else { Precision::F32 };
+            compare(&function, &[("x", &x), ("y", &y)], precision);
+        }
+    }
+}
