@@ -9,6 +9,7 @@ use crate::kernel::{Call, Elements, Elementwise, Input, Kernel};
 use crate::pool::{Element, Pool};
 use crate::resolve::Resolver;
 use crate::tensor::{Dims, Tensor, TensorData, broadcast_shape, broadcast_strides, for_each_index};
+use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::pool::{self, LARGE, PART};
 
 /// The rows of this group.
@@ -112,10 +113,7 @@ impl Elementwise for Arithmetic {
     }
 
     fn apply(&self, values: &mut [f32], other: Elements<'_>) {
-        with_functions!(self.op, |float, _integer| match other {
-            Elements::Each(other) => values.iter_mut().zip(other).for_each(|(x, y)| *x = float(*x, *y)),
-            Elements::One(y) => values.iter_mut().for_each(|x| *x = float(*x, y)),
-        });
+        with_functions!(self.op, |function, _integer| vectorized(Combine { values, other, function }));
     }
 }
 
@@ -170,6 +168,26 @@ impl Arithmetic {
         pool.recycle(x);
         pool.recycle(y);
         call.give(result)
+    }
+}
+
+/// Numbers combined with others, in their place.
+struct Combine<'a, F> {
+    values: &'a mut [f32],
+    other: Elements<'a>,
+    function: F,
+}
+
+impl<F: Fn(f32, f32) -> f32> Vectorize for Combine<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Combine { values, other, function } = self;
+        match other {
+            Elements::Each(other) => values.iter_mut().zip(other).for_each(|(x, y)| *x = function(*x, *y)),
+            Elements::One(y) => values.iter_mut().for_each(|x| *x = function(*x, y)),
+        }
     }
 }
 
