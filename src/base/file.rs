@@ -1,13 +1,14 @@
-//! Files that the system refuses, files mapped into memory, and digests as text.
+//! Files that the system refuses, and files mapped into memory.
 
-use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use memmap2::Mmap;
 
+use crate::digest::{ContentDigest, FileDigester};
 use crate::error::{Diagnostic, Fault};
 
 /// The system can't open, map, read or write a file.
@@ -61,6 +62,7 @@ impl Diagnostic for FileError {
 pub struct MappedFile {
     path: PathBuf,
     bytes: Bytes,
+    digester: OnceLock<FileDigester>,
 }
 
 enum Bytes {
@@ -85,12 +87,12 @@ impl MappedFile {
             // rewriting the file; every reader of mapped model files asks its user not to.
             Bytes::Map(unsafe { Mmap::map(&file) }.map_err(FileError::of(path, "map"))?)
         };
-        Ok(MappedFile { path: path.to_owned(), bytes })
+        Ok(MappedFile { path: path.to_owned(), bytes, digester: OnceLock::new() })
     }
 
     /// Bytes that pass for a file called `path`.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Self {
-        MappedFile { path: path.to_owned(), bytes: Bytes::Memory(bytes) }
+        MappedFile { path: path.to_owned(), bytes: Bytes::Memory(bytes), digester: OnceLock::new() }
     }
 
     /// Where the file is.
@@ -106,10 +108,30 @@ impl MappedFile {
         }
     }
 
+    /// From now on, digests what is released, which is in memory: the file isn't read once more for its digest.
+    pub fn digest_released(&self) {
+        self.digester.get_or_init(|| FileDigester::new(self.bytes().len() as u64));
+    }
+
+    /// The BLAKE3 of the file, of which what wasn't digested yet is read.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn digest(&self) -> io::Result<ContentDigest> {
+        match self.digester.get() {
+            Some(digester) => digester.finish(&self.path),
+            None => ContentDigest::blake3_of_file(&self.path),
+        }
+    }
+
     /// Gives the memory of the pages that `range` touches back to the system, which counts pages of mapped files that
     /// were read as this process's. They can be read again, by another thread at this moment, too; nothing is lost.
     #[allow(unsafe_code, reason = "advice about a memory map")]
     pub fn release(&self, range: Range<usize>) {
+        let range = match self.digester.get() {
+            Some(digester) => range.start..digester.update(self.bytes(), range),
+            None => range,
+        };
         #[cfg(unix)]
         if let Bytes::Map(map) = &self.bytes {
             /// No page of any system is larger, and their sizes are powers of two.
@@ -130,12 +152,4 @@ impl std::fmt::Debug for MappedFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "MappedFile({}, {} bytes)", self.path.display(), self.bytes().len())
     }
-}
-
-/// Lower-case hexadecimal digits.
-pub fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

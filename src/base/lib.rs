@@ -26,9 +26,9 @@ pub mod random;
 pub mod resources;
 mod skip;
 
-pub use digest::ContentDigest;
+pub use digest::{ContentDigest, hexadecimal};
 pub use error::{Diagnostic, Error, Fault, Result};
-pub use file::{FileError, MappedFile, hexadecimal};
+pub use file::{FileError, MappedFile};
 pub use name::path_inside;
 pub use output::OutputFile;
 pub use progress::{Progress, ProgressEvent};

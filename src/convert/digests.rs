@@ -6,7 +6,7 @@ use anec_base::FileError;
 use anec_bundle::{FileDigest, SourceFacts};
 use anec_source::{Source, SourceError, SourceFile};
 
-/// Name, format and digests of a source, whose files are read whole for them, several at a time.
+/// Name, format and digests of a source. What of its files wasn't digested yet is read, several at a time.
 ///
 /// # Errors
 /// When a file can't be read.

@@ -154,9 +154,9 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let resumed_packages = journal.packages.len();
     run.compute_deferred()?;
 
-    // the source is digested beside the conversion: it is read anyway
-    let (digests, converted) = rayon::join(|| digests::source_facts(source), || run.write_all(&mut journal, &host));
-    let mut written = match converted {
+    // most of the source is read by the conversion: it is digested as it is, and not read again
+    source.digest_released();
+    let mut written = match run.write_all(&mut journal, &host) {
         Ok(written) => written,
         Err(error) => {
             journal.discard_if_empty(&partial);
@@ -166,7 +166,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     if options.compile {
         run.compile(&mut written.packages)?;
     }
-    let bundle = bundle(&run, &written, name, digests?, ledger)?;
+    let bundle = bundle(&run, &written, name, digests::source_facts(source)?, ledger)?;
     let run_report = run_report(&bundle, source, begin.elapsed().as_secs_f64(), resumed_packages);
     let mut report = ConvertReport {
         anec_version: bundle.anec_version.clone(),

@@ -1,7 +1,7 @@
 //! Files of a source, mapped into memory.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 
@@ -36,6 +36,8 @@ pub struct SourceFile {
     name: String,
     path: PathBuf,
     size: u64,
+    /// The file as its tensors are read from it.
+    map: Option<Arc<MappedFile>>,
     digest: OnceLock<ContentDigest>,
 }
 
@@ -49,7 +51,17 @@ impl SourceFile {
         let own = || Path::new(path.file_name().unwrap_or(path.as_os_str()));
         let within = path.strip_prefix(folder).ok().filter(|within| !within.as_os_str().is_empty());
         let name = within.unwrap_or_else(own).to_string_lossy().replace('\\', "/");
-        Ok(SourceFile { name, path: path.to_owned(), size, digest: OnceLock::new() })
+        Ok(SourceFile { name, path: path.to_owned(), size, map: None, digest: OnceLock::new() })
+    }
+
+    /// With the map that its tensors are read from.
+    pub(super) fn mapped(self, map: Option<Arc<MappedFile>>) -> Self {
+        SourceFile { map, ..self }
+    }
+
+    /// From now on, digests what of its tensors is released.
+    pub(super) fn digest_released(&self) {
+        self.map.iter().for_each(|map| map.digest_released());
     }
 
     /// File name within the source's folder.
@@ -75,7 +87,11 @@ impl SourceFile {
         if let Some(digest) = self.digest.get() {
             return Ok(digest);
         }
-        let digest = ContentDigest::blake3_of_file(&self.path).map_err(FileError::of(&self.path, "read"))?;
+        let digest = match &self.map {
+            Some(map) => map.digest(),
+            None => ContentDigest::blake3_of_file(&self.path),
+        };
+        let digest = digest.map_err(FileError::of(&self.path, "read"))?;
         Ok(self.digest.get_or_init(|| digest))
     }
 }

@@ -55,7 +55,7 @@ pub mod tensor;
 pub mod tokenizer;
 pub mod weight;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -267,7 +267,10 @@ impl Source {
             }
         }
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-        let mut files = paths.iter().map(|path| SourceFile::new(path, folder)).collect::<Result<Vec<_>>>()?;
+        let maps = by_name.values().filter_map(SourceTensor::map).map(|map| (map.path(), map.clone()));
+        let maps: HashMap<&Path, Arc<MappedFile>> = maps.collect();
+        let file = |path: &PathBuf| Ok(SourceFile::new(path, folder)?.mapped(maps.get(&**path).cloned()));
+        let mut files = paths.iter().map(file).collect::<Result<Vec<_>>>()?;
         files.sort_by(|a, b| (a.name(), a.path()).cmp(&(b.name(), b.path())));
         Ok(Source { name: path.display().to_string(), kind, files, tensors: by_name, description })
     }
@@ -307,6 +310,11 @@ impl Source {
     /// The files that it was read from, by name.
     pub fn files(&self) -> &[SourceFile] {
         &self.files
+    }
+
+    /// From now on, digests what of its files is read and released, so that [`SourceFile::digest`] reads only the rest.
+    pub fn digest_released(&self) {
+        self.files.iter().for_each(SourceFile::digest_released);
     }
 
     /// All tensors, by name.

@@ -181,6 +181,14 @@ impl SourceTensor {
         }
     }
 
+    /// The map that it is read from, unless the elements are computed.
+    pub(super) fn map(&self) -> Option<&Arc<MappedFile>> {
+        match &self.0.data {
+            Data::File { file, .. } => Some(file),
+            Data::Random(_) | Data::Absent { .. } | Data::Computed { .. } => None,
+        }
+    }
+
     /// The file that holds it, unless the elements are computed.
     pub fn path(&self) -> Option<&Path> {
         match &self.0.data {
