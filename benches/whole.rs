@@ -61,7 +61,8 @@ fn convert(name: &str) {
     let folder = std::env::var_os("ANEC_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
     let room = tempfile::tempdir_in(folder).expect("the folder can be written to");
     let out = Some(room.path().join(name));
-    let options = ConvertOptions { manifest, out, force: false, compile: false, progress: Progress::hidden() };
+    let progress = Progress::hidden();
+    let options = ConvertOptions { manifest, out, force: false, compile: false, progress, check_tokenizer: None };
 
     let begin = Instant::now();
     let outcome = convert_opened(&options, &Opened { source, model, ledger }).unwrap_or_else(|e| panic!("{name}: {e}"));

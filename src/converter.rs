@@ -113,26 +113,16 @@ impl Converter {
             force: self.force,
             compile: self.compile,
             progress: self.progress.clone(),
+            check_tokenizer: Some(|name, content| Ok(Tokenizer::check_steps(name, content)?)),
         };
         let mut outcome = if calibrated.quant.is_calibrated() {
             convert_chosen(&options, &|folder| calibrate(&calibrated, folder, &self.progress))?
         } else {
             convert(&options)?
         };
-        if let Outcome::Written(written) = &mut outcome {
-            let unreadable = written
-                .bundle
-                .tokenizer
-                .get("tokenizer")
-                .and_then(|file| Tokenizer::check_steps(&written.path.join(file)).err());
-            if unreadable.is_some() || plan.is_some() {
-                let note = |error| {
-                    format!("anec can't divide texts into tokens with this bundle, and takes token ids alone: {error}")
-                };
-                written.report.notes.extend(unreadable.map(note));
-                written.report.plan = plan;
-                files::write_json(&written.path.join(REPORT), &written.report)?;
-            }
+        if let (Outcome::Written(written), Some(plan)) = (&mut outcome, plan) {
+            written.report.plan = Some(plan);
+            files::write_json(&written.path.join(REPORT), &written.report)?;
         }
         Ok(outcome)
     }
@@ -212,6 +202,7 @@ pub(crate) fn unquantized(manifest: &Manifest, scratch: &Path, progress: &Progre
         force: false,
         compile: false,
         progress: progress.clone(),
+        check_tokenizer: None,
     })?;
     LoadedModel::on_cpu(&folder, Precision::F32)
 }

@@ -23,6 +23,7 @@ fn converted(source: &Path, sets: &[&str], folder: &Path) -> (Bundle, BTreeMap<S
         force: false,
         compile: false,
         progress: Progress::hidden(),
+        check_tokenizer: None,
     };
     let Outcome::Written(written) = convert(&options).unwrap_or_else(|e| panic!("{source} {sets:?}: {e}")) else {
         panic!("{source} {sets:?}: there was a bundle already")

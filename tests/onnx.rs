@@ -58,6 +58,7 @@ fn loaded(source: &Path, context: u64, room: &Path) -> anec::error::Result<Arc<L
         force: true,
         compile: false,
         progress: Progress::hidden(),
+        check_tokenizer: None,
     };
     assert!(matches!(convert(&options)?, Outcome::Written(_)));
     LoadedModel::on_cpu(room, Precision::F32)
@@ -145,6 +146,7 @@ fn the_manifest_for_a_browsers_bundle_converts_one_of_its_layout() {
         force: true,
         compile: false,
         progress: Progress::hidden(),
+        check_tokenizer: None,
     };
     assert!(matches!(convert(&options).unwrap(), Outcome::Written(_)));
     let model = LoadedModel::on_cpu(&out, Precision::F32).unwrap();

@@ -45,6 +45,7 @@ impl PlainModel {
             force: false,
             compile: false,
             progress: progress.clone(),
+            check_tokenizer: None,
         })?;
         let bundle = Bundle::read(&folder)?;
         let host = Arc::new(HostTables::open(&bundle, &folder)?);

@@ -17,6 +17,7 @@
 //!     force: false,
 //!     compile: false,
 //!     progress: anec_base::Progress::hidden(),
+//!     check_tokenizer: None,
 //! };
 //! let Outcome::Written(written) = convert(&options)? else { panic!("the folder was empty") };
 //! assert_eq!(written.bundle.model.contexts, [64]);

@@ -135,6 +135,11 @@ pub fn of_losses(report: &ConvertReport) -> Option<String> {
     Some(format!("quantization lost much (relative rms error) of {named}{more}; `{remedy}` loses less"))
 }
 
+/// That a runtime can't read the tokenizer, and why.
+pub fn of_tokenizer(problem: &str) -> String {
+    format!("anec can't divide texts into tokens with this bundle, and takes token ids alone: {problem}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,6 +10,7 @@ use super::plan::ConvertPlan;
 use super::report::{self, CalibrationReport, ConvertReport, RunReport};
 use super::resume::{self, CALIBRATION_JOURNAL, Journal};
 use super::run::{ConversionRun, WrittenParts};
+use super::tokenizer::{TokenizerCheck, TokenizerFiles};
 use super::{digests, files, host, notes};
 use anec_base::progress::Progress;
 use anec_base::resources;
@@ -36,6 +37,8 @@ pub struct ConvertOptions {
     pub compile: bool,
     /// Where progress is shown.
     pub progress: Progress,
+    /// Asked about the tokenizer; the report says what it objects to.
+    pub check_tokenizer: Option<TokenizerCheck>,
 }
 
 /// How a conversion ended.
@@ -118,13 +121,16 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     if manifest.quant.plan.is_some() {
         return Err(ConvertError::NotPlanned.into());
     }
-    let plan = ConvertPlan::new(&manifest, model)?;
+    let read = || TokenizerFiles::read(source, model.facts().vocab_size, options.check_tokenizer);
+    let (plan, text) = rayon::join(|| ConvertPlan::new(&manifest, model), read);
+    let plan = plan?;
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
     let path = output::target(&path)?;
     if output::existing(&path, &manifest, source, options.force)? == Existing::UpToDate {
         return Ok(Outcome::UpToDate(path));
     }
+    let text = text?;
     let partial = output::partial(&path);
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
     let mut host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
@@ -156,7 +162,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
 
     // most of the source is read by the conversion: it is digested as it is, and not read again
     source.digest_released();
-    let mut written = match run.write_all(&mut journal, &host) {
+    let mut written = match run.write_all(&mut journal, &host, text) {
         Ok(written) => written,
         Err(error) => {
             journal.discard_if_empty(&partial);
@@ -179,6 +185,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     };
     report.notes.extend(notes::of_losses(&report));
     report.notes.extend(notes::of_source(&manifest, source, &bundle));
+    report.notes.extend(written.text.unreadable.as_deref().map(notes::of_tokenizer));
     files::write_json(&partial.join(report::FILE_NAME), &report)?;
     files::write_json(&partial.join(anec_bundle::FILE_NAME), &bundle)?;
     drop(chosen);

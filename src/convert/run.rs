@@ -14,7 +14,7 @@ use super::host;
 use super::plan::{ConvertPlan, PackagePlan};
 use super::report::PackageReport;
 use super::resume::{FinishedPackage, Journal};
-use super::tokenizer::{self, TextFacts};
+use super::tokenizer::{TextFacts, TokenizerFiles};
 use anec_base::Result;
 use anec_base::progress::Progress;
 use anec_bundle::{FileDigest, FunctionEntry, HostFacts, PackageEntry, Stage};
@@ -121,8 +121,12 @@ impl ConversionRun<'_> {
 
     /// Writes all files but `bundle.json` and the report, several at a time: only so do threads that write files and
     /// digest them not wait for each other.
-    pub(super) fn write_all(&self, journal: &mut Journal, host: &HostTensors) -> Result<WrittenParts> {
-        let text = tokenizer::write(self.folder, self.source, self.model.facts().vocab_size)?;
+    pub(super) fn write_all(
+        &self,
+        journal: &mut Journal,
+        host: &HostTensors,
+        text: TokenizerFiles,
+    ) -> Result<WrittenParts> {
         // the largest first
         let host_job = journal.host.is_none().then_some(Job::Host(host));
         let packages = self.packages().filter(|p| !journal.packages.contains_key(&p.name)).map(Job::Package);
@@ -140,7 +144,11 @@ impl ConversionRun<'_> {
             }
         };
         let at_once = rayon::current_num_threads().min(AT_ONCE);
-        rayon::scope(|pool| (0..at_once).for_each(|_| pool.spawn(|_| work())));
+        let (text, ()) = rayon::join(
+            || text.write(self.folder),
+            || rayon::scope(|pool| (0..at_once).for_each(|_| pool.spawn(|_| work()))),
+        );
+        let text = text?;
         // those before the first that failed were all begun, and ended well: it is the same one every time
         if let Some((_, error)) = failures.into_inner().unwrap_or_else(PoisonError::into_inner).pop_first() {
             return Err(error);

@@ -26,36 +26,58 @@ pub struct TextFacts {
     pub eos_token_ids: Vec<u64>,
     /// Token that begins a text, if the tokenizer adds one.
     pub bos_token_id: Option<u64>,
+    /// Why a runtime can't read the tokenizer, if it was asked.
+    pub unreadable: Option<String>,
 }
 
+/// Whether a runtime can divide texts by the content of a tokenizer's file, whose name is for errors.
+pub type TokenizerCheck = fn(&Path, &[u8]) -> Result<()>;
+
 /// A tokenizer's files before they are written.
-struct Text {
+#[derive(Default)]
+pub struct TokenizerFiles {
     /// `(what it is, file name, content)`
     files: Vec<(&'static str, &'static str, Vec<u8>)>,
     eos_token_ids: Vec<u64>,
     bos_token_id: Option<u64>,
+    unreadable: Option<String>,
 }
 
-/// Writes the tokenizer's files into `folder`. A source without a tokenizer gives none.
-///
-/// # Errors
-/// When they can't be read or written, or name tokens that the model doesn't have.
-pub fn write(folder: &Path, source: &Source, vocab_size: u64) -> Result<TextFacts> {
-    let text = match source.description() {
-        Description::HuggingFace(files) => from_hugging_face(source, files, vocab_size)?,
-        Description::Onnx(bundle) => from_hugging_face(source, &bundle.files, vocab_size)?,
-        Description::Gguf(metadata) => from_gguf(source, metadata, vocab_size)?,
-    };
-    let (mut names, mut digests) = (BTreeMap::new(), Vec::new());
-    for (what, name, content) in text.files {
-        digests.push(files::write(&folder.join(name), &content)?);
-        names.insert(what.to_owned(), name.to_owned());
+impl TokenizerFiles {
+    /// Reads the tokenizer of a source, and asks `check` about it. A source without one gives no files.
+    ///
+    /// # Errors
+    /// When it can't be read, or names tokens that the model doesn't have.
+    pub fn read(source: &Source, vocab_size: u64, check: Option<TokenizerCheck>) -> Result<Self> {
+        let mut text = match source.description() {
+            Description::HuggingFace(files) => from_hugging_face(source, files, vocab_size)?,
+            Description::Onnx(bundle) => from_hugging_face(source, &bundle.files, vocab_size)?,
+            Description::Gguf(metadata) => from_gguf(source, metadata, vocab_size)?,
+        };
+        let tokenizer = text.files.iter().find(|(what, ..)| *what == "tokenizer");
+        let problem =
+            check.zip(tokenizer).and_then(|(check, (_, name, content))| check(Path::new(name), content).err());
+        text.unreadable = problem.map(|error| error.to_string());
+        Ok(text)
     }
-    Ok(TextFacts { files: names, digests, eos_token_ids: text.eos_token_ids, bos_token_id: text.bos_token_id })
+
+    /// Writes the files into `folder`.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn write(self, folder: &Path) -> Result<TextFacts> {
+        let TokenizerFiles { files, eos_token_ids, bos_token_id, unreadable } = self;
+        let mut facts = TextFacts { eos_token_ids, bos_token_id, unreadable, ..Default::default() };
+        for (what, name, content) in files {
+            facts.digests.push(files::write(&folder.join(name), &content)?);
+            facts.files.insert(what.to_owned(), name.to_owned());
+        }
+        Ok(facts)
+    }
 }
 
-fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -> Result<Text> {
-    let mut text = Text { files: Vec::new(), eos_token_ids: Vec::new(), bos_token_id: None };
+fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -> Result<TokenizerFiles> {
+    let mut text = TokenizerFiles::default();
     let tokenizer = match &own.tokenizer {
         Some(path) => {
             let content = std::fs::read(path).map_err(FileError::of(path, "read"))?;
@@ -98,8 +120,8 @@ fn from_hugging_face(source: &Source, own: &HuggingFaceFiles, vocab_size: u64) -
     finish(text, source, vocab_size)
 }
 
-fn from_gguf(source: &Source, metadata: &GgufMetadata, vocab_size: u64) -> Result<Text> {
-    let mut text = Text { files: Vec::new(), eos_token_ids: end_tokens(metadata)?, bos_token_id: None };
+fn from_gguf(source: &Source, metadata: &GgufMetadata, vocab_size: u64) -> Result<TokenizerFiles> {
+    let mut text = TokenizerFiles { eos_token_ids: end_tokens(metadata)?, ..Default::default() };
     if let Some(carried) = Carried::read(metadata)? {
         let file = carried.file()?;
         check_largest(source.name(), file.largest_id(), vocab_size)?;
@@ -129,7 +151,7 @@ fn from_gguf(source: &Source, metadata: &GgufMetadata, vocab_size: u64) -> Resul
     finish(text, source, vocab_size)
 }
 
-fn finish(mut text: Text, source: &Source, vocab_size: u64) -> Result<Text> {
+fn finish(mut text: TokenizerFiles, source: &Source, vocab_size: u64) -> Result<TokenizerFiles> {
     let mut seen = std::collections::BTreeSet::new();
     text.eos_token_ids.retain(|id| seen.insert(*id));
     match text.eos_token_ids.iter().find(|id| **id >= vocab_size) {

@@ -65,14 +65,13 @@ impl Tokenizer {
         Self::from_bytes(path, &bytes)
     }
 
-    /// Checks the steps of a `tokenizer.json`, whose regular expressions may be of another kind than this library's. The vocabulary,
-    /// which takes most of the time of [`open`](Self::open), is passed over.
+    /// Checks the steps of the content of a `tokenizer.json`, whose regular expressions may be of another kind than this library's.
+    /// The vocabulary, which takes most of the time of [`from_bytes`](Self::from_bytes), is passed over; `path` is for errors.
     ///
     /// # Errors
     /// When one can't be made, or when they can make a text many times as long.
-    pub fn check_steps(path: &Path) -> Result<(), RuntimeError> {
-        let bytes = std::fs::read(path).map_err(FileError::of(path, "read"))?;
-        let steps: Result<bpe::Steps, serde_json::Error> = serde_json::from_slice(&bytes);
+    pub fn check_steps(path: &Path, bytes: &[u8]) -> Result<(), RuntimeError> {
+        let steps: Result<bpe::Steps, serde_json::Error> = serde_json::from_slice(bytes);
         let steps = steps.map_err(|error| RuntimeError::bundle(path, format!("it isn't a tokenizer: {error}")))?;
         let growth = growth::check(steps.normalizer.as_ref(), steps.pre_tokenizer.as_ref(), steps.decoder.as_ref());
         growth.map_err(|problem| RuntimeError::bundle(path, problem))
@@ -541,8 +540,8 @@ mod tests {
         ] {
             let mut attack = own.clone();
             attack[place] = serde_json::json!({"type": "Sequence", steps: vec![step; 12]});
-            std::fs::write(&path, attack.to_string()).unwrap();
-            for error in [Tokenizer::open(&path).err(), Tokenizer::check_steps(&path).err()] {
+            let attack = attack.to_string().into_bytes();
+            for error in [Tokenizer::from_bytes(&path, &attack).err(), Tokenizer::check_steps(&path, &attack).err()] {
                 let error = error.unwrap().to_string();
                 assert!(error.contains("more than 64 times as long"), "{place}: {error}");
             }
@@ -551,7 +550,7 @@ mod tests {
             for folder in std::fs::read_dir(fixtures().join(group)).unwrap() {
                 let path = folder.unwrap().path().join("tokenizer.json");
                 if path.exists() {
-                    Tokenizer::check_steps(&path).unwrap();
+                    Tokenizer::check_steps(&path, &std::fs::read(&path).unwrap()).unwrap();
                     Tokenizer::open(&path).unwrap();
                 }
             }

@@ -33,8 +33,8 @@ pub fn convert_family(case: &str, out: &Path, keys: &[&str]) {
 fn convert_into(out: &Path, manifest: impl Fn(&[String]) -> Manifest, changes: &[&str]) {
     let changes: Vec<String> = changes.iter().map(|change| (*change).to_owned()).collect();
     let manifest = manifest(&changes);
-    let progress = Progress::hidden();
-    convert(&ConvertOptions { manifest, out: Some(out.to_owned()), force: false, compile: false, progress }).unwrap();
+    let (out, progress) = (Some(out.to_owned()), Progress::hidden());
+    convert(&ConvertOptions { manifest, out, force: false, compile: false, progress, check_tokenizer: None }).unwrap();
 }
 
 /// The double.
