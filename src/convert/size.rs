@@ -8,7 +8,7 @@ use super::emit::{Stored, WeightKey, add, add_row_scale};
 use anec_base::Result;
 use anec_family::{EmitWeight, FamilyModel, FunctionRequest, LoweringOptions};
 use anec_manifest::{NumberFormat, Quant, Role};
-use anec_mil::{Content, FunctionBuilder, Program, ValueId, codec};
+use anec_mil::{Content, FunctionBuilder, ValueId, codec};
 use anec_package::blob::{ALIGNMENT, WeightPlan};
 use anec_quant::WeightLayout;
 use anec_source::SourceWeight;
@@ -34,11 +34,11 @@ impl PackageSize {
         functions: &[FunctionRequest],
     ) -> Result<PackageSize> {
         let mut emitter = DryEmitter::new(quant);
-        let functions = functions.iter().map(|request| Ok(model.build(form, request, &mut emitter)?.function));
-        let functions = functions.collect::<Result<Vec<_>>>()?;
-        let default_function = functions.first().map(|f| f.name.clone()).unwrap_or_default();
         let mut weights = WeightPlan::new();
-        codec::place_blobs(&Program { functions, default_function }, &mut weights)?;
+        // one function at a time: the next one is built in the memory that this one had
+        for request in functions {
+            codec::place_blobs(&model.build(form, request, &mut emitter)?.function, &mut weights)?;
+        }
         Ok(PackageSize { weight_bytes: weights.weight_bytes(), file_bytes: weights.padded_bytes() })
     }
 }

@@ -35,15 +35,13 @@ pub fn encode(program: &Program, blobs: &mut dyn BlobSink) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Gives the constants that belong in a weight file to `blobs`, as [`encode`] does, without a message: for those who ask how
-/// large the file becomes.
+/// Gives the constants of a function that belong in a weight file to `blobs`, as [`encode`] does, without a message: for those
+/// who ask how large the file becomes.
 ///
 /// # Errors
 /// What `blobs` says.
-pub fn place_blobs(program: &Program, blobs: &mut dyn BlobSink) -> Result<()> {
-    program.functions.iter().try_for_each(|function| {
-        Encoder { function, opset: function.opset, blobs: &mut *blobs, scopes: Vec::new() }.place_all(&function.block)
-    })
+pub fn place_blobs(function: &Function, blobs: &mut dyn BlobSink) -> Result<()> {
+    Encoder { function, opset: function.opset, blobs, scopes: Vec::new() }.place_all(&function.block)
 }
 
 /// The number of a program's `functions`.
