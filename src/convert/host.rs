@@ -126,8 +126,9 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     })
 }
 
-fn little_endian(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+/// The bytes of values, whose order is the file's on every platform that this crate knows.
+fn little_endian(values: &[f32]) -> &[u8] {
+    bytemuck::cast_slice(values)
 }
 
 #[cfg(test)]
