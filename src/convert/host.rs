@@ -126,7 +126,7 @@ pub fn write(path: &Path, host: &HostTensors, overflow: Overflow, progress: &Pro
     })
 }
 
-/// The bytes of values, whose order is the file's on every platform that this crate knows.
+/// The bytes of values, which are little-endian in memory, too, on every target that is built for.
 fn little_endian(values: &[f32]) -> &[u8] {
     bytemuck::cast_slice(values)
 }

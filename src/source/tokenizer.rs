@@ -18,6 +18,7 @@ mod word_piece;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
+// its hash is seeded at random, as that of the standard library is, and several times as fast
 use hashbrown::HashMap;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
