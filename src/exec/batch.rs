@@ -2,9 +2,13 @@
 //!
 //! The function's nodes are carried out for all sequences before the next ones are. A product with a weight is carried out
 //! once, for the tokens of all; it gives each token the bits that it has alone. What stands between two such products
-//! depends on a sequence's own values and states, and runs sequence by sequence, each on one thread.
+//! depends on a sequence's own values and states, and runs sequence by sequence, each on one thread; but a prompt that is
+//! more work than a thread's share of all is divided among all threads, before the others.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::error::ExecError;
 use super::executable::Executable;
@@ -17,7 +21,7 @@ use super::step::Step;
 use super::tensor::{Tensor, TensorData};
 use super::weight::WeightProduct;
 use super::workspace::Workspace;
-use anec_kernels::pool;
+use anec_kernels::pool::{self, LARGE};
 use anec_kernels::product::{TokenProduct, multiply_each};
 
 /// What a sequence gives to a call that it shares with others.
@@ -32,6 +36,8 @@ pub struct SequenceCall<'a> {
 struct Member<'a> {
     workspace: Workspace,
     state: &'a mut State,
+    /// Whether it is divided among threads.
+    is_divided: bool,
     /// Why it goes no further.
     failure: Option<ExecError>,
 }
@@ -40,14 +46,20 @@ impl Executable {
     /// Runs the function for several sequences, whose results are those of [`run`](Executable::run) for each, bit for bit.
     /// One that fails leaves the others as they are.
     pub fn run_batch(&self, calls: Vec<SequenceCall<'_>>) -> Vec<Result<Vec<(String, Tensor)>, ExecError>> {
-        let mut members: Vec<Member<'_>> = calls.into_iter().map(|call| self.begin(call)).collect();
+        let sizes: Vec<usize> = calls.iter().map(largest_input).collect();
+        let divided = are_divided(&sizes, pool::threads());
+        let begin = |(call, is_divided)| self.begin(call, is_divided);
+        let mut members: Vec<Member<'_>> = calls.into_iter().zip(divided).map(begin).collect();
         for run in self.nodes.split_inclusive(|node| node.shared().is_some()) {
             let step = run.last().and_then(Node::shared);
             let own = &run[..run.len() - usize::from(step.is_some())];
             if !own.is_empty() {
-                pool::for_each_mut(&mut members, |_, member| {
+                let run = |member: &mut Member<'_>| {
                     member.attempt(self, |frame| own.iter().try_for_each(|node| node.run(frame)));
-                });
+                };
+                members.iter_mut().filter(|member| member.is_divided).for_each(run);
+                let mut others: SmallVec<[_; 16]> = members.iter_mut().filter(|member| !member.is_divided).collect();
+                pool::for_each_mut(&mut others, |_, member| run(member));
             }
             if let Some(step) = step {
                 self.share(step, &mut members);
@@ -56,12 +68,12 @@ impl Executable {
         members.into_iter().map(|member| self.end(member)).collect()
     }
 
-    fn begin<'a>(&self, call: SequenceCall<'a>) -> Member<'a> {
+    fn begin<'a>(&self, call: SequenceCall<'a>, is_divided: bool) -> Member<'a> {
         let SequenceCall { inputs, state } = call;
         let mut workspace = std::mem::take(&mut state.workspace);
         workspace.begin(self.slots);
         let failure = self.check_inputs(&inputs).err();
-        let mut member = Member { workspace, state, failure };
+        let mut member = Member { workspace, state, is_divided, failure };
         member.attempt(self, |frame| {
             self.give_inputs(frame, &inputs);
             Ok(())
@@ -72,7 +84,7 @@ impl Executable {
     fn end(&self, mut member: Member<'_>) -> Result<Vec<(String, Tensor)>, ExecError> {
         let mut outputs = Vec::new();
         member.attempt(self, |frame| self.take_outputs(frame, &mut outputs));
-        let Member { mut workspace, state, failure } = member;
+        let Member { mut workspace, state, failure, .. } = member;
         workspace.clear();
         state.workspace = workspace;
         match failure {
@@ -97,6 +109,27 @@ impl Executable {
             });
         }
     }
+}
+
+/// The elements of a call's largest input, which are as many times as many as it has tokens.
+fn largest_input(call: &SequenceCall<'_>) -> usize {
+    call.inputs.iter().map(|(_, tensor)| tensor.data.len()).max().unwrap_or(0)
+}
+
+/// Which calls, of largest inputs of these sizes, are more than a thread's share of what is left without them, and large enough
+/// for steps to be divided.
+fn are_divided(sizes: &[usize], threads: usize) -> Vec<bool> {
+    let (mut divided, mut left) = (vec![false; sizes.len()], sizes.iter().sum::<usize>());
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|call| Reverse(sizes[*call]));
+    for call in order {
+        if sizes[call] <= LARGE || sizes[call].saturating_mul(threads) <= left {
+            break;
+        }
+        divided[call] = true;
+        left -= sizes[call];
+    }
+    divided
 }
 
 /// Multiplies what all members give to a step with its weight, in one pass; gives false, with everything as it was, if
@@ -197,6 +230,16 @@ mod tests {
                 assert_eq!(together, alone);
             }
         }
+    }
+
+    #[test]
+    fn a_call_that_is_more_than_a_thread_has_to_do_is_divided() {
+        let (prompt, token) = (64 * 2048, 2048);
+        assert_eq!(are_divided(&[token, prompt, token], 2), [false, true, false]);
+        assert_eq!(are_divided(&[prompt, prompt], 2), [false; 2], "each is a thread's share");
+        assert_eq!(are_divided(&[prompt, prompt], 4), [true; 2]);
+        assert_eq!(are_divided(&[token; 3], 16), [false; 3], "too little to be divided");
+        assert_eq!(are_divided(&[prompt], 1), [false]);
     }
 
     #[test]
