@@ -29,8 +29,8 @@ pub(super) trait FusedKernel: Send + Sync {
     /// What it does, in words.
     fn name(&self) -> &'static str;
 
-    /// Computes the steps; `None`, with everything as it was, if that can't be done with what there is.
-    fn run(&self, frame: &mut Frame<'_>) -> Option<FusedResult>;
+    /// Computes the steps, which are the group's; `None`, with everything as it was, if that can't be done with what there is.
+    fn run(&self, steps: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult>;
 }
 
 /// What fused steps give.
@@ -82,7 +82,7 @@ impl Node {
 impl Group {
     /// Carries the steps out as one; gives false, with everything as it was, if that can't be done.
     fn run(&self, frame: &mut Frame<'_>) -> bool {
-        let Some(result) = self.kernel.run(frame) else { return false };
+        let Some(result) = self.kernel.run(&self.steps, frame) else { return false };
         for operand in self.steps.iter().flat_map(|step| &step.operands) {
             if let Operand::Slot { slot, last: true } = operand {
                 frame.free(*slot);

@@ -194,7 +194,7 @@ impl FusedKernel for Attention {
     }
 
     /// Gives the result, `[1, Q, T, D]`.
-    fn run(&self, frame: &mut Frame<'_>) -> Option<FusedResult> {
+    fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (query, mask) = (frame.peek(&self.query)?, frame.peek(&self.mask)?);
         let (key, value) = (self.key.tensor(frame)?, self.value.tensor(frame)?);
         let [1, heads, tokens, width] = query.shape[..] else { return None };

@@ -12,6 +12,7 @@ use crate::frame::Frame;
 use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::ops::{Arithmetic, BinaryOp, Matmul, ReadState, SliceByIndex, SliceUpdate, WriteState};
+use crate::step::Step;
 use crate::tensor::TensorData;
 use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::dispatch::{Vectorize, vectorized};
@@ -109,7 +110,7 @@ impl FusedKernel for CacheWrite {
     }
 
     /// Changes the state in place.
-    fn run(&self, frame: &mut Frame<'_>) -> Option<FusedResult> {
+    fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (mask, keep, new) = (frame.peek(&self.mask)?, frame.peek(&self.keep)?, frame.peek(&self.new)?);
         let state = frame.state.get(&self.state)?;
         let [1, all, slots, width] = state.shape[..] else { return None };

@@ -17,7 +17,7 @@ use crate::kernel::{Elements, Input, Kernel};
 use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::step::Step;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorData};
 use anec_kernels::pool::{self, LARGE, PART};
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
@@ -120,34 +120,36 @@ impl Chain {
         Some(chain)
     }
 
-    /// The results of elements from `first` on.
+    /// The results of elements from `first` on. Where `out` holds those of an input, these are replaced.
     fn compute(&self, given: &[Given], first: usize, out: &mut [f32], rounds: impl Fn(DataType) -> bool) {
-        let mut registers = [[0.0; BLOCK]; REGISTERS];
+        let (mut registers, mut results) = ([[0.0; BLOCK]; REGISTERS], [0.0; BLOCK]);
         let Some((last, links)) = self.links.split_last() else { return };
         for (block, out) in out.chunks_mut(BLOCK).enumerate() {
             let range = first + block * BLOCK..first + block * BLOCK + out.len();
+            let of_given = |place: usize| match &given[place] {
+                Given::Tensor(tensor) => elements_of(tensor, &range),
+                Given::Replaced => Elements::Each(&*out),
+            };
             for link in links {
                 let (before, rest) = registers.split_at_mut(link.into);
                 let Some((own, after)) = rest.split_first_mut() else { return };
                 let elements = |source: Source| match source {
-                    Source::Given(place) => given[place].elements(&range),
+                    Source::Given(place) => of_given(place),
                     Source::Register(register) if register < link.into => {
                         Elements::Each(&before[register][..range.len()])
                     }
                     Source::Register(register) => Elements::Each(&after[register - link.into - 1][..range.len()]),
                 };
-                link.compute(
-                    elements,
-                    &mut own[..range.len()],
-                    rounds(link.dtype),
-                    link.x == Source::Register(link.into),
-                );
+                let in_place = link.x == Source::Register(link.into);
+                link.compute(elements, &mut own[..range.len()], rounds(link.dtype), in_place);
             }
             let elements = |source: Source| match source {
-                Source::Given(place) => given[place].elements(&range),
+                Source::Given(place) => of_given(place),
                 Source::Register(register) => Elements::Each(&registers[register][..range.len()]),
             };
-            last.compute(elements, out, rounds(last.dtype), false);
+            let results = &mut results[..range.len()];
+            last.compute(elements, results, rounds(last.dtype), false);
+            out.copy_from_slice(results);
         }
     }
 }
@@ -170,20 +172,19 @@ impl Link {
     }
 }
 
-/// Floats that aren't computed here: as many as the result has, or one.
-struct Given(Arc<Tensor>);
+/// What isn't computed here.
+enum Given {
+    /// As many floats as the result has, or one.
+    Tensor(Arc<Tensor>),
+    /// Those that the results replace.
+    Replaced,
+}
 
-impl Given {
-    fn floats(&self) -> &[f32] {
-        self.0.floats().unwrap_or_default()
-    }
-
-    /// Those for elements of the result.
-    fn elements(&self, range: &Range<usize>) -> Elements<'_> {
-        match self.floats() {
-            [one] => Elements::One(*one),
-            all => Elements::Each(&all[range.clone()]),
-        }
+/// A tensor's floats for elements of a result.
+fn elements_of<'t>(tensor: &'t Tensor, range: &Range<usize>) -> Elements<'t> {
+    match tensor.floats().unwrap_or_default() {
+        [one] => Elements::One(*one),
+        all => Elements::Each(&all[range.clone()]),
     }
 }
 
@@ -192,28 +193,50 @@ impl FusedKernel for Chain {
         "elementwise"
     }
 
-    fn run(&self, frame: &mut Frame<'_>) -> Option<FusedResult> {
-        let given: Option<SmallVec<[Given; 4]>> =
-            self.given.iter().map(|operand| frame.peek(operand).map(Given)).collect();
+    fn run(&self, steps: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
+        let given: Option<SmallVec<[Arc<Tensor>; 4]>> = self.given.iter().map(|operand| frame.peek(operand)).collect();
         let given = given?;
-        let size = |given: &&Given| (given.floats().len(), given.0.shape.len());
-        let shape = given.iter().max_by_key(size)?.0.shape.clone();
+        let shape = given.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?.shape.clone();
         // all are of the result's shape, or single numbers
-        let fits = |Given(tensor): &Given| {
+        let fits = |tensor: &Arc<Tensor>| {
             let floats = tensor.floats().is_some_and(|floats| !floats.is_empty());
             floats && (tensor.shape == shape || (tensor.data.len() == 1 && tensor.shape.len() <= shape.len()))
         };
         if !given.iter().all(fits) {
             return None;
         }
-        let half = frame.half;
-        let compute = |first: usize, out: &mut [f32]| {
-            self.compute(&given, first, out, |dtype| half && dtype == DataType::Fp16);
+        // the buffer of an input that nothing else needs becomes the result's
+        let is_last = |slot: usize| {
+            let operands = steps.iter().flat_map(|step| &step.operands);
+            operands.into_iter().any(|operand| matches!(operand, Operand::Slot { slot: of, last: true } if *of == slot))
         };
-        let result = frame.workspace.pool.written(&shape, |out| match out.len() > LARGE {
-            true => pool::for_each_chunk(out, PART, |i, out| compute(i * PART, out)),
-            false => compute(0, out),
+        let whole = |place: &usize| given[*place].shape == shape && self.given[*place].slot().is_some_and(is_last);
+        let slot = (0..given.len()).find(whole).and_then(|place| self.given[place].slot());
+        let half = frame.half;
+        let compute = |given: &[Given], first: usize, out: &mut [f32]| {
+            self.compute(given, first, out, |dtype| half && dtype == DataType::Fp16);
+        };
+        let divided = |given: &[Given], out: &mut [f32]| match out.len() > LARGE {
+            true => pool::for_each_chunk(out, PART, |i, out| compute(given, i * PART, out)),
+            false => compute(given, 0, out),
+        };
+        let mut own = slot.and_then(|slot| frame.workspace.slots[slot].take());
+        let given = self.given.iter().zip(given);
+        let given = given.map(|(operand, tensor)| match operand.slot() {
+            Some(of) if Some(of) == slot => Given::Replaced,
+            _ => Given::Tensor(tensor),
         });
+        let mut given: SmallVec<[Given; 4]> = given.collect();
+        if let Some(Tensor { data: TensorData::F32(values), .. }) = own.as_mut().and_then(Arc::get_mut) {
+            divided(&given, values);
+            return own.map(FusedResult::Tensor);
+        }
+        // something else has it
+        if let Some(tensor) = own {
+            let replaced = given.iter_mut().filter(|given| matches!(given, Given::Replaced));
+            replaced.for_each(|given| *given = Given::Tensor(tensor.clone()));
+        }
+        let result = frame.workspace.pool.written(&shape, |out| divided(&given, out));
         Some(FusedResult::Tensor(result))
     }
 }
