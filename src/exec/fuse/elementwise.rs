@@ -11,13 +11,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::Found;
-use super::flow::Flow;
+use super::flow::{Flow, constant};
 use crate::frame::Frame;
 use crate::kernel::{Elements, Input, Kernel};
 use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::step::Step;
-use crate::tensor::{Tensor, TensorData};
+use crate::tensor::{Dims, Tensor, TensorData};
 use anec_kernels::pool::{self, LARGE, PART};
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
@@ -26,12 +26,16 @@ use anec_mil::DataType;
 const BLOCK: usize = 512;
 /// Results of steps that are kept at a time: with the elements that are read, they stay in a core's nearest cache.
 const REGISTERS: usize = 4;
+/// Inputs of a chain up to which a run allocates no memory for them.
+const FEW: usize = 8;
 
 /// Steps of one or two inputs each, of which only the last one's result is needed elsewhere.
 struct Chain {
     links: Vec<Link>,
-    /// What isn't computed here.
+    /// What isn't computed here, but for single constants.
     given: Vec<Operand>,
+    /// Axes of the result.
+    rank: usize,
 }
 
 /// A step.
@@ -46,10 +50,12 @@ struct Link {
 }
 
 /// Where an input is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
     Register(usize),
     Given(usize),
+    /// A constant.
+    Number(f32),
 }
 
 /// The steps that end with one, and whose results of the same shape nothing else needs; `is_free` are those that no other
@@ -87,7 +93,8 @@ fn producers<'f>(flow: &'f Flow<'_>, step: &'f Step) -> impl Iterator<Item = usi
 impl Chain {
     /// `None` if more results are needed at a time than there are registers.
     fn new(flow: &Flow<'_>, members: &[usize]) -> Option<Chain> {
-        let mut chain = Chain { links: Vec::with_capacity(members.len()), given: Vec::new() };
+        let rank = flow.steps[*members.last()?].types.first()?.shape.len();
+        let mut chain = Chain { links: Vec::with_capacity(members.len()), given: Vec::new(), rank };
         // whose result a register holds that is still needed
         let mut registers = [None; REGISTERS];
         for member in members {
@@ -97,10 +104,7 @@ impl Chain {
                 let operand = step.operand(input);
                 let producer = flow.producer(operand);
                 let register = registers.iter().position(|held| held.is_some() && *held == producer);
-                register.map(Source::Register).unwrap_or_else(|| {
-                    chain.given.push(operand.clone());
-                    Source::Given(chain.given.len() - 1)
-                })
+                register.map(Source::Register).unwrap_or_else(|| chain.given(operand))
             };
             let (x, y) = (source(x), y.map(source));
             let is_needed = |held: &usize| flow.users(*held).iter().any(|user| user > member);
@@ -111,13 +115,27 @@ impl Chain {
             let is_free = |register: &usize| registers[*register].is_none() && y != Some(Source::Register(*register));
             let in_place = match x {
                 Source::Register(register) => Some(register).filter(is_free),
-                Source::Given(_) => None,
+                Source::Given(_) | Source::Number(_) => None,
             };
             let into = in_place.or_else(|| (0..REGISTERS).find(is_free))?;
             registers[into] = Some(*member);
             chain.links.push(Link { kernel: step.kernel.clone(), x, y, into, dtype: step.dtype() });
         }
         Some(chain)
+    }
+
+    /// An operand that isn't computed here.
+    fn given(&mut self, operand: &Operand) -> Source {
+        if let Some(tensor) = constant(operand).filter(|tensor| tensor.shape.len() <= self.rank)
+            && let Some([number]) = tensor.floats()
+        {
+            return Source::Number(*number);
+        }
+        let known = self.given.iter().position(|known| known.slot().is_some() && known.slot() == operand.slot());
+        Source::Given(known.unwrap_or_else(|| {
+            self.given.push(operand.clone());
+            self.given.len() - 1
+        }))
     }
 
     /// The results of elements from `first` on. Where `out` holds those of an input, these are replaced.
@@ -134,6 +152,7 @@ impl Chain {
                 let (before, rest) = registers.split_at_mut(link.into);
                 let Some((own, after)) = rest.split_first_mut() else { return };
                 let elements = |source: Source| match source {
+                    Source::Number(number) => Elements::One(number),
                     Source::Given(place) => of_given(place),
                     Source::Register(register) if register < link.into => {
                         Elements::Each(&before[register][..range.len()])
@@ -144,6 +163,7 @@ impl Chain {
                 link.compute(elements, &mut own[..range.len()], rounds(link.dtype), in_place);
             }
             let elements = |source: Source| match source {
+                Source::Number(number) => Elements::One(number),
                 Source::Given(place) => of_given(place),
                 Source::Register(register) => Elements::Each(&registers[register][..range.len()]),
             };
@@ -194,15 +214,17 @@ impl FusedKernel for Chain {
     }
 
     fn run(&self, steps: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
-        let given: Option<SmallVec<[Arc<Tensor>; 4]>> = self.given.iter().map(|operand| frame.peek(operand)).collect();
+        let given: Option<SmallVec<[Arc<Tensor>; FEW]>> =
+            self.given.iter().map(|operand| frame.peek(operand)).collect();
         let given = given?;
-        let shape = given.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?.shape.clone();
+        let largest = given.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?;
+        let shape = Dims::from_slice(&largest.shape);
         // all are of the result's shape, or single numbers
         let fits = |tensor: &Arc<Tensor>| {
             let floats = tensor.floats().is_some_and(|floats| !floats.is_empty());
-            floats && (tensor.shape == shape || (tensor.data.len() == 1 && tensor.shape.len() <= shape.len()))
+            floats && (tensor.shape[..] == shape[..] || (tensor.data.len() == 1 && tensor.shape.len() <= shape.len()))
         };
-        if !given.iter().all(fits) {
+        if shape.len() != self.rank || !given.iter().all(fits) {
             return None;
         }
         // the buffer of an input that nothing else needs becomes the result's
@@ -210,7 +232,8 @@ impl FusedKernel for Chain {
             let operands = steps.iter().flat_map(|step| &step.operands);
             operands.into_iter().any(|operand| matches!(operand, Operand::Slot { slot: of, last: true } if *of == slot))
         };
-        let whole = |place: &usize| given[*place].shape == shape && self.given[*place].slot().is_some_and(is_last);
+        let whole =
+            |place: &usize| given[*place].shape[..] == shape[..] && self.given[*place].slot().is_some_and(is_last);
         let slot = (0..given.len()).find(whole).and_then(|place| self.given[place].slot());
         let half = frame.half;
         let compute = |given: &[Given], first: usize, out: &mut [f32]| {
@@ -226,7 +249,7 @@ impl FusedKernel for Chain {
             Some(of) if Some(of) == slot => Given::Replaced,
             _ => Given::Tensor(tensor),
         });
-        let mut given: SmallVec<[Given; 4]> = given.collect();
+        let mut given: SmallVec<[Given; FEW]> = given.collect();
         if let Some(Tensor { data: TensorData::F32(values), .. }) = own.as_mut().and_then(Arc::get_mut) {
             divided(&given, values);
             return own.map(FusedResult::Tensor);
@@ -264,11 +287,16 @@ mod tests {
         let (options, cache) = (ExecOptions { precision }, WeightCache::new());
         let fused = Executable::compile(function, options, &cache).unwrap();
         let plain = Executable::compile_unfused(function, options, &cache).unwrap();
-        let bits = |executable: &Executable| -> Vec<Vec<u32>> {
+        let bits = |executable: &Executable| -> Vec<u32> {
             let outputs = executable.run(inputs, &mut State::default()).unwrap();
-            outputs.iter().map(|(_, out)| out.floats().unwrap().iter().map(|v| v.to_bits()).collect()).collect()
+            let floats = outputs.iter().flat_map(|(_, out)| out.floats().unwrap());
+            // which sign a NaN has is left open by IEEE 754
+            floats.map(|v| if v.is_nan() { f32::NAN } else { *v }.to_bits()).collect()
         };
-        assert_eq!(bits(&fused), bits(&plain), "{precision}");
+        let (found, expected) = (bits(&fused), bits(&plain));
+        assert_eq!(found.len(), expected.len());
+        let different = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        assert_eq!(different, None, "{precision}");
         let groups = fused.nodes.iter().filter(|node| matches!(node, Node::Group(_)));
         groups.map(|group| group.steps().len()).collect()
     }
