@@ -54,7 +54,7 @@ pub(super) struct ColumnLanes;
 
 impl ColumnLanes {
     /// None of these.
-    pub fn new(_: &DigitColumns) -> Self {
+    pub fn new(_: &DigitColumns, _: bool) -> Self {
         ColumnLanes
     }
 
