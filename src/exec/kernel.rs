@@ -38,13 +38,13 @@ pub(crate) trait Elementwise: Sync {
     fn apply(&self, values: &mut [f32], other: Elements<'_>);
 }
 
-/// Floats of an input for a part of a result.
+/// Numbers of an input for a part of a result.
 #[derive(Clone, Copy)]
-pub(crate) enum Elements<'a> {
+pub(crate) enum Elements<'a, T = f32> {
     /// One for each of the result's.
-    Each(&'a [f32]),
+    Each(&'a [T]),
     /// The same for all.
-    One(f32),
+    One(T),
 }
 
 impl dyn Kernel {

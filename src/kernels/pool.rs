@@ -105,6 +105,15 @@ pub fn for_each_chunk<T: Send>(values: &mut [T], size: usize, part: impl Fn(usiz
     });
 }
 
+/// Does `part` for parts of `values` that follow each other, each with the number of its first: by several threads if there are
+/// [many](LARGE).
+pub fn for_each_part<T: Send>(values: &mut [T], part: impl Fn(usize, &mut [T]) + Sync) {
+    match values.len() > LARGE {
+        true => for_each_chunk(values, PART, |i, values| part(i * PART, values)),
+        false => part(0, values),
+    }
+}
+
 /// Does `part` for each of `items` and its number, as [`for_each`].
 pub fn for_each_mut<T: Send>(items: &mut [T], part: impl Fn(usize, &mut T) + Sync) {
     for_each_chunk(items, 1, |i, items| items.iter_mut().for_each(|item| part(i, item)));

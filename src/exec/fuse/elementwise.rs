@@ -18,7 +18,7 @@ use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::step::Step;
 use crate::tensor::{Dims, Tensor, TensorData};
-use anec_kernels::pool::{self, LARGE, PART};
+use anec_kernels::pool;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
@@ -140,44 +140,36 @@ impl Chain {
 
     /// The results of elements from `first` on. Where `out` holds those of an input, these are replaced.
     fn compute(&self, given: &[Given], first: usize, out: &mut [f32], rounds: impl Fn(DataType) -> bool) {
-        let (mut registers, mut results) = ([[0.0; BLOCK]; REGISTERS], [0.0; BLOCK]);
-        let Some((last, links)) = self.links.split_last() else { return };
+        let mut registers = [[0.0; BLOCK]; REGISTERS];
         for (block, out) in out.chunks_mut(BLOCK).enumerate() {
             let range = first + block * BLOCK..first + block * BLOCK + out.len();
-            let of_given = |place: usize| match &given[place] {
-                Given::Tensor(tensor) => elements_of(tensor, &range),
-                Given::Replaced => Elements::Each(&*out),
-            };
-            for link in links {
+            for link in &self.links {
                 let (before, rest) = registers.split_at_mut(link.into);
                 let Some((own, after)) = rest.split_first_mut() else { return };
                 let elements = |source: Source| match source {
                     Source::Number(number) => Elements::One(number),
-                    Source::Given(place) => of_given(place),
+                    Source::Given(place) => match &given[place] {
+                        Given::Tensor(tensor) => elements_of(tensor, &range),
+                        Given::Replaced => Elements::Each(&*out),
+                    },
                     Source::Register(register) if register < link.into => {
                         Elements::Each(&before[register][..range.len()])
                     }
                     Source::Register(register) => Elements::Each(&after[register - link.into - 1][..range.len()]),
                 };
-                let in_place = link.x == Source::Register(link.into);
-                link.compute(elements, &mut own[..range.len()], rounds(link.dtype), in_place);
+                link.compute(elements, &mut own[..range.len()], rounds(link.dtype));
             }
-            let elements = |source: Source| match source {
-                Source::Number(number) => Elements::One(number),
-                Source::Given(place) => of_given(place),
-                Source::Register(register) => Elements::Each(&registers[register][..range.len()]),
-            };
-            let results = &mut results[..range.len()];
-            last.compute(elements, results, rounds(last.dtype), false);
-            out.copy_from_slice(results);
+            if let Some(last) = self.links.last() {
+                out.copy_from_slice(&registers[last.into][..range.len()]);
+            }
         }
     }
 }
 
 impl Link {
     /// The step's result, in place of its first input if that is there already.
-    fn compute<'e>(&self, elements: impl Fn(Source) -> Elements<'e>, own: &mut [f32], rounds: bool, in_place: bool) {
-        if !in_place {
+    fn compute<'e>(&self, elements: impl Fn(Source) -> Elements<'e>, own: &mut [f32], rounds: bool) {
+        if self.x != Source::Register(self.into) {
             match elements(self.x) {
                 Elements::Each(x) => own.copy_from_slice(x),
                 Elements::One(x) => own.fill(x),
@@ -236,12 +228,10 @@ impl FusedKernel for Chain {
             |place: &usize| given[*place].shape[..] == shape[..] && self.given[*place].slot().is_some_and(is_last);
         let slot = (0..given.len()).find(whole).and_then(|place| self.given[place].slot());
         let half = frame.half;
-        let compute = |given: &[Given], first: usize, out: &mut [f32]| {
-            self.compute(given, first, out, |dtype| half && dtype == DataType::Fp16);
-        };
-        let divided = |given: &[Given], out: &mut [f32]| match out.len() > LARGE {
-            true => pool::for_each_chunk(out, PART, |i, out| compute(given, i * PART, out)),
-            false => compute(given, 0, out),
+        let compute = |given: &[Given], out: &mut [f32]| {
+            pool::for_each_part(out, |first, out| {
+                self.compute(given, first, out, |dtype| half && dtype == DataType::Fp16);
+            });
         };
         let mut own = slot.and_then(|slot| frame.workspace.slots[slot].take());
         let given = self.given.iter().zip(given);
@@ -251,7 +241,7 @@ impl FusedKernel for Chain {
         });
         let mut given: SmallVec<[Given; FEW]> = given.collect();
         if let Some(Tensor { data: TensorData::F32(values), .. }) = own.as_mut().and_then(Arc::get_mut) {
-            divided(&given, values);
+            compute(&given, values);
             return own.map(FusedResult::Tensor);
         }
         // something else has it
@@ -259,7 +249,7 @@ impl FusedKernel for Chain {
             let replaced = given.iter_mut().filter(|given| matches!(given, Given::Replaced));
             replaced.for_each(|given| *given = Given::Tensor(tensor.clone()));
         }
-        let result = frame.workspace.pool.written(&shape, |out| divided(&given, out));
+        let result = frame.workspace.pool.written(&shape, |out| compute(&given, out));
         Some(FusedResult::Tensor(result))
     }
 }

@@ -172,13 +172,13 @@ impl Arithmetic {
 }
 
 /// Numbers combined with others, in their place.
-struct Combine<'a, F> {
-    values: &'a mut [f32],
-    other: Elements<'a>,
+struct Combine<'a, T, F> {
+    values: &'a mut [T],
+    other: Elements<'a, T>,
     function: F,
 }
 
-impl<F: Fn(f32, f32) -> f32> Vectorize for Combine<'_, F> {
+impl<T: Copy, F: Fn(T, T) -> T> Vectorize for Combine<'_, T, F> {
     type Output = ();
 
     #[inline(always)]
@@ -325,15 +325,12 @@ fn zip_into<T: Copy + Send + Sync>(
         if let Some(x) = x {
             row.copy_from_slice(&x[i..][..row.len()]);
         }
-        if y_step == 0 {
-            let y = y[j];
-            row.iter_mut().for_each(|x| *x = function(*x, y));
-        } else {
-            row.iter_mut().zip(&y[j..]).for_each(|(x, y)| *x = function(*x, *y));
-        }
+        let other = if y_step == 0 { Elements::One(y[j]) } else { Elements::Each(&y[j..]) };
+        // rows may be short, so the processor isn't asked what it has for each
+        Combine { values: row, other, function: &function }.run();
     };
-    if walk.shape.is_empty() && length > LARGE {
-        return pool::for_each_chunk(out, PART, |i, part| combine(part, i * PART, i * PART * y_step));
+    if walk.shape.is_empty() {
+        return pool::for_each_part(out, |first, part| combine(part, first, first * y_step));
     }
     if let Some(runs) = walk.part() {
         return pool::for_each_chunk(out, runs * length, |i, part| {

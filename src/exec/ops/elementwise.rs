@@ -10,7 +10,7 @@ use crate::tensor::{Tensor, TensorData};
 use anec_kernels::activation::{
     erf, exp_in_place, gelu, gelu_sigmoid_in_place, gelu_tanh_in_place, sigmoid_in_place, silu_in_place, tanh_in_place,
 };
-use anec_kernels::pool::{self, LARGE, PART};
+use anec_kernels::pool;
 use anec_mil::DataType;
 
 /// The rows of this group.
@@ -77,17 +77,13 @@ fn unary(op: &mut Resolver<'_>, function: impl Fn(f32) -> f32 + Send + Sync + 's
 
 /// `function` of parts of a tensor's floats, by all threads if there are many: in place if nobody else has the tensor.
 fn of_parts(pool: &mut Pool, mut x: Arc<Tensor>, function: impl Fn(&mut [f32]) + Sync) -> Result<Arc<Tensor>, String> {
-    let divided = |values: &mut [f32], part: &(dyn Fn(usize, &mut [f32]) + Sync)| match values.len() > LARGE {
-        true => pool::for_each_chunk(values, PART, |i, values| part(i * PART, values)),
-        false => part(0, values),
-    };
     if let Some(Tensor { data: TensorData::F32(values), .. }) = Arc::get_mut(&mut x) {
-        divided(values, &|_, values| function(values));
+        pool::for_each_part(values, |_, values| function(values));
         return Ok(x);
     }
     let from = x.floats().ok_or_else(|| format!("`x` holds {}, not floats", x.data.kind()))?;
     let result = pool.written(&x.shape, |out| {
-        divided(out, &|first, out| {
+        pool::for_each_part(out, |first, out| {
             out.copy_from_slice(&from[first..][..out.len()]);
             function(out);
         });
@@ -101,7 +97,7 @@ impl<F: Fn(f32) -> f32 + Send + Sync + 'static> Kernel for Unary<F> {
         let function = &self.function;
         let mut x = call.take(self.x)?;
         let result = match x.data {
-            TensorData::F32(_) => of_parts(pool, x, |part| part.iter_mut().for_each(|v| *v = function(*v)))?,
+            TensorData::F32(_) => of_parts(pool, x, |part| self.apply(part, Elements::One(0.0)))?,
             TensorData::I32(_) => {
                 // f64 would hold every i32; f32 does as well for what MIL lets these ops take (abs, clip, sign of small
                 // numbers)
