@@ -70,7 +70,7 @@ impl Executable {
 
     fn begin<'a>(&self, call: SequenceCall<'a>, is_divided: bool) -> Member<'a> {
         let SequenceCall { inputs, state } = call;
-        let mut workspace = std::mem::take(&mut state.workspace);
+        let mut workspace = self.workspaces.take();
         workspace.begin(self.slots);
         let failure = self.check_inputs(&inputs).err();
         let mut member = Member { workspace, state, is_divided, failure };
@@ -84,10 +84,8 @@ impl Executable {
     fn end(&self, mut member: Member<'_>) -> Result<Vec<(String, Tensor)>, ExecError> {
         let mut outputs = Vec::new();
         member.attempt(self, |frame| self.take_outputs(frame, &mut outputs));
-        let Member { mut workspace, state, failure, .. } = member;
-        workspace.clear();
-        state.workspace = workspace;
-        match failure {
+        self.workspaces.give(member.workspace);
+        match member.failure {
             None => Ok(self.with_names(outputs)),
             Some(error) => Err(error),
         }

@@ -24,7 +24,7 @@ use super::step::Step;
 use super::tensor::Tensor;
 use super::value::Value;
 use super::weight::WeightCache;
-use super::workspace::Workspace;
+use super::workspace::{Workspace, Workspaces};
 use anec_kernels::product::Activations;
 use anec_mil::{Binding, Dim, Function, Symbol, SymbolRange, TensorType, Uses, ValueType};
 
@@ -137,6 +137,7 @@ pub struct Executable {
     pub(super) nodes: Vec<Node>,
     outputs: Vec<(String, Operand)>,
     pub(super) slots: usize,
+    pub(super) workspaces: Workspaces,
 }
 
 impl std::fmt::Debug for Executable {
@@ -230,6 +231,7 @@ impl Executable {
             nodes,
             outputs,
             slots: function.values.len(),
+            workspaces: cache.workspaces().clone(),
         })
     }
 
@@ -336,14 +338,12 @@ impl Executable {
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
         self.check_inputs(inputs)?;
-        let mut workspace = std::mem::take(&mut state.workspace);
+        let mut workspace = self.workspaces.take();
         workspace.begin(self.slots);
         outputs.drain(..).for_each(|tensor| workspace.pool.recycle(tensor));
         let mut frame = self.frame(workspace, state, observer, profile);
         let result = self.run_frame(&mut frame, inputs, outputs);
-        let Frame { mut workspace, state, .. } = frame;
-        workspace.clear();
-        state.workspace = workspace;
+        self.workspaces.give(frame.workspace);
         result
     }
 

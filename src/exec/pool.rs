@@ -159,6 +159,11 @@ impl Pool {
         }
     }
 
+    /// Bytes of the tensors that are kept.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Begins another run.
     pub fn begin_run(&mut self) {
         self.run += 1;

@@ -6,24 +6,16 @@ use std::sync::Arc;
 
 use super::memo::ProductMemo;
 use super::tensor::Tensor;
-use super::workspace::Workspace;
 use anec_mil::DataType;
 
 /// The states of one sequence, by name. Functions that declare states of the same name share them. A clone is a
-/// snapshot: buffers are copied when one of the two is written. What runs work with is kept here, too, for the next run.
-#[derive(Default)]
+/// snapshot: buffers are copied when one of the two is written.
+#[derive(Clone, Default)]
 pub struct State {
     /// A state is missing while a run changes it.
     tensors: BTreeMap<String, Option<Arc<Tensor>>>,
-    pub(super) workspace: Workspace,
     /// Where products are remembered.
     pub(super) memo: Option<Arc<ProductMemo>>,
-}
-
-impl Clone for State {
-    fn clone(&self) -> Self {
-        State { tensors: self.tensors.clone(), workspace: Workspace::default(), memo: self.memo.clone() }
-    }
 }
 
 impl PartialEq for State {

@@ -11,6 +11,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::tensor::{Dims, Tensor, TensorData};
+use super::workspace::Workspaces;
 use anec_base::Result;
 use anec_kernels::codes::{CodeTables, PackedCodes};
 use anec_kernels::layout::MatrixLayout;
@@ -74,17 +75,24 @@ impl Deref for LoadedWeight {
 /// A content, kept so that its address stays its own, and its elements.
 type Held = (Arc<dyn Content>, Arc<Elements>);
 
-/// The bytes of weights by the content they come from, so that functions which use the same weights hold them once.
+/// The bytes of weights by the content they come from, so that functions which use the same weights hold them once, and the
+/// memory of their runs.
 #[derive(Default)]
 pub struct WeightCache {
     held: Mutex<HashMap<(usize, DataType), Held>>,
     arena: Arena,
+    workspaces: Workspaces,
 }
 
 impl WeightCache {
     /// An empty cache.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// What runs of all functions work with.
+    pub(super) fn workspaces(&self) -> &Workspaces {
+        &self.workspaces
     }
 
     /// Bytes that the weights take in memory.

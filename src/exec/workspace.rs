@@ -1,10 +1,34 @@
-//! What a run works with, kept from run to run so that the next one finds it.
+//! What a run works with, kept from run to run so that the next one finds it, whatever sequence it is for.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::pool::Pool;
 use super::tensor::Tensor;
 use super::value::Value;
+
+/// Most bytes of tensors that are kept in workspaces without a run.
+const MOST_BYTES: usize = 128 << 20;
+
+/// Workspaces of the executables of a model that no run has. There are as many as there were runs at a time: a sequence that
+/// begins finds the memory that another one left, which the system need not clear once more.
+#[derive(Clone, Default)]
+pub(super) struct Workspaces(Arc<Mutex<Vec<Workspace>>>);
+
+impl Workspaces {
+    /// One for a run: the one that was given back last, or a new one.
+    pub fn take(&self) -> Workspace {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    /// Takes one back from a run that has ended.
+    pub fn give(&self, mut workspace: Workspace) {
+        workspace.clear();
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.iter().chain([&workspace]).map(|workspace| workspace.pool.bytes()).sum::<usize>() <= MOST_BYTES {
+            idle.push(workspace);
+        }
+    }
+}
 
 /// Values of a run, and room for the arguments and results of one step.
 #[derive(Default)]
@@ -37,5 +61,39 @@ impl Workspace {
                 self.pool.recycle(tensor);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_finds_the_memory_of_one_that_has_ended() {
+        let workspaces = Workspaces::default();
+        let place = |workspace: &mut Workspace| {
+            workspace.begin(1);
+            let tensor = workspace.pool.filled(&[1000], 0f32);
+            let place = tensor.floats().unwrap().as_ptr();
+            workspace.slots[0] = Some(tensor);
+            place
+        };
+        let [mut first, mut second] = [(); 2].map(|()| workspaces.take());
+        let places = [place(&mut first), place(&mut second)];
+        assert_ne!(places[0], places[1], "both run");
+        workspaces.clone().give(first);
+        assert_eq!(place(&mut workspaces.take()), places[0]);
+    }
+
+    #[test]
+    fn what_idle_workspaces_keep_has_an_end() {
+        let workspaces = Workspaces::default();
+        let mut taken = [(); 5].map(|()| workspaces.take());
+        for workspace in &mut taken {
+            let tensor = workspace.pool.filled(&[MOST_BYTES / 4], true);
+            workspace.pool.recycle(tensor);
+        }
+        taken.into_iter().for_each(|workspace| workspaces.give(workspace));
+        assert_eq!(workspaces.0.lock().unwrap().len(), 4);
     }
 }
