@@ -39,6 +39,7 @@
 //! | [`engine`] | the arithmetic of the Neural Engine, simulated |
 //! | `step`, `node`, `frame` | what a function is made of, and carrying it out |
 //! | `pool`, `workspace` | tensors that nobody needs any more, kept for those that come |
+//! | `slot_writes` | which slots of its caches a run writes |
 //!
 //! Inner loops, memory for weights and the threads are those of `anec_kernels`.
 
@@ -62,6 +63,7 @@ mod ops;
 mod pool;
 pub mod profile;
 mod resolve;
+mod slot_writes;
 pub mod state;
 mod step;
 mod strided;

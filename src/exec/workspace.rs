@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::pool::Pool;
+use super::slot_writes::SlotWrites;
 use super::tensor::Tensor;
 use super::value::Value;
 
@@ -41,6 +42,8 @@ pub(super) struct Workspace {
     pub results: Vec<Arc<Tensor>>,
     /// Tensors that nobody needs.
     pub pool: Pool,
+    /// Slots of caches that the run writes.
+    pub slot_writes: SlotWrites,
 }
 
 impl Workspace {
@@ -53,6 +56,7 @@ impl Workspace {
 
     /// Gives up all values.
     pub fn clear(&mut self) {
+        self.slot_writes.clear(&mut self.pool);
         for tensor in self.slots.drain(..).flatten().chain(self.results.drain(..)) {
             self.pool.recycle(tensor);
         }

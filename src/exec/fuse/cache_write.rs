@@ -12,10 +12,11 @@ use crate::frame::Frame;
 use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::ops::{Arithmetic, BinaryOp, Matmul, ReadState, SliceByIndex, SliceUpdate, WriteState};
+use crate::slot_writes::SlotWrite;
 use crate::step::Step;
 use crate::tensor::TensorData;
+use crate::workspace::Workspace;
 use anec_kernels::aligned_buf::AlignedBuf;
-use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
@@ -127,55 +128,28 @@ impl FusedKernel for CacheWrite {
         let shapes = mask.shape == [1, 1, slots, tokens]
             && keep.shape == [1, 1, slots, 1]
             && new.shape == [1, rows.len(), tokens, width];
-        let (mask, keep, new) = (mask.floats()?, keep.floats()?, new.floats()?);
+        let (factors, new) = (mask.floats()?, new.floats()?);
         // a number that isn't finite would spread to all slots, times zero
         if !shapes || !new.iter().all(|v| v.is_finite()) {
             return None;
         }
         let halves = self.types.map(|dtype| frame.rounds(dtype));
+        let Workspace { slot_writes, pool, .. } = &mut frame.workspace;
+        let writes = slot_writes.of(&mask, &keep, tokens)?;
         let mut cache = frame.state.take(&self.state)?;
-        if let TensorData::F32(values) = &mut frame.workspace.pool.make_mut(&mut cache).data {
+        if let TensorData::F32(values) = &mut pool.make_mut(&mut cache).data {
             let mut sums = AlignedBuf::new(width);
-            for_each_written(mask, keep, tokens, |slot| {
-                for (row, new) in rows.clone().zip(new.chunks_exact((tokens * width).max(1))) {
+            for (row, new) in rows.zip(new.chunks_exact((tokens * width).max(1))) {
+                for SlotWrite { slot, keep, tokens: written } in writes {
                     let old = &mut values[(row * slots + slot) * width..][..width];
-                    merge(old, keep[slot], (&mask[slot * tokens..][..tokens], new), sums.floats(), halves);
+                    let factors = &factors[slot * tokens..][written.clone()];
+                    let new = &new[written.start * width..][..written.len() * width];
+                    merge(old, *keep, (factors, new), sums.floats(), halves);
                 }
-            });
+            }
         }
         frame.state.put(&self.state, cache);
         Some(FusedResult::Nothing)
-    }
-}
-
-/// Visits the slots that change.
-fn for_each_written(mask: &[f32], keep: &[f32], tokens: usize, mut visit: impl FnMut(usize)) {
-    const BLOCK: usize = 64;
-    for (i, keep) in keep.chunks(BLOCK).enumerate() {
-        let first = i * BLOCK;
-        let rows = &mask[first * tokens..][..keep.len() * tokens];
-        if !vectorized(StaySame { keep, rows }) {
-            let changes = |i: &usize| keep[*i] != 1.0 || rows[i * tokens..][..tokens].iter().any(|m| *m != 0.0);
-            (0..keep.len()).filter(changes).for_each(|i| visit(first + i));
-        }
-    }
-}
-
-/// Whether some slots stay as they are.
-struct StaySame<'a> {
-    keep: &'a [f32],
-    /// Of the mask.
-    rows: &'a [f32],
-}
-
-impl Vectorize for StaySame<'_> {
-    type Output = bool;
-
-    #[inline(always)]
-    fn run(self) -> bool {
-        // without an early end, so that it is done by whole vectors
-        let all = |values: &[f32], are: f32| values.iter().fold(true, |all, value| all & (*value == are));
-        all(self.keep, 1.0) & all(self.rows, 0.0)
     }
 }
 
