@@ -17,9 +17,7 @@ use std::sync::OnceLock;
 use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
-use super::digits::{
-    Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, joined, most_digits, third_squared,
-};
+use super::digits::{Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, joined, most_digits};
 use super::dotprod::StoredRows;
 use super::layout::{MatrixLayout, SharedOutput};
 use super::planes::PLANES;
@@ -27,8 +25,10 @@ use super::pool;
 use super::simd::CACHE_LINE;
 use super::tiles::{STRIP, put};
 
+mod columns;
 mod tile_products;
 
+use columns::{Group, TileColumns};
 use tile_products::multiply_some;
 
 /// Rows of a tile, and its columns.
@@ -41,10 +41,6 @@ const ROWS: usize = 2 * SIDE;
 const LONG: usize = 2048;
 /// Elements of a row in a tile.
 const STEP: usize = 64;
-/// Elements of a column that are packed at a time.
-const DEPTH: usize = 512;
-/// Elements of each column that are measured at a time.
-const MEASURED: usize = 128;
 /// Words of a tile: a kilobyte.
 const TILE: usize = 256;
 
@@ -109,175 +105,20 @@ pub(super) fn multiply(
     if columns == 0 {
         return true;
     }
-    let padded = columns.next_multiple_of(SIDE);
-    let part = |i: usize| Part {
-        x: &x[i * MEASURED * x_layout.row..],
-        layout: x_layout,
-        deep: MEASURED.min(depth - i * MEASURED),
-        wide: columns,
-    };
-    let parts = depth.div_ceil(MEASURED);
-    // SAFETY: the processor has these vectors, as asserted.
-    let largest = found_in_parts(parts, padded, u32::max, |i, largest| unsafe { part(i).largest(largest) });
-    let inverse = |bits: &u32| Unit::of_few(*bits).map(|unit| unit.inverse);
-    let Some(few) = largest.iter().map(inverse).collect::<Option<Vec<f32>>>().filter(|_| depth <= MOST_DEPTH) else {
+    // SAFETY: the processor has the vectors, as asserted.
+    let Some(packed) = (unsafe { TileColumns::new((x, x_layout), (depth, columns), activations) }) else {
         return false;
     };
-    // SAFETY: as above; the units are those of the columns.
-    let squares = found_in_parts(parts, padded, u32::wrapping_add, |i, own| unsafe { part(i).squares(&few, own) });
-    let unit = |(bits, squares): (&u32, u32)| Unit::of(activations, *bits, squares, depth);
-    let Some(units) = largest.iter().zip(squares).map(unit).collect::<Option<Vec<Unit>>>() else { return false };
-
-    // pieces of the depth of 16 columns, which don't cross columns
-    let of_columns = depth.div_ceil(DEPTH);
-    let piece = |i: usize| Part {
-        x: &x[i / of_columns * SIDE * x_layout.column + i % of_columns * DEPTH * x_layout.row..],
-        layout: x_layout,
-        deep: DEPTH.min(depth - i % of_columns * DEPTH),
-        wide: SIDE.min(columns - i / of_columns * SIDE),
-    };
-    let steps = depth.div_ceil(STEP);
-    let mut lines = AlignedBuf::new(padded / SIDE * steps * DIGITS * TILE);
-    let all_of_columns = lines.words().chunks_exact_mut((steps * DIGITS * TILE).max(1));
-    let mut packed: Vec<&mut [u32]> =
-        all_of_columns.flat_map(|all| all.chunks_mut(DEPTH / STEP * DIGITS * TILE)).collect();
-    pool::for_each_mut(&mut packed, |i, words| {
-        // SAFETY: as above.
-        unsafe { piece(i).pack(&units[i / of_columns * SIDE..], words) };
-    });
     let out = SharedOutput::new(out, out_layout);
     // lower bytes are multiplied with the higher digits alone
-    let planes = a.planes().min(most_digits(&units));
-    let chunk = Chunk { a, planes, depth, columns, packed: &lines, units: &units, finish: &finish, out };
+    let planes = a.planes().min(most_digits(&packed.units));
+    let chunk = Chunk { a, planes, depth, columns, packed: &packed, finish: &finish, out };
     let of_chunk = if depth < LONG { ROWS } else { MOST_ROWS };
     pool::for_each(rows.div_ceil(of_chunk), |i| {
         // SAFETY: the processor has the unit, as asserted.
         unsafe { chunk.run(i * of_chunk, of_chunk.min(rows - i * of_chunk)) }
     });
     true
-}
-
-/// What the parts of so many columns find of each, put together.
-fn found_in_parts(
-    parts: usize,
-    columns: usize,
-    join: fn(u32, u32) -> u32,
-    find: impl Fn(usize, &mut [u32]) + Sync,
-) -> Vec<u32> {
-    let mut found = vec![0; parts.max(1) * columns];
-    pool::for_each_chunk(&mut found[..parts * columns], columns, find);
-    let (all, others) = found.split_at_mut(columns);
-    for others in others.chunks_exact(columns) {
-        all.iter_mut().zip(others).for_each(|(all, other)| *all = join(*all, *other));
-    }
-    found.truncate(columns);
-    found
-}
-
-/// Some of the depth of some columns.
-struct Part<'a> {
-    x: &'a [f32],
-    layout: MatrixLayout,
-    deep: usize,
-    wide: usize,
-}
-
-impl Part<'_> {
-    /// An element of each of 16 columns, zeros beyond the last.
-    #[inline(always)]
-    fn elements(&self, k: usize) -> [f32; SIDE] {
-        let mut elements = [0.0; SIDE];
-        let x = &self.x[k * self.layout.row..];
-        if self.layout.column == 1 && self.wide == SIDE {
-            elements.copy_from_slice(&x[..SIDE]);
-        } else {
-            elements.iter_mut().enumerate().take(self.wide).for_each(|(c, e)| *e = x[c * self.layout.column]);
-        }
-        elements
-    }
-
-    /// Does something with the elements of each column, and with what is given for it, in the order in which they lie in
-    /// memory.
-    #[inline(always)]
-    fn each<T: Copy>(
-        &self,
-        of_columns: &mut [u32],
-        given: impl Iterator<Item = T> + Clone,
-        act: impl Fn(&mut u32, f32, T),
-    ) {
-        if self.layout.column == 1 {
-            // nothing but zipped iterators, which become vectors
-            for k in 0..self.deep {
-                let row = &self.x[k * self.layout.row..][..self.wide];
-                let columns = row.iter().zip(&mut *of_columns).zip(given.clone());
-                columns.for_each(|((element, own), given)| act(own, *element, given));
-            }
-        } else {
-            for (c, (own, given)) in of_columns.iter_mut().zip(given).enumerate().take(self.wide) {
-                (0..self.deep).for_each(|k| act(own, self.x[c * self.layout.column + k * self.layout.row], given));
-            }
-        }
-    }
-
-    /// The bits, without the sign, of the largest element of each column.
-    ///
-    /// # Safety
-    /// The processor has AVX-512F.
-    #[target_feature(enable = "avx512f")]
-    unsafe fn largest(&self, largest: &mut [u32]) {
-        let bits = |element: f32| element.to_bits() & !(1 << 31);
-        self.each(largest, std::iter::repeat(()), |largest, element, ()| *largest = (*largest).max(bits(element)));
-    }
-
-    /// The sum of the squares of the third digits of each column.
-    ///
-    /// # Safety
-    /// The processor has AVX-512F; each column is finite and has its unit in three digits.
-    #[target_feature(enable = "avx512f")]
-    unsafe fn squares(&self, inverse: &[f32], squares: &mut [u32]) {
-        self.each(squares, inverse.iter().copied(), |squares, element, inverse| {
-            // SAFETY: the unit is that of this column.
-            *squares = squares.wrapping_add(unsafe { third_squared(element, inverse) });
-        });
-    }
-
-    /// Packs the digits as the unit reads them: of each step, a tile for each digit, the lowest first, in which a row
-    /// has four elements of each column.
-    ///
-    /// # Safety
-    /// The processor has AVX-512F; each column is finite and has its unit.
-    #[target_feature(enable = "avx512f")]
-    unsafe fn pack(&self, units: &[Unit], words: &mut [u32]) {
-        /// Every other byte.
-        const EVEN: u32 = 0x00ff_00ff;
-        let inverse: [f32; SIDE] = std::array::from_fn(|c| units[c].inverse);
-        for (step, tiles) in words.chunks_exact_mut(DIGITS * TILE).enumerate() {
-            let (tiles, _) = tiles.as_chunks_mut::<SIDE>();
-            for row in 0..STEP / 4 {
-                let mut digits = [[0u32; SIDE]; 4];
-                for (j, digits) in digits.iter_mut().enumerate() {
-                    let k = step * STEP + 4 * row + j;
-                    if k < self.deep {
-                        let elements = self.elements(k);
-                        for c in 0..SIDE {
-                            // SAFETY: the unit is that of this column.
-                            digits[c] = unsafe { digits_of(elements[c], inverse[c]) };
-                        }
-                    }
-                }
-                for c in 0..SIDE {
-                    let [first, second, third, fourth] = [digits[0][c], digits[1][c], digits[2][c], digits[3][c]];
-                    let even = |low: u32, high: u32| low & EVEN | (high & EVEN) << 8;
-                    let odd = |low: u32, high: u32| low >> 8 & EVEN | high & !EVEN;
-                    let pairs = [(even(first, second), even(third, fourth)), (odd(first, second), odd(third, fourth))];
-                    for (digit, (low, high)) in pairs.into_iter().enumerate() {
-                        tiles[digit * SIDE + row][c] = low & 0xffff | high << 16;
-                        tiles[(digit + 2) * SIDE + row][c] = low >> 16 | high & !0xffff;
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// What threads share.
@@ -287,8 +128,7 @@ struct Chunk<'a, F> {
     planes: usize,
     depth: usize,
     columns: usize,
-    packed: &'a AlignedBuf,
-    units: &'a [Unit],
+    packed: &'a TileColumns,
     finish: &'a F,
     out: SharedOutput,
 }
@@ -393,8 +233,7 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
         let pairs = count.div_ceil(ROWS);
         let near = [self.laid_out(first, count.min(ROWS)), self.laid_out(first + ROWS, count.saturating_sub(ROWS))];
         // the rows after these come while these are multiplied, a part of them with every product
-        let products: usize =
-            self.units.chunks(SIDE).map(|units| if most_digits(units) == DIGITS { 2 } else { 1 }).sum();
+        let products: usize = self.packed.groups.iter().map(|group| if group.digits == DIGITS { 2 } else { 1 }).sum();
         let lines = ROWS.div_ceil(products);
         let (mut ahead, end) = match self.a {
             TileRows::Bytes(bytes) => {
@@ -412,9 +251,9 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
             let columns = STRIP.min(self.columns - strip);
             for place in 0..columns.div_ceil(SIDE) {
                 let start = strip + place * SIDE;
-                let units = &self.units[start..][..SIDE];
+                let units = &self.packed.units[start..][..SIDE];
                 let sizes: [f32; SIDE] = std::array::from_fn(|c| units[c].size);
-                let digits = most_digits(units);
+                let Group { first: place_of_digits, digits } = self.packed.groups[start / SIDE];
                 for (near, whole) in near[..pairs].iter().zip(whole.as_chunks_mut().0) {
                     for (plane, bytes) in near.planes.iter().enumerate().take(digits) {
                         let mut digit = plane;
@@ -422,10 +261,16 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
                             let (multiply, taken) = multiply_some(plane > 0, digits - digit);
                             // SAFETY: the columns are packed to this depth, and the sums have room for all digits.
                             unsafe {
-                                let x = self.packed.pointer().add((start / SIDE * steps * DIGITS + digit) * TILE);
+                                let x = self.packed.lines.pointer().add(place_of_digits + digit * TILE);
                                 let lines = if ahead < end { lines } else { 0 };
                                 let sums = sums.0[digit - plane..].as_mut_ptr().cast();
-                                multiply(bytes.pointer(), x, steps, sums, (ahead, lines));
+                                multiply(
+                                    bytes.pointer(),
+                                    (x, digits * TILE * size_of::<u32>()),
+                                    steps,
+                                    sums,
+                                    (ahead, lines),
+                                );
                             }
                             ahead = ahead.wrapping_add(steps * lines * CACHE_LINE);
                             digit += taken;
@@ -568,7 +413,7 @@ mod tests {
                 x[100] = value;
                 assert!(product((3, 32, 9), a, &x, false).is_none());
             }
-            let long = MOST_DEPTH + 1;
+            let long = super::super::digits::MOST_DEPTH + 1;
             let a = (&vec![1; long][..], Activations::F32);
             assert!(product((1, long, 9), a, &vec![1.0; long * 9], false).is_none());
         }

@@ -7,8 +7,9 @@ use crate::digits::FEW_DIGITS;
 /// What multiplies two tiles of rows with digits of 16 columns, over some steps. With each step, it asks for as many of the
 /// cache lines from `ahead` on as it says: they come while the unit computes. They need not be ones that can be read.
 ///
-/// The arguments are the rows' tiles, the columns', how many steps, where the sums of each digit go, and what to ask for.
-pub(super) type MultiplyTiles = unsafe fn(*const u32, *const u32, usize, *mut i32, (*const i8, usize));
+/// The arguments are the rows' tiles, the columns' and how many bytes these are from step to step, how many steps, where the sums
+/// of each digit go, and what to ask for.
+pub(super) type MultiplyTiles = unsafe fn(*const u32, (*const u32, usize), usize, *mut i32, (*const i8, usize));
 
 /// A function of [`MultiplyTiles`], of what is done before the steps, with each, and after them.
 macro_rules! multiply_tiles {
@@ -18,9 +19,14 @@ macro_rules! multiply_tiles {
         /// # Safety
         /// The processor has the unit, which is configured; `near` has the tiles of as many steps, `x` the digits, and
         /// `sums` has room.
-        unsafe fn $name(near: *const u32, x: *const u32, steps: usize, sums: *mut i32, (ahead, lines): (*const i8, usize)) {
-            // SAFETY: as promised. A tile is a kilobyte, two are what a step takes of the rows and four what there are of
-            // the columns.
+        unsafe fn $name(
+            near: *const u32,
+            (x, of_step): (*const u32, usize),
+            steps: usize,
+            sums: *mut i32,
+            (ahead, lines): (*const i8, usize),
+        ) {
+            // SAFETY: as promised. A tile is a kilobyte, two are what a step takes of the rows.
             unsafe {
                 asm!(
                     $($before,)*
@@ -38,13 +44,14 @@ macro_rules! multiply_tiles {
                     "jnz 4b",
                     "5:",
                     "add {a}, 2048",
-                    "add {x}, 4096",
+                    "add {x}, {of_step}",
                     "dec {steps}",
                     "jnz 2b",
                     "3:",
                     $($after,)*
                     a = inout(reg) near => _,
                     x = inout(reg) x => _,
+                    of_step = in(reg) of_step,
                     steps = inout(reg) steps => _,
                     sums = in(reg) sums,
                     stride = in(reg) 64usize,
