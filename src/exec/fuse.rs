@@ -2,9 +2,10 @@
 //!
 //! A program for the Neural Engine has no loops and no sizes that change from call to call: attention goes over all
 //! slots of the cache, whether they hold anything or not, and a cache is written by computing all of it anew. A
-//! processor can do with a part. When a function is compiled, two forms are looked for: the write of a cache through a
-//! mask, and attention under a mask. Their steps become a [`Group`], which looks at the masks when it runs, and leaves
-//! out what they close. Of the other steps, those that work on each element by itself go through the elements together.
+//! processor can do with a part. When a function is compiled, the write of a cache through a mask and attention under a mask
+//! are looked for. Their steps become a [`Group`], which looks at the masks when it runs, and leaves out what they close.
+//! Other steps become groups because each by itself has little to do: rotary position embeddings, and of the others those
+//! that work on each element by itself, with those that reduce rows of elements, such as a norm's.
 //!
 //! A group keeps the steps that it stands for. If what it finds when it runs isn't what it was made for (other shapes,
 //! a token that sees nothing), it says so, and the steps are carried out as they stand.
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::node::{FusedKernel, Group, Node};
 use super::operand::Operand;
-use super::ops::{Softmax, WriteState};
+use super::ops::{Concat, Softmax, WriteState};
 use super::step::Step;
 use anec_mil::Uses;
 
@@ -21,6 +22,11 @@ mod attention;
 mod cache_write;
 mod elementwise;
 mod flow;
+mod members;
+mod rope;
+mod rows;
+#[cfg(test)]
+mod testing;
 
 use flow::Flow;
 
@@ -56,6 +62,8 @@ pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operan
             attention::find(&flow, at, softmax)
         } else if let Some(write) = flow.kernel::<WriteState>(at) {
             cache_write::find(&flow, at, write)
+        } else if let Some(concat) = flow.kernel::<Concat>(at) {
+            rope::find(&flow, at, concat)
         } else {
             None
         };
@@ -63,9 +71,10 @@ pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operan
             take(found, &mut taken);
         }
     }
-    // of what is left, the longest chains
+    // of what is left, the longest
     for at in (0..steps.len()).rev() {
-        if let Some(found) = elementwise::find(&flow, at, |step| !taken.contains(&step)) {
+        let is_free = |step: usize| !taken.contains(&step);
+        if let Some(found) = rows::find(&flow, at, is_free).or_else(|| elementwise::find(&flow, at, is_free)) {
             take(found, &mut taken);
         }
     }

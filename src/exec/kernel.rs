@@ -27,6 +27,23 @@ pub(crate) trait Kernel: Any + Send + Sync {
     fn elementwise(&self) -> Option<&dyn Elementwise> {
         None
     }
+
+    /// What it makes of each row of numbers, if it reduces an axis and keeps it.
+    fn reduction(&self) -> Option<&dyn Reduction> {
+        None
+    }
+}
+
+/// An op that makes one number of all that lie along an axis.
+pub(crate) trait Reduction: Sync {
+    /// The tensor.
+    fn input(&self) -> Input;
+
+    /// The axis of a tensor of so many, if it is the only one that is reduced and stays, with a size of one.
+    fn axis(&self, rank: usize) -> Option<usize>;
+
+    /// What a row of floats is reduced to.
+    fn reduce(&self, row: &[f32]) -> f32;
 }
 
 /// An op each element of whose result follows from those at the same place of one or two tensors, or from single numbers.

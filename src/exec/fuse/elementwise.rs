@@ -4,14 +4,14 @@
 //! read and write all of it. A group of such ops goes through the elements once, some at a time, and does all that there is
 //! to be done with these. Each op is applied to the same numbers as it stands, so the results are the same to the last bit.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::Found;
-use super::flow::{Flow, constant};
+use super::flow::Flow;
+use super::members::{FEW, Outer, REGISTERS, Registers, members};
 use crate::frame::Frame;
 use crate::kernel::{Elements, Input, Kernel};
 use crate::node::{FusedKernel, FusedResult};
@@ -24,10 +24,6 @@ use anec_mil::DataType;
 
 /// Elements that go through all steps before the next ones do.
 const BLOCK: usize = 512;
-/// Results of steps that are kept at a time: with the elements that are read, they stay in a core's nearest cache.
-const REGISTERS: usize = 4;
-/// Inputs of a chain up to which a run allocates no memory for them.
-const FEW: usize = 8;
 
 /// Steps of one or two inputs each, of which only the last one's result is needed elsewhere.
 struct Chain {
@@ -63,31 +59,16 @@ enum Source {
 pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool) -> Option<Found> {
     let is_link = |step: &Step| step.kernel.elementwise().is_some() && step.outputs.len() == 1;
     let shape = |step: &Step| step.types.first().map(|ty| ty.shape.clone());
-    let (end, mut members) = (&flow.steps[last], BTreeSet::from([last]));
+    let end = &flow.steps[last];
     if !is_link(end) || !is_free(last) {
         return None;
     }
-    // whoever uses a member comes later, so each is looked at when all of its users are known
-    let mut next: BTreeSet<usize> = producers(flow, end).collect();
-    while let Some(at) = next.pop_last() {
-        let (step, users) = (&flow.steps[at], flow.users(at));
-        let only_here = !users.is_empty() && users.iter().all(|user| members.contains(user));
-        if is_link(step) && only_here && is_free(at) && shape(step) == shape(end) {
-            members.insert(at);
-            next.extend(producers(flow, step));
-        }
-    }
-    if members.len() < 2 {
-        return None;
-    }
-    let members: Vec<usize> = members.into_iter().collect();
-    let kernel = Box::new(Chain::new(flow, &members)?);
+    let members = members(flow, last, |at| {
+        let step = &flow.steps[at];
+        is_link(step) && is_free(at) && shape(step) == shape(end)
+    });
+    let kernel = Box::new(Chain::new(flow, &members).filter(|_| members.len() >= 2)?);
     Some(Found { members, copies: Vec::new(), kernel })
-}
-
-/// The steps that give a step's operands.
-fn producers<'f>(flow: &'f Flow<'_>, step: &'f Step) -> impl Iterator<Item = usize> + 'f {
-    step.operands.iter().filter_map(|operand| flow.producer(operand))
 }
 
 impl Chain {
@@ -95,47 +76,28 @@ impl Chain {
     fn new(flow: &Flow<'_>, members: &[usize]) -> Option<Chain> {
         let rank = flow.steps[*members.last()?].types.first()?.shape.len();
         let mut chain = Chain { links: Vec::with_capacity(members.len()), given: Vec::new(), rank };
-        // whose result a register holds that is still needed
-        let mut registers = [None; REGISTERS];
+        let mut registers = Registers::default();
         for member in members {
             let step = &flow.steps[*member];
             let (x, y) = step.kernel.elementwise()?.inputs();
             let mut source = |input: Input| {
                 let operand = step.operand(input);
-                let producer = flow.producer(operand);
-                let register = registers.iter().position(|held| held.is_some() && *held == producer);
-                register.map(Source::Register).unwrap_or_else(|| chain.given(operand))
+                let register = registers.holding(flow.producer(operand)).map(Source::Register);
+                register.unwrap_or_else(|| match Outer::new(operand, rank, &mut chain.given) {
+                    Outer::Number(number) => Source::Number(number),
+                    Outer::Given(place) => Source::Given(place),
+                })
             };
             let (x, y) = (source(x), y.map(source));
-            let is_needed = |held: &usize| flow.users(*held).iter().any(|user| user > member);
-            for held in &mut registers {
-                *held = held.filter(is_needed);
-            }
-            // a result may take the place of the first input, not of the second, which is read beside it
-            let is_free = |register: &usize| registers[*register].is_none() && y != Some(Source::Register(*register));
-            let in_place = match x {
-                Source::Register(register) => Some(register).filter(is_free),
+            registers.release(flow, *member);
+            let register = |source: Source| match source {
+                Source::Register(register) => Some(register),
                 Source::Given(_) | Source::Number(_) => None,
             };
-            let into = in_place.or_else(|| (0..REGISTERS).find(is_free))?;
-            registers[into] = Some(*member);
+            let into = registers.take(*member, register(x), y.and_then(register))?;
             chain.links.push(Link { kernel: step.kernel.clone(), x, y, into, dtype: step.dtype() });
         }
         Some(chain)
-    }
-
-    /// An operand that isn't computed here.
-    fn given(&mut self, operand: &Operand) -> Source {
-        if let Some(tensor) = constant(operand).filter(|tensor| tensor.shape.len() <= self.rank)
-            && let Some([number]) = tensor.floats()
-        {
-            return Source::Number(*number);
-        }
-        let known = self.given.iter().position(|known| known.slot().is_some() && known.slot() == operand.slot());
-        Source::Given(known.unwrap_or_else(|| {
-            self.given.push(operand.clone());
-            self.given.len() - 1
-        }))
     }
 
     /// The results of elements from `first` on. Where `out` holds those of an input, these are replaced.
@@ -258,37 +220,12 @@ impl FusedKernel for Chain {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
-    use crate::node::Node;
-    use crate::{ExecOptions, Executable, Precision, State, WeightCache};
-    use anec_mil::{Constant, Function, FunctionBuilder, Opset, TensorType, ValueId};
+    use super::super::testing::{compare, noise};
+    use crate::{Precision, Tensor};
+    use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType, ValueId};
 
     fn shape(count: usize) -> TensorType {
         TensorType::new(DataType::Fp16, [1, 3, count as u64, 1])
-    }
-
-    fn noise(count: usize, seed: usize) -> Vec<f32> {
-        (0..count).map(|i| ((i * 37 + seed * 53) % 101) as f32 / 25.0 - 2.0).collect()
-    }
-
-    /// What a function gives, to the bit, if its ops are carried out together and one by one; and of how many steps its groups
-    /// are.
-    fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> Vec<usize> {
-        let (options, cache) = (ExecOptions { precision }, WeightCache::new());
-        let fused = Executable::compile(function, options, &cache).unwrap();
-        let plain = Executable::compile_unfused(function, options, &cache).unwrap();
-        let bits = |executable: &Executable| -> Vec<u32> {
-            let outputs = executable.run(inputs, &mut State::default()).unwrap();
-            let floats = outputs.iter().flat_map(|(_, out)| out.floats().unwrap());
-            // which sign a NaN has is left open by IEEE 754
-            floats.map(|v| if v.is_nan() { f32::NAN } else { *v }.to_bits()).collect()
-        };
-        let (found, expected) = (bits(&fused), bits(&plain));
-        assert_eq!(found.len(), expected.len());
-        let different = found.iter().zip(&expected).position(|(found, expected)| found != expected);
-        assert_eq!(different, None, "{precision}");
-        let groups = fused.nodes.iter().filter(|node| matches!(node, Node::Group(_)));
-        groups.map(|group| group.steps().len()).collect()
     }
 
     #[test]

@@ -115,7 +115,17 @@ fn has_unit_strides(slicing: &Slicing) -> bool {
 }
 
 /// The rows that a slice takes of a tensor of rank 4, if it takes all of its other axes and all numbers are known.
-pub(super) fn rows_of_slice(SliceByIndex { slicing, .. }: &SliceByIndex) -> Option<Range<usize>> {
+pub(super) fn rows_of_slice(slice: &SliceByIndex) -> Option<Range<usize>> {
+    let (first, last) = slice_of_axis(slice, 1)?;
+    last.map(|last| first..last)
+}
+
+/// From where to where a slice of a tensor of rank 4 goes along an axis, if it takes all of the others and all numbers are known;
+/// without an end, it goes to the last element.
+pub(super) fn slice_of_axis(
+    SliceByIndex { slicing, .. }: &SliceByIndex,
+    axis: usize,
+) -> Option<(usize, Option<usize>)> {
     let mask = |mask: &Option<Vec<bool>>| match mask {
         None => Some([false; 4]),
         Some(mask) => mask.as_slice().try_into().ok(),
@@ -124,8 +134,9 @@ pub(super) fn rows_of_slice(SliceByIndex { slicing, .. }: &SliceByIndex) -> Opti
     let (from_start, to_end) = (mask(&slicing.begin_mask)?, mask(&slicing.end_mask)?);
     let whole = |axis: usize| (from_start[axis] || begin[axis] == 0) && to_end[axis];
     let squeezes = slicing.squeeze_mask.as_ref().is_some_and(|mask| mask.contains(&true));
-    let rows = [0, 2, 3].into_iter().all(whole) && !to_end[1];
-    let first = if from_start[1] { 0 } else { usize::try_from(begin[1]).ok()? };
-    let last = usize::try_from(end[1]).ok()?;
-    (has_unit_strides(slicing) && !squeezes && rows && first < last).then_some(first..last)
+    let others = (0..4).filter(|other| *other != axis).all(whole);
+    let first = if from_start[axis] { 0 } else { usize::try_from(begin[axis]).ok()? };
+    let last = if to_end[axis] { None } else { Some(usize::try_from(end[axis]).ok()?) };
+    let fits = has_unit_strides(slicing) && !squeezes && others && last.is_none_or(|last| first < last);
+    fits.then_some((first, last))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Resolved, Row, computing};
-use crate::kernel::{Call, Input, Kernel};
+use crate::kernel::{Call, Input, Kernel, Reduction};
 use crate::pool::Pool;
 use crate::resolve::Resolver;
 use crate::strided::View;
@@ -208,6 +208,30 @@ where
             TensorData::Bool(_) => return Err("`x` holds booleans, not numbers".into()),
         };
         call.give(result)
+    }
+
+    fn reduction(&self) -> Option<&dyn Reduction> {
+        self.keep.then_some(self)
+    }
+}
+
+impl<F, I> Reduction for Reduce<F, I>
+where
+    F: Fn(&[f32]) -> f32 + Send + Sync,
+    I: Sync,
+{
+    fn input(&self) -> Input {
+        self.x
+    }
+
+    fn axis(&self, rank: usize) -> Option<usize> {
+        let reduced = self.axes.of(rank).ok()?;
+        let mut axes = (0..rank).filter(|axis| reduced[*axis]);
+        axes.next().filter(|_| axes.next().is_none())
+    }
+
+    fn reduce(&self, row: &[f32]) -> f32 {
+        (self.floats)(row)
     }
 }
 

@@ -1,0 +1,413 @@
+//! Norms, and what else reduces rows of elements and works on each of these with what they were reduced to.
+//!
+//! A root-mean-square norm is a dozen ops in a program for the Neural Engine. Of a single token each has less to do than it
+//! takes to begin with it. A group of such ops goes through a row at a time, and does all that there is to be done with it;
+//! numbers of which a row has one are numbers here. Each op is applied to the same numbers as it stands, so the results are the
+//! same to the last bit. Rows must be in one piece: those of several tokens whose channels are reduced aren't, and their
+//! steps are carried out one by one, over all tokens.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::Found;
+use super::flow::Flow;
+use super::members::{FEW, Outer, REGISTERS, Registers, members};
+use crate::frame::Frame;
+use crate::kernel::{Elements, Input, Kernel};
+use crate::node::{FusedKernel, FusedResult};
+use crate::operand::Operand;
+use crate::step::Step;
+use crate::tensor::{Dims, Tensor};
+use anec_kernels::aligned_buf::AlignedBuf;
+use anec_kernels::pool::{self, LARGE, PART};
+use anec_kernels::round::round_to_f16;
+use anec_mil::{DataType, Dim};
+
+/// Steps, of which only the last one's result is needed elsewhere.
+struct RowSteps {
+    links: Vec<Link>,
+    /// What isn't computed here, but for single constants.
+    given: Vec<Operand>,
+    /// How many numbers of a row are kept.
+    numbers: usize,
+    /// The axis along which rows lie.
+    axis: usize,
+    /// Axes of the result.
+    rank: usize,
+}
+
+/// A step.
+struct Link {
+    kernel: Arc<dyn Kernel>,
+    x: Source,
+    y: Option<Source>,
+    into: Place,
+    /// Declared type of the result.
+    dtype: DataType,
+}
+
+/// Where a result is kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    /// A row in a register.
+    Row(usize),
+    /// A number of the row.
+    Number(usize),
+}
+
+/// Where an input is found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Source {
+    Computed(Place),
+    Given(usize),
+    /// A constant.
+    Number(f32),
+}
+
+/// The steps that end with one, and whose results nothing else needs: they have its shape, or that without one axis, which one of
+/// them at least reduces. `is_free` are those that no other group has.
+pub(super) fn find(flow: &Flow<'_>, last: usize, is_free: impl Fn(usize) -> bool) -> Option<Found> {
+    let shape = |step: &Step| step.types.first().map(|ty| ty.shape.clone()).filter(|_| step.outputs.len() == 1);
+    let whole = shape(&flow.steps[last])?;
+    flow.steps[last].kernel.elementwise().filter(|_| is_free(last))?;
+    let mut axis = None;
+    let members = members(flow, last, |at| {
+        let (step, Some(own)) = (&flow.steps[at], shape(&flow.steps[at])) else { return false };
+        let reduced = reduced_axis(&whole, &own).filter(|reduced| axis.is_none_or(|axis| axis == *reduced));
+        let fits = match step.kernel.reduction() {
+            Some(reduction) => reduced.is_some() && reduction.axis(own.len()) == reduced,
+            None => step.kernel.elementwise().is_some() && (own == whole || reduced.is_some()),
+        };
+        axis = axis.or(reduced.filter(|_| fits && is_free(at)));
+        fits && is_free(at)
+    });
+    members.iter().find(|member| flow.steps[**member].kernel.reduction().is_some())?;
+    let kernel = Box::new(RowSteps::new(flow, &members, axis?)?);
+    Some(Found { members, copies: Vec::new(), kernel })
+}
+
+/// The axis without which a shape is another one, if it is one axis.
+fn reduced_axis(whole: &[Dim], shape: &[Dim]) -> Option<usize> {
+    let mut others = (0..whole.len()).filter(|axis| whole.len() == shape.len() && whole[*axis] != shape[*axis]);
+    others.next().filter(|axis| shape[*axis].fixed() == Some(1) && others.next().is_none())
+}
+
+impl RowSteps {
+    /// `None` if more rows are needed at a time than there are registers, or numbers are reduced.
+    fn new(flow: &Flow<'_>, members: &[usize], axis: usize) -> Option<RowSteps> {
+        let whole = &flow.steps[*members.last()?].types.first()?.shape;
+        let links = Vec::with_capacity(members.len());
+        let mut all = RowSteps { links, given: Vec::new(), numbers: 0, axis, rank: whole.len() };
+        // whose the numbers are
+        let (mut registers, mut numbers) = (Registers::default(), Vec::new());
+        for member in members {
+            let step = &flow.steps[*member];
+            let (x, y) = match step.kernel.reduction() {
+                Some(reduction) => (reduction.input(), None),
+                None => step.kernel.elementwise()?.inputs(),
+            };
+            let mut source = |input: Input| {
+                let operand = step.operand(input);
+                let producer = flow.producer(operand);
+                let number = || numbers.iter().position(|held| Some(*held) == producer).map(Place::Number);
+                let place = registers.holding(producer).map(Place::Row).or_else(number);
+                place.map(Source::Computed).unwrap_or_else(|| match Outer::new(operand, whole.len(), &mut all.given) {
+                    Outer::Number(number) => Source::Number(number),
+                    Outer::Given(place) => Source::Given(place),
+                })
+            };
+            let (x, y) = (source(x), y.map(source));
+            registers.release(flow, *member);
+            if step.kernel.reduction().is_some() && matches!(x, Source::Computed(Place::Number(_)) | Source::Number(_))
+            {
+                return None;
+            }
+            let into = if step.types.first()?.shape == *whole {
+                let register = |source: Source| match source {
+                    Source::Computed(Place::Row(register)) => Some(register),
+                    _ => None,
+                };
+                Place::Row(registers.take(*member, register(x), y.and_then(register))?)
+            } else {
+                numbers.push(*member);
+                Place::Number(numbers.len() - 1)
+            };
+            all.links.push(Link { kernel: step.kernel.clone(), x, y, into, dtype: step.dtype() });
+        }
+        all.numbers = numbers.len();
+        Some(all)
+    }
+
+    /// Whether inputs that are reduced are rows, and those of numbers are numbers.
+    fn fit(&self, given: &[Given]) -> bool {
+        self.links.iter().all(|link| {
+            let lies = |source: &Source| match source {
+                Source::Given(place) => Some(given[*place].lies),
+                _ => None,
+            };
+            let mut inputs = [Some(&link.x), link.y.as_ref()].into_iter().flatten().filter_map(lies);
+            match (link.kernel.reduction(), link.into) {
+                (Some(_), _) => inputs.all(|lies| lies == Lies::ByRow),
+                (None, Place::Number(_)) => inputs.all(|lies| matches!(lies, Lies::OneOfRow | Lies::One)),
+                (None, Place::Row(_)) => true,
+            }
+        })
+    }
+
+    /// A row of the result. `registers` have room for [`REGISTERS`] rows, `numbers` for all.
+    fn compute(
+        &self,
+        (given, row): (&[Given], usize),
+        (registers, numbers): (&mut [f32], &mut [f32]),
+        out: &mut [f32],
+        rounds: impl Fn(DataType) -> bool,
+    ) {
+        let width = out.len();
+        for link in &self.links {
+            let from = match link.into {
+                Place::Row(register) => register * width,
+                Place::Number(_) => registers.len(),
+            };
+            let (before, rest) = registers.split_at_mut(from);
+            let (own, after) = rest.split_at_mut(width.min(rest.len()));
+            let behind = from + own.len();
+            let elements = |source: Source| match source {
+                Source::Number(number) => Elements::One(number),
+                Source::Given(place) => given[place].row(row, width),
+                Source::Computed(Place::Number(number)) => Elements::One(numbers[number]),
+                Source::Computed(Place::Row(register)) => Elements::Each(match register * width {
+                    start if start < from => &before[start..][..width],
+                    start => &after[start - behind..][..width],
+                }),
+            };
+            let rounds = rounds(link.dtype);
+            match link.into {
+                Place::Row(register) => {
+                    if link.x != Source::Computed(Place::Row(register)) {
+                        match elements(link.x) {
+                            Elements::Each(x) => own.copy_from_slice(x),
+                            Elements::One(x) => own.fill(x),
+                        }
+                    }
+                    link.apply(own, link.y.map_or(Elements::One(0.0), elements), rounds);
+                }
+                Place::Number(number) => {
+                    let mut result = [match (link.kernel.reduction(), elements(link.x)) {
+                        (Some(reduction), Elements::Each(x)) => reduction.reduce(x),
+                        (_, Elements::One(x)) => x,
+                        // `fit` has said that this isn't so
+                        (None, Elements::Each(_)) => f32::NAN,
+                    }];
+                    link.apply(&mut result, link.y.map_or(Elements::One(0.0), elements), rounds);
+                    [numbers[number]] = result;
+                }
+            }
+        }
+        if let Some(Link { into: Place::Row(register), .. }) = self.links.last() {
+            out.copy_from_slice(&registers[register * width..][..width]);
+        }
+    }
+}
+
+impl Link {
+    /// What the step gives of its first input, in its place.
+    fn apply(&self, values: &mut [f32], other: Elements<'_>, rounds: bool) {
+        if let Some(kernel) = self.kernel.elementwise() {
+            kernel.apply(values, other);
+        }
+        if rounds {
+            round_to_f16(values);
+        }
+    }
+}
+
+/// How what isn't computed here lies beside the rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lies {
+    /// A row for each.
+    ByRow,
+    /// A number for each.
+    OneOfRow,
+    /// The same row for all.
+    OneRow,
+    /// The same number for all.
+    One,
+}
+
+/// What isn't computed here.
+struct Given {
+    tensor: Arc<Tensor>,
+    lies: Lies,
+}
+
+impl Given {
+    /// `None` if it lies otherwise.
+    fn new(tensor: Arc<Tensor>, shape: &[usize], axis: usize) -> Option<Given> {
+        let own = &tensor.shape[..];
+        let same = |is_same: fn(bool) -> bool| (0..shape.len()).all(|i| own[i] == shape[i] || is_same(i == axis));
+        let lies = match tensor.floats()?.len() {
+            1 if own.len() <= shape.len() => Lies::One,
+            _ if own == shape => Lies::ByRow,
+            _ if own.len() != shape.len() => return None,
+            count if count == shape[axis] && own[axis] == count => Lies::OneRow,
+            _ if own[axis] == 1 && same(|is_axis| is_axis) => Lies::OneOfRow,
+            _ => return None,
+        };
+        Some(Given { tensor, lies })
+    }
+
+    /// Its elements beside a row.
+    fn row(&self, row: usize, width: usize) -> Elements<'_> {
+        let all = self.tensor.floats().unwrap_or_default();
+        match self.lies {
+            Lies::ByRow => Elements::Each(&all[row * width..][..width]),
+            Lies::OneOfRow => Elements::One(all[row]),
+            Lies::OneRow => Elements::Each(all),
+            Lies::One => Elements::One(all[0]),
+        }
+    }
+}
+
+impl FusedKernel for RowSteps {
+    fn name(&self) -> &'static str {
+        "rows"
+    }
+
+    fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
+        let tensors: Option<SmallVec<[Arc<Tensor>; FEW]>> =
+            self.given.iter().map(|operand| frame.peek(operand)).collect();
+        let tensors = tensors?;
+        let largest = tensors.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?;
+        let shape = Dims::from_slice(&largest.shape);
+        let is_gathered = shape.len() == self.rank && shape[self.axis + 1..].iter().all(|size| *size == 1);
+        if !is_gathered || largest.data.is_empty() {
+            return None;
+        }
+        let given = tensors.into_iter().map(|tensor| Given::new(tensor, &shape, self.axis));
+        let given = given.collect::<Option<SmallVec<[Given; FEW]>>>().filter(|given| self.fit(given))?;
+        let (width, half) = (shape[self.axis], frame.half);
+        let compute = |first: usize, out: &mut [f32]| {
+            let mut buffer = AlignedBuf::new(REGISTERS * width + self.numbers);
+            let (registers, numbers) = buffer.floats().split_at_mut(REGISTERS * width);
+            for (i, out) in out.chunks_exact_mut(width).enumerate() {
+                let registers = (&mut *registers, &mut numbers[..self.numbers]);
+                self.compute((&given, first + i), registers, out, |dtype| half && dtype == DataType::Fp16);
+            }
+        };
+        let result = frame.workspace.pool.written(&shape, |out| {
+            let rows = PART.div_ceil(width);
+            match out.len() > LARGE {
+                true => pool::for_each_chunk(out, rows * width, |i, out| compute(i * rows, out)),
+                false => compute(0, out),
+            }
+        });
+        Some(FusedResult::Tensor(result))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::testing::{compare, noise};
+    use crate::{Precision, Tensor};
+    use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType, ValueId};
+
+    const WIDTH: usize = 37;
+
+    /// `x` divided by its root mean square along an axis, times a gain, where the largest magnitude is divided away first.
+    fn norm(ops: &mut FunctionBuilder, x: ValueId, axis: usize) -> ValueId {
+        let axes = [axis as i32];
+        let magnitude = ops.abs(x);
+        let largest = ops.reduce_max(magnitude, &axes, true);
+        let least = ops.constant("least", Constant::fp16(6.1e-5));
+        let largest = ops.maximum(largest, least);
+        let scaled = ops.real_div(x, largest);
+        let square = ops.mul(scaled, scaled);
+        let mean = ops.reduce_mean(square, &axes, true);
+        let root = ops.constant("root", Constant::fp16(1e-3));
+        let root = ops.real_div(root, largest);
+        let epsilon = ops.mul(root, root);
+        let total = ops.add(mean, epsilon);
+        let inverse = ops.rsqrt(total, 1e-7);
+        let normal = ops.mul(scaled, inverse);
+        let mut shape = [1; 4];
+        shape[axis] = WIDTH as u64;
+        let gain = ops.constant("gain", Constant::fp16_tensor(&shape, &noise(WIDTH, 5)));
+        ops.mul(normal, gain)
+    }
+
+    #[test]
+    fn a_norm_is_one_group() {
+        // channels of a token, of several, which lie apart, and heads of several
+        for (shape, axis) in
+            [([1, WIDTH, 1, 1], 1), ([1, WIDTH, 3, 1], 1), ([1, 5, 3, WIDTH], 3), ([1, 64, 70, WIDTH], 3)]
+        {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let x = ops.input("x", TensorType::new(DataType::Fp16, shape.map(|size| size as u64)));
+            let normal = norm(&mut ops, x, axis);
+            ops.output("out", normal);
+            let function = ops.finish().unwrap();
+            let x = Tensor::new(shape, noise(shape.iter().product(), 1));
+            for precision in [Precision::F32, Precision::I16, Precision::F16] {
+                assert_eq!(compare(&function, &[("x", &x)], precision), [12], "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_reduced_of_another_tensor_is_left_as_it_stands() {
+        let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+        let row = |ops: &mut FunctionBuilder, name, width: usize| {
+            ops.input(name, TensorType::new(DataType::Fp16, [1, width as u64, 1, 1]))
+        };
+        let (x, narrow) = (row(&mut ops, "x", WIDTH), row(&mut ops, "narrow", 3));
+        let sum = ops.reduce_sum(narrow, &[1], true);
+        let wide = ops.mul(x, sum);
+        let out = ops.tanh(wide);
+        ops.output("out", out);
+        let function = ops.finish().unwrap();
+        let (x, narrow) = (Tensor::new([1, WIDTH, 1, 1], noise(WIDTH, 1)), Tensor::new([1, 3, 1, 1], noise(3, 2)));
+        assert_eq!(compare(&function, &[("x", &x), ("narrow", &narrow)], Precision::F32), [3]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn any_steps_of_rows_give_what_they_give_one_by_one(
+            steps in prop::collection::vec((0usize..9, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..24),
+            rows in prop_oneof![1usize..4, 900usize..910], half: bool,
+        ) {
+            let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
+            let ty = |width: usize| TensorType::new(DataType::Fp16, [1, rows as u64, 1, width as u64]);
+            let mut values: Vec<ValueId> = vec![ops.input("x", ty(WIDTH)), ops.input("number", ty(1))];
+            values.push(ops.constant("constant", Constant::fp16(0.75)));
+            values.push(ops.constant("gain", Constant::fp16_tensor(&[1, 1, 1, WIDTH as u64], &noise(WIDTH, 3))));
+            for (kind, x, y) in steps {
+                // mostly what was computed last
+                let (x, y) = (values[values.len() - 1 - x.index(values.len()) / 2], values[y.index(values.len())]);
+                values.push(match kind {
+                    0 => ops.add(x, y),
+                    1 => ops.sub(x, y),
+                    2 => ops.mul(x, y),
+                    3 => ops.real_div(x, y),
+                    4 => ops.tanh(x),
+                    5 => ops.abs(x),
+                    6 if ops.ty(x).rank() == 4 => ops.reduce_max(x, &[3], true),
+                    7 if ops.ty(x).rank() == 4 => ops.reduce_mean(x, &[3], true),
+                    _ if ops.ty(x).rank() == 4 => ops.reduce_sum(x, &[-1], true),
+                    _ => ops.sigmoid(x),
+                });
+            }
+            // the last one has the shape of `x`
+            let last = ops.mul(values[0], values[values.len() - 1]);
+            ops.output("out", last);
+            let function = ops.finish().unwrap();
+            let tensor = |width: usize, seed| Tensor::new([1, rows, 1, width], noise(rows * width, seed));
+            let (x, number) = (tensor(WIDTH, 1), tensor(1, 2));
+            let precision = if half { Precision::F16 } else { Precision::F32 };
+            compare(&function, &[("x", &x), ("number", &number)], precision);
+        }
+    }
+}
