@@ -69,17 +69,7 @@ element!(bool, Bool, false);
 impl Pool {
     /// A tensor of this shape, whose elements `fill` appends to an empty vector that has room for them.
     pub fn make<T: Element>(&mut self, shape: &[usize], fill: impl FnOnce(&mut Vec<T>)) -> Arc<Tensor> {
-        self.make_within(shape.iter().product(), shape, fill)
-    }
-
-    /// As [`make`](Pool::make), with room for at least so many elements, so that the next tensor may be larger.
-    pub fn make_within<T: Element>(
-        &mut self,
-        room: usize,
-        shape: &[usize],
-        fill: impl FnOnce(&mut Vec<T>),
-    ) -> Arc<Tensor> {
-        self.reuse(room, shape, |elements| {
+        self.reuse(shape.iter().product(), shape, |elements| {
             elements.clear();
             fill(elements);
         })
@@ -88,8 +78,13 @@ impl Pool {
     /// A tensor of this shape, whose elements are those of any that was there before, or NaN or zero: they are all to be
     /// written.
     pub fn unspecified<T: Element>(&mut self, shape: &[usize]) -> Arc<Tensor> {
+        self.unspecified_within::<T>(shape.iter().product(), shape)
+    }
+
+    /// As [`unspecified`](Pool::unspecified), with room for at least so many elements.
+    fn unspecified_within<T: Element>(&mut self, room: usize, shape: &[usize]) -> Arc<Tensor> {
         let count = shape.iter().product();
-        self.reuse::<T>(count, shape, |elements| {
+        self.reuse::<T>(room, shape, |elements| {
             // so that tests see what isn't written
             if cfg!(any(test, debug_assertions)) {
                 elements.clear();
@@ -100,7 +95,17 @@ impl Pool {
 
     /// A tensor of this shape, all of whose elements `write` writes, in place of what is [there](Pool::unspecified).
     pub fn written<T: Element>(&mut self, shape: &[usize], write: impl FnOnce(&mut [T])) -> Arc<Tensor> {
-        let mut tensor = self.unspecified::<T>(shape);
+        self.written_within(shape.iter().product(), shape, write)
+    }
+
+    /// As [`written`](Pool::written), with room for at least so many elements, so that the next tensor may be larger.
+    pub fn written_within<T: Element>(
+        &mut self,
+        room: usize,
+        shape: &[usize],
+        write: impl FnOnce(&mut [T]),
+    ) -> Arc<Tensor> {
+        let mut tensor = self.unspecified_within::<T>(room, shape);
         if let Some(elements) = Arc::get_mut(&mut tensor).and_then(|tensor| T::of(&mut tensor.data)) {
             write(elements);
         }

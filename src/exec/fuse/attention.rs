@@ -233,8 +233,7 @@ impl FusedKernel for Attention {
         };
         let threads = heads * tokens * width * open.to(0..mask_rows).len() > LARGE_WORK;
         let of_head = rows * value.width;
-        let result = frame.workspace.pool.make(&[1, heads, tokens, value.width], |out| {
-            out.resize(key.count * of_head, 0.0);
+        let result = frame.workspace.pool.written(&[1, heads, tokens, value.width], |out| {
             if rows <= ROWS && threads && key.count > 1 {
                 pool::for_each_chunk(out, of_head, |head, out| part(head, 0, out));
                 return;
@@ -274,8 +273,7 @@ impl Attention {
         let mut workspace = SCRATCH.take();
         workspace.pool.begin_run();
         // with room for all slots: the next token may see more of them
-        let scores = workspace.pool.make_within(rows * all, &[1, 1, rows, slots], |scores| {
-            scores.resize(rows * slots, 0.0);
+        let scores = workspace.pool.written_within(rows * all, &[1, 1, rows, slots], |scores| {
             let transposed = MatrixLayout { row: 1, column: width };
             multiply((rows, width, slots), (query, by_row(width)), (key, transposed), scores);
             rounds.apply(0, scores);
