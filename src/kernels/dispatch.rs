@@ -1,6 +1,8 @@
 //! Code that the compiler vectorizes, compiled several times: for the baseline of the target and, on x86-64, for AVX2
 //! and AVX-512. The processor decides which copy runs.
 
+use std::sync::LazyLock;
+
 /// Work whose loops the compiler vectorizes.
 pub trait Vectorize {
     /// What it gives.
@@ -42,6 +44,14 @@ impl InstructionSet {
         .map(InstructionSet)
     }
 
+    /// The widest of them. What the processor has is asked once: short rows are many calls.
+    #[inline]
+    fn widest() -> Self {
+        static WIDEST: LazyLock<InstructionSet> =
+            LazyLock::new(|| InstructionSet::available().last().unwrap_or(InstructionSet(Set::Baseline)));
+        *WIDEST
+    }
+
     /// Does work in the copy that is compiled for this instruction set. The compiler may not contract `a * b + c`, so
     /// every copy gives the same bits.
     pub fn run<W: Vectorize>(self, work: W) -> W::Output {
@@ -69,6 +79,5 @@ impl InstructionSet {
 
 /// Does work with the widest vectors that the processor has.
 pub fn vectorized<W: Vectorize>(work: W) -> W::Output {
-    let widest = InstructionSet::available().last().unwrap_or(InstructionSet(Set::Baseline));
-    widest.run(work)
+    InstructionSet::widest().run(work)
 }
