@@ -10,6 +10,7 @@ use memmap2::Mmap;
 
 use crate::digest::{ContentDigest, FileDigester};
 use crate::error::{Diagnostic, Fault};
+use crate::release::Released;
 
 /// The system can't open, map, read or write a file.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +64,7 @@ pub struct MappedFile {
     path: PathBuf,
     bytes: Bytes,
     digester: OnceLock<FileDigester>,
+    released: Released,
 }
 
 enum Bytes {
@@ -87,12 +89,17 @@ impl MappedFile {
             // rewriting the file; every reader of mapped model files asks its user not to.
             Bytes::Map(unsafe { Mmap::map(&file) }.map_err(FileError::of(path, "map"))?)
         };
-        Ok(MappedFile { path: path.to_owned(), bytes, digester: OnceLock::new() })
+        Ok(MappedFile { path: path.to_owned(), bytes, digester: OnceLock::new(), released: Released::default() })
     }
 
     /// Bytes that pass for a file called `path`.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Self {
-        MappedFile { path: path.to_owned(), bytes: Bytes::Memory(bytes), digester: OnceLock::new() }
+        MappedFile {
+            path: path.to_owned(),
+            bytes: Bytes::Memory(bytes),
+            digester: OnceLock::new(),
+            released: Released::default(),
+        }
     }
 
     /// Where the file is.
@@ -125,26 +132,32 @@ impl MappedFile {
     }
 
     /// Gives the memory of the pages that `range` touches back to the system, which counts pages of mapped files that
-    /// were read as this process's. They can be read again, by another thread at this moment, too; nothing is lost.
-    #[allow(unsafe_code, reason = "advice about a memory map")]
+    /// were read as this process's: at once, or with what is released next. They can be read again, by another thread at
+    /// this moment, too; nothing is lost.
     pub fn release(&self, range: Range<usize>) {
         let range = match self.digester.get() {
             Some(digester) => range.start..digester.update(self.bytes(), range),
             None => range,
         };
+        /// No page of any system is larger, and their sizes are powers of two.
+        const PAGE: usize = 64 << 10;
+        let pages = range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE).min(self.bytes().len());
+        if !pages.is_empty() {
+            self.released.add(pages).into_iter().for_each(|pages| self.give_back(pages));
+        }
+    }
+
+    /// Lets go of pages.
+    #[allow(unsafe_code, reason = "advice about a memory map")]
+    fn give_back(&self, pages: Range<usize>) {
         #[cfg(unix)]
         if let Bytes::Map(map) = &self.bytes {
-            /// No page of any system is larger, and their sizes are powers of two.
-            const PAGE: usize = 64 << 10;
-            let (start, end) = (range.start / PAGE * PAGE, range.end.next_multiple_of(PAGE).min(map.len()));
-            if start < end {
-                // SAFETY: the map is shared, of a file and never written, so a page that is dropped comes back with
-                // the same content. Failure to release is harmless.
-                let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
-            }
+            // SAFETY: the map is shared, of a file and never written, so a page that is dropped comes back with
+            // the same content. Failure to release is harmless.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, pages.start, pages.len()) };
         }
         #[cfg(not(unix))]
-        let _ = range;
+        let _ = pages;
     }
 }
 

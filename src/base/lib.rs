@@ -23,6 +23,7 @@ mod name;
 pub mod output;
 pub mod progress;
 pub mod random;
+mod release;
 pub mod resources;
 mod skip;
 
