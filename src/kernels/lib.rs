@@ -11,6 +11,7 @@
 //! ```
 
 pub mod activation;
+pub mod ahead;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 pub mod codes;

@@ -17,6 +17,7 @@ mod k_quants;
 mod numbers;
 
 use super::dtype::SourceDtype::{self, *};
+use anec_kernels::ahead::ask_ahead;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 
 pub use numbers::half_to_f32;
@@ -91,6 +92,7 @@ impl Vectorize for Decode<'_> {
 macro_rules! each_block {
     ($input:ident, $output:ident, $decode:path) => {
         for (block, values) in $input.as_chunks().0.iter().zip($output.as_chunks_mut().0) {
+            ask_ahead(block);
             $decode(block, values);
         }
     };
