@@ -12,22 +12,23 @@
 //! | `t5` | SentencePiece's unigram model (`unigram`) |
 
 mod ends;
+mod merges;
 mod unigram;
+mod vocab;
 mod word_piece;
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
-// its hash is seeded at random, as that of the standard library is, and several times as fast
-use hashbrown::HashMap;
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value as Json, json};
 
 use super::error::{Result, SourceError};
 use super::gguf::{GgufMetadata, Strings};
 use ends::Ends;
+use merges::{Merges, pair_of};
 use unigram::Unigram;
+use vocab::Vocab;
 use word_piece::WordPiece;
 
 /// What to do about a tokenizer that can't be rebuilt.
@@ -92,33 +93,7 @@ struct Bpe<'a> {
     byte_fallback: bool,
     ignore_merges: bool,
     vocab: Vocab<'a>,
-    merges: Vec<(&'a str, &'a str)>,
-}
-
-/// Tokens and their ids.
-struct Vocab<'a> {
-    tokens: &'a Strings,
-    /// The last id of each, should one be there twice.
-    ids: HashMap<&'a str, usize>,
-}
-
-impl<'a> Vocab<'a> {
-    fn new(tokens: &'a Strings) -> Self {
-        Vocab { tokens, ids: tokens.iter().zip(0..).collect() }
-    }
-}
-
-impl Serialize for Vocab<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.ids.len()))?;
-        let all_differ = self.ids.len() == self.tokens.len();
-        for (id, token) in self.tokens.iter().enumerate() {
-            if all_differ || self.ids.get(token) == Some(&id) {
-                map.serialize_entry(token, &id)?;
-            }
-        }
-        map.end()
-    }
+    merges: Merges<'a>,
 }
 
 /// The tokenizer that a file carries.
@@ -241,30 +216,30 @@ impl<'a> Carried<'a> {
         })
     }
 
-    /// The pairs of tokens that become one, in the order of their priority.
-    fn merges(&self, vocab: &Vocab) -> Result<Vec<(&str, &str)>> {
+    /// The pairs of tokens that become one, all of which are tokens.
+    fn merges(&self, vocab: &Vocab) -> Result<Merges<'_>> {
         const KEY: &str = "tokenizer.ggml.merges";
+        let Some(merges) = self.metadata.strings(KEY)? else { return Ok(Merges::Found(Vec::new())) };
         let mut joined = String::new();
         // a token mostly follows the one that the merge before made: to compare the two is cheaper than to look it up
         let mut next = 0;
-        let pair = |merge| {
+        for merge in merges.iter() {
             let wrong = |problem: String| SourceError::key(self.metadata.path(), KEY, problem);
-            let (left, right) = str::split_once(merge, ' ')
-                .ok_or_else(|| wrong(format!("{merge:?}, expected two tokens with a space between")))?;
+            let (left, right) =
+                pair_of(merge).ok_or_else(|| wrong(format!("{merge:?}, expected two tokens with a space between")))?;
             joined.clear();
             joined.extend([left, right]);
             let unknown =
-                |part: &str| wrong(format!("{merge:?}, but {part:?} isn't one of the {} tokens", vocab.ids.len()));
-            if let Some(part) = [left, right].into_iter().find(|part| !vocab.ids.contains_key(part)) {
+                |part: &str| wrong(format!("{merge:?}, but {part:?} isn't one of the {} tokens", vocab.len()));
+            if let Some(part) = [left, right].into_iter().find(|part| vocab.id(part).is_none()) {
                 return Err(unknown(part));
             }
             if vocab.tokens.get(next) != Some(&joined) {
-                next = *vocab.ids.get(&*joined).ok_or_else(|| unknown(&joined))?;
+                next = vocab.id(&joined).ok_or_else(|| unknown(&joined))?;
             }
             next += 1;
-            Ok((left, right))
-        };
-        self.metadata.strings(KEY)?.map_or(Ok(Vec::new()), |merges| merges.iter().map(pair).collect())
+        }
+        Ok(Merges::Given(merges))
     }
 
     /// SentencePiece BPE: merges follow from the scores of the pieces.
@@ -287,7 +262,7 @@ impl<'a> Carried<'a> {
         }
         let unknown = self.metadata.u64("tokenizer.ggml.unknown_token_id")?.unwrap_or(0);
         let vocab = Vocab::new(&self.tokens);
-        let merges = self.merges_of_scores(&vocab, scores);
+        let merges = Merges::Found(self.merges_of_scores(&vocab, scores));
         Ok(TokenizerFile {
             version: "1.0",
             truncation: (),
@@ -397,9 +372,8 @@ impl<'a> Carried<'a> {
         let mut scored: Vec<(f32, &str, &str)> = Vec::new();
         for (id, token) in self.tokens.iter().enumerate() {
             let splits = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
-            let mut splits: Vec<(usize, usize, &str, &str)> = splits
-                .filter_map(|(left, right)| Some((*vocab.ids.get(left)?, *vocab.ids.get(right)?, left, right)))
-                .collect();
+            let mut splits: Vec<(usize, usize, &str, &str)> =
+                splits.filter_map(|(left, right)| Some((vocab.id(left)?, vocab.id(right)?, left, right))).collect();
             splits.sort_unstable_by_key(|(left, right, ..)| (*left, *right));
             let pairs = splits.into_iter().map(|(_, _, left, right)| (left, right));
             match self.types.get(id) {

@@ -188,7 +188,7 @@ fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<GgufArray> 
         }
         8 => {
             cursor.check_count(count, 8, format_args!("strings of key `{key}`"))?;
-            let mut strings = Strings::default();
+            let mut strings = Strings::with_room(count as usize);
             for index in 0..count {
                 strings.push(cursor.string(format_args!("string {index} of {count} of key `{key}`"))?);
             }

@@ -12,6 +12,11 @@ pub struct Strings {
 }
 
 impl Strings {
+    /// None yet, with room for so many.
+    pub(super) fn with_room(count: usize) -> Self {
+        Strings { text: String::new(), ends: Vec::with_capacity(count) }
+    }
+
     /// Adds a string.
     pub fn push(&mut self, string: &str) {
         self.text.push_str(string);
