@@ -202,9 +202,6 @@ fn compare_generic(values: &[f32], results: &[f32]) -> (Squares, u64) {
 const HALVES: usize = 1024;
 /// Smallest normal fp16.
 const SMALLEST_NORMAL: u32 = 0x3880_0000;
-/// 0.5, whose last bit is the unit of fp16's subnormal numbers: adding it to one of them rounds it to that unit.
-const HALF: f32 = 0.5;
-
 for_each_processor! {
     /// Rounds values to the nearest fp16 (ties to even), as little-endian bytes; measures as [`quantize`] does. No value is
     /// beyond fp16; `out` is twice as long as `values`.
@@ -216,23 +213,27 @@ fn round_to_halves_generic(values: &[f32], out: &mut [[u8; 2]]) -> (Squares, u64
     rounded(values, out, HALVES, round_lanes)
 }
 
-/// Rounds to fp16; gives the same as f32.
+/// Rounds to fp16; gives the same as f32. To a magnitude, a power of two is added whose last bit is what fp16's last bit is
+/// worth there: the sum is rounded to it. Subnormal numbers have the last bit of the smallest normal one.
 #[inline(always)]
 fn round_lanes(x: &[f32; LANES], halves: &mut [[u8; 2]; LANES]) -> [f32; LANES] {
     /// Bits of f32's mantissa that fp16 lacks.
     const LOST: u32 = 13;
-    /// The difference of the exponents' biases.
-    const REBIAS: u32 = (127 - 15) << 10;
+    /// f32's exponent.
+    const EXPONENT: u32 = 0x7f80_0000;
+    /// The exponent of the smallest normal number, at the place of fp16's.
+    const REBIAS: u32 = SMALLEST_NORMAL >> LOST;
     let mut rounded = [0f32; LANES];
     for i in 0..LANES {
         let magnitude = x[i].to_bits() & 0x7fff_ffff;
         let sign = x[i].to_bits() ^ magnitude;
-        let odd = magnitude >> LOST & 1;
-        let normal = magnitude.wrapping_add((1 << (LOST - 1)) - 1 + odd) >> LOST;
-        let shifted = f32::from_bits(magnitude) + HALF;
-        let subnormal = magnitude < SMALLEST_NORMAL;
-        let half = if subnormal { shifted.to_bits() & 0xffff } else { normal.wrapping_sub(REBIAS) };
-        let value = if subnormal { (shifted - HALF).to_bits() } else { normal << LOST };
+        let exponent = (magnitude & EXPONENT).max(SMALLEST_NORMAL);
+        let power = exponent.wrapping_add(LOST << 23);
+        let sum = f32::from_bits(magnitude) + f32::from_bits(power);
+        // the units that the power has more are the mantissa with its first bit, which adds one to the exponent
+        let units = sum.to_bits().wrapping_sub(power);
+        let half = units.wrapping_add((exponent >> LOST).wrapping_sub(REBIAS));
+        let value = (sum - f32::from_bits(power)).to_bits();
         halves[i] = ((half | sign >> 16) as u16).to_le_bytes();
         rounded[i] = f32::from_bits(value | sign);
     }
