@@ -36,6 +36,7 @@
 pub mod archive;
 pub mod blob;
 pub mod describe;
+mod digest;
 mod error;
 mod features;
 mod files;

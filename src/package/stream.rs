@@ -12,6 +12,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::digest::PieceHasher;
 use super::files::{read_at, reserve, write_at};
 use anec_base::Error;
 use anec_mil::Content;
@@ -208,7 +209,7 @@ struct DigestState<'a> {
     /// The piece that comes next.
     next: usize,
     /// Absent while a thread works with it.
-    hash: Option<blake3::Hasher>,
+    hash: Option<PieceHasher>,
     ready: BTreeMap<usize, Ready<'a>>,
     /// Bytes of the pieces that are ready and held.
     held: usize,
@@ -227,7 +228,7 @@ impl DigestState<'_> {
 
 impl<'a> OrderedDigest<'a> {
     fn new(file: &'a File, pieces: &'a [Piece<'a>]) -> Self {
-        let state = DigestState { hash: Some(blake3::Hasher::new()), ..Default::default() };
+        let state = DigestState { hash: Some(PieceHasher::default()), ..Default::default() };
         OrderedDigest { file, pieces, state: Mutex::new(state) }
     }
 
@@ -274,10 +275,10 @@ impl<'a> OrderedDigest<'a> {
         Ok(())
     }
 
-    fn update(&self, hash: &mut blake3::Hasher, piece: &Piece<'_>, ready: &Ready<'_>) -> io::Result<()> {
+    fn update(&self, hash: &mut PieceHasher, piece: &Piece<'_>, ready: &Ready<'_>) -> io::Result<()> {
         match ready {
-            Ready::Buffer(buffer) => drop(hash.update(buffer.bytes())),
-            Ready::Part(bytes) => drop(hash.update(bytes)),
+            Ready::Buffer(buffer) => hash.update(buffer.bytes()),
+            Ready::Part(bytes) => hash.update(bytes),
             Ready::File => {
                 let mut buffer = self.buffer(piece.length);
                 read_at(self.file, buffer.bytes_mut(), piece.place)?;

@@ -1,0 +1,63 @@
+//! BLAKE3 of bytes that come in pieces of any length.
+
+/// Bytes that are given to the hash together, at multiples of as many. What it is given at once are subtrees of its tree, whose
+/// sizes divide where they begin: pieces that begin anywhere are many small ones, of which the smallest fill no vectors.
+const TOGETHER: usize = 64 << 10;
+
+/// The hash of pieces.
+#[derive(Default)]
+pub(super) struct PieceHasher {
+    hash: blake3::Hasher,
+    /// The last bytes, fewer than are given to the hash together.
+    held: Vec<u8>,
+}
+
+impl PieceHasher {
+    /// Adds the bytes that come next.
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        let mut bytes = bytes;
+        if !self.held.is_empty() {
+            let (first, rest) = bytes.split_at(bytes.len().min(TOGETHER - self.held.len()));
+            self.held.extend_from_slice(first);
+            if self.held.len() < TOGETHER {
+                return;
+            }
+            self.hash.update(&self.held);
+            self.held.clear();
+            bytes = rest;
+        }
+        let (whole, rest) = bytes.split_at(bytes.len() - bytes.len() % TOGETHER);
+        self.hash.update(whole);
+        self.held.extend_from_slice(rest);
+    }
+
+    /// The hash of all.
+    pub(super) fn finalize(mut self) -> blake3::Hash {
+        self.hash.update(&self.held);
+        self.hash.finalize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_any_length_have_the_hash_of_the_whole() {
+        let bytes: Vec<u8> = (0..5 * TOGETHER).map(|i| (i % 251) as u8).collect();
+        let lengths = [0, 1, TOGETHER - 1, TOGETHER, TOGETHER + 1, 2 * TOGETHER + 7];
+        for first in lengths {
+            for second in lengths {
+                let mut hasher = PieceHasher::default();
+                let (mut rest, mut turns) = (&bytes[..], [first, second, 64].into_iter().cycle());
+                while !rest.is_empty() {
+                    let (piece, after) = rest.split_at(turns.next().unwrap().min(rest.len()));
+                    hasher.update(piece);
+                    rest = after;
+                }
+                assert_eq!(hasher.finalize(), blake3::hash(&bytes), "{first} {second}");
+            }
+        }
+        assert_eq!(PieceHasher::default().finalize(), blake3::hash(&[]));
+    }
+}
