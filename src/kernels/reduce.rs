@@ -1,4 +1,5 @@
-//! Sums and maxima of a slice, in lanes that the compiler can keep in vector registers; and of columns that lie side by
+//! Sums and maxima of a slice, in lanes that the compiler can keep in vector registers, those of the
+//! [code that calls them](crate::dispatch); and of columns that lie side by
 //! side, each with the bits that its slice would have.
 
 const LANES: usize = 16;
@@ -6,11 +7,13 @@ const LANES: usize = 16;
 pub const BESIDE: usize = 16;
 
 /// The sum, in 16 partial sums.
+#[inline(always)]
 pub fn sum(values: &[f32]) -> f32 {
     sum_of(values, |v| v)
 }
 
 /// The sum of the squares.
+#[inline(always)]
 pub fn sum_of_squares(values: &[f32]) -> f32 {
     sum_of(values, |v| v * v)
 }
@@ -36,6 +39,7 @@ pub fn sum_of(values: &[f32], function: impl Fn(f32) -> f32) -> f32 {
 }
 
 /// The largest value; -inf of none.
+#[inline(always)]
 pub fn max(values: &[f32]) -> f32 {
     let (chunks, rest) = values.as_chunks::<LANES>();
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -298,16 +298,47 @@ impl Attention {
 
 /// Scores to weights, row by row of so many slots; `None` if slots that are closed may count.
 fn weigh<'m>(scores: &mut [f32], slots: usize, mask: impl Fn(usize) -> &'m [f32], rounds: &Rounds) -> Option<()> {
-    for (row, scores) in scores.chunks_exact_mut(slots).enumerate() {
-        scores.iter_mut().zip(mask(row)).for_each(|(score, mask)| *score += mask);
-    }
+    vectorized(AddMask { scores, slots, mask });
     rounds.apply(1, scores);
-    if scores.chunks_exact(slots).any(|scores| !(max(scores) >= LOWEST)) {
+    if !vectorized(AllSee { scores, slots }) {
         return None;
     }
     softmax_rows(scores, slots);
     rounds.apply(2, scores);
     Some(())
+}
+
+/// Adds each row's mask to its scores.
+struct AddMask<'a, M> {
+    scores: &'a mut [f32],
+    slots: usize,
+    mask: M,
+}
+
+impl<'m, M: Fn(usize) -> &'m [f32]> Vectorize for AddMask<'_, M> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (row, scores) in self.scores.chunks_exact_mut(self.slots).enumerate() {
+            scores.iter_mut().zip((self.mask)(row)).for_each(|(score, mask)| *score += mask);
+        }
+    }
+}
+
+/// Whether each row sees an open slot: no closed one counts beside it.
+struct AllSee<'a> {
+    scores: &'a [f32],
+    slots: usize,
+}
+
+impl Vectorize for AllSee<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        self.scores.chunks_exact(self.slots).all(|scores| max(scores) >= LOWEST)
+    }
 }
 
 /// Scores after a step that stands between the product and the mask, whose one operand that is computed they are.

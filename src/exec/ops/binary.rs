@@ -326,8 +326,7 @@ fn zip_into<T: Copy + Send + Sync>(
             row.copy_from_slice(&x[i..][..row.len()]);
         }
         let other = if y_step == 0 { Elements::One(y[j]) } else { Elements::Each(&y[j..]) };
-        // rows may be short, so the processor isn't asked what it has for each
-        Combine { values: row, other, function: &function }.run();
+        vectorized(Combine { values: row, other, function: &function });
     };
     if walk.shape.is_empty() {
         return pool::for_each_part(out, |first, part| combine(part, first, first * y_step));

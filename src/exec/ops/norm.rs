@@ -11,6 +11,7 @@ use crate::strided::View;
 use crate::tensor::{Dims, Tensor, TensorData, axis_index, broadcast_strides, for_each_index};
 use anec_kernels::activation::exp_in_place;
 use anec_kernels::aligned_buf::AlignedBuf;
+use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::reduce::{max, sum, sum_of, sum_of_squares};
 
 /// The rows of this group.
@@ -25,12 +26,27 @@ pub(super) const ROWS: &[Row] = computing! {
 
 /// Softmax over the last axis of rows of `length`.
 pub(crate) fn softmax_rows(values: &mut [f32], length: usize) {
-    for row in values.chunks_exact_mut(length.max(1)) {
-        let top = max(row);
-        row.iter_mut().for_each(|v| *v -= top);
-        exp_in_place(row);
-        let scale = 1.0 / sum(row);
-        row.iter_mut().for_each(|v| *v *= scale);
+    vectorized(SoftmaxRows { values, length });
+}
+
+/// What [`softmax_rows`] does.
+struct SoftmaxRows<'a> {
+    values: &'a mut [f32],
+    length: usize,
+}
+
+impl Vectorize for SoftmaxRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for row in self.values.chunks_exact_mut(self.length.max(1)) {
+            let top = max(row);
+            row.iter_mut().for_each(|v| *v -= top);
+            exp_in_place(row);
+            let scale = 1.0 / sum(row);
+            row.iter_mut().for_each(|v| *v *= scale);
+        }
     }
 }
 
