@@ -1,8 +1,7 @@
 //! Columns of activations as digits, packed as the unit reads them.
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-
 use super::{SIDE, STEP, TILE};
+use crate::ahead::ask;
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::{
     Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS, MOST_DEPTH, Unit, digits_of, most_digits, third_squared,
@@ -154,14 +153,6 @@ impl Part<'_> {
         elements
     }
 
-    /// Asks for the elements of 16 columns, which need not be there. Rows are so far apart that a processor doesn't do it by
-    /// itself.
-    #[inline(always)]
-    fn ask(&self, k: usize) {
-        // SAFETY: a hint reads nothing, and every processor has it.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(self.x.as_ptr().wrapping_add(k * self.layout.row).cast()) };
-    }
-
     /// Does something with the elements of each column, and with what is given for it, in the order in which they lie in
     /// memory.
     #[inline(always)]
@@ -224,7 +215,8 @@ impl Part<'_> {
                 for (j, digits) in digits.iter_mut().enumerate() {
                     let k = step * STEP + 4 * row + j;
                     if k < self.deep {
-                        self.ask(k + AHEAD);
+                        // rows are so far apart that a processor doesn't do it by itself
+                        ask(self.x.as_ptr().wrapping_add((k + AHEAD) * self.layout.row));
                         let elements = self.elements(k);
                         for c in 0..SIDE {
                             // SAFETY: the unit is that of this column.

@@ -5,8 +5,8 @@ use std::arch::x86_64::*;
 
 use smallvec::SmallVec;
 
+use super::super::ahead::ask;
 use super::super::digits::{DIGITS, DIGITS_MIDDLE, FEW_DIGITS, LEAST_DIGITS, Unit};
-use super::super::dot::AHEAD;
 use super::{DigitColumn, DigitColumns, MeasuredColumn, ProductBlock};
 
 mod lanes;
@@ -30,6 +30,9 @@ const BLOCK: usize = 4 * ROWS * FEW_ROWS;
 type BlockSums = [[i32; BLOCK + 4]; DIGITS];
 /// What is added to an element.
 const MIDDLE: i8 = -128;
+/// How far ahead, in bytes, a row that is read alone is asked for, into the innermost cache: further than a thread gets while
+/// memory answers, and no further, for more would take the place of the columns' digits.
+const AHEAD: usize = 4096;
 
 /// What multiplies bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,7 +240,7 @@ unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, dept
     unsafe {
         for _ in 0..depth / (2 * STEP) {
             for sums in &mut sums {
-                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(AHEAD));
+                ask(row.wrapping_add(AHEAD));
                 add_products(sums, [raised(row)], [column]);
                 (row, column) = (row.add(STEP), column.add(D * STEP));
             }

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Products, TokenProduct, for_each_part};
+use crate::ahead::ask;
 use crate::aligned_buf::AlignedBuf;
 use crate::columns::StridedColumn;
 use crate::digits::Activations;
@@ -51,18 +52,6 @@ fn measure(all: &mut [OwnColumn<'_>], columns: usize, activations: Activations) 
     }
 }
 
-/// Asks for the line of the cache that a number is in, which need not be there. Rows are so far apart that a processor doesn't
-/// do it by itself.
-fn ask(at: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint reads nothing, and every processor has it.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
 /// The activations of many tokens, one token after the other.
 fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usize)) -> AlignedBuf {
     /// Tokens and elements that are moved at a time: what is read of an element's row is a cache line.
@@ -71,6 +60,7 @@ fn by_token((x, layout): (&[f32], MatrixLayout), (columns, tokens): (usize, usiz
     pool::for_each_chunk(&mut buffer.floats()[..tokens * columns], SIDE * columns, |i, out| {
         let first = i * SIDE;
         for from in (0..columns).step_by(SIDE) {
+            // rows are so far apart that a processor doesn't do it by itself
             let next = (from + SIDE..from + 2 * SIDE).map(|k| first * layout.column + k * layout.row);
             next.for_each(|at| ask(x.as_ptr().wrapping_add(at)));
             for (t, out) in out.chunks_exact_mut(columns).enumerate() {
