@@ -11,7 +11,7 @@ use super::ops::{self, ReadState, WriteState};
 use super::resolve::Resolver;
 use super::step::{Output, Step};
 use super::value::Value;
-use super::weight::WeightCache;
+use super::weight_cache::WeightCache;
 use anec_mil::{Binding, Block, Function, Op, TensorType, ValueId, ValueType};
 
 /// Turns the ops of a function into steps.

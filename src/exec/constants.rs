@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::value::Value;
-use super::weight::{LoadedWeight, SMALL, WeightCache, constant_shape, constant_tensor};
+use super::weight::{LoadedWeight, SMALL, constant_shape, constant_tensor};
+use super::weight_cache::WeightCache;
 use anec_base::Error;
 use anec_mil::Constant;
 use anec_mil::constant::Data;

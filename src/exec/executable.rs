@@ -23,7 +23,7 @@ use super::state::State;
 use super::step::Step;
 use super::tensor::Tensor;
 use super::value::Value;
-use super::weight::WeightCache;
+use super::weight_cache::WeightCache;
 use super::workspace::{Workspace, Workspaces};
 use anec_kernels::product::Activations;
 use anec_mil::{Binding, Dim, Function, Symbol, SymbolRange, TensorType, Uses, ValueType};

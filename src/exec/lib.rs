@@ -26,7 +26,8 @@
 //! | module | holds |
 //! |---|---|
 //! | [`tensor`] | tensors in memory |
-//! | [`weight`] | constants in memory, and the cache that functions share |
+//! | [`weight`] | constants in memory |
+//! | [`weight_cache`] | what functions of a model share |
 //! | [`executable`] | what can be run, and running it |
 //! | [`batch`] | running it for several sequences, which share the products with weights |
 //! | [`memo`] | products that sequences have in common, remembered |
@@ -72,6 +73,7 @@ pub mod tensor;
 mod tests;
 mod value;
 pub mod weight;
+pub mod weight_cache;
 mod workspace;
 
 pub use anec_kernels::pool::{set_threads, threads};
@@ -84,4 +86,4 @@ pub use memo::ProductMemo;
 pub use profile::{ExecProfile, OperatorTime};
 pub use state::State;
 pub use tensor::{Tensor, TensorData};
-pub use weight::WeightCache;
+pub use weight_cache::WeightCache;

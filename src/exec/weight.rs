@@ -1,26 +1,19 @@
 //! Constants in memory. Small ones are tensors; large ones stay in the form they are stored in and are expanded, a few
 //! rows at a time, inside the kernels.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
-use bytemuck::Pod;
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::tensor::{Dims, Tensor, TensorData};
-use super::workspace::Workspaces;
 use anec_base::Result;
 use anec_kernels::codes::{CodeTables, PackedCodes};
 use anec_kernels::layout::MatrixLayout;
-use anec_kernels::memory::{Arena, ArenaVec};
 use anec_kernels::pool;
 use anec_kernels::product::Activations;
 use anec_kernels::weight::{Elements, Scales, StoredWeight};
-use anec_mil::constant::Data;
-use anec_mil::{Constant, Content, DataType};
+use anec_mil::{Constant, DataType};
 
 /// Floating-point constants of fewer elements than this become plain tensors.
 pub(crate) const SMALL: usize = 1024;
@@ -72,126 +65,8 @@ impl Deref for LoadedWeight {
     }
 }
 
-/// A content, kept so that its address stays its own, and its elements.
-type Held = (Arc<dyn Content>, Arc<Elements>);
-
-/// The bytes of weights by the content they come from, so that functions which use the same weights hold them once, and the
-/// memory of their runs.
-#[derive(Default)]
-pub struct WeightCache {
-    held: Mutex<HashMap<(usize, DataType), Held>>,
-    arena: Arena,
-    workspaces: Workspaces,
-}
-
-impl WeightCache {
-    /// An empty cache.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// What runs of all functions work with.
-    pub(super) fn workspaces(&self) -> &Workspaces {
-        &self.workspaces
-    }
-
-    /// Bytes that the weights take in memory.
-    pub fn bytes(&self) -> usize {
-        let held = self.held.lock().unwrap_or_else(|e| e.into_inner());
-        let size = |elements: &Elements| match elements {
-            Elements::F32(v) => 4 * v.len(),
-            Elements::F16(v) => 2 * v.len(),
-            Elements::Int8(v) => v.len(),
-            Elements::Codes(v) => v.bytes().len(),
-        };
-        held.values().map(|(_, elements)| size(elements)).sum()
-    }
-
-    /// Gives back the memory of weights that no executable uses any more.
-    pub fn release_unused(&self) {
-        let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
-        held.retain(|_, (_, elements)| Arc::strong_count(elements) > 1);
-    }
-
-    /// The elements of a floating-point constant, or of one of integers of no more than eight bits, of which only signed
-    /// bytes aren't codes; `None` for other types.
-    pub(crate) fn elements(&self, constant: &Constant) -> Result<Option<Arc<Elements>>> {
-        self.elements_as(constant, constant.ty.dtype)
-    }
-
-    /// The same, of a constant whose bytes hold packed elements of a type. Bits that pad the last byte may come as further
-    /// elements.
-    pub(crate) fn elements_as(&self, constant: &Constant, dtype: DataType) -> Result<Option<Arc<Elements>>> {
-        let Data::Content(content) = &constant.data else {
-            return Ok(decode_elements(dtype, &constant.bytes()?).map(Arc::new));
-        };
-        let key = (Arc::as_ptr(content).cast::<()>() as usize, dtype);
-        if let Some((_, elements)) = self.held.lock().unwrap_or_else(|e| e.into_inner()).get(&key) {
-            return Ok(Some(elements.clone()));
-        }
-        let Some(elements) = self.load(dtype, content.as_ref())?.map(Arc::new) else { return Ok(None) };
-        let mut held = self.held.lock().unwrap_or_else(|e| e.into_inner());
-        Ok(Some(held.entry(key).or_insert((content.clone(), elements)).1.clone()))
-    }
-}
-
-/// Bytes read at a time by one thread.
-const PIECE: u64 = 4 << 20;
-
-/// Fills `out` with a content from its start, in parallel pieces.
-fn read_all(content: &dyn Content, out: &mut [u8]) -> Result<()> {
-    content.prepare()?;
-    let granule = content.granule().max(1);
-    let piece = usize::try_from(granule * (PIECE / granule).max(1)).unwrap_or(usize::MAX);
-    out.par_chunks_mut(piece).enumerate().try_for_each(|(i, out)| content.read(i as u64 * piece as u64, out))
-}
-
-impl WeightCache {
-    /// The elements of a content, in the form they are kept in.
-    fn load(&self, dtype: DataType, content: &dyn Content) -> Result<Option<Elements>> {
-        let length = content.length() as usize;
-        Ok(Some(match dtype {
-            DataType::Fp32 => Elements::F32(self.read(length, content)?),
-            DataType::Fp16 => Elements::F16(self.read(length, content)?),
-            DataType::Int8 => Elements::Int8(self.read(length, content)?),
-            _ if is_code(dtype) => {
-                Elements::Codes(PackedCodes::new(dtype.bits() as usize, self.read(length, content)?))
-            }
-            // decoded to f32
-            _ if dtype.is_float() => {
-                let mut bytes = vec![0u8; length];
-                read_all(content, &mut bytes)?;
-                return Ok(decode_elements(dtype, &bytes).map(|elements| self.keep(elements)));
-            }
-            _ => return Ok(None),
-        }))
-    }
-
-    /// So many bytes of a content, as they are.
-    fn read<T: Pod>(&self, length: usize, content: &dyn Content) -> Result<ArenaVec<T>> {
-        self.arena.filled(length / size_of::<T>(), |values| read_all(content, bytemuck::cast_slice_mut(values)))
-    }
-
-    /// Elements made by decoding, kept like those that are read.
-    pub(crate) fn keep(&self, elements: Elements) -> Elements {
-        match elements {
-            Elements::F32(values) => Elements::F32(self.copied(&values)),
-            Elements::F16(values) => Elements::F16(self.copied(&values)),
-            Elements::Int8(values) => Elements::Int8(self.copied(&values)),
-            Elements::Codes(codes) => Elements::Codes(PackedCodes::new(codes.bits(), self.copied(codes.bytes()))),
-        }
-    }
-
-    fn copied<T: Pod>(&self, values: &[T]) -> ArenaVec<T> {
-        let Ok(copied) = self.arena.filled(values.len(), |copied| {
-            copied.copy_from_slice(values);
-            Ok::<_, Infallible>(())
-        });
-        copied
-    }
-}
-
-fn decode_elements(dtype: DataType, bytes: &[u8]) -> Option<Elements> {
+/// The elements of a constant's bytes, in the form in which a product takes them; `None` for types without one.
+pub(crate) fn decode_elements(dtype: DataType, bytes: &[u8]) -> Option<Elements> {
     Some(match dtype {
         DataType::Fp16 => Elements::F16(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()),
         DataType::Int8 => Elements::Int8(bytes.iter().map(|b| *b as i8).collect()),
@@ -202,7 +77,7 @@ fn decode_elements(dtype: DataType, bytes: &[u8]) -> Option<Elements> {
 }
 
 /// Whether elements of a type are few enough to be looked up in a table.
-fn is_code(dtype: DataType) -> bool {
+pub(crate) fn is_code(dtype: DataType) -> bool {
     dtype.is_integer() && dtype.bits() <= 8
 }
 
@@ -283,7 +158,6 @@ pub(crate) struct WeightProduct<'c> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anec_mil::TensorType;
 
     #[test]
     fn packed_integers_are_unpacked_across_bytes() {
@@ -299,30 +173,5 @@ mod tests {
         let scales = Scales { values: vec![1.0, 10.0, 0.5, 2.0], blocks: 2 };
         let weight = LoadedWeight::scaled(vec![2, 4], elements, scales);
         assert_eq!(weight.dense().floats().unwrap(), [1.0, 2.0, 30.0, 40.0, -0.5, -1.0, -6.0, -8.0]);
-    }
-
-    #[test]
-    fn functions_share_the_bytes_of_a_content() {
-        struct Bytes(Vec<u8>);
-        impl Content for Bytes {
-            fn length(&self) -> u64 {
-                self.0.len() as u64
-            }
-            fn granule(&self) -> u64 {
-                4
-            }
-            fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-                out.copy_from_slice(&self.0[offset as usize..][..out.len()]);
-                Ok(())
-            }
-        }
-        let values: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let constant = Constant::content(TensorType::new(DataType::Fp32, [2u64]), Arc::new(Bytes(values)));
-        let cache = WeightCache::new();
-        let first = cache.elements(&constant).unwrap().unwrap();
-        let second = cache.elements(&constant.clone()).unwrap().unwrap();
-        assert!(Arc::ptr_eq(&first, &second));
-        assert_eq!(cache.bytes(), 8);
-        assert!(matches!(&*first, Elements::F32(v) if **v == [1.5, -2.0]));
     }
 }
