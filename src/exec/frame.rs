@@ -169,6 +169,7 @@ impl Frame<'_> {
     pub fn peek(&self, operand: &Operand) -> Option<Arc<Tensor>> {
         match operand {
             Operand::Constant(Value::Tensor(tensor)) => Some(tensor.clone()),
+            Operand::Constant(Value::Weight(weight)) => Some(weight.dense().clone()),
             Operand::Constant(_) => None,
             Operand::Slot { slot, .. } => self.workspace.slots[*slot].clone(),
         }

@@ -163,7 +163,7 @@ impl Vectorize for Rotate<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{compare, noise};
+    use super::super::testing::{compare, is_carried_out, noise};
     use crate::{Precision, Tensor};
     use anec_mil::{DataType, FunctionBuilder, Opset, TensorType};
 
@@ -190,7 +190,9 @@ mod tests {
             let (cos, sin) = (tensor([1, 1, tokens, half], 2), tensor([1, 1, tokens, half], 3));
             for precision in [Precision::F32, Precision::I16, Precision::F16] {
                 let steps = if rest > 0 { 10 } else { 9 };
-                assert_eq!(compare(&function, &[("x", &x), ("cos", &cos), ("sin", &sin)], precision), [steps]);
+                let inputs = [("x", &x), ("cos", &cos), ("sin", &sin)];
+                assert_eq!(compare(&function, &inputs, precision), [steps]);
+                assert_eq!(is_carried_out("rope", &function, &inputs, precision), precision != Precision::F16);
             }
         }
     }

@@ -310,7 +310,7 @@ impl FusedKernel for RowSteps {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::testing::{compare, noise};
+    use super::super::testing::{compare, is_carried_out, noise};
     use crate::{Precision, Tensor};
     use anec_mil::{Constant, DataType, FunctionBuilder, Opset, TensorType, ValueId};
 
@@ -318,6 +318,7 @@ mod tests {
 
     /// `x` divided by its root mean square along an axis, times a gain, where the largest magnitude is divided away first.
     fn norm(ops: &mut FunctionBuilder, x: ValueId, axis: usize) -> ValueId {
+        let width = ops.ty(x).shape[axis].fixed().unwrap();
         let axes = [axis as i32];
         let magnitude = ops.abs(x);
         let largest = ops.reduce_max(magnitude, &axes, true);
@@ -333,17 +334,22 @@ mod tests {
         let inverse = ops.rsqrt(total, 1e-7);
         let normal = ops.mul(scaled, inverse);
         let mut shape = [1; 4];
-        shape[axis] = WIDTH as u64;
-        let gain = ops.constant("gain", Constant::fp16_tensor(&shape, &noise(WIDTH, 5)));
+        shape[axis] = width;
+        let gain = ops.constant("gain", Constant::fp16_tensor(&shape, &noise(width as usize, 5)));
         ops.mul(normal, gain)
     }
 
     #[test]
     fn a_norm_is_one_group() {
-        // channels of a token, of several, which lie apart, and heads of several
-        for (shape, axis) in
-            [([1, WIDTH, 1, 1], 1), ([1, WIDTH, 3, 1], 1), ([1, 5, 3, WIDTH], 3), ([1, 64, 70, WIDTH], 3)]
-        {
+        let forms = [
+            // channels of a token, so many that the gain is a weight, those of several tokens, which lie apart, and heads
+            ([1, WIDTH, 1, 1], 1),
+            ([1, 1500, 1, 1], 1),
+            ([1, WIDTH, 3, 1], 1),
+            ([1, 5, 3, WIDTH], 3),
+            ([1, 64, 70, WIDTH], 3),
+        ];
+        for (shape, axis) in forms {
             let mut ops = FunctionBuilder::new("main", Opset::CoreMl8);
             let x = ops.input("x", TensorType::new(DataType::Fp16, shape.map(|size| size as u64)));
             let normal = norm(&mut ops, x, axis);
@@ -352,6 +358,9 @@ mod tests {
             let x = Tensor::new(shape, noise(shape.iter().product(), 1));
             for precision in [Precision::F32, Precision::I16, Precision::F16] {
                 assert_eq!(compare(&function, &[("x", &x)], precision), [12], "{shape:?}");
+                let in_one_piece = shape[axis + 1..].iter().all(|size| *size == 1);
+                let is_one = is_carried_out("rows", &function, &[("x", &x)], precision);
+                assert_eq!(is_one, in_one_piece, "{shape:?}");
             }
         }
     }

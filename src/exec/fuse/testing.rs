@@ -1,7 +1,7 @@
 //! What tests of groups have in common.
 
 use crate::node::Node;
-use crate::{ExecOptions, Executable, Precision, State, Tensor, WeightCache};
+use crate::{ExecOptions, ExecProfile, Executable, Precision, State, Tensor, WeightCache};
 use anec_mil::Function;
 
 /// Numbers between -2 and 2.
@@ -27,4 +27,12 @@ pub fn compare(function: &Function, inputs: &[(&str, &Tensor)], precision: Preci
     assert_eq!(different, None, "{precision}");
     let groups = fused.nodes.iter().filter(|node| matches!(node, Node::Group(_)));
     groups.map(|group| group.steps().len()).collect()
+}
+
+/// Whether a group, which has all steps of a function, is carried out as one when this runs, not step by step.
+pub fn is_carried_out(group: &str, function: &Function, inputs: &[(&str, &Tensor)], precision: Precision) -> bool {
+    let executable = Executable::compile(function, ExecOptions { precision }, &WeightCache::new()).unwrap();
+    let mut profile = ExecProfile::default();
+    executable.run_profiled(inputs, &mut State::default(), &mut profile).unwrap();
+    profile.operators().iter().all(|(name, _)| *name == group)
 }
