@@ -298,7 +298,7 @@ impl Executable {
     }
 
     /// As [`run`](Executable::run), and shows `observer` the results of ops by name as they are computed. Values within
-    /// attention, the writes of caches and chains of element-wise ops, which are carried out as one, aren't shown.
+    /// ops that are carried out as one, such as attention, the writes of caches and norms, aren't shown.
     ///
     /// # Errors
     /// As [`run`](Executable::run).

@@ -27,7 +27,7 @@ impl ExecProfile {
     }
 
     /// The operators and their times, the one that took longest first. Ops that are carried out as one are counted
-    /// together, as `attention` and `cache write`.
+    /// together, as `attention` or `rope`.
     pub fn operators(&self) -> Vec<(&str, OperatorTime)> {
         let mut operators: Vec<(&str, OperatorTime)> =
             self.operators.iter().map(|(name, time)| (*name, *time)).collect();
