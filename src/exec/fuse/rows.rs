@@ -1,7 +1,7 @@
 //! Norms, and what else reduces rows of elements and works on each of these with what they were reduced to.
 //!
-//! A root-mean-square norm is a dozen ops in a program for the Neural Engine. Of a single token each has less to do than it
-//! takes to begin with it. A group of such ops goes through a row at a time, and does all that there is to be done with it;
+//! A root-mean-square norm is a dozen ops in a program for the Neural Engine. For a single token to begin with one takes longer
+//! than to carry it out. A group of such ops goes through a row at a time, and does all that there is to be done with it;
 //! numbers of which a row has one are numbers here. Each op is applied to the same numbers as it stands, so the results are the
 //! same to the last bit. Rows must be in one piece: those of several tokens whose channels are reduced aren't, and their
 //! steps are carried out one by one, over all tokens.
@@ -245,13 +245,12 @@ impl Given {
     /// `None` if it lies otherwise.
     fn new(tensor: Arc<Tensor>, shape: &[usize], axis: usize) -> Option<Given> {
         let own = &tensor.shape[..];
-        let same = |is_same: fn(bool) -> bool| (0..shape.len()).all(|i| own[i] == shape[i] || is_same(i == axis));
         let lies = match tensor.floats()?.len() {
             1 if own.len() <= shape.len() => Lies::One,
             _ if own == shape => Lies::ByRow,
             _ if own.len() != shape.len() => return None,
             count if count == shape[axis] && own[axis] == count => Lies::OneRow,
-            _ if own[axis] == 1 && same(|is_axis| is_axis) => Lies::OneOfRow,
+            _ if own[axis] == 1 && (0..shape.len()).all(|i| i == axis || own[i] == shape[i]) => Lies::OneOfRow,
             _ => return None,
         };
         Some(Given { tensor, lies })
