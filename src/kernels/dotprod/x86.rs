@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::super::ahead::ask;
 use super::super::digits::{DIGITS, DIGITS_MIDDLE, FEW_DIGITS, LEAST_DIGITS, Unit};
+use super::super::dot::AHEAD;
 use super::{DigitColumn, DigitColumns, MeasuredColumn, ProductBlock};
 
 mod lanes;
@@ -30,9 +31,9 @@ const BLOCK: usize = 4 * ROWS * FEW_ROWS;
 type BlockSums = [[i32; BLOCK + 4]; DIGITS];
 /// What is added to an element.
 const MIDDLE: i8 = -128;
-/// How far ahead, in bytes, a row that is read alone is asked for, into the innermost cache: further than a thread gets while
-/// memory answers, and no further, for more would take the place of the columns' digits.
-const AHEAD: usize = 4096;
+/// How far ahead, in bytes, a row that is read alone is asked for once more, into the innermost cache: it's in the second by then.
+/// To ask for it there at once is as fast on some processors and slower on others, which wait for memory in fewer places there.
+const NEAR: usize = 1024;
 
 /// What multiplies bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +241,8 @@ unsafe fn of_row<const D: usize>(mut row: *const i8, mut column: *const i8, dept
     unsafe {
         for _ in 0..depth / (2 * STEP) {
             for sums in &mut sums {
-                ask(row.wrapping_add(AHEAD));
+                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(AHEAD));
+                ask(row.wrapping_add(NEAR));
                 add_products(sums, [raised(row)], [column]);
                 (row, column) = (row.add(STEP), column.add(D * STEP));
             }
