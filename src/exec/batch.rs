@@ -70,8 +70,7 @@ impl Executable {
 
     fn begin<'a>(&self, call: SequenceCall<'a>, is_divided: bool) -> Member<'a> {
         let SequenceCall { inputs, state } = call;
-        let mut workspace = self.workspaces.take();
-        workspace.begin(self.slots);
+        let workspace = self.workspaces.take(self.slots);
         let failure = self.check_inputs(&inputs).err();
         let mut member = Member { workspace, state, is_divided, failure };
         member.attempt(self, |frame| {

@@ -338,8 +338,7 @@ impl Executable {
         outputs: &mut Vec<Arc<Tensor>>,
     ) -> Result<(), ExecError> {
         self.check_inputs(inputs)?;
-        let mut workspace = self.workspaces.take();
-        workspace.begin(self.slots);
+        let mut workspace = self.workspaces.take(self.slots);
         outputs.drain(..).for_each(|tensor| workspace.pool.recycle(tensor));
         let mut frame = self.frame(workspace, state, observer, profile);
         let result = self.run_frame(&mut frame, inputs, outputs);

@@ -16,9 +16,13 @@ const MOST_BYTES: usize = 128 << 20;
 pub(super) struct Workspaces(Arc<Mutex<Vec<Workspace>>>);
 
 impl Workspaces {
-    /// One for a run: the one that was given back last, or a new one.
-    pub fn take(&self) -> Workspace {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    /// One for a run of a function with so many values: the one that was given back last, or a new one.
+    pub fn take(&self, slots: usize) -> Workspace {
+        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut workspace = idle.unwrap_or_default();
+        workspace.pool.begin_run();
+        workspace.slots.resize(slots, None);
+        workspace
     }
 
     /// Takes one back from a run that has ended.
@@ -47,15 +51,8 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// Makes room for the values of a function.
-    pub fn begin(&mut self, slots: usize) {
-        self.pool.begin_run();
-        self.clear();
-        self.slots.resize(slots, None);
-    }
-
     /// Gives up all values.
-    pub fn clear(&mut self) {
+    fn clear(&mut self) {
         self.slot_writes.clear(&mut self.pool);
         for tensor in self.slots.drain(..).flatten().chain(self.results.drain(..)) {
             self.pool.recycle(tensor);
@@ -76,23 +73,22 @@ mod tests {
     fn a_run_finds_the_memory_of_one_that_has_ended() {
         let workspaces = Workspaces::default();
         let place = |workspace: &mut Workspace| {
-            workspace.begin(1);
             let tensor = workspace.pool.filled(&[1000], 0f32);
             let place = tensor.floats().unwrap().as_ptr();
             workspace.slots[0] = Some(tensor);
             place
         };
-        let [mut first, mut second] = [(); 2].map(|()| workspaces.take());
+        let [mut first, mut second] = [(); 2].map(|()| workspaces.take(1));
         let places = [place(&mut first), place(&mut second)];
         assert_ne!(places[0], places[1], "both run");
         workspaces.clone().give(first);
-        assert_eq!(place(&mut workspaces.take()), places[0]);
+        assert_eq!(place(&mut workspaces.take(1)), places[0]);
     }
 
     #[test]
     fn what_idle_workspaces_keep_has_an_end() {
         let workspaces = Workspaces::default();
-        let mut taken = [(); 5].map(|()| workspaces.take());
+        let mut taken = [(); 5].map(|()| workspaces.take(0));
         for workspace in &mut taken {
             let tensor = workspace.pool.filled(&[MOST_BYTES / 4], true);
             workspace.pool.recycle(tensor);

@@ -114,6 +114,15 @@ pub fn for_each_part<T: Send>(values: &mut [T], part: impl Fn(usize, &mut [T]) +
     }
 }
 
+/// As [`for_each_part`], for parts of whole rows of so many values, each with the number of its first row.
+pub fn for_each_part_of_rows<T: Send>(values: &mut [T], width: usize, part: impl Fn(usize, &mut [T]) + Sync) {
+    let rows = PART.div_ceil(width.max(1));
+    match values.len() > LARGE {
+        true => for_each_chunk(values, rows * width, |i, values| part(i * rows, values)),
+        false => part(0, values),
+    }
+}
+
 /// Does `part` for each of `items` and its number, as [`for_each`].
 pub fn for_each_mut<T: Send>(items: &mut [T], part: impl Fn(usize, &mut T) + Sync) {
     for_each_chunk(items, 1, |i, items| items.iter_mut().for_each(|item| part(i, item)));

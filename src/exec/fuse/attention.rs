@@ -31,7 +31,6 @@ use anec_kernels::dot::MOST_COLUMNS;
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::matrix::{product, product_of_few};
 use anec_kernels::pool;
-use anec_kernels::reduce::max;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
@@ -300,10 +299,10 @@ impl Attention {
 fn weigh<'m>(scores: &mut [f32], slots: usize, mask: impl Fn(usize) -> &'m [f32], rounds: &Rounds) -> Option<()> {
     vectorized(AddMask { scores, slots, mask });
     rounds.apply(1, scores);
-    if !vectorized(AllSee { scores, slots }) {
+    // a row that sees no open slot
+    if softmax_rows(scores, slots) < LOWEST {
         return None;
     }
-    softmax_rows(scores, slots);
     rounds.apply(2, scores);
     Some(())
 }
@@ -323,21 +322,6 @@ impl<'m, M: Fn(usize) -> &'m [f32]> Vectorize for AddMask<'_, M> {
         for (row, scores) in self.scores.chunks_exact_mut(self.slots).enumerate() {
             scores.iter_mut().zip((self.mask)(row)).for_each(|(score, mask)| *score += mask);
         }
-    }
-}
-
-/// Whether each row sees an open slot: no closed one counts beside it.
-struct AllSee<'a> {
-    scores: &'a [f32],
-    slots: usize,
-}
-
-impl Vectorize for AllSee<'_> {
-    type Output = bool;
-
-    #[inline(always)]
-    fn run(self) -> bool {
-        self.scores.chunks_exact(self.slots).all(|scores| max(scores) >= LOWEST)
     }
 }
 

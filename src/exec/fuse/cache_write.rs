@@ -89,10 +89,8 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
         .into_iter()
         .flatten()
         .all(|read| steps[read].state() == Some(state) && flow.writes(state, read..at).next().is_none());
-    let closed = members.iter().filter(|member| **member != at).all(|member| {
-        let users = flow.users(*member);
-        !users.is_empty() && users.iter().all(|user| members.contains(user))
-    });
+    let mut inner = members.iter().filter(|member| **member != at);
+    let closed = inner.all(|member| flow.is_used_only_by(*member, |user| members.contains(user)));
     let (mask, new) = (steps[placed].operand(product.x), steps[placed].operand(product.y));
     let kernel = Box::new(CacheWrite {
         state: state.clone(),

@@ -11,15 +11,14 @@ use smallvec::SmallVec;
 
 use super::Found;
 use super::flow::Flow;
-use super::members::{FEW, Outer, REGISTERS, Registers, members};
+use super::members::{FEW, Link, REGISTERS, Registers, Source, given_tensors, members};
 use crate::frame::Frame;
-use crate::kernel::{Elements, Input, Kernel};
+use crate::kernel::{Elements, Input};
 use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::step::Step;
-use crate::tensor::{Dims, Tensor, TensorData};
+use crate::tensor::{Tensor, TensorData};
 use anec_kernels::pool;
-use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
 /// Elements that go through all steps before the next ones do.
@@ -27,31 +26,12 @@ const BLOCK: usize = 512;
 
 /// Steps of one or two inputs each, of which only the last one's result is needed elsewhere.
 struct Chain {
-    links: Vec<Link>,
+    /// Each with the register that its result goes to.
+    links: Vec<Link<usize>>,
     /// What isn't computed here, but for single constants.
     given: Vec<Operand>,
     /// Axes of the result.
     rank: usize,
-}
-
-/// A step.
-struct Link {
-    kernel: Arc<dyn Kernel>,
-    x: Source,
-    y: Option<Source>,
-    /// The register that its result goes to.
-    into: usize,
-    /// Declared type of the result.
-    dtype: DataType,
-}
-
-/// Where an input is found.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Source {
-    Register(usize),
-    Given(usize),
-    /// A constant.
-    Number(f32),
 }
 
 /// The steps that end with one, and whose results of the same shape nothing else needs; `is_free` are those that no other
@@ -82,16 +62,13 @@ impl Chain {
             let (x, y) = step.kernel.elementwise()?.inputs();
             let mut source = |input: Input| {
                 let operand = step.operand(input);
-                let register = registers.holding(flow.producer(operand)).map(Source::Register);
-                register.unwrap_or_else(|| match Outer::new(operand, rank, &mut chain.given) {
-                    Outer::Number(number) => Source::Number(number),
-                    Outer::Given(place) => Source::Given(place),
-                })
+                let register = registers.holding(flow.producer(operand)).map(Source::Computed);
+                register.unwrap_or_else(|| Source::outer(operand, rank, &mut chain.given))
             };
             let (x, y) = (source(x), y.map(source));
             registers.release(flow, *member);
-            let register = |source: Source| match source {
-                Source::Register(register) => Some(register),
+            let register = |source: Source<usize>| match source {
+                Source::Computed(register) => Some(register),
                 Source::Given(_) | Source::Number(_) => None,
             };
             let into = registers.take(*member, register(x), y.and_then(register))?;
@@ -108,40 +85,22 @@ impl Chain {
             for link in &self.links {
                 let (before, rest) = registers.split_at_mut(link.into);
                 let Some((own, after)) = rest.split_first_mut() else { return };
-                let elements = |source: Source| match source {
+                let elements = |source: Source<usize>| match source {
                     Source::Number(number) => Elements::One(number),
                     Source::Given(place) => match &given[place] {
                         Given::Tensor(tensor) => elements_of(tensor, &range),
                         Given::Replaced => Elements::Each(&*out),
                     },
-                    Source::Register(register) if register < link.into => {
+                    Source::Computed(register) if register < link.into => {
                         Elements::Each(&before[register][..range.len()])
                     }
-                    Source::Register(register) => Elements::Each(&after[register - link.into - 1][..range.len()]),
+                    Source::Computed(register) => Elements::Each(&after[register - link.into - 1][..range.len()]),
                 };
                 link.compute(elements, &mut own[..range.len()], rounds(link.dtype));
             }
             if let Some(last) = self.links.last() {
                 out.copy_from_slice(&registers[last.into][..range.len()]);
             }
-        }
-    }
-}
-
-impl Link {
-    /// The step's result, in place of its first input if that is there already.
-    fn compute<'e>(&self, elements: impl Fn(Source) -> Elements<'e>, own: &mut [f32], rounds: bool) {
-        if self.x != Source::Register(self.into) {
-            match elements(self.x) {
-                Elements::Each(x) => own.copy_from_slice(x),
-                Elements::One(x) => own.fill(x),
-            }
-        }
-        if let Some(kernel) = self.kernel.elementwise() {
-            kernel.apply(own, self.y.map_or(Elements::One(0.0), elements));
-        }
-        if rounds {
-            round_to_f16(own);
         }
     }
 }
@@ -168,11 +127,7 @@ impl FusedKernel for Chain {
     }
 
     fn run(&self, steps: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
-        let given: Option<SmallVec<[Arc<Tensor>; FEW]>> =
-            self.given.iter().map(|operand| frame.peek(operand)).collect();
-        let given = given?;
-        let largest = given.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?;
-        let shape = Dims::from_slice(&largest.shape);
+        let (given, shape) = given_tensors(&self.given, frame)?;
         // all are of the result's shape, or single numbers
         let fits = |tensor: &Arc<Tensor>| {
             let floats = tensor.floats().is_some_and(|floats| !floats.is_empty());

@@ -58,6 +58,12 @@ impl<'a> Flow<'a> {
         }
     }
 
+    /// Whether something uses what a step gives, and nothing but some steps.
+    pub fn is_used_only_by(&self, step: usize, is_one: impl Fn(&usize) -> bool) -> bool {
+        let users = self.users(step);
+        !users.is_empty() && users.iter().all(is_one)
+    }
+
     /// The step that alone uses, once, what a step gives.
     pub fn only_user(&self, step: usize) -> Option<usize> {
         match self.users(step).as_slice() {

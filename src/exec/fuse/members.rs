@@ -1,10 +1,18 @@
 //! Which steps make up a group, what it is given, and where it keeps what it computes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::flow::{Flow, constant};
+use crate::frame::Frame;
+use crate::kernel::{Elements, Kernel};
 use crate::operand::Operand;
 use crate::step::Step;
+use crate::tensor::{Dims, Tensor};
+use anec_kernels::round::round_to_f16;
+use anec_mil::DataType;
 
 /// Results of steps that are kept at a time: with the elements that are read, they stay in a core's nearest cache.
 pub(super) const REGISTERS: usize = 4;
@@ -19,8 +27,7 @@ pub(super) fn members(flow: &Flow<'_>, last: usize, mut fits: impl FnMut(usize) 
     // whoever uses a member comes later, so each is looked at when all of its users are known
     let mut next: BTreeSet<usize> = producers(&flow.steps[last]).into_iter().collect();
     while let Some(at) = next.pop_last() {
-        let users = flow.users(at);
-        let only_here = !users.is_empty() && users.iter().all(|user| members.contains(user));
+        let only_here = flow.is_used_only_by(at, |user| members.contains(user));
         if only_here && flow.steps[at].outputs.len() == 1 && fits(at) {
             members.insert(at);
             next.extend(producers(&flow.steps[at]));
@@ -29,28 +36,66 @@ pub(super) fn members(flow: &Flow<'_>, last: usize, mut fits: impl FnMut(usize) 
     members.into_iter().collect()
 }
 
-/// An input that a group doesn't compute.
-pub(super) enum Outer {
-    /// A single constant.
-    Number(f32),
-    /// One of those that it is given.
-    Given(usize),
+/// A step of a group, whose result goes to a place among the group's.
+pub(super) struct Link<P> {
+    pub kernel: Arc<dyn Kernel>,
+    pub x: Source<P>,
+    pub y: Option<Source<P>>,
+    pub into: P,
+    /// Declared type of the result.
+    pub dtype: DataType,
 }
 
-impl Outer {
-    /// An operand of a group whose results have so many axes; it is given it from now on, if it must be.
-    pub fn new(operand: &Operand, rank: usize, given: &mut Vec<Operand>) -> Outer {
+impl<P: Copy + PartialEq> Link<P> {
+    /// What an op that works on each element by itself gives, in place of its first input if that is there already.
+    pub fn compute<'e>(&self, elements: impl Fn(Source<P>) -> Elements<'e>, own: &mut [f32], rounds: bool) {
+        if self.x != Source::Computed(self.into) {
+            match elements(self.x) {
+                Elements::Each(x) => own.copy_from_slice(&x[..own.len()]),
+                Elements::One(x) => own.fill(x),
+            }
+        }
+        if let Some(kernel) = self.kernel.elementwise() {
+            kernel.apply(own, self.y.map_or(Elements::One(0.0), elements));
+        }
+        if rounds {
+            round_to_f16(own);
+        }
+    }
+}
+
+/// Where an input is found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Source<P> {
+    Computed(P),
+    /// One of those that the group is given.
+    Given(usize),
+    /// A constant.
+    Number(f32),
+}
+
+impl<P> Source<P> {
+    /// An operand that isn't computed by a group, whose results have so many axes; it is given it from now on, if it must be.
+    pub fn outer(operand: &Operand, rank: usize, given: &mut Vec<Operand>) -> Self {
         if let Some(tensor) = constant(operand).filter(|tensor| tensor.shape.len() <= rank)
             && let Some([number]) = tensor.floats()
         {
-            return Outer::Number(*number);
+            return Source::Number(*number);
         }
         let known = given.iter().position(|known| known.slot().is_some() && known.slot() == operand.slot());
-        Outer::Given(known.unwrap_or_else(|| {
+        Source::Given(known.unwrap_or_else(|| {
             given.push(operand.clone());
             given.len() - 1
         }))
     }
+}
+
+/// The tensors that a group is given, and the shape of the largest.
+pub(super) fn given_tensors(given: &[Operand], frame: &Frame<'_>) -> Option<(SmallVec<[Arc<Tensor>; FEW]>, Dims)> {
+    let tensors = given.iter().map(|operand| frame.peek(operand)).collect::<Option<SmallVec<[Arc<Tensor>; FEW]>>>()?;
+    let largest = tensors.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?;
+    let shape = Dims::from_slice(&largest.shape);
+    Some((tensors, shape))
 }
 
 /// Whose results registers hold that are still needed.

@@ -13,7 +13,7 @@ use crate::operand::Operand;
 use crate::ops::{Arithmetic, BinaryOp, Concat, SliceByIndex};
 use crate::step::Step;
 use anec_kernels::dispatch::{Vectorize, vectorized};
-use anec_kernels::pool::{self, LARGE, PART};
+use anec_kernels::pool;
 
 /// Where a group finds what it works on.
 struct Rope {
@@ -74,10 +74,8 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, concat: &Concat) -> Option<Found>
     }
     members.sort_unstable();
     members.dedup();
-    let closed = members.iter().filter(|member| **member != at).all(|member| {
-        let users = flow.users(*member);
-        !users.is_empty() && users.iter().all(|user| members.contains(user))
-    });
+    let mut inner = members.iter().filter(|member| **member != at);
+    let closed = inner.all(|member| flow.is_used_only_by(*member, |user| members.contains(user)));
     let kernel = Box::new(Rope {
         heads: a_cos.heads.clone(),
         cos: a_cos.table.clone(),
@@ -120,11 +118,7 @@ impl FusedKernel for Rope {
             vectorized(Rotate { rows: &x[first * width..][..out.len()], width, tables, first, tokens, out });
         };
         let result = frame.workspace.pool.written(&[1, heads, tokens, width], |out| {
-            let rows = PART.div_ceil(width);
-            match out.len() > LARGE {
-                true => pool::for_each_chunk(out, rows * width, |i, out| rotate(i * rows, out)),
-                false => rotate(0, out),
-            }
+            pool::for_each_part_of_rows(out, width, rotate);
         });
         Some(FusedResult::Tensor(result))
     }

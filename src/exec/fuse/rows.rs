@@ -12,21 +12,21 @@ use smallvec::SmallVec;
 
 use super::Found;
 use super::flow::Flow;
-use super::members::{FEW, Outer, REGISTERS, Registers, members};
+use super::members::{FEW, Link, REGISTERS, Registers, Source, given_tensors, members};
 use crate::frame::Frame;
-use crate::kernel::{Elements, Input, Kernel};
+use crate::kernel::{Elements, Input};
 use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::step::Step;
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::Tensor;
 use anec_kernels::aligned_buf::AlignedBuf;
-use anec_kernels::pool::{self, LARGE, PART};
+use anec_kernels::pool;
 use anec_kernels::round::round_to_f16;
 use anec_mil::{DataType, Dim};
 
 /// Steps, of which only the last one's result is needed elsewhere.
 struct RowSteps {
-    links: Vec<Link>,
+    links: Vec<Link<Place>>,
     /// What isn't computed here, but for single constants.
     given: Vec<Operand>,
     /// How many numbers of a row are kept.
@@ -37,16 +37,6 @@ struct RowSteps {
     rank: usize,
 }
 
-/// A step.
-struct Link {
-    kernel: Arc<dyn Kernel>,
-    x: Source,
-    y: Option<Source>,
-    into: Place,
-    /// Declared type of the result.
-    dtype: DataType,
-}
-
 /// Where a result is kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
@@ -54,15 +44,6 @@ enum Place {
     Row(usize),
     /// A number of the row.
     Number(usize),
-}
-
-/// Where an input is found.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Source {
-    Computed(Place),
-    Given(usize),
-    /// A constant.
-    Number(f32),
 }
 
 /// The steps that end with one, and whose results nothing else needs: they have its shape, or that without one axis, which one of
@@ -112,10 +93,7 @@ impl RowSteps {
                 let producer = flow.producer(operand);
                 let number = || numbers.iter().position(|held| Some(*held) == producer).map(Place::Number);
                 let place = registers.holding(producer).map(Place::Row).or_else(number);
-                place.map(Source::Computed).unwrap_or_else(|| match Outer::new(operand, whole.len(), &mut all.given) {
-                    Outer::Number(number) => Source::Number(number),
-                    Outer::Given(place) => Source::Given(place),
-                })
+                place.map(Source::Computed).unwrap_or_else(|| Source::outer(operand, whole.len(), &mut all.given))
             };
             let (x, y) = (source(x), y.map(source));
             registers.release(flow, *member);
@@ -124,7 +102,7 @@ impl RowSteps {
                 return None;
             }
             let into = if step.types.first()?.shape == *whole {
-                let register = |source: Source| match source {
+                let register = |source: Source<Place>| match source {
                     Source::Computed(Place::Row(register)) => Some(register),
                     _ => None,
                 };
@@ -142,7 +120,7 @@ impl RowSteps {
     /// Whether inputs that are reduced are rows, and those of numbers are numbers.
     fn fit(&self, given: &[Given]) -> bool {
         self.links.iter().all(|link| {
-            let lies = |source: &Source| match source {
+            let lies = |source: &Source<Place>| match source {
                 Source::Given(place) => Some(given[*place].lies),
                 _ => None,
             };
@@ -172,7 +150,7 @@ impl RowSteps {
             let (before, rest) = registers.split_at_mut(from);
             let (own, after) = rest.split_at_mut(width.min(rest.len()));
             let behind = from + own.len();
-            let elements = |source: Source| match source {
+            let elements = |source: Source<Place>| match source {
                 Source::Number(number) => Elements::One(number),
                 Source::Given(place) => given[place].row(row, width),
                 Source::Computed(Place::Number(number)) => Elements::One(numbers[number]),
@@ -182,42 +160,28 @@ impl RowSteps {
                 }),
             };
             let rounds = rounds(link.dtype);
-            match link.into {
-                Place::Row(register) => {
-                    if link.x != Source::Computed(Place::Row(register)) {
-                        match elements(link.x) {
-                            Elements::Each(x) => own.copy_from_slice(x),
-                            Elements::One(x) => own.fill(x),
-                        }
-                    }
-                    link.apply(own, link.y.map_or(Elements::One(0.0), elements), rounds);
+            match (link.into, link.kernel.reduction()) {
+                (Place::Row(_), _) => link.compute(elements, own, rounds),
+                (Place::Number(number), None) => {
+                    let mut result = [0.0];
+                    link.compute(elements, &mut result, rounds);
+                    [numbers[number]] = result;
                 }
-                Place::Number(number) => {
-                    let mut result = [match (link.kernel.reduction(), elements(link.x)) {
-                        (Some(reduction), Elements::Each(x)) => reduction.reduce(x),
-                        (_, Elements::One(x)) => x,
-                        // `fit` has said that this isn't so
-                        (None, Elements::Each(_)) => f32::NAN,
-                    }];
-                    link.apply(&mut result, link.y.map_or(Elements::One(0.0), elements), rounds);
+                (Place::Number(number), Some(reduction)) => {
+                    // `fit` has said that it is a row
+                    let mut result = match elements(link.x) {
+                        Elements::Each(x) => [reduction.reduce(x)],
+                        Elements::One(x) => [x],
+                    };
+                    if rounds {
+                        round_to_f16(&mut result);
+                    }
                     [numbers[number]] = result;
                 }
             }
         }
         if let Some(Link { into: Place::Row(register), .. }) = self.links.last() {
             out.copy_from_slice(&registers[register * width..][..width]);
-        }
-    }
-}
-
-impl Link {
-    /// What the step gives of its first input, in its place.
-    fn apply(&self, values: &mut [f32], other: Elements<'_>, rounds: bool) {
-        if let Some(kernel) = self.kernel.elementwise() {
-            kernel.apply(values, other);
-        }
-        if rounds {
-            round_to_f16(values);
         }
     }
 }
@@ -274,13 +238,9 @@ impl FusedKernel for RowSteps {
     }
 
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
-        let tensors: Option<SmallVec<[Arc<Tensor>; FEW]>> =
-            self.given.iter().map(|operand| frame.peek(operand)).collect();
-        let tensors = tensors?;
-        let largest = tensors.iter().max_by_key(|tensor| (tensor.data.len(), tensor.shape.len()))?;
-        let shape = Dims::from_slice(&largest.shape);
+        let (tensors, shape) = given_tensors(&self.given, frame)?;
         let is_gathered = shape.len() == self.rank && shape[self.axis + 1..].iter().all(|size| *size == 1);
-        if !is_gathered || largest.data.is_empty() {
+        if !is_gathered || shape.contains(&0) {
             return None;
         }
         let given = tensors.into_iter().map(|tensor| Given::new(tensor, &shape, self.axis));
@@ -295,11 +255,7 @@ impl FusedKernel for RowSteps {
             }
         };
         let result = frame.workspace.pool.written(&shape, |out| {
-            let rows = PART.div_ceil(width);
-            match out.len() > LARGE {
-                true => pool::for_each_chunk(out, rows * width, |i, out| compute(i * rows, out)),
-                false => compute(0, out),
-            }
+            pool::for_each_part_of_rows(out, width, compute);
         });
         Some(FusedResult::Tensor(result))
     }

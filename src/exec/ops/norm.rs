@@ -24,9 +24,9 @@ pub(super) const ROWS: &[Row] = computing! {
     "softmax" => |op| Ok(Arc::new(Softmax { x: op.input("x")?, axis: op.integer_or("axis", -1)? })),
 };
 
-/// Softmax over the last axis of rows of `length`.
-pub(crate) fn softmax_rows(values: &mut [f32], length: usize) {
-    vectorized(SoftmaxRows { values, length });
+/// Softmax over the last axis of rows of `length`; gives the least of what is largest in a row.
+pub(crate) fn softmax_rows(values: &mut [f32], length: usize) -> f32 {
+    vectorized(SoftmaxRows { values, length })
 }
 
 /// What [`softmax_rows`] does.
@@ -36,17 +36,20 @@ struct SoftmaxRows<'a> {
 }
 
 impl Vectorize for SoftmaxRows<'_> {
-    type Output = ();
+    type Output = f32;
 
     #[inline(always)]
-    fn run(self) {
+    fn run(self) -> f32 {
+        let mut least = f32::INFINITY;
         for row in self.values.chunks_exact_mut(self.length.max(1)) {
             let top = max(row);
+            least = least.min(top);
             row.iter_mut().for_each(|v| *v -= top);
             exp_in_place(row);
             let scale = 1.0 / sum(row);
             row.iter_mut().for_each(|v| *v *= scale);
         }
+        least
     }
 }
 
@@ -87,7 +90,9 @@ impl Kernel for Softmax {
         let length = x.shape[axis];
         let inner: usize = x.shape[axis + 1..].iter().product();
         match &mut pool.make_mut(&mut x).data {
-            TensorData::F32(values) if inner == 1 => softmax_rows(values, length),
+            TensorData::F32(values) if inner == 1 => {
+                softmax_rows(values, length);
+            }
             TensorData::F32(values) if inner > 0 && length > 0 => softmax_planes(values, length, inner),
             TensorData::F32(_) => {}
             data => return Err(format!("`x` holds {}, not floats", data.kind())),
