@@ -68,6 +68,10 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision) {
         }
         position += chunk;
     }
+    // what was written is all that had to be cleared
+    for (state, executable) in [(fused_state, &fused), (plain_state, &plain)] {
+        assert_eq!(state.emptied(), Some(executable.new_state()), "{what}");
+    }
 }
 
 #[test]

@@ -240,7 +240,7 @@ impl Executable {
         let mut state = State::default();
         for (name, ty) in &self.states {
             let shape: Vec<usize> = ty.shape.iter().map(|d| d.fixed().unwrap_or(0) as usize).collect();
-            state.set(name, Tensor::zeros(ty.dtype, shape));
+            state.add_zeros(name, Tensor::zeros(ty.dtype, shape));
         }
         state
     }

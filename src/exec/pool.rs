@@ -156,7 +156,7 @@ impl Pool {
     /// Takes a tensor back; it is kept if nobody else has it.
     pub fn recycle(&mut self, mut tensor: Arc<Tensor>) {
         if Arc::get_mut(&mut tensor).is_some() {
-            let bytes = bytes(&tensor.data);
+            let bytes = tensor.data.bytes();
             if bytes > 0 && self.bytes + bytes <= MOST_BYTES {
                 self.bytes += bytes;
                 self.free.push(Free { tensor, used: self.run });
@@ -176,7 +176,7 @@ impl Pool {
         let freed = &mut self.bytes;
         self.free.retain(|free| {
             let keep = free.used >= oldest;
-            *freed -= if keep { 0 } else { bytes(&free.tensor.data) };
+            *freed -= if keep { 0 } else { free.tensor.data.bytes() };
             keep
         });
     }
@@ -199,17 +199,8 @@ impl Pool {
             return Arc::new(Tensor { shape: Vec::with_capacity(8), data: T::data(elements) });
         };
         let tensor = self.free.swap_remove(i).tensor;
-        self.bytes -= bytes(&tensor.data);
+        self.bytes -= tensor.data.bytes();
         tensor
-    }
-}
-
-/// Bytes that a tensor's elements have room for.
-fn bytes(data: &TensorData) -> usize {
-    match data {
-        TensorData::F32(elements) => size_of::<f32>() * elements.capacity(),
-        TensorData::I32(elements) => size_of::<i32>() * elements.capacity(),
-        TensorData::Bool(elements) => elements.capacity(),
     }
 }
 

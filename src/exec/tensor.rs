@@ -1,5 +1,7 @@
 //! Tensors that are computed with: f32, i32 or bool elements in row-major order, whatever the declared type.
 
+use std::ops::Range;
+
 use anec_mil::DataType;
 use smallvec::SmallVec;
 
@@ -39,6 +41,15 @@ impl TensorData {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Bytes that the elements have room for.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            TensorData::F32(v) => size_of::<f32>() * v.capacity(),
+            TensorData::I32(v) => size_of::<i32>() * v.capacity(),
+            TensorData::Bool(v) => v.capacity(),
+        }
     }
 
     /// What the elements are, in words.
@@ -102,6 +113,32 @@ impl Tensor {
             _ => TensorData::F32(vec![0.0; count]),
         };
         Tensor { shape, data }
+    }
+
+    /// Zeros of this one's shape and kind.
+    pub(crate) fn zeros_like(&self) -> Self {
+        let dtype = match self.data {
+            TensorData::F32(_) => DataType::Fp32,
+            TensorData::I32(_) => DataType::Int32,
+            TensorData::Bool(_) => DataType::Bool,
+        };
+        Tensor::zeros(dtype, self.shape.clone())
+    }
+
+    /// Makes some slots of a cache `[…, S, D]` zero, or everything.
+    pub(crate) fn clear_slots(&mut self, slots: Option<Range<usize>>) {
+        fn clear<T: Default + Clone>(elements: &mut [T], part: &Range<usize>, of: usize) {
+            elements.chunks_mut(of.max(1)).for_each(|matrix| matrix[part.clone()].fill(T::default()));
+        }
+        let (part, of) = match (slots, &self.shape[..]) {
+            (Some(slots), [.., count, width]) => (slots.start * width..slots.end * width, count * width),
+            _ => (0..self.data.len(), self.data.len()),
+        };
+        match &mut self.data {
+            TensorData::F32(elements) => clear(elements, &part, of),
+            TensorData::I32(elements) => clear(elements, &part, of),
+            TensorData::Bool(elements) => clear(elements, &part, of),
+        }
     }
 
     /// The floats, if it holds floats.

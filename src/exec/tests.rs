@@ -101,7 +101,11 @@ fn states_persist_and_a_clone_is_a_snapshot() {
     assert_eq!(write(&mut state, 1.0, 0), [2.0, 6.0, 0.0, 10.0]);
     assert_eq!(address(&state), place, "an update of a state that nobody else holds is made in place");
     state.reset();
+    assert_eq!(address(&state), place, "nor is another buffer needed for zeros");
     assert_eq!(write(&mut state, 1.0, 0), [2.0, 0.0, 0.0, 0.0]);
+    let held = state.clone();
+    assert_eq!(state.emptied(), None, "a snapshot has the buffer, too");
+    assert_eq!(held.emptied(), Some(executable.new_state()));
     let missing = executable.run(
         &[
             ("x", &Tensor::new([1], vec![0.0])),

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Sequence, Watch};
 use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
+use super::idle_states::{IdleStates, SequenceStates};
 use anec_base::Result;
 use anec_bundle::{Bundle, FILE_NAME};
 use anec_exec::{ExecError, ExecOptions, Executable, Precision, ProductMemo, SequenceCall, State, Tensor, WeightCache};
@@ -205,6 +206,7 @@ struct Compiled {
     /// Every op is carried out as it stands, and seen.
     unfused: bool,
     executables: FunctionPool<usize, Executable>,
+    idle: IdleStates,
 }
 
 impl CpuBackend {
@@ -220,7 +222,9 @@ impl CpuBackend {
 
     fn with(programs: Arc<PackageStore>, precision: Precision, unfused: bool) -> Self {
         let executables = FunctionPool::new(None);
-        CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused, executables }) }
+        CpuBackend {
+            shared: Arc::new(Compiled { programs, precision, unfused, executables, idle: IdleStates::default() }),
+        }
     }
 
     /// Runs the programs of `bundle` in a precision, with at most so many bytes of weights in memory if there is a limit.
@@ -235,7 +239,15 @@ impl CpuBackend {
     ) -> Result<Self, RuntimeError> {
         check_limit(bundle, memory)?;
         let executables = FunctionPool::new(memory);
-        Ok(CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused: false, executables }) })
+        Ok(CpuBackend {
+            shared: Arc::new(Compiled {
+                programs,
+                precision,
+                unfused: false,
+                executables,
+                idle: IdleStates::default(),
+            }),
+        })
     }
 }
 
@@ -267,8 +279,7 @@ impl Backend for CpuBackend {
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
-        let (state, known) = (State::default(), BTreeSet::new());
-        Ok(Box::new(CpuSequence { shared: self.shared.clone(), state, known }))
+        Ok(Box::new(CpuSequence { shared: self.shared.clone(), states: self.shared.idle.take() }))
     }
 
     fn run_batch(&self, function: usize, mut members: Vec<BatchMember<'_>>) -> Vec<BatchResult> {
@@ -301,22 +312,27 @@ impl CpuBackend {
     }
 }
 
-/// A text's states, by their ids.
+/// A text's states.
 #[derive(Clone)]
 struct CpuSequence {
     shared: Arc<Compiled>,
-    state: State,
-    /// Functions whose states are among them.
-    known: BTreeSet<usize>,
+    states: SequenceStates,
 }
 
 impl CpuSequence {
     /// The states, with those of a function among them.
     fn state_of(&mut self, function: usize, executable: &Executable) -> &mut State {
-        if self.known.insert(function) {
-            self.state.merge(executable.new_state());
+        let SequenceStates { state, known } = &mut self.states;
+        if known.insert(function) {
+            state.merge(executable.new_state());
         }
-        &mut self.state
+        state
+    }
+}
+
+impl Drop for CpuSequence {
+    fn drop(&mut self) {
+        self.shared.idle.give(std::mem::take(&mut self.states));
     }
 }
 
@@ -347,26 +363,26 @@ impl Sequence for CpuSequence {
     }
 
     fn remember(&mut self, memo: &Arc<ProductMemo>) -> bool {
-        self.state.remember(memo.clone());
+        self.states.state.remember(memo.clone());
         true
     }
 
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         let signature = self.shared.programs.signature(function)?;
         // functions of other numbers of tokens have the same
-        Ok(signature.states.iter().map(|(_, id)| self.state.share(id)).collect())
+        Ok(signature.states.iter().map(|(_, id)| self.states.state.share(id)).collect())
     }
 
     fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
         let shared = self.shared.clone();
         let signature = shared.programs.signature(function)?;
         // what the function adds when it is first called leaves these as they are
-        signature.states.iter().zip(values).for_each(|((_, id), tensor)| self.state.set(id, tensor));
+        signature.states.iter().zip(values).for_each(|((_, id), tensor)| self.states.state.set(id, tensor));
         Ok(())
     }
 
     fn reset(&mut self) -> Result<()> {
-        self.state.reset();
+        self.states.state.reset();
         Ok(())
     }
 

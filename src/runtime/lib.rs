@@ -34,6 +34,7 @@
 //! | `moved` | states of one context for another |
 //! | [`together`] | texts that share calls |
 //! | `states` | what a text carries from call to call |
+//! | `idle_states` | states of texts that have ended, for those that begin |
 //! | `hidden` | hidden states between calls |
 //! | `widened` | larger calls than a bundle allows, on the executor |
 //! | [`encode`] | vectors of texts, and judgements of whole texts |
@@ -85,6 +86,7 @@ mod grammar;
 mod growth;
 pub(crate) mod hidden;
 pub mod host;
+mod idle_states;
 pub mod inputs;
 mod intercepted;
 pub mod logprobs;

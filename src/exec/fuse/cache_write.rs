@@ -146,7 +146,12 @@ impl FusedKernel for CacheWrite {
                 }
             }
         }
-        frame.state.put(&self.state, cache);
+        let written = match writes {
+            [first, .., last] => first.slot..last.slot + 1,
+            [only] => only.slot..only.slot + 1,
+            [] => 0..0,
+        };
+        frame.state.put_back(&self.state, cache, written);
         Some(FusedResult::Nothing)
     }
 }

@@ -1,0 +1,78 @@
+//! States of texts that have ended, for those that begin.
+//!
+//! A cache has room for a whole context, of which most texts write a part. The next text gets the same memory, and only what was
+//! written is cleared: the system need not give and clear all of it once more before the first token.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use anec_exec::State;
+
+/// Most bytes of states that are kept for texts to come.
+const MOST_BYTES: usize = 128 << 20;
+
+/// The states of a text.
+#[derive(Clone, Default)]
+pub(super) struct SequenceStates {
+    /// By their ids.
+    pub state: State,
+    /// Functions whose states are among them.
+    pub known: BTreeSet<usize>,
+}
+
+/// States that no text has.
+#[derive(Default)]
+pub(super) struct IdleStates(Mutex<Vec<SequenceStates>>);
+
+impl IdleStates {
+    /// Those of a text that begins: all zeros, or none yet.
+    pub fn take(&self) -> SequenceStates {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    /// Those of a text that has ended. They are freed if there are many, or another text has a part of them.
+    pub fn give(&self, SequenceStates { state, known }: SequenceStates) {
+        let Some(state) = state.emptied() else { return };
+        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.iter().map(|states| states.state.bytes()).sum::<usize>() + state.bytes() <= MOST_BYTES {
+            idle.push(SequenceStates { state, known });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anec_exec::Tensor;
+
+    use super::*;
+
+    fn states(elements: usize) -> SequenceStates {
+        let mut states = SequenceStates::default();
+        states.state.set("cache", Tensor::new([1, elements], vec![1.0; elements]));
+        states
+    }
+
+    #[test]
+    fn a_text_that_begins_finds_the_memory_of_one_that_has_ended() {
+        let idle = IdleStates::default();
+        let cache = |states: &SequenceStates| states.state.get("cache").unwrap().floats().unwrap().to_vec();
+        let place = |states: &SequenceStates| states.state.get("cache").unwrap().floats().unwrap().as_ptr();
+        let [first, shared] = [(); 2].map(|()| states(3));
+        let (at, copy) = (place(&first), shared.clone());
+        idle.give(shared);
+        assert!(idle.take().state.get("cache").is_none(), "a copy has a part of them");
+        assert_eq!(cache(&copy), [1.0; 3]);
+        idle.give(first);
+        let next = idle.take();
+        assert_eq!((place(&next), cache(&next)), (at, vec![0.0; 3]));
+    }
+
+    #[test]
+    fn what_is_kept_for_texts_to_come_has_an_end() {
+        let idle = IdleStates::default();
+        let large = MOST_BYTES / size_of::<f32>() / 2;
+        [large, large, large, 1].map(|elements| idle.give(states(elements)));
+        let bytes = |states: &SequenceStates| states.state.bytes();
+        assert_eq!(idle.0.lock().unwrap().iter().map(bytes).collect::<Vec<_>>(), [MOST_BYTES / 2; 2]);
+    }
+}
