@@ -46,7 +46,7 @@ impl InstructionSet {
 
     /// The widest of them. What the processor has is asked once: short rows are many calls.
     #[inline]
-    fn widest() -> Self {
+    pub fn widest() -> Self {
         static WIDEST: LazyLock<InstructionSet> =
             LazyLock::new(|| InstructionSet::available().last().unwrap_or(InstructionSet(Set::Baseline)));
         *WIDEST

@@ -18,7 +18,7 @@ mod numbers;
 
 use super::dtype::SourceDtype::{self, *};
 use anec_kernels::ahead::ask_ahead;
-use anec_kernels::dispatch::{Vectorize, vectorized};
+use anec_kernels::dispatch::{InstructionSet, Vectorize};
 
 pub use numbers::half_to_f32;
 
@@ -72,90 +72,102 @@ pub fn decode(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
         input.len(),
         output.len()
     );
-    vectorized(Decode(dtype, input, output));
+    decode_by(InstructionSet::widest(), dtype, input, output);
 }
 
-/// Blocks that are decoded.
-struct Decode<'a>(SourceDtype, &'a [u8], &'a mut [f32]);
+/// Decodes blocks by the copies for an instruction set. The loop of each format is a function of its own: where all are in one, there
+/// are no registers for what each goes through.
+fn decode_by(set: InstructionSet, dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
+    /// Elements that stand alone.
+    macro_rules! each {
+        ($decode:expr) => {
+            set.run(Each { input, output, decode: $decode })
+        };
+    }
+    /// Blocks. A function that is handed over as a value is called where it is large, and what is called is compiled for the
+    /// baseline alone: the macro names it.
+    macro_rules! each_block {
+        ($decode:path) => {{
+            struct Blocks<'a>(&'a [u8], &'a mut [f32]);
+            impl Vectorize for Blocks<'_> {
+                type Output = ();
 
-impl Vectorize for Decode<'_> {
+                #[inline(always)]
+                fn run(self) {
+                    for (block, values) in self.0.as_chunks().0.iter().zip(self.1.as_chunks_mut().0) {
+                        ask_ahead(block);
+                        $decode(block, values);
+                    }
+                }
+            }
+            set.run(Blocks(input, output))
+        }};
+    }
+    match dtype {
+        F64 => each!(numbers::f64),
+        F32 => each!(f32::from_le_bytes),
+        F16 => each!(numbers::f16),
+        BF16 => each!(numbers::bf16),
+        F8_E4M3 => each!(numbers::f8_e4m3),
+        F8_E5M2 => each!(numbers::f8_e5m2),
+        F8_E8M0 => each!(numbers::f8_e8m0),
+        F4_E2M1 => each_block!(numbers::f4_e2m1),
+        Bool => each!(|[b]: [u8; 1]| f32::from(b != 0)),
+        I8 => each!(|b| i8::from_le_bytes(b).into()),
+        I16 => each!(|b| i16::from_le_bytes(b).into()),
+        I32 => each!(|b| i32::from_le_bytes(b) as f32),
+        I64 => each!(|b| i64::from_le_bytes(b) as f32),
+        U8 => each!(|[b]: [u8; 1]| b.into()),
+        U16 => each!(|b| u16::from_le_bytes(b).into()),
+        U32 => each!(|b| u32::from_le_bytes(b) as f32),
+        U64 => each!(|b| u64::from_le_bytes(b) as f32),
+        U4 => each_block!(numbers::u4),
+        I4 => each_block!(numbers::i4),
+        U2 => each_block!(numbers::u2),
+        Q4_0 => each_block!(blocks::q4_0),
+        Q4_1 => each_block!(blocks::q4_1),
+        Q5_0 => each_block!(blocks::q5_0),
+        Q5_1 => each_block!(blocks::q5_1),
+        Q8_0 => each_block!(blocks::q8_0),
+        Q8_K => each_block!(blocks::q8_k),
+        Q1_0 => each_block!(blocks::q1_0),
+        SEQ_2BIT => each_block!(blocks::seq_2bit),
+        TQ1_0 => each_block!(blocks::tq1_0),
+        TQ2_0 => each_block!(blocks::tq2_0),
+        MXFP4 => each_block!(blocks::mxfp4),
+        NVFP4 => each_block!(blocks::nvfp4),
+        IQ4_NL => each_block!(blocks::iq4_nl),
+        Q2_K => each_block!(k_quants::q2_k),
+        Q3_K => each_block!(k_quants::q3_k),
+        Q4_K => each_block!(k_quants::q4_k),
+        Q5_K => each_block!(k_quants::q5_k),
+        Q6_K => each_block!(k_quants::q6_k),
+        IQ4_XS => each_block!(k_quants::iq4_xs),
+        IQ1_S => each_block!(codebook::iq1_s),
+        IQ1_M => each_block!(codebook::iq1_m),
+        IQ2_XXS => each_block!(codebook::iq2_xxs),
+        IQ2_XS => each_block!(codebook::iq2_xs),
+        IQ2_S => each_block!(codebook::iq2_s),
+        IQ3_XXS => each_block!(codebook::iq3_xxs),
+        IQ3_S => each_block!(codebook::iq3_s),
+    }
+}
+
+/// Elements that stand alone.
+struct Each<'a, const BYTES: usize, F: Fn([u8; BYTES]) -> f32> {
+    input: &'a [u8],
+    output: &'a mut [f32],
+    decode: F,
+}
+
+impl<const BYTES: usize, F: Fn([u8; BYTES]) -> f32> Vectorize for Each<'_, BYTES, F> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        dispatch(self.0, self.1, self.2);
-    }
-}
-
-/// Decodes blocks. A function that is handed over as a value is called where it is large, and what is called is compiled for the
-/// baseline alone: the macro names it.
-macro_rules! each_block {
-    ($input:ident, $output:ident, $decode:path) => {
-        for (block, values) in $input.as_chunks().0.iter().zip($output.as_chunks_mut().0) {
-            ask_ahead(block);
-            $decode(block, values);
+        for (bytes, value) in self.input.as_chunks().0.iter().zip(self.output) {
+            *value = (self.decode)(*bytes);
         }
-    };
-}
-
-/// Inlined, with all that it calls, into the copy for each instruction set.
-#[inline(always)]
-fn dispatch(dtype: SourceDtype, input: &[u8], output: &mut [f32]) {
-    match dtype {
-        F64 => each(input, output, numbers::f64),
-        F32 => each(input, output, f32::from_le_bytes),
-        F16 => each(input, output, numbers::f16),
-        BF16 => each(input, output, numbers::bf16),
-        F8_E4M3 => each(input, output, numbers::f8_e4m3),
-        F8_E5M2 => each(input, output, numbers::f8_e5m2),
-        F8_E8M0 => each(input, output, numbers::f8_e8m0),
-        F4_E2M1 => each_block!(input, output, numbers::f4_e2m1),
-        Bool => each(input, output, |[b]: [u8; 1]| f32::from(b != 0)),
-        I8 => each(input, output, |b| i8::from_le_bytes(b).into()),
-        I16 => each(input, output, |b| i16::from_le_bytes(b).into()),
-        I32 => each(input, output, |b| i32::from_le_bytes(b) as f32),
-        I64 => each(input, output, |b| i64::from_le_bytes(b) as f32),
-        U8 => each(input, output, |[b]: [u8; 1]| b.into()),
-        U16 => each(input, output, |b| u16::from_le_bytes(b).into()),
-        U32 => each(input, output, |b| u32::from_le_bytes(b) as f32),
-        U64 => each(input, output, |b| u64::from_le_bytes(b) as f32),
-        U4 => each_block!(input, output, numbers::u4),
-        I4 => each_block!(input, output, numbers::i4),
-        U2 => each_block!(input, output, numbers::u2),
-        Q4_0 => each_block!(input, output, blocks::q4_0),
-        Q4_1 => each_block!(input, output, blocks::q4_1),
-        Q5_0 => each_block!(input, output, blocks::q5_0),
-        Q5_1 => each_block!(input, output, blocks::q5_1),
-        Q8_0 => each_block!(input, output, blocks::q8_0),
-        Q8_K => each_block!(input, output, blocks::q8_k),
-        Q1_0 => each_block!(input, output, blocks::q1_0),
-        SEQ_2BIT => each_block!(input, output, blocks::seq_2bit),
-        TQ1_0 => each_block!(input, output, blocks::tq1_0),
-        TQ2_0 => each_block!(input, output, blocks::tq2_0),
-        MXFP4 => each_block!(input, output, blocks::mxfp4),
-        NVFP4 => each_block!(input, output, blocks::nvfp4),
-        IQ4_NL => each_block!(input, output, blocks::iq4_nl),
-        Q2_K => each_block!(input, output, k_quants::q2_k),
-        Q3_K => each_block!(input, output, k_quants::q3_k),
-        Q4_K => each_block!(input, output, k_quants::q4_k),
-        Q5_K => each_block!(input, output, k_quants::q5_k),
-        Q6_K => each_block!(input, output, k_quants::q6_k),
-        IQ4_XS => each_block!(input, output, k_quants::iq4_xs),
-        IQ1_S => each_block!(input, output, codebook::iq1_s),
-        IQ1_M => each_block!(input, output, codebook::iq1_m),
-        IQ2_XXS => each_block!(input, output, codebook::iq2_xxs),
-        IQ2_XS => each_block!(input, output, codebook::iq2_xs),
-        IQ2_S => each_block!(input, output, codebook::iq2_s),
-        IQ3_XXS => each_block!(input, output, codebook::iq3_xxs),
-        IQ3_S => each_block!(input, output, codebook::iq3_s),
-    }
-}
-
-/// Decodes elements that stand alone.
-#[inline(always)]
-fn each<const BYTES: usize>(input: &[u8], output: &mut [f32], decode: impl Fn([u8; BYTES]) -> f32) {
-    for (bytes, value) in input.as_chunks().0.iter().zip(output) {
-        *value = decode(*bytes);
     }
 }
 

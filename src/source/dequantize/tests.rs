@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 
 use super::*;
-use anec_kernels::dispatch::InstructionSet;
 
 struct Fixture {
     name: String,
@@ -64,7 +63,7 @@ fn every_copy_of_every_decoder_gives_the_bits_of_the_reference() {
         let mut found = vec![f32::NAN; values.len()];
         for set in InstructionSet::available() {
             found.fill(f32::NAN);
-            set.run(Decode(dtype, &blocks, &mut found));
+            decode_by(set, dtype, &blocks, &mut found);
             assert_same_bits(&found, &values, &format!("{name}, {set:?}"));
         }
     }
