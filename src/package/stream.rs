@@ -1,11 +1,12 @@
-//! Files made of parts. Threads take pieces of a part in the order of the file, produce each and write it at its place,
-//! so memory is bounded by pieces and no disk waits for one slow part.
+//! Files made of parts. Threads take pieces, of a long part or of several short ones, in the order of the file, produce each and
+//! write it at its place, so memory is bounded by pieces and no disk waits for one slow part.
 //!
 //! The file's digest must take the pieces in order, and no thread may wait for its turn: inside the pool, it could wait
 //! for what lies below it on its own stack. So a finished piece is handed in, and whichever thread hands in the piece
 //! that comes next takes the digest as far as it gets, mostly over its own piece, which is still in the core's cache.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -70,21 +71,13 @@ pub fn write_parts(
     parts: &[FilePart<'_>],
     written: &(dyn Fn(usize, u64) + Sync),
 ) -> Result<StreamSummary, NotWritten> {
-    let mut pieces = Vec::new();
-    let mut size = 0;
     for (index, part) in parts.iter().enumerate() {
         if let FilePart::Content(content) = part {
             content.prepare().map_err(|cause| NotWritten::Part { index, cause })?;
         }
-        pieces.extend(part.pieces().map(|(offset, length)| Piece {
-            part,
-            index,
-            offset,
-            length,
-            place: size + offset,
-        }));
-        size += part.length();
     }
+    let pieces = Piece::all(parts);
+    let size = pieces.last().map_or(0, |last| last.place + last.length as u64);
     reserve(file, size).map_err(|source| NotWritten::File { action: "reserve room", source })?;
     let next = AtomicUsize::new(0);
     let failure = Failure::default();
@@ -94,7 +87,7 @@ pub fn write_parts(
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(piece) = pieces.get(number) else { break };
             match piece.write(file, &digest).and_then(|ready| digest.hand_in(number, ready)) {
-                Ok(()) => written(piece.index, piece.length as u64),
+                Ok(()) => piece.runs.iter().for_each(|run| written(run.index, run.length as u64)),
                 Err(error) => failure.set(error),
             }
         }
@@ -112,8 +105,8 @@ impl FilePart<'_> {
         }
     }
 
-    /// Offset and length of its pieces, none of which begins within a granule.
-    fn pieces(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
+    /// Offset and length of its runs, none of which begins within a granule.
+    fn runs(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
         let granule = match self {
             FilePart::Bytes(_) => 1,
             FilePart::Content(content) => content.granule().max(1),
@@ -122,23 +115,29 @@ impl FilePart<'_> {
         let mut offset = 0;
         std::iter::from_fn(move || {
             let length = step.min(end - offset);
-            let piece = (length > 0).then_some((offset, length as usize));
+            let run = (length > 0).then_some((offset, length as usize));
             offset += length;
-            piece
+            run
         })
     }
 }
 
-/// What is produced and written at once.
+/// What is produced and written at once: parts that follow each other, as far as they are short.
 struct Piece<'a> {
+    runs: Vec<Run<'a>>,
+    /// Offset within the file.
+    place: u64,
+    length: usize,
+}
+
+/// A part, or what of a long one is produced at once.
+struct Run<'a> {
     part: &'a FilePart<'a>,
     /// The part's number.
     index: usize,
     /// Offset within the part.
     offset: u64,
     length: usize,
-    /// Offset within the file.
-    place: u64,
 }
 
 /// Bytes of a piece. The memory is kept from piece to piece and never shrinks: to fill what is added with zeros, again and
@@ -175,25 +174,71 @@ enum Ready<'a> {
     File,
 }
 
+impl<'a> Run<'a> {
+    /// Its bytes, if they are at hand.
+    fn bytes(&self) -> Option<&'a [u8]> {
+        match self.part {
+            FilePart::Bytes(bytes) => Some(&bytes[self.offset as usize..][..self.length]),
+            FilePart::Content(_) => None,
+        }
+    }
+
+    fn read(&self, out: &mut [u8]) -> Result<(), NotWritten> {
+        match self.part {
+            FilePart::Bytes(bytes) => out.copy_from_slice(&bytes[self.offset as usize..][..self.length]),
+            FilePart::Content(content) => {
+                content.read(self.offset, out).map_err(|cause| NotWritten::Part { index: self.index, cause })?
+            }
+        }
+        Ok(())
+    }
+}
+
 impl<'a> Piece<'a> {
+    /// The pieces of parts.
+    fn all(parts: &'a [FilePart<'a>]) -> Vec<Piece<'a>> {
+        let mut pieces: Vec<Piece<'_>> = Vec::new();
+        let mut place = 0;
+        for (index, part) in parts.iter().enumerate() {
+            for (offset, length) in part.runs() {
+                let run = Run { part, index, offset, length };
+                match pieces.last_mut() {
+                    Some(last) if last.length + length <= PIECE as usize => {
+                        last.length += length;
+                        last.runs.push(run);
+                    }
+                    _ => pieces.push(Piece { runs: vec![run], place, length }),
+                }
+                place += length as u64;
+            }
+        }
+        pieces
+    }
+
     fn write(&self, file: &File, digest: &OrderedDigest<'_>) -> Result<Ready<'a>, NotWritten> {
         let write = |bytes: &[u8]| {
             write_at(file, bytes, self.place).map_err(|source| NotWritten::File { action: "write", source })
         };
-        match self.part {
-            FilePart::Bytes(bytes) => {
-                let bytes = &bytes[self.offset as usize..][..self.length];
-                write(bytes)?;
-                Ok(Ready::Part(bytes))
-            }
-            FilePart::Content(content) => {
-                let mut buffer = digest.buffer(self.length);
-                let read = content.read(self.offset, buffer.bytes_mut());
-                read.map_err(|cause| NotWritten::Part { index: self.index, cause })?;
-                write(buffer.bytes())?;
-                Ok(Ready::Buffer(buffer))
-            }
+        if let [only] = &self.runs[..]
+            && let Some(bytes) = only.bytes()
+        {
+            write(bytes)?;
+            return Ok(Ready::Part(bytes));
         }
+        let mut buffer = digest.buffer(self.length);
+        let mut rest = buffer.bytes_mut();
+        let mut outs = Vec::with_capacity(self.runs.len());
+        for run in &self.runs {
+            let (out, after) = rest.split_at_mut(run.length);
+            outs.push((run, out));
+            rest = after;
+        }
+        // the long ones first: what is short, such as scales, is found while what is long is read, by this thread or by the one
+        // that has the piece before, which is done by then
+        outs.sort_by_key(|(run, _)| Reverse(run.length));
+        outs.into_iter().try_for_each(|(run, out)| run.read(out))?;
+        write(buffer.bytes())?;
+        Ok(Ready::Buffer(buffer))
     }
 }
 
@@ -351,6 +396,41 @@ mod tests {
             self.came.fetch_add(1, Ordering::SeqCst);
             Ok(())
         }
+    }
+
+    /// Zeros, whose reads are noted by their lengths.
+    struct Noted<'a>(u64, &'a Mutex<Vec<usize>>);
+
+    impl Content for Noted<'_> {
+        fn length(&self) -> u64 {
+            self.0
+        }
+
+        fn granule(&self) -> u64 {
+            1
+        }
+
+        fn read(&self, _offset: u64, out: &mut [u8]) -> Result<()> {
+            out.fill(0);
+            self.1.lock().unwrap().push(out.len());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn short_parts_are_written_together_and_read_after_long_ones() {
+        let reads = Mutex::default();
+        let contents = [10, PIECE + 1000, 20, 5].map(|length| Noted(length, &reads));
+        let mut parts: Vec<FilePart<'_>> = contents.iter().map(|content| FilePart::Content(content)).collect();
+        parts.push(FilePart::Bytes([7; 3][..].into()));
+        assert_eq!(Piece::all(&parts).iter().map(|piece| piece.runs.len()).collect::<Vec<_>>(), [1, 1, 4]);
+        let file = tempfile::tempfile().unwrap();
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let summary = pool.install(|| write_parts(&file, &parts, &|_, _| {})).unwrap();
+        assert_eq!(reads.into_inner().unwrap(), [10, PIECE as usize, 1000, 20, 5]);
+        let mut bytes = vec![0; PIECE as usize + 1035];
+        bytes.extend([7; 3]);
+        assert_eq!((summary.bytes, summary.digest), (bytes.len() as u64, blake3::hash(&bytes)));
     }
 
     #[test]
