@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::error::{Result, SourceError};
 
+#[derive(Clone)]
 pub struct Cursor<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -65,6 +66,14 @@ impl<'a> Cursor<'a> {
         let bytes = self.take(length, what)?;
         std::str::from_utf8(bytes)
             .map_err(|error| self.damaged(format!("{what} at byte {position} isn't UTF-8: {error}")))
+    }
+
+    /// A length and so many bytes, if they are there.
+    pub fn sized(&mut self) -> Option<&'a [u8]> {
+        let (length, rest) = self.bytes[self.position..].split_first_chunk()?;
+        let bytes = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        self.position += length.len() + bytes.len();
+        Some(bytes)
     }
 
     /// Checks that `count` things of at least `smallest` bytes each can follow.

@@ -188,11 +188,14 @@ fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<GgufArray> 
         }
         8 => {
             cursor.check_count(count, 8, format_args!("strings of key `{key}`"))?;
-            let mut strings = Strings::with_room(count as usize);
-            for index in 0..count {
-                strings.push(cursor.string(format_args!("string {index} of {count} of key `{key}`"))?);
+            let mut ahead = cursor.clone();
+            match together(&mut ahead, count) {
+                Some(strings) => {
+                    *cursor = ahead;
+                    GgufArray::String(strings)
+                }
+                None => GgufArray::String(one_by_one(cursor, key, count)?),
             }
-            GgufArray::String(strings)
         }
         9 => {
             if depth == 0 {
@@ -207,6 +210,22 @@ fn parse_array(cursor: &mut Cursor, key: &str, depth: u32) -> Result<GgufArray> 
         12 => GgufArray::F64(elements(cursor, key, count, f64::from_le_bytes)?),
         _ => return Err(unknown_type(cursor.path(), key, number)),
     })
+}
+
+/// Strings, if nothing is wrong with any of them. To look at all at once takes less time than to look at each of hundreds of
+/// thousands, most of which are of a few bytes.
+fn together(cursor: &mut Cursor, count: u64) -> Option<Strings> {
+    let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(count as usize));
+    for _ in 0..count {
+        bytes.extend_from_slice(cursor.sized()?);
+        ends.push(bytes.len());
+    }
+    Strings::divided(bytes, ends)
+}
+
+/// Strings, or what is wrong with the first that isn't one.
+fn one_by_one(cursor: &mut Cursor, key: &str, count: u64) -> Result<Strings> {
+    (0..count).map(|index| cursor.string(format_args!("string {index} of {count} of key `{key}`"))).collect()
 }
 
 fn elements<T, const N: usize>(cursor: &mut Cursor, key: &str, count: u64, read: fn([u8; N]) -> T) -> Result<Vec<T>> {

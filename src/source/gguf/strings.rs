@@ -12,9 +12,11 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// None yet, with room for so many.
-    pub(super) fn with_room(count: usize) -> Self {
-        Strings { text: String::new(), ends: Vec::with_capacity(count) }
+    /// Bytes that are divided at these ends, if every part is UTF-8.
+    pub(super) fn divided(bytes: Vec<u8>, ends: Vec<usize>) -> Option<Self> {
+        let text = String::from_utf8(bytes).ok()?;
+        // what is UTF-8 as a whole is so in parts that begin where characters do
+        ends.iter().all(|end| text.is_char_boundary(*end)).then_some(Strings { text, ends })
     }
 
     /// Adds a string.
@@ -70,6 +72,15 @@ impl Serialize for Strings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_part_is_looked_at() {
+        let divided = |ends: [usize; 2]| Strings::divided("üb".into(), ends.into());
+        assert!(divided([2, 3]).unwrap().iter().eq(["ü", "b"]));
+        // half a character
+        assert!(divided([1, 3]).is_none());
+        assert!(Strings::divided(vec![0xff], vec![1]).is_none());
+    }
 
     #[test]
     fn strings_are_found_by_their_places() {
