@@ -30,7 +30,8 @@ pub struct TextFacts {
     pub unreadable: Option<String>,
 }
 
-/// Whether a runtime can divide texts by the content of a tokenizer's file, whose name is for errors.
+/// Whether a runtime can divide texts by the content of a tokenizer's file, whose name is for errors. The vocabulary, which says
+/// nothing of that, may be missing.
 pub type TokenizerCheck = fn(&Path, &[u8]) -> Result<()>;
 
 /// A tokenizer's files before they are written.
@@ -38,6 +39,8 @@ pub type TokenizerCheck = fn(&Path, &[u8]) -> Result<()>;
 pub struct TokenizerFiles {
     /// `(what it is, file name, content)`
     files: Vec<(&'static str, &'static str, Vec<u8>)>,
+    /// What the tokenizer's file says beside the vocabulary, if that is known by itself.
+    steps: Option<Vec<u8>>,
     eos_token_ids: Vec<u64>,
     bos_token_id: Option<u64>,
     unreadable: Option<String>,
@@ -55,8 +58,9 @@ impl TokenizerFiles {
             Description::Gguf(metadata) => from_gguf(source, metadata, vocab_size)?,
         };
         let tokenizer = text.files.iter().find(|(what, ..)| *what == "tokenizer");
-        let problem =
-            check.zip(tokenizer).and_then(|(check, (_, name, content))| check(Path::new(name), content).err());
+        let problem = check.zip(tokenizer).and_then(|(check, (_, name, content))| {
+            check(Path::new(name), text.steps.as_deref().unwrap_or(content)).err()
+        });
         text.unreadable = problem.map(|error| error.to_string());
         Ok(text)
     }
@@ -66,7 +70,7 @@ impl TokenizerFiles {
     /// # Errors
     /// When the system refuses.
     pub fn write(self, folder: &Path) -> Result<TextFacts> {
-        let TokenizerFiles { files, eos_token_ids, bos_token_id, unreadable } = self;
+        let TokenizerFiles { files, eos_token_ids, bos_token_id, unreadable, .. } = self;
         let mut facts = TextFacts { eos_token_ids, bos_token_id, unreadable, ..Default::default() };
         for (what, name, content) in files {
             facts.digests.push(files::write(&folder.join(name), &content)?);
@@ -126,6 +130,7 @@ fn from_gguf(source: &Source, metadata: &GgufMetadata, vocab_size: u64) -> Resul
         let file = carried.file()?;
         check_largest(source.name(), file.largest_id(), vocab_size)?;
         text.bos_token_id = added_in_front(&file.post_processor);
+        text.steps = Some(file.steps_to_json());
         text.files.push(("tokenizer", "tokenizer.json", file.to_json()));
     }
     if let Some(template) = source.chat_template()? {

@@ -69,6 +69,15 @@ impl TokenizerFile<'_> {
         serde_json::to_vec(self).expect("plain data with text for keys becomes JSON")
     }
 
+    /// The content of a file that has no model, which is most of this one: what is done to a text beside looking up tokens.
+    pub fn steps_to_json(&self) -> Vec<u8> {
+        let TokenizerFile { normalizer, pre_tokenizer, post_processor, decoder, .. } = self;
+        let steps = json!({
+            "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": post_processor, "decoder": decoder,
+        });
+        steps.to_string().into_bytes()
+    }
+
     /// The largest id of a token.
     pub fn largest_id(&self) -> Option<u64> {
         let tokens = match &self.model {
