@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::ConvertError;
-use super::files;
 use super::report::PackageReport;
 use anec_base::hexadecimal;
 use anec_base::output::is_partial_name;
@@ -52,6 +51,9 @@ pub struct Journal {
     /// When it was written last, and how long that took.
     #[serde(skip)]
     written: Option<(Instant, Duration)>,
+    /// Something was finished after that.
+    #[serde(skip)]
+    behind: bool,
     #[serde(skip)]
     path: PathBuf,
     #[serde(skip)]
@@ -143,8 +145,10 @@ impl Journal {
     /// When the system refuses.
     pub fn save(&mut self) -> Result<(), ConvertError> {
         let begin = Instant::now();
-        files::write_json(&self.path, self)?;
+        let text = serde_json::to_vec(self).map_err(|e| FileError::of(&self.path, "write")(e.into()))?;
+        anec_base::output::write_file(&self.path, &text)?;
         self.written = Some((Instant::now(), begin.elapsed()));
+        self.behind = false;
         Ok(())
     }
 
@@ -155,7 +159,16 @@ impl Journal {
     /// When the system refuses.
     pub fn save_often(&mut self) -> Result<(), ConvertError> {
         let due = |(at, took): (Instant, Duration)| at.elapsed() >= 4 * took;
+        self.behind = true;
         if self.packages.len() < FEW || self.written.is_none_or(due) { self.save() } else { Ok(()) }
+    }
+
+    /// Writes the journal, unless it says all that is finished.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn save_rest(&mut self) -> Result<(), ConvertError> {
+        if self.behind { self.save() } else { Ok(()) }
     }
 
     /// Removes the folder of a run that failed before it finished any file: there is nothing to go on with.

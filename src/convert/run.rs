@@ -154,7 +154,7 @@ impl ConversionRun<'_> {
             return Err(error);
         }
         let mut journal = lock(&journal);
-        journal.save()?;
+        journal.save_rest()?;
         let packages = self.packages().filter_map(|p| journal.packages.get(&p.name).cloned()).collect();
         Ok(WrittenParts { packages, host: journal.host.clone().expect("the host's file was just written"), text })
     }
