@@ -20,7 +20,7 @@ mod operation;
 mod order;
 mod signature;
 
-use std::collections::HashSet;
+use hashbrown::HashSet;
 
 use super::ir::{Function, Program};
 use super::names;

@@ -1,6 +1,8 @@
 //! A program to protobuf.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
+
+use hashbrown::HashSet;
 
 use coreml_proto::{Message, append_block, append_entry, mil_spec as proto};
 
