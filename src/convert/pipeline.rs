@@ -122,7 +122,7 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
         return Err(ConvertError::NotPlanned.into());
     }
     let read = || TokenizerFiles::read(source, model.facts().vocab_size, options.check_tokenizer);
-    let (plan, text) = rayon::join(|| ConvertPlan::new(&manifest, model), read);
+    let (plan, text) = rayon::join(|| ConvertPlan::to_convert(&manifest, model), read);
     let plan = plan?;
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));

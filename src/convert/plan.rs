@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::error::ConvertError;
 use super::size::PackageSize;
@@ -79,6 +79,19 @@ impl ConvertPlan {
     /// # Errors
     /// When the manifest asks for layers or pieces that the model doesn't have, or for packages too small for them.
     pub fn new(manifest: &Manifest, model: &dyn FamilyModel) -> Result<ConvertPlan> {
+        Self::make(manifest, model, true)
+    }
+
+    /// The same for a conversion that follows, which will tell the sizes of packages: here, the size of a package is the sum of
+    /// those of its layers, if these were measured to divide them, and what they share is counted for each.
+    ///
+    /// # Errors
+    /// As [`new`](ConvertPlan::new).
+    pub fn to_convert(manifest: &Manifest, model: &dyn FamilyModel) -> Result<ConvertPlan> {
+        Self::make(manifest, model, false)
+    }
+
+    fn make(manifest: &Manifest, model: &dyn FamilyModel, exact: bool) -> Result<ConvertPlan> {
         let contexts = manifest.context.all();
         let facts = model.facts();
         if let Some(end) = manifest.quant.layers.iter().map(|own| own.range[1]).find(|end| *end > facts.num_layers) {
@@ -94,7 +107,8 @@ impl ConvertPlan {
             return Err(ConvertError::NoSingleToken.into());
         }
         let counts: Vec<Option<ExpertCounts>> = (0..facts.num_layers).map(|layer| model.experts(layer)).collect();
-        let planner = Planner { manifest, model, form: form(manifest), functions, counts: &counts };
+        let layer_bytes = OnceLock::new();
+        let planner = Planner { manifest, model, form: form(manifest), functions, counts: &counts, exact, layer_bytes };
         let known = Mutex::default();
         let of_ranges = planner.ranges()?.into_par_iter().map(|range| planner.layers(range, &known)).collect();
         let mut packages: Vec<PackagePlan> = in_order(of_ranges)?.into_iter().flatten().collect();
@@ -187,6 +201,10 @@ struct Planner<'a> {
     functions: Functions<'a>,
     /// Of each layer's experts.
     counts: &'a [Option<ExpertCounts>],
+    /// Whether each package is measured for itself.
+    exact: bool,
+    /// Bytes of each layer by itself, once they are known.
+    layer_bytes: OnceLock<Vec<u64>>,
 }
 
 impl Planner<'_> {
@@ -226,7 +244,8 @@ impl Planner<'_> {
             None => {
                 let size = |layer| self.file_bytes(&Stage::Layers { first: layer, end: layer + 1 });
                 let sizes = in_order((0..layers).into_par_iter().map(size).collect())?;
-                layer_ranges(&sizes, self.limit(), shards.max_mb, |layer| self.experts(layer).is_some())?
+                let sizes = self.layer_bytes.get_or_init(|| sizes);
+                layer_ranges(sizes, self.limit(), shards.max_mb, |layer| self.experts(layer).is_some())?
             }
         };
         // what leaves experts out ends there, for the next layer needs what they add
@@ -258,7 +277,10 @@ impl Planner<'_> {
     /// A package of which a text keeps nothing from call to call.
     fn package(&self, name: String, stage: Stage) -> Result<PackagePlan> {
         let functions = self.functions.of(&stage);
-        let weight_bytes = self.size(&functions)?.weight_bytes;
+        let weight_bytes = match (&stage, self.layer_bytes.get()) {
+            (Stage::Layers { first, end }, Some(layers)) if !self.exact => layers[*first..*end].iter().sum(),
+            _ => self.size(&functions)?.weight_bytes,
+        };
         Ok(PackagePlan { name, stage, functions, weight_bytes, state_bytes: self.no_state() })
     }
 
