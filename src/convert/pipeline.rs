@@ -19,7 +19,7 @@ use anec_bundle::{
     Bundle, Classification, DraftFunctions, LedgerTotals, ModelFacts, Pooling, ProjectionActivation, SourceFacts, Task,
     TextEmbedding,
 };
-use anec_family::{FamilyFacts, HostProjection, Purpose};
+use anec_family::{FamilyFacts, HostProjection, HostTensors, Purpose};
 use anec_manifest::{Manifest, ResidualScale};
 use anec_quant::ChosenCodes;
 use anec_source::sentence_transformers::Dense;
@@ -122,8 +122,14 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
         return Err(ConvertError::NotPlanned.into());
     }
     let read = || TokenizerFiles::read(source, model.facts().vocab_size, options.check_tokenizer);
-    let (plan, text) = rayon::join(|| ConvertPlan::to_convert(&manifest, model), read);
-    let plan = plan?;
+    // what takes less time than the tokenizer, beside it
+    let planned = || -> Result<(ConvertPlan, HostTensors)> {
+        let plan = ConvertPlan::to_convert(&manifest, model)?;
+        let host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
+        Ok((plan, host))
+    };
+    let (planned, text) = rayon::join(planned, read);
+    let (plan, mut host) = planned?;
     let name = manifest.name.clone().unwrap_or_default();
     let path = options.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.anec")));
     let path = output::target(&path)?;
@@ -133,7 +139,6 @@ fn write(options: &ConvertOptions, opened: &Opened, choose: Option<Choose<'_>>) 
     let text = text?;
     let partial = output::partial(&path);
     let mut journal = Journal::open(&partial, resume::inputs(&manifest, source), options.force)?;
-    let mut host = model.host(plan.contexts.last().copied().unwrap_or(1))?;
     if matches!(model.facts().purpose, Purpose::TextEmbedding { .. }) {
         host.projections = projections(source)?;
     }
