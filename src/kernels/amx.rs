@@ -306,14 +306,13 @@ impl<F: Fn(usize) -> (f32, f32)> Chunk<'_, F> {
             .collect();
         match &self.a {
             TileRows::Bytes(all) => {
-                for (step, tiles) in planes[0].chunks_exact_mut(ROWS).enumerate() {
-                    for (r, place) in tiles.iter_mut().enumerate().take(count) {
-                        let row = &all[(first + r) * self.depth..][..self.depth];
-                        let bytes = &row[step * STEP..(step * STEP + STEP).min(self.depth)];
-                        match <&[i8; STEP]>::try_from(bytes) {
-                            Ok(bytes) => *place = *bytes,
-                            Err(_) => place[..bytes.len()].copy_from_slice(bytes),
-                        }
+                for r in 0..count {
+                    // a row is read from end to end, as a processor expects it
+                    let (whole, rest) = all[(first + r) * self.depth..][..self.depth].as_chunks();
+                    let mut places = planes[0].iter_mut().skip(r).step_by(ROWS);
+                    places.by_ref().zip(whole).for_each(|(place, bytes)| *place = *bytes);
+                    if let Some(place) = places.next().filter(|_| !rest.is_empty()) {
+                        place[..rest.len()].copy_from_slice(rest);
                     }
                 }
             }

@@ -1,4 +1,7 @@
 //! Products of tiles: sums stay in the unit's registers over the whole length of rows.
+//!
+//! Tiles of rows are multiplied with one group of columns after the other, so they are to stay in the first-level cache, where
+//! digits, each read once for two tiles of rows, would take their place: they are loaded (`tileloaddt1`) past it.
 
 use std::arch::asm;
 
@@ -94,9 +97,9 @@ macro_rules! two_digits {
             $name,
             $($before)*;
             "tileloadd tmm4, [{a} + {stride}]",
-            "tileloadd tmm6, [{x} + {stride}]",
+            "tileloaddt1 tmm6, [{x} + {stride}]",
             "tileloadd tmm5, [{a} + {stride} + 1024]",
-            "tileloadd tmm7, [{x} + {stride} + 1024]",
+            "tileloaddt1 tmm7, [{x} + {stride} + 1024]",
             concat!($op, " tmm0, tmm4, tmm6"),
             concat!($op, " tmm1, tmm5, tmm6"),
             concat!($op, " tmm2, tmm4, tmm7"),
@@ -110,7 +113,7 @@ macro_rules! two_digits {
     };
 }
 
-/// As `two_digits` for three, each of which is loaded for each tile of rows but for the one that the first has ended with.
+/// As `two_digits` for three. There is a register for one tile of rows and one of digits; these are loaded once each.
 macro_rules! three_digits {
     ($(#[$doc:meta])* $name:ident, $op:literal, $($before:literal)*) => {
         multiply_tiles! {
@@ -118,18 +121,18 @@ macro_rules! three_digits {
             $name,
             $($before)*;
             "tileloadd tmm6, [{a} + {stride}]",
-            "tileloadd tmm7, [{x} + {stride}]",
+            "tileloaddt1 tmm7, [{x} + {stride}]",
             concat!($op, " tmm0, tmm6, tmm7"),
-            "tileloadd tmm7, [{x} + {stride} + 1024]",
+            "tileloadd tmm6, [{a} + {stride} + 1024]",
+            concat!($op, " tmm1, tmm6, tmm7"),
+            "tileloaddt1 tmm7, [{x} + {stride} + 1024]",
+            concat!($op, " tmm3, tmm6, tmm7"),
+            "tileloadd tmm6, [{a} + {stride}]",
             concat!($op, " tmm2, tmm6, tmm7"),
-            "tileloadd tmm7, [{x} + {stride} + 2048]",
+            "tileloaddt1 tmm7, [{x} + {stride} + 2048]",
             concat!($op, " tmm4, tmm6, tmm7"),
             "tileloadd tmm6, [{a} + {stride} + 1024]",
             concat!($op, " tmm5, tmm6, tmm7"),
-            "tileloadd tmm7, [{x} + {stride} + 1024]",
-            concat!($op, " tmm3, tmm6, tmm7"),
-            "tileloadd tmm7, [{x} + {stride}]",
-            concat!($op, " tmm1, tmm6, tmm7"),
             ;
             "tilestored [{sums} + {stride}], tmm0"
             "tilestored [{sums} + {stride} + 1024], tmm1"
@@ -169,7 +172,7 @@ multiply_tiles! {
     "tileloadd tmm0, [{sums} + {stride}]"
     "tileloadd tmm1, [{sums} + {stride} + 1024]";
     "tileloadd tmm4, [{a} + {stride}]",
-    "tileloadd tmm6, [{x} + {stride}]",
+    "tileloaddt1 tmm6, [{x} + {stride}]",
     "tileloadd tmm5, [{a} + {stride} + 1024]",
     "tdpbusd tmm0, tmm4, tmm6",
     "tdpbusd tmm1, tmm5, tmm6",
