@@ -328,7 +328,10 @@ impl Generation {
             self.output = output;
             return Ok(None);
         }
-        self.session.checkpoint()?;
+        // what is written next is copied for it, so it is made only where somebody may come back
+        if self.session.kept {
+            self.session.checkpoint()?;
+        }
         self.session.enter(Phase::Writing);
         self.prefill = self.start.elapsed();
         if self.request.max_tokens == 0 {

@@ -27,6 +27,13 @@ impl PrefixCache {
     /// # Errors
     /// When the text doesn't fit, or the backend has no room.
     pub fn take(&mut self, prompt: &[u32], length: u64) -> Result<TokenSession> {
+        let mut session = self.find(prompt, length)?;
+        session.kept = true;
+        Ok(session)
+    }
+
+    /// The session that holds most of a prompt, or a new one.
+    fn find(&mut self, prompt: &[u32], length: u64) -> Result<TokenSession> {
         let candidates = self.sessions.iter().enumerate().filter(|(_, session)| session.is_compatible_with(length));
         let best = candidates.map(|(i, session)| (common(session.tokens(), prompt), i)).max();
         if let Some((shared, i)) = best.filter(|(shared, _)| *shared > 0) {

@@ -44,6 +44,8 @@ pub struct TokenSession {
     limit: u64,
     /// Ascending; only for models whose states aren't all written by position.
     checkpoints: Vec<Checkpoint>,
+    /// Other texts may begin as this one does: going back to the end of a prompt should cost nothing.
+    pub(super) kept: bool,
     /// A call failed midway, so the states disagree on the position: the session must be rewound or reset.
     pub(super) poisoned: bool,
     pub(super) buffers: CallBuffers,
@@ -132,6 +134,7 @@ impl LoadedModel {
             previous: None,
             limit,
             checkpoints: Vec::new(),
+            kept: false,
             poisoned: false,
             buffers: CallBuffers::default(),
         })
@@ -311,6 +314,7 @@ impl TokenSession {
             previous: None,
             limit: self.limit,
             checkpoints: Vec::new(),
+            kept: self.kept,
             poisoned: self.poisoned,
             buffers: CallBuffers::default(),
         }))
