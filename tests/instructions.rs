@@ -1,4 +1,4 @@
-//! How many instructions a step of decoding and a conversion take, counted by callgrind: a slow machine is not mistaken for
+//! How many instructions a step of decoding, a token of a prompt and a conversion take, counted by callgrind: a slow machine is not mistaken for
 //! slow code, and slow code not for a slow machine.
 
 use std::process::Command;
@@ -24,7 +24,8 @@ fn instructions(arguments: &[&str]) -> f64 {
     collected.unwrap_or_else(|| panic!("callgrind gave no count: {said}"))
 }
 
-/// `tests/fixtures/instructions.json` has the counts. Who makes code slower or faster on purpose puts the new ones there.
+/// `tests/fixtures/instructions.json` has the counts, which `tools/instructions.sh` compares those of other profiles with. Who makes
+/// code slower or faster on purpose puts the new ones there.
 #[test]
 fn a_step_and_a_conversion_take_as_many_instructions_as_before() {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
@@ -38,17 +39,23 @@ fn a_step_and_a_conversion_take_as_many_instructions_as_before() {
     let (whole, converted) = (bundle("demo.anec"), bundle("again.anec"));
     let (code, _, stderr) = run(&["convert", "-m", "demo", "--no-compile", "-o", &whole]);
     assert_eq!(code, 0, "{stderr}");
-    let text = |tokens| {
-        let words = ["run", &whole, "--ids", "1,2,3", "--ignore-eos", "--temperature", "0", "--max-tokens", tokens];
+    let text = |ids: &str, tokens| {
+        let words = ["run", &whole, "--ids", ids, "--ignore-eos", "--temperature", "0", "--max-tokens", tokens];
         instructions(&words)
+    };
+    let prompt = |tokens: usize| {
+        let ids: Vec<String> = (1..=tokens).map(|id| id.to_string()).collect();
+        text(&ids.join(","), "1")
     };
     let conversion = || {
         let form = ["--set", "quant.granularity=per_channel", "--no-compile", "--jobs", "1"];
         instructions(&[&["convert", "-m", "demo", "-o", &converted][..], &form].concat())
     };
     // what all runs have in common, such as reading the bundle, isn't counted
-    let ((few, many), conversion) = rayon::join(|| rayon::join(|| text("8"), || text("32")), conversion);
-    let found = [("decode_step", (many - few) / 24.0), ("conversion", conversion)];
+    let steps = || (text("1,2,3", "32") - text("1,2,3", "8")) / 24.0;
+    let tokens = || (prompt(200) - prompt(8)) / 192.0;
+    let ((step, token), conversion) = rayon::join(|| rayon::join(steps, tokens), conversion);
+    let found = [("decode_step", step), ("prompt_token", token), ("conversion", conversion)];
 
     let kept = json(&repository("tests/fixtures/instructions.json"));
     for (name, count) in found {

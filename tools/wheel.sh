@@ -32,7 +32,7 @@ else
   # one build of both, so that they have the same dependencies
   arguments=(--profile "$profile" ${target:+--target "$target"} --locked -p anec -p anec-bindings --bin anec --lib)
   # symbols stay at first: the generator reads from them what the library has
-  [ "$profile" != dist ] || arguments+=(--config "profile.dist.strip='debuginfo'")
+  [ "$profile" != dist ] || arguments+=(--config tools/dist.toml --config "profile.dist.strip='debuginfo'")
   cargo build "${arguments[@]}" --message-format json-render-diagnostics >"$messages"
 fi
 mkdir "$room/bin"

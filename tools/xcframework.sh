@@ -48,8 +48,10 @@ fi
 export MACOSX_DEPLOYMENT_TARGET=15.0 IPHONEOS_DEPLOYMENT_TARGET=18.0 # the first with states
 targets="aarch64-apple-darwin aarch64-apple-ios aarch64-apple-ios-sim"
 rustup target add $targets
+arguments=()
+[ "$profile" != dist ] || arguments+=(--config tools/dist.toml)
 for target in $targets; do
-  cargo rustc --profile "$profile" -p anec-bindings --lib --crate-type staticlib --target "$target"
+  cargo rustc --profile "$profile" -p anec-bindings --lib --crate-type staticlib --target "$target" ${arguments[@]+"${arguments[@]}"}
 done
 # the profile strips the symbols that the generator reads: it gets a library of its own
 cargo build --release -p anec-bindings
