@@ -71,7 +71,7 @@ mod tests {
     fn what_is_kept_for_texts_to_come_has_an_end() {
         let idle = IdleStates::default();
         let large = MOST_BYTES / size_of::<f32>() / 2;
-        [large, large, large, 1].map(|elements| idle.give(states(elements)));
+        [large, large, large, 1].into_iter().for_each(|elements| idle.give(states(elements)));
         let bytes = |states: &SequenceStates| states.state.bytes();
         assert_eq!(idle.0.lock().unwrap().iter().map(bytes).collect::<Vec<_>>(), [MOST_BYTES / 2; 2]);
     }

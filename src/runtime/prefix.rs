@@ -79,6 +79,7 @@ pub fn common(a: &[u32], b: &[u32]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::GenerationRequest;
     use super::super::fake::{self, FakeOptions};
     use super::super::forward::ForwardOptions;
     use super::*;
@@ -116,6 +117,23 @@ mod tests {
         assert_eq!(cache.len(), 2);
         assert_eq!(visit(&mut cache, &[1, 2, 3, 4, 5, 6, 7]), 7);
         assert_eq!(visit(&mut cache, &[1, 2, 5, 5, 5]), 5);
+    }
+
+    #[test]
+    fn going_back_to_a_prompt_costs_nothing_where_others_may_begin_with_it() {
+        let (model, calls) = fake::model(&FakeOptions { recurrent: true, ..FakeOptions::default() });
+        let prompt = vec![3, 1, 4, 1];
+        let calls_to_go_back = |session: TokenSession| {
+            let request = GenerationRequest { prompt: prompt.clone(), max_tokens: 3, ..GenerationRequest::default() };
+            let mut generation = session.generate(request).unwrap();
+            generation.run().unwrap();
+            calls.lock().unwrap().clear();
+            generation.into_session().rewind(prompt.len() as u64).unwrap();
+            calls.lock().unwrap().len()
+        };
+        let of_cache = PrefixCache::new(model.clone(), 1).take(&prompt, 16).unwrap();
+        assert_eq!(calls_to_go_back(of_cache), 0, "the states were kept");
+        assert_eq!(calls_to_go_back(model.start(16).unwrap()), 2, "a call of two shards");
     }
 
     #[test]

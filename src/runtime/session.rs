@@ -321,7 +321,8 @@ impl TokenSession {
     }
 
     /// Remembers the states as they are, where going back needs it. Gives whether [`TokenSession::rewind`] then comes here
-    /// without computing: not where the backend can't copy states that it would need.
+    /// without computing: not where the backend can't copy states that it would need. A generation calls this after its prompt
+    /// where the session comes from a [`PrefixCache`](super::PrefixCache).
     ///
     /// # Errors
     /// When the backend has no room.
