@@ -30,9 +30,9 @@ impl IdleStates {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    /// Those of a text that has ended. They are freed if there are many, or another text has a part of them.
+    /// Those of a text that has ended, if it had any. They are freed if there are many, or another text has a part of them.
     pub fn give(&self, SequenceStates { state, known }: SequenceStates) {
-        let Some(state) = state.emptied() else { return };
+        let Some(state) = state.emptied().filter(|state| state.bytes() > 0) else { return };
         let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.iter().map(|states| states.state.bytes()).sum::<usize>() + state.bytes() <= MOST_BYTES {
             idle.push(SequenceStates { state, known });
@@ -65,6 +65,8 @@ mod tests {
         idle.give(first);
         let next = idle.take();
         assert_eq!((place(&next), cache(&next)), (at, vec![0.0; 3]));
+        idle.give(SequenceStates::default());
+        assert!(idle.0.lock().unwrap().is_empty(), "a text that had no states leaves none");
     }
 
     #[test]
