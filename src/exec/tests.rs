@@ -225,3 +225,47 @@ fn errors_name_the_op_and_the_shapes() {
     let problem = executable.run(&[("x", &x), ("y", &y)], &mut State::default()).unwrap_err().to_string();
     assert!(problem.contains("(add)") && problem.contains("[2]") && problem.contains("[3]"), "{problem}");
 }
+
+/// `softmax(q kᵀ + mask) v` of so many heads of queries over one of keys and values.
+fn attention(heads: usize, tokens: usize, slots: usize) -> Function {
+    let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+    let mut input =
+        |name: &str, shape: [usize; 4]| b.input(name, TensorType::new(DataType::Fp32, shape.map(|size| size as u64)));
+    let [q, k, v] =
+        [("q", [1, heads, tokens, 32]), ("k", [1, 1, slots, 32]), ("v", [1, 1, slots, 32])].map(|(n, s)| input(n, s));
+    let mask = input("mask", [1, 1, tokens, slots]);
+    let scores = b.matmul(q, k, false, true);
+    let masked = b.op_with_outputs("add", "masked", [("x", scores), ("y", mask)])[0];
+    let weights = b.softmax(masked, -1);
+    let out = b.matmul(weights, v, false, false);
+    b.output("out", out);
+    b.finish().unwrap()
+}
+
+#[test]
+fn threads_that_share_a_head_give_each_row_the_bits_that_it_has_alone() {
+    let (heads, slots) = (7, 4096);
+    let noise = |shape: [usize; 4], seed: f32| {
+        let value = |i: usize| (i as f32 * 0.37 + seed).sin();
+        Tensor::new(shape, (0..shape.iter().product()).map(value).collect::<Vec<f32>>())
+    };
+    let [k, v] = [1.0, 2.0].map(|seed| noise([1, 1, slots, 32], seed));
+    for tokens in [1, 3] {
+        let q = noise([1, heads, tokens, 32], 3.0);
+        let closed = |i: usize| if i % slots > 3000 + i / slots { -1e4 } else { 0.0 };
+        let mask = Tensor::new([1, 1, tokens, slots], (0..tokens * slots).map(closed).collect::<Vec<f32>>());
+        let run = |q: &Tensor| {
+            let executable = compile(&attention(q.shape[1], tokens, slots), F32);
+            let mut profile = ExecProfile::default();
+            let inputs = [("q", q), ("k", &k), ("v", &v), ("mask", &mask)];
+            let outputs = executable.run_profiled(&inputs, &mut executable.new_state(), &mut profile).unwrap();
+            assert!(profile.operators().iter().any(|(name, _)| *name == "attention"), "it is one step");
+            outputs[0].1.floats().unwrap().to_vec()
+        };
+        let together = run(&q);
+        for (head, own) in together.chunks_exact(tokens * 32).enumerate() {
+            let rows = q.floats().unwrap()[head * tokens * 32..][..tokens * 32].to_vec();
+            assert_eq!(run(&Tensor::new([1, 1, tokens, 32], rows)), own, "head {head} of {tokens} tokens");
+        }
+    }
+}

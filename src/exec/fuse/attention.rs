@@ -232,16 +232,19 @@ impl FusedKernel for Attention {
         };
         let threads = heads * tokens * width * open.to(0..mask_rows).len() > LARGE_WORK;
         let of_head = rows * value.width;
+        // a row of few tokens has the same bits whatever is beside it: those of a single head are divided, too
+        let alone = key.count == 1 && tokens <= MOST_COLUMNS;
+        let most = if alone { rows.div_ceil(pool::threads()).min(ROWS) } else { ROWS };
         let result = frame.workspace.pool.written(&[1, heads, tokens, value.width], |out| {
             if rows <= ROWS && threads && key.count > 1 {
                 pool::for_each_chunk(out, of_head, |head, out| part(head, 0, out));
                 return;
             }
             let blocks = out.chunks_exact_mut(of_head).enumerate().flat_map(|(head, out)| {
-                let blocks = out.chunks_mut(ROWS * value.width).enumerate();
-                blocks.map(move |(block, out)| (head, block * ROWS, out))
+                let blocks = out.chunks_mut(most * value.width).enumerate();
+                blocks.map(move |(block, out)| (head, block * most, out))
             });
-            if threads && rows > ROWS {
+            if threads && rows > most {
                 let mut tasks: Vec<_> = blocks.collect();
                 pool::for_each_mut(&mut tasks, |_, (head, first, out)| part(*head, *first, out));
             } else {
