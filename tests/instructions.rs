@@ -1,5 +1,5 @@
-//! How many instructions a step of decoding, a token of a prompt and a conversion take, counted by callgrind: a slow machine is not mistaken for
-//! slow code, and slow code not for a slow machine.
+//! How many instructions a step of decoding, a token of a prompt and a conversion take, counted by callgrind: a slow machine is
+//! not mistaken for slow code, and slow code not for a slow machine.
 
 use std::process::Command;
 

@@ -1,25 +1,31 @@
 //! What a run works with, kept from run to run so that the next one finds it, whatever sequence it is for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::pool::Pool;
 use super::slot_writes::SlotWrites;
 use super::tensor::Tensor;
 use super::value::Value;
+use anec_base::IdlePool;
 
 /// Most bytes of tensors that are kept in workspaces without a run.
 const MOST_BYTES: usize = 128 << 20;
 
 /// Workspaces of the executables of a model that no run has. There are as many as there were runs at a time: a sequence that
 /// begins finds the memory that another one left, which the system need not clear once more.
-#[derive(Clone, Default)]
-pub(super) struct Workspaces(Arc<Mutex<Vec<Workspace>>>);
+#[derive(Clone)]
+pub(super) struct Workspaces(Arc<IdlePool<Workspace>>);
+
+impl Default for Workspaces {
+    fn default() -> Self {
+        Workspaces(Arc::new(IdlePool::new(MOST_BYTES, |workspace| workspace.pool.bytes())))
+    }
+}
 
 impl Workspaces {
     /// One for a run of a function with so many values: the one that was given back last, or a new one.
     pub fn take(&self, slots: usize) -> Workspace {
-        let idle = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut workspace = idle.unwrap_or_default();
+        let mut workspace = self.0.take().unwrap_or_default();
         workspace.pool.begin_run();
         workspace.slots.resize(slots, None);
         workspace
@@ -28,10 +34,7 @@ impl Workspaces {
     /// Takes one back from a run that has ended.
     pub fn give(&self, mut workspace: Workspace) {
         workspace.clear();
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.iter().chain([&workspace]).map(|workspace| workspace.pool.bytes()).sum::<usize>() <= MOST_BYTES {
-            idle.push(workspace);
-        }
+        self.0.give(workspace);
     }
 }
 
@@ -94,6 +97,6 @@ mod tests {
             workspace.pool.recycle(tensor);
         }
         taken.into_iter().for_each(|workspace| workspaces.give(workspace));
-        assert_eq!(workspaces.0.lock().unwrap().len(), 4);
+        assert_eq!(workspaces.0.count(), 4);
     }
 }

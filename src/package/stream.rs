@@ -184,11 +184,10 @@ impl<'a> Run<'a> {
     }
 
     fn read(&self, out: &mut [u8]) -> Result<(), NotWritten> {
-        match self.part {
-            FilePart::Bytes(bytes) => out.copy_from_slice(&bytes[self.offset as usize..][..self.length]),
-            FilePart::Content(content) => {
-                content.read(self.offset, out).map_err(|cause| NotWritten::Part { index: self.index, cause })?
-            }
+        if let Some(bytes) = self.bytes() {
+            out.copy_from_slice(bytes);
+        } else if let FilePart::Content(content) = self.part {
+            content.read(self.offset, out).map_err(|cause| NotWritten::Part { index: self.index, cause })?;
         }
         Ok(())
     }

@@ -212,19 +212,17 @@ struct Compiled {
 impl CpuBackend {
     /// Runs programs in a precision. Functions are made ready when they are first called.
     pub fn new(programs: Arc<PackageStore>, precision: Precision) -> Self {
-        Self::with(programs, precision, false)
+        Self::with(programs, precision, false, None)
     }
 
     /// As [`new`](CpuBackend::new), but every op is carried out as it stands, and who watches sees all of them.
     pub fn unfused(programs: Arc<PackageStore>, precision: Precision) -> Self {
-        Self::with(programs, precision, true)
+        Self::with(programs, precision, true, None)
     }
 
-    fn with(programs: Arc<PackageStore>, precision: Precision, unfused: bool) -> Self {
-        let executables = FunctionPool::new(None);
-        CpuBackend {
-            shared: Arc::new(Compiled { programs, precision, unfused, executables, idle: IdleStates::default() }),
-        }
+    fn with(programs: Arc<PackageStore>, precision: Precision, unfused: bool, memory: Option<u64>) -> Self {
+        let (executables, idle) = (FunctionPool::new(memory), IdleStates::default());
+        CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused, executables, idle }) }
     }
 
     /// Runs the programs of `bundle` in a precision, with at most so many bytes of weights in memory if there is a limit.
@@ -238,16 +236,7 @@ impl CpuBackend {
         memory: Option<u64>,
     ) -> Result<Self, RuntimeError> {
         check_limit(bundle, memory)?;
-        let executables = FunctionPool::new(memory);
-        Ok(CpuBackend {
-            shared: Arc::new(Compiled {
-                programs,
-                precision,
-                unfused: false,
-                executables,
-                idle: IdleStates::default(),
-            }),
-        })
+        Ok(Self::with(programs, precision, false, memory))
     }
 }
 
@@ -275,7 +264,7 @@ impl Backend for CpuBackend {
 
     fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
         let Compiled { programs, precision, unfused, .. } = &*self.shared;
-        Ok(Some(Box::new(Self::with(programs.shared_with(bundle), *precision, *unfused))))
+        Ok(Some(Box::new(Self::with(programs.shared_with(bundle), *precision, *unfused, None))))
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {

@@ -4,8 +4,8 @@
 //! written is cleared: the system need not give and clear all of it once more before the first token.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use anec_base::IdlePool;
 use anec_exec::State;
 
 /// Most bytes of states that are kept for texts to come.
@@ -21,21 +21,24 @@ pub(super) struct SequenceStates {
 }
 
 /// States that no text has.
-#[derive(Default)]
-pub(super) struct IdleStates(Mutex<Vec<SequenceStates>>);
+pub(super) struct IdleStates(IdlePool<SequenceStates>);
+
+impl Default for IdleStates {
+    fn default() -> Self {
+        IdleStates(IdlePool::new(MOST_BYTES, |states| states.state.bytes()))
+    }
+}
 
 impl IdleStates {
     /// Those of a text that begins: all zeros, or none yet.
     pub fn take(&self) -> SequenceStates {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+        self.0.take().unwrap_or_default()
     }
 
     /// Those of a text that has ended, if it had any. They are freed if there are many, or another text has a part of them.
     pub fn give(&self, SequenceStates { state, known }: SequenceStates) {
-        let Some(state) = state.emptied().filter(|state| state.bytes() > 0) else { return };
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.iter().map(|states| states.state.bytes()).sum::<usize>() + state.bytes() <= MOST_BYTES {
-            idle.push(SequenceStates { state, known });
+        if let Some(state) = state.emptied().filter(|state| state.bytes() > 0) {
+            self.0.give(SequenceStates { state, known });
         }
     }
 }
@@ -66,7 +69,7 @@ mod tests {
         let next = idle.take();
         assert_eq!((place(&next), cache(&next)), (at, vec![0.0; 3]));
         idle.give(SequenceStates::default());
-        assert!(idle.0.lock().unwrap().is_empty(), "a text that had no states leaves none");
+        assert_eq!(idle.0.count(), 0, "a text that had no states leaves none");
     }
 
     #[test]
@@ -74,7 +77,7 @@ mod tests {
         let idle = IdleStates::default();
         let large = MOST_BYTES / size_of::<f32>() / 2;
         [large, large, large, 1].into_iter().for_each(|elements| idle.give(states(elements)));
-        let bytes = |states: &SequenceStates| states.state.bytes();
-        assert_eq!(idle.0.lock().unwrap().iter().map(bytes).collect::<Vec<_>>(), [MOST_BYTES / 2; 2]);
+        assert_eq!(idle.0.count(), 2);
+        assert_eq!([(); 2].map(|()| idle.take().state.bytes()), [MOST_BYTES / 2; 2]);
     }
 }

@@ -232,19 +232,21 @@ impl FusedKernel for Attention {
         };
         let threads = heads * tokens * width * open.to(0..mask_rows).len() > LARGE_WORK;
         let of_head = rows * value.width;
-        // a row of few tokens has the same bits whatever is beside it: those of a single head are divided, too
-        let alone = key.count == 1 && tokens <= MOST_COLUMNS;
-        let most = if alone { rows.div_ceil(pool::threads()).min(ROWS) } else { ROWS };
         let result = frame.workspace.pool.written(&[1, heads, tokens, value.width], |out| {
-            if rows <= ROWS && threads && key.count > 1 {
-                pool::for_each_chunk(out, of_head, |head, out| part(head, 0, out));
+            if rows <= ROWS && threads {
+                // a row of few tokens has the same bits whatever is beside it, so that those of a single head can be divided, too
+                let divides = key.count == 1 && tokens <= MOST_COLUMNS;
+                let of_part = if divides { rows.div_ceil(pool::threads()) } else { rows };
+                pool::for_each_chunk(out, of_part * value.width, |i, out| {
+                    part(i * of_part / rows, i * of_part % rows, out);
+                });
                 return;
             }
             let blocks = out.chunks_exact_mut(of_head).enumerate().flat_map(|(head, out)| {
-                let blocks = out.chunks_mut(most * value.width).enumerate();
-                blocks.map(move |(block, out)| (head, block * most, out))
+                let blocks = out.chunks_mut(ROWS * value.width).enumerate();
+                blocks.map(move |(block, out)| (head, block * ROWS, out))
             });
-            if threads && rows > most {
+            if threads {
                 let mut tasks: Vec<_> = blocks.collect();
                 pool::for_each_mut(&mut tasks, |_, (head, first, out)| part(*head, *first, out));
             } else {

@@ -146,11 +146,8 @@ impl FusedKernel for CacheWrite {
                 }
             }
         }
-        let written = match writes {
-            [first, .., last] => first.slot..last.slot + 1,
-            [only] => only.slot..only.slot + 1,
-            [] => 0..0,
-        };
+        let ends = writes.first().zip(writes.last());
+        let written = ends.map_or(0..0, |(first, last)| first.slot..last.slot + 1);
         frame.state.put_back(&self.state, cache, written);
         Some(FusedResult::Nothing)
     }
