@@ -20,7 +20,7 @@ use anec::manifest::{
     RecurrentForm, RopeForm, StateForm,
 };
 use anec::mil::Opset;
-use anec::runtime::{ForwardOptions, ForwardOutput, GenerationRequest, LoadedModel};
+use anec::runtime::{CachePrecision, ForwardOptions, ForwardOutput, GenerationRequest, LoadedModel};
 use anec::{Converter, Manifest};
 use layers::{CONTEXT, inputs, layers};
 
@@ -70,10 +70,13 @@ fn counted<T>(body: impl FnOnce() -> T) -> (usize, T) {
 }
 
 /// How many requests each step of a text makes, from the first token on.
-fn requests(case: &str, form: LoweringOptions, precision: Precision) -> Vec<usize> {
+fn requests(case: &str, form: LoweringOptions, precision: Precision, caches: CachePrecision) -> Vec<usize> {
     let graph = layers(case, form, TokenCount::Range(1, 8));
     let executable = Executable::compile(&graph.function, ExecOptions { precision }, &WeightCache::new()).unwrap();
     let (mut state, mut outputs) = (executable.new_state(), Vec::new());
+    if caches == CachePrecision::F16 {
+        executable.states().for_each(|(name, _)| state.hold_in_half_precision(name));
+    }
     let step = |position: usize| {
         let tensors = inputs(&graph, position, 1);
         let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -104,7 +107,11 @@ fn a_decoding_step_allocates_nothing() {
                 // refused: fp16 doesn't hold the epsilon of a scaled residual stream in this form
                 continue;
             }
-            for precision in [Precision::F32, Precision::F16] {
+            for (precision, caches) in [
+                (Precision::F32, CachePrecision::F32),
+                (Precision::F16, CachePrecision::F32),
+                (Precision::F32, CachePrecision::F16),
+            ] {
                 let (experts, recurrent_states) = (ExpertsForm::Packed, RecurrentForm::State);
                 let (opset, kv_write) = (Opset::CoreMl8, KvWrite::Mask);
                 let form = LoweringOptions {
@@ -121,10 +128,10 @@ fn a_decoding_step_allocates_nothing() {
                     experts,
                     divide: LayerDivision::None,
                 };
-                let requests = requests(case, form, precision);
+                let requests = requests(case, form, precision, caches);
                 assert!(requests[0] > 0, "the count counts");
                 let late: Vec<_> = requests.iter().enumerate().skip(WARM).filter(|(_, count)| **count > 0).collect();
-                assert!(late.is_empty(), "{case} {form:?} {precision:?}: (position, requests) {late:?}");
+                assert!(late.is_empty(), "{case} {form:?} {precision:?} {caches}: (position, requests) {late:?}");
             }
         }
     }

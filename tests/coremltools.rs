@@ -172,7 +172,8 @@ fn run(package: &Package, calls: &[Call], precision: Precision, tolerance: f32) 
         if !found.keys().copied().eq(call.outputs.keys().map(String::as_str)) {
             return Err(format!("call {step}: outputs {:?}, expected {:?}", found.keys(), call.outputs.keys()));
         }
-        let states = call.states.iter().map(|(name, expected)| (name, expected, state.get(name)));
+        let states: Vec<_> = call.states.iter().map(|(name, expected)| (name, expected, state.get(name))).collect();
+        let states = states.iter().map(|(name, expected, found)| (*name, *expected, found.as_deref()));
         let values = call.outputs.iter().map(|(name, expected)| (name, expected, found.get(name.as_str()).copied()));
         for (name, expected, found) in values.chain(states) {
             let found = found.ok_or_else(|| format!("call {step}: no state `{name}`"))?;

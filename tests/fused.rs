@@ -8,6 +8,7 @@ use anec::exec::{ExecOptions, ExecProfile, Executable, Precision, Tensor, Weight
 use anec::family::{FunctionGraph, LoweringOptions};
 use anec::manifest::{AttentionForm, KvWrite, NormForm, StateForm};
 use anec::mil::{Binding, Op, ValueType};
+use anec::runtime::CachePrecision;
 
 /// Largest absolute difference of two tensors of floats.
 fn apart(a: &Tensor, b: &Tensor) -> f32 {
@@ -27,25 +28,31 @@ fn is_ring(graph: &FunctionGraph, op: &Op) -> bool {
     })
 }
 
-fn compare(case: &str, form: LoweringOptions, precision: Precision) {
+fn compare(case: &str, form: LoweringOptions, precision: Precision, caches: CachePrecision) {
     let (tokens, chunks) = match form.kv_write {
         // more tokens than are computed at a time, too
         KvWrite::Mask => (TokenCount::Range(1, 70), &[3, 1, 8, 70, 1, 4][..]),
         KvWrite::Slice => (TokenCount::Fixed(2), &[2, 2, 2][..]),
     };
-    let what = format!("{case} {form:?} {precision:?}");
+    let what = format!("{case} {form:?} {precision:?}, caches in {caches}");
     let graph = layers(case, form, tokens);
     let cache = WeightCache::new();
     let fused = Executable::compile(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let plain = Executable::compile_unfused(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let softmaxes = graph.function.ops().filter(|op| op.operator == "softmax").count();
     // rings are written through masks in every form; what layers have in common is written after them, as it stands
-    let masked = |op: &&Op| {
-        let by_mask = form.kv_write == KvWrite::Mask || is_ring(&graph, op);
-        op.operator == "write_state" && form.state == StateForm::PerLayer && by_mask
+    let by_mask = |op: &&Op| form.kv_write == KvWrite::Mask || is_ring(&graph, op);
+    let writes = graph.function.ops().filter(|op| op.operator == "write_state" && form.state == StateForm::PerLayer);
+    let (masked, sliced): (Vec<&Op>, Vec<&Op>) = writes.partition(by_mask);
+    let kept = |executable: &Executable| {
+        let mut state = executable.new_state();
+        let names: Vec<String> = state.names().map(str::to_owned).collect();
+        if caches == CachePrecision::F16 {
+            names.iter().for_each(|name| state.hold_in_half_precision(name));
+        }
+        state
     };
-    let masked = graph.function.ops().filter(masked).count();
-    let (mut fused_state, mut plain_state) = (fused.new_state(), plain.new_state());
+    let (mut fused_state, mut plain_state, mut wide_state) = (kept(&fused), kept(&plain), fused.new_state());
     let mut position = 0;
     for chunk in chunks {
         let inputs = inputs(&graph, position, *chunk);
@@ -55,22 +62,29 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision) {
         let expected = plain.run(&inputs, &mut plain_state).unwrap();
         let operators = profile.operators();
         let count = |name: &str| operators.iter().find(|(n, _)| *n == name).map_or(0, |(_, o)| o.calls as usize);
-        assert_eq!((count("attention"), count("cache write")), (softmaxes, masked), "{what}");
+        let found_writes = (count("cache write"), count("slice write"));
+        assert_eq!((count("attention"), found_writes), (softmaxes, (masked.len(), sliced.len())), "{what}");
         assert_eq!(count("softmax"), 0, "{what}: the groups gave up");
         let size = expected[0].1.floats().unwrap().iter().fold(0f32, |most, v| most.max(v.abs()));
         // in half precision a sum in another order may round to the next number
-        let limit = size * if precision == Precision::F32 { 1e-6 } else { 2e-3 };
+        let exact = precision == Precision::F32 && caches == CachePrecision::F32;
+        let limit = size * if exact { 1e-6 } else { 2e-3 };
         let most = apart(&found[0].1, &expected[0].1);
         assert!(most <= limit, "{what}: {most} at position {position}, values up to {size}");
         for name in plain_state.names() {
             let (found, expected) = (fused_state.get(name).unwrap(), plain_state.get(name).unwrap());
-            assert!(apart(found, expected) <= 1e-5f32.max(limit), "{what}: {name} at position {position}");
+            assert!(apart(&found, &expected) <= 1e-5f32.max(limit), "{what}: {name} at position {position}");
+        }
+        if precision == Precision::F16 {
+            // what is rounded already is the same in half of the memory
+            let wide = fused.run(&inputs, &mut wide_state).unwrap();
+            assert_eq!(found, wide, "{what} at position {position}");
         }
         position += chunk;
     }
     // what was written is all that had to be cleared
     for (state, executable) in [(fused_state, &fused), (plain_state, &plain)] {
-        assert_eq!(state.emptied(), Some(executable.new_state()), "{what}");
+        assert_eq!(state.emptied(), Some(kept(executable)), "{what}");
     }
 }
 
@@ -81,8 +95,10 @@ fn groups_give_what_their_steps_give() {
             for state in [StateForm::PerLayer, StateForm::Unified] {
                 for kv_write in [KvWrite::Mask, KvWrite::Slice] {
                     let form = LoweringOptions { norm: NormForm::Naive, attention, kv_write, state, ..FORM };
-                    compare(case, form, Precision::F32);
-                    compare(case, form, Precision::F16);
+                    for caches in [CachePrecision::F32, CachePrecision::F16] {
+                        compare(case, form, Precision::F32, caches);
+                        compare(case, form, Precision::F16, caches);
+                    }
                 }
             }
         }

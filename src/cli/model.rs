@@ -13,7 +13,7 @@ use anec::coreml::ComputeUnits;
 use anec::exec::Precision;
 use anec::manifest::{Manifest, builtin};
 use anec::runtime::classify::bioes::Biases;
-use anec::runtime::{CpuOptions, LoadedModel, PhaseUnits, Tokenizer, coreml};
+use anec::runtime::{CachePrecision, CpuOptions, LoadedModel, PhaseUnits, Tokenizer, coreml};
 use anec::source::hub;
 use anec::{BundleCache, Prompt};
 
@@ -28,6 +28,10 @@ pub struct Runner {
     /// Neural Engine's arithmetic as far as it is published, a simulation; `ane-without-EFFECT+EFFECT`, without some of it
     #[arg(long, value_name = "NAME", default_value_t = Precision::F32)]
     precision: Precision,
+    /// How keys and values are kept on the CPU: `f32`, as they were computed; `f16`, rounded as a device keeps them, which takes half of
+    /// the memory, and less time for each token of a long text
+    #[arg(long, value_name = "NAME", default_value_t = CachePrecision::F32)]
+    cache_precision: CachePrecision,
     #[command(flatten)]
     backend: Backend,
     /// The devices that Core ML may use for tokens that are written one after the other, where these are others than for
@@ -92,10 +96,14 @@ impl Runner {
         let bundle = self.folder()?;
         let model = match units {
             None => {
-                let (precision, max_memory_bytes) = (self.precision, self.max_memory_mb);
-                // other precisions are compared with what makes the bundle's calls
-                let wide_calls = precision == Precision::I16;
-                LoadedModel::on_cpu_with(&bundle, &CpuOptions { precision, max_memory_bytes, wide_calls })?
+                let options = CpuOptions {
+                    precision: self.precision,
+                    caches: self.cache_precision,
+                    max_memory_bytes: self.max_memory_mb,
+                    // other precisions are compared with what makes the bundle's calls
+                    wide_calls: self.precision == Precision::I16,
+                };
+                LoadedModel::on_cpu_with(&bundle, &options)?
             }
             Some(units) => coreml::open(&bundle, units, self.max_memory_mb)?,
         };
@@ -164,15 +172,19 @@ impl Runner {
         self.units().ok().flatten()
     }
 
-    /// How numbers are computed with: the precision's name, or Core ML's units.
+    /// How numbers are computed with and kept: the names of the precisions, or Core ML's units.
     pub fn precision(&self) -> String {
-        self.core_ml().map_or_else(|| self.precision.to_string(), |units| units.to_string())
+        match (self.core_ml(), self.cache_precision) {
+            (Some(units), _) => units.to_string(),
+            (None, CachePrecision::F32) => self.precision.to_string(),
+            (None, caches) => format!("{}, caches in {caches}", self.precision),
+        }
     }
 
     /// What computes, for people.
     pub fn device(&self) -> String {
         match self.core_ml() {
-            None => format!("CPU ({})", self.precision),
+            None => format!("CPU ({})", self.precision()),
             Some(units) => format!("Core ML ({units})"),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A program for the Neural Engine has no loops and no sizes that change from call to call: attention goes over all
 //! slots of the cache, whether they hold anything or not, and a cache is written by computing all of it anew. A
-//! processor can do with a part. When a function is compiled, the write of a cache through a mask and attention under a mask
+//! processor can do with a part. When a function is compiled, the writes of caches and attention under a mask
 //! are looked for. Their steps become a [`Group`], which looks at the masks when it runs, and leaves out what they close.
 //! Other steps become groups because each by itself has little to do: rotary position embeddings, and of the others those
 //! that work on each element by itself, with those that reduce rows of elements, such as a norm's.
@@ -25,6 +25,7 @@ mod flow;
 mod members;
 mod rope;
 mod rows;
+mod slice_write;
 #[cfg(test)]
 mod testing;
 
@@ -61,7 +62,7 @@ pub(super) fn fuse(steps: Vec<Step>, uses: &Uses<'_>, outputs: &[(String, Operan
         let found = if let Some(softmax) = flow.kernel::<Softmax>(at) {
             attention::find(&flow, at, softmax)
         } else if let Some(write) = flow.kernel::<WriteState>(at) {
-            cache_write::find(&flow, at, write)
+            cache_write::find(&flow, at, write).or_else(|| slice_write::find(&flow, at, write))
         } else if let Some(concat) = flow.kernel::<Concat>(at) {
             rope::find(&flow, at, concat)
         } else {

@@ -31,7 +31,7 @@
 //! | [`executable`] | what can be run, and running it |
 //! | [`batch`] | running it for several sequences, which share the products with weights |
 //! | [`memo`] | products that sequences have in common, remembered |
-//! | [`state`] | what a sequence keeps from run to run |
+//! | [`state`], `state_buffer` | what a sequence keeps from run to run, and in which precision |
 //! | [`profile`] | where the time went |
 //! | `compile`, `constants`, `constexpr` | turning ops into steps, and constants, stored or compressed, into values |
 //! | `kernel`, `resolve` | ops as typed kernels: arguments by name become fields, once |
@@ -66,6 +66,7 @@ pub mod profile;
 mod resolve;
 mod slot_writes;
 pub mod state;
+mod state_buffer;
 mod step;
 mod strided;
 pub mod tensor;

@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::memo::ProductMemo;
+use super::pool::Pool;
+use super::state_buffer::StateBuffer;
 use super::tensor::Tensor;
 
 /// The states of one sequence, by name. Functions that declare states of the same name share them. A clone is a
@@ -21,7 +23,7 @@ pub struct State {
 #[derive(Clone, Default)]
 struct Content {
     /// Missing while a run changes it.
-    tensor: Option<Arc<Tensor>>,
+    buffer: Option<StateBuffer>,
     /// The slots, of a cache `[…, S, D]`, outside of which everything is zero; anything may be anywhere if there are none.
     written: Option<Range<usize>>,
 }
@@ -29,36 +31,34 @@ struct Content {
 impl Content {
     /// Makes everything zero, in place if nobody else has the buffer.
     fn clear(&mut self) {
-        let Some(tensor) = &mut self.tensor else { return };
-        match Arc::get_mut(tensor) {
-            Some(tensor) => tensor.clear_slots(self.written.clone()),
-            None => *tensor = Arc::new(Tensor::zeros_like(tensor)),
+        if let Some(buffer) = &mut self.buffer {
+            buffer.clear(self.written.clone());
+            self.written = Some(0..0);
         }
-        self.written = Some(0..0);
     }
 }
 
 impl PartialEq for State {
     fn eq(&self, other: &Self) -> bool {
-        self.contents.keys().eq(other.contents.keys()) && self.tensors().eq(other.tensors())
+        self.contents.keys().eq(other.contents.keys()) && self.buffers().eq(other.buffers())
     }
 }
 
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.contents.keys().zip(self.tensors())).finish()
+        f.debug_map().entries(self.contents.keys().zip(self.buffers())).finish()
     }
 }
 
 impl State {
     /// The contents, in the order of the names.
-    fn tensors(&self) -> impl Iterator<Item = Option<&Arc<Tensor>>> {
-        self.contents.values().map(|content| content.tensor.as_ref())
+    fn buffers(&self) -> impl Iterator<Item = Option<&StateBuffer>> {
+        self.contents.values().map(|content| content.buffer.as_ref())
     }
 
-    /// The content of a state.
-    pub fn get(&self, name: &str) -> Option<&Tensor> {
-        self.contents.get(name)?.tensor.as_deref()
+    /// The content of a state: its very buffer, unless it is held in half precision.
+    pub fn get(&self, name: &str) -> Option<Arc<Tensor>> {
+        self.read(name, &mut Pool::default())
     }
 
     /// Puts a content in place of a state's own, or adds a state.
@@ -66,14 +66,22 @@ impl State {
         self.put(name, Arc::new(tensor));
     }
 
+    /// From now on, the floats of a state are held in half precision: what is written to it is rounded to fp16.
+    pub fn hold_in_half_precision(&mut self, name: &str) {
+        if let Some(content) = self.contents.get_mut(name) {
+            let is_zero = content.written.as_ref().is_some_and(Range::is_empty);
+            content.buffer = content.buffer.take().map(|buffer| buffer.in_half_precision(is_zero));
+        }
+    }
+
     /// Adds a state of zeros.
     pub(super) fn add_zeros(&mut self, name: &str, zeros: Tensor) {
-        self.contents.insert(name.to_owned(), Content { tensor: Some(Arc::new(zeros)), written: Some(0..0) });
+        self.contents.insert(name.to_owned(), Content { buffer: Some(StateBuffer::Tensor(Arc::new(zeros))), written: Some(0..0) });
     }
 
     /// Names, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.contents.iter().filter(|(_, content)| content.tensor.is_some()).map(|(name, _)| name.as_str())
+        self.contents.iter().filter(|(_, content)| content.buffer.is_some()).map(|(name, _)| name.as_str())
     }
 
     /// From now on, products with weights are looked for in `memo` before they are computed, and put there. The results of
@@ -90,7 +98,7 @@ impl State {
     /// The same memory, all zeros, for another sequence: what was written is cleared, which is less than all of a cache. `None`
     /// if somebody else has a part of it, or a part is missing after an error.
     pub fn emptied(mut self) -> Option<State> {
-        let own = |content: &mut Content| content.tensor.as_mut().is_some_and(|tensor| Arc::get_mut(tensor).is_some());
+        let own = |content: &mut Content| content.buffer.as_mut().is_some_and(StateBuffer::is_own);
         self.contents.values_mut().all(own).then(|| {
             self.reset();
             self.memo = None;
@@ -100,47 +108,78 @@ impl State {
 
     /// Bytes of the elements.
     pub fn bytes(&self) -> usize {
-        self.tensors().flatten().map(|tensor| tensor.data.bytes()).sum()
+        self.buffers().flatten().map(StateBuffer::bytes).sum()
     }
 
     /// Adds the states of another that this one doesn't have, so that several executables can run on it.
     pub fn merge(&mut self, other: State) {
         for (name, content) in other.contents {
             let own = self.contents.entry(name).or_default();
-            if own.tensor.is_none() {
+            if own.buffer.is_none() {
                 *own = content;
             }
         }
     }
 
     /// The buffer of a state, kept here as well.
-    pub fn share(&self, name: &str) -> Option<Arc<Tensor>> {
-        self.contents.get(name)?.tensor.clone()
+    pub(super) fn share(&self, name: &str) -> Option<StateBuffer> {
+        self.contents.get(name)?.buffer.clone()
+    }
+
+    /// Rows, slots and width of a state that is a cache `[1, rows, S, D]`.
+    pub(super) fn cache_sizes(&self, name: &str) -> Option<[usize; 3]> {
+        match *self.contents.get(name)?.buffer.as_ref()?.shape() {
+            [1, rows, slots, width] => Some([rows, slots, width]),
+            _ => None,
+        }
     }
 
     /// The buffer of a state, which is missing until it is put back.
-    pub(super) fn take(&mut self, name: &str) -> Option<Arc<Tensor>> {
-        self.contents.get_mut(name)?.tensor.take()
+    pub(super) fn take(&mut self, name: &str) -> Option<StateBuffer> {
+        self.contents.get_mut(name)?.buffer.take()
     }
 
-    /// Puts a buffer in, and gives the one that it replaces.
+    /// Puts back the buffer of a cache, of which no other slots than these were written.
+    pub(super) fn put_back(&mut self, name: &str, buffer: StateBuffer, slots: Range<usize>) {
+        let Some(content) = self.contents.get_mut(name) else { return };
+        content.buffer = Some(buffer);
+        content.written = match content.written.take() {
+            Some(written) if written.is_empty() => Some(slots),
+            Some(written) => Some(written.start.min(slots.start)..written.end.max(slots.end)),
+            None => None,
+        };
+    }
+
+    /// The content of a state.
+    pub(super) fn read(&self, name: &str, pool: &mut Pool) -> Option<Arc<Tensor>> {
+        Some(self.contents.get(name)?.buffer.as_ref()?.tensor(pool))
+    }
+
+    /// The content of a state, which is missing until another one is put there, so that it can be changed in place.
+    pub(super) fn read_to_write(&mut self, name: &str, pool: &mut Pool) -> Option<Arc<Tensor>> {
+        let buffer = &mut self.contents.get_mut(name)?.buffer;
+        match buffer.take() {
+            Some(StateBuffer::Tensor(tensor)) => Some(tensor),
+            half => {
+                *buffer = half;
+                Some(buffer.as_ref()?.tensor(pool))
+            }
+        }
+    }
+
+    /// Puts a content in, and gives a tensor that it replaces.
     pub(super) fn put(&mut self, name: &str, tensor: Arc<Tensor>) -> Option<Arc<Tensor>> {
         let content = match self.contents.get_mut(name) {
             Some(content) => content,
             None => self.contents.entry(name.to_owned()).or_default(),
         };
         content.written = None;
-        content.tensor.replace(tensor)
-    }
-
-    /// Puts back the buffer of a cache, of which no other slots than these were written.
-    pub(super) fn put_back(&mut self, name: &str, tensor: Arc<Tensor>, slots: Range<usize>) {
-        let Some(content) = self.contents.get_mut(name) else { return };
-        content.tensor = Some(tensor);
-        content.written = match content.written.take() {
-            Some(written) if written.is_empty() => Some(slots),
-            Some(written) => Some(written.start.min(slots.start)..written.end.max(slots.end)),
-            None => None,
-        };
+        match &mut content.buffer {
+            Some(buffer) => Some(buffer.replace(tensor)),
+            None => {
+                content.buffer = Some(StateBuffer::Tensor(tensor));
+                None
+            }
+        }
     }
 }

@@ -127,17 +127,10 @@ impl Tensor {
 
     /// Makes some slots of a cache `[…, S, D]` zero, or everything.
     pub(crate) fn clear_slots(&mut self, slots: Option<Range<usize>>) {
-        fn clear<T: Default + Clone>(elements: &mut [T], part: &Range<usize>, of: usize) {
-            elements.chunks_mut(of.max(1)).for_each(|matrix| matrix[part.clone()].fill(T::default()));
-        }
-        let (part, of) = match (slots, &self.shape[..]) {
-            (Some(slots), [.., count, width]) => (slots.start * width..slots.end * width, count * width),
-            _ => (0..self.data.len(), self.data.len()),
-        };
         match &mut self.data {
-            TensorData::F32(elements) => clear(elements, &part, of),
-            TensorData::I32(elements) => clear(elements, &part, of),
-            TensorData::Bool(elements) => clear(elements, &part, of),
+            TensorData::F32(elements) => clear_slots(elements, &self.shape, slots),
+            TensorData::I32(elements) => clear_slots(elements, &self.shape, slots),
+            TensorData::Bool(elements) => clear_slots(elements, &self.shape, slots),
         }
     }
 
@@ -174,6 +167,15 @@ impl Tensor {
     pub fn is_consistent(&self) -> bool {
         self.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) == Some(self.data.len())
     }
+}
+
+/// Makes some slots of a cache `[…, S, D]` zero, or everything.
+pub(crate) fn clear_slots<T: Default + Clone>(elements: &mut [T], shape: &[usize], slots: Option<Range<usize>>) {
+    let (part, of) = match (slots, shape) {
+        (Some(slots), [.., count, width]) => (slots.start * width..slots.end * width, count * width),
+        _ => (0..elements.len(), elements.len()),
+    };
+    elements.chunks_mut(of.max(1)).for_each(|matrix| matrix[part.clone()].fill(T::default()));
 }
 
 /// How far apart neighbours are along each axis of a row-major tensor.

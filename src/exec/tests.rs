@@ -82,6 +82,36 @@ fn cache() -> Function {
 }
 
 #[test]
+fn a_state_in_half_precision_holds_rounded_numbers_in_half_of_the_room() {
+    let executable = compile(&cache(), F32);
+    let mut state = executable.new_state();
+    let wide = state.bytes();
+    state.hold_in_half_precision("cache");
+    assert_eq!(2 * state.bytes(), wide);
+    let write = |state: &mut State, value: f32, position: i32| {
+        let x = Tensor::new([1], vec![value]);
+        let (begin, end) = (Tensor::new([1], vec![position]), Tensor::new([1], vec![position + 1]));
+        let outputs = executable.run(&[("x", &x), ("position", &begin), ("end", &end)], state).unwrap();
+        outputs[0].1.floats().unwrap().to_vec()
+    };
+    // to nearest even, and beyond the range
+    assert_eq!(write(&mut state, 1.0 + 1.0 / 2048.0, 1), [0.0, 2.0, 0.0, 0.0]);
+    let snapshot = state.clone();
+    assert_eq!(write(&mut state, 1e6, 3), [0.0, 2.0, 0.0, f32::INFINITY]);
+    assert_eq!(snapshot.get("cache").unwrap().floats().unwrap(), [0.0, 1.0, 0.0, 0.0]);
+    state.set("cache", Tensor::new([4], vec![0.1; 4]));
+    assert_eq!(state.get("cache").unwrap().floats().unwrap(), [f16::from_f32(0.1).to_f32(); 4]);
+    assert_eq!(2 * state.bytes(), wide, "what is put in takes no more room");
+    // what somebody else has stays there
+    let held = state.clone();
+    state.reset();
+    assert_eq!(write(&mut state, 2.0, 0), [4.0, 0.0, 0.0, 0.0]);
+    assert_eq!(held.get("cache").unwrap().floats().unwrap(), [f16::from_f32(0.1).to_f32(); 4]);
+    let emptied = state.emptied().unwrap();
+    assert_eq!((2 * emptied.bytes(), emptied.get("cache").unwrap().floats().unwrap()), (wide, &[0.0; 4][..]));
+}
+
+#[test]
 fn states_persist_and_a_clone_is_a_snapshot() {
     let executable = compile(&cache(), F32);
     let mut state = executable.new_state();

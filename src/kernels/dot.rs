@@ -14,6 +14,10 @@ pub trait Stored: Copy + Sync {
     /// Its value.
     fn value(self) -> f32;
 
+    /// Elements that are their values.
+    fn floats(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
     /// Elements that are bytes.
     #[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))] // where there is no AMX
     fn bytes(_: &[Self]) -> Option<&[i8]> {
@@ -31,6 +35,11 @@ impl Stored for f32 {
     #[inline(always)]
     fn value(self) -> f32 {
         self
+    }
+
+    #[inline(always)]
+    fn floats(elements: &[f32]) -> Option<&[f32]> {
+        Some(elements)
     }
 
     #[inline(always)]
@@ -68,6 +77,25 @@ impl Stored for i8 {
         // SAFETY: as promised.
         unsafe { L::load_i8(at) }
     }
+}
+
+/// The values of some elements: the elements themselves, or what is put into `room`, which has no fewer.
+///
+/// # Safety
+/// The processor has the instruction set of `L`.
+#[inline(always)]
+pub(super) unsafe fn values_of<'a, S: Stored, L: Lanes>(elements: &'a [S], room: &'a mut [f32]) -> &'a [f32] {
+    if let Some(values) = S::floats(elements) {
+        return values;
+    }
+    let room = &mut room[..elements.len()];
+    let (vectors, rest) = (elements.chunks_exact(L::COUNT), room.len() / L::COUNT * L::COUNT);
+    for (vector, values) in vectors.zip(room.chunks_exact_mut(L::COUNT)) {
+        // SAFETY: as promised; the chunks have as many elements as a vector.
+        unsafe { S::lanes::<L>(vector.as_ptr()).store(values.as_mut_ptr()) };
+    }
+    room[rest..].iter_mut().zip(&elements[rest..]).for_each(|(value, element)| *value = element.value());
+    room
 }
 
 /// Rows of a matrix: row `r` begins at `r * stride`.

@@ -1,9 +1,10 @@
-//! Products of two f32 matrices.
+//! Products of two matrices, of f32 and of f32 or what is widened to it.
 
 use smallvec::SmallVec;
 
+use super::aligned_buf::AlignedBuf;
 use super::columns::{SideBySide, StridedColumn};
-use super::dot::{Factors, MOST_COLUMNS, Rows, Sums, add_dots};
+use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots, values_of};
 use super::layout::MatrixLayout;
 use super::simd::{Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, Widen};
@@ -11,14 +12,15 @@ use super::tiles::{self, Widen};
 /// Most rows of the first matrix for which going over the second as it lies beats packing it.
 const FEW: usize = 8;
 
-/// `out = a b`, of sizes `[m, k]` and `[k, n]`; `out` is row-major and overwritten.
+/// `out = a b`, of sizes `[m, k]` and `[k, n]`; `out` is row-major and overwritten. Elements of `b` that aren't f32 give the
+/// bits that their values in f32 give.
 ///
 /// # Panics
 /// If a slice is too short for its layout.
-pub fn product(
+pub fn product<B: Stored>(
     (m, k, n): (usize, usize, usize),
     (a, a_layout): (&[f32], MatrixLayout),
-    (b, b_layout): (&[f32], MatrixLayout),
+    (b, b_layout): (&[B], MatrixLayout),
     out: &mut [f32],
 ) {
     assert!(a.len() >= a_layout.extent(m, k) && b.len() >= b_layout.extent(k, n) && out.len() >= m.saturating_mul(n));
@@ -26,14 +28,20 @@ pub fn product(
         return;
     }
     if k > 0 && m <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
-        let columns = |i: usize| &a[i * a_layout.row..];
+        let columns: Columns<'_> = (0..m).map(|i| of_column(&a[i * a_layout.row..])).collect();
         let sums = Sums { values: out, row: 1, column: n };
-        return by_dots(Rows { values: b, stride: b_layout.column, count: n }, (columns, m), k, sums);
+        return by_dots(Rows { values: b, stride: b_layout.column, count: n }, &columns, k, sums);
     }
     if k > 0 && n <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
-        let columns = |j: usize| &b[j * b_layout.column..];
+        let mut room = AlignedBuf::new(n * k);
+        let rooms = room.floats().chunks_exact_mut(k);
+        let columns = rooms.enumerate().map(|(j, room)| {
+            let elements = &b[j * b_layout.column..][..k];
+            of_column(Widest.run(Values { elements, room }))
+        });
+        let columns: Columns<'_> = columns.collect();
         let sums = Sums { values: out, row: n, column: 1 };
-        return by_dots(Rows { values: a, stride: a_layout.row, count: m }, (columns, n), k, sums);
+        return by_dots(Rows { values: a, stride: a_layout.row, count: m }, &columns, k, sums);
     }
     if m <= FEW && b_layout.column == 1 {
         return Widest.run(Combine { size: (m, k, n), a, a_layout, b, stride: b_layout.row, out });
@@ -47,10 +55,10 @@ pub fn product(
 ///
 /// # Panics
 /// As [`product`].
-pub fn product_of_few(
+pub fn product_of_few<B: Stored>(
     (m, k, n): (usize, usize, usize),
     (a, a_layout): (&[f32], MatrixLayout),
-    b: (&[f32], MatrixLayout),
+    b: (&[B], MatrixLayout),
     out: &mut [f32],
 ) {
     for first in (0..m).step_by(FEW) {
@@ -101,25 +109,47 @@ unsafe impl Widen for Strided<'_> {
     unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
 }
 
+/// The values of some elements; there is room for them.
+struct Values<'a, S> {
+    elements: &'a [S],
+    room: &'a mut [f32],
+}
+
+impl<'a, S: Stored> Kernel for Values<'a, S> {
+    type Output = &'a [f32];
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) -> &'a [f32] {
+        // SAFETY: as promised.
+        unsafe { values_of::<S, L>(self.elements, self.room) }
+    }
+}
+
+/// A few columns.
+type Columns<'a> = SmallVec<[StridedColumn<'a>; MOST_COLUMNS]>;
+
+/// A column that lies in one piece.
+fn of_column(values: &[f32]) -> StridedColumn<'_> {
+    StridedColumn { values, step: 1 }
+}
+
 /// Both matrices have their `k` elements in one piece: the rows of one with a few columns of the other.
-fn by_dots<'a>(rows: Rows<'_, f32>, (column, count): (impl Fn(usize) -> &'a [f32], usize), k: usize, sums: Sums<'_>) {
-    let columns = (0..count).map(|i| StridedColumn { values: column(i), step: 1 });
-    let columns: SmallVec<[StridedColumn<'_>; MOST_COLUMNS]> = columns.collect();
+fn by_dots<S: Stored>(rows: Rows<'_, S>, columns: &[StridedColumn<'_>], k: usize, sums: Sums<'_>) {
     sums.values.fill(0.0);
-    add_dots(rows, SideBySide::new(&columns, k, k).part(0), Factors { values: &[1.0], row: 0 }, sums);
+    add_dots(rows, SideBySide::new(columns, k, k).part(0), Factors { values: &[1.0], row: 0 }, sums);
 }
 
 /// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.
-struct Combine<'a> {
+struct Combine<'a, B> {
     size: (usize, usize, usize),
     a: &'a [f32],
     a_layout: MatrixLayout,
-    b: &'a [f32],
+    b: &'a [B],
     stride: usize,
     out: &'a mut [f32],
 }
 
-impl Kernel for Combine<'_> {
+impl<B: Stored> Kernel for Combine<'_, B> {
     type Output = ();
 
     #[inline(always)]
@@ -147,7 +177,7 @@ impl Kernel for Combine<'_> {
     }
 }
 
-impl Combine<'_> {
+impl<B: Stored> Combine<'_, B> {
     /// `V` vectors of columns of all rows of the result; gives how many columns they are.
     ///
     /// # Safety
@@ -182,7 +212,7 @@ impl Combine<'_> {
             let mut sums = [[L::splat(0.0); V]; R];
             for j in 0..k {
                 let from = self.b.as_ptr().add(j * self.stride + column);
-                let b: [L; V] = std::array::from_fn(|v| L::load(from.add(v * L::COUNT)));
+                let b: [L; V] = std::array::from_fn(|v| B::lanes(from.add(v * L::COUNT)));
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let place = (row + r) * self.a_layout.row + j * self.a_layout.column;
                     let a = L::splat(*self.a.as_ptr().add(place));
@@ -203,12 +233,14 @@ impl Combine<'_> {
     /// One element of the result.
     fn element(&self, row: usize, column: usize) -> f32 {
         let a = |j: usize| self.a[row * self.a_layout.row + j * self.a_layout.column];
-        (0..self.size.1).map(|j| a(j) * self.b[j * self.stride + column]).sum()
+        (0..self.size.1).map(|j| a(j) * self.b[j * self.stride + column].value()).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
+
     use super::super::dot::tests::noise;
     use super::super::simd::tests::each;
     use super::*;
@@ -236,10 +268,10 @@ mod tests {
             let a_layout = MatrixLayout { row: k, column: 1 };
             for b_layout in [MatrixLayout { row: n, column: 1 }, MatrixLayout { row: 1, column: k }] {
                 let mut out = vec![f32::NAN; m * n];
-                product_of_few((m, k, n), (&a, a_layout), (&b, b_layout), &mut out);
+                product_of_few((m, k, n), (&a, a_layout), (&b[..], b_layout), &mut out);
                 for (a, found) in a.chunks_exact(k).zip(out.chunks_exact(n)) {
                     let mut alone = vec![f32::NAN; n];
-                    product((1, k, n), (a, a_layout), (&b, b_layout), &mut alone);
+                    product((1, k, n), (a, a_layout), (&b[..], b_layout), &mut alone);
                     assert!(found.iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()), "{m} {k} {n}");
                 }
             }
@@ -256,7 +288,7 @@ mod tests {
             for a_layout in layouts(m, k) {
                 for b_layout in layouts(k, n) {
                     let mut out = vec![f32::NAN; m * n];
-                    product((m, k, n), (&a, a_layout), (&b, b_layout), &mut out);
+                    product((m, k, n), (&a, a_layout), (&b[..], b_layout), &mut out);
                     for i in 0..m {
                         for j in 0..n {
                             let exact: f32 = (0..k)
@@ -269,6 +301,22 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_stored_in_half_precision_gives_the_bits_of_its_values() {
+        // by columns of the second, by columns of the first, row by row and in tiles
+        for (m, k, n) in [(3, 64, 40), (20, 50, 7), (7, 40, 70), (30, 64, 150), (40, 200, 64), (2, 0, 3)] {
+            let (a, halves) = (noise(m * k, 1), noise(k * n, 2).into_iter().map(f16::from_f32).collect::<Vec<_>>());
+            let values: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();
+            let a_layout = MatrixLayout { row: k, column: 1 };
+            for b_layout in [MatrixLayout { row: n, column: 1 }, MatrixLayout { row: 1, column: k }] {
+                let [mut found, mut expected] = [(); 2].map(|()| vec![f32::NAN; m * n]);
+                product((m, k, n), (&a, a_layout), (&halves[..], b_layout), &mut found);
+                product((m, k, n), (&a, a_layout), (&values[..], b_layout), &mut expected);
+                assert!(found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{m} {k} {n}");
             }
         }
     }

@@ -10,7 +10,10 @@
 //! added in order. So a column's result has the same bits whatever other columns are beside it, however many there are,
 //! and on every processor that rounds a multiplication and addition once.
 
+use std::ops::Range;
+
 use super::aligned_buf::AlignedBuf;
+use super::dot::{Stored, values_of};
 use super::layout::{MatrixLayout, SharedOutput};
 use super::pool;
 use super::simd::{Dispatch, Kernel, Lanes};
@@ -53,11 +56,11 @@ pub unsafe trait Widen: Sync {
 ///
 /// # Panics
 /// If `a` has fewer rows or elements, a slice is too short for its layout, or elements of `out` would share places.
-pub fn multiply<A: Widen>(
+pub fn multiply<A: Widen, X: Stored>(
     on: impl Dispatch,
     (rows, depth, columns): (usize, usize, usize),
     a: &A,
-    (x, x_layout): (&[f32], MatrixLayout),
+    (x, x_layout): (&[X], MatrixLayout),
     finish: impl Fn(usize) -> (f32, f32) + Sync,
     (out, out_layout): (&mut [f32], MatrixLayout),
 ) {
@@ -89,7 +92,11 @@ struct Packed {
 }
 
 impl Packed {
-    fn new(on: impl Dispatch, (x, x_layout): (&[f32], MatrixLayout), (depth, columns): (usize, usize)) -> Packed {
+    fn new<X: Stored>(
+        on: impl Dispatch,
+        (x, x_layout): (&[X], MatrixLayout),
+        (depth, columns): (usize, usize),
+    ) -> Packed {
         let width = on.run(Width { columns });
         let panels = columns.div_ceil(width);
         let lines = AlignedBuf::new(panels * depth * width);
@@ -99,7 +106,7 @@ impl Packed {
             let of_panel = depth.div_ceil(DEPTH);
             let (panel, from) = (piece / of_panel, piece % of_panel * DEPTH);
             let first = panel * width;
-            pack((x, x_layout), from, first..(first + width).min(columns), (values, width));
+            on.run(Pack { x, layout: x_layout, from, columns: first..(first + width).min(columns), out: values, width });
         };
         let pieces = packed.lines.floats().chunks_exact_mut((depth * width).max(1));
         let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width));
@@ -114,35 +121,51 @@ impl Packed {
 }
 
 /// Elements from `from` on of some columns, to rows of `width`.
-fn pack(
-    (x, layout): (&[f32], MatrixLayout),
+struct Pack<'a, X> {
+    x: &'a [X],
+    layout: MatrixLayout,
     from: usize,
-    columns: std::ops::Range<usize>,
-    (out, width): (&mut [f32], usize),
-) {
-    let count = columns.len();
-    if layout.column == 1 {
-        for (k, row) in out.chunks_exact_mut(width).enumerate() {
-            let (values, rest) = row.split_at_mut(count);
-            values.copy_from_slice(&x[(from + k) * layout.row + columns.start..][..count]);
-            rest.fill(0.0);
-        }
-        return;
-    }
-    // some elements of all columns before the next, so that what is read of a cache line is used before it is gone
-    const BLOCK: usize = 16;
-    for (i, rows) in out.chunks_mut(BLOCK * width).enumerate() {
-        for (c, column) in columns.clone().enumerate() {
-            let start = (from + i * BLOCK) * layout.row + column * layout.column;
-            if layout.row == 1 {
-                let values = &x[start..start + rows.len() / width];
-                rows[c..].iter_mut().step_by(width).zip(values).for_each(|(place, value)| *place = *value);
-            } else {
-                let values = x[start..].iter().step_by(layout.row.max(1));
-                rows[c..].iter_mut().step_by(width).zip(values).for_each(|(place, value)| *place = *value);
+    columns: Range<usize>,
+    out: &'a mut [f32],
+    width: usize,
+}
+
+impl<X: Stored> Kernel for Pack<'_, X> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // some elements of all columns before the next, so that what is read of a cache line is used before it is gone
+        const BLOCK: usize = 16;
+        let Pack { x, layout, from, columns, out, width } = self;
+        let count = columns.len();
+        let mut room = [0.0; STRIP];
+        if layout.column == 1 {
+            for (k, row) in out.chunks_exact_mut(width).enumerate() {
+                let (values, rest) = row.split_at_mut(count);
+                let elements = &x[(from + k) * layout.row + columns.start..][..count];
+                // SAFETY: as promised.
+                values.copy_from_slice(unsafe { values_of::<X, L>(elements, &mut room) });
+                rest.fill(0.0);
             }
+            return;
         }
-        rows.chunks_exact_mut(width).for_each(|row| row[count..].fill(0.0));
+        for (i, rows) in out.chunks_mut(BLOCK * width).enumerate() {
+            let depth = rows.len() / width;
+            for (c, column) in columns.clone().enumerate() {
+                let start = (from + i * BLOCK) * layout.row + column * layout.column;
+                let places = rows[c..].iter_mut().step_by(width);
+                if layout.row == 1 {
+                    // SAFETY: as promised.
+                    let values = unsafe { values_of::<X, L>(&x[start..start + depth], &mut room) };
+                    places.zip(values).for_each(|(place, value)| *place = *value);
+                } else {
+                    let elements = x[start..].iter().step_by(layout.row.max(1));
+                    places.zip(elements).for_each(|(place, element)| *place = element.value());
+                }
+            }
+            rows.chunks_exact_mut(width).for_each(|row| row[count..].fill(0.0));
+        }
     }
 }
 

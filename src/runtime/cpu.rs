@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Sequence, Watch};
 use super::error::RuntimeError;
+use super::cpu_options::{CachePrecision, CpuOptions};
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use super::idle_states::{IdleStates, SequenceStates};
 use anec_base::Result;
@@ -41,6 +42,8 @@ struct Signature {
     outputs: Vec<String>,
     /// Names of its states, and their ids.
     states: Vec<(String, String)>,
+    /// Ids of the states that hold keys and values.
+    caches: Vec<String>,
     /// Most tokens of a call.
     most: u64,
 }
@@ -63,6 +66,9 @@ impl PackageStore {
             let bytes = package.map_or(0, |index| bundle.packages[index].weight_bytes);
             FunctionWeights { id: package.unwrap_or(usize::MAX), bytes }
         };
+        let caches = |entry: &anec_bundle::FunctionEntry| {
+            entry.states.iter().filter(|state| state.role.is_cache()).map(|state| state.id.clone()).collect()
+        };
         let signature = |entry: &anec_bundle::FunctionEntry| Signature {
             weights: weights(&entry.package),
             package: entry.package.clone(),
@@ -70,6 +76,7 @@ impl PackageStore {
             inputs: names(&entry.inputs),
             outputs: names(&entry.outputs),
             states: entry.states.iter().map(|state| (state.name.clone(), state.id.clone())).collect(),
+            caches: caches(entry),
             most: entry.tokens.most(),
         };
         PackageStore {
@@ -203,6 +210,7 @@ pub struct CpuBackend {
 struct Compiled {
     programs: Arc<PackageStore>,
     precision: Precision,
+    caches: CachePrecision,
     /// Every op is carried out as it stands, and seen.
     unfused: bool,
     executables: FunctionPool<usize, Executable>,
@@ -212,31 +220,27 @@ struct Compiled {
 impl CpuBackend {
     /// Runs programs in a precision. Functions are made ready when they are first called.
     pub fn new(programs: Arc<PackageStore>, precision: Precision) -> Self {
-        Self::with(programs, precision, false, None)
+        Self::with(programs, &CpuOptions::new(precision), false)
     }
 
     /// As [`new`](CpuBackend::new), but every op is carried out as it stands, and who watches sees all of them.
     pub fn unfused(programs: Arc<PackageStore>, precision: Precision) -> Self {
-        Self::with(programs, precision, true, None)
+        Self::with(programs, &CpuOptions::new(precision), true)
     }
 
-    fn with(programs: Arc<PackageStore>, precision: Precision, unfused: bool, memory: Option<u64>) -> Self {
-        let (executables, idle) = (FunctionPool::new(memory), IdleStates::default());
-        CpuBackend { shared: Arc::new(Compiled { programs, precision, unfused, executables, idle }) }
+    fn with(programs: Arc<PackageStore>, options: &CpuOptions, unfused: bool) -> Self {
+        let CpuOptions { precision, caches, max_memory_bytes, wide_calls: _ } = *options;
+        let (executables, idle) = (FunctionPool::new(max_memory_bytes), IdleStates::default());
+        CpuBackend { shared: Arc::new(Compiled { programs, precision, caches, unfused, executables, idle }) }
     }
 
-    /// Runs the programs of `bundle` in a precision, with at most so many bytes of weights in memory if there is a limit.
+    /// Runs the programs of `bundle`, which makes the calls that the options say.
     ///
     /// # Errors
-    /// When a function has more.
-    pub fn within(
-        bundle: &Bundle,
-        programs: Arc<PackageStore>,
-        precision: Precision,
-        memory: Option<u64>,
-    ) -> Result<Self, RuntimeError> {
-        check_limit(bundle, memory)?;
-        Ok(Self::with(programs, precision, false, memory))
+    /// When a function has more weights than the options allow.
+    pub fn within(bundle: &Bundle, programs: Arc<PackageStore>, options: &CpuOptions) -> Result<Self, RuntimeError> {
+        check_limit(bundle, options.max_memory_bytes)?;
+        Ok(Self::with(programs, options, false))
     }
 }
 
@@ -249,6 +253,13 @@ impl Compiled {
             }
             self.programs.compile(index, self.precision, self.unfused)
         })
+    }
+
+    /// Makes the states of a function be kept in the precision of caches.
+    fn keep_caches(&self, signature: &Signature, state: &mut State) {
+        if self.caches == CachePrecision::F16 {
+            signature.caches.iter().for_each(|id| state.hold_in_half_precision(id));
+        }
     }
 }
 
@@ -263,8 +274,9 @@ impl Backend for CpuBackend {
     }
 
     fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
-        let Compiled { programs, precision, unfused, .. } = &*self.shared;
-        Ok(Some(Box::new(Self::with(programs.shared_with(bundle), *precision, *unfused, None))))
+        let Compiled { programs, precision, caches, unfused, .. } = &*self.shared;
+        let options = CpuOptions { caches: *caches, ..CpuOptions::new(*precision) };
+        Ok(Some(Box::new(Self::with(programs.shared_with(bundle), &options, *unfused))))
     }
 
     fn sequence(&self) -> Result<Box<dyn Sequence>> {
@@ -281,7 +293,7 @@ impl Backend for CpuBackend {
             return members.into_iter().map(|member| member.run_alone(function)).collect();
         };
         let call = |BatchMember { sequence, inputs }| {
-            let state = self.own(sequence)?.state_of(function, &executable);
+            let state = self.own(sequence)?.state_of(function, signature, &executable);
             Some(SequenceCall { inputs: signature.named(inputs.into_iter()), state })
         };
         let ended = |result: Result<_, _>| match result {
@@ -310,10 +322,12 @@ struct CpuSequence {
 
 impl CpuSequence {
     /// The states, with those of a function among them.
-    fn state_of(&mut self, function: usize, executable: &Executable) -> &mut State {
+    fn state_of(&mut self, function: usize, signature: &Signature, executable: &Executable) -> &mut State {
         let SequenceStates { state, known } = &mut self.states;
         if known.insert(function) {
-            state.merge(executable.new_state());
+            let mut own = executable.new_state();
+            self.shared.keep_caches(signature, &mut own);
+            state.merge(own);
         }
         state
     }
@@ -330,7 +344,7 @@ impl Sequence for CpuSequence {
         let shared = self.shared.clone();
         let executable = shared.executable(function)?;
         let signature = shared.programs.signature(function)?;
-        let state = self.state_of(function, &executable);
+        let state = self.state_of(function, signature, &executable);
         let inputs: Vec<_> = signature.named(inputs.iter().copied());
         let outputs = match watch {
             Some(watch) => executable.run_with(&inputs, state, watch),
@@ -344,7 +358,7 @@ impl Sequence for CpuSequence {
         let shared = self.shared.clone();
         let executable = shared.executable(function)?;
         let signature = shared.programs.signature(function)?;
-        let state = self.state_of(function, &executable);
+        let state = self.state_of(function, signature, &executable);
         let inputs: SmallVec<[_; 16]> = signature.named(inputs.iter().map(Arc::as_ref));
         executable.run_into(&inputs, state, outputs).map_err(|error| signature.failed(error))?;
         signature.sort(&executable, outputs);
@@ -359,7 +373,7 @@ impl Sequence for CpuSequence {
     fn states(&self, function: usize) -> Result<Option<Vec<Arc<Tensor>>>> {
         let signature = self.shared.programs.signature(function)?;
         // functions of other numbers of tokens have the same
-        Ok(signature.states.iter().map(|(_, id)| self.states.state.share(id)).collect())
+        Ok(signature.states.iter().map(|(_, id)| self.states.state.get(id)).collect())
     }
 
     fn set_states(&mut self, function: usize, values: Vec<Tensor>) -> Result<()> {
@@ -367,6 +381,7 @@ impl Sequence for CpuSequence {
         let signature = shared.programs.signature(function)?;
         // what the function adds when it is first called leaves these as they are
         signature.states.iter().zip(values).for_each(|((_, id), tensor)| self.states.state.set(id, tensor));
+        shared.keep_caches(signature, &mut self.states.state);
         Ok(())
     }
 

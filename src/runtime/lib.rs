@@ -19,7 +19,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`backend`] | what runs the functions |
-//! | [`cpu`] | the backend over the CPU executor |
+//! | [`cpu`], [`cpu_options`] | the backend over the CPU executor |
 //! | [`coreml`] | the backend over Core ML |
 //! | [`plan`] | which functions, in which order, with how many tokens at a time |
 //! | [`host`] | embedding and rotary tables |
@@ -70,6 +70,7 @@ pub mod constraint;
 pub mod constraint;
 pub mod coreml;
 pub mod cpu;
+pub mod cpu_options;
 pub mod draft;
 pub mod encode;
 mod encoded_text;
@@ -113,6 +114,7 @@ pub use classify::windows::Windows;
 pub use constraint::{Constraint, Grammar, Grammars};
 pub use coreml::{CoreMlBackend, PhaseUnits};
 pub use cpu::{CpuBackend, PackageStore};
+pub use cpu_options::{CachePrecision, CpuOptions};
 pub use draft::Drafter;
 pub use encode::Embedder;
 pub use encoded_text::EncodedText;
@@ -124,7 +126,7 @@ pub use host::HostTables;
 pub use intercepted::{InterceptedBackend, Interceptor};
 pub use logprobs::Logprobs;
 pub use lookup::Speculation;
-pub use model::{CpuOptions, FirstLoadWork, LoadedModel};
+pub use model::{FirstLoadWork, LoadedModel};
 pub use prefix::PrefixCache;
 pub use request::GenerationRequest;
 pub use sampling::{Sampler, Sampling};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::backend::Backend;
 use super::cpu::{CpuBackend, PackageStore};
+use super::cpu_options::CpuOptions;
 use super::error::RuntimeError;
 use super::function_pool::weight_bytes;
 use super::host::HostTables;
@@ -18,25 +19,6 @@ use anec_exec::Precision;
 
 /// Tokens of a wide call: with more, a token takes no less time.
 const WIDE_CALL: u64 = 64;
-
-/// How the CPU executor runs a bundle.
-#[derive(Clone, Copy, Debug)]
-pub struct CpuOptions {
-    /// Of fp16 values.
-    pub precision: Precision,
-    /// Bytes of weights in memory at most: functions that were needed longest ago are let go for others.
-    pub max_memory_bytes: Option<u64>,
-    /// Functions of a range of tokens that continue texts take up to 64, if a token's values don't depend on how many there
-    /// are, and as long as no ring of a sliding window comes round. Calls are those of the bundle otherwise.
-    pub wide_calls: bool,
-}
-
-impl CpuOptions {
-    /// To write texts: in a precision, with wide calls.
-    pub fn to_write(precision: Precision) -> Self {
-        CpuOptions { precision, max_memory_bytes: None, wide_calls: true }
-    }
-}
 
 /// A bundle with a backend that runs it.
 pub struct LoadedModel {
@@ -70,9 +52,8 @@ impl LoadedModel {
     /// # Errors
     /// As [`LoadedModel::on_cpu`], and when a function has more weights than the limit.
     pub fn on_cpu_with(folder: &Path, options: &CpuOptions) -> Result<Arc<Self>> {
-        let CpuOptions { precision, max_memory_bytes, wide_calls } = *options;
         let (bundle, host) = read(folder)?;
-        let (bundle, ring, programs) = match wide_calls && bundle.model.task == Task::TextGeneration {
+        let (bundle, ring, programs) = match options.wide_calls && bundle.model.task == Task::TextGeneration {
             true => {
                 let (bundle, ring) = widened_within(&bundle, WIDE_CALL);
                 let programs = PackageStore::beyond(&bundle, folder);
@@ -83,7 +64,7 @@ impl LoadedModel {
                 (bundle, None, programs)
             }
         };
-        let backend = CpuBackend::within(&bundle, programs, precision, max_memory_bytes)?;
+        let backend = CpuBackend::within(&bundle, programs, options)?;
         Self::with(bundle, folder, host, Box::new(backend), ring)
     }
 

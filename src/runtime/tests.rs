@@ -183,8 +183,10 @@ fn a_move_changes_no_bit_on_the_executor() {
     for (index, (case, keys)) in FORMS.into_iter().enumerate() {
         let folder = room.path().join(index.to_string());
         convert(&folder, case, keys);
-        for precision in ["f32", "i16", "f16", "ane"] {
-            let model = LoadedModel::on_cpu(&folder, precision.parse().unwrap()).unwrap();
+        let wide = ["f32", "i16", "f16", "ane"].map(|precision| (precision, CachePrecision::F32));
+        for (precision, caches) in wide.into_iter().chain([("f32", CachePrecision::F16)]) {
+            let options = CpuOptions { caches, ..CpuOptions::new(precision.parse().unwrap()) };
+            let model = LoadedModel::on_cpu_with(&folder, &options).unwrap();
             let mut dice = Dice(11);
             // calls that write all their tokens leave the end of the context to whole ones
             let end = model.context() - 8;
@@ -197,7 +199,7 @@ fn a_move_changes_no_bit_on_the_executor() {
                     .map(|session| session.forward(&tokens, &ForwardOptions::all(Chunking::Largest)).unwrap().logits);
                 let same = found.iter().map(|value| value.to_bits()).eq(expected.iter().map(|value| value.to_bits()));
                 let at = moving.position();
-                assert!(same && found.iter().all(|value| value.is_finite()), "{case} {keys:?} {precision} at {at}");
+                assert!(same && found.iter().all(|value| value.is_finite()), "{case} {keys:?} {precision} {caches} at {at}");
             }
         }
     }
@@ -211,10 +213,40 @@ fn the_executor_writes_the_same_texts_with_little_memory() {
         convert(&folder, case, keys);
         let judge = LoadedModel::on_cpu(&folder, Precision::F32).unwrap();
         let max_memory_bytes = Some(largest(&folder));
-        let options = CpuOptions { precision: Precision::F32, max_memory_bytes, wide_calls: false };
+        let options = CpuOptions { max_memory_bytes, ..CpuOptions::new(Precision::F32) };
         let model = LoadedModel::on_cpu_with(&folder, &options).unwrap();
         let moves = write_and_compare(&model, &judge, 12, 7 + index as u64);
         assert!(moves > 0, "{moves} moves in {case} {keys:?}");
+    }
+}
+
+#[test]
+fn caches_in_half_precision_hold_what_a_device_holds() {
+    let room = tempfile::tempdir().unwrap();
+    for (index, (case, keys)) in FORMS.into_iter().enumerate() {
+        let folder = room.path().join(index.to_string());
+        convert(&folder, case, keys);
+        let open = |precision, caches| {
+            LoadedModel::on_cpu_with(&folder, &CpuOptions { caches, ..CpuOptions::new(precision) }).unwrap()
+        };
+        // numbers that are rounded anyway: texts that move, are copied and taken back have the same bits
+        let [wide, half] = [CachePrecision::F32, CachePrecision::F16].map(|caches| {
+            let (texts, moves) = write(&open(Precision::F16, caches), 12, 7 + index as u64);
+            assert!(moves > 0, "{moves} moves in {case} {keys:?}, caches in {caches}");
+            texts.into_iter().map(|(_, text)| text).collect::<Vec<_>>()
+        });
+        assert_eq!(wide, half, "{case} {keys:?}");
+        let [wide, half] = [CachePrecision::F32, CachePrecision::F16].map(|caches| {
+            let model = open(Precision::F32, caches);
+            let tokens = Dice(3).tokens(60, model.bundle().model.vocab_size as usize);
+            let mut session = model.start(model.context()).unwrap();
+            session.forward(&tokens, &ForwardOptions::all(Chunking::Largest)).unwrap().logits
+        });
+        let apart = wide.iter().zip(&half).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let size = wide.iter().fold(0f32, |most, value| most.max(value.abs()));
+        let by_host = keys.contains(&"state=host");
+        assert_eq!(wide == half, by_host, "{case} {keys:?}: only caches that are states are rounded");
+        assert!(apart <= 0.01 * size, "{case} {keys:?}: {apart}, values up to {size}");
     }
 }
 

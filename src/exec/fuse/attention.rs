@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use half::f16;
 use smallvec::SmallVec;
 
 use super::Found;
@@ -21,6 +22,7 @@ use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
 use crate::ops::{BinaryOp, Concat, Matmul, ReadState, SliceByIndex, Softmax, softmax_rows};
 use crate::state::State;
+use crate::state_buffer::StateBuffer;
 use crate::step::Step;
 use crate::tensor::{Tensor, TensorData};
 use crate::value::Value;
@@ -153,17 +155,16 @@ fn source(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usi
         seen.push(at);
         base = flow.steps[at].operand(slice.x);
     }
-    if let (Some((read, ReadState { name: state })), Some(rows)) = (flow.produced_by(base), &rows) {
-        let mut writes = flow.writes(state, read..until).map(|write| flow.written_rows(write)).peekable();
-        if writes.peek().is_some() {
-            let disjoint = |w: Option<Range<usize>>| w.is_some_and(|w| w.end <= rows.start || rows.end <= w.start);
-            if !writes.all(disjoint) {
-                return Source { base: Base::Value(operand.clone()), rows: None };
-            }
-            copies.extend(seen);
-            copies.push(read);
-            return Source { base: Base::State(state.clone()), rows: Some(rows.clone()) };
+    if let Some((read, ReadState { name: state })) = flow.produced_by(base) {
+        let written = flow.writes(state, read..until).map(|write| flow.written_rows(write));
+        let disjoint = |written: Range<usize>, rows: &Range<usize>| written.end <= rows.start || rows.end <= written.start;
+        let stays = |written: Option<Range<usize>>| written.zip(rows.as_ref()).is_some_and(|(w, rows)| disjoint(w, rows));
+        if !written.into_iter().all(stays) {
+            return Source { base: Base::Value(operand.clone()), rows: None };
         }
+        copies.extend(seen);
+        copies.push(read);
+        return Source { base: Base::State(state.clone()), rows };
     }
     copies.extend(seen);
     Source { base: Base::Value(base.clone()), rows }
@@ -195,7 +196,7 @@ impl FusedKernel for Attention {
     /// Gives the result, `[1, Q, T, D]`.
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (query, mask) = (frame.peek(&self.query)?, frame.peek(&self.mask)?);
-        let (key, value) = (self.key.tensor(frame)?, self.value.tensor(frame)?);
+        let (key, value) = (self.key.buffer(frame)?, self.value.buffer(frame)?);
         let [1, heads, tokens, width] = query.shape[..] else { return None };
         let [1, 1, mask_rows, slots] = mask.shape[..] else { return None };
         let (key, value) = (Heads::of(&key, &self.key.rows)?, Heads::of(&value, &self.value.rows)?);
@@ -223,10 +224,11 @@ impl FusedKernel for Attention {
             };
             let open = open.to(own);
             let mask = |row: usize| &mask[token(row) * slots..][open.clone()];
-            let (key, value) = (key.part(head, &open), value.part(head, &open));
+            let parts = key.part(head, &open).zip(value.part(head, &open));
             // as products with weights do, few tokens give each the bits that it has alone
-            let multiply = if tokens <= MOST_COLUMNS { product_of_few } else { product };
-            if self.block((query, width), (key, slots), mask, (value, out), (&rounds, multiply)).is_none() {
+            let few = tokens <= MOST_COLUMNS;
+            let block = |(key, value)| self.block((query, width), (key, slots), mask, (value, out), (&rounds, few));
+            if parts.and_then(block).is_none() {
                 done.store(false, Ordering::Relaxed);
             }
         };
@@ -267,10 +269,10 @@ impl Attention {
     fn block<'m>(
         &self,
         (query, width): (&[f32], usize),
-        (key, all): (&[f32], usize),
+        (key, all): (Elements<'_>, usize),
         mask: impl Fn(usize) -> &'m [f32],
-        (value, out): (&[f32], &mut [f32]),
-        (rounds, multiply): (&Rounds, Product),
+        (value, out): (Elements<'_>, &mut [f32]),
+        (rounds, few): (&Rounds, bool),
     ) -> Option<()> {
         let (rows, slots) = (query.len() / width, key.len() / width);
         let by_row = |width: usize| MatrixLayout { row: width, column: 1 };
@@ -279,7 +281,7 @@ impl Attention {
         // with room for all slots: the next token may see more of them
         let scores = workspace.pool.written_within(rows * all, &[1, 1, rows, slots], |scores| {
             let transposed = MatrixLayout { row: 1, column: width };
-            multiply((rows, width, slots), (query, by_row(width)), (key, transposed), scores);
+            key.multiplied((rows, width, slots), (query, by_row(width)), transposed, scores, few);
             rounds.apply(0, scores);
         });
         let mut steps = self.between.iter();
@@ -291,7 +293,7 @@ impl Attention {
         let done = weights.map(|weights| {
             let width = out.len() / rows;
             let values = weights.floats().unwrap_or_default();
-            multiply((rows, slots, width), (values, by_row(slots)), (value, by_row(width)), out);
+            value.multiplied((rows, slots, width), (values, by_row(slots)), by_row(width), out, few);
             rounds.apply(3, out);
             workspace.pool.recycle(weights);
         });
@@ -352,9 +354,6 @@ fn change(step: &Step, scores: Arc<Tensor>, half: bool, workspace: &mut Workspac
     Some(result)
 }
 
-/// A product of two matrices: sizes, the matrices, and the result.
-type Product = fn((usize, usize, usize), (&[f32], MatrixLayout), (&[f32], MatrixLayout), &mut [f32]);
-
 /// What is rounded to fp16.
 struct Rounds {
     half: bool,
@@ -371,33 +370,81 @@ impl Rounds {
 }
 
 impl Source {
-    fn tensor(&self, frame: &Frame<'_>) -> Option<Arc<Tensor>> {
+    fn buffer(&self, frame: &Frame<'_>) -> Option<StateBuffer> {
         match &self.base {
-            Base::Value(operand) => frame.peek(operand),
+            Base::Value(operand) => frame.peek(operand).map(StateBuffer::Tensor),
             Base::State(name) => frame.state.share(name),
         }
     }
 }
 
-/// The heads of keys or values within a tensor `[1, rows, slots, width]`.
+/// Keys or values.
+#[derive(Clone, Copy)]
+enum Elements<'a> {
+    Single(&'a [f32]),
+    Half(&'a [f16]),
+}
+
+impl<'a> Elements<'a> {
+    fn of(buffer: &'a StateBuffer) -> Option<Self> {
+        Some(match buffer {
+            StateBuffer::Tensor(tensor) => Elements::Single(tensor.floats()?),
+            StateBuffer::Half(half) => Elements::Half(&half.values),
+        })
+    }
+
+    fn part(self, range: Range<usize>) -> Option<Self> {
+        Some(match self {
+            Elements::Single(values) => Elements::Single(values.get(range)?),
+            Elements::Half(values) => Elements::Half(values.get(range)?),
+        })
+    }
+
+    fn len(self) -> usize {
+        match self {
+            Elements::Single(values) => values.len(),
+            Elements::Half(values) => values.len(),
+        }
+    }
+
+    /// `out = a self`; the rows of `out` have the bits that they have alone if it is a product of few.
+    fn multiplied(
+        self,
+        sizes: (usize, usize, usize),
+        a: (&[f32], MatrixLayout),
+        layout: MatrixLayout,
+        out: &mut [f32],
+        few: bool,
+    ) {
+        match (self, few) {
+            (Elements::Single(values), false) => product(sizes, a, (values, layout), out),
+            (Elements::Single(values), true) => product_of_few(sizes, a, (values, layout), out),
+            (Elements::Half(values), false) => product(sizes, a, (values, layout), out),
+            (Elements::Half(values), true) => product_of_few(sizes, a, (values, layout), out),
+        }
+    }
+}
+
+/// The heads of keys or values `[1, rows, slots, width]`.
 struct Heads<'a> {
-    values: &'a [f32],
+    elements: Elements<'a>,
     count: usize,
     slots: usize,
     width: usize,
 }
 
 impl<'a> Heads<'a> {
-    fn of(tensor: &'a Tensor, rows: &Option<Range<usize>>) -> Option<Self> {
-        let [1, all, slots, width] = tensor.shape[..] else { return None };
+    fn of(buffer: &'a StateBuffer, rows: &Option<Range<usize>>) -> Option<Self> {
+        let [1, all, slots, width] = *buffer.shape() else { return None };
         let rows = rows.clone().unwrap_or(0..all);
-        let values = tensor.floats()?.get(rows.start * slots * width..rows.end * slots * width)?;
-        Some(Heads { values, count: rows.len(), slots, width })
+        let elements = Elements::of(buffer)?.part(rows.start * slots * width..rows.end * slots * width)?;
+        Some(Heads { elements, count: rows.len(), slots, width })
     }
 
     /// Some slots of a head.
-    fn part(&self, head: usize, slots: &Range<usize>) -> &'a [f32] {
-        &self.values[(head * self.slots + slots.start) * self.width..][..slots.len() * self.width]
+    fn part(&self, head: usize, slots: &Range<usize>) -> Option<Elements<'a>> {
+        let start = (head * self.slots + slots.start) * self.width;
+        self.elements.part(start..start + slots.len() * self.width)
     }
 }
 

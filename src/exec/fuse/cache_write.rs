@@ -14,7 +14,6 @@ use crate::operand::Operand;
 use crate::ops::{Arithmetic, BinaryOp, Matmul, ReadState, SliceByIndex, SliceUpdate, WriteState};
 use crate::slot_writes::SlotWrite;
 use crate::step::Step;
-use crate::tensor::TensorData;
 use crate::workspace::Workspace;
 use anec_kernels::aligned_buf::AlignedBuf;
 use anec_kernels::round::round_to_f16;
@@ -111,8 +110,7 @@ impl FusedKernel for CacheWrite {
     /// Changes the state in place.
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (mask, keep, new) = (frame.peek(&self.mask)?, frame.peek(&self.keep)?, frame.peek(&self.new)?);
-        let state = frame.state.get(&self.state)?;
-        let [1, all, slots, width] = state.shape[..] else { return None };
+        let [all, slots, width] = frame.state.cache_sizes(&self.state)?;
         let rows = match &self.rows {
             None => 0..all,
             Some(Rows { range, begin, end }) => {
@@ -135,17 +133,15 @@ impl FusedKernel for CacheWrite {
         let Workspace { slot_writes, pool, .. } = &mut frame.workspace;
         let writes = slot_writes.of(&mask, &keep, tokens)?;
         let mut cache = frame.state.take(&self.state)?;
-        if let TensorData::F32(values) = &mut pool.make_mut(&mut cache).data {
-            let mut sums = AlignedBuf::new(width);
-            for (row, new) in rows.zip(new.chunks_exact((tokens * width).max(1))) {
-                for SlotWrite { slot, keep, tokens: written } in writes {
-                    let old = &mut values[(row * slots + slot) * width..][..width];
-                    let factors = &factors[slot * tokens..][written.clone()];
-                    let new = &new[written.start * width..][..written.len() * width];
-                    merge(old, *keep, (factors, new), sums.floats(), halves);
-                }
-            }
-        }
+        let mut sums = AlignedBuf::new(width);
+        let changes = rows.zip(new.chunks_exact((tokens * width).max(1))).flat_map(|(row, new)| {
+            writes.iter().map(move |write| ((row * slots + write.slot) * width, (write, new)))
+        });
+        cache.change_each(pool, width, changes, |(SlotWrite { slot, keep, tokens: written }, new), old| {
+            let factors = &factors[slot * tokens..][written.clone()];
+            let new = &new[written.start * width..][..written.len() * width];
+            merge(old, *keep, (factors, new), sums.floats(), halves);
+        });
         let ends = writes.first().zip(writes.last());
         let written = ends.map_or(0..0, |(first, last)| first.slot..last.slot + 1);
         frame.state.put_back(&self.state, cache, written);

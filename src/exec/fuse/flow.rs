@@ -116,6 +116,15 @@ pub(super) fn is_plain(slicing: &Slicing) -> bool {
     unset && has_unit_strides(slicing)
 }
 
+/// Whether `begin` and `end` say where a slice lies along an axis, and it takes all of the others.
+pub(super) fn writes_axis(slicing: &Slicing, axis: usize) -> bool {
+    let takes_others = |mask: &Option<Vec<bool>>| {
+        mask.as_ref().is_some_and(|mask| mask.iter().enumerate().all(|(i, masked)| *masked == (i != axis)))
+    };
+    let squeezes = slicing.squeeze_mask.as_ref().is_some_and(|mask| mask.contains(&true));
+    takes_others(&slicing.begin_mask) && takes_others(&slicing.end_mask) && !squeezes && has_unit_strides(slicing)
+}
+
 fn has_unit_strides(slicing: &Slicing) -> bool {
     slicing.stride.as_ref().is_none_or(|strides| strides.iter().all(|stride| *stride == 1))
 }

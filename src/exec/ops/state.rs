@@ -12,14 +12,17 @@ pub(super) const ROWS: &[Row] = moving! {
     "write_state" => |op| Ok(Arc::new(WriteState { name: op.state("input")?, data: op.input("data")? })),
 };
 
-/// The content of a state; its very buffer where the state is written before it is read again.
+/// The content of a state; its very buffer where the state is written before it is read again, and holds what is computed with.
 pub(crate) struct ReadState {
     pub name: Arc<str>,
 }
 
 impl Kernel for ReadState {
-    fn run(&self, call: &mut Call<'_>, _: &mut Pool) -> Result<(), String> {
-        let tensor = if call.takes_state { call.state.take(&self.name) } else { call.state.share(&self.name) };
+    fn run(&self, call: &mut Call<'_>, pool: &mut Pool) -> Result<(), String> {
+        let tensor = match call.takes_state {
+            true => call.state.read_to_write(&self.name, pool),
+            false => call.state.read(&self.name, pool),
+        };
         let tensor = tensor.ok_or_else(|| format!("the state `{}` was not given to the run", self.name))?;
         call.give(tensor)
     }
