@@ -134,26 +134,35 @@ pub(super) struct Factors<'a> {
 /// # Panics
 /// If a slice is too short or there are more than [`MOST_COLUMNS`] columns.
 pub(super) fn add_dots<S: Stored>(rows: Rows<'_, S>, columns: ColumnPart<'_>, factors: Factors<'_>, sums: Sums<'_>) {
-    Widest.run(Dots::new(rows, columns, factors, sums));
+    Widest.run(Dots::new(rows, columns, Some(factors), sums));
+}
+
+/// As [`add_dots`], with the products in place of sums.
+///
+/// # Panics
+/// As [`add_dots`].
+pub(super) fn put_dots<S: Stored>(rows: Rows<'_, S>, columns: ColumnPart<'_>, products: Sums<'_>) {
+    Widest.run(Dots::new(rows, columns, None, products));
 }
 
 struct Dots<'a, S> {
     rows: Rows<'a, S>,
     columns: ColumnPart<'a>,
-    factors: Factors<'a>,
+    /// Products are put in place of the sums if there are none.
+    factors: Option<Factors<'a>>,
     sums: Sums<'a>,
 }
 
 impl<'a, S: Stored> Dots<'a, S> {
     /// # Panics
     /// As [`add_dots`].
-    fn new(rows: Rows<'a, S>, columns: ColumnPart<'a>, factors: Factors<'a>, sums: Sums<'a>) -> Self {
+    fn new(rows: Rows<'a, S>, columns: ColumnPart<'a>, factors: Option<Factors<'a>>, sums: Sums<'a>) -> Self {
         let count = columns.count();
         assert!((1..=MOST_COLUMNS).contains(&count));
         if let Some(last) = rows.count.checked_sub(1) {
             assert!(rows.values.len() >= last * rows.stride + columns.length());
             assert!(sums.values.len() > last * sums.row + (count - 1) * sums.column);
-            assert!(factors.values.len() > last * factors.row);
+            assert!(factors.is_none_or(|factors| factors.values.len() > last * factors.row));
         }
         Dots { rows, columns, factors, sums }
     }
@@ -216,13 +225,20 @@ impl<S: Stored> Dots<'_, S> {
         }
     }
 
-    /// Adds the products of some rows to the sums.
+    /// Adds the products of columns and some rows to the sums, or puts them there.
     #[inline(always)]
-    fn put<const R: usize, const C: usize>(&mut self, first: usize, products: [[f32; C]; R]) {
-        for (r, products) in products.iter().enumerate() {
-            let scale = self.factors.values[(first + r) * self.factors.row];
-            for (c, product) in products.iter().enumerate() {
-                self.sums.values[(first + r) * self.sums.row + c * self.sums.column] += product * scale;
+    fn put<const R: usize, const C: usize>(&mut self, first: usize, products: [[f32; R]; C]) {
+        let Sums { values, row, column } = &mut self.sums;
+        for (c, products) in products.iter().enumerate() {
+            let start = first * *row + c * *column;
+            match self.factors {
+                None if *row == 1 => values[start..start + R].copy_from_slice(products),
+                None => products.iter().enumerate().for_each(|(r, product)| values[start + r * *row] = *product),
+                Some(factors) => {
+                    for (r, product) in products.iter().enumerate() {
+                        values[start + r * *row] += product * factors.values[(first + r) * factors.row];
+                    }
+                }
             }
         }
     }
@@ -248,20 +264,33 @@ pub(super) const AHEAD: usize = 8192;
 /// The functions are safe where the processor has the instruction set of `L`, and `length` elements can be read from each
 /// row and column.
 impl<S: Stored, const R: usize, const C: usize> Tile<S, R, C> {
-    /// The products. Each is summed in the same order, whatever the others are: every vector of elements belongs to one of
-    /// several sets of sums, which are added up at the end.
+    /// The products of columns and rows. Each is summed in the same order, whatever the others are: every vector of elements
+    /// belongs to one of several sets of sums, which are added up at the end. Few vectors are all of one set.
     #[inline(always)]
-    unsafe fn products<L: Lanes>(&self) -> [[f32; C]; R] {
+    unsafe fn products<L: Lanes>(&self) -> [[f32; R]; C] {
         const { assert!(GROUP.is_multiple_of(L::COUNT) && (SETS * L::COUNT).is_multiple_of(GROUP)) };
         // SAFETY: as promised.
         unsafe {
-            let sums = if R * C == 1 { self.sets_at_once::<L>() } else { self.sets_in_turn::<L>() };
+            let sums = if self.length <= SETS * L::COUNT {
+                for row in &self.rows {
+                    prefetch::<S, L>(row.wrapping_byte_add(AHEAD), self.length);
+                }
+                let mut sums = [[L::splat(0.0); C]; R];
+                self.rest(0, &mut sums);
+                sums
+            } else if R * C == 1 {
+                self.sets_at_once::<L>()
+            } else {
+                self.sets_in_turn::<L>()
+            };
             let tail = self.length - self.length % L::COUNT;
-            let mut products = across(&sums);
-            for (r, products) in products.iter_mut().enumerate() {
-                for (c, product) in products.iter_mut().enumerate() {
-                    let term = |k: usize| (*self.rows[r].add(k)).value() * *self.column(c, k);
-                    *product += (tail..self.length).map(term).sum::<f32>();
+            let mut products = across(&std::array::from_fn(|c| std::array::from_fn(|r| sums[r][c])));
+            if tail < self.length {
+                for (c, products) in products.iter_mut().enumerate() {
+                    for (r, product) in products.iter_mut().enumerate() {
+                        let term = |k: usize| (*self.rows[r].add(k)).value() * *self.column(c, k);
+                        *product += (tail..self.length).map(term).sum::<f32>();
+                    }
                 }
             }
             products
@@ -385,8 +414,8 @@ unsafe fn added<L: Lanes, const R: usize, const C: usize>(mut sums: [[L; C]; R],
 /// # Safety
 /// The processor has the instruction set of `L`.
 #[inline(always)]
-unsafe fn across<L: Lanes, const R: usize, const C: usize>(sums: &[[L; C]; R]) -> [[f32; C]; R] {
-    let mut found = [[0.0; C]; R];
+unsafe fn across<L: Lanes, const R: usize, const C: usize>(sums: &[[L; R]; C]) -> [[f32; R]; C] {
+    let mut found = [[0.0; R]; C];
     let (eights, rest) = sums.as_flattened().as_chunks::<8>();
     let (of_eights, of_rest) = found.as_flattened_mut().as_chunks_mut::<8>();
     // SAFETY: as promised.
@@ -436,7 +465,17 @@ pub(crate) mod tests {
                         let mut found = vec![1.0; count * column_count];
                         let rows = Rows { values: &values, stride, count };
                         let sums = Sums { values: &mut found, row: 1, column: count };
-                        run.run(Dots::new(rows, columns.part(0), factors, sums));
+                        run.run(Dots::new(rows, columns.part(0), Some(factors), sums));
+                        // put side by side, and apart
+                        for (row, column) in [(1, count), (column_count, 1)] {
+                            let mut put = vec![f32::NAN; count * column_count];
+                            run.run(Dots::new(rows, columns.part(0), None, Sums { values: &mut put, row, column }));
+                            for (i, found) in found.iter().enumerate() {
+                                let (c, r) = (i / count, i % count);
+                                let sum = put[r * row + c * column] * (1.0 + r as f32) + 1.0;
+                                assert_eq!(sum.to_bits(), found.to_bits());
+                            }
+                        }
                         for (i, found) in found.iter().enumerate() {
                             let (c, r) = (i / count, i % count);
                             let (row, scale) = (&values[r * stride..][..length], 1.0 + r as f64);
@@ -462,7 +501,7 @@ pub(crate) mod tests {
                     let mut values_of = vec![0.5; count * columns.len()];
                     let rows = Rows { values: &values[row * stride..], stride, count: count - row };
                     let sums = Sums { values: &mut values_of, row: columns.len(), column: 1 };
-                    run.run(Dots::new(rows, beside(columns).part(0), factors, sums));
+                    run.run(Dots::new(rows, beside(columns).part(0), Some(factors), sums));
                     values_of
                 };
                 let alone: Vec<Vec<f32>> =

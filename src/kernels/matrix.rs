@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::aligned_buf::AlignedBuf;
 use super::columns::{SideBySide, StridedColumn};
-use super::dot::{Factors, MOST_COLUMNS, Rows, Stored, Sums, add_dots, values_of};
+use super::dot::{MOST_COLUMNS, Rows, Stored, Sums, put_dots, values_of};
 use super::layout::MatrixLayout;
 use super::simd::{Dispatch, Kernel, Lanes, Widest};
 use super::tiles::{self, Widen};
@@ -135,8 +135,7 @@ fn of_column(values: &[f32]) -> StridedColumn<'_> {
 
 /// Both matrices have their `k` elements in one piece: the rows of one with a few columns of the other.
 fn by_dots<S: Stored>(rows: Rows<'_, S>, columns: &[StridedColumn<'_>], k: usize, sums: Sums<'_>) {
-    sums.values.fill(0.0);
-    add_dots(rows, SideBySide::new(columns, k, k).part(0), Factors { values: &[1.0], row: 0 }, sums);
+    put_dots(rows, SideBySide::new(columns, k, k).part(0), sums);
 }
 
 /// Sums of the rows of `b`, which are each in one piece, times the elements of `a`.
@@ -190,6 +189,8 @@ impl<B: Stored> Combine<'_, B> {
             unsafe {
                 row += if row + 4 <= self.size.0 {
                     self.tile::<L, 4, V>(row, column)
+                } else if row + 3 == self.size.0 {
+                    self.tile::<L, 3, V>(row, column)
                 } else if row + 2 <= self.size.0 {
                     self.tile::<L, 2, V>(row, column)
                 } else {
