@@ -162,19 +162,26 @@ impl<'a> Compiler<'a> {
 }
 
 /// Marks the last use of each slot, and which results are read at all. A slot that is computed twice lives from each
-/// time to the last use before the next.
+/// time to the last use before the next; one that a group repeats lives on for those behind it.
 pub(super) fn mark_last_uses(nodes: &mut [Node], outputs: &mut [(String, Operand)]) {
     let mut needed = BTreeSet::new();
     for (_, operand) in outputs.iter_mut().rev() {
         mark(operand, &mut needed);
     }
-    for step in nodes.iter_mut().rev().flat_map(|node| node.steps_mut().iter_mut().rev()) {
-        for output in &mut step.outputs {
-            output.read = needed.remove(&output.slot);
+    for node in nodes.iter_mut().rev() {
+        let steps = node.steps_mut();
+        // a group that does without a step that it repeats leaves the value to the step itself
+        let repeated = steps.iter().rev().skip(1).flat_map(|step| &step.outputs).map(|output| output.slot);
+        let repeated: Vec<usize> = repeated.filter(|slot| needed.contains(slot)).collect();
+        for step in steps.iter_mut().rev() {
+            for output in &mut step.outputs {
+                output.read = needed.remove(&output.slot);
+            }
+            for operand in step.operands.iter_mut().rev() {
+                mark(operand, &mut needed);
+            }
         }
-        for operand in step.operands.iter_mut().rev() {
-            mark(operand, &mut needed);
-        }
+        needed.extend(repeated);
     }
 }
 

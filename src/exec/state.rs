@@ -76,7 +76,10 @@ impl State {
 
     /// Adds a state of zeros.
     pub(super) fn add_zeros(&mut self, name: &str, zeros: Tensor) {
-        self.contents.insert(name.to_owned(), Content { buffer: Some(StateBuffer::Tensor(Arc::new(zeros))), written: Some(0..0) });
+        self.contents.insert(
+            name.to_owned(),
+            Content { buffer: Some(StateBuffer::Tensor(Arc::new(zeros))), written: Some(0..0) },
+        );
     }
 
     /// Names, in alphabetical order.

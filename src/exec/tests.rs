@@ -299,3 +299,34 @@ fn threads_that_share_a_head_give_each_row_the_bits_that_it_has_alone() {
         }
     }
 }
+
+#[test]
+fn what_a_group_repeats_is_there_for_others_too() {
+    let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+    let ty = |shape: [u64; 4]| TensorType::new(DataType::Fp16, shape);
+    let (q, mask) = (b.input("q", ty([1, 2, 1, 8])), b.input("mask", ty([1, 1, 1, 16])));
+    let state = b.state("cache", ty([1, 1, 16, 8]));
+    let cache = b.read_state(state);
+    let scores = b.matmul(q, cache, false, true);
+    let masked = b.op_with_outputs("add", "masked", [("x", scores), ("y", mask)])[0];
+    let weights = b.softmax(masked, -1);
+    let out = b.matmul(weights, cache, false, false);
+    let twice = b.op_with_outputs("add", "doubled", [("x", cache), ("y", cache)])[0];
+    b.output("out", out);
+    b.output("twice", twice);
+    let function = b.finish().unwrap();
+    let noise = |shape: [usize; 4]| {
+        let values = (0..shape.iter().product()).map(|i: usize| (i as f32 * 0.37).sin());
+        Tensor::new(shape, values.collect::<Vec<f32>>())
+    };
+    let (q, mask) = (noise([1, 2, 1, 8]), noise([1, 1, 1, 16]));
+    let [found, expected] = [Executable::compile, Executable::compile_unfused].map(|compile| {
+        let executable = compile(&function, F32, &WeightCache::new()).unwrap();
+        let mut state = executable.new_state();
+        state.set("cache", noise([1, 1, 16, 8]));
+        executable.run(&[("q", &q), ("mask", &mask)], &mut state).unwrap()
+    });
+    assert_eq!(found[1], expected[1]);
+    let apart = found[0].1.floats().unwrap().iter().zip(expected[0].1.floats().unwrap()).map(|(a, b)| (a - b).abs());
+    assert!(apart.fold(0.0, f32::max) < 1e-6);
+}

@@ -106,7 +106,14 @@ impl Packed {
             let of_panel = depth.div_ceil(DEPTH);
             let (panel, from) = (piece / of_panel, piece % of_panel * DEPTH);
             let first = panel * width;
-            on.run(Pack { x, layout: x_layout, from, columns: first..(first + width).min(columns), out: values, width });
+            on.run(Pack {
+                x,
+                layout: x_layout,
+                from,
+                columns: first..(first + width).min(columns),
+                out: values,
+                width,
+            });
         };
         let pieces = packed.lines.floats().chunks_exact_mut((depth * width).max(1));
         let pieces = pieces.flat_map(|panel| panel.chunks_mut(DEPTH * width));

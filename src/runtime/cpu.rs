@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::backend::{Backend, BatchMember, BatchResult, FunctionCall, Sequence, Watch};
-use super::error::RuntimeError;
 use super::cpu_options::{CachePrecision, CpuOptions};
+use super::error::RuntimeError;
 use super::function_pool::{FunctionPool, FunctionWeights, check_limit};
 use super::idle_states::{IdleStates, SequenceStates};
 use anec_base::Result;

@@ -199,7 +199,10 @@ fn a_move_changes_no_bit_on_the_executor() {
                     .map(|session| session.forward(&tokens, &ForwardOptions::all(Chunking::Largest)).unwrap().logits);
                 let same = found.iter().map(|value| value.to_bits()).eq(expected.iter().map(|value| value.to_bits()));
                 let at = moving.position();
-                assert!(same && found.iter().all(|value| value.is_finite()), "{case} {keys:?} {precision} {caches} at {at}");
+                assert!(
+                    same && found.iter().all(|value| value.is_finite()),
+                    "{case} {keys:?} {precision} {caches} at {at}"
+                );
             }
         }
     }

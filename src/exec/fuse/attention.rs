@@ -157,8 +157,10 @@ fn source(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usi
     }
     if let Some((read, ReadState { name: state })) = flow.produced_by(base) {
         let written = flow.writes(state, read..until).map(|write| flow.written_rows(write));
-        let disjoint = |written: Range<usize>, rows: &Range<usize>| written.end <= rows.start || rows.end <= written.start;
-        let stays = |written: Option<Range<usize>>| written.zip(rows.as_ref()).is_some_and(|(w, rows)| disjoint(w, rows));
+        let disjoint =
+            |written: Range<usize>, rows: &Range<usize>| written.end <= rows.start || rows.end <= written.start;
+        let stays =
+            |written: Option<Range<usize>>| written.zip(rows.as_ref()).is_some_and(|(w, rows)| disjoint(w, rows));
         if !written.into_iter().all(stays) {
             return Source { base: Base::Value(operand.clone()), rows: None };
         }

@@ -134,9 +134,9 @@ impl FusedKernel for CacheWrite {
         let writes = slot_writes.of(&mask, &keep, tokens)?;
         let mut cache = frame.state.take(&self.state)?;
         let mut sums = AlignedBuf::new(width);
-        let changes = rows.zip(new.chunks_exact((tokens * width).max(1))).flat_map(|(row, new)| {
-            writes.iter().map(move |write| ((row * slots + write.slot) * width, (write, new)))
-        });
+        let changes = rows
+            .zip(new.chunks_exact((tokens * width).max(1)))
+            .flat_map(|(row, new)| writes.iter().map(move |write| ((row * slots + write.slot) * width, (write, new))));
         cache.change_each(pool, width, changes, |(SlotWrite { slot, keep, tokens: written }, new), old| {
             let factors = &factors[slot * tokens..][written.clone()];
             let new = &new[written.start * width..][..written.len() * width];
