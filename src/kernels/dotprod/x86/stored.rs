@@ -9,6 +9,7 @@ use super::{BLOCK, MIDDLE, STEP, across};
 use crate::aligned_buf::AlignedBuf;
 use crate::digits::{Activations, DIGITS, FEW_DIGITS, LEAST_DIGITS};
 use crate::planes::PLANES;
+use crate::simd::CACHE_LINE;
 use crate::weight::{Elements, StoredWeight};
 
 mod many;
@@ -20,6 +21,9 @@ use row::{Bytes, CodeRows, Long, RowBytes, Short};
 const MOST_DEPTH: usize = i32::MAX as usize / (128 * (128 + (PLANES - 1) * 255));
 /// Most elements of a block that has a scale: the sums of a vector's elements, times 256, fit 32 bits.
 const MOST_BLOCK: usize = 512;
+/// How far ahead, in bytes, the scales of blocks are asked for: a processor doesn't find a second stream beside that of the codes
+/// by itself.
+const SCALES_AHEAD: usize = 2048;
 /// Columns that are multiplied at a time with what was looked up.
 const COLUMNS: usize = 4;
 
@@ -289,6 +293,9 @@ impl StoredProducts<'_> {
         // SAFETY: as promised.
         let bytes: [_; N] = std::array::from_fn(|n| unsafe { R::of_row(of, all.depth, first + i + n) });
         let scales = std::array::from_fn(|n| rows.weight.scales().of_row(first + i + n));
+        for line in scales.iter().flat_map(|scales| scales.chunks(CACHE_LINE / size_of::<f32>())) {
+            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_byte_add(SCALES_AHEAD).cast());
+        }
         // SAFETY: as promised.
         let sums = unsafe { in_blocks::<R, P, C, D, N>(&bytes, inputs, all.depth, (blocks, scales)) };
         for (n, (sums, (_, unit))) in sums.into_iter().zip(&bytes).enumerate() {
