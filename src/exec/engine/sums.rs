@@ -5,6 +5,8 @@
 //! out as measured: 4096 and 1024 ones give 5116, sixteen triples of m, -m and 1 keep sixteen ones up to m = 4090 and four
 //! from 4096 on.
 
+use smallvec::SmallVec;
+
 use super::{EngineEffect, EngineEffects};
 use crate::arithmetic::ProductArithmetic;
 use crate::weight::LoadedWeight;
@@ -38,24 +40,47 @@ pub(crate) fn multiply(
     }
     let (rows, columns) = (weight.rows(), weight.columns());
     let columns_of_x = factors(effects, tokens, columns, |t, k| x[k * x_layout.row + t * x_layout.column]);
-    let groups = Groups::of(&columns_of_x, columns);
     let mut product = vec![0.0; rows * tokens];
     let palette = matches!(weight.elements(), Elements::Codes(_)) && effects.has(EngineEffect::PaletteBeforeScale);
-    let compute = |row: usize, product: &mut [f32]| {
-        let mut factors = vec![0.0; columns];
-        weight.expand_row(row, &mut factors);
+    // the factors of a row, and what its sums are multiplied with
+    let factors_of = |row: usize, factors: &mut [f32]| {
+        weight.expand_row(row, factors);
         let scale = match weight.scales().of_row(row) {
             [scale] if palette && *scale != 0.0 => *scale,
             _ => 1.0,
         };
         factors.iter_mut().for_each(|factor| *factor /= scale);
-        prepare(effects, &mut factors);
-        groups.dots(effects, &factors, product);
-        for sum in product {
-            *sum = *sum * scale + bias.map_or(0.0, |bias| bias[row]);
-        }
+        prepare(effects, factors);
+        scale
     };
-    by_rows(&mut product, tokens, rows * tokens * columns, compute);
+    let finish = |row: usize, scale: f32, sum: &mut f32| *sum = *sum * scale + bias.map_or(0.0, |bias| bias[row]);
+    let work = rows * tokens * columns;
+    if tokens < LANES && columns > 0 {
+        // lanes are filled with rows where there are few tokens
+        by_parts(&mut product, tokens * LANES, work, |part, product| {
+            let first = part * LANES;
+            let mut factors = vec![0.0; product.len() / tokens * columns];
+            let own = factors.chunks_exact_mut(columns).enumerate();
+            let scales: SmallVec<[f32; LANES]> = own.map(|(i, factors)| factors_of(first + i, factors)).collect();
+            let group = Groups::of(&factors, columns);
+            let mut sums = [0.0; LANES];
+            for (token, x) in columns_of_x.chunks_exact(columns).enumerate() {
+                group.dots(effects, x, &mut sums[..scales.len()]);
+                for (i, (scale, sum)) in scales.iter().zip(&mut sums).enumerate() {
+                    finish(first + i, *scale, sum);
+                    product[i * tokens + token] = *sum;
+                }
+            }
+        });
+    } else {
+        let groups = Groups::of(&columns_of_x, columns);
+        by_parts(&mut product, tokens, work, |row, product| {
+            let mut factors = vec![0.0; columns];
+            let scale = factors_of(row, &mut factors);
+            groups.dots(effects, &factors, product);
+            product.iter_mut().for_each(|sum| finish(row, scale, sum));
+        });
+    }
     for (row, sums) in product.chunks_exact(tokens.max(1)).enumerate() {
         for (token, sum) in sums.iter().enumerate() {
             out[row * out_layout.row + token * out_layout.column] = *sum;
@@ -83,15 +108,15 @@ pub(crate) fn product(
     }
 }
 
-/// Rows of `length` sums each, in parallel where that is worth it.
-fn by_rows(out: &mut [f32], length: usize, work: usize, compute: impl Fn(usize, &mut [f32]) + Sync) {
+/// Parts of `length` sums each, in parallel where that is worth it; the last may have fewer.
+fn by_parts(out: &mut [f32], length: usize, work: usize, compute: impl Fn(usize, &mut [f32]) + Sync) {
     if length == 0 {
         return;
     }
     if work > SMALL_WORK {
-        pool::for_each_chunk(out, length, |row, out| compute(row, out));
+        pool::for_each_chunk(out, length, |part, out| compute(part, out));
     } else {
-        out.chunks_exact_mut(length).enumerate().for_each(|(row, out)| compute(row, out));
+        out.chunks_mut(length).enumerate().for_each(|(part, out)| compute(part, out));
     }
 }
 
@@ -127,10 +152,18 @@ const LANES: usize = 16;
 
 impl<'a> Groups<'a> {
     fn of(vectors: &'a [f32], length: usize) -> Self {
+        /// Elements of a vector that are placed before those of the next, so that what is written to stays near.
+        const NEAR: usize = 64;
         let length = length.max(1);
-        let groups = vectors.chunks(length * LANES);
-        let lane = |group: &[f32], k: usize| std::array::from_fn(|i| group.get(i * length + k).copied().unwrap_or(0.0));
-        let lanes = groups.flat_map(|group| (0..length).map(move |k| lane(group, k))).collect();
+        let mut lanes = vec![[0.0; LANES]; vectors.len().div_ceil(length * LANES) * length];
+        for (group, lanes) in vectors.chunks(length * LANES).zip(lanes.chunks_mut(length)) {
+            for (part, lanes) in lanes.chunks_mut(NEAR).enumerate() {
+                for (lane, vector) in group.chunks(length).enumerate() {
+                    let values = &vector[part * NEAR..][..lanes.len()];
+                    lanes.iter_mut().zip(values).for_each(|(lanes, value)| lanes[lane] = *value);
+                }
+            }
+        }
         Groups { vectors, length, lanes }
     }
 
@@ -384,6 +417,30 @@ mod tests {
                 let alone = vectors.chunks(length).map(|vector| dot(effects, &factors, vector).to_bits());
                 assert!(sums.iter().map(|sum| sum.to_bits()).eq(alone), "{count} of {length}");
             }
+        }
+    }
+
+    #[test]
+    fn a_token_has_the_bits_that_it_has_alone_whether_lanes_are_tokens_or_rows() {
+        let (rows, columns, tokens) = (37, 70, LANES + 3);
+        let noise =
+            |count: usize, seed: f32| (0..count).map(|i| 120.0 * (i as f32 * 0.37 + seed).sin()).collect::<Vec<f32>>();
+        let weight =
+            LoadedWeight::plain(vec![rows, columns], Arc::new(Elements::F32(noise(rows * columns, 1.0).into())));
+        let (x, bias) = (noise(columns * tokens, 2.0), noise(rows, 3.0));
+        let arithmetic = ProductArithmetic { effects: EngineEffects::ALL, ..ProductArithmetic::default() };
+        let by_token = |size: usize| MatrixLayout { row: 1, column: size };
+        let product = |x: &[f32]| {
+            let mut out = vec![f32::NAN; x.len() / columns * rows];
+            let target = (&mut out[..], by_token(rows));
+            multiply(arithmetic, &weight, (x, by_token(columns)), x.len() / columns, Some(&bias), target);
+            out.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        let together = product(&x);
+        assert!(together.contains(&f32::INFINITY.to_bits()), "some leave the range");
+        for count in [1, 5] {
+            let alone: Vec<u32> = x.chunks(count * columns).flat_map(product).collect();
+            assert_eq!(alone, together, "{count} at a time");
         }
     }
 
