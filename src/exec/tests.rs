@@ -81,6 +81,14 @@ fn cache() -> Function {
     b.finish().unwrap()
 }
 
+/// Runs [`cache`], and gives its output.
+fn write_to(executable: &Executable, state: &mut State, value: f32, position: i32) -> Vec<f32> {
+    let x = Tensor::new([1], vec![value]);
+    let (begin, end) = (Tensor::new([1], vec![position]), Tensor::new([1], vec![position + 1]));
+    let outputs = executable.run(&[("x", &x), ("position", &begin), ("end", &end)], state).unwrap();
+    outputs[0].1.floats().unwrap().to_vec()
+}
+
 #[test]
 fn a_state_in_half_precision_holds_rounded_numbers_in_half_of_the_room() {
     let executable = compile(&cache(), F32);
@@ -88,12 +96,7 @@ fn a_state_in_half_precision_holds_rounded_numbers_in_half_of_the_room() {
     let wide = state.bytes();
     state.hold_in_half_precision("cache");
     assert_eq!(2 * state.bytes(), wide);
-    let write = |state: &mut State, value: f32, position: i32| {
-        let x = Tensor::new([1], vec![value]);
-        let (begin, end) = (Tensor::new([1], vec![position]), Tensor::new([1], vec![position + 1]));
-        let outputs = executable.run(&[("x", &x), ("position", &begin), ("end", &end)], state).unwrap();
-        outputs[0].1.floats().unwrap().to_vec()
-    };
+    let write = |state: &mut State, value: f32, position: i32| write_to(&executable, state, value, position);
     // to nearest even, and beyond the range
     assert_eq!(write(&mut state, 1.0 + 1.0 / 2048.0, 1), [0.0, 2.0, 0.0, 0.0]);
     let snapshot = state.clone();
@@ -115,12 +118,7 @@ fn a_state_in_half_precision_holds_rounded_numbers_in_half_of_the_room() {
 fn states_persist_and_a_clone_is_a_snapshot() {
     let executable = compile(&cache(), F32);
     let mut state = executable.new_state();
-    let write = |state: &mut State, value: f32, position: i32| {
-        let x = Tensor::new([1], vec![value]);
-        let (begin, end) = (Tensor::new([1], vec![position]), Tensor::new([1], vec![position + 1]));
-        let outputs = executable.run(&[("x", &x), ("position", &begin), ("end", &end)], state).unwrap();
-        outputs[0].1.floats().unwrap().to_vec()
-    };
+    let write = |state: &mut State, value: f32, position: i32| write_to(&executable, state, value, position);
     assert_eq!(write(&mut state, 3.0, 1), [0.0, 6.0, 0.0, 0.0]);
     let snapshot = state.clone();
     let address = |state: &State| state.get("cache").unwrap().floats().unwrap().as_ptr();

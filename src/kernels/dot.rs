@@ -18,6 +18,7 @@ pub trait Stored: Copy + Sync {
     fn floats(_: &[Self]) -> Option<&[f32]> {
         None
     }
+
     /// Elements that are bytes.
     #[cfg_attr(not(all(target_arch = "x86_64", target_os = "linux")), allow(dead_code))] // where there is no AMX
     fn bytes(_: &[Self]) -> Option<&[i8]> {

@@ -33,13 +33,15 @@ pub fn product<B: Stored>(
         return by_dots(Rows { values: b, stride: b_layout.column, count: n }, &columns, k, sums);
     }
     if k > 0 && n <= MOST_COLUMNS && a_layout.column == 1 && b_layout.row == 1 {
-        let mut room = AlignedBuf::new(n * k);
-        let rooms = room.floats().chunks_exact_mut(k);
-        let columns = rooms.enumerate().map(|(j, room)| {
-            let elements = &b[j * b_layout.column..][..k];
-            of_column(Widest.run(Values { elements, room }))
-        });
-        let columns: Columns<'_> = columns.collect();
+        let Some(b) = B::floats(b) else {
+            let mut room = AlignedBuf::new(n * k);
+            for (j, room) in room.floats().chunks_exact_mut(k).enumerate() {
+                Widest.run(Widened { elements: &b[j * b_layout.column..][..k], room });
+            }
+            let b_layout = MatrixLayout { row: 1, column: k };
+            return product((m, k, n), (a, a_layout), (room.as_floats(), b_layout), out);
+        };
+        let columns: Columns<'_> = (0..n).map(|j| of_column(&b[j * b_layout.column..])).collect();
         let sums = Sums { values: out, row: n, column: 1 };
         return by_dots(Rows { values: a, stride: a_layout.row, count: m }, &columns, k, sums);
     }
@@ -109,19 +111,19 @@ unsafe impl Widen for Strided<'_> {
     unsafe fn prefetch<L: Lanes>(&self, _: usize, _: usize) {}
 }
 
-/// The values of some elements; there is room for them.
-struct Values<'a, S> {
+/// Puts the values of elements that aren't f32 into `room`, which is as long.
+struct Widened<'a, S> {
     elements: &'a [S],
     room: &'a mut [f32],
 }
 
-impl<'a, S: Stored> Kernel for Values<'a, S> {
-    type Output = &'a [f32];
+impl<S: Stored> Kernel for Widened<'_, S> {
+    type Output = ();
 
     #[inline(always)]
-    unsafe fn run<L: Lanes>(self) -> &'a [f32] {
+    unsafe fn run<L: Lanes>(self) {
         // SAFETY: as promised.
-        unsafe { values_of::<S, L>(self.elements, self.room) }
+        unsafe { values_of::<S, L>(self.elements, self.room) };
     }
 }
 

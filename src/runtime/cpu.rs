@@ -209,8 +209,7 @@ pub struct CpuBackend {
 
 struct Compiled {
     programs: Arc<PackageStore>,
-    precision: Precision,
-    caches: CachePrecision,
+    options: CpuOptions,
     /// Every op is carried out as it stands, and seen.
     unfused: bool,
     executables: FunctionPool<usize, Executable>,
@@ -229,9 +228,8 @@ impl CpuBackend {
     }
 
     fn with(programs: Arc<PackageStore>, options: &CpuOptions, unfused: bool) -> Self {
-        let CpuOptions { precision, caches, max_memory_bytes, wide_calls: _ } = *options;
-        let (executables, idle) = (FunctionPool::new(max_memory_bytes), IdleStates::default());
-        CpuBackend { shared: Arc::new(Compiled { programs, precision, caches, unfused, executables, idle }) }
+        let (executables, idle) = (FunctionPool::new(options.max_memory_bytes), IdleStates::default());
+        CpuBackend { shared: Arc::new(Compiled { programs, options: *options, unfused, executables, idle }) }
     }
 
     /// Runs the programs of `bundle`, which makes the calls that the options say.
@@ -251,13 +249,13 @@ impl Compiled {
             if let_go {
                 self.programs.packages.weights.release_unused();
             }
-            self.programs.compile(index, self.precision, self.unfused)
+            self.programs.compile(index, self.options.precision, self.unfused)
         })
     }
 
     /// Makes the states of a function be kept in the precision of caches.
     fn keep_caches(&self, signature: &Signature, state: &mut State) {
-        if self.caches == CachePrecision::F16 {
+        if self.options.caches == CachePrecision::F16 {
             signature.caches.iter().for_each(|id| state.hold_in_half_precision(id));
         }
     }
@@ -274,8 +272,8 @@ impl Backend for CpuBackend {
     }
 
     fn of_bundle(&self, bundle: &Bundle) -> Result<Option<Box<dyn Backend>>> {
-        let Compiled { programs, precision, caches, unfused, .. } = &*self.shared;
-        let options = CpuOptions { caches: *caches, ..CpuOptions::new(*precision) };
+        let Compiled { programs, options, unfused, .. } = &*self.shared;
+        let options = CpuOptions { max_memory_bytes: None, ..*options };
         Ok(Some(Box::new(Self::with(programs.shared_with(bundle), &options, *unfused))))
     }
 

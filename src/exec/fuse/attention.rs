@@ -156,12 +156,12 @@ fn source(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usi
         base = flow.steps[at].operand(slice.x);
     }
     if let Some((read, ReadState { name: state })) = flow.produced_by(base) {
-        let written = flow.writes(state, read..until).map(|write| flow.written_rows(write));
-        let disjoint =
-            |written: Range<usize>, rows: &Range<usize>| written.end <= rows.start || rows.end <= written.start;
-        let stays =
-            |written: Option<Range<usize>>| written.zip(rows.as_ref()).is_some_and(|(w, rows)| disjoint(w, rows));
-        if !written.into_iter().all(stays) {
+        let stays = |written: Option<Range<usize>>| {
+            written
+                .zip(rows.as_ref())
+                .is_some_and(|(written, rows)| written.end <= rows.start || rows.end <= written.start)
+        };
+        if !flow.writes(state, read..until).all(|write| stays(flow.written_rows(write))) {
             return Source { base: Base::Value(operand.clone()), rows: None };
         }
         copies.extend(seen);

@@ -121,8 +121,14 @@ pub(super) fn writes_axis(slicing: &Slicing, axis: usize) -> bool {
     let takes_others = |mask: &Option<Vec<bool>>| {
         mask.as_ref().is_some_and(|mask| mask.iter().enumerate().all(|(i, masked)| *masked == (i != axis)))
     };
-    let squeezes = slicing.squeeze_mask.as_ref().is_some_and(|mask| mask.contains(&true));
-    takes_others(&slicing.begin_mask) && takes_others(&slicing.end_mask) && !squeezes && has_unit_strides(slicing)
+    takes_others(&slicing.begin_mask)
+        && takes_others(&slicing.end_mask)
+        && !squeezes(slicing)
+        && has_unit_strides(slicing)
+}
+
+fn squeezes(slicing: &Slicing) -> bool {
+    slicing.squeeze_mask.as_ref().is_some_and(|mask| mask.contains(&true))
 }
 
 fn has_unit_strides(slicing: &Slicing) -> bool {
@@ -148,10 +154,9 @@ pub(super) fn slice_of_axis(
     let (begin, end) = (slicing.begin.known::<4>()?, slicing.end.known::<4>()?);
     let (from_start, to_end) = (mask(&slicing.begin_mask)?, mask(&slicing.end_mask)?);
     let whole = |axis: usize| (from_start[axis] || begin[axis] == 0) && to_end[axis];
-    let squeezes = slicing.squeeze_mask.as_ref().is_some_and(|mask| mask.contains(&true));
     let others = (0..4).filter(|other| *other != axis).all(whole);
     let first = if from_start[axis] { 0 } else { usize::try_from(begin[axis]).ok()? };
     let last = if to_end[axis] { None } else { Some(usize::try_from(end[axis]).ok()?) };
-    let fits = has_unit_strides(slicing) && !squeezes && others && last.is_none_or(|last| first < last);
+    let fits = has_unit_strides(slicing) && !squeezes(slicing) && others && last.is_none_or(|last| first < last);
     fits.then_some((first, last))
 }
