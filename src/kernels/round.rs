@@ -1,19 +1,40 @@
 //! Rounding to half precision.
 
-use half::{f16, slice::HalfFloatSliceExt};
+use crate::dispatch::{Vectorize, vectorized};
+
+/// Halfway between the largest fp16 and the next number that it would have with a wider exponent.
+const LIMIT: f32 = 65520.0;
 
 /// Rounds every value to fp16, to nearest even; what is beyond its range becomes infinite.
 pub fn round_to_f16(values: &mut [f32]) {
-    let mut halves = [f16::ZERO; 512];
-    for values in values.chunks_mut(halves.len()) {
-        let halves = &mut halves[..values.len()];
-        halves.convert_from_f32_slice(values);
-        halves.convert_to_f32_slice(values);
+    struct Rounding<'a>(&'a mut [f32]);
+    impl Vectorize for Rounding<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run(self) {
+            self.0.iter_mut().for_each(|value| *value = rounded_to_f16(*value));
+        }
     }
+    vectorized(Rounding(values));
+}
+
+/// The nearest fp16, of two the even one.
+#[inline(always)]
+pub fn rounded_to_f16(value: f32) -> f32 {
+    const EXPONENT: u32 = 0x7f80_0000;
+    const SMALLEST_EXPONENT: u32 = (127 - 14) << 23;
+    // a sum with 1.5 times 2^23 units of the last place has no bits below the unit
+    let power = (value.to_bits() & EXPONENT).max(SMALLEST_EXPONENT);
+    let shift = f32::from_bits(power.wrapping_add(13 << 23 | 1 << 22));
+    let magnitude = if value.abs() >= LIMIT { f32::INFINITY } else { value + shift - shift };
+    magnitude.copysign(value)
 }
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
+
     use super::*;
 
     #[test]
@@ -25,5 +46,21 @@ mod tests {
         let mut nan = [f32::NAN];
         round_to_f16(&mut nan);
         assert!(nan[0].is_nan());
+    }
+
+    #[test]
+    fn every_exponent_and_every_tie_is_rounded_as_the_half_crate_does() {
+        // all exponents and signs, mantissas at, below and above each tie of half precision and of its subnormals
+        let near_ties = (0..1 << 14).flat_map(|mantissa: u32| [0, 1, 0x1ff].map(|low| mantissa << 9 | low));
+        let mantissas: Vec<u32> = near_ties.chain((0..1 << 23).step_by(4093)).collect();
+        for exponent in 0..512u32 {
+            let values: Vec<f32> = mantissas.iter().map(|mantissa| f32::from_bits(exponent << 23 | mantissa)).collect();
+            let mut rounded = values.clone();
+            round_to_f16(&mut rounded);
+            for (value, rounded) in values.iter().zip(&rounded).filter(|(value, _)| !value.is_nan()) {
+                let expected = f16::from_f32(*value).to_f32();
+                assert_eq!(rounded.to_bits(), expected.to_bits(), "{value:e}");
+            }
+        }
     }
 }

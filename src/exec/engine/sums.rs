@@ -5,6 +5,10 @@
 //! out as measured: 4096 and 1024 ones give 5116, sixteen triples of m, -m and 1 keep sixteen ones up to m = 4090 and four
 //! from 4096 on.
 
+use std::array::from_fn;
+use std::cell::RefCell;
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use super::{EngineEffect, EngineEffects};
@@ -13,7 +17,7 @@ use crate::weight::LoadedWeight;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::layout::MatrixLayout;
 use anec_kernels::pool;
-use anec_kernels::round::round_to_f16;
+use anec_kernels::round::rounded_to_f16;
 use anec_kernels::weight::Elements;
 
 /// Where sums end.
@@ -39,44 +43,48 @@ pub(crate) fn multiply(
         return anec_kernels::product::multiply(weight, activations, (x, x_layout), tokens, bias, (out, out_layout));
     }
     let (rows, columns) = (weight.rows(), weight.columns());
-    let columns_of_x = factors(effects, tokens, columns, |t, k| x[k * x_layout.row + t * x_layout.column]);
     let mut product = vec![0.0; rows * tokens];
     let palette = matches!(weight.elements(), Elements::Codes(_)) && effects.has(EngineEffect::PaletteBeforeScale);
-    // the factors of a row, and what its sums are multiplied with
-    let factors_of = |row: usize, factors: &mut [f32]| {
+    // the factors of a row, before they are prepared, and what its sums are multiplied with
+    let expand = |row: usize, factors: &mut [f32]| {
         weight.expand_row(row, factors);
         let scale = match weight.scales().of_row(row) {
             [scale] if palette && *scale != 0.0 => *scale,
-            _ => 1.0,
+            _ => return 1.0,
         };
         factors.iter_mut().for_each(|factor| *factor /= scale);
-        prepare(effects, factors);
         scale
     };
     let finish = |row: usize, scale: f32, sum: &mut f32| *sum = *sum * scale + bias.map_or(0.0, |bias| bias[row]);
     let work = rows * tokens * columns;
-    if tokens < LANES && columns > 0 {
+    if tokens < LANES {
         // lanes are filled with rows where there are few tokens
+        let tokens_of_x: Vec<Vec<f32>> = (0..tokens).map(|t| vector(effects, (x, x_layout), t, columns)).collect();
         by_parts(&mut product, tokens * LANES, work, |part, product| {
-            let first = part * LANES;
-            let mut factors = vec![0.0; product.len() / tokens * columns];
-            let own = factors.chunks_exact_mut(columns).enumerate();
-            let scales: SmallVec<[f32; LANES]> = own.map(|(i, factors)| factors_of(first + i, factors)).collect();
-            let group = Groups::of(&factors, columns);
-            let mut sums = [0.0; LANES];
-            for (token, x) in columns_of_x.chunks_exact(columns).enumerate() {
-                group.dots(effects, x, &mut sums[..scales.len()]);
-                for (i, (scale, sum)) in scales.iter().zip(&mut sums).enumerate() {
-                    finish(first + i, *scale, sum);
-                    product[i * tokens + token] = *sum;
+            thread_local!(static SCRATCH: RefCell<(Vec<f32>, Groups)> = RefCell::default());
+            SCRATCH.with_borrow_mut(|(factors, group)| {
+                let (first, count) = (part * LANES, product.len() / tokens);
+                factors.resize(count * columns, 0.0);
+                let own = (0..count).map(|i| expand(first + i, &mut factors[i * columns..][..columns]));
+                let scales: SmallVec<[f32; LANES]> = own.collect();
+                group.gather(effects, (count, columns), (factors, MatrixLayout { row: 1, column: columns }));
+                let mut sums = [0.0; LANES];
+                for (token, x) in tokens_of_x.iter().enumerate() {
+                    group.dots(effects, x, &mut sums[..count]);
+                    for (i, (scale, sum)) in scales.iter().zip(&mut sums).enumerate() {
+                        finish(first + i, *scale, sum);
+                        product[i * tokens + token] = *sum;
+                    }
                 }
-            }
+            });
         });
     } else {
-        let groups = Groups::of(&columns_of_x, columns);
+        let mut groups = Groups::default();
+        groups.gather(effects, (tokens, columns), (x, x_layout));
         by_parts(&mut product, tokens, work, |row, product| {
             let mut factors = vec![0.0; columns];
-            let scale = factors_of(row, &mut factors);
+            let scale = expand(row, &mut factors);
+            prepare(effects, &mut factors);
             groups.dots(effects, &factors, product);
             product.iter_mut().for_each(|sum| finish(row, scale, sum));
         });
@@ -99,12 +107,11 @@ pub(crate) fn product(
     if !effects.has_sums() {
         return anec_kernels::matrix::product((m, k, n), (a, a_layout), (b, b_layout), out);
     }
-    let columns = factors(effects, n, k, |column, i| b[i * b_layout.row + column * b_layout.column]);
-    let columns = Groups::of(&columns, k);
+    let mut columns = Groups::default();
+    columns.gather(effects, (n, k), (b, b_layout));
+    let a_layout = MatrixLayout { row: a_layout.column, column: a_layout.row };
     for (row, out) in out.chunks_exact_mut(n.max(1)).take(m).enumerate() {
-        let mut factors: Vec<f32> = (0..k).map(|i| a[row * a_layout.row + i * a_layout.column]).collect();
-        prepare(effects, &mut factors);
-        columns.dots(effects, &factors, out);
+        columns.dots(effects, &vector(effects, (a, a_layout), row, k), out);
     }
 }
 
@@ -120,28 +127,43 @@ fn by_parts(out: &mut [f32], length: usize, work: usize, compute: impl Fn(usize,
     }
 }
 
-/// `count` vectors of `length` factors each, ready to be multiplied.
-fn factors(effects: EngineEffects, count: usize, length: usize, at: impl Fn(usize, usize) -> f32) -> Vec<f32> {
-    let mut factors: Vec<f32> =
-        (0..count).flat_map(|i| (0..length).map(move |k| (i, k))).map(|(i, k)| at(i, k)).collect();
-    prepare(effects, &mut factors);
-    factors
+/// A column of a matrix, ready to be multiplied.
+fn vector(effects: EngineEffects, (values, layout): (&[f32], MatrixLayout), column: usize, length: usize) -> Vec<f32> {
+    let mut vector: Vec<f32> = (0..length).map(|k| values[k * layout.row + column * layout.column]).collect();
+    prepare(effects, &mut vector);
+    vector
 }
 
-/// What factors are when they reach the multipliers.
+/// Makes factors what they are when they reach the multipliers.
 fn prepare(effects: EngineEffects, factors: &mut [f32]) {
-    if effects.has(EngineEffect::WeightsRounded) {
-        round_to_f16(factors);
-    }
-    if effects.has(EngineEffect::SubnormalsFlushed) {
-        factors.iter_mut().filter(|factor| factor.abs() < SMALLEST_NORMAL).for_each(|factor| *factor = 0.0);
+    vectorized(Preparation { effects, factors });
+}
+
+struct Preparation<'a> {
+    effects: EngineEffects,
+    factors: &'a mut [f32],
+}
+
+impl Vectorize for Preparation<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        if self.effects.has(EngineEffect::WeightsRounded) {
+            self.factors.iter_mut().for_each(|factor| *factor = rounded_to_f16(*factor));
+        }
+        if self.effects.has(EngineEffect::SubnormalsFlushed) {
+            let flushed = |factor: f32| if factor.abs() < SMALLEST_NORMAL { 0.0 } else { factor };
+            self.factors.iter_mut().for_each(|factor| *factor = flushed(*factor));
+        }
     }
 }
 
 /// Vectors side by side, as many in a group as are summed at a time: each in a lane of its own, one product after the other,
 /// so that its sum has the bits that it has alone.
-struct Groups<'a> {
-    vectors: &'a [f32],
+#[derive(Default)]
+struct Groups {
+    /// Elements of a vector.
     length: usize,
     /// Of each group the first elements, then the second ones, and so on; zeros where a group isn't full.
     lanes: Vec<[f32; LANES]>,
@@ -150,35 +172,67 @@ struct Groups<'a> {
 /// Vectors of a group.
 const LANES: usize = 16;
 
-impl<'a> Groups<'a> {
-    fn of(vectors: &'a [f32], length: usize) -> Self {
-        /// Elements of a vector that are placed before those of the next, so that what is written to stays near.
-        const NEAR: usize = 64;
-        let length = length.max(1);
-        let mut lanes = vec![[0.0; LANES]; vectors.len().div_ceil(length * LANES) * length];
-        for (group, lanes) in vectors.chunks(length * LANES).zip(lanes.chunks_mut(length)) {
-            for (part, lanes) in lanes.chunks_mut(NEAR).enumerate() {
-                for (lane, vector) in group.chunks(length).enumerate() {
-                    let values = &vector[part * NEAR..][..lanes.len()];
-                    lanes.iter_mut().zip(values).for_each(|(lanes, value)| lanes[lane] = *value);
-                }
-            }
+impl Groups {
+    /// Takes the columns of a matrix for vectors, ready to be multiplied.
+    fn gather(&mut self, effects: EngineEffects, (count, length): (usize, usize), source: (&[f32], MatrixLayout)) {
+        self.length = length;
+        self.lanes.resize(count.div_ceil(LANES) * length, [0.0; LANES]);
+        for (group, lanes) in self.lanes.chunks_mut(length.max(1)).enumerate() {
+            let first = group * LANES;
+            vectorized(Gathering { effects, columns: first..count.min(first + LANES), source, lanes });
         }
-        Groups { vectors, length, lanes }
     }
 
     /// The sums of products of one vector with each.
     fn dots(&self, effects: EngineEffects, factors: &[f32], sums: &mut [f32]) {
         let by_tiles = effects.has(EngineEffect::LaneTiles);
-        for (group, (lanes, sums)) in self.lanes.chunks(self.length).zip(sums.chunks_mut(LANES)).enumerate() {
+        for (lanes, sums) in self.lanes.chunks(self.length.max(1)).zip(sums.chunks_mut(LANES)) {
             let (found, peaks) = match by_tiles {
                 true => vectorized(TileWork::<true> { factors, lanes }),
                 false => vectorized(TileWork::<false> { factors, lanes }),
             };
             for (lane, sum) in sums.iter_mut().enumerate() {
-                let vector = || &self.vectors[(group * LANES + lane) * self.length..][..self.length];
-                *sum = ended(effects, (found[lane], peaks[lane]), || (factors, vector()));
+                *sum = ended(effects, (found[lane], peaks[lane]), || {
+                    let vector: Vec<f32> = lanes.iter().map(|lanes| lanes[lane]).collect();
+                    saturated(by_tiles, factors, &vector)
+                });
             }
+        }
+    }
+}
+
+/// Columns of a matrix become lanes.
+struct Gathering<'a> {
+    effects: EngineEffects,
+    columns: Range<usize>,
+    source: (&'a [f32], MatrixLayout),
+    lanes: &'a mut [[f32; LANES]],
+}
+
+impl Vectorize for Gathering<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        /// Elements of a vector that are placed before those of the next, so that what is written to stays near.
+        const BLOCK: usize = 8;
+        let Gathering { effects, columns, source: (values, layout), lanes } = self;
+        for (block, lanes) in lanes.chunks_mut(BLOCK).enumerate() {
+            let first = &values[block * BLOCK * layout.row..];
+            if let (Ok(lanes), 1) = (<&mut [_; BLOCK]>::try_from(&mut *lanes), layout.row) {
+                let mut parts = [[0.0; BLOCK]; LANES];
+                for (column, part) in columns.clone().zip(&mut parts) {
+                    part.copy_from_slice(&first[column * layout.column..][..BLOCK]);
+                }
+                *lanes = from_fn(|i| from_fn(|lane| parts[lane][i]));
+            } else {
+                for (i, lanes) in lanes.iter_mut().enumerate() {
+                    *lanes = [0.0; LANES];
+                    let of = |column: usize| first[i * layout.row + column * layout.column];
+                    columns.clone().zip(lanes).for_each(|(column, lane)| *lane = of(column));
+                }
+            }
+            Preparation { effects, factors: lanes.as_flattened_mut() }.run();
         }
     }
 }
@@ -200,7 +254,7 @@ impl<const ALIGNED: bool> Vectorize for TileWork<'_, ALIGNED> {
             add_to(&mut sums, &mut peaks, &tiles::<ALIGNED>(a, b));
         }
         let mut column = [0.0; TILE];
-        let last = std::array::from_fn(|lane| {
+        let last = from_fn(|lane| {
             other_rest.iter().zip(&mut column).for_each(|(lanes, value)| *value = lanes[lane]);
             tile::<ALIGNED>(rest, &column)
         });
@@ -236,15 +290,15 @@ fn add_product<const ALIGNED: bool>(sums: &mut [f32; LANES], a: f32, b: &[f32; L
 fn add_to(sums: &mut [f32; LANES], peaks: &mut [f32; LANES], tile: &[f32; LANES]) {
     for ((sum, peak), tile) in sums.iter_mut().zip(peaks).zip(tile) {
         *sum += tile;
-        *peak = peak.max(sum.abs());
+        // not `max`, which takes two more instructions to leave NaN out
+        *peak = if sum.abs() > *peak { sum.abs() } else { *peak };
     }
 }
 
 /// What becomes of a sum at its end, with the largest magnitude on the way.
-fn ended<'a>(effects: EngineEffects, (sum, peak): (f32, f32), of: impl Fn() -> (&'a [f32], &'a [f32])) -> f32 {
+fn ended(effects: EngineEffects, (sum, peak): (f32, f32), saturated: impl Fn() -> f32) -> f32 {
     if effects.has(EngineEffect::SumsSaturate) && peak >= LIMIT {
-        let (a, b) = of();
-        return saturated(effects.has(EngineEffect::LaneTiles), a, b);
+        return saturated();
     }
     if effects.has(EngineEffect::SubnormalsFlushed) && sum.abs() < SMALLEST_NORMAL {
         return 0.0;
@@ -277,8 +331,8 @@ fn saturated(by_tiles: bool, a: &[f32], b: &[f32]) -> f32 {
 fn add_aligned(a: f32, b: f32) -> f32 {
     const EXPONENT: u32 = 0x7f80_0000;
     // what is added to this and taken away again has lost the bits below the unit: 1.5 times 2^23 units
-    let power = a.abs().max(b.abs()).to_bits() & EXPONENT;
-    let shift = f32::from_bits(power.wrapping_add(12 << 23)) * 1.5;
+    let power = (a.to_bits() & EXPONENT).max(b.to_bits() & EXPONENT);
+    let shift = f32::from_bits(power.wrapping_add(12 << 23 | 1 << 22));
     (a + shift - shift) + (b + shift - shift)
 }
 
@@ -351,7 +405,7 @@ mod tests {
     fn dot(effects: EngineEffects, a: &[f32], b: &[f32]) -> f32 {
         let by_tiles = effects.has(EngineEffect::LaneTiles);
         let found = if by_tiles { add_tiles::<true>(a, b) } else { add_tiles::<false>(a, b) };
-        ended(effects, found, || (a, b))
+        ended(effects, found, || saturated(by_tiles, a, b))
     }
 
     /// The sum over all tiles, and the largest magnitude on the way.
@@ -410,13 +464,37 @@ mod tests {
         for (count, length, scale) in [(1, 1, 1.0), (16, 64, 1.0), (21, 67, 1.0), (5, 130, 64.0)] {
             let factors: Vec<f32> = (0..length).map(|_| scale * next()).collect();
             let vectors: Vec<f32> = (0..count * length).map(|_| next()).collect();
+            let layout = MatrixLayout { row: 1, column: length };
             let all = EngineEffects::ALL;
             for effects in [all, all.without(EngineEffect::LaneTiles), all.without(EngineEffect::SumsSaturate)] {
                 let mut sums = vec![0.0; count];
-                Groups::of(&vectors, length).dots(effects, &factors, &mut sums);
+                let mut groups = Groups::default();
+                groups.gather(EngineEffects::NONE, (count, length), (&vectors, layout));
+                groups.dots(effects, &factors, &mut sums);
                 let alone = vectors.chunks(length).map(|vector| dot(effects, &factors, vector).to_bits());
                 assert!(sums.iter().map(|sum| sum.to_bits()).eq(alone), "{count} of {length}");
             }
+        }
+    }
+
+    #[test]
+    fn columns_of_any_layout_become_lanes() {
+        let (count, length) = (21, 37);
+        let element = |k: usize, column: usize| (k * count + column) as f32 * 4.0;
+        for (row, column) in [(1, length), (count, 1), (2 * count, 2)] {
+            let mut values = vec![f32::NAN; 2 * count * length];
+            for (k, i) in (0..length).flat_map(|k| (0..count).map(move |i| (k, i))) {
+                values[k * row + i * column] = element(k, i);
+            }
+            let mut groups = Groups { length: 1, lanes: vec![[f32::NAN; LANES]; 3 * length] };
+            groups.gather(EngineEffects::ALL, (count, length), (&values, MatrixLayout { row, column }));
+            for (at, lanes) in groups.lanes.iter().enumerate() {
+                let (group, k) = (at / length, at % length);
+                let column = |lane: usize| group * LANES + lane;
+                let expected = |lane: usize| if column(lane) < count { element(k, column(lane)) } else { 0.0 };
+                assert_eq!(*lanes, from_fn(expected), "{k} of group {group}, {row} and {column:?}", column = column(0));
+            }
+            assert_eq!(groups.lanes.len(), 2 * length);
         }
     }
 
