@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
-use serde_yaml::{MessageFormatter, UserMessageFormatter};
+use serde_yaml::{MessageFormatter, RenderOptions, UserMessageFormatter};
 
 use super::builtin;
 use super::error::{ManifestError, nearest};
@@ -102,9 +102,11 @@ pub fn schema() -> Json {
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str, origin: &str) -> Result<T, ManifestError> {
+    let mut options = RenderOptions::new(&Words);
+    options.source_name = Some(origin);
     serde_yaml::from_str(text).map_err(|e| ManifestError::Syntax {
         origin: origin.to_owned(),
-        message: e.render_with_formatter(&Words).trim_start_matches("error: ").to_owned(),
+        message: e.render_with_options(options).trim_start_matches("error: ").to_owned(),
         suggestion: suggestion(&e),
     })
 }
