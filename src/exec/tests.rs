@@ -328,3 +328,84 @@ fn what_a_group_repeats_is_there_for_others_too() {
     let apart = found[0].1.floats().unwrap().iter().zip(expected[0].1.floats().unwrap()).map(|(a, b)| (a - b).abs());
     assert!(apart.fold(0.0, f32::max) < 1e-6);
 }
+
+/// Attention of heads over rows of a state and over what a call appends to them, and the write of the state through a mask: a layer's
+/// keys and values are two rows of four.
+fn attention_over_joined(tokens: usize, slots: usize) -> Function {
+    let mut b = FunctionBuilder::new("main", Opset::CoreMl8);
+    let ty = |shape: [usize; 4]| TensorType::new(DataType::Fp16, shape.map(|size| size as u64));
+    let q = b.input("q", ty([1, 2, tokens, 32]));
+    let new = b.input("new", ty([1, 4, tokens, 32]));
+    let mask = b.input("mask", ty([1, 1, tokens, slots + tokens]));
+    let write = b.input("write", ty([1, 1, slots, tokens]));
+    let keep = b.input("keep", ty([1, 1, slots, 1]));
+    let state = b.state("cache", ty([1, 4, slots, 32]));
+    let cache = b.read_state(state);
+    let mut of_rows = |first: u64| {
+        let [past, own] = [cache, new].map(|tensor| b.slice(tensor, 1, first..first + 1));
+        b.concat(&[past, own], 2)
+    };
+    let (k, v) = (of_rows(1), of_rows(2));
+    let scores = b.matmul(q, k, false, true);
+    let masked = b.op_with_outputs("add", "masked", [("x", scores), ("y", mask)])[0];
+    let weights = b.softmax(masked, -1);
+    let out = b.matmul(weights, v, false, false);
+    let kept = b.op_with_outputs("mul", "kept", [("x", cache), ("y", keep)])[0];
+    let placed = b.matmul(write, new, false, false);
+    let sum = b.op_with_outputs("add", "sum", [("x", kept), ("y", placed)])[0];
+    b.op_with_outputs("write_state", "written", [("input", state), ("data", sum)]);
+    b.output("out", out);
+    b.finish().unwrap()
+}
+
+#[test]
+fn keys_that_a_call_appends_are_joined_to_the_open_slots_of_earlier_ones() {
+    let (slots, seen) = (256, 37);
+    let noise = |shape: [usize; 4], seed: f32| {
+        let value = |i: usize| f16::from_f32((i as f32 * 0.37 + seed).sin()).to_f32();
+        Tensor::new(shape, (0..shape.iter().product()).map(value).collect::<Vec<f32>>())
+    };
+    for (tokens, seen) in [(1, 0), (1, seen), (3, seen), (20, seen)] {
+        let function = attention_over_joined(tokens, slots);
+        let (q, new) = (noise([1, 2, tokens, 32], 1.0), noise([1, 4, tokens, 32], 2.0));
+        let opens = |i: usize| {
+            let (token, slot) = (i / (slots + tokens), i % (slots + tokens));
+            slot < seen || (slots..=slots + token).contains(&slot)
+        };
+        let closed = |i: usize| if opens(i) { 0.0 } else { -1e4 };
+        let mask: Vec<f32> = (0..tokens * (slots + tokens)).map(closed).collect();
+        let writes = |i: usize| f32::from(u8::from(i / tokens == seen + i % tokens));
+        let keeps = |slot: usize| f32::from(u8::from(!(seen..seen + tokens).contains(&slot)));
+        let mask = Tensor::new([1, 1, tokens, slots + tokens], mask);
+        let write = Tensor::new([1, 1, slots, tokens], (0..slots * tokens).map(writes).collect::<Vec<f32>>());
+        let keep = Tensor::new([1, 1, slots, 1], (0..slots).map(keeps).collect::<Vec<f32>>());
+        let inputs = [("q", &q), ("new", &new), ("mask", &mask), ("write", &write), ("keep", &keep)];
+        let mut cache = noise([1, 4, slots, 32], 3.0);
+        if let TensorData::F32(values) = &mut cache.data {
+            values.iter_mut().enumerate().filter(|(i, _)| i / 32 % slots >= seen).for_each(|(_, value)| *value = 0.0);
+        }
+        for precision in [F32, F16] {
+            let plain = Executable::compile_unfused(&function, precision, &WeightCache::new()).unwrap();
+            let mut expected_state = plain.new_state();
+            expected_state.set("cache", cache.clone());
+            let expected = plain.run(&inputs, &mut expected_state).unwrap();
+            for half in [false, true] {
+                let fused = compile(&function, precision);
+                let mut state = fused.new_state();
+                if half {
+                    state.hold_in_half_precision("cache");
+                }
+                state.set("cache", cache.clone());
+                let mut profile = ExecProfile::default();
+                let found = fused.run_profiled(&inputs, &mut state, &mut profile).unwrap();
+                let mut names: Vec<&str> = profile.operators().iter().map(|(name, _)| *name).collect();
+                names.sort_unstable();
+                assert_eq!(names, ["attention", "cache write", "slice_by_index"], "what was there is not copied");
+                assert_eq!(state.get("cache"), expected_state.get("cache"));
+                let pairs = found[0].1.floats().unwrap().iter().zip(expected[0].1.floats().unwrap());
+                let apart = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(apart < if precision == F32 { 1e-6 } else { 2e-3 }, "{tokens} after {seen}: {apart}");
+            }
+        }
+    }
+}

@@ -4,42 +4,38 @@
 //! mask closes ([`MASKED`]) to every token gets a weight of `exp(score + mask - highest)`, which is 0 in f32 unless its
 //! score is higher than those of all open slots by almost as much as the mask takes off. Slots before the first and
 //! after the last open one are left out; those between are computed as they stand. The keys and values may be rows of a
-//! larger cache, which are used where they are.
+//! larger cache, which are used where they are, and those of this call may be joined to them.
+
+mod open_slots;
+mod source;
 
 use std::cell::Cell;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use half::f16;
-use smallvec::SmallVec;
-
+use self::open_slots::OpenSlots;
+use self::source::{HeadSlots, Source};
 use super::Found;
-use super::flow::{Flow, constant, rows_of_slice};
+use super::flow::{Flow, constant};
 use crate::frame::Frame;
 use crate::kernel::Call;
 use crate::node::{FusedKernel, FusedResult};
 use crate::operand::Operand;
-use crate::ops::{BinaryOp, Concat, Matmul, ReadState, SliceByIndex, Softmax, softmax_rows};
+use crate::ops::{BinaryOp, Concat, Matmul, Softmax, softmax_rows};
 use crate::state::State;
-use crate::state_buffer::StateBuffer;
 use crate::step::Step;
 use crate::tensor::{Tensor, TensorData};
 use crate::value::Value;
 use crate::workspace::Workspace;
-use anec_bundle::MASKED;
 use anec_kernels::dispatch::{Vectorize, vectorized};
 use anec_kernels::dot::MOST_COLUMNS;
 use anec_kernels::layout::MatrixLayout;
-use anec_kernels::matrix::{product, product_of_few};
 use anec_kernels::pool;
 use anec_kernels::round::round_to_f16;
 use anec_mil::DataType;
 
 /// If the highest score of a token is lower than this, closed slots may count, too.
 const LOWEST: f32 = -5e3;
-/// First and last slot are rounded outwards to multiples of this, so that sums are made of the same parts.
-const ALIGNMENT: usize = 16;
 /// Rows that are computed at a time.
 const ROWS: usize = 64;
 /// Multiplications for which threads are worth waking.
@@ -65,20 +61,6 @@ pub(super) struct Attention {
     types: [DataType; 4],
 }
 
-/// Keys or values: rows of a tensor.
-struct Source {
-    base: Base,
-    /// All if there are none.
-    rows: Option<Range<usize>>,
-}
-
-/// Where a tensor is.
-enum Base {
-    Value(Operand),
-    /// What the state holds when the group runs.
-    State(Arc<str>),
-}
-
 /// Looks for the form around the softmax at `at`.
 pub(super) fn find(flow: &Flow<'_>, at: usize, softmax: &Softmax) -> Option<Found> {
     let steps = flow.steps;
@@ -102,8 +84,8 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, softmax: &Softmax) -> Option<Foun
     members.extend(&between);
     let mut copies = Vec::new();
     let keys: &Matmul = flow.kernel(product)?;
-    let key = source(flow, steps[product].operand(keys.y), mixed, &mut copies);
-    let value = source(flow, steps[mixed].operand(values.y), mixed, &mut copies);
+    let key = Source::of(flow, steps[product].operand(keys.y), mixed, &mut copies);
+    let value = Source::of(flow, steps[mixed].operand(values.y), mixed, &mut copies);
     let (mask, repeat) = repeated(flow, mask, &mut copies);
     let kernel = Box::new(Attention {
         query: steps[product].operand(keys.x).clone(),
@@ -141,37 +123,6 @@ fn scores(flow: &Flow<'_>, operand: &Operand) -> Option<(usize, Vec<usize>)> {
     }
 }
 
-/// Rows of a tensor, seen through the slices that give an operand. A state that is read stays readable until `until`
-/// unless these rows of it are written before; then the slices are left to be made.
-fn source(flow: &Flow<'_>, operand: &Operand, until: usize, copies: &mut Vec<usize>) -> Source {
-    let (mut base, mut rows, mut seen) = (operand, None::<Range<usize>>, Vec::new());
-    while let Some((at, slice)) = flow.produced_by::<SliceByIndex>(base) {
-        let Some(taken) = rows_of_slice(slice) else { break };
-        rows = match rows {
-            None => Some(taken),
-            Some(inner) if inner.end <= taken.len() => Some(taken.start + inner.start..taken.start + inner.end),
-            Some(_) => break,
-        };
-        seen.push(at);
-        base = flow.steps[at].operand(slice.x);
-    }
-    if let Some((read, ReadState { name: state })) = flow.produced_by(base) {
-        let stays = |written: Option<Range<usize>>| {
-            written
-                .zip(rows.as_ref())
-                .is_some_and(|(written, rows)| written.end <= rows.start || rows.end <= written.start)
-        };
-        if !flow.writes(state, read..until).all(|write| stays(flow.written_rows(write))) {
-            return Source { base: Base::Value(operand.clone()), rows: None };
-        }
-        copies.extend(seen);
-        copies.push(read);
-        return Source { base: Base::State(state.clone()), rows };
-    }
-    copies.extend(seen);
-    Source { base: Base::Value(base.clone()), rows }
-}
-
 /// A mask that is joined to itself along its tokens, and how often.
 fn repeated(flow: &Flow<'_>, mask: &Operand, copies: &mut Vec<usize>) -> (Operand, usize) {
     let whole = (mask.clone(), 1);
@@ -198,34 +149,40 @@ impl FusedKernel for Attention {
     /// Gives the result, `[1, Q, T, D]`.
     fn run(&self, _: &[Step], frame: &mut Frame<'_>) -> Option<FusedResult> {
         let (query, mask) = (frame.peek(&self.query)?, frame.peek(&self.mask)?);
-        let (key, value) = (self.key.buffer(frame)?, self.value.buffer(frame)?);
+        let (keys, values) = (self.key.buffers(frame)?, self.value.buffers(frame)?);
         let [1, heads, tokens, width] = query.shape[..] else { return None };
         let [1, 1, mask_rows, slots] = mask.shape[..] else { return None };
-        let (key, value) = (Heads::of(&key, &self.key.rows)?, Heads::of(&value, &self.value.rows)?);
-        let fits = key.count == value.count
-            && (key.count == heads || key.count == 1)
-            && (key.slots, value.slots, key.width) == (slots, slots, width)
+        let (key, value) = (self.key.heads(&keys)?, self.value.heads(&values)?);
+        let (count, value_width) = (key.count(), value.width());
+        let [earlier, appended] = key.slots();
+        let fits = count == value.count()
+            && (count == heads || count == 1)
+            && value.slots() == [earlier, appended]
+            && (earlier + appended, key.width()) == (slots, width)
             && (mask_rows * self.repeat == tokens || mask_rows * self.repeat == 1);
         let (query, mask) = (query.floats()?, mask.floats()?);
-        if !fits || heads * tokens * width * value.width == 0 {
+        if !fits || heads * tokens * width * value_width == 0 {
             return None;
         }
-        let open = OpenSlots::of(mask, slots)?;
+        let open = OpenSlots::of(mask, [earlier, appended])?;
         let rounds = Rounds { half: frame.half, of: self.types.map(|dtype| frame.rounds(dtype)) };
-        let rows = heads * tokens / key.count;
+        let rows = heads * tokens / count;
         let done = AtomicBool::new(true);
         // some rows of a head, from `first` on
         let part = |head: usize, first: usize, out: &mut [f32]| {
-            let query = &query[(head * rows + first) * width..][..out.len() / value.width * width];
+            let query = &query[(head * rows + first) * width..][..out.len() / value_width * width];
             // the tokens that the rows are for, in order but for a step back at the end of each head
             let token = |row: usize| (first + row) % tokens % mask_rows;
-            let count = out.len() / value.width;
-            let own = match (token(0), token(count - 1)) {
-                (from, to) if from <= to && count <= mask_rows => from..to + 1,
+            let own_rows = out.len() / value_width;
+            let own = match (token(0), token(own_rows - 1)) {
+                (from, to) if from <= to && own_rows <= mask_rows => from..to + 1,
                 _ => 0..mask_rows,
             };
             let open = open.to(own);
-            let mask = |row: usize| &mask[token(row) * slots..][open.clone()];
+            let mask = |row: usize| {
+                let (of_earlier, of_appended) = mask[token(row) * slots..][..slots].split_at(earlier);
+                [&of_earlier[open[0].clone()], &of_appended[open[1].clone()]]
+            };
             let parts = key.part(head, &open).zip(value.part(head, &open));
             // as products with weights do, few tokens give each the bits that it has alone
             let few = tokens <= MOST_COLUMNS;
@@ -234,20 +191,21 @@ impl FusedKernel for Attention {
                 done.store(false, Ordering::Relaxed);
             }
         };
-        let threads = heads * tokens * width * open.to(0..mask_rows).len() > LARGE_WORK;
-        let of_head = rows * value.width;
-        let result = frame.workspace.pool.written(&[1, heads, tokens, value.width], |out| {
+        let threads =
+            heads * tokens * width * open.to(0..mask_rows).iter().map(|open| open.len()).sum::<usize>() > LARGE_WORK;
+        let of_head = rows * value_width;
+        let result = frame.workspace.pool.written(&[1, heads, tokens, value_width], |out| {
             if rows <= ROWS && threads {
                 // a row of few tokens has the same bits whatever is beside it, so that those of a single head can be divided, too
-                let divides = key.count == 1 && tokens <= MOST_COLUMNS;
+                let divides = count == 1 && tokens <= MOST_COLUMNS;
                 let of_part = if divides { rows.div_ceil(pool::threads()) } else { rows };
-                pool::for_each_chunk(out, of_part * value.width, |i, out| {
+                pool::for_each_chunk(out, of_part * value_width, |i, out| {
                     part(i * of_part / rows, i * of_part % rows, out);
                 });
                 return;
             }
             let blocks = out.chunks_exact_mut(of_head).enumerate().flat_map(|(head, out)| {
-                let blocks = out.chunks_mut(ROWS * value.width).enumerate();
+                let blocks = out.chunks_mut(ROWS * value_width).enumerate();
                 blocks.map(move |(block, out)| (head, block * ROWS, out))
             });
             if threads {
@@ -271,21 +229,25 @@ impl Attention {
     fn block<'m>(
         &self,
         (query, width): (&[f32], usize),
-        (key, all): (Elements<'_>, usize),
-        mask: impl Fn(usize) -> &'m [f32],
-        (value, out): (Elements<'_>, &mut [f32]),
+        (key, all): (HeadSlots<'_>, usize),
+        mask: impl Fn(usize) -> [&'m [f32]; 2],
+        (value, out): (HeadSlots<'_>, &mut [f32]),
         (rounds, few): (&Rounds, bool),
     ) -> Option<()> {
-        let (rows, slots) = (query.len() / width, key.len() / width);
+        let rows = query.len() / width;
+        let value_width = out.len() / rows;
         let by_row = |width: usize| MatrixLayout { row: width, column: 1 };
         let mut workspace = SCRATCH.take();
         workspace.pool.begin_run();
+        let key = key.in_one(all * width, &mut workspace.pool);
+        let slots = key.elements().len() / width;
         // with room for all slots: the next token may see more of them
         let scores = workspace.pool.written_within(rows * all, &[1, 1, rows, slots], |scores| {
             let transposed = MatrixLayout { row: 1, column: width };
-            key.multiplied((rows, width, slots), (query, by_row(width)), transposed, scores, few);
+            key.elements().multiplied((rows, width, slots), (query, by_row(width)), transposed, scores, few);
             rounds.apply(0, scores);
         });
+        key.recycle(&mut workspace.pool);
         let mut steps = self.between.iter();
         let scores = steps.try_fold(scores, |scores, step| change(step, scores, rounds.half, &mut workspace));
         let weights = scores.and_then(|mut scores| match &mut workspace.pool.make_mut(&mut scores).data {
@@ -293,10 +255,11 @@ impl Attention {
             _ => None,
         });
         let done = weights.map(|weights| {
-            let width = out.len() / rows;
-            let values = weights.floats().unwrap_or_default();
-            value.multiplied((rows, slots, width), (values, by_row(slots)), by_row(width), out, few);
+            let value = value.in_one(all * value_width, &mut workspace.pool);
+            let factors = (weights.floats().unwrap_or_default(), by_row(slots));
+            value.elements().multiplied((rows, slots, value_width), factors, by_row(value_width), out, few);
             rounds.apply(3, out);
+            value.recycle(&mut workspace.pool);
             workspace.pool.recycle(weights);
         });
         SCRATCH.set(workspace);
@@ -305,7 +268,7 @@ impl Attention {
 }
 
 /// Scores to weights, row by row of so many slots; `None` if slots that are closed may count.
-fn weigh<'m>(scores: &mut [f32], slots: usize, mask: impl Fn(usize) -> &'m [f32], rounds: &Rounds) -> Option<()> {
+fn weigh<'m>(scores: &mut [f32], slots: usize, mask: impl Fn(usize) -> [&'m [f32]; 2], rounds: &Rounds) -> Option<()> {
     vectorized(AddMask { scores, slots, mask });
     rounds.apply(1, scores);
     // a row that sees no open slot
@@ -323,13 +286,16 @@ struct AddMask<'a, M> {
     mask: M,
 }
 
-impl<'m, M: Fn(usize) -> &'m [f32]> Vectorize for AddMask<'_, M> {
+impl<'m, M: Fn(usize) -> [&'m [f32]; 2]> Vectorize for AddMask<'_, M> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
         for (row, scores) in self.scores.chunks_exact_mut(self.slots).enumerate() {
-            scores.iter_mut().zip((self.mask)(row)).for_each(|(score, mask)| *score += mask);
+            let [of_earlier, of_appended] = (self.mask)(row);
+            let (earlier, appended) = scores.split_at_mut(of_earlier.len());
+            earlier.iter_mut().zip(of_earlier).for_each(|(score, mask)| *score += mask);
+            appended.iter_mut().zip(of_appended).for_each(|(score, mask)| *score += mask);
         }
     }
 }
@@ -368,157 +334,5 @@ impl Rounds {
         if self.of[which] {
             round_to_f16(values);
         }
-    }
-}
-
-impl Source {
-    fn buffer(&self, frame: &Frame<'_>) -> Option<StateBuffer> {
-        match &self.base {
-            Base::Value(operand) => frame.peek(operand).map(StateBuffer::Tensor),
-            Base::State(name) => frame.state.share(name),
-        }
-    }
-}
-
-/// Keys or values.
-#[derive(Clone, Copy)]
-enum Elements<'a> {
-    Single(&'a [f32]),
-    Half(&'a [f16]),
-}
-
-impl<'a> Elements<'a> {
-    fn of(buffer: &'a StateBuffer) -> Option<Self> {
-        Some(match buffer {
-            StateBuffer::Tensor(tensor) => Elements::Single(tensor.floats()?),
-            StateBuffer::Half(half) => Elements::Half(&half.values),
-        })
-    }
-
-    fn part(self, range: Range<usize>) -> Option<Self> {
-        Some(match self {
-            Elements::Single(values) => Elements::Single(values.get(range)?),
-            Elements::Half(values) => Elements::Half(values.get(range)?),
-        })
-    }
-
-    fn len(self) -> usize {
-        match self {
-            Elements::Single(values) => values.len(),
-            Elements::Half(values) => values.len(),
-        }
-    }
-
-    /// `out = a self`; the rows of `out` have the bits that they have alone if it is a product of few.
-    fn multiplied(
-        self,
-        sizes: (usize, usize, usize),
-        a: (&[f32], MatrixLayout),
-        layout: MatrixLayout,
-        out: &mut [f32],
-        few: bool,
-    ) {
-        match (self, few) {
-            (Elements::Single(values), false) => product(sizes, a, (values, layout), out),
-            (Elements::Single(values), true) => product_of_few(sizes, a, (values, layout), out),
-            (Elements::Half(values), false) => product(sizes, a, (values, layout), out),
-            (Elements::Half(values), true) => product_of_few(sizes, a, (values, layout), out),
-        }
-    }
-}
-
-/// The heads of keys or values `[1, rows, slots, width]`.
-struct Heads<'a> {
-    elements: Elements<'a>,
-    count: usize,
-    slots: usize,
-    width: usize,
-}
-
-impl<'a> Heads<'a> {
-    fn of(buffer: &'a StateBuffer, rows: &Option<Range<usize>>) -> Option<Self> {
-        let [1, all, slots, width] = *buffer.shape() else { return None };
-        let rows = rows.clone().unwrap_or(0..all);
-        let elements = Elements::of(buffer)?.part(rows.start * slots * width..rows.end * slots * width)?;
-        Some(Heads { elements, count: rows.len(), slots, width })
-    }
-
-    /// Some slots of a head.
-    fn part(&self, head: usize, slots: &Range<usize>) -> Option<Elements<'a>> {
-        let start = (head * self.slots + slots.start) * self.width;
-        self.elements.part(start..start + slots.len() * self.width)
-    }
-}
-
-/// Which slots a mask opens to each of its tokens: from the first to the last of them.
-struct OpenSlots {
-    of_tokens: SmallVec<[Range<usize>; 8]>,
-    slots: usize,
-}
-
-/// A token's row of a mask, to be looked through for its first and its last open slot.
-struct OpenInRow<'a>(&'a [f32]);
-
-impl Vectorize for OpenInRow<'_> {
-    type Output = Option<Range<usize>>;
-
-    #[inline(always)]
-    fn run(self) -> Option<Range<usize>> {
-        /// Slots that are looked at together.
-        const TOGETHER: usize = 64;
-        let OpenInRow(row) = self;
-        // a mask that is no number is one to be computed with
-        let is_open = |value: &f32| !(*value <= MASKED);
-        let any = |part: &&[f32]| part.iter().fold(false, |any, value| any | is_open(value));
-        let closed_before = row.chunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
-        let start = closed_before + row.get(closed_before..)?.iter().position(is_open)?;
-        let closed_after = row.rchunks(TOGETHER).take_while(|part| !any(part)).count() * TOGETHER;
-        let end = row[..row.len() - closed_after].iter().rposition(is_open)? + 1;
-        Some(start..end)
-    }
-}
-
-impl OpenSlots {
-    /// Those of a mask with so many slots for each token; `None` if a token sees none.
-    fn of(mask: &[f32], slots: usize) -> Option<Self> {
-        let of_token = |row| vectorized(OpenInRow(row));
-        let of_tokens = mask.chunks_exact(slots.max(1)).map(of_token).collect::<Option<_>>()?;
-        Some(OpenSlots { of_tokens, slots })
-    }
-
-    /// From the first to the last slot that is open to one of some tokens, rounded outwards.
-    fn to(&self, tokens: Range<usize>) -> Range<usize> {
-        let of_tokens = &self.of_tokens[tokens];
-        let start = of_tokens.iter().map(|open| open.start).min().unwrap_or(0);
-        let end = of_tokens.iter().map(|open| open.end).max().unwrap_or(0);
-        start / ALIGNMENT * ALIGNMENT..end.next_multiple_of(ALIGNMENT).min(self.slots)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mask_opens_to_each_token_what_lies_between_its_first_and_last_open_slot() {
-        let slots = 200;
-        let mask = |open: &[Range<usize>]| -> Vec<f32> {
-            let of_token = |open: &Range<usize>| {
-                let open = open.clone();
-                (0..slots).map(move |slot| if open.contains(&slot) { 0.0 } else { MASKED })
-            };
-            open.iter().flat_map(of_token).collect()
-        };
-        // a window of 70, and tokens at the ends of what is looked at together
-        let open = [0..1, 0..64, 0..65, 64..128, 130..200, 199..200];
-        let found = OpenSlots::of(&mask(&open), slots).unwrap();
-        assert_eq!(found.of_tokens[..], open);
-        assert_eq!([found.to(0..1), found.to(0..3), found.to(3..4), found.to(4..5)], [0..16, 0..80, 64..128, 128..200]);
-        assert_eq!(found.to(0..open.len()), 0..slots);
-        assert!(OpenSlots::of(&mask(&[0..1, 3..3]), slots).is_none(), "a token that sees nothing");
-        let holes: Vec<f32> = (0..slots).map(|slot| if [5, 190].contains(&slot) { 0.0 } else { MASKED }).collect();
-        let found = OpenSlots::of(&holes, slots).unwrap();
-        assert_eq!(found.of_tokens.iter().map(|open| (open.start, open.end)).collect::<Vec<_>>(), [(5, 191)]);
-        assert_eq!(OpenSlots::of(&[MASKED, f32::NAN, MASKED], 3).unwrap().to(0..1), 0..3, "what is no number counts");
     }
 }

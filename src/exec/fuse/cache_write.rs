@@ -80,9 +80,8 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
         Some(found) => (found, y),
         None => (old(y)?, x),
     };
-    members.push(read);
-    members.extend(slice);
-    members.extend(whole);
+    // attention may read the same rows
+    let copies: Vec<usize> = [Some(read), slice, whole].into_iter().flatten().collect();
     // the rows and the whole that they are put back into may have been read one after the other
     let undisturbed = [Some(read), whole]
         .into_iter()
@@ -99,7 +98,7 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
         new: new.clone(),
         types: [kept, placed, sum].map(|step| steps[step].dtype()),
     });
-    (undisturbed && closed).then_some(Found { members, copies: Vec::new(), kernel })
+    (undisturbed && closed).then_some(Found { members, copies, kernel })
 }
 
 impl FusedKernel for CacheWrite {
