@@ -62,6 +62,14 @@ pub enum CacheError {
     /// Nobody says where it is.
     #[error("there is no folder for the cache: neither ANEC_CACHE nor XDG_CACHE_HOME nor HOME is set")]
     NoFolder,
+    /// Nothing can be put there.
+    #[error("the cache, {}, can't be written to: {error}", folder.display())]
+    Unwritable {
+        /// The cache.
+        folder: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
     /// Another process is writing a bundle.
     #[error("{name} is being made by another process")]
     Busy {
@@ -81,14 +89,14 @@ pub enum CacheError {
 impl Diagnostic for CacheError {
     fn fault(&self) -> Fault {
         match self {
-            CacheError::NoFolder => Fault::Platform,
+            CacheError::NoFolder | CacheError::Unwritable { .. } => Fault::Platform,
             CacheError::Busy { .. } | CacheError::Unknown { .. } => Fault::Usage,
         }
     }
 
     fn help(&self) -> Option<String> {
         let text = match self {
-            CacheError::NoFolder => "set ANEC_CACHE to a folder that may be written to",
+            CacheError::NoFolder | CacheError::Unwritable { .. } => "set ANEC_CACHE to a folder that may be written to",
             CacheError::Busy { .. } => "wait for it, or end that process",
             CacheError::Unknown { .. } => "`anec ls` lists what is there",
         };

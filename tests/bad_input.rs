@@ -692,3 +692,17 @@ fn nobody(command: &mut Command) -> &mut Command {
     // SAFETY: the call has no preconditions.
     if unsafe { libc::geteuid() } == 0 { command.uid(NOBODY).gid(NOBODY) } else { command }
 }
+
+/// The demo's weights are unpacked into the cache, for every verb that reads them.
+#[test]
+fn a_cache_that_cant_be_written_to_is_named_with_what_to_set() {
+    let room = tempfile::tempdir().unwrap();
+    let file = room.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let mut command = anec();
+    command.current_dir(room.path()).args(["plan", "-m", "demo"]).env("ANEC_CACHE", file.join("cache"));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert!(said.contains("can't be written to") && said.contains("set ANEC_CACHE"), "{said}");
+}

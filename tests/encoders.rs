@@ -261,6 +261,16 @@ fn bundles_pass_the_gates() {
         let out = out.to_str().unwrap();
         let (code, stdout, stderr) = folder::run(&["validate", out, "--structure", "--numerics"]);
         assert_eq!(code, 0, "{case}: {stdout}{stderr}");
+        // a text goes through the one function that it fits into: those of other sizes get texts of their own
+        let sizes = room.path().join("sizes");
+        convert(&fixture(case), &sizes, &["lengths.fixed=[8, 24, 64]"]);
+        let page = sizes.join("report.html");
+        let gates = ["validate", sizes.to_str().unwrap(), "--structure", "--numerics"];
+        for _ in 0..2 {
+            // the report lies beside what it is about, and doesn't make that wrong
+            let (code, stdout, stderr) = folder::run(&[&gates[..], &["--html", page.to_str().unwrap()]].concat());
+            assert_eq!(code, 0, "{case}: {stdout}{stderr}");
+        }
         let golden = room.path().join("golden.safetensors");
         let golden = golden.to_str().unwrap();
         let source = fixture(case);

@@ -666,6 +666,8 @@ fn a_full_queue_says_so_and_a_client_that_leaves_makes_room() {
     let server = Server::start(bundle(), &["--parallel", "1", "--queue", "1"]);
     let first = begin_stream(&server);
     let body = json!({"prompt": "x", "max_tokens": 1});
+    let many = |texts: u64| server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1, "n": texts}));
+    assert_eq!(many(2).code(), json!("queue_full"), "all texts of a request are taken, or none");
     let waiting = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| server.post("/v1/completions", &body));
         server.wait_for("anec_waiting", |count| count == 1.0);
@@ -681,8 +683,9 @@ fn a_full_queue_says_so_and_a_client_that_leaves_makes_room() {
     server.wait_for("anec_cancelled_total", |count| count == 1.0);
     server.wait_for("anec_active", |count| count == 0.0);
     assert_eq!(server.metric("anec_generated_tokens_total"), 1.0, "only the finished text counts");
-    let many = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1, "n": 3}));
-    assert_eq!(many.status, 429, "all texts of a request are taken, or none");
+    // who would wait in vain isn't told to try again
+    let never = many(3);
+    assert_eq!((never.status, never.json()["error"]["param"].clone()), (400, json!("n")));
 }
 
 #[test]

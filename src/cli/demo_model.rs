@@ -7,7 +7,7 @@ use anec::base::output::write_file;
 use anec::base::{FileError, Result};
 use anec::manifest::Manifest;
 use anec::validate::{GatesReport, Golden};
-use anec::{BundleCache, Converter, Gate, Progress, Validator};
+use anec::{BundleCache, CacheError, Converter, Gate, Progress, Validator};
 
 /// The built-in manifest that is for it.
 pub(super) const MANIFEST: &str = "demo";
@@ -51,7 +51,10 @@ pub(super) fn self_check(progress: Progress) -> Result<GatesReport> {
 pub(super) fn source() -> Result<PathBuf> {
     let sum = MODEL.iter().fold(0, |sum: u32, (_, file)| sum.rotate_left(1) ^ file.sum());
     let name = format!("{}-{sum:08x}", env!("CARGO_PKG_VERSION"));
-    let folder = BundleCache::from_env()?.folder().join("demo").join(name);
+    let cache = BundleCache::from_env()?;
+    let folder = cache.folder().join("demo").join(name);
+    let unwritable = |error| CacheError::Unwritable { folder: cache.folder().to_owned(), error };
+    std::fs::create_dir_all(&folder).map_err(unwritable)?;
     unpack(&folder)?;
     Ok(folder)
 }

@@ -126,7 +126,9 @@ impl ValidateArgs {
             (residency, Gate::Residency),
         ];
         if gates.iter().any(|(named, _)| *named) {
-            validator = validator.gates(gates.into_iter().filter(|(named, _)| *named).map(|(_, gate)| gate));
+            // who names a golden wants to be compared with it
+            let is_wanted = |(named, gate): &(bool, Gate)| *named || *gate == Gate::Parity && self.golden.is_some();
+            validator = validator.gates(gates.into_iter().filter(is_wanted).map(|(_, gate)| gate));
         }
         if let Some(path) = &self.golden {
             validator = validator.golden(path);

@@ -145,8 +145,14 @@ impl Scheduler {
     /// Puts the texts of a request into the queue, all or none.
     ///
     /// # Errors
-    /// When there isn't room for them, or the engine stops.
+    /// When there isn't room for them, now or ever, or the engine stops.
     pub fn submit(&self, jobs: Vec<Job>) -> Result<Vec<Receiver<Event>>, ServeError> {
+        let most = self.limits.parallel + self.limits.queue;
+        if jobs.len() > most {
+            let problem =
+                format!("`n` is {}, but this server writes or keeps waiting {most} texts at most", jobs.len());
+            return Err(ServeError::field("n", problem));
+        }
         let mut state = self.shared.lock();
         if state.closed {
             return Err(ServeError::Stopping);
@@ -575,7 +581,12 @@ mod tests {
     #[test]
     fn what_stops_says_so() {
         let (engine, _) = engine(&FakeOptions::default(), ServeLimits { queue: 0, ..LIMITS });
-        assert!(matches!(engine.submit((0..3).map(|_| job(&[1], 1)).collect()), Err(ServeError::Busy { waiting: 0 })));
+        let submit = |texts: usize| engine.submit((0..texts).map(|_| job(&[1], 900)).collect());
+        let never = submit(3).unwrap_err().to_string();
+        assert!(never.contains("`n` is 3") && never.contains("2 texts at most"), "who waits waits in vain: {never}");
+        let writing = submit(2).unwrap();
+        assert!(matches!(submit(1), Err(ServeError::Busy { waiting: 0 | 2 })));
+        drop(writing);
         engine.close();
         assert!(matches!(write(&engine, &[1], 1), Err(ServeError::Stopping)));
         engine.stop();

@@ -16,8 +16,10 @@ use anec_runtime::{GenerationRequest, Grammar, Sampling};
 /// How a text is chosen, and where it ends.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Parameters {
-    #[serde(default, alias = "max_completion_tokens", alias = "max_new", alias = "n_predict")]
-    pub(super) max_tokens: Option<u64>,
+    #[serde(default, alias = "max_new", alias = "n_predict")]
+    max_tokens: Option<u64>,
+    /// OpenAI's newer name. Clients that know both servers send both names.
+    max_completion_tokens: Option<u64>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i64>,
@@ -79,6 +81,11 @@ impl Defaults {
 }
 
 impl Parameters {
+    /// Tokens that are asked for at most: of two names the newer one's.
+    pub(super) fn most_tokens(&self) -> Option<u64> {
+        self.max_completion_tokens.or(self.max_tokens)
+    }
+
     /// The likeliest tokens, up to `max_tokens`.
     pub fn greedy(max_tokens: u64) -> Self {
         let (max_tokens, temperature) = (Some(max_tokens), Some(0.0));
@@ -163,7 +170,7 @@ impl Parameters {
         sampling.check()?;
         Ok(GenerationRequest {
             prompt,
-            max_tokens: self.max_tokens.unwrap_or(room).min(room) as usize,
+            max_tokens: self.most_tokens().unwrap_or(room).min(room) as usize,
             sampling,
             stops: if self.ignore_eos == Some(true) { Vec::new() } else { ends },
             stop_repeat_ngram: self.stop_repeat_ngram.unwrap_or(0),
@@ -216,6 +223,8 @@ mod tests {
         let said = request(json!({"temperature": 0, "max_new": 5, "rep_penalty": 1.5, "ignore_eos": true})).unwrap();
         assert_eq!((said.sampling.temperature, said.sampling.repetition_penalty), (0.0, 1.5));
         assert_eq!((said.max_tokens, said.stops.len()), (5, 0));
+        let both = request(json!({"max_tokens": 9, "max_completion_tokens": 2})).unwrap();
+        assert_eq!(both.max_tokens, 2, "the newer name counts");
     }
 
     #[test]

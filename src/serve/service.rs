@@ -267,7 +267,7 @@ impl Service {
         wanted()?;
         let prompt = self.tokens(prompt)?;
         let tokenize = start.elapsed();
-        let room = self.room(&prompt, parameters.max_tokens, field)?;
+        let room = self.room(&prompt, parameters.most_tokens(), field)?;
         let facts = &self.model.bundle().model;
         let ends = self.model.end_tokens();
         let mut request = parameters.request(prompt.clone(), room, ends, facts.vocab_size, &self.defaults)?;

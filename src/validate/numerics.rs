@@ -50,17 +50,24 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
     let mut run = BTreeSet::new();
     let mut simulated = Vec::new();
     for context in &bundle.model.contexts {
+        let texts = texts(bundle, *context, tokens);
         // side by side, for each has stretches that one thread does alone
         let (traces, check) = rayon::join(
-            || Traces::of(bundle, folder, *context, tokens),
-            || simulation(bundle, folder, *context, tokens, &places, thresholds),
+            || texts.iter().map(|text| Traces::of(bundle, folder, *context, text)).collect::<Vec<_>>(),
+            || simulation(bundle, folder, *context, &texts[0], &places, thresholds),
         );
-        match traces {
-            Ok(traces) => {
-                run.extend(traces.functions());
-                checks.extend(traces.checks(bundle, &places, thresholds));
+        for (text, traces) in texts.iter().zip(traces) {
+            let subject = match texts.len() {
+                1 => format!("context {context}"),
+                _ => format!("context {context}, {} tokens", text.len()),
+            };
+            match traces {
+                Ok(traces) => {
+                    run.extend(traces.functions());
+                    checks.extend(traces.checks(subject, bundle, &places, thresholds));
+                }
+                Err(error) => checks.push(not_run(subject, error)?),
             }
-            Err(error) => checks.push(not_run(format!("context {context}"), error)?),
         }
         simulated.push(match check {
             Ok(check) => check,
@@ -72,6 +79,24 @@ pub fn numerics(bundle: &Bundle, folder: &Path, tokens: &[u32], thresholds: &Num
     Ok(GateReport::new(GATE, checks))
 }
 
+/// Texts that reach every function of a context, at least one. Where a text has to fit into one call, that is one text for each size
+/// of calls: as long as `tokens`, or as near to that as another function doesn't take it.
+fn texts(bundle: &Bundle, context: u64, tokens: &[u32]) -> Vec<Vec<u32>> {
+    if bundle.model.band() != Some(u64::MAX) {
+        return vec![tokens.to_vec()];
+    }
+    let own = bundle.functions.iter().filter(|entry| entry.context == context);
+    let sizes: BTreeSet<u64> = own.map(|entry| entry.tokens.most()).collect();
+    let mut least = 1;
+    let of_size = |most: u64| {
+        let length = (tokens.len() as u64).clamp(least, most.max(least));
+        least = most + 1;
+        tokens.iter().copied().cycle().take(length as usize).collect()
+    };
+    let texts: Vec<Vec<u32>> = sizes.into_iter().map(of_size).collect();
+    if texts.is_empty() { vec![tokens.to_vec()] } else { texts }
+}
+
 /// A function that no call reached was not tried.
 fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
     let (subject, claim) = ("bundle", "every function was run");
@@ -81,13 +106,14 @@ fn coverage(bundle: &Bundle, run: &BTreeSet<usize>) -> Check {
         .collect();
     match listed(&left) {
         None => Check::of(subject, claim, None),
-        Some(left) => Check::unproven(subject, claim, format!("the text is too short for {left}")),
+        Some(left) => {
+            Check::unproven(subject, claim, format!("no call of the text reaches {left}; another number of tokens may"))
+        }
     }
 }
 
 /// The same text in both precisions.
 struct Traces {
-    context: u64,
     single: Trace,
     half: Trace,
 }
@@ -100,7 +126,7 @@ impl Traces {
             trace(&programs.model(precision, &log)?, &log, context, tokens)
         };
         let (single, half) = rayon::join(|| run(Precision::F32), || run(Precision::F16));
-        Ok(Traces { context, single: single?, half: half? })
+        Ok(Traces { single: single?, half: half? })
     }
 
     fn functions(&self) -> impl Iterator<Item = usize> + '_ {
@@ -109,6 +135,7 @@ impl Traces {
 
     fn checks(
         &self,
+        subject: String,
         bundle: &Bundle,
         places: &BTreeMap<String, BTreeMap<String, Places>>,
         thresholds: &NumericsThresholds,
@@ -163,7 +190,7 @@ impl Traces {
                 checks.push(Check { layer, ..check });
             }
         }
-        checks.push(self.residual(bundle, residual.largest, thresholds));
+        checks.push(self.residual(subject, bundle, residual.largest, thresholds));
         checks
     }
 
@@ -177,7 +204,7 @@ impl Traces {
         LogitMeasures::of(&piece(&self.half.logits), &piece(&self.single.logits), (end - first) as usize)
     }
 
-    fn residual(&self, bundle: &Bundle, largest: f32, thresholds: &NumericsThresholds) -> Check {
+    fn residual(&self, subject: String, bundle: &Bundle, largest: f32, thresholds: &NumericsThresholds) -> Check {
         let own = bundle.model.hidden_scale;
         let problem = (f64::from(largest) * thresholds.headroom > LARGEST).then(|| {
             let scale = own * f64::from(scale_for(largest, thresholds));
@@ -187,8 +214,7 @@ impl Traces {
                  leaves the logits as they are"
             )
         });
-        let mut check =
-            Check::of(format!("context {}", self.context), "the residual stream stays in fp16's range", problem);
+        let mut check = Check::of(subject, "the residual stream stays in fp16's range", problem);
         check.measured.insert("max_abs".into(), f64::from(largest));
         check.measured.insert("scale".into(), own);
         check

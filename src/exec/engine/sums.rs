@@ -107,6 +107,9 @@ pub(crate) fn product(
     if !effects.has_sums() {
         return anec_kernels::matrix::product((m, k, n), (a, a_layout), (b, b_layout), out);
     }
+    if k == 0 {
+        return out.fill(0.0);
+    }
     let mut columns = Groups::default();
     columns.gather(effects, (n, k), (b, b_layout));
     let a_layout = MatrixLayout { row: a_layout.column, column: a_layout.row };

@@ -16,6 +16,8 @@ use anec_package::Package;
 const OWN: [&str; 3] = [anec_bundle::FILE_NAME, anec_convert::report::FILE_NAME, "golden.safetensors"];
 /// Beginnings of the names of files that others put beside a model and that nothing here reads.
 const FOREIGN: [&str; 4] = [".git", ".DS_Store", "README", "LICENSE"];
+/// Endings of the names of files that people read, such as the reports of the gates.
+const TO_READ: [&str; 2] = [".html", ".md"];
 
 /// Checks of what the bundle says as a whole.
 pub(super) fn checks(bundle: &Bundle, folder: &Path) -> Vec<Check> {
@@ -152,7 +154,9 @@ fn unlisted(bundle: &Bundle, folder: &Path) -> Vec<String> {
     };
     let names = entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()));
     let mut unlisted: Vec<String> = names
-        .filter(|name| !known.contains(name.as_str()) && !FOREIGN.iter().any(|begin| name.starts_with(begin)))
+        .filter(|name| !known.contains(name.as_str()))
+        .filter(|name| !FOREIGN.iter().any(|begin| name.starts_with(begin)))
+        .filter(|name| !TO_READ.iter().any(|end| name.ends_with(end)))
         .map(|name| format!("`{name}`"))
         .collect();
     unlisted.sort();
