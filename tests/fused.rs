@@ -40,9 +40,9 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision, caches: Cach
     let fused = Executable::compile(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let plain = Executable::compile_unfused(&graph.function, ExecOptions { precision }, &cache).unwrap();
     let softmaxes = graph.function.ops().filter(|op| op.operator == "softmax").count();
-    // rings are written through masks in every form; what layers have in common is written after them, as it stands
+    // rings are written through masks in every form
     let by_mask = |op: &&Op| form.kv_write == KvWrite::Mask || is_ring(&graph, op);
-    let writes = graph.function.ops().filter(|op| op.operator == "write_state" && form.state == StateForm::PerLayer);
+    let writes = graph.function.ops().filter(|op| op.operator == "write_state");
     let (masked, sliced): (Vec<&Op>, Vec<&Op>) = writes.partition(by_mask);
     let kept = |executable: &Executable| {
         let mut state = executable.new_state();
@@ -64,7 +64,7 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision, caches: Cach
         let count = |name: &str| operators.iter().find(|(n, _)| *n == name).map_or(0, |(_, o)| o.calls as usize);
         let found_writes = (count("cache write"), count("slice write"));
         assert_eq!((count("attention"), found_writes), (softmaxes, (masked.len(), sliced.len())), "{what}");
-        assert_eq!(count("softmax"), 0, "{what}: the groups gave up");
+        assert_eq!((count("softmax"), count("matmul")), (0, 0), "{what}: the groups gave up");
         let size = expected[0].1.floats().unwrap().iter().fold(0f32, |most, v| most.max(v.abs()));
         // in half precision a sum in another order may round to the next number
         let exact = precision == Precision::F32 && caches == CachePrecision::F32;
@@ -92,7 +92,7 @@ fn compare(case: &str, form: LoweringOptions, precision: Precision, caches: Cach
 fn groups_give_what_their_steps_give() {
     for case in ["qwen2-tokenizer", "llama-default", "olmo2-grouped", "gemma3-default", "gemma3-linear"] {
         for attention in [AttentionForm::PerHead, AttentionForm::Grouped] {
-            for state in [StateForm::PerLayer, StateForm::Unified] {
+            for state in [StateForm::PerLayer, StateForm::Unified, StateForm::Host] {
                 for kv_write in [KvWrite::Mask, KvWrite::Slice] {
                     let form = LoweringOptions { norm: NormForm::Naive, attention, kv_write, state, ..FORM };
                     for caches in [CachePrecision::F32, CachePrecision::F16] {

@@ -1,6 +1,6 @@
 //! The write of a cache from one slot to another, `cache[:, :, begin..end, :] = new`, in place.
 //!
-//! `cache` is `[1, heads, S, D]` and a state of its own, `new` `[1, heads, T, D]`.
+//! `cache` is `[1, heads, S, D]` and a whole state, `new` `[1, heads, T, D]`.
 
 use std::sync::Arc;
 
@@ -37,14 +37,15 @@ pub(super) fn find(flow: &Flow<'_>, at: usize, write: &WriteState) -> Option<Fou
     let step = &flow.steps[updated];
     let (read, ReadState { name }) = flow.produced_by(step.operand(*x))?;
     let undisturbed = *name == write.name && flow.writes(name, read..at).next().is_none();
-    let closed = flow.only_user(read) == Some(updated) && flow.only_user(updated) == Some(at);
+    let closed = flow.only_user(updated) == Some(at);
     let position = |integers: &Integers| match integers {
         Integers::Known(values) => Some(Position::Known(*values.get(SLOTS)?)),
         Integers::Computed(input) => Some(Position::Computed(step.operand(*input).clone())),
     };
     let (begin, end) = (position(&slicing.begin)?, position(&slicing.end)?);
     let kernel = Box::new(SliceWrite { state: name.clone(), begin, end, new: step.operand(*update).clone() });
-    let found = Found { members: vec![read, updated, at], copies: Vec::new(), kernel };
+    // attention may read the same state
+    let found = Found { members: vec![updated, at], copies: vec![read], kernel };
     (undisturbed && closed && writes_axis(slicing, SLOTS)).then_some(found)
 }
 
