@@ -133,6 +133,17 @@ fn a_command_of_ones_own_decides() {
     let command = format!("/bin/sh {} {{}}", script.display());
     let found = bisect(&package, &command, &[]);
     assert_eq!((found["ops"].as_array().unwrap().len(), &found["ops"][0]["operator"]), (1, &"softmax".into()));
+    // temporary folders may have any name
+    let folder = room.path().join("it's a blank");
+    std::fs::create_dir(&folder).unwrap();
+    for (command, operator) in [(command.as_str(), Some("softmax")), ("test -d", None), ("test -d \"{}/Data\"", None)] {
+        let mut bisect = folder::anec();
+        bisect.env("TMPDIR", &folder).arg("bisect").arg(&package).args(["--predicate", command, "--json"]);
+        let (code, stdout, stderr) = folder::finish(bisect.output().unwrap());
+        assert_eq!(code, 0, "{stderr}");
+        let found: Json = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(found["ops"][0]["operator"].as_str(), operator, "{command}: {found:#}");
+    }
     // nothing fails: there is nothing to look for
     for predicate in ["structure", "numerics", "exit 0"] {
         let (code, stdout, stderr) = run(&["bisect", package.to_str().unwrap(), "--predicate", predicate]);
@@ -141,6 +152,10 @@ fn a_command_of_ones_own_decides() {
     }
     let missing = ["bisect", package.to_str().unwrap(), "--predicate", "structure", "--function", "other"];
     assert_eq!(run(&missing).0, 2);
+    // a name that is misspelt blames no op
+    let (code, stdout, stderr) = run(&["bisect", package.to_str().unwrap(), "--predicate", "structur"]);
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert!(stderr.contains("`structur` can't be run") && stderr.contains("did you mean `structure`?"), "{stderr}");
     // without a Mac, its tools are missing
     assert_eq!(run(&["bisect", package.to_str().unwrap(), "--predicate", "compile"]).0, 5);
 }

@@ -24,8 +24,8 @@ use anec::validate::{Thresholds, prompts};
 /// Finds the op behind a failure: ops are left out until the smallest piece is left that fails in the same way.
 ///
 /// What failed is named: structure (the rules of MIL), numerics (half precision, on a real text for a bundle), and on a Mac
-/// compile and residency. Or a command of your own says what fails, with a status other than 0 (125: can't tell); {} in
-/// it is the package that holds the piece.
+/// compile and residency. Or a command of your own says what fails, with a status other than 0 (125: can't tell; 126 and
+/// 127: it can't be run, which ends the search); {} in it is the package that holds the piece.
 ///
 /// What an op that was left out would have given becomes an input of the piece, so the piece runs on its own; --out keeps
 /// it as a package.

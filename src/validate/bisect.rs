@@ -27,6 +27,9 @@ use anec_bundle::layer_of;
 use anec_mil::Function;
 use anec_mil::verify::infer_what_can_be;
 
+/// The predicates that have a name; what has none of these is a command.
+pub const NAMED: [&str; 4] = ["structure", "numerics", "compile", "residency"];
+
 /// A way in which a function fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {

@@ -5,16 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use anec_base::FileError;
+use anec_base::{Diagnostic, Fault, FileError};
 
 use tempfile::TempDir;
 
-use super::{Failure, Predicate};
+use super::{Failure, NAMED, Predicate};
 use crate::residency::{UNITS, misplaced};
 use anec_base::Result;
 use anec_convert::compile::Compiler;
 use anec_convert::error::ConvertError;
 use anec_coreml::{CoreMlError, Engine};
+use anec_manifest::error::nearest;
 use anec_mil::verify::verify_function;
 use anec_mil::{Function, Program};
 use anec_package::WriteOptions;
@@ -86,16 +87,82 @@ const CAN_NOT_TELL: i32 = 125;
 impl UserCommand {
     /// A command for the system's shell. Without `{}`, the package is its last argument.
     pub fn new(command: &str) -> Self {
-        let command = if command.contains("{}") { command.to_owned() } else { format!("{command} {{}}") };
-        UserCommand { command }
+        UserCommand { command: command.to_owned() }
+    }
+
+    /// The line that the shell is given.
+    fn line(&self, package: &str) -> String {
+        match self.command.contains("{}") {
+            true => with_path(&self.command, package),
+            false => with_path(&format!("{} {{}}", self.command), package),
+        }
+    }
+}
+
+/// A command with a path for each `{}`. A POSIX shell takes it as a part of one word whatever the path has in it, be the
+/// `{}` bare, or within quotes of the command.
+fn with_path(command: &str, path: &str) -> String {
+    if cfg!(windows) {
+        return command.replace("{}", path);
+    }
+    let single = path.replace('\'', r"'\''");
+    let (mut line, mut quote, mut rest) = (String::new(), None, command);
+    while let Some(first) = rest.chars().next() {
+        if let Some(after) = rest.strip_prefix("{}") {
+            match quote {
+                None => line.extend(["'", &single, "'"]),
+                Some('\'') => line.push_str(&single),
+                Some(_) => path.chars().for_each(|c| match c {
+                    '$' | '`' | '"' | '\\' => line.extend(['\\', c]),
+                    c => line.push(c),
+                }),
+            }
+            rest = after;
+            continue;
+        }
+        let escapes = first == '\\' && quote != Some('\'');
+        match first {
+            '\'' | '"' if quote.is_none() => quote = Some(first),
+            c if quote == Some(c) => quote = None,
+            _ => {}
+        }
+        // what a backslash stands before begins and ends nothing
+        let taken: String = rest.chars().take(if escapes { 2 } else { 1 }).collect();
+        line.push_str(&taken);
+        rest = &rest[taken.len()..];
+    }
+    line
+}
+
+/// A predicate that says nothing, for the shell can't run it.
+#[derive(Debug, thiserror::Error)]
+#[error("the predicate `{command}` can't be run: {said}")]
+struct NotRun {
+    command: String,
+    /// By the shell.
+    said: String,
+}
+
+/// The statuses of a shell that finds no such command, and of one that may not run what it finds.
+const NOT_RUN: [i32; 2] = [127, 126];
+
+impl Diagnostic for NotRun {
+    fn fault(&self) -> Fault {
+        Fault::Usage
+    }
+
+    fn help(&self) -> Option<String> {
+        Some(match nearest(&self.command, NAMED) {
+            Some(name) => format!("did you mean `{name}`?"),
+            None => format!("give {}, or a command that the shell can run", NAMED.join(", ")),
+        })
     }
 }
 
 impl ExternalPredicate for UserCommand {
     fn ask(&mut self, _: &Function, package: &Path) -> Result<Vec<Failure>> {
         let [shell, flag] = if cfg!(windows) { ["cmd", "/C"] } else { ["/bin/sh", "-c"] };
-        let command = self.command.replace("{}", &package.display().to_string());
-        let run = Command::new(shell).args([flag, &command]).output();
+        let run = Command::new(shell).args([flag, &self.line(&package.display().to_string())]).output();
         let output = run.map_err(FileError::of(PathBuf::from(shell), "run"))?;
         let status = output.status;
         if status.success() || status.code() == Some(CAN_NOT_TELL) {
@@ -103,6 +170,9 @@ impl ExternalPredicate for UserCommand {
         }
         let said = [output.stderr, output.stdout].map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
         let last = said.iter().find_map(|text| text.lines().next_back()).unwrap_or("it says nothing");
+        if status.code().is_some_and(|code| NOT_RUN.contains(&code)) {
+            return Err(NotRun { command: self.command.clone(), said: last.to_owned() }.into());
+        }
         Ok(vec![Failure { kind: "the command fails".into(), detail: format!("{status}: {last}") }])
     }
 }
@@ -196,5 +266,39 @@ mod tests {
         assert!(found.findings[0].starts_with("exit status: 1"), "{:?}", found.findings);
         // what can't tell is no failure
         assert!(of("exit 125").is_none() && of("test -d").is_none());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_path_stays_one_word_wherever_a_command_has_it() {
+        let path = "/some where/it's $HOME `id` \"here\\/piece.mlpackage";
+        let said = |command: &str| {
+            let line = UserCommand::new(command).line(path);
+            String::from_utf8(Command::new("/bin/sh").args(["-c", &line]).output().unwrap().stdout).unwrap()
+        };
+        for command in ["printf '[%s]'", "printf '[%s]' {}", "printf '[%s]' \"{}\"", "printf '[%s]' '{}'"] {
+            assert_eq!(said(command), format!("[{path}]"), "{command}");
+        }
+        assert_eq!(said(r#"printf '[%s]' it\'s {}/Data "a\"b" {}"#), format!("[it's][{path}/Data][a\"b][{path}]"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_command_that_the_shell_cannot_run_is_no_failure_of_the_package() {
+        let room = tempfile::tempdir().unwrap();
+        let function = shard(room.path());
+        let error = |command: &str| {
+            let found = bisect(&function, &mut Outside::new(UserCommand::new(command)).unwrap());
+            let error = found.unwrap_err();
+            assert_eq!(error.fault(), Fault::Usage, "{error}");
+            (error.to_string(), error.help().unwrap())
+        };
+        let (said, help) = error("structur");
+        assert!(said.starts_with("the predicate `structur` can't be run: "), "{said}");
+        assert_eq!(help, "did you mean `structure`?");
+        let script = room.path().join("script");
+        std::fs::write(&script, "exit 0").unwrap();
+        // it is there, and may not be run
+        assert!(error(script.to_str().unwrap()).1.ends_with("or a command that the shell can run"));
     }
 }
